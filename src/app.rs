@@ -1,4 +1,4 @@
-//! Composition root: builds every part from the configuration, starts them, stops them in order.
+//! Composition root: builds every part from the configuration, starts the parts, and stops them in order.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -43,26 +43,25 @@ use crate::workdirs::reserved::{DaemonPaths, ReservedPaths};
 
 /// How long a client may take to send a request, or the next one on an open connection.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long answers under way have when the door closes.
+/// How long responses in progress may take at shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long sending the last traces may take.
+/// How long the export of the last traces may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The parts of a daemon without its door.
+/// The parts of a daemon without its listeners.
 pub struct Services {
-    /// The engine's front.
     pub runner: Runner,
-    /// Tells webhooks, once it is driven.
+    /// Delivers webhooks while it is polled.
     webhook_sender: WebhookSender,
     trace_exporter: TraceExporter,
     mcp: Arc<McpConnectionPool>,
     _watch: Option<Watch>,
-    /// Owns the task of retention, which the guard stops.
+    /// Owns the retention task, which the guard stops.
     retention_tasks: TaskTracker,
     retention_guard: DropGuard,
 }
 
-/// The task that sends traces, where it is configured, and its stop.
+/// The task that exports traces, if configured.
 #[derive(Default)]
 struct TraceExporter {
     tasks: JoinSet<()>,
@@ -90,7 +89,7 @@ impl TraceExporter {
         Ok((None, Self::default()))
     }
 
-    /// Sends what waits, and not for long.
+    /// Exports the remaining spans, for at most `FLUSH_TIMEOUT`.
     async fn close(mut self) {
         self.stop.cancel();
         let result = tokio::time::timeout(FLUSH_TIMEOUT, self.tasks.join_next()).await;
@@ -101,10 +100,10 @@ impl TraceExporter {
 }
 
 impl Services {
-    /// Builds every part and settles what an earlier process left unfinished.
+    /// Builds every part and recovers the runs that an earlier process left unfinished.
     ///
     /// # Errors
-    /// A provider that cannot be built, a data directory that is not writable or belongs to another process.
+    /// A provider cannot be built, or the data directory is not writable or in use by another process.
     pub async fn build(config: &Config) -> anyhow::Result<Self> {
         let providers = ProviderRegistry::build(&config.providers)?;
         let workdirs = Arc::new(workdirs(config)?);
@@ -174,8 +173,7 @@ impl Services {
         })
     }
 
-    /// Drops runs that are still at work where they stand, ends MCP servers, commits what is handed over, and closes the
-    /// store.
+    /// Aborts runs that have not ended, stops MCP servers, commits pending writes, and closes the store.
     pub async fn close(self) {
         drop(self.retention_guard);
         self.retention_tasks.wait().await;
@@ -186,7 +184,7 @@ impl Services {
     }
 }
 
-/// The directories that runs work in, with the daemon's own out of their reach.
+/// The working directories of runs, which exclude the daemon's own files.
 fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
     let cwd = std::env::current_dir().context("the working directory cannot be found")?;
     let scripts = config.providers.values().flat_map(|it| &it.scripts);
@@ -200,7 +198,8 @@ fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
     Ok(Workdirs::new(cwd, &config.tools.roots, reserved))
 }
 
-/// The warnings about an agent whose workdir lies among the daemon's own files, or whose commands would reach them.
+/// Returns the check that warns about an agent whose workdir contains the daemon's own files, or whose commands could
+/// reach them.
 fn workdir_inspector(
     tool_registry: &ToolRegistry,
     workdirs: &Arc<Workdirs>,
@@ -229,8 +228,8 @@ fn workdir_inspector(
                     .filter(|_| has_commands && is_sandboxed);
                 warnings.extend(exposed.map(|path| {
                     format!(
-                        "run_command is not offered: the workdir {displayed} contains {}, which belongs to the daemon and \
-                         would be within reach of commands; give the agent a workdir of its own",
+                        "run_command is not offered: the workdir {displayed} contains {}, which belongs to the daemon, and \
+                         commands could reach it; give the agent its own workdir",
                         path.display()
                     )
                 }));
@@ -240,7 +239,7 @@ fn workdir_inspector(
                     "the workdir {displayed} {error}; until then its runs fail"
                 ));
             }
-            // It may come to exist; a run that starts before fails.
+            // The directory may be created later; a run that starts before then fails.
             Err(_) => {}
         }
         warnings
@@ -275,11 +274,11 @@ fn keys(config: &Config) -> BTreeMap<String, Option<String>> {
         .collect()
 }
 
-/// Warns of settings that have no effect, and of a model table that is old.
+/// Warns about settings without effect, and about an outdated model table.
 fn warn_about_settings(config: &Config, catalog: &Catalog, tool_registry: &ToolRegistry) {
     for name in config.runs.per_agent.keys() {
         if let Err(LoadError::NotFound(_)) = catalog.current().get(name) {
-            tracing::warn!("runs.per_agent limits {name}, and there is no such agent");
+            tracing::warn!("runs.per_agent limits {name}, but there is no such agent");
         }
     }
     if let Some(day) = models::stale_since(jiff::Zoned::now().date()) {
@@ -295,7 +294,7 @@ fn warn_about_settings(config: &Config, catalog: &Catalog, tool_registry: &ToolR
     }
 }
 
-/// Names the memories that no run reads any more since memories belong to keys.
+/// Warns about memories that no run reads since keys were configured.
 fn warn_unused_memories(config: &Config, catalog: &Catalog, memories: &Memories) {
     if config.auth.keys.is_empty() {
         return;
@@ -305,8 +304,8 @@ fn warn_unused_memories(config: &Config, catalog: &Catalog, memories: &Memories)
         if let Some(path) = memories.legacy_file(agent) {
             tracing::warn!(
                 agent = %agent.name,
-                "The memory {} of agent {} is kept and not used: with keys configured each key has a memory of its own. \
-                 To use it for all keys, say [memory] shared = true in the agent's file; for one of them, move it to {}",
+                "The memory {} of agent {} is not used: with keys configured, each key has its own memory. \
+                 To use it for all keys, set [memory] shared = true in the agent's file; for one key, move it to {}",
                 path.display(), agent.name,
                 config.memory_dir.join(&agent.name).join("<key>.md").display()
             );
@@ -314,23 +313,23 @@ fn warn_unused_memories(config: &Config, catalog: &Catalog, memories: &Memories)
     }
 }
 
-/// Whether the daemon may listen where it is told to: who has no keys serves this machine only, unless told otherwise.
+/// Without keys, the daemon may only listen on loopback, unless `--insecure-no-auth` allows more.
 fn check_listen_addresses(config: &Config, insecure_no_auth: bool) -> Result<(), ConfigError> {
     let (listen, keys) = (config.server.listen, config.auth.keys.len());
     match (keys, listen.ip().is_loopback(), insecure_no_auth) {
         (0, true, _) => tracing::info!("No keys are configured: listening on loopback only"),
         (0, false, true) => tracing::warn!(
-            "Listening on {listen} without keys (--insecure-no-auth): everybody who reaches it is served"
+            "Listening on {listen} without keys (--insecure-no-auth): everyone who can reach it is served"
         ),
         (0, false, false) => {
             return Err(ConfigError(format!(
-                "server.listen {listen} is not a loopback address, and no keys are configured: everybody who reaches \
-                 the port could run agents. Configure a key (axed keys new prints one), listen on 127.0.0.1, or say \
-                 --insecure-no-auth where the network is private"
+                "server.listen {listen} is not a loopback address, and no keys are configured: everyone who can reach \
+                 the port could run agents. Configure a key (axed keys new prints one), listen on 127.0.0.1, or use \
+                 --insecure-no-auth if the network is private"
             )));
         }
         (_, _, true) => tracing::warn!(
-            "Keys are configured, so clients need one of them, whatever --insecure-no-auth says; remove either"
+            "Keys are configured, so clients need one of them despite --insecure-no-auth; remove one of the two"
         ),
         (_, _, false) => tracing::info!("Clients need one of the {keys} configured keys"),
     }
@@ -340,16 +339,16 @@ fn check_listen_addresses(config: &Config, insecure_no_auth: bool) -> Result<(),
         .filter(|address| !address.ip().is_loopback());
     if let (0, Some(address), false) = (keys, metrics_listen, insecure_no_auth) {
         return Err(ConfigError(format!(
-            "server.metrics_listen {address} is not a loopback address, and no keys are configured: everybody who reaches \
-             the port could read the metrics. Configure a key with the scope metrics, listen on 127.0.0.1, or say \
-             --insecure-no-auth where the network is private"
+            "server.metrics_listen {address} is not a loopback address, and no keys are configured: everyone who can reach \
+             the port could read the metrics. Configure a key with the scope metrics, listen on 127.0.0.1, or use \
+             --insecure-no-auth if the network is private"
         )));
     }
     Ok(())
 }
 
-/// What the configuration allows, but no more than half of the files that this process may open: the store, tools and
-/// connections with requests need the others.
+/// The configured limits, but at most half of the files that this process may open: the store, tools and other
+/// connections need the rest.
 fn pending_limits(config: &Config) -> PendingLimits {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let files = usize::try_from(files).unwrap_or(usize::MAX).max(1);
@@ -359,12 +358,12 @@ fn pending_limits(config: &Config) -> PendingLimits {
     }
 }
 
-/// A daemon that listens.
+/// A daemon that is bound to its port.
 pub struct Daemon {
-    /// Where, with the real port.
+    /// With the actual port.
     pub address: SocketAddr,
     listener: TcpListener,
-    /// The metrics' own listener, where one is configured.
+    /// The listener for metrics, if they have their own.
     metrics: Option<TcpListener>,
     services: Services,
     web: web::state::Settings,
@@ -373,12 +372,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Checks the loopback rule, builds the house and binds the port. Connections are queued by the system from here
-    /// on and answered by [`Daemon::serve`].
+    /// Checks the addresses, builds the parts and binds the port. From then on, the system queues connections until
+    /// [`Daemon::serve`] accepts them.
     ///
     /// # Errors
-    /// What [`House::build`] refuses; an address (the metrics' own too) that is not loopback while no keys exist; a port
-    /// that is taken.
+    /// Those of [`Services::build`]; an address that is not loopback while no keys are configured; a port that is in
+    /// use.
     pub async fn start(config: Config, insecure_no_auth: bool) -> anyhow::Result<Self> {
         let listen = config.server.listen;
         check_listen_addresses(&config, insecure_no_auth)?;
@@ -391,7 +390,7 @@ impl Daemon {
         let metrics = match metrics_listen {
             Some(metrics_address) => {
                 let listener = web::server::listener::listen(metrics_address).with_context(|| {
-                    format!("cannot listen on {listen}; choose another address with server.metrics_listen")
+                    format!("cannot listen on {metrics_address}; choose another address with server.metrics_listen")
                 })?;
                 tracing::info!("Metrics are at http://{}/metrics", listener.local_addr()?);
                 Some(listener)
@@ -421,8 +420,8 @@ impl Daemon {
         })
     }
 
-    /// Serves until `stop` is cancelled; then refuses new runs, gives those at work `drain_timeout` to end, and closes.
-    /// `now` ends the wait at once. What has not ended by then stays as last committed.
+    /// Serves until `stop` is cancelled. Then it rejects new runs, waits up to `drain_timeout` for running ones, and
+    /// closes. `stop_now` ends that wait. Runs that have not ended keep their last committed state.
     pub async fn serve(
         self,
         stop: CancellationToken,
@@ -449,16 +448,16 @@ impl Daemon {
             services.runner.drain();
             let (running, queued) = services.runner.queue_load();
             tracing::info!(
-                "Stopping: {running} runs are at work and {queued} wait; new ones are refused"
+                "Stopping: {running} runs are running and {queued} are queued; new runs are rejected"
             );
             tokio::select! {
                 () = services.runner.wait_idle() => {}
                 () = tokio::time::sleep(drain_timeout) => tracing::warn!(
-                    "{} runs did not end within {drain_timeout:?}; the next start goes on with them", services.runner.queue_load().0
+                    "{} runs did not end within {drain_timeout:?}; the next start resumes them", services.runner.queue_load().0
                 ),
-                () = stop_now.cancelled() => tracing::warn!("Told again to stop: not waiting for runs"),
+                () = stop_now.cancelled() => tracing::warn!("Second stop signal: not waiting for runs"),
             }
-            // It listens until every run has ended: then waiting answers are written and open streams end.
+            // The listener stays open until every run has ended. Then pending responses are written and streams end.
             closing.cancel();
         };
         let timeouts = Timeouts {
@@ -490,7 +489,7 @@ impl Daemon {
             pending_limits,
             closing.clone(),
         );
-        // The last runs' ends are told too, so it stops last.
+        // Webhooks also report the end of the last runs, so the sender stops last.
         let stop_webhooks = CancellationToken::new();
         let deliver_webhooks = services.webhook_sender.run(stop_webhooks.clone());
         let serve_all = async {

@@ -1,4 +1,4 @@
-//! axed: a daemon that serves LLM agents over HTTP. A map of the house; `docs/ARCHITECTURE.md` draws its floors.
+//! axed: a daemon that serves LLM agents over HTTP. `docs/ARCHITECTURE.md` describes the modules.
 
 pub mod app;
 pub mod catalog;

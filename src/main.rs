@@ -1,4 +1,4 @@
-//! The binary: hands the command line to `cli` and turns its answer into an exit code.
+//! The binary: runs the command line and returns its exit code.
 
 fn main() -> std::process::ExitCode {
     axed::cli::main()

@@ -18,21 +18,21 @@ use crate::domain::terminal_text;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
-    /// List the agents, the invalid ones with what is wrong
+    /// List the agents, with the errors of invalid ones
     List {
         #[command(flatten)]
         sources: Sources,
     },
-    /// Print what is in force for an agent, every default filled in
+    /// Print an agent's settings, with defaults filled in
     Show {
-        /// The agent
+        /// Name of the agent
         name: String,
         #[command(flatten)]
         sources: Sources,
     },
     /// Write a new agent file that explains every key
     Init {
-        /// The new agent's name
+        /// Name of the new agent
         name: String,
         #[command(flatten)]
         sources: Sources,
@@ -46,7 +46,6 @@ pub enum Command {
     },
 }
 
-/// Does what is asked.
 pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List { sources } => list(sources),
@@ -186,7 +185,7 @@ fn check_files(path: &Path, rules: Rules) -> anyhow::Result<Vec<FileCheck>> {
             };
             (entry.path.clone(), result)
         });
-        // The catalogue passes over these; who checks wants to know why an agent is missing.
+        // The catalogue skips these, but the check reports why an agent is missing.
         let files = reload::list_agent_files(path)
             .map_err(|error| InvalidInput(format!("could not read {}: {error}", path.display())))?;
         let misnamed = files.into_iter().filter(|file| agent_name(file).is_none());
@@ -204,7 +203,7 @@ fn check_files(path: &Path, rules: Rules) -> anyhow::Result<Vec<FileCheck>> {
     Ok(vec![(path.to_owned(), result)])
 }
 
-/// The name that a file gives its agent, where it is one.
+/// The agent name that a file name stands for, if it is valid.
 fn agent_name(file: &Path) -> Option<&str> {
     let stem = file.file_stem()?.to_str()?;
     is_agent_name(stem).then_some(stem)

@@ -1,4 +1,4 @@
-//! Speaks to a daemon over HTTP, as any client would. Knows the routes and the parts of the answers that commands show.
+//! An HTTP client of a daemon. Knows the routes and the parts of the responses that commands show.
 
 use std::time::Duration;
 
@@ -12,120 +12,87 @@ use serde_json::Value;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::{Failure, Status};
 
-/// A daemon, from outside.
 pub struct Client {
     http: reqwest::Client,
     base: Url,
-    /// What the daemon is told of who asks.
+    /// The key of every request.
     authorization: Option<HeaderValue>,
 }
 
-/// Why there is no answer to use.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The address is none.
-    #[error("\"{url}\" is no address of a daemon: {why}")]
-    Url {
-        /// As given.
-        url: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The key is none.
-    #[error("the key for the daemon holds characters that no key has; look at --key or AXED_KEY")]
+    #[error("\"{url}\" is not the address of a daemon: {why}")]
+    Url { url: String, why: String },
+    #[error("the key for the daemon contains invalid characters; check --key or AXED_KEY")]
     Key,
-    /// Nobody answers there.
     #[error("could not reach a daemon at {base}")]
     Unreachable {
-        /// Where.
         base: String,
-        /// What happened.
         #[source]
         source: reqwest::Error,
     },
-    /// The daemon refused, with a reason.
+    /// The daemon responded with an error.
     #[error("{detail}")]
     ErrorResponse {
-        /// The HTTP status.
         status: u16,
-        /// The problem's stable `code`; empty where the answer is no problem of ours.
+        /// The problem's stable `code`; empty if the response is not an axed problem.
         code: String,
         /// The problem's `detail`, with its `errors`.
         detail: String,
     },
-    /// The answer is not what a daemon would say.
-    #[error("the answer of {base} makes no sense: {why}")]
-    InvalidResponse {
-        /// Who answered.
-        base: String,
-        /// What is wrong.
-        why: String,
-    },
+    /// The response is not one that a daemon sends.
+    #[error("invalid response from {base}: {why}")]
+    InvalidResponse { base: String, why: String },
 }
 
 /// The parts of a run that commands show.
 #[derive(Debug, Deserialize)]
 pub struct RunView {
-    /// Its id.
     pub id: String,
-    /// Where it stands.
     pub status: Status,
-    /// The final text.
     pub content: Option<String>,
-    /// The last text of a run that did not complete.
+    /// The model's last text, if the run did not complete.
     pub partial_content: Option<String>,
-    /// Why it failed.
     pub error: Option<Failure>,
-    /// Why it was cancelled.
     pub cancel_reason: Option<String>,
 }
 
-/// A page of runs as the API has it.
 #[derive(Debug, Deserialize)]
 pub struct RunPage {
-    /// The runs.
     pub data: Vec<Value>,
-    /// Where the next page begins; none where there is none.
+    /// `None` on the last page.
     pub next_cursor: Option<String>,
 }
 
-/// A run among others, with what it used itself.
+/// A run in a tree, with its own usage.
 #[derive(Debug, Deserialize)]
 pub struct TreeNode {
-    /// Its agent.
     pub agent: String,
-    /// What its caller called it, where it has no name of its own.
+    /// The label that its caller gave an ad-hoc sub-agent.
     #[serde(default)]
     pub label: Option<String>,
-    /// Where it stands.
     pub status: Status,
-    /// Replies received.
     pub turns: u64,
-    /// What it used, without its children.
+    /// Without its children.
     pub usage: UsageView,
-    /// From start to end.
     pub duration_ms: u64,
     /// In the order of the calls that started them.
     pub children: Vec<TreeNode>,
 }
 
-/// The parts of a usage that commands show.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct UsageView {
-    /// Tokens of prompts.
     pub input_tokens: u64,
-    /// Tokens of replies.
     pub output_tokens: u64,
-    /// Tool calls performed.
     pub tool_calls: u64,
 }
 
-/// An event line longer than this is none of ours.
+/// Maximum length of an event's line in bytes.
 const MAX_LINE: usize = 16 << 20;
 
 impl Client {
-    /// A client of the daemon at `url`, whose path is its `path_prefix`; without a scheme `http` is meant.
-    /// Proxies that the environment names are not asked.
+    /// The path of `url` is the daemon's `path_prefix`; the default scheme is `http`. Ignores proxies of the
+    /// environment.
     pub fn new(url: &str) -> Result<Self, ClientError> {
         let invalid_url = |why: String| ClientError::Url {
             url: url.to_owned(),
@@ -155,7 +122,7 @@ impl Client {
         })
     }
 
-    /// The same client with a key for every request.
+    /// Sends the key with every request.
     pub fn with_key(self, key: &SecretString) -> Result<Self, ClientError> {
         let text = format!("Bearer {}", key.expose_secret().trim());
         let mut value = HeaderValue::try_from(text).map_err(|_| ClientError::Key)?;
@@ -166,24 +133,23 @@ impl Client {
         })
     }
 
-    /// The daemon's address, with a slash at its end.
+    /// The daemon's address, with a trailing slash.
     pub fn base(&self) -> &str {
         self.base.as_str()
     }
 
-    /// Starts a run; the record as accepted.
+    /// Returns the accepted run's record.
     pub async fn create_run(&self, agent: &str, body: &Value) -> Result<Value, ClientError> {
         let url = self.agent_url(agent, "runs")?;
         self.json(self.http.post(url).json(body)).await
     }
 
-    /// What a run would be.
     pub async fn dry_run(&self, agent: &str, body: &Value) -> Result<Value, ClientError> {
         let url = self.agent_url(agent, "dry-run")?;
         self.json(self.http.post(url).json(body)).await
     }
 
-    /// Collects the garbage of an agent's memory: that of the key of this name, else the caller's own.
+    /// Collects garbage in an agent's memory: that of the key with this name, else that of the client's key.
     pub async fn collect_memory_garbage(
         &self,
         agent: &str,
@@ -198,21 +164,21 @@ impl Client {
         self.json(self.http.post(url).json(&body)).await
     }
 
-    /// Names of the agents that can run.
+    /// Names of the valid agents.
     pub async fn valid_agents(&self) -> Result<Vec<String>, ClientError> {
         let list: AgentList = self.read(self.get(&["agents"])).await?;
         let valid = list.data.into_iter().filter(|agent| agent.valid);
         Ok(valid.map(|agent| agent.name).collect())
     }
 
-    /// A run as it stands, or as it stands after waiting at most `wait` seconds for its end.
+    /// Returns the run, at the latest after `wait` seconds if it has not ended before.
     pub async fn get_run(&self, id: &str, wait: u64) -> Result<Value, ClientError> {
         let mut url = self.url(&["runs", id]);
         url.set_query(Some(&format!("wait={wait}")));
         self.json(self.http.get(url)).await
     }
 
-    /// Gives a person's word on a tool call that waits for it.
+    /// Approves or denies a tool call that waits for approval.
     pub async fn decide(
         &self,
         id: &str,
@@ -225,29 +191,26 @@ impl Client {
         self.json(self.http.post(url).json(&body)).await
     }
 
-    /// Where the daemon is.
     pub fn base_without_slash(&self) -> String {
         self.base.as_str().trim_end_matches('/').to_owned()
     }
 
-    /// Asks a run and its descendants to stop.
+    /// Cancels a run and its descendants.
     pub async fn cancel(&self, id: &str, reason: &str) -> Result<Value, ClientError> {
         let body = serde_json::json!({ "reason": reason });
         let url = self.url(&["runs", id, "cancel"]);
         self.json(self.http.post(url).json(&body)).await
     }
 
-    /// A run with all its descendants.
     pub async fn get_tree(&self, id: &str) -> Result<TreeNode, ClientError> {
         self.read(self.get(&["runs", id, "tree"])).await
     }
 
-    /// The same as the API has it.
     pub async fn get_tree_json(&self, id: &str) -> Result<Value, ClientError> {
         self.json(self.get(&["runs", id, "tree"])).await
     }
 
-    /// At most `limit` runs that fit these filters, newest first, beginning at a cursor.
+    /// Lists at most `limit` runs that match the filters, newest first, from a cursor on.
     pub async fn list_runs(
         &self,
         filters: &[(String, String)],
@@ -262,14 +225,13 @@ impl Client {
         self.read(self.http.get(url)).await
     }
 
-    /// Whether the daemon answers, within `limit`.
     pub async fn check_liveness(&self, timeout: Duration) -> Result<(), ClientError> {
         self.send(self.get(&["livez"]).timeout(timeout))
             .await
             .map(drop)
     }
 
-    /// Tells `hear` every event of a run's tree, until its last one or until the stream breaks off.
+    /// Calls `on_event` for every event of a run's tree, until the last one or until the stream breaks off.
     pub async fn follow(
         &self,
         id: &str,
@@ -290,7 +252,7 @@ impl Client {
                     }
                     line.clear();
                 } else if line.len() > MAX_LINE {
-                    return Err(self.invalid_response("an endless event"));
+                    return Err(self.invalid_response("an event is too long"));
                 }
             }
         }
@@ -299,7 +261,7 @@ impl Client {
 
     fn url(&self, segments: &[&str]) -> Url {
         let mut url = self.base.clone();
-        // Cannot fail: `new` lets only http and https through, which have a path.
+        // Cannot fail: `new` accepts only http and https, whose URLs have a path.
         if let Ok(mut path) = url.path_segments_mut() {
             path.pop_if_empty().extend(segments);
         }
@@ -307,7 +269,7 @@ impl Client {
     }
 
     fn agent_url(&self, agent: &str, route: &str) -> Result<Url, ClientError> {
-        // Anything that is no name could change the path; the daemon would not know it either.
+        // A text that is not a name could change the path, and the daemon would not find it either.
         if !is_agent_name(agent) {
             return Err(ClientError::ErrorResponse {
                 status: 404,
@@ -350,7 +312,10 @@ impl Client {
         let body = response.bytes().await.unwrap_or_default();
         let (code, detail) = match serde_json::from_slice::<Problem>(&body) {
             Ok(problem) => (problem.code.clone(), problem.into_message()),
-            Err(_) => (String::new(), format!("{} answered {status}", self.base)),
+            Err(_) => (
+                String::new(),
+                format!("{} responded with {status}", self.base),
+            ),
         };
         Err(ClientError::ErrorResponse {
             status: status.as_u16(),

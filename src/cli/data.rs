@@ -1,4 +1,4 @@
-//! `axed data`: what an operator does to the data directory, whether a daemon works on it or not.
+//! `axed data`: checks and copies the database, whether or not a daemon uses it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,28 +10,29 @@ use crate::store::open;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
-    /// Look for damage in the database: exit code 0 where there is none, else 1
+    /// Check the database for damage: exit code 0 if it has none, else 1
     Check(DataDir),
-    /// Copy the database to a file, also while a daemon works on it
+    /// Copy the database to a file, also while a daemon uses it
     Backup(Backup),
 }
 
-/// Which data directory.
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct DataDir {
-    /// The server's configuration [default: AXED_CONFIG, else config/axed.toml where it exists]
+    /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The data directory [default: as configured]
+    /// Data directory [default: as configured]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct Backup {
-    /// Where the copy goes
+    /// The copy
     file: PathBuf,
-    /// Replace the file where it exists
+    /// Replace the file if it exists
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -52,7 +53,6 @@ impl DataDir {
     }
 }
 
-/// Checks or copies.
 pub fn data(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Check(data_dir) => check(&data_dir.resolve()?),
@@ -70,7 +70,10 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
 fn check(dir: &std::path::Path) -> anyhow::Result<ExitCode> {
     let findings = open::check(dir)?;
     if findings.is_empty() {
-        output::print_line(format_args!("The database in {} is whole", dir.display()))?;
+        output::print_line(format_args!(
+            "The database in {} has no damage",
+            dir.display()
+        ))?;
         return Ok(ExitCode::SUCCESS);
     }
     for finding in &findings {

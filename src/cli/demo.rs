@@ -1,4 +1,4 @@
-//! `axed demo`: the shipped scripted agents at work, over HTTP, in a directory that goes away.
+//! `axed demo`: runs the shipped scripted agents over HTTP, in a temporary directory.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ use crate::telemetry;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Stay up afterwards and print requests to try
+    /// Keep the daemon running afterwards and print requests to try
     #[arg(long)]
     serve: bool,
 }
@@ -26,7 +26,7 @@ pub struct Args {
 const AGENT: &str = "planner-scripted";
 const INPUT: &str = "Prepare the release of version 2.0";
 
-/// The very files of `agents/`: path below the demo's directory, and text.
+/// Files of `agents/`: the path below the demo's directory, and the text.
 const FILES: &[(&str, &str)] = &[
     (
         "agents/planner-scripted.toml",
@@ -74,11 +74,10 @@ const FILES: &[(&str, &str)] = &[
     ),
 ];
 
-/// The project whose files an agent looks at: what lies in the caller's own directory is nobody's business here.
+/// The file that an agent reads, so that the demo does not read the user's directory.
 const README: &str = "Version 2.0 of the importer reads empty files, too.\n";
 const RESEARCHER_FILE: &str = "agents/researcher-scripted.toml";
 
-/// Runs the planner and shows what came of it.
 pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
     let temp_dir = TempDir::new()?;
     let config = write_demo_files(&temp_dir)?;
@@ -87,7 +86,7 @@ pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
     in_process::with_daemon(config, async |client| {
         let run = tokio::select! {
             run_id = run_planner(client) => run_id?,
-            () = signals.wait_for_stop() => bail!("stopped before the demo had ended"),
+            () = signals.wait_for_stop() => bail!("stopped before the demo ended"),
         };
         if args.serve {
             print_requests(client.base(), &run)?;
@@ -99,7 +98,8 @@ pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the demo's files and a configuration that reads nothing from outside: not the environment, not this directory.
+/// Writes the demo's files and loads a configuration that depends neither on the environment nor on the current
+/// directory.
 fn write_demo_files(temp_dir: &TempDir) -> anyhow::Result<Config> {
     let dir = temp_dir.path();
     let write = |name: &str, text: &str| -> std::io::Result<()> {
@@ -107,10 +107,10 @@ fn write_demo_files(temp_dir: &TempDir) -> anyhow::Result<Config> {
         std::fs::create_dir_all(path.parent().unwrap_or(dir))?;
         std::fs::write(path, text)
     };
-    // A JSON string is one of TOML's, too.
+    // A JSON string is also a TOML string.
     let project = json!(dir.join("project").to_string_lossy());
     for (name, text) in FILES {
-        // The shipped file cannot know where the demo's directory is.
+        // The shipped file cannot contain the path of the demo's directory.
         let text = match *name {
             RESEARCHER_FILE => format!("workdir = {project}\n{text}"),
             _ => (*text).to_owned(),
@@ -134,8 +134,8 @@ fn write_demo_files(temp_dir: &TempDir) -> anyhow::Result<Config> {
 /// Runs the planner, prints its tree and its text, and returns the run's id.
 async fn run_planner(client: &Client) -> anyhow::Result<String> {
     output::print_line(format_args!(
-        "A planner is asked: \"{INPUT}\". It delegates to three agents at once. One of them looks at files, asks a\n\
-         fourth, and has an agent without a name read for it.\n\
+        "The input of a planner is \"{INPUT}\". It calls three agents at once. One of them lists files,\n\
+         calls a fourth agent, and starts an ad-hoc sub-agent to read the README.\n\
          The models are scripts and need no key and no network; the daemon, the runs and the HTTP are real.\n\n\
          POST {}agents/{AGENT}/runs\n",
         client.base()
@@ -162,7 +162,7 @@ async fn run_planner(client: &Client) -> anyhow::Result<String> {
 
 fn print_requests(base: &str, run: &str) -> anyhow::Result<()> {
     output::print_line(format_args!(
-        "The daemon stays up until you press Ctrl-C. Try:\n\n\
+        "The daemon runs until you press Ctrl-C. Try:\n\n\
          \x20 curl {base}agents\n\
          \x20 curl -d '{{\"input\": \"{INPUT}\"}}' -H 'content-type: application/json' '{base}agents/{AGENT}/runs?wait=30'\n\
          \x20 curl {base}runs\n\

@@ -1,17 +1,16 @@
-//! What the exit codes mean: 0 success; 1 the run ended badly; 2 not found, invalid or configuration; 3 the provider, a
-//! missing key or the time; 4 a budget. Scripts rely on them.
+//! Exit codes, which scripts rely on: 0 success; 1 the run ended badly; 2 not found, invalid input or configuration;
+//! 3 provider failure, missing key or timeout; 4 budget exceeded.
 
 use crate::cli::client::ClientError;
 use crate::config::load::ConfigError;
 use crate::domain::run::{FailureCode, Status};
 use crate::providers::registry::RegistryError;
 
-/// Something is named that is not there, or is not as it must be: exit code 2.
+/// A missing or invalid thing that the user named: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidInput(pub String);
 
-/// The code of a command that could not do its work.
 pub fn code_for_error(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if cause.is::<ConfigError>() || cause.is::<RegistryError>() || cause.is::<InvalidInput>() {
@@ -24,7 +23,6 @@ pub fn code_for_error(error: &anyhow::Error) -> u8 {
     1
 }
 
-/// The code of a run that has ended.
 pub fn code_for_run(status: Status, failure: Option<FailureCode>) -> u8 {
     match (status, failure) {
         (Status::Completed, _) => 0,
@@ -54,7 +52,7 @@ fn code_for_client_error(error: &ClientError) -> u8 {
         ClientError::Url { .. } | ClientError::Key => 2,
         ClientError::Unreachable { .. } => 3,
         ClientError::InvalidResponse { .. } => 1,
-        // The contract's text for a missing key; like the provider's own refusal of a key it is code 3.
+        // The contract's text for a missing provider key; code 3, as for a key that the provider rejects.
         ClientError::ErrorResponse { detail, .. } if detail.starts_with("API key for provider") => {
             3
         }

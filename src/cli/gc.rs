@@ -13,30 +13,30 @@ use crate::cli::{in_process, output};
 use crate::config::load::Flags;
 
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("which").required(true).args(["agent", "all"]))]
+#[command(next_line_help = true, group = clap::ArgGroup::new("which").required(true).args(["agent", "all"]))]
 pub struct Args {
-    /// The agent whose memory is analysed
+    /// Agent whose memory is collected
     agent: Option<String>,
-    /// Every agent that has a memory
+    /// Collect the memory of every agent that has one
     #[arg(long)]
     all: bool,
-    /// The key whose memory it is, where the server has keys [default: the one that this is sent with, else none]
+    /// Key whose memory is collected [default: the key of this request]
     #[arg(long, value_name = "NAME", conflicts_with = "all")]
     of: Option<String>,
-    /// Analyse only, leave the memory as it is
+    /// Analyse only; do not change the memory
     #[arg(long)]
     dry_run: bool,
     /// Print the reports as JSON, one object a line
     #[arg(long)]
     json: bool,
-    /// A daemon that does it; without one it is done here, in the data directory of no running daemon
+    /// Use this daemon [default: in this process; no daemon may be running]
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "agents", "data"])]
     server: Option<String>,
     #[command(flatten)]
     key: ClientKey,
     #[command(flatten)]
     sources: Sources,
-    /// The data directory with the memories [default: as configured]
+    /// Data directory with the memories [default: as configured]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 }
@@ -51,7 +51,6 @@ struct Report {
     output_tokens: u64,
 }
 
-/// Analyses and trims.
 pub async fn gc(args: Args) -> anyhow::Result<ExitCode> {
     match &args.server {
         Some(server) => collect_garbage(&args.key.client(server)?, &args).await?,

@@ -1,4 +1,4 @@
-//! `axed health`: what a container's health check calls.
+//! `axed health`: the health check of a container.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
@@ -11,15 +11,16 @@ use crate::config::environment::process_environment;
 use crate::config::load;
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct Args {
-    /// The daemon's address [default: where the configuration says that it listens]
+    /// Address of the daemon [default: as configured]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     #[command(flatten)]
     sources: Sources,
 }
 
-/// 0 where the daemon answers, 1 otherwise, whatever the reason.
+/// Exit code 0 if the daemon responds, otherwise 1.
 pub async fn health(args: Args) -> anyhow::Result<ExitCode> {
     match check_server(args).await {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -43,7 +44,7 @@ async fn check_server(args: Args) -> anyhow::Result<()> {
         .await?)
 }
 
-/// Who listens everywhere is reached on this machine.
+/// A daemon that listens on all addresses is reached by loopback.
 fn connect_address(mut listen: SocketAddr) -> SocketAddr {
     match listen.ip() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => listen.set_ip(Ipv4Addr::LOCALHOST.into()),

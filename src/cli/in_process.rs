@@ -1,4 +1,4 @@
-//! A daemon in this process for the length of one piece of work, so that commands know one road only: HTTP.
+//! A temporary daemon in this process, so that commands always use HTTP.
 
 use tokio_util::sync::CancellationToken;
 
@@ -6,7 +6,7 @@ use crate::app::Daemon;
 use crate::cli::client::Client;
 use crate::config::Config;
 
-/// Starts a daemon on a free port of this machine, does `work` with it, and stops it.
+/// Starts a daemon on a free loopback port, runs `action` with a client of it, and stops it.
 pub async fn with_daemon<T>(
     mut config: Config,
     action: impl AsyncFnOnce(&Client) -> anyhow::Result<T>,
@@ -15,7 +15,7 @@ pub async fn with_daemon<T>(
     config.server.metrics_listen = None;
     config.server.path_prefix = String::new();
     config.agents.watch = false;
-    // Keys are for those who come from elsewhere.
+    // Only this process uses the daemon, so it needs no keys.
     config.auth.keys.clear();
     let daemon = Daemon::start(config, false).await?;
     let client = Client::new(&format!("http://{}", daemon.address))?;

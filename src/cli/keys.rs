@@ -1,4 +1,5 @@
-//! `axed keys`: keys for clients. Nothing is stored here: the key goes to whoever asks, its digest into the configuration.
+//! `axed keys`: creates keys for clients. axed stores no key: the user keeps the key, and the configuration holds its
+//! hash.
 
 use std::convert::Infallible;
 use std::process::ExitCode;
@@ -12,32 +13,30 @@ use crate::cli::output;
 use crate::config::environment::{self, is_valid_name};
 use crate::config::key_hash::KeyHash;
 
-/// What every key begins with, so that people and scanners know one that got lost.
+/// Prefix of every key, so that people and secret scanners recognise a leaked one.
 const PREFIX: &str = "axed_";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
-    /// Print a new key, once, and the lines that make the configuration know it
+    /// Print a new key and the configuration for it
     New(New),
 }
 
 #[derive(Debug, clap::Args)]
 pub struct New {
-    /// The key's name: it owns the runs that the key starts
+    /// Name of the key, which owns the runs that the key starts
     #[arg(default_value = "client")]
     name: String,
 }
 
-/// The key for a daemon that asks for one.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClientKey {
-    /// The key that the daemon asks for; others on this machine can see it here, so better in AXED_KEY [default: AXED_KEY]
+    /// Key for the daemon; visible to other users, prefer AXED_KEY
     #[arg(long, value_name = "KEY", requires = "server", value_parser = parse_secret)]
     key: Option<SecretString>,
 }
 
 impl ClientKey {
-    /// A client of this daemon that sends the key.
     pub fn client(&self, server: &str) -> Result<Client, ClientError> {
         let client = Client::new(server)?;
         match self.key.clone().or_else(environment::client_key) {
@@ -47,12 +46,11 @@ impl ClientKey {
     }
 }
 
-/// Never fails, because an error would show the value.
+/// Never fails, because clap's error would show the value.
 fn parse_secret(text: &str) -> Result<SecretString, Infallible> {
     Ok(SecretString::from(text))
 }
 
-/// Makes keys.
 pub fn keys(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::New(New { name }) => print_new_key(&name)?,
@@ -62,7 +60,8 @@ pub fn keys(command: Command) -> anyhow::Result<ExitCode> {
 
 fn print_new_key(name: &str) -> anyhow::Result<()> {
     if !is_valid_name(name) {
-        let reason = "is no key's name: up to 64 letters, digits, - _ . without two _ in a row";
+        let reason =
+            "is not a valid key name: up to 64 letters, digits, - _ . without two _ in a row";
         return Err(InvalidInput(format!("{name:?} {reason}")).into());
     }
     let mut random = [0; 32];
@@ -73,7 +72,7 @@ fn print_new_key(name: &str) -> anyhow::Result<()> {
     }
     output::print_line(format_args!(
         "{key}\n\n\
-         # That is the key; it is shown this once. The server's configuration knows it by these lines:\n\
+         # This is the key; it is shown only once. Add these lines to the server's configuration:\n\
          [auth.keys.\"{name}\"]\n\
          sha256 = \"{}\"\n\
          scopes = [\"run\", \"read\", \"cancel\"]",

@@ -1,5 +1,5 @@
-//! The commands: reads the command line, hands over to one short function each, and turns what comes back into an exit
-//! code. Knows the daemon only from outside, over HTTP, except for starting it.
+//! Parses the command line, runs the command, and turns its result into an exit code. Commands use a daemon only over
+//! HTTP, except to start one.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,9 +30,8 @@ mod sources;
 mod temp_dir;
 mod tree;
 
-/// Parses the command line and runs the command it names.
 pub fn main() -> ExitCode {
-    // A model's command is started through this binary, which stands guard over it. No user types that.
+    // A model's command runs under this binary as its supervisor. Users never type this subcommand.
     if let Some(code) = supervisor::run_subcommand(std::env::args_os().skip(1)) {
         return code;
     }
@@ -40,10 +39,10 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             if error.use_stderr() {
-                // It quotes arguments, which may be copied from what a model wrote.
+                // It quotes arguments, which may be copied from a model's text.
                 output::eprint_line(format_args!("{}", error.render().to_string().trim_end()));
             } else {
-                // A reader of the help who has gone away does not make the help a failure.
+                // If the reader of the help closes the pipe, that is not a failure.
                 let _ = error.print();
             }
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
@@ -57,7 +56,7 @@ pub fn main() -> ExitCode {
         }
     };
     let result = runtime.block_on(cli.command.run());
-    // A read of stdin that nobody waits for any more would hold up the end of the process.
+    // A blocked read of stdin would delay the end of the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result.unwrap_or_else(|error| {
         output::eprint_line(format_args!("axed: {error:#}"));
@@ -65,7 +64,7 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Serves LLM agents over HTTP: an agent is a TOML file, a client posts an input, agents delegate to one another.
+/// Serves LLM agents over HTTP. An agent is a TOML file; agents can call others.
 #[derive(Debug, Parser)]
 #[command(name = "axed", version, arg_required_else_help = true)]
 struct Cli {
@@ -75,31 +74,31 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve the agents over HTTP until a signal says stop
+    /// Serve the agents over HTTP until SIGTERM or Ctrl-C
     Serve(serve::Args),
-    /// Show agents delegating to one another, without a key and without a network
+    /// Show agents that delegate, without an API key or network
     Demo(demo::Args),
     /// Run one agent and print its final text
     Run(run::Args),
     /// List, show, write and check agent files
     #[command(subcommand)]
     Agents(agents::Command),
-    /// List, show and stop the runs of a daemon
+    /// List, show, approve and cancel the runs of a daemon
     #[command(subcommand)]
     Runs(runs::Command),
-    /// Have agents' models analyse their memories, then trim them
+    /// Let models analyse the memories of their agents, then trim them
     Gc(gc::Args),
     /// Check and copy the database
     #[command(subcommand)]
     Data(data::Command),
-    /// Make keys for clients
+    /// Create keys for clients
     #[command(subcommand)]
     Keys(keys::Command),
-    /// Print what is known of models: prices, windows, abilities
+    /// Print prices, context windows and abilities of models
     Models(models::Args),
     /// Print the OpenAPI document of the HTTP API
     Openapi(openapi::Args),
-    /// Ask a daemon whether it is alive: exit code 0 or 1
+    /// Check whether a daemon is alive: exit code 0 or 1
     Health(health::Args),
 }
 

@@ -1,4 +1,4 @@
-//! `axed models`: what is known of models, the configuration's word included. Starts no daemon and asks no service.
+//! `axed models`: prints the facts about models, with those of the configuration. Needs no daemon and no network.
 
 use std::process::ExitCode;
 
@@ -13,17 +13,18 @@ use crate::domain::agent::params::Effort;
 use crate::domain::usage::LongPrice;
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct Args {
-    /// Only models whose provider/name contains this text
+    /// Only models whose provider/model contains this text
     filter: Option<String>,
-    /// Print everything as JSON: {"data": [{"provider", "model", …}]}; prices are USD per million tokens
+    /// Print all facts as JSON; prices are USD per million tokens
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     sources: Sources,
 }
 
-/// One model as JSON. What is not known is null.
+/// One model as JSON. Unknown facts are null.
 #[derive(Serialize)]
 struct ModelRow<'a> {
     provider: &'a str,
@@ -72,7 +73,6 @@ impl<'a> ModelRow<'a> {
     }
 }
 
-/// Prints the models, a line each.
 pub fn models(args: Args) -> anyhow::Result<ExitCode> {
     let models = load_quiet_config(&args.sources.flags())?.models;
     let all = models.all();
@@ -121,7 +121,7 @@ pub fn models(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tokens as people write them: 200K, 1M, 1.05M.
+/// A short form: 200K, 1M, 1.05M.
 fn tokens(count: u64) -> String {
     match count {
         1_000_000.. => format!("{}M", (count as f64 / 10_000.0).round() / 100.0),
@@ -139,7 +139,6 @@ fn input_kinds(row: &ModelRow<'_>) -> String {
         .join(" ")
 }
 
-/// The range of levels.
 fn effort_range(row: &ModelRow<'_>) -> String {
     match row.effort {
         Some([first, .., last]) => format!("{}..{}", first.as_str(), last.as_str()),

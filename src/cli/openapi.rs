@@ -1,4 +1,4 @@
-//! `axed openapi`: the OpenAPI document, without a daemon.
+//! `axed openapi`: prints the OpenAPI document, without a daemon.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,12 +10,12 @@ use crate::web::router;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The server's configuration, which has the path prefix [default: AXED_CONFIG, else config/axed.toml where it exists]
+    /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// Prints what a daemon with this configuration answers at `/openapi.json`.
+/// Prints the response of `/openapi.json` for this configuration.
 pub fn openapi(args: Args) -> anyhow::Result<ExitCode> {
     let flags = Flags {
         config: args.config,

@@ -1,5 +1,5 @@
-//! What commands print: on stdout their result, on stderr what they say about it. Whatever is printed is made fit for a
-//! terminal here. Unlike `println!`, a full disk is an error here and not a panic.
+//! Prints results on stdout and messages on stderr, and makes all text safe for a terminal. Unlike `println!`, a full
+//! disk is an error and not a panic.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -9,18 +9,17 @@ use serde_json::Value;
 
 use crate::domain::terminal_text;
 
-/// Prints lines on stdout. A reader that has read enough and left, as `head` does, is no error.
+/// A reader that closes the pipe early, as `head` does, is not an error.
 pub fn print_line(text: fmt::Arguments<'_>) -> anyhow::Result<()> {
     write_stdout(&terminal_text::sanitize_lines(&format!("{text}\n")))
 }
 
-/// Prints a value as JSON, over several lines.
+/// Pretty-printed.
 pub fn print_json(value: &Value) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(value)?;
     write_stdout(&format!("{}\n", terminal_text::escape_json(&text)))
 }
 
-/// Prints a value as JSON on one line.
 pub fn print_json_line(value: &Value) -> anyhow::Result<()> {
     write_stdout(&format!(
         "{}\n",
@@ -28,7 +27,7 @@ pub fn print_json_line(value: &Value) -> anyhow::Result<()> {
     ))
 }
 
-/// Prints a text that scripts read: each byte as it is, unless stdout is a terminal.
+/// Prints a text for scripts: unchanged, unless stdout is a terminal.
 pub fn print_document(text: &str) -> anyhow::Result<()> {
     if io::stdout().is_terminal() {
         write_stdout(&terminal_text::sanitize_lines(text))
@@ -37,9 +36,8 @@ pub fn print_document(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints lines on stderr.
 pub fn eprint_line(text: fmt::Arguments<'_>) {
-    // Nobody is there to be informed that stderr is closed.
+    // If stderr is closed, there is nowhere to report it.
     let _ = writeln!(
         io::stderr(),
         "{}",
@@ -47,7 +45,7 @@ pub fn eprint_line(text: fmt::Arguments<'_>) {
     );
 }
 
-/// Writes a line on stderr over the one that was written so before; without a text only erases it.
+/// Overwrites the previous status line on stderr; an empty text only erases it.
 pub fn eprint_status(text: fmt::Arguments<'_>) {
     let mut stderr = anstream::stderr().lock();
     let text = terminal_text::sanitize_line(&text.to_string());

@@ -1,4 +1,4 @@
-//! Events as lines on stderr, for a person who waits for a run.
+//! Shows the events of a run as lines on stderr.
 
 use serde_json::Value;
 
@@ -7,17 +7,14 @@ use crate::cli::tree::seconds;
 use crate::domain::message::shorten;
 use crate::domain::terminal_text;
 
-/// How much a person wants to see.
 pub enum Progress {
-    /// Nothing.
     Silent,
-    /// One line that is written over and over, on a terminal.
+    /// One line that is overwritten, on a terminal.
     Line(Totals),
-    /// A line for each turn and each child run.
+    /// One line for each turn and each child run.
     Lines,
 }
 
-/// What has happened so far.
 #[derive(Default)]
 pub struct Totals {
     runs: u64,
@@ -26,7 +23,7 @@ pub struct Totals {
 }
 
 impl Progress {
-    /// Takes note of an event of a run at that daemon.
+    /// Shows an event of a run of the daemon at `server`.
     pub fn on_event(&mut self, event: &Value, server: &str) {
         let approval_hint = approval_hint(event, server);
         match self {
@@ -57,7 +54,7 @@ impl Progress {
         }
     }
 
-    /// Leaves the terminal as it was.
+    /// Erases the status line.
     pub fn clear(&self) {
         if matches!(self, Self::Line(_)) {
             output::eprint_status(format_args!(""));
@@ -79,11 +76,11 @@ impl Totals {
     }
 }
 
-/// How a person answers an event that asks for approval.
+/// The command that approves the tool call, if the event requests approval.
 fn approval_hint(event: &Value, server: &str) -> Option<String> {
     let is_approval = event["type"].as_str()? == "approval.requested";
     let field = |key| text_field(event, key);
-    // Models choose ids, and a person may copy the line into a shell.
+    // Models choose ids, and the user may copy the line into a shell.
     let shell_quoted = |id: &str| {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
         if !id.is_empty() && id.chars().all(is_plain) {
@@ -192,7 +189,7 @@ fn number_field(event: &Value, key: &str) -> u64 {
     event[key].as_u64().unwrap_or(0)
 }
 
-/// Texts come from models: on a terminal only those characters may arrive that cannot steer it.
+/// Texts come from models, so control characters are removed.
 fn text_field(event: &Value, key: &str) -> String {
     terminal_text::sanitize_line(event[key].as_str().unwrap_or_default())
 }
@@ -228,14 +225,14 @@ mod tests {
                 "wait_ms": wait, "reason": "server: no"}),
             )
         };
-        for (attempt, wait, words) in [
+        for (attempt, wait, action) in [
             (0, 0, "falling back to x/y"),
             (1, 0, "trying again at once"),
             (1, 1500, "trying again in 1.50 s"),
         ] {
             assert_eq!(
                 retry(attempt, wait),
-                Some(format!("a: server: no; {words}"))
+                Some(format!("a: server: no; {action}"))
             );
         }
         let approval = json!({"type": "approval.requested", "agent": "a", "depth": 0, "run_id": "run_1",

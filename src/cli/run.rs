@@ -1,4 +1,4 @@
-//! `axed run`: one run, in process or on a daemon, and its final text on stdout.
+//! `axed run`: runs one agent, in process or on a daemon, and prints its final text on stdout.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -25,43 +25,46 @@ use crate::domain::attachment::{FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::run::Status;
 use crate::domain::terminal_text;
 
-/// Exit codes: 0 completed; 1 out of turns, loop, bad request, cancelled; 2 not found, invalid, configuration; 3 provider,
-/// missing key, timeout; 4 budget.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 completed; 1 out of turns, loop, invalid output, bad request, cancelled, interrupted;\n\
-    2 not found, invalid, configuration; 3 other provider failures, missing key, timeout; 4 budget exceeded."
+    next_line_help = true,
+    after_help = "Exit codes:\n\
+    0  completed\n\
+    1  out of turns, loop, invalid output, bad request, cancelled, interrupted\n\
+    2  not found, invalid input, invalid configuration\n\
+    3  other provider failures, missing key, timeout\n\
+    4  budget exceeded"
 )]
 pub struct Args {
-    /// The agent
+    /// Name of the agent
     agent: String,
-    /// What it is given; "-", or nothing where stdin is not a terminal, reads stdin
+    /// Input of the run; "-", or nothing if stdin is piped, reads stdin
     input: Option<String>,
-    /// Text that is appended to the input as its context
+    /// Text to append to the input as context
     #[arg(long, value_name = "TEXT")]
     context: Option<String>,
-    /// A picture (PNG, JPEG, WebP, GIF) or a PDF file that is shown with the input; may be given several times
+    /// Image (PNG, JPEG, WebP, GIF) or PDF to add to the input; repeatable
     #[arg(long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Ask this model instead of the agent's own
+    /// Use this model instead of the agent's own
     #[arg(long, value_name = "PROVIDER/MODEL")]
     model: Option<String>,
-    /// The directory of the agent's files
+    /// Directory that the agent's file tools use
     #[arg(long, value_name = "DIR")]
     workdir: Option<PathBuf>,
-    /// The run's deadline
+    /// Deadline of the run
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// A label of the run; may be given several times
+    /// Label of the run; repeatable
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     labels: Vec<(String, String)>,
-    /// Print the run as JSON, as the HTTP API shows it
+    /// Print the run as JSON, as in the HTTP API
     #[arg(long)]
     json: bool,
-    /// Show the prompt, the tools and the limits, and ask no model
+    /// Print the prompt, tools and limits; send no request to a model
     #[arg(long)]
     dry_run: bool,
-    /// Tell turns and child runs on stderr as they happen
+    /// Print turns and child runs on stderr as they happen
     #[arg(long, short)]
     verbose: bool,
     /// Run on this daemon instead of in this process
@@ -71,13 +74,12 @@ pub struct Args {
     key: ClientKey,
     #[command(flatten)]
     sources: Sources,
-    /// Keep the run and its memory in this directory [default: the run in a private one that is removed at the end, the
-    /// memory in the configured data directory]
+    /// Directory to keep the run and its memory in [default: do not keep the
+    /// run; the memory is in the configured data directory]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 }
 
-/// Runs an agent to its end.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let body = request_body(&args)?;
     if let Some(server) = &args.server {
@@ -87,14 +89,14 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     in_process::with_daemon(config, async |client| run_on(client, &args, &body).await).await
 }
 
-/// The configuration of a daemon that lives for this run only, and its data where they are private.
+/// The configuration of a daemon for this run only. The `TempDir` holds its data if they are private.
 fn in_process_config(args: &Args) -> anyhow::Result<(Config, Option<TempDir>)> {
     let flags = Flags {
         data: args.data.clone(),
         ..args.sources.clone().flags()
     };
     let mut config = load_quiet_config(&flags)?;
-    // The roots guard a daemon from its clients. Here both are the same person, who named the directory.
+    // The roots protect a daemon from its clients. Here the user is both, and named the directory.
     config
         .tools
         .roots
@@ -104,7 +106,7 @@ fn in_process_config(args: &Args) -> anyhow::Result<(Config, Option<TempDir>)> {
         return Ok((config, None));
     }
     let temp_dir = TempDir::new()?;
-    // Memories stay where a daemon of this configuration keeps them: what was removed with the run is no memory.
+    // Memories stay in the configured directory: a memory that is removed with the run would be useless.
     config.data.dir = temp_dir.path().join("data");
     Ok((config, Some(temp_dir)))
 }
@@ -122,7 +124,7 @@ async fn run_on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<Ex
     } else {
         Progress::Silent
     };
-    // Heard from before the run exists: an interrupt never leaves a run behind that nobody waits for.
+    // Signals are handled before the run exists: an interrupt must not leave a run behind.
     let mut signals = Signals::new()?;
     let accepted = client.create_run(&args.agent, body).await?;
     let id = accepted["id"].as_str().unwrap_or_default().to_owned();
@@ -141,10 +143,10 @@ async fn run_on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<Ex
     Ok(ExitCode::from(exit::code_for_run(view.status, failure)))
 }
 
-/// Follows the run to its end and returns it.
+/// Shows the run's progress and returns its final record.
 async fn follow_run(client: &Client, id: &str, progress: &mut Progress) -> anyhow::Result<Value> {
     if !matches!(progress, Progress::Silent) {
-        // Progress is a courtesy: where it breaks off, the run is still waited for below.
+        // Progress is optional: if the stream breaks off, the code below still waits for the run.
         let server = client.base_without_slash();
         let _ = client
             .follow(id, |event| progress.on_event(event, &server))
@@ -158,7 +160,7 @@ async fn cancel_run(client: &Client, id: &str) -> anyhow::Result<Value> {
     wait_until_finished(client, id).await
 }
 
-/// Waits for the run's end and returns its record.
+/// Returns the run's final record.
 pub async fn wait_until_finished(client: &Client, id: &str) -> anyhow::Result<Value> {
     loop {
         let run = client.get_run(id, 30).await?;
@@ -189,7 +191,7 @@ fn print_run(run: &Value, view: &RunView, json: bool) -> anyhow::Result<()> {
         if let (Some(partial), false) = (&view.partial_content, json)
             && !partial.is_empty()
         {
-            output::eprint_line(format_args!("The last that it said:\n{partial}"));
+            output::eprint_line(format_args!("Last text of the model:\n{partial}"));
         }
     }
     Ok(())
@@ -256,7 +258,7 @@ fn read_input(args: &Args) -> anyhow::Result<Option<String>> {
         .context("could not read the input from stdin")?;
     if bytes.len() > MAX_INPUT_BYTES {
         let message = format!(
-            "the input on stdin is larger than {} MiB, which is the most that a run takes",
+            "the input on stdin is larger than {} MiB, the maximum for a run",
             MAX_INPUT_BYTES >> 20
         );
         return Err(InvalidInput(message).into());
@@ -266,7 +268,7 @@ fn read_input(args: &Args) -> anyhow::Result<Option<String>> {
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
-/// The input as parts: its text, then the files.
+/// The input as parts: the text, then the files.
 fn input_parts(text: Option<String>, files: &[PathBuf]) -> anyhow::Result<Value> {
     let text = text.map(|text| json!({"type": "text", "text": text}));
     let files = files.iter().map(|file| file_part(file));
@@ -288,7 +290,7 @@ fn file_part(file: &Path) -> anyhow::Result<Value> {
     let Some(media_type) = detected else {
         let reason = match is_large {
             true => format!("larger than {} MiB", MAX_INPUT_BYTES >> 20),
-            false => format!("none of the kinds that are taken: {IMAGE_TYPES}, {FILE_TYPES}"),
+            false => format!("not of a supported type: {IMAGE_TYPES}, {FILE_TYPES}"),
         };
         return Err(InvalidInput(format!("{} is {reason}", file.display())).into());
     };
@@ -302,12 +304,12 @@ fn file_part(file: &Path) -> anyhow::Result<Value> {
     Ok(part)
 }
 
-/// Most bytes of stdin. A daemon elsewhere refuses what is above its `server.max_body` in its own words.
+/// Maximum size of stdin or a file in bytes. A remote daemon rejects what exceeds its `server.max_body`.
 const MAX_INPUT_BYTES: usize = 64 << 20;
-/// Above every body that such an input makes: in JSON one byte takes six at most.
+/// More than any body with such an input: JSON needs at most six bytes for one.
 const MAX_BODY_BYTES: usize = 8 * MAX_INPUT_BYTES;
 
-/// In process a relative directory is this process's; a daemon elsewhere is told what was written.
+/// In process, a relative path is relative to the current directory; a remote daemon gets it unchanged.
 fn workdir_text(args: &Args) -> anyhow::Result<Option<String>> {
     let Some(dir) = &args.workdir else {
         return Ok(None);
@@ -322,10 +324,9 @@ fn workdir_text(args: &Args) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Reads `KEY=VALUE`.
 pub fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("a label is KEY=VALUE".to_owned()),
+        _ => Err("a label must be KEY=VALUE".to_owned()),
     }
 }

@@ -1,4 +1,4 @@
-//! `axed runs`: lists, shows, decides and stops the runs of a daemon, over HTTP.
+//! `axed runs`: lists, shows, approves and cancels the runs of a daemon over HTTP.
 
 use std::process::ExitCode;
 
@@ -15,34 +15,35 @@ use crate::domain::content::Content;
 use crate::domain::run::{RunId, Status};
 use crate::domain::terminal_text;
 
-/// Where a daemon listens that nobody told otherwise.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
-/// Most runs of one answer, as the API has it.
+/// Maximum number of runs of one page, as in the API.
 const MAX_PAGE_RUNS: usize = 200;
 
 #[derive(Debug, clap::Subcommand)]
-#[command(
-    after_help = "Exit codes: 0 done; 1 an answer that makes no sense; 2 no such run, or a wrong argument;\n\
-    3 no daemon there, or a key is missing or may not do this."
-)]
+#[command(after_help = "Exit codes:\n\
+    0  done\n\
+    1  invalid response\n\
+    2  run not found, or invalid argument\n\
+    3  daemon not reachable, or key missing or not permitted")]
 pub enum Command {
-    /// List runs, the newest first
+    /// List runs, newest first
     List(List),
-    /// Print a run: how it stands, what it was asked and what it said
+    /// Print a run: its status, input and final text
     Show(Show),
     /// Print a run with all its descendants
     Tree(Show),
-    /// Ask a run and its descendants to stop
+    /// Cancel a run and its descendants
     Cancel(Cancel),
-    /// Let a tool call be performed that waits for a person's word
+    /// Approve a tool call that waits for approval
     Approve(Decide),
-    /// Refuse a tool call that waits for a person's word
+    /// Deny a tool call that waits for approval
     Deny(Decide),
 }
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct DaemonArgs {
-    /// The daemon [default: http://127.0.0.1:8080]
+    /// Address of the daemon [default: http://127.0.0.1:8080]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     #[command(flatten)]
@@ -50,20 +51,21 @@ pub struct DaemonArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct List {
-    /// Only this agent's
+    /// Filter by agent
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
-    /// Only those that stand so
+    /// Filter by status
     #[arg(long, value_name = "STATUS", value_parser = parse_status)]
     status: Option<Status>,
-    /// Only those with this label; may be given several times
+    /// Filter by label; repeatable
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = run::parse_label)]
     labels: Vec<(String, String)>,
-    /// Child runs too
+    /// Include child runs
     #[arg(long)]
     all: bool,
-    /// At most so many
+    /// Maximum number of runs
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
     /// Print the runs as JSON, one object a line
@@ -74,11 +76,12 @@ pub struct List {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct Show {
-    /// The run's id
+    /// Id of the run
     #[arg(value_parser = parse_run_id)]
     id: RunId,
-    /// Print it as JSON, as the HTTP API shows it
+    /// Print it as JSON, as in the HTTP API
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -86,21 +89,22 @@ pub struct Show {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct Cancel {
-    /// The run's id
+    /// Id of the run
     #[arg(value_parser = parse_run_id)]
     id: RunId,
-    /// Why, for the run's record
+    /// Reason for the run's record
     #[arg(
         long,
         value_name = "TEXT",
         default_value = "cancelled at the command line"
     )]
     reason: String,
-    /// Come back when it has ended
+    /// Wait until the run has ended
     #[arg(long)]
     wait: bool,
-    /// Print the run as JSON, as the HTTP API shows it
+    /// Print the run as JSON, as in the HTTP API
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -108,24 +112,24 @@ pub struct Cancel {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct Decide {
-    /// The run's id
+    /// Id of the run
     #[arg(value_parser = parse_run_id)]
     id: RunId,
-    /// The tool call's id, as the event approval.requested tells it
+    /// Id of the tool call, as in the event approval.requested
     #[arg(value_name = "CALL")]
     call: String,
-    /// Why; the model is told where the call is denied
+    /// Reason; the model gets it if the call is denied
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// Print the run as JSON, as the HTTP API shows it
+    /// Print the run as JSON, as in the HTTP API
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     daemon: DaemonArgs,
 }
 
-/// The parts of a run that are shown.
 #[derive(Deserialize)]
 struct RunDetails {
     id: RunId,
@@ -144,7 +148,7 @@ struct RunDetails {
     tree: TreeUsage,
 }
 
-/// What a run and its descendants used.
+/// Usage of a run and its descendants.
 #[derive(Deserialize)]
 struct TreeUsage {
     runs: u64,
@@ -154,7 +158,6 @@ struct TreeUsage {
     cost_usd: Option<f64>,
 }
 
-/// Does what is asked.
 pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List(args) => list(&args).await?,
@@ -217,7 +220,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         return Ok(());
     }
     if table.is_empty() {
-        output::eprint_line(format_args!("axed: no such runs at {}", client.base()));
+        output::eprint_line(format_args!("axed: no matching runs at {}", client.base()));
         return Ok(());
     }
     for column in table.column_iter_mut().skip(4) {
@@ -339,7 +342,7 @@ impl DaemonArgs {
     }
 }
 
-const UNKNOWN_RUN_FORMAT: &str = "the daemon's answer is no run that this version knows";
+const UNKNOWN_RUN_FORMAT: &str = "this version of axed cannot read the daemon's response";
 
 fn parse_run(run: Value) -> anyhow::Result<RunDetails> {
     serde_json::from_value(run).context(UNKNOWN_RUN_FORMAT)
@@ -347,12 +350,12 @@ fn parse_run(run: Value) -> anyhow::Result<RunDetails> {
 
 fn parse_run_id(text: &str) -> Result<RunId, InvalidInput> {
     text.parse().map_err(|_| {
-        InvalidInput("a run's id is run_ and a UUID; axed runs list shows them".to_owned())
+        InvalidInput("a run id is run_ and a UUID; axed runs list shows them".to_owned())
     })
 }
 
 fn parse_status(text: &str) -> Result<Status, String> {
     let statuses = Status::ALL.map(Status::as_str).join(", ");
     text.parse()
-        .map_err(|()| format!("a status is one of {statuses}"))
+        .map_err(|()| format!("a status must be one of {statuses}"))
 }

@@ -1,4 +1,4 @@
-//! `axed serve`: the daemon, its one line on stdout, and its signals.
+//! `axed serve`: starts the daemon, prints its address on stdout, and handles signals.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -17,24 +17,25 @@ use crate::config::load::{self, Flags};
 use crate::telemetry;
 
 #[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct Args {
     #[command(flatten)]
     sources: Sources,
-    /// Where runs and memories are kept [default: as configured]
+    /// Data directory for runs and memories [default: as configured]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Where to listen; port 0 takes a free one [default: 127.0.0.1:8080]
+    /// Address to listen on; port 0 is a free port [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
-    /// How log lines look on stderr [default: human on a terminal, json otherwise]
+    /// Log format on stderr [default: human on a terminal, else json]
     #[arg(long, value_name = "FORMAT", value_parser = ["human", "json"])]
     log_format: Option<String>,
-    /// Listen beyond this machine without asking anybody for a key; only for networks that you trust
+    /// Allow other machines without a key; only for trusted networks
     #[arg(long)]
     insecure_no_auth: bool,
 }
 
-/// Serves until a signal says stop and every run has ended; a second signal stops at once.
+/// Serves until a signal, then until every run has ended. A second signal stops at once.
 pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     let flags = Flags {
         data: args.data,
@@ -66,11 +67,11 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
                 }
             }
             SignalAction::Stop if stop.is_cancelled() => {
-                warn!("Stopping at once; runs still at work are interrupted");
+                warn!("Stopping at once; running runs are interrupted");
                 stop_now.cancel();
             }
             SignalAction::Stop => {
-                info!("Stopping when every run has ended; another signal stops at once");
+                info!("Stopping after every run has ended; another signal stops at once");
                 stop.cancel();
             }
         }

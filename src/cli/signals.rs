@@ -1,8 +1,7 @@
-//! What the system and the person at the terminal ask of a running process.
+//! Signals of the process as actions.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// A wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalAction {
     /// SIGTERM or SIGINT.
@@ -11,7 +10,7 @@ pub enum SignalAction {
     Reload,
 }
 
-/// Hears signals from the moment it is made; the process no longer dies of them.
+/// Handles signals from its creation on; they no longer end the process.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -19,7 +18,6 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Starts to listen.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -28,7 +26,6 @@ impl Signals {
         })
     }
 
-    /// The next wish.
     pub async fn recv(&mut self) -> SignalAction {
         tokio::select! {
             _ = self.terminate.recv() => SignalAction::Stop,
@@ -37,8 +34,7 @@ impl Signals {
         }
     }
 
-    /// Waits until somebody wants this process to stop. A terminal that goes away wants that too, where there is nothing
-    /// to reload.
+    /// Waits for any signal. SIGHUP counts too: it means that the terminal was closed, if there is nothing to reload.
     pub async fn wait_for_stop(&mut self) {
         self.recv().await;
     }

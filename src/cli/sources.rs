@@ -1,4 +1,4 @@
-//! The flags that say where configuration and agents are, and the configuration that they lead to.
+//! Flags that name the configuration file and the agent directories, and the configuration they lead to.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,12 @@ use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
 use crate::telemetry;
 
-/// Where configuration and agents are found.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Sources {
-    /// The server's configuration [default: AXED_CONFIG, else config/axed.toml where it exists]
+    /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A directory of agent files; may be given several times, the first that has a name wins [default: agents]
+    /// Directory of agent files; repeatable, the first wins [default: agents]
     #[arg(long, value_name = "DIR")]
     pub agents: Vec<PathBuf>,
 }
@@ -29,8 +28,8 @@ impl Sources {
     }
 }
 
-/// The configuration of a command that a person waits for: it tells what happened in its own words, so only errors are
-/// logged unless the configuration says otherwise.
+/// Loads the configuration of an interactive command. The command prints its own messages, so only errors are logged
+/// unless the configuration sets another level.
 pub fn load_quiet_config(flags: &Flags) -> anyhow::Result<Config> {
     let mut config = load::load(flags, &process_environment())?;
     config

@@ -1,4 +1,4 @@
-//! A run's tree as a table for people.
+//! Formats a run's tree as a table.
 
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -6,7 +6,7 @@ use crate::cli::client::{TreeNode, UsageView};
 use crate::domain::message::shorten;
 use crate::domain::terminal_text;
 
-/// Every run indented by its depth, callers before those they called, and the sum of them all.
+/// One row for each run, indented by depth, parents before children, and a row with the totals.
 pub fn table(root: &TreeNode) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
@@ -24,10 +24,10 @@ pub fn table(root: &TreeNode) -> String {
     let mut sum = UsageView::default();
     let mut stack = vec![(0, root)];
     while let Some((depth, run)) = stack.pop() {
-        // An unnamed agent's record has its caller's name.
+        // The record of an ad-hoc sub-agent has its caller's agent name.
         let name = run.label.as_ref().map_or_else(
             || terminal_text::sanitize_line(&run.agent),
-            // A model chose it.
+            // A model chose the label.
             |label| format!("({})", terminal_text::sanitize_line(&shorten(label, 40))),
         );
         let agent = format!("{}{name}", "  ".repeat(depth));
@@ -63,7 +63,7 @@ fn row(agent: String, status: &str, turns: u64, usage: UsageView, duration_ms: u
     ]
 }
 
-/// Milliseconds as seconds, for people.
+/// Milliseconds as seconds, for display.
 pub fn seconds(milliseconds: u64) -> String {
     format!("{}.{:02} s", milliseconds / 1000, milliseconds % 1000 / 10)
 }

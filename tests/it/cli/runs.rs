@@ -75,7 +75,7 @@ async fn runs_are_listed_by_what_is_asked_for() {
     assert!(failed.contains("┆ reader  ┆ failed    ┆"), "{failed}");
     let (code, out, err) = ended(&app, &app.daemon.url, &["list", "--agent", "nobody"]).await;
     assert_eq!((code, &*out), (0, ""));
-    assert!(err.contains("no such runs"), "{err}");
+    assert!(err.contains("no matching runs"), "{err}");
 }
 
 #[tokio::test]
@@ -178,11 +178,14 @@ async fn what_is_not_there_is_told_by_exit_code() {
         assert!(err.contains(unknown), "{err}");
         let (code, _, err) = ended(&app, &app.daemon.url, &[command, ".."]).await;
         assert_eq!(code, 2, "{command}: {err}");
-        assert!(err.contains("a run's id is run_ and a UUID"), "{err}");
+        assert!(err.contains("a run id is run_ and a UUID"), "{err}");
     }
     let (code, _, err) = ended(&app, &app.daemon.url, &["list", "--status", "odd"]).await;
     assert_eq!(code, 2, "{err}");
-    assert!(err.contains("a status is one of queued, running"), "{err}");
+    assert!(
+        err.contains("a status must be one of queued, running"),
+        "{err}"
+    );
     let (code, _, err) = ended(&app, "http://127.0.0.1:1", &["list"]).await;
     assert_eq!(code, 3, "{err}");
     assert!(

@@ -433,7 +433,7 @@ async fn a_file_goes_with_a_run_of_the_command_line() {
     assert_eq!(refused.status.code(), Some(2));
     let why = String::from_utf8_lossy(&refused.stderr);
     assert!(
-        why.contains("notes.txt is none of the kinds that are taken"),
+        why.contains("notes.txt is not of a supported type"),
         "{why}"
     );
 }
