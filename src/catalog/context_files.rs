@@ -1,5 +1,5 @@
-//! Finds the context files of a prompt: globs below a workdir, each file once, nothing outside of it, nothing binary,
-//! bounded. Knows nothing of the rest of a prompt. Blocking I/O.
+//! Finds the context files of a prompt: text files that match globs below a workdir, within fixed limits. Blocking
+//! I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -10,28 +10,29 @@ use crate::domain::glob;
 use crate::workdirs::handle::WorkdirHandle;
 use crate::workdirs::workdir::Workdir;
 
-/// Directory entries that the globs of one agent may look at. `**` looks at an entry twice.
+/// Maximum number of directory entries that the globs of one agent may visit. `**` visits an entry twice.
 const MAX_VISITED: usize = 200_000;
-/// Context files of one agent.
+/// Maximum number of context files of one agent.
 const MAX_FILES: usize = 10_000;
-/// Alternatives that the braces of one glob may make.
+/// Maximum number of alternatives of the braces of one glob.
 const MAX_ALTERNATIVES: usize = 256;
-/// Most bytes of one glob.
 const MAX_GLOB_BYTES: usize = 4096;
-/// A NUL among the first bytes makes a file binary.
+/// A file is binary if these first bytes contain a NUL.
 const SNIFF_BYTES: u64 = 512;
 
-/// A file that enters the prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextFile {
     /// Relative to the workdir, with `/`.
     pub path: String,
-    /// What it holds, without newlines at its end.
+    /// The content without trailing newlines.
     pub text: String,
 }
 
-/// The files that the globs name, sorted by path. Binary and unreadable ones, those that resolve outside of the workdir
-/// and those of the daemon's own are left out; more than `max_bytes` together is an error that says so.
+/// Returns the files that match the globs, sorted by path. Skips binary and unreadable files, files that resolve
+/// outside of the workdir, and the daemon's own files.
+///
+/// # Errors
+/// A glob is invalid, or the files exceed `max_bytes` in total.
 pub fn collect(
     globs: &[String],
     workdir: &Arc<Workdir>,
@@ -54,7 +55,7 @@ pub fn collect(
     read_all(&access, search.matches, max_bytes)
 }
 
-/// Whether the text is a glob; the error is the contract's.
+/// Checks the syntax of a glob; the contract fixes the error texts.
 pub fn check_glob(glob: &str) -> Result<(), String> {
     compile(glob).map(drop)
 }
@@ -83,7 +84,7 @@ fn read_all(
         let Some((size, text)) = read_text(access, &resolved_path, remaining) else {
             continue;
         };
-        // Beyond the bound sizes are still summed, so that the error can tell by how much.
+        // Beyond the limit, sizes are still added up for the error message.
         total = total.saturating_add(size);
         if total <= max_bytes as u64 {
             files.push(ContextFile { path, text });
@@ -103,7 +104,7 @@ fn read_all(
     Ok(files)
 }
 
-/// The size and text of a regular file that is text; of one above the bound only the size.
+/// The size and text of a regular text file; if the file exceeds the limit, only the size.
 fn read_text(access: &WorkdirHandle, path: &Path, max_bytes: u64) -> Option<(u64, String)> {
     let mut file = access.open_regular(path).ok()??;
     let mut bytes = Vec::new();
@@ -118,7 +119,7 @@ fn read_text(access: &WorkdirHandle, path: &Path, max_bytes: u64) -> Option<(u64
     if size > max_bytes {
         return Some((size, String::new()));
     }
-    // It may have grown since.
+    // The file may have grown since.
     let remaining = (max_bytes + 1).saturating_sub(bytes.len() as u64);
     file.take(remaining).read_to_end(&mut bytes).ok()?;
     let size = bytes.len() as u64;
@@ -127,10 +128,10 @@ fn read_text(access: &WorkdirHandle, path: &Path, max_bytes: u64) -> Option<(u64
     Some((size, text))
 }
 
-/// One part of a glob between slashes.
+/// A path component of a glob.
 #[derive(Clone, Debug)]
 enum GlobSegment {
-    /// `**`: this directory and all real ones below it.
+    /// `**`: this directory and all directories below it, except links.
     AnyDepth,
     /// A name without wildcards.
     Name(String),
@@ -145,7 +146,8 @@ struct GlobSearch<'a> {
 }
 
 impl GlobSearch<'_> {
-    /// Finds what the steps name below `dir`, whose path as text is `prefix`, empty or with a slash at its end.
+    /// Finds the files that match the steps below `dir`. `prefix` is its path as text: empty or with a trailing
+    /// slash.
     fn walk(&mut self, dir: &Path, prefix: &str, steps: &[GlobSegment]) -> Result<(), String> {
         let Some((step, rest)) = steps.split_first() else {
             return Ok(());
@@ -177,7 +179,8 @@ impl GlobSearch<'_> {
         Ok(())
     }
 
-    /// A named entry: found where no step is left, else entered. A link is only entered if it stays inside.
+    /// Records the entry if no step is left; otherwise enters it. A link is only entered if its target is inside the
+    /// workdir.
     fn visit(
         &mut self,
         path: PathBuf,
@@ -195,7 +198,8 @@ impl GlobSearch<'_> {
         Ok(())
     }
 
-    /// Name, path, and whether it is a directory and no link; a directory that is unreadable or the daemon's has none.
+    /// Name, path, and whether the entry is a directory and not a link. Empty for a directory that is unreadable or
+    /// reserved for the daemon.
     fn entries(&mut self, dir: &Path) -> Result<Vec<(String, PathBuf, bool)>, String> {
         let path = match dir.as_os_str().is_empty() {
             true => Path::new("."),
@@ -220,21 +224,21 @@ impl GlobSearch<'_> {
         self.visited += 1;
         match self.visited > MAX_VISITED {
             true => Err(format!(
-                "the globs look at more than {MAX_VISITED} directory entries; narrow them"
+                "the globs visit more than {MAX_VISITED} directory entries; narrow them"
             )),
             false => Ok(()),
         }
     }
 }
 
-/// The ways in which a glob can be walked; none for one that leads out.
+/// The step lists of a glob, one for each alternative; empty if the glob leads out of the workdir.
 fn compile(glob: &str) -> Result<Vec<Vec<GlobSegment>>, String> {
     let invalid = |why: &str| format!("invalid glob pattern \"{glob}\": {why}");
     if glob.trim().is_empty() {
         return Err(invalid("it is empty"));
     }
     if glob.len() > MAX_GLOB_BYTES || glob.contains('\0') {
-        return Err("invalid glob pattern: it is too long, or holds a NUL".to_owned());
+        return Err("invalid glob pattern: it is too long or contains a NUL".to_owned());
     }
     let matcher = |text: &str| glob::Matcher::for_paths(text).map_err(|why| invalid(&why));
     matcher(glob)?;
@@ -250,7 +254,7 @@ fn compile(glob: &str) -> Result<Vec<Vec<GlobSegment>>, String> {
         let mut steps: Vec<GlobSegment> = Vec::new();
         for part in alternative.split('/').filter(|it| !matches!(*it, "" | ".")) {
             let step = match part {
-                // Two in a row find the same as one, only slower.
+                // Two in a row match the same files as one, but slower.
                 "**" if matches!(steps.last(), Some(GlobSegment::AnyDepth)) => continue,
                 "**" => GlobSegment::AnyDepth,
                 name if !name.contains(['*', '?', '[', '\\']) => GlobSegment::Name(name.to_owned()),
@@ -263,7 +267,7 @@ fn compile(glob: &str) -> Result<Vec<Vec<GlobSegment>>, String> {
     Ok(expansions)
 }
 
-/// The glob once for each alternative of its braces, so that a brace may hold slashes; none where there are too many.
+/// Expands the braces of a glob, whose alternatives may contain slashes; `None` if there are too many.
 fn expand_braces(glob: &str) -> Option<Vec<String>> {
     let mut expanded = Vec::new();
     let mut pending = vec![glob.to_owned()];
@@ -281,7 +285,7 @@ fn expand_braces(glob: &str) -> Option<Vec<String>> {
     Some(expanded)
 }
 
-/// What stands before the first brace group, its choices, and what stands after it.
+/// The text before the first brace group, its choices, and the text after it.
 fn first_brace(glob: &str) -> Option<(&str, Vec<&str>, &str)> {
     let mut start = None;
     let mut choice = 0;
@@ -292,7 +296,7 @@ fn first_brace(glob: &str) -> Option<(&str, Vec<&str>, &str)> {
     while let Some((index, c)) = chars.next() {
         match c {
             '\\' => drop(chars.next()),
-            // A bracket that comes first in a class belongs to it.
+            // A bracket at the start of a class belongs to it.
             '[' if !in_class => {
                 in_class = true;
                 let rest = glob[index + 1..].trim_start_matches(['!', '^']);
@@ -420,7 +424,7 @@ mod tests {
         ] {
             assert_eq!(names(&root, &[outward]), Vec::<String>::new(), "{outward}");
         }
-        // `**` does not descend into linked folders; a step that names one does. Each file comes once.
+        // `**` does not enter linked directories, but a named step does. Each file is listed once.
         assert_eq!(names(&root, &["**/*.md"]), ["in/a.md"]);
         assert_eq!(names(&root, &["alias/*.md"]), ["alias/a.md"]);
         assert_eq!(names(&root, &["z.md", "loop", "loop/*"]), ["z.md"]);

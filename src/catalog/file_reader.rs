@@ -1,4 +1,4 @@
-//! Reads the settings of an agent from the tables of its file. Keeps everything that is wrong, with its place.
+//! Reads the settings of an agent from the tables of its file. Collects all problems with their positions.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,12 +25,11 @@ pub struct FileReader<'r, 't> {
     pub models: &'r mut ModelProblems,
 }
 
-/// What is wrong with the models of a file. Their errors have no place and come before broken rules.
+/// Invalid models of a file. Their errors have no position and are reported before other rule violations.
 #[derive(Debug, Default)]
 pub struct ModelProblems {
-    /// The first required key without a model.
+    /// The first required key that is missing.
     pub missing: Option<&'static str>,
-    /// In the file's order.
     pub invalid: Vec<ModelRefError>,
 }
 
@@ -143,7 +142,6 @@ fn set<T>(field: &mut T, value: Option<T>) {
     }
 }
 
-/// A text that is not blank.
 pub fn non_blank(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.trim().is_empty())
 }
@@ -189,7 +187,7 @@ fn check_events(names: &[String]) -> Result<(), String> {
     }
 }
 
-/// Every text once, in the order of first occurrence.
+/// Removes duplicates; keeps the order of the first occurrences.
 fn dedup(texts: Vec<String>) -> Vec<String> {
     let mut seen = std::collections::BTreeSet::new();
     let is_new = |text: &String| seen.insert(text.clone());
@@ -230,7 +228,7 @@ fn read_response_format(table: &mut TableReader<'_>) -> ResponseFormat {
     }
 }
 
-/// A JSON Schema, written as a table or as JSON text.
+/// A JSON Schema as a table or as JSON text.
 fn read_schema(node: &Node) -> Result<Arc<RawValue>, String> {
     let schema = match &node.value {
         Value::Table(_) => node.to_json(),

@@ -1,4 +1,4 @@
-//! Reads `[[mcp_servers]]` of an agent file. Connects to nobody.
+//! Reads `[[mcp_servers]]` of an agent file; opens no connections.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use crate::domain::mcp::{
     DEFAULT_TIMEOUT, McpServer, McpTransport, Template, is_server_name, is_variable_name,
 };
 
-/// Most servers of one agent: each may be a process.
+/// Maximum number of servers of one agent: each may be a process.
 const MAX_SERVERS: usize = 32;
-/// The longest timeout of a call, in seconds: a day.
+/// Maximum timeout of a call in seconds: one day.
 const MAX_TIMEOUT_SECS: u64 = 86_400;
 /// Headers that the protocol sets itself.
 const RESERVED_HEADERS: [&str; 7] = [
@@ -24,7 +24,7 @@ const RESERVED_HEADERS: [&str; 7] = [
     "mcp-session-id",
 ];
 
-/// The servers, in the file's order. What is wrong is kept as a problem.
+/// Returns the servers in the file's order; invalid ones are reported as problems.
 pub fn read(top: &mut TableReader<'_>, key: &'static str) -> Vec<McpServer> {
     let node = top.peek(key);
     let servers: Vec<McpServer> = top
@@ -34,7 +34,7 @@ pub fn read(top: &mut TableReader<'_>, key: &'static str) -> Vec<McpServer> {
         .collect();
     let mut names = BTreeSet::new();
     for server in &servers {
-        // Names differ in more than their case: people would mix them up.
+        // Names that differ only in case would be confused.
         if !names.insert(server.name.to_ascii_lowercase()) {
             let why = format!(
                 "has two servers named \"{}\"; name one otherwise",

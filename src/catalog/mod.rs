@@ -1,4 +1,4 @@
-//! The catalogue's contract: what is known of the agents at one moment. Knows no run and no HTTP.
+//! The catalogue: snapshots of all agent definitions.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,36 +17,34 @@ pub mod reload;
 pub mod template;
 pub mod view;
 
-/// A snapshot of all definitions, sorted by name. Never edited: a reload swaps the whole.
+/// An immutable snapshot of all definitions, sorted by name. A reload replaces the snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Agents {
-    /// Counts the snapshots.
+    /// Increases with each snapshot.
     pub generation: u64,
-    /// By name.
     pub entries: BTreeMap<String, Entry>,
 }
 
-/// One agent file as it stands.
+/// An agent file.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The file's stem.
+    /// The file's name without `.toml`.
     pub name: String,
-    /// The file.
     pub path: PathBuf,
-    /// The definition in force: the file's, or the last good one of a file that broke later.
+    /// The current definition: the file's, or the last valid one if the file became invalid later.
     pub agent: Option<Arc<Agent>>,
-    /// What is wrong with the file as it is now.
+    /// The error of the file's current content.
     pub error: Option<LoadError>,
-    /// What is odd in it, without being wrong.
+    /// Warnings about a valid file.
     pub warnings: Vec<String>,
 }
 
-/// What the server's configuration says that every definition is checked against.
+/// Settings of the server that every definition is checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// `[runs] max_tree`
     pub max_tree: usize,
-    /// Whether clients have keys, so that a memory belongs to one of them.
+    /// Whether keys are configured: then each key has its own memory.
     pub has_keys: bool,
 }
 
@@ -60,7 +58,6 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// As this configuration has them.
     pub fn from_config(config: &Config) -> Self {
         Self {
             max_tree: config.runs.max_tree,
@@ -68,7 +65,7 @@ impl Rules {
         }
     }
 
-    /// What is wrong with a definition on this server.
+    /// Returns an error if this server cannot run the definition.
     fn check(&self, agent: &Agent) -> Result<(), LoadError> {
         let memory = &agent.memory;
         match self.has_keys && memory.enabled && !memory.shared && memory.path.is_some() {
@@ -81,7 +78,7 @@ impl Rules {
         }
     }
 
-    /// What is odd about a definition on this server.
+    /// Returns warnings about a definition on this server.
     fn lint(&self, agent: &Agent) -> Vec<String> {
         let max_runs = u64::try_from(self.max_tree).unwrap_or(u64::MAX);
         let exceeding = agent.budget.max_runs.filter(|runs| *runs > max_runs);
@@ -95,7 +92,7 @@ impl Rules {
 }
 
 impl Agents {
-    /// The definition in force under that name.
+    /// The current definition of this name.
     pub fn get(&self, name: &str) -> Result<&Arc<Agent>, LoadError> {
         let entry = self
             .entries
@@ -109,16 +106,15 @@ impl Agents {
     }
 }
 
-/// Why there is no definition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// No such file in any of the directories, or a name that is none.
+    /// No directory has such a file, or the name is invalid.
     #[error("agent config not found: {0}")]
     NotFound(String),
-    /// Its `model` (or a fallback) has the wrong shape.
+    /// The `model` or a fallback is not `provider/model`.
     #[error("{0}")]
     Model(#[from] ModelRefError),
-    /// Anything else: the exact text of the contract, with file, line and key where there are any.
+    /// Any other error: the contract's text, with file, line and key if known.
     #[error("{0}")]
     Invalid(String),
 }

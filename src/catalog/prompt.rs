@@ -1,4 +1,5 @@
-//! Puts a prompt together: system prompt, skill, context files, memory; and the user message. Blocking I/O, bounded.
+//! Builds the system prompt (instructions, skill, context files, memory) and the user message. Blocking I/O with
+//! limits.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -11,64 +12,52 @@ use crate::domain::content::Content;
 use crate::workdirs::registry::Workdirs;
 use crate::workdirs::workdir::Workdir;
 
-/// Between the parts of a system prompt.
+/// Separates the parts of a system prompt.
 const SECTION_SEPARATOR: &str = "\n\n---\n\n";
-/// What a run is asked whose request has no input.
+/// The input of a run whose request has none.
 const DEFAULT_INPUT: &str = "Execute the task described in your instructions.";
 
-/// What a prompt is made of.
+/// The inputs of a system prompt.
 #[derive(Clone, Debug)]
 pub struct PromptParts<'a> {
-    /// The agent's name, for messages.
+    /// The agent's name, for error messages.
     pub agent: &'a str,
-    /// First part.
     pub system_prompt: &'a str,
-    /// Path or bare name of a skill.
+    /// A path or a bare name.
     pub skill: Option<&'a str>,
     /// Globs of context files.
     pub files: &'a [String],
-    /// Opens the skill where a request named it; none where the operator did.
+    /// Restricts a skill that a request names to these directories; `None` for the operator's skill.
     pub skill_workdirs: Option<&'a Workdirs>,
-    /// Where the globs look; none where there are none.
+    /// The directory of the globs; `None` if there are no globs.
     pub workdir: Option<Arc<Workdir>>,
-    /// Where relative and bare skills look.
+    /// The base of relative paths and bare names of skills.
     pub config_dir: &'a Path,
-    /// Most bytes of all context files.
+    /// Maximum size of all context files in bytes.
     pub max_file_bytes: usize,
-    /// The memory entries that enter, already rendered; blank means none.
+    /// The rendered memory entries; blank means none.
     pub memory: &'a str,
 }
 
-/// Why a prompt cannot be put together. The texts are the contract's.
+/// The contract fixes these texts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
     /// The skill is missing or unreadable.
     #[error("failed to load skill for agent \"{agent}\": {why}")]
     Skill {
-        /// The agent.
         agent: String,
-        /// `skill not found: <path>`, or why it could not be read.
+        /// `skill not found: <path>`, or the reason why it could not be read.
         why: String,
     },
-    /// A glob is wrong, or the files are too large together.
+    /// A glob is invalid, or the files are too large in total.
     #[error("failed to resolve files for agent \"{agent}\": {why}")]
-    Files {
-        /// The agent.
-        agent: String,
-        /// What is wrong, and what to do.
-        why: String,
-    },
-    /// The workdir is no directory.
+    Files { agent: String, why: String },
+    /// The workdir is not a directory.
     #[error("invalid workdir for agent \"{agent}\": {why}")]
-    Workdir {
-        /// The agent.
-        agent: String,
-        /// What is wrong.
-        why: String,
-    },
+    Workdir { agent: String, why: String },
 }
 
-/// The system prompt; empty where no part has anything.
+/// Returns the system prompt; empty if every part is empty.
 pub fn system_prompt(parts: &PromptParts<'_>) -> Result<String, PromptError> {
     let mut sections = vec![parts.system_prompt.to_owned()];
     if let Some(skill) = parts.skill {
@@ -98,7 +87,7 @@ pub fn system_prompt(parts: &PromptParts<'_>) -> Result<String, PromptError> {
     Ok(sections.join(SECTION_SEPARATOR))
 }
 
-/// The directory that `own` (the definition's), else the daemon's own names, made absolute.
+/// The absolute path of `own` (from the definition), or else of the daemon's directory.
 pub fn workdir(agent: &str, configured: Option<&Path>) -> Result<PathBuf, PromptError> {
     let invalid = |why: String| PromptError::Workdir {
         agent: agent.to_owned(),
@@ -119,7 +108,8 @@ pub fn workdir(agent: &str, configured: Option<&Path>) -> Result<PathBuf, Prompt
     Ok(absolute.components().collect())
 }
 
-/// Where a skill's file is: absolute, `~`, relative to the config directory, or `skills/<name>/SKILL.md` for a bare name.
+/// The path of a skill's file: absolute, below `~`, relative to the config directory, or `skills/<name>/SKILL.md` for
+/// a bare name.
 pub fn skill_path(skill: &str, config_dir: &Path) -> PathBuf {
     match skill.contains('/') {
         true => config_dir.join(expand_home(skill, home_dir().as_deref())),
@@ -127,7 +117,7 @@ pub fn skill_path(skill: &str, config_dir: &Path) -> PathBuf {
     }
 }
 
-/// A root's user message: the input, or the default text where it is blank, with the context after it.
+/// A root's user message: the input, or the default if it is blank, followed by the context.
 pub fn root_message(input: Option<&Content>, context: Option<&str>) -> Content {
     let input = input.filter(|input| !input.is_blank());
     let mut message = input.map_or_else(|| Content::from(DEFAULT_INPUT), Content::clone);
@@ -146,7 +136,7 @@ pub fn child_message(task: &str, context: Option<&str>) -> String {
     }
 }
 
-/// A section of the prompt; nothing where it would be empty.
+/// A section of the prompt; empty if it has no content.
 fn section(heading: &str, text: &str) -> String {
     match text.trim().is_empty() {
         true => String::new(),
@@ -154,11 +144,11 @@ fn section(heading: &str, text: &str) -> String {
     }
 }
 
-/// A context file as the prompt shows it.
+/// Formats a context file for the prompt.
 fn file_block(file: &ContextFile) -> String {
     let extension = Path::new(&file.path).extension().unwrap_or_default();
     let extension = extension.to_string_lossy();
-    // What stands behind a fence must not end its line.
+    // The info string of a fence must not end its line.
     let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '+' | '-' | '_' | '#');
     let language = match extension.chars().all(is_plain) {
         true => &*extension,
@@ -169,8 +159,8 @@ fn file_block(file: &ContextFile) -> String {
     format!("### {path}\n{fence}{language}\n{}\n{fence}", file.text)
 }
 
-/// Three backticks, or one more than the longest run that opens a line of the text: a file must not close its own
-/// block and speak as the prompt.
+/// Three backticks, or one more than the longest run at the start of a line: a file must not close its own block and
+/// pose as the prompt.
 fn fence(text: &str) -> String {
     let run = |line: &str| {
         let line = line.trim_start();
@@ -188,7 +178,7 @@ fn read_skill(path: &Path, max_bytes: usize) -> Result<String, String> {
         }
         _ => format!("could not read skill {display_path}: {error}"),
     };
-    // Asked before it is opened: opening a pipe would wait for its writer.
+    // Checked before it is opened: opening a pipe would wait for its writer.
     if !fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(format!("skill {display_path} is not a file"));
     }
@@ -196,7 +186,7 @@ fn read_skill(path: &Path, max_bytes: usize) -> Result<String, String> {
     skill_text(&display_path.to_string(), file, max_bytes)
 }
 
-/// A skill that a request named: below a root, without a link on the way, and none of the daemon's own files.
+/// Opens a skill that a request names: below a root, without links, and not one of the daemon's own files.
 fn read_requested_skill(
     path: &Path,
     workdirs: &Workdirs,

@@ -1,4 +1,4 @@
-//! Reads one agent file: strict keys, checked values, errors that name file, line, key and the nearest known key.
+//! Reads one agent file strictly: errors name the file, line, key and the nearest known key.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::domain::agent::settings::Section;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 
-/// Tools that are offered because of other settings.
+/// Tools that other settings enable.
 const IMPLICIT_TOOLS: [&str; 2] = ["call_agent", "subagent"];
 
-/// The definition in these bytes of `<name>.toml`, with what is odd in it.
+/// Parses the bytes of `<name>.toml` into a definition and its warnings.
 pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<(Agent, Vec<String>), LoadError> {
     let file = path.display().to_string();
     let parse_error = |problems: &[document::Problem]| {
@@ -63,7 +63,7 @@ pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<(Agent, Vec<String>
     Ok((agent, warnings))
 }
 
-/// The version of a definition: the digest of its file's bytes.
+/// The version of a definition: the digest of its file.
 pub fn version(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     let mut version = String::from("sha256:");
@@ -73,9 +73,9 @@ pub fn version(bytes: &[u8]) -> String {
     version
 }
 
-/// What a file holds, before the errors that have no place are reported.
+/// The content of a file, before errors without a position are reported.
 struct ParsedAgent {
-    /// The key `name`. The file's own name is what counts.
+    /// The key `name`; the file's name takes precedence.
     name: Option<String>,
     agent: Agent,
     models: ModelProblems,
@@ -113,7 +113,7 @@ fn check_tool(tool: &str) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// A tool that nobody would ever be asked about is a slip of the pen, and a dangerous one.
+/// An approval rule for a tool that the agent lacks is a dangerous typo, so it is an error.
 fn check_approval(agent: &Agent, tool: &str) -> Result<(), LoadError> {
     let is_available = match tool {
         "call_agent" => !agent.sub_agents.is_empty(),
@@ -140,7 +140,7 @@ fn check_approval(agent: &Agent, tool: &str) -> Result<(), LoadError> {
     )))
 }
 
-/// What is odd in a definition without being wrong.
+/// Returns warnings about a valid definition.
 fn lint(agent: &Agent, own_name: &str) -> Vec<String> {
     let mut oddities = Vec::new();
     if own_name != agent.name {
@@ -330,7 +330,7 @@ mod tests {
             whole_error("name = \"x\"\n\nmodle = \"p/m\"\n"),
             "failed to parse agent config \"x\": agents/x.toml:3:1: unknown key \"modle\"; did you mean \"model\"?"
         );
-        // As in a request.
+        // The same text as in a request.
         assert_eq!(
             error("[params]\neffort = \"low\""),
             "failed to parse agent config \"x\": agents/x.toml:4:1: params.effort belongs at the top of the file, \

@@ -1,4 +1,4 @@
-//! Keeps the catalogue in step with its directories and swaps it whole.
+//! Reloads the catalogue when its directories change.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,29 +22,29 @@ use crate::catalog::{Agents, Entry, LoadError, Rules};
 use crate::config::document::MAX_FILE_BYTES;
 use crate::domain::agent::{Agent, is_agent_name};
 
-/// Editors and copies write in bursts: a reload waits for this much quiet.
+/// Editors and copies write in bursts: a reload waits until nothing changed for this long.
 const DEBOUNCE_INTERVAL: Duration = Duration::from_millis(100);
-/// A burst that does not end is cut into reloads of this many waits.
+/// During an endless burst, a reload happens after this many waits.
 const MAX_DEBOUNCE_INTERVALS: u32 = 4;
-/// How often the directories are looked at besides: links that are swapped elsewhere, directories that appear, and
-/// network disks are told by nobody. With a reload it stays within the second that is promised.
+/// Interval for polling the directories: swapped links, new directories and network file systems cause no
+/// notifications. Polling and a reload together take less than the promised second.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The agents of some directories.
+/// The agents of a list of directories.
 pub struct Catalog {
     dirs: Vec<PathBuf>,
     rules: Rules,
     inspector: Box<Inspector>,
     snapshot: ArcSwap<Agents>,
-    /// What the last reload saw; held while one is at work, so that two cannot overtake each other.
+    /// The state at the last reload; locked during a reload, so that two cannot overtake each other.
     last_scan: Mutex<ScanState>,
     reloads: watch::Sender<u64>,
 }
 
-/// What the server has to say of a definition: warnings.
+/// Returns additional warnings about a definition.
 pub type Inspector = dyn Fn(&Agent) -> Vec<String> + Send + Sync;
 
-/// Keeps the watch alive; dropping it ends the watch.
+/// Stops the watch on drop.
 pub struct Watch {
     messages: Sender<WatchMessage>,
     thread: Option<JoinHandle<()>>,
@@ -52,25 +52,25 @@ pub struct Watch {
 
 #[derive(Default)]
 struct ScanState {
-    /// The state of the directories before they were read.
+    /// A hash of the state of the directories: names, sizes, times and locations of their files; follows links.
     fingerprint: u64,
-    /// What is odd about the directories and was logged.
+    /// The logged warnings about the directories.
     warnings: BTreeSet<String>,
 }
 
-/// What the watching thread is told.
+/// Messages to the watching thread.
 enum WatchMessage {
     Changed,
     Stop,
 }
 
 impl Catalog {
-    /// Reads every directory once. A directory that is missing is a warning: it may appear later.
+    /// Reads every directory once. Warns about a missing directory, which may be created later.
     pub fn open(dirs: Vec<PathBuf>, rules: Rules) -> Self {
         Self::open_with_inspector(dirs, rules, Box::new(|_| Vec::new()))
     }
 
-    /// As [`Catalog::open`], with the warnings of `inspect` among those of each definition.
+    /// Like [`Catalog::open`], with additional warnings from `inspect` for each definition.
     pub fn open_with_inspector(
         dirs: Vec<PathBuf>,
         rules: Rules,
@@ -88,24 +88,24 @@ impl Catalog {
         catalog
     }
 
-    /// The snapshot in force.
+    /// The current snapshot.
     pub fn current(&self) -> Arc<Agents> {
         self.snapshot.load_full()
     }
 
-    /// Counts the snapshots: changes whenever another one is in force.
+    /// Changes with every new snapshot.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.reloads.subscribe()
     }
 
-    /// Reads every directory again and swaps the snapshot. Logs what changed. Blocking I/O.
+    /// Reads every directory again, replaces the snapshot and logs the changes. Blocking I/O.
     pub fn reload(&self) {
-        // A reload that panicked has swapped nothing, so what was seen last still holds.
+        // A reload that panicked replaced nothing, so the last state is still valid.
         let mut last_scan = self
             .last_scan
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        // Taken first: what changes while we read is noticed by the next look.
+        // Taken before reading, so that the next poll detects changes made meanwhile.
         last_scan.fingerprint = fingerprint(&self.dirs);
         let before = self.current();
         let mut warnings = BTreeSet::new();
@@ -126,7 +126,7 @@ impl Catalog {
         for entry in agents.entries.values_mut() {
             if let Some(agent) = &entry.agent {
                 for warning in (self.inspector)(agent) {
-                    // An entry that was kept has it already.
+                    // A kept entry already has it.
                     if !entry.warnings.contains(&warning) {
                         entry.warnings.push(warning);
                     }
@@ -135,14 +135,14 @@ impl Catalog {
         }
     }
 
-    /// Reloads whenever something in the directories changes (links swapped too), within a second.
+    /// Reloads within a second after a change in the directories, including swapped links.
     pub fn watch(self: &Arc<Self>) -> Result<Watch, notify::Error> {
         let (messages, receiver) = channel();
         let watcher_messages = messages.clone();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // A failed watch is as good as a change: the directories are read, and watched again.
+            // A failed watch counts as a change: the directories are read and watched again.
             if event.map_or(true, |event| is_change(&event.kind)) {
-                // Only fails when the thread has ended.
+                // Fails only if the thread has ended.
                 let _ = watcher_messages.send(WatchMessage::Changed);
             }
         })?;
@@ -157,7 +157,7 @@ impl Catalog {
         })
     }
 
-    /// Waits for changes until it is told to stop.
+    /// Handles changes until the stop message.
     fn run_watcher(&self, mut watcher: RecommendedWatcher, receiver: &Receiver<WatchMessage>) {
         let mut watched = Vec::new();
         loop {
@@ -188,7 +188,7 @@ impl Catalog {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Either fails only where the thread has already ended.
+        // Both fail only if the thread has already ended.
         let _ = self.messages.send(WatchMessage::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -196,7 +196,7 @@ impl Drop for Watch {
     }
 }
 
-/// Waits until no change comes for a while; false when told to stop.
+/// Waits until no change arrives for a while; `false` after the stop message.
 fn debounce(receiver: &Receiver<WatchMessage>) -> bool {
     let deadline = std::time::Instant::now() + DEBOUNCE_INTERVAL * MAX_DEBOUNCE_INTERVALS;
     while std::time::Instant::now() < deadline {
@@ -209,7 +209,7 @@ fn debounce(receiver: &Receiver<WatchMessage>) -> bool {
     true
 }
 
-/// Our own reading is told as well, and must not make us read again.
+/// Reading also causes notifications, which must not cause another reload.
 fn is_change(kind: &EventKind) -> bool {
     match kind {
         EventKind::Access(access) => *access == AccessKind::Close(AccessMode::Write),
@@ -217,7 +217,7 @@ fn is_change(kind: &EventKind) -> bool {
     }
 }
 
-/// Watches the directories that are there, again where another one has taken a name.
+/// Watches the existing directories, again if another directory took a name.
 fn watch_dirs(
     watcher: &mut RecommendedWatcher,
     dirs: &[PathBuf],
@@ -232,7 +232,7 @@ fn watch_dirs(
             continue;
         }
         watched.retain(|(path, _)| path != dir);
-        // Fails where it was not watched, or its directory is gone: both are well.
+        // Fails if it was not watched or its directory is gone; neither matters.
         let _ = watcher.unwatch(dir);
         if let Err(error) = watcher.watch(dir, RecursiveMode::NonRecursive) {
             let interval_ms = POLL_INTERVAL.as_millis();
@@ -245,7 +245,7 @@ fn watch_dirs(
     }
 }
 
-/// The state of the directories in a number: names, sizes, times and places of their files, links followed.
+/// A hash of the state of the directories: names, sizes, times and locations of their files; follows links.
 fn fingerprint(dirs: &[PathBuf]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for dir in dirs {
@@ -318,7 +318,7 @@ fn read_dirs(
     after
 }
 
-/// The entry of a file, which keeps the definition in force where the file is unchanged or broken.
+/// The entry of a file; keeps the current definition if the file is unchanged or invalid.
 fn build_entry(
     name: &str,
     path: &Path,
@@ -353,7 +353,7 @@ fn build_entry(
     }
 }
 
-/// The `.toml` files of a directory, sorted. Hidden ones are editors' and Kubernetes' own.
+/// The `.toml` files of a directory, sorted. Skips hidden ones, which editors and Kubernetes create.
 pub fn list_agent_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -371,9 +371,9 @@ fn is_toml(path: &Path) -> bool {
     name.ends_with(b".toml") && !name.starts_with(b".")
 }
 
-/// The bytes of a file, links followed, or why they cannot be read; nothing for what is no file, or no longer there.
+/// Reads a file and follows links; `None` if it is not a file or no longer exists.
 fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
-    // Asked before it is opened: opening a pipe would wait for its writer.
+    // Checked before it is opened: opening a pipe would wait for its writer.
     match fs::metadata(path) {
         Ok(meta) if !meta.is_file() => return None,
         Ok(_) => {}
@@ -390,7 +390,7 @@ fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
     }
 }
 
-/// Logs how the snapshots differ, a line for each agent; false where they do not.
+/// Logs the differences between two snapshots, one line for each agent; `false` if there are none.
 fn log_changes(before: &Agents, after: &Agents) -> bool {
     let mut differ = false;
     for (name, entry) in &after.entries {

@@ -1,13 +1,12 @@
-//! The file that `axed agents init` writes: every key of an agent file with its default, commented, ready to run once
-//! its model is chosen.
+//! The file that `axed agents init` writes: every key of an agent file with its default as a comment.
 
-/// An agent file for that name. It passes the check as it is.
+/// Returns a valid agent file for this name.
 pub fn template(name: &str) -> String {
-    // A name is letters, digits, dots, dashes and underscores: nothing that TOML would read otherwise.
+    // A name contains only letters, digits, dots, dashes and underscores, so TOML needs no escapes.
     TEMPLATE.replace("{name}", name)
 }
 
-const TEMPLATE: &str = r#"# An agent: what it is, who answers for it, and what it may do. Its name is this file's name without ".toml".
+const TEMPLATE: &str = r#"# An agent. Its name is this file's name without ".toml".
 # Every key is here; a key behind a # shows its default or an example.
 
 name = "{name}"
@@ -16,7 +15,7 @@ name = "{name}"
 
 # provider/model. Providers are anthropic, openai, ollama and those of the server's configuration.
 model = "anthropic/claude-sonnet-4-5"
-# Asked in this order when the model's provider is overloaded, rate-limited or down after its retries.
+# Used in this order if the model's provider is overloaded, rate-limited or down after its retries.
 # fallback_models = ["openai/gpt-5-mini"]
 
 system_prompt = """
@@ -30,7 +29,7 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # Text files that enter the prompt: globs below workdir, ** for any depth.
 # files = ["README.md", "docs/**/*.md"]
 
-# Where files are looked for, and all that the file tools reach; unset means the daemon's working directory.
+# The directory of files and of the file tools, which reach nothing else; unset means the daemon's working directory.
 # workdir = "/srv/project"
 
 # Built-in tools offered to the model (docs/TOOLS.md): list_directory, read_file, find_path and grep read; write_file,
@@ -38,28 +37,28 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # read the web; run_command runs commands, where the server allows it.
 # tools = ["list_directory", "read_file", "find_path", "grep"]
 
-# The hosts that url_fetch may ask: names, addresses, or *.example.com for all below a name. Empty means every public
-# one, or its caller's where another agent calls this one.
+# Hosts that url_fetch may reach: names, addresses, or *.example.com for all subdomains. Empty means every public
+# host, or the caller's hosts if another agent calls this one.
 # allowed_hosts = ["docs.rs", "*.wikipedia.org"]
 
 # Agents that this one may call, by the names of their files. Naming one offers the tool call_agent.
 # sub_agents = ["researcher", "critic"]
 
-# Tools whose calls wait for a person's word (docs/TOOLS.md): those of tools, call_agent, subagent, or <server>__<tool>.
+# Tools whose calls wait for human approval (docs/TOOLS.md): those of tools, call_agent, subagent, or <server>__<tool>.
 # approve = ["call_agent"]
-# Seconds that each call waits; then it is refused. 0: as long as it takes.
+# Seconds that each call waits for approval; then it is denied. 0 means no limit.
 # approve_timeout = 0
 
 # How much the model thinks before it answers: none, minimal, low, medium, high, xhigh or max; unset leaves it to the
 # service. A level that the model does not know becomes its nearest (`axed models` prints them).
 # effort = "medium"
-# A summary of what it thinks, for listeners to a stream (the event reasoning.delta): auto, concise or detailed; unset asks
-# for none. OpenAI's Responses API and Anthropic's have it.
+# Stream a summary of the model's reasoning (event reasoning.delta): auto, concise or detailed; unset means none.
+# OpenAI's Responses API and Anthropic's support it.
 # reasoning_summary = "auto"
-# How long the service keeps the prompt for the run's next turns, where it is asked for that (Anthropic): 5m, 1h or off.
+# How long the service caches the prompt for the run's next turns (Anthropic): 5m, 1h or off.
 # cache = "5m"
-# How soon the service has to answer, where it sells that: default, flex (slower and cheaper; OpenAI) or batch (within a
-# day, at half the price; OpenAI and Anthropic).
+# Service tier: default, flex (slower and cheaper; OpenAI) or batch (within a day, at half the price; OpenAI and
+# Anthropic).
 # service = "default"
 # The keys of [params.extra] that a request may set.
 # allow_extra = ["service_tier"]
@@ -78,7 +77,7 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # max_depth = 0
 # Whether several calls of one reply run at once.
 # parallel = true
-# Seconds for each called agent; 0 means what is left of this agent's own time.
+# Seconds for each called agent; 0 means the rest of this agent's own time.
 # timeout = 0
 # Most called agents at once; 0 means no limit.
 # max_concurrent = 0
@@ -100,16 +99,16 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # schema = { type = "object", required = ["answer"], properties = { answer = { type = "string" } } }
 
 [limits]
-# Questions to the model in one run, 1 to 50.
+# Model requests in one run, 1 to 50.
 # max_turns = 50
 
-# What becomes of a conversation that outgrows the model's context window, where that is known (`axed models`).
+# How to handle a conversation that exceeds the model's context window, if that is known (`axed models`).
 [context]
 # The share of the window that a request may fill.
 # compact_at = 0.8
 # compact: the model sums up the oldest turns; drop_tool_results: the oldest results are left out; fail: the run fails.
 # strategy = "compact"
-# Offers the tool recall, which searches everything that was recorded of the conversation.
+# Offers the tool recall, which searches the whole recorded conversation.
 # recall = false
 
 # For the run and all runs below it together; 0 means no limit.
@@ -127,14 +126,14 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # initial_delay_ms = 500
 # max_delay_ms = 30000
 
-# Unnamed agents on tasks of their own, with this agent's model, prompt and tools.
+# Ad-hoc sub-agents for separate tasks, with this agent's model, prompt and tools.
 [subagent]
 # enabled = false
 # The deepest level, 1 to 5.
 # max_depth = 3
-# Turns of one whose call does not say.
+# Turns of a sub-agent whose call sets none.
 # default_max_turns = 10
-# Most bytes of a result.
+# Maximum size of a result in bytes.
 # output_max_size = 4096
 # always, or on_request.
 # summary = "on_request"
@@ -143,19 +142,19 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # max_total_tokens = 0
 # max_total_time = 0
 
-# What the agent remembers of its earlier runs.
+# Memory of the agent's earlier runs.
 [memory]
 # enabled = false
-# Where the server has keys, each key has a memory of its own, unless this says that all share one.
+# If the server has keys, each key has its own memory, unless this is true.
 # shared = false
-# Unset means <data directory>/memory/{name}.md, or {name}/<key>.md there. Where the server has keys it needs shared = true.
+# Unset means <data directory>/memory/{name}.md, or {name}/<key>.md there. If the server has keys, this needs shared = true.
 # path = "/srv/memory/{name}.md"
 # The newest entries that enter the prompt; 0 means all.
 # last_n = 10
-# From this many on a warning is given; `axed gc {name}` trims.
+# Warn from this many entries on; `axed gc {name}` trims them.
 # max_entries = 100
 
-# Who is told how its runs end, each message signed.
+# Signed notifications about the agent's runs.
 [webhook]
 # url = "https://hooks.example.com/axed"
 # The environment variable with the secret; unset means the server's.

@@ -1,4 +1,4 @@
-//! An agent's settings as the API and `axed agents show` print them: the keys of its file, with defaults filled in.
+//! Serializes an agent's settings for the API and `axed agents show`: the keys of its file, with defaults filled in.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -8,12 +8,12 @@ use crate::domain::agent::settings::{Presence, Section, Setting, Visitor};
 use crate::domain::mcp::McpServerView;
 use crate::ssrf;
 
-/// For whom settings are shown.
+/// The audience of the settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// Clients of the API: without what may be a secret.
+    /// Clients of the API: omits possible secrets.
     Client,
-    /// The operator, as an agent file that reads back. Values of MCP servers that may be secrets are masked.
+    /// The operator: a valid agent file. Possible secrets of MCP servers are masked.
     Operator,
 }
 
@@ -21,9 +21,9 @@ pub enum Audience {
 pub struct SectionView<'a, S> {
     pub section: &'a S,
     pub audience: Audience,
-    /// Whether the key `enabled` is shown.
+    /// Whether to include the key `enabled`.
     pub has_enabled: bool,
-    /// Keys that are not shown.
+    /// Keys to omit.
     pub omitted: &'static [&'static str],
 }
 
@@ -50,7 +50,7 @@ impl<S: Section> Serialize for SectionView<'_, S> {
         if self.has_enabled {
             writer.write("enabled", &true);
         }
-        // Visitors may change settings, so that this one visits a copy.
+        // Visitors may change settings, so this one visits a copy.
         self.section.clone().visit(&mut writer);
         writer.result?;
         writer.map.end()

@@ -297,7 +297,11 @@ async fn exit_codes_tell_how_a_run_ended() {
             3,
             "could not reach",
         ),
-        (&["slow", "--server", "ftp://x"], 2, "no address"),
+        (
+            &["slow", "--server", "ftp://x"],
+            2,
+            "not the address of a daemon",
+        ),
     ] {
         let arguments: Vec<&str> = ["run"].iter().chain(arguments).copied().collect();
         let ended = home.axed(&arguments).await;
