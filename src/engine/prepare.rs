@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Map;
+
 use crate::catalog::prompt::{self, PromptError, PromptParts};
 use crate::domain::agent::model_ref::ModelRef;
-use crate::domain::agent::params::Params;
+use crate::domain::agent::overrides::ParamsOverride;
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, Budget};
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
@@ -16,9 +19,7 @@ use crate::domain::run::{RunId, Scope};
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
 use crate::engine::record::webhook_events;
-use crate::engine::request::{
-    DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunRequest, StartError,
-};
+use crate::engine::request::{DryLimits, DryRun, DrySubAgents, Overrides, RunRequest, StartError};
 use crate::engine::settings::Settings;
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::workdir;
@@ -90,7 +91,7 @@ pub async fn resolve_agent(
         overridden.workdir = Some(resolve_in_roots("workdir", workdir.clone(), engine).await?);
     }
     check_params(engine, &overridden, &overrides.params)?;
-    apply_params(&mut overridden.params, &overrides.params);
+    overrides.params.apply_to(&mut overridden.params);
     tighten_budget(&mut overridden.budget, &overrides.budget);
     Ok(Arc::new(overridden))
 }
@@ -334,34 +335,26 @@ fn is_empty(overrides: &Overrides) -> bool {
         timeout: _,
         budget,
     } = overrides;
-    let ParamsPatch {
-        temperature,
-        max_tokens,
-        top_p,
-        stop,
-        response_format,
-        effort,
-        service,
-        extra,
-    } = params;
     model.is_none()
         && skill.is_none()
         && workdir.is_none()
-        && temperature.is_none()
-        && max_tokens.is_none()
-        && top_p.is_none()
-        && stop.is_none()
-        && response_format.is_none()
-        && effort.is_none()
-        && service.is_none()
-        && extra.is_empty()
+        && params.is_empty()
         && *budget == Budget::default()
 }
 
 /// Whether the agent allows the parameters of a request, and its model is not known to reject them.
-fn check_params(engine: &Engine, agent: &Agent, patch: &ParamsPatch) -> Result<(), StartError> {
+fn check_params(
+    engine: &Engine,
+    agent: &Agent,
+    patch: &ParamsOverride<ResponseFormat>,
+) -> Result<(), StartError> {
     let allows = |key: &&String| agent.allow_extra.contains(key);
-    if let Some(key) = patch.extra.keys().find(|key| !allows(key)) {
+    if let Some(key) = patch
+        .extra
+        .iter()
+        .flat_map(Map::keys)
+        .find(|key| !allows(key))
+    {
         let reason = format!("\"{key}\" is not in the agent's allow_extra");
         return Err(StartError::Param {
             field: "extra",
@@ -381,24 +374,6 @@ fn check_params(engine: &Engine, agent: &Agent, patch: &ParamsPatch) -> Result<(
         }
     }
     Ok(())
-}
-
-fn apply_params(params: &mut Params, patch: &ParamsPatch) {
-    params.temperature = patch.temperature.or(params.temperature);
-    params.max_tokens = patch.max_tokens.or(params.max_tokens);
-    params.top_p = patch.top_p.or(params.top_p);
-    if let Some(stop) = &patch.stop {
-        params.stop.clone_from(stop);
-    }
-    if let Some(format) = &patch.response_format {
-        params.response_format = format.clone();
-    }
-    params.effort = patch.effort.or(params.effort);
-    params.service = patch.service.or(params.service);
-    let extra = patch.extra.iter();
-    params
-        .extra
-        .extend(extra.map(|(key, value)| (key.clone(), value.clone())));
 }
 
 /// A request may lower the agent's limits, and set those that the agent has not.

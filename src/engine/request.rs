@@ -7,18 +7,17 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value};
 
 use crate::catalog::LoadError;
 use crate::domain::agent::Budget;
 use crate::domain::agent::model_ref::{ModelRef, ModelRefError};
-use crate::domain::agent::params::{Effort, Params};
+use crate::domain::agent::overrides::ParamsOverride;
+use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content;
 use crate::domain::context::ContextSettings;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
-use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::engine::admission::sessions::OnBusy;
 use crate::engine::state::provider_keys::Keys;
@@ -65,7 +64,7 @@ pub struct Overrides {
     pub skill: Option<String>,
     /// A path within the configured roots.
     pub workdir: Option<PathBuf>,
-    pub params: ParamsPatch,
+    pub params: ParamsOverride<ResponseFormat>,
     pub timeout: Option<Duration>,
     pub budget: Budget,
 }
@@ -85,20 +84,6 @@ impl fmt::Debug for WebhookRequest {
             .field("events", &self.events)
             .finish_non_exhaustive()
     }
-}
-
-/// Parameters of a request.
-#[derive(Clone, Debug, Default)]
-pub struct ParamsPatch {
-    pub temperature: Option<f64>,
-    pub max_tokens: Option<u32>,
-    pub top_p: Option<f64>,
-    pub stop: Option<Vec<String>>,
-    pub response_format: Option<ResponseFormat>,
-    pub effort: Option<Effort>,
-    pub service: Option<Service>,
-    /// Each key replaces that of the agent's settings.
-    pub extra: Map<String, Value>,
 }
 
 /// Why a run was not accepted.

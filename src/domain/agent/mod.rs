@@ -19,6 +19,7 @@ use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
 
 pub mod model_ref;
+pub mod overrides;
 pub mod params;
 pub mod response_format;
 pub mod schema;

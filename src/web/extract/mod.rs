@@ -10,3 +10,4 @@ pub mod path;
 pub mod provider_keys;
 pub mod query;
 pub mod request_body;
+pub mod run_request;

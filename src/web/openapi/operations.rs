@@ -6,7 +6,7 @@ use crate::domain::run::Status;
 use crate::engine::memory::memory::{GcReport, MemoryEntry};
 use crate::engine::request::DryRun;
 use crate::web::agents::{AgentBrief, AgentView, GcRequest};
-use crate::web::create_run::CreateRunRequest;
+use crate::web::extract::run_request::CreateRunRequest;
 use crate::web::openapi::operation::Operation;
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::ListResponse;

@@ -1,0 +1,465 @@
+//! The body of `POST /agents/{name}/runs`: read and checked, it becomes a [`RunRequest`].
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::domain::agent::is_agent_name;
+use crate::domain::agent::overrides::{BudgetOverride, InvalidOverride, ParamsOverride};
+use crate::domain::agent::response_format::ResponseFormat;
+use crate::engine::admission::sessions::OnBusy;
+use crate::engine::blocking;
+use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
+use crate::engine::state::provider_keys::Keys;
+use crate::validation;
+use crate::web::error::Problem;
+use crate::web::extract::content::{AttachmentCounter, ContentInput};
+use crate::web::extract::form::Form;
+use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
+use crate::web::extract::messages::{self, MessageInput};
+use crate::web::extract::request_body::RequestBody;
+use crate::web::state::Settings;
+
+/// Most characters of a label's key and of its value.
+const MAX_LABEL_KEY: usize = 64;
+const MAX_LABEL_VALUE: usize = 256;
+/// Most bytes of a path: the kernel's own bound.
+const MAX_PATH: usize = 4096;
+
+/// The wish that a body says.
+pub async fn build_run_request(
+    body: RequestBody,
+    agent: String,
+    owner: Option<String>,
+    settings: &Settings,
+) -> Result<RunRequest, Problem> {
+    match body {
+        RequestBody::Empty => Ok(RunRequest {
+            owner,
+            agent,
+            ..RunRequest::default()
+        }),
+        RequestBody::Form(form) => {
+            let mut request = json_body::parse_json::<CreateRunRequest>(form.fields.as_bytes())?;
+            request.form = Some(form);
+            Box::pin(request.into_run_request(agent, owner, settings)).await
+        }
+        RequestBody::Text(input) => Ok(RunRequest {
+            owner,
+            agent,
+            input: Some(input.into()),
+            ..RunRequest::default()
+        }),
+        RequestBody::Json(bytes) => {
+            let request = match bytes.len() > settings.max_body {
+                // Pictures and files take their time to be decoded.
+                true => {
+                    blocking::run_blocking(move || {
+                        json_body::parse_json::<CreateRunRequest>(&bytes)
+                    })
+                    .await?
+                }
+                false => json_body::parse_json::<CreateRunRequest>(&bytes)?,
+            };
+            Box::pin(request.into_run_request(agent, owner, settings)).await
+        }
+    }
+}
+
+/// What a run is asked to do. Every field is optional.
+#[derive(Default, Deserialize, JsonSchema)]
+#[schemars(rename = "RunRequest")]
+#[serde(deny_unknown_fields, default)]
+pub struct CreateRunRequest {
+    /// The user message.
+    input: Option<ContentInput>,
+    /// Appended to it after a blank line.
+    context: Option<String>,
+    /// `provider/model`, instead of the file's.
+    model: Option<String>,
+    /// Instead of the file's; only within `tools.roots`.
+    skill: Option<String>,
+    /// Instead of the file's; only within `tools.roots`.
+    workdir: Option<String>,
+    /// Each one that is set wins over the file's.
+    params: Option<Object<ParamsOverride<Object<ResponseFormatInput>>>>,
+    /// The run's deadline in seconds, at most `server.max_timeout`; 0 leaves it to the file.
+    timeout: Option<u64>,
+    /// Bounds of the whole tree; 0 leaves one to the file.
+    budget: Option<Object<BudgetOverride>>,
+    /// For finding the run again: keys of 1 to 64 characters, values of at most 256.
+    labels: Option<BTreeMap<String, String>>,
+    /// The shape of the final text.
+    response_format: Option<Object<ResponseFormatInput>>,
+    /// Whether the tree asks its providers for deltas.
+    stream: Option<bool>,
+    /// Who is told of the run, beside the receiver that the agent's file names.
+    webhook: Option<Object<WebhookInput>>,
+    /// The conversation that it goes on with: the last completed run of this session and agent left it.
+    session: Option<String>,
+    /// What becomes of the run while another one of the session is at work.
+    on_busy: Option<OnBusyInput>,
+    /// What was said before, oldest first; not beside `session`.
+    messages: Option<Vec<Object<MessageInput>>>,
+    /// The form that the other fields come from, with its own input.
+    #[serde(skip)]
+    form: Option<Box<Form>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "OnBusy")]
+#[serde(rename_all = "snake_case")]
+enum OnBusyInput {
+    Queue,
+    Reject,
+    CancelPrevious,
+}
+
+impl From<OnBusyInput> for OnBusy {
+    fn from(busy: OnBusyInput) -> Self {
+        match busy {
+            OnBusyInput::Queue => Self::Queue,
+            OnBusyInput::Reject => Self::Reject,
+            OnBusyInput::CancelPrevious => Self::CancelPrevious,
+        }
+    }
+}
+
+// Not `Debug`: its address may hold a secret.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct WebhookInput {
+    url: Option<String>,
+    events: Option<Vec<String>>,
+}
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct ResponseFormatInput {
+    r#type: FormatKind,
+    /// A JSON Schema, for `json_schema` only.
+    schema: Option<Box<RawValue>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum FormatKind {
+    #[default]
+    Text,
+    JsonObject,
+    JsonSchema,
+}
+
+impl CreateRunRequest {
+    /// The wish that the body says, checked as far as it can be without the agent.
+    pub async fn into_run_request(
+        self,
+        agent: String,
+        owner: Option<String>,
+        settings: &Settings,
+    ) -> Result<RunRequest, Problem> {
+        let labels = self.labels.unwrap_or_default();
+        check_labels(&labels, settings.max_labels)?;
+        let session = self.session.map(check_session_name).transpose()?;
+        if self.on_busy.is_some() && session.is_none() {
+            return Err(invalid("/on_busy", "is only for a run with a session"));
+        }
+        if self.messages.is_some() && session.is_some() {
+            let why = "cannot be sent with a session, which has a conversation of its own";
+            return Err(invalid("/messages", why));
+        }
+        let format =
+            ResponseFormatInput::parse(self.response_format, "/response_format", owner.as_deref())
+                .await?;
+        let mut params = match self.params {
+            Some(Object(params)) => check_params(params, owner.as_deref()).await?,
+            None => ParamsOverride::default(),
+        };
+        if format.is_some() && params.response_format.is_some() {
+            return Err(invalid(
+                "/params/response_format",
+                "is also given as response_format",
+            ));
+        }
+        params.response_format = format.or(params.response_format);
+        let (input, mut counter) = match (self.form, self.input) {
+            (Some(form), _) => (form.input, form.counter),
+            (None, input) => {
+                let mut counter = AttachmentCounter::new(settings.attachments);
+                let input = input.map(|input| input.into_content("/input", &mut counter));
+                (input.transpose()?, counter)
+            }
+        };
+        Ok(RunRequest {
+            owner,
+            claim: None,
+            trace: None,
+            provider_keys: Keys::new(),
+            agent,
+            input,
+            context: self.context,
+            messages: messages::parse_messages(self.messages.unwrap_or_default(), &mut counter)?,
+            session,
+            on_busy: self.on_busy.map(OnBusy::from).unwrap_or_default(),
+            overrides: Overrides {
+                model: self.model,
+                skill: check_path("/skill", self.skill)?,
+                workdir: check_path("/workdir", self.workdir)?.map(PathBuf::from),
+                params,
+                timeout: parse_timeout(self.timeout, settings.max_timeout)?,
+                budget: self
+                    .budget
+                    .map(|Object(limits)| limits.into_budget())
+                    .transpose()
+                    .map_err(|error| invalid_override("/budget", error))?
+                    .unwrap_or_default(),
+            },
+            labels,
+            webhook: self.webhook.map(|Object(webhook)| WebhookRequest {
+                url: webhook.url,
+                events: webhook.events.unwrap_or_default(),
+            }),
+            stream: self.stream,
+        })
+    }
+}
+
+impl ResponseFormatInput {
+    async fn parse(
+        format: Option<Object<Self>>,
+        pointer: &str,
+        owner: Option<&str>,
+    ) -> Result<Option<ResponseFormat>, Problem> {
+        let Some(Object(format)) = format else {
+            return Ok(None);
+        };
+        let schema_pointer = format!("{pointer}/schema");
+        match (format.r#type, format.schema) {
+            (FormatKind::Text, None) => Ok(Some(ResponseFormat::Text)),
+            (FormatKind::JsonObject, None) => Ok(Some(ResponseFormat::JsonObject)),
+            (FormatKind::JsonSchema, None) => Err(invalid(
+                &schema_pointer,
+                "is required when type is json_schema",
+            )),
+            (FormatKind::JsonSchema, Some(schema)) => {
+                // Raw JSON is passed over without being followed, so its depth was not checked yet.
+                if json_body::nesting_depth(schema.get()) > MAX_DEPTH {
+                    return Err(json_body::too_deep());
+                }
+                if !schema.get().starts_with('{') {
+                    return Err(invalid(&schema_pointer, "must be an object"));
+                }
+                let schema = validation::compile_schema(Arc::from(schema), owner)
+                    .await
+                    .map_err(|why| invalid(&schema_pointer, format!("is no JSON Schema: {why}")))?;
+                let raw = Arc::clone(schema.raw());
+                Ok(Some(ResponseFormat::JsonSchema(raw)))
+            }
+            (FormatKind::Text | FormatKind::JsonObject, Some(_)) => {
+                Err(invalid(&schema_pointer, "is only for type json_schema"))
+            }
+        }
+    }
+}
+
+async fn check_params(
+    mut params: ParamsOverride<Object<ResponseFormatInput>>,
+    owner: Option<&str>,
+) -> Result<ParamsOverride<ResponseFormat>, Problem> {
+    params
+        .check()
+        .map_err(|error| invalid_override("/params", error))?;
+    let format = params.response_format.take();
+    let format = ResponseFormatInput::parse(format, "/params/response_format", owner).await?;
+    Ok(params.with_response_format(format))
+}
+
+fn check_labels(labels: &BTreeMap<String, String>, max_labels: usize) -> Result<(), Problem> {
+    if labels.len() > max_labels {
+        let why = format!(
+            "{} labels are more than the {max_labels} that a run may have",
+            labels.len()
+        );
+        return Err(invalid("/labels", why));
+    }
+    for (key, value) in labels {
+        if key.is_empty() || key.chars().nth(MAX_LABEL_KEY).is_some() {
+            let why = format!("a label's key has 1 to {MAX_LABEL_KEY} characters");
+            return Err(invalid("/labels", why));
+        }
+        if value.chars().nth(MAX_LABEL_VALUE).is_some() {
+            let why = format!("a label's value has at most {MAX_LABEL_VALUE} characters");
+            let key = key.replace('~', "~0").replace('/', "~1");
+            return Err(invalid(&format!("/labels/{key}"), why));
+        }
+    }
+    Ok(())
+}
+
+/// 0 means that the request sets none, as it does in an agent's file.
+fn parse_timeout(seconds: Option<u64>, max_timeout: Duration) -> Result<Option<Duration>, Problem> {
+    match seconds.unwrap_or(0) {
+        0 => Ok(None),
+        seconds if seconds <= max_timeout.as_secs() => Ok(Some(Duration::from_secs(seconds))),
+        _ => {
+            let why = format!(
+                "must be at most {} seconds (server.max_timeout)",
+                max_timeout.as_secs()
+            );
+            Err(invalid("/timeout", why))
+        }
+    }
+}
+
+/// A session's name has the shape of an agent's.
+fn check_session_name(name: String) -> Result<String, Problem> {
+    match is_agent_name(&name) {
+        true => Ok(name),
+        false => Err(invalid(
+            "/session",
+            "must be 1 to 64 letters, digits, '.', '_' and '-', the first a letter or a digit",
+        )),
+    }
+}
+
+fn check_path(pointer: &str, path: Option<String>) -> Result<Option<String>, Problem> {
+    match path {
+        Some(path) if path.trim().is_empty() => Err(invalid(pointer, "must not be blank")),
+        Some(path) if path.contains('\0') => Err(invalid(pointer, "must not hold a NUL")),
+        Some(path) if path.len() > MAX_PATH => Err(invalid(
+            pointer,
+            format!("must have at most {MAX_PATH} bytes"),
+        )),
+        path => Ok(path),
+    }
+}
+
+fn invalid_override(pointer: &str, error: InvalidOverride) -> Problem {
+    invalid(&format!("{pointer}/{}", error.key), error.reason)
+}
+
+fn invalid(pointer: &str, detail: impl Into<String>) -> Problem {
+    Problem::field("invalid_field", pointer, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::CreateRunRequest;
+    use crate::domain::agent::response_format::ResponseFormat;
+    use crate::domain::usage::Cost;
+    use crate::engine::request::RunRequest;
+    use crate::web::error::Problem;
+    use crate::web::extract::json_body;
+    use crate::web::state::Settings;
+
+    fn parse(body: &Value) -> Result<RunRequest, Problem> {
+        let settings = Settings {
+            keys: Vec::new(),
+            loopback_port: None,
+            metrics: true,
+            path_prefix: String::new(),
+            max_body: 4 << 20,
+            attachments: crate::config::AttachmentLimits {
+                count: 1,
+                bytes: 9,
+                total: 9,
+            },
+            max_wait: Duration::from_secs(300),
+            max_timeout: Duration::from_secs(86_400),
+            client_timeout: Duration::from_secs(30),
+            max_labels: 64,
+        };
+        let request = json_body::parse_json::<CreateRunRequest>(body.to_string().as_bytes())?;
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let run_request = request.into_run_request("a".to_owned(), None, &settings);
+        runtime.expect("a runtime").block_on(run_request)
+    }
+
+    fn refused(body: &Value) -> String {
+        let problem = parse(body).expect_err("a problem");
+        let body: Value = serde_json::from_slice(&problem.render("", "")).expect("JSON");
+        format!(
+            "{} {}",
+            body["status"],
+            body["detail"].as_str().unwrap_or("")
+        )
+    }
+
+    #[test]
+    fn a_full_body_becomes_a_run_request() {
+        let request = parse(&json!({
+            "input": "hello", "context": "more", "model": "openai/gpt", "timeout": 5, "stream": true,
+            "params": {"temperature": 0.0, "max_tokens": 9, "stop": ["x"]},
+            "budget": {"max_tokens": 100, "max_cost_usd": 0.5, "max_runs": 0},
+            "labels": {"team": "a"},
+            "response_format": {"type": "json_schema", "schema": {"type": "object"}},
+            "session": null,
+        }))
+        .expect("a wish");
+        assert_eq!(request.input, Some("hello".into()));
+        assert_eq!(request.overrides.timeout, Some(Duration::from_secs(5)));
+        assert_eq!(request.overrides.params.temperature, Some(0.0));
+        assert_eq!(request.overrides.budget.max_cost, Some(Cost::from_usd(0.5)));
+        assert_eq!(request.overrides.budget.max_runs, None);
+        assert_eq!(
+            (request.labels["team"].as_str(), request.stream),
+            ("a", Some(true))
+        );
+        let Some(ResponseFormat::JsonSchema(schema)) = request.overrides.params.response_format
+        else {
+            panic!("no schema");
+        };
+        assert_eq!(schema.get(), r#"{"type":"object"}"#);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let many: Value = (0..100_000)
+            .map(|n| (n.to_string(), json!("x")))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
+        let deep = |levels: usize| -> Value {
+            (0..levels).fold(json!({}), |inner, _| json!({ "items": inner }))
+        };
+        let cases = [
+            json!({"labels": many}),
+            json!({"labels": {"k".repeat(65): "v"}}),
+            json!({"labels": {"": "v"}}),
+            json!({"labels": {"a/b": "v".repeat(257)}}),
+            json!({"labels": {"a": 1}}),
+            json!({"timeout": 1_000_000_000}),
+            json!({"params": {"temperature": -0.1}}),
+            json!({"params": {"top_p": 1.1}}),
+            json!({"params": {"max_tokens": 0}}),
+            json!({"params": {"max_tokens": -5}}),
+            json!({"params": {"response_format": {"type": "text"}}, "response_format": {}}),
+            json!({"budget": {"max_cost_usd": -1}}),
+            json!({"budget": {"max_token": 1}}),
+            json!({"response_format": {"type": "json_schema"}}),
+            json!({"response_format": {"type": "json_schema", "schema": []}}),
+            json!({"response_format": {"type": "json_schema", "schema": deep(140)}}),
+            json!({"response_format": {"type": "xml"}}),
+            json!({"response_format": {"schema": {}}}),
+            json!({"workdir": "a\0b"}),
+            json!({"skill": " "}),
+            json!({"webhook": "https://example.com"}),
+            json!({"webhook": {"uri": "https://example.com"}}),
+            json!({"session": ""}),
+            json!({"session": "a/b"}),
+            json!({"on_busy": "queue"}),
+            json!({"session": "s", "on_busy": "wait"}),
+            json!({"session": "s", "messages": []}),
+        ];
+        let all: Vec<String> = cases.iter().map(refused).collect();
+        insta::assert_snapshot!(all.join("\n"));
+    }
+}
