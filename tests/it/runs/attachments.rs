@@ -314,7 +314,7 @@ async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
             with(json!([{"type": "image", "media_type": "image/png", "data": base64(b"hello")}])),
             422,
             "/input/0/media_type",
-            "no kind that is taken",
+            "the type of the bytes is not supported",
         ),
         (
             with(json!([{"type": "image", "media_type": "image/png"}])),

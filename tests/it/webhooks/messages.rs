@@ -255,7 +255,7 @@ async fn a_wrong_webhook_is_refused_by_its_field() {
     let app = daemon().agent("solo", "").spawn().await;
     for (webhook, pointer, words) in [
         (json!({}), "/webhook/url", "is required"),
-        (json!({"url": "nonsense"}), "/webhook/url", "no URL"),
+        (json!({"url": "nonsense"}), "/webhook/url", "is not a URL"),
         (json!({"url": "ftp://a"}), "/webhook/url", "https"),
         (
             json!({"url": "http://example.com/?t=hush"}),
