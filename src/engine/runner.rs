@@ -200,18 +200,31 @@ impl Runner {
             name: name.clone(),
         };
         let must_be_free = request.on_busy == OnBusy::Reject;
-        match self.engine.sessions.enter(key, must_be_free) {
-            Ok((id, session_guard)) => Ok((id, Some(session_guard))),
-            Err((run, accepted)) => {
-                if request.claim.is_some() {
-                    // The run in the session may be this very request, sent twice: its idempotency key shows that once it
-                    // is recorded.
-                    accepted.cancelled().await;
-                }
-                let session = name.clone();
-                Err(StartError::SessionBusy { session, run })
+        let mut awaited = None;
+        loop {
+            let (run, accepted) = match self.engine.sessions.enter(key.clone(), must_be_free) {
+                Ok((id, session_guard)) => return Ok((id, Some(session_guard))),
+                Err(busy) => busy,
+            };
+            // A client that has seen the end of the run finds the session free: the run leaves it right after the commit.
+            if awaited != Some(run) && self.is_recorded_as_ended(run).await {
+                self.wait_for_end(run).await;
+                awaited = Some(run);
+                continue;
             }
+            if request.claim.is_some() {
+                // The run in the session may be this very request, sent twice: its idempotency key shows that once it
+                // is recorded.
+                accepted.cancelled().await;
+            }
+            let session = name.clone();
+            return Err(StartError::SessionBusy { session, run });
         }
+    }
+
+    async fn is_recorded_as_ended(&self, id: RunId) -> bool {
+        let record = self.store().run(id).await.ok().flatten();
+        record.is_some_and(|run| run.status.is_terminal())
     }
 
     /// Starts the run's task and waits until the run is committed.

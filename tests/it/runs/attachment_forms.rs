@@ -87,7 +87,11 @@ async fn a_form_is_held_to_the_same_bounds() {
             "says image/png, but the bytes are image/gif",
         ),
         (&[("colour", b"red")], 422, "unknown field"),
-        (&[("timeout", b"soon")], 422, "/timeout: must be JSON in a form"),
+        (
+            &[("timeout", b"soon")],
+            422,
+            "/timeout: must be JSON in a form",
+        ),
         (
             &[("context", b"a"), ("context", b"b")],
             422,
