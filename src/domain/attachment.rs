@@ -9,9 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// What an image may be, in words for whoever sent another one.
+/// The accepted image types, for error messages.
 pub const IMAGE_TYPES: &str = "image/png, image/jpeg, image/webp or image/gif";
-/// What a file may be, in words for whoever sent another one.
+/// The accepted file types, for error messages.
 pub const FILE_TYPES: &str = "application/pdf";
 
 /// Stored bytes, by their digests.

@@ -170,7 +170,7 @@ impl Content {
         })
     }
 
-    /// As it is shown to whoever reads the run: no bytes, and no address with its query.
+    /// For readers of the run: without the bytes of attachments and the queries of URLs.
     pub fn into_redacted(mut self) -> Self {
         self.drop_data();
         if let Self::Parts(parts) = &mut self {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::agent::schema::SectionSchema;
 use crate::domain::agent::settings::{Choice, Section, Setting, Visitor};
 
-/// A lower share of the window has no room for a summary.
+/// A summary does not fit in a lower share of the window.
 const MIN_COMPACT_AT: f64 = 0.1;
 
 /// What becomes of a conversation that outgrows its model's context window.

@@ -1,4 +1,4 @@
-//! The words of the house as plain types: what an agent, a run, a message, an event and usage are. Knows no I/O.
+//! Domain types, such as agents, runs, messages, events and usage. No I/O.
 
 pub mod agent;
 pub mod attachment;

@@ -188,13 +188,13 @@ pub enum Status {
     Running,
     /// Waiting for a person's word.
     Waiting,
-    /// Asked to stop; not everything below it has ended yet.
+    /// A cancel was requested; the run or some of its descendants have not ended yet.
     Cancelling,
     /// Ended with a final text.
     Completed,
     /// Ended with an error.
     Failed,
-    /// Ended because somebody asked.
+    /// Ended by a cancel request.
     Cancelled,
 }
 
@@ -277,7 +277,7 @@ pub enum FailureCode {
     BudgetExceeded,
     /// The same calls with the same results came again and again.
     LoopDetected,
-    /// The final text does not have the shape that was asked for.
+    /// The final text does not match the requested format.
     OutputInvalid,
     /// The limit of tokens came before any text or tool call.
     OutputTruncated,
@@ -296,7 +296,7 @@ pub enum Outcome {
     Completed {
         /// The final text.
         content: String,
-        /// Whether JSON was asked for, and the text is it.
+        /// Whether JSON was requested and the text is valid.
         structured: bool,
     },
     /// With an error; the last text it had is kept.
@@ -306,7 +306,7 @@ pub enum Outcome {
         /// The last text of the model.
         partial: Option<String>,
     },
-    /// Because somebody asked.
+    /// By a cancel request.
     Cancelled {
         /// The reason given.
         reason: String,
@@ -361,11 +361,11 @@ pub struct Run {
     pub labels: BTreeMap<String, String>,
     /// The final text of a completed run.
     pub content: Option<String>,
-    /// Whether JSON was asked for, and `content` is it.
+    /// Whether JSON was requested and `content` is valid.
     pub structured: bool,
     /// The last text of one that did not complete.
     pub partial_content: Option<String>,
-    /// The model that the provider reported in its last reply; before the first, the one that is asked.
+    /// The model that the provider reported in its last reply; before the first reply, the requested model.
     pub model: String,
     /// The provider's own word for why its last reply ended.
     pub stop_reason: Option<String>,

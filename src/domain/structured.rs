@@ -1,4 +1,4 @@
-//! A final text that shall be JSON: finds the JSON in it, checks it, and words what a model is told of its errors. Pure.
+//! Structured output: finds the JSON in a final text, validates it, and writes the prompt that asks for a correction.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -67,7 +67,7 @@ fn requested_schema(format: &ResponseFormat) -> Result<Option<Schema>, Vec<Strin
     match format {
         ResponseFormat::JsonSchema(schema) => Schema::parse(Arc::clone(schema))
             .map(Some)
-            .map_err(|error| vec![format!("the schema asked for is none: {error}")]),
+            .map_err(|error| vec![format!("the requested schema is invalid: {error}")]),
         ResponseFormat::Text | ResponseFormat::JsonObject => Ok(None),
     }
 }
@@ -147,7 +147,7 @@ impl<'de> Deserialize<'de> for UniqueKeys {
     }
 }
 
-/// What the model is told, once, of a text that does not fit.
+/// The message that is sent once to the model if its text does not fit.
 pub fn repair_prompt(errors: &[String]) -> String {
     format!(
         "Your answer does not have the required shape:\n- {}\nAnswer again with nothing but the corrected JSON.",

@@ -29,8 +29,7 @@ pub fn sanitize_line(text: &str) -> String {
     text.replace("\r\n", "\n").chars().map(sanitize).collect()
 }
 
-/// JSON with every such character written as `\uXXXX`: the same JSON. For machines, and for whoever decides by what it
-/// says.
+/// Writes every unsafe character of a JSON text as `\uXXXX`. The result is equivalent JSON.
 pub fn escape_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {

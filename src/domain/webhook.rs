@@ -1,4 +1,4 @@
-//! A webhook: where the events of a root run are told to somebody outside. Knows no delivery.
+//! Webhooks, which receive the events of root runs. Delivery is elsewhere.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use crate::domain::agent::settings::{ListRule, Section, Setting, Visitor};
 use crate::domain::event::is_terminal;
 use crate::domain::run::RunId;
 
-/// Where events are told, and which.
+/// A receiver of events.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Webhook {
     /// An `http` or `https` address, checked for its form only.
@@ -25,7 +25,7 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// Whether it is told of events with this name.
+    /// Whether it receives events with this name.
     pub fn is_subscribed_to(&self, event: &str) -> bool {
         match self.events.is_empty() {
             true => is_terminal(event),

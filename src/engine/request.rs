@@ -140,7 +140,7 @@ pub enum StartError {
     Memory(String),
 }
 
-/// What a run would be, without a model being asked.
+/// A dry run: what a run would do, without a request to a model.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct DryRun {
     /// The agent.

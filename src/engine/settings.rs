@@ -63,6 +63,6 @@ pub struct HistoryLimits {
     pub messages: usize,
     /// The size of the texts, tool arguments included.
     pub bytes: usize,
-    /// The limits of images and files: the same count and half of the bytes, so that the next message has room.
+    /// The limits of images and files: the full count and half of the bytes, which leaves the other half to the next message.
     pub attachments: AttachmentLimits,
 }

@@ -230,7 +230,7 @@ impl Metrics {
     fn render_models(&self, encoder: &mut TextEncoder) {
         encoder.counters(
             "axed_tokens_total",
-            "Tokens that providers reported, by model asked and kind; input includes the cached ones, output the reasoning.",
+            "Tokens that providers reported, by requested model and kind; input includes the cached ones, output the reasoning.",
             |samples| {
                 samples.family(&self.tokens, |samples, model, counters| {
                     for (kind, count) in [
@@ -247,7 +247,7 @@ impl Metrics {
         );
         encoder.counters(
             "axed_cost_usd_total",
-            "Cost of replies in US dollars, by model asked, where its price is known.",
+            "Cost of replies in US dollars, by requested model, if its price is known.",
             |samples| {
                 samples.family(&self.cost, |samples, model, cost| {
                     samples.sample(&[("model", model)], FixedPoint::trillionths(cost.get()));

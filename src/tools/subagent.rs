@@ -113,7 +113,7 @@ impl Tool for Subagent {
                 "task_prompt": { "type": "string", "description": "What the sub-agent shall do, with everything that it needs to know" },
                 "summary_prompt": {
                     "type": "string",
-                    "description": "Asked when the task is done; the answer to it is the result, in place of the task's own text",
+                    "description": "A question that is sent when the task is done; the answer replaces the task's own text as the result",
                 },
                 "allowed_tools": {
                     "type": "array",

@@ -35,7 +35,7 @@ const MAX_COST_USD: f64 = 1e6;
 /// The lowest limit on the size of an ad-hoc sub-agent's result, in bytes.
 const MIN_OUTPUT_BYTES: u64 = 1024;
 
-/// The built-in tools that an agent may list in `tools`; the tools' shelf has them, where the server allows them.
+/// The built-in tools that an agent may list in `tools`. The server's configuration may forbid some of them.
 pub const BUILT_IN_TOOLS: &[&str] = &[
     "copy_path",
     "create_directory",
@@ -120,7 +120,7 @@ pub struct Agent {
     /// Whose tools it is offered beside the built-in ones, in the file's order.
     #[serde(default)]
     pub mcp_servers: Vec<McpServer>,
-    /// Where the events of its root runs are told.
+    /// Receives the events of its root runs.
     #[serde(default)]
     pub webhook: Option<Webhook>,
     /// The tools whose calls wait for a person's word.
@@ -262,7 +262,7 @@ pub struct SubagentSettings {
     pub default_max_turns: u32,
     /// Most bytes of a result.
     pub output_max_size: usize,
-    /// When one is asked to sum up.
+    /// When an ad-hoc sub-agent summarizes its result.
     pub summary: SummaryMode,
     /// Most of them in one tree; unset means no limit.
     pub max_executions: Option<u64>,
@@ -341,7 +341,7 @@ impl Section for SubagentSettings {
     }
 }
 
-/// When an unnamed agent is asked to sum up what it found.
+/// When an ad-hoc sub-agent summarizes its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "AgentSubagentSummary")]
 #[serde(rename_all = "snake_case")]
@@ -363,7 +363,7 @@ impl Choice for SummaryMode {
 pub struct AdHocSettings {
     /// The only tools it has; unset means all of its caller's.
     pub allowed_tools: Option<Vec<String>>,
-    /// Asked when its task is done; the answer is its result.
+    /// Sent when its task is done; the model's answer becomes the result.
     pub summary_prompt: Option<String>,
 }
 

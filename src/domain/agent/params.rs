@@ -27,13 +27,13 @@ pub struct Params {
     /// How much the model is to think; `None` leaves it to the service.
     #[serde(default)]
     pub effort: Option<Effort>,
-    /// How long a summary of its thinking is asked for; `None` asks for none.
+    /// The requested length of a summary of the model's reasoning; `None` requests no summary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_summary: Option<ReasoningSummary>,
     /// Merged into the body of each request; see [`check_extra`].
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub extra: Map<String, Value>,
-    /// How long the service is asked to keep the prompt for the run's next turns.
+    /// How long the provider caches the prompt for the run's next turns.
     #[serde(default)]
     pub cache: Cache,
     /// How soon the service has to answer; unset leaves it to the service.
@@ -86,7 +86,7 @@ impl Section for Params {
     }
 }
 
-/// How long a summary of its thinking a model is asked for, in OpenAI's words.
+/// The length of the requested summary of the model's reasoning, with OpenAI's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ReasoningSummary {
@@ -113,7 +113,7 @@ impl ReasoningSummary {
     }
 }
 
-/// How long a service is asked to keep a prompt. Services that cache by themselves are asked nothing.
+/// How long a provider caches a prompt. Ignored for providers that cache on their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Cache {
     /// Five minutes after its last use.

@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn one_run_at_a_time_in_order_of_arrival() {
         let sessions = Sessions::default();
-        let enter = || sessions.enter(key(None), false).expect("a place");
+        let enter = || sessions.enter(key(None), false).expect("a free slot");
         let (first_id, first) = enter();
         let (second_id, mut second) = enter();
         let (third_id, mut third) = enter();

@@ -144,7 +144,7 @@ impl Conversation {
         self.request_messages.push(Message::Assistant(message));
     }
 
-    /// Whether the model may be asked to correct an invalid final text: once, and only if a turn is left.
+    /// Whether the model may correct an invalid final text: once, and only if a turn is left.
     pub fn may_repair(&self) -> bool {
         !self.is_repaired && self.turn < self.max_turns
     }

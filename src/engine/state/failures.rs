@@ -74,7 +74,7 @@ pub fn loop_detected(repeats: u32) -> Failure {
 
 pub fn output_invalid(errors: &[String]) -> Failure {
     let message = format!(
-        "the final text does not have the shape that was asked for: {}",
+        "the final text does not match the requested format: {}",
         errors.join("; ")
     );
     failure(FailureCode::OutputInvalid, "agent", message, false)

@@ -18,7 +18,7 @@ use crate::engine::state::tree_trace::TreeTrace;
 pub struct Tree {
     pub budgets: Budgets,
     pub root_permit: RootPermit,
-    /// Whether the root's request asked for deltas.
+    /// Whether the root's request enables streamed deltas.
     pub is_streaming: bool,
     /// The name of the key that started the root.
     pub owner: Option<String>,

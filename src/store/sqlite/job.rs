@@ -1,4 +1,4 @@
-//! What the writer can be asked to do.
+//! The jobs of the writer thread.
 
 use std::thread::JoinHandle;
 

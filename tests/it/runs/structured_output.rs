@@ -217,7 +217,7 @@ async fn a_childs_answer_is_held_against_its_own_schema() {
         .remove(0);
     assert!(
         reported.starts_with(
-            "Error: sub-agent \"reader\" failed - the final text does not have the shape that was asked for: "
+            "Error: sub-agent \"reader\" failed - the final text does not match the requested format: "
         ),
         "{reported}"
     );

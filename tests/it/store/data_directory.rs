@@ -182,9 +182,9 @@ async fn a_failed_commit_modifies_nothing() {
     let opened = sqlite();
     let (store, dir) = (&*opened.store, opened.place.path());
     let gaps = Arc::<Mutex<Vec<RunId>>>::default();
-    let heard = Arc::clone(&gaps);
+    let failed_roots = Arc::clone(&gaps);
     store.on_write_failed(Box::new(move |root| {
-        heard.lock().expect("roots").push(root);
+        failed_roots.lock().expect("roots").push(root);
     }));
     let (root, posted) = (root(), root());
     for scope in [&root, &posted] {
@@ -208,7 +208,7 @@ async fn a_failed_commit_modifies_nothing() {
     assert_eq!(store.write(starting(&posted)).await.expect("started"), 2);
 }
 
-/// A definition lies once for each content, whoever hands it over, and no rollback makes the writer believe otherwise.
+/// Definitions with the same content are stored once, also from different callers and after a rollback.
 #[tokio::test]
 async fn a_definition_is_stored_once() {
     let opened = sqlite();

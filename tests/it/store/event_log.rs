@@ -1,4 +1,4 @@
-//! The log of a tree's s.
+//! The event log of a tree.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::store::fixtures::{
     Opened, child, completing, fresh, numbers, opening, record, root, stored, whole_log, write,
 };
 
-/// A root and eight children write at once; the tree's log counts without a gap and the bell tells it in order.
+/// A root and eight children write at once; the log's numbers have no gap, and events are published in order.
 async fn a_log_has_no_gaps(opened: &Opened) {
     let (store, root) = (&opened.store, root());
     store.write(opening(&root, "parent")).await.expect("opened");
@@ -47,10 +47,13 @@ async fn a_log_has_no_gaps(opened: &Opened) {
         assert_eq!(data["run_id"], event.run_id.to_string());
         assert_eq!(data["type"], event.name);
     }
-    let rung = opened.rung.lock().expect("no panic").clone();
-    assert!(rung.iter().all(|(of, _)| *of == root.run));
-    let told: Vec<_> = rung.into_iter().flat_map(|(_, events)| events).collect();
-    assert_eq!(told, log);
+    let published = opened.published.lock().expect("no panic").clone();
+    assert!(published.iter().all(|(of, _)| *of == root.run));
+    let events: Vec<_> = published
+        .into_iter()
+        .flat_map(|(_, events)| events)
+        .collect();
+    assert_eq!(events, log);
     assert_eq!(stored(&**store, &root).await.last_event, last);
     for (child, last) in children {
         assert_eq!(stored(&**store, &child).await.last_event, last);

@@ -21,24 +21,28 @@ use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;
 use tempfile::TempDir;
 
-pub type Rung = Arc<Mutex<Vec<(RunId, Vec<StoredEvent>)>>>;
+pub type PublishedEvents = Arc<Mutex<Vec<(RunId, Vec<StoredEvent>)>>>;
 
-/// A fresh store, and what its bell has told.
+/// A fresh store, and the events that it has published.
 pub struct Opened {
     pub store: Arc<dyn RunStore>,
-    pub rung: Rung,
+    pub published: PublishedEvents,
     pub place: TempDir,
 }
 
 pub fn sqlite() -> Opened {
     let place = tempfile::tempdir().expect("a directory");
-    let (store, rung) = sqlite_in(place.path()).expect("a store");
-    Opened { store, rung, place }
+    let (store, published) = sqlite_in(place.path()).expect("a store");
+    Opened {
+        store,
+        published,
+        place,
+    }
 }
 
-pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
-    let rung = Rung::default();
-    let heard = Arc::clone(&rung);
+pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, PublishedEvents), StoreError> {
+    let published = PublishedEvents::default();
+    let sink = Arc::clone(&published);
     let data = Data {
         dir: dir.to_owned(),
         durability: Durability::Process,
@@ -46,10 +50,10 @@ pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
     };
     let store = open(
         &data,
-        Box::new(move |root, events| heard.lock().expect("no panic").push((root, events))),
+        Box::new(move |root, events| sink.lock().expect("no panic").push((root, events))),
         Box::new(|_| true),
     )?;
-    Ok((store, rung))
+    Ok((store, published))
 }
 
 pub fn fresh(run: Run) -> NewRun {
@@ -84,7 +88,7 @@ pub fn record(scope: &Scope, agent: &str) -> Run {
     Run {
         agent_version: "sha256:00".to_owned(),
         input: "the input".into(),
-        model: "asked".to_owned(),
+        model: "requested".to_owned(),
         ..Run::queued(scope, agent.to_owned())
     }
 }
@@ -95,7 +99,7 @@ pub fn root() -> Scope {
 
 pub fn child(of: &Scope) -> Scope {
     of.child(RunId::new(), None, of.max_depth)
-        .expect("room for a child")
+        .expect("a child within the depth limit")
 }
 
 pub fn event(scope: &Scope, turn: u32) -> Event {

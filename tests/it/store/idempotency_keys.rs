@@ -7,7 +7,7 @@ use crate::store::fixtures::{
     Opened, claim, claiming, count, in_an_hour, listed, page, root, sql, sqlite, write,
 };
 
-/// Fifty clients say the same at once: one run is made, and the others are told of it.
+/// Of fifty identical simultaneous requests one creates a run, and the others get that run's id.
 async fn a_key_accepts_one_run(opened: &Opened) {
     let store = &*opened.store;
     let scopes: Vec<_> = (0..50).map(|_| root()).collect();

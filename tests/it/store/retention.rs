@@ -101,7 +101,7 @@ async fn ten_thousand_runs_go_while_others_come() {
     let Opened {
         store,
         place: home,
-        rung: _rung,
+        published: _published,
     } = sqlite();
     full_runs(store.as_ref(), 0..10_000).await;
     let before = store.commit_count();
@@ -115,7 +115,7 @@ async fn ten_thousand_runs_go_while_others_come() {
         bytes(home.path())
     );
     drop(store);
-    let (store, _rung) = sqlite_in(home.path()).expect("opened again");
+    let (store, _published) = sqlite_in(home.path()).expect("opened again");
     assert!(
         place(store.as_ref(), 1_000).await.is_some(),
         "stopped halfway"
@@ -214,7 +214,7 @@ async fn runs_go_by_age_and_what_is_at_work_stays() {
         .get_until(&format!("/runs/{id}"), |got| got.status == 404)
         .await;
     gone.problem(404);
-    // Whoever was reading is told so, and the key stands for nothing any more.
+    // Readers of the log get 404, and the idempotency key is free again.
     assert_eq!(page.status, 200);
     let next = app.get(&format!("/runs/{id}/events?after=1")).await;
     next.problem(404);

@@ -254,7 +254,7 @@ async fn runs_are_listed_by_owner(opened: &Opened) {
     assert_eq!(listed(store, page()).await.len(), 12);
 }
 
-/// A session is one key's; its runs come newest first, and can be told apart by agent and end.
+/// A session belongs to one key; its runs are listed newest first, filtered by agent and status.
 async fn runs_are_found_by_session(opened: &Opened) {
     let store = &*opened.store;
     let mut all = Vec::new();

@@ -95,7 +95,10 @@ async fn a_record_reads_back(opened: &Opened) {
 
     let reason = "enough".to_owned();
     let stop = write(&child, Change::RequestCancel { reason }, 1);
-    assert_eq!(store.write(stop).await.expect("asked to stop"), 3);
+    assert_eq!(
+        store.write(stop).await.expect("a recorded cancel request"),
+        3
+    );
     run.status = Status::Cancelling;
     run.cancel_reason = Some("enough".to_owned());
     run.last_event = 3;
@@ -185,7 +188,7 @@ async fn a_trees_usage_is_summed(opened: &Opened) {
     let child = child(&root);
     let below = child
         .child(RunId::new(), None, child.max_depth)
-        .expect("room");
+        .expect("a child within the depth limit");
     for scope in [&root, &child, &below] {
         store.write(opening(scope, "a")).await.expect("opened");
     }
@@ -329,7 +332,7 @@ async fn resuming_counts_as_an_attempt(opened: &Opened) {
     assert_eq!((now.attempt, now.status), (3, Status::Running));
     let reason = String::new();
     let stop = write(&root, Change::RequestCancel { reason }, 1);
-    store.write(stop).await.expect("asked to stop");
+    store.write(stop).await.expect("a recorded cancel request");
     resume(0).await.expect("resumed");
     let now = stored(store, &root).await;
     assert_eq!((now.attempt, now.status), (4, Status::Cancelling));
@@ -340,7 +343,7 @@ async fn resuming_counts_as_an_attempt(opened: &Opened) {
     assert!(matches!(nobody, Err(StoreError::RunNotFound(_))));
 }
 
-/// Writes that are wrong fail alone, whoever they are committed with.
+/// A rejected write does not affect the other writes of its commit.
 async fn a_rejected_write_affects_no_other(opened: &Opened) {
     let (store, root, nobody) = (&*opened.store, root(), root());
     store.write(opening(&root, "a")).await.expect("opened");
@@ -403,7 +406,7 @@ async fn a_closed_store_rejects_calls(opened: &Opened) {
         store.enqueue(some).await.expect("posted");
     }
     store.close().await;
-    assert_eq!(opened.rung.lock().expect("no panic").len(), 501);
+    assert_eq!(opened.published.lock().expect("no panic").len(), 501);
     store.close().await;
     let closed = |error| matches!(error, StoreError::Closed);
     assert!(store.write(starting(&root)).await.is_err_and(closed));
