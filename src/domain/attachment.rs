@@ -1,4 +1,4 @@
-//! Pictures and files of a conversation: what they are known by, and which kinds there are. Knows no store and no wire.
+//! Images and files of a conversation, and their media types.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,28 +14,28 @@ pub const IMAGE_TYPES: &str = "image/png, image/jpeg, image/webp or image/gif";
 /// The accepted file types, for error messages.
 pub const FILE_TYPES: &str = "application/pdf";
 
-/// Stored bytes, by their digests.
+/// Stored bytes by their digest.
 pub type Blobs = BTreeMap<Digest, Bytes>;
 
-/// A picture or a file. Its bytes are stored once, by their digest, however many messages have it.
+/// An image or a file. Its bytes are stored once under their digest, even if several messages contain it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Attachment {
-    /// SHA-256 of its bytes, in hexadecimal digits.
+    /// The SHA-256 digest of its bytes, in hexadecimal digits.
     pub sha256: Digest,
     /// What it is.
     pub media_type: MediaType,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// Its name, if it came with one.
+    /// Its name, if the request gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The bytes, until they are in the store.
+    /// The bytes until they are stored.
     #[serde(skip)]
     pub data: Option<Bytes>,
 }
 
 impl Attachment {
-    /// These bytes, whose kind they show themselves; `None` if they are of none that is taken.
+    /// Detects the media type from the bytes; `None` if it is not supported.
     pub fn from_bytes(data: Bytes, name: Option<String>) -> Option<Self> {
         Some(Self {
             media_type: MediaType::detect(&data)?,
@@ -46,7 +46,7 @@ impl Attachment {
         })
     }
 
-    /// Names it in a text that stands in its place, without a bracket at the end: `[image: image/png, 5 bytes`.
+    /// A text that replaces it, without the closing bracket: `[image: image/png, 5 bytes`.
     pub fn placeholder(&self) -> String {
         let name = self.name.as_deref();
         let name = name.map_or_else(String::new, |name| format!("{name}, "));
@@ -56,7 +56,7 @@ impl Attachment {
 }
 
 impl fmt::Debug for Attachment {
-    /// Without its bytes.
+    /// Omits the bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}]", self.placeholder(), self.sha256)
     }
@@ -69,7 +69,6 @@ impl fmt::Debug for Attachment {
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
-    /// The digest of these bytes.
     pub fn compute(data: &[u8]) -> Self {
         Self(Sha256::digest(data).into())
     }
@@ -111,7 +110,7 @@ impl TryFrom<String> for Digest {
     }
 }
 
-/// The kinds of pictures and files that models take.
+/// The media types that models accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum MediaType {
     /// A picture.
@@ -132,7 +131,7 @@ pub enum MediaType {
 }
 
 impl MediaType {
-    /// What these bytes begin like; `None` if they are of no kind that is taken.
+    /// Detects the media type by the first bytes; `None` if it is not supported.
     pub fn detect(data: &[u8]) -> Option<Self> {
         match data {
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
@@ -158,7 +157,6 @@ impl MediaType {
         }
     }
 
-    /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Png => "image/png",
@@ -174,7 +172,7 @@ impl MediaType {
         self != Self::Pdf
     }
 
-    /// The type of the part that it stands in.
+    /// The type of a message part with such an attachment.
     pub fn part_type(self) -> &'static str {
         if self.is_image() { "image" } else { "file" }
     }
@@ -189,7 +187,7 @@ impl fmt::Display for MediaType {
 impl FromStr for MediaType {
     type Err = ();
 
-    /// Parameters and the case of letters do not count.
+    /// Ignores parameters and letter case.
     fn from_str(text: &str) -> Result<Self, ()> {
         let name = text.split(';').next().unwrap_or_default().trim();
         let all = [Self::Png, Self::Jpeg, Self::Webp, Self::Gif, Self::Pdf];

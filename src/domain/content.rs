@@ -1,4 +1,4 @@
-//! What a user message says: a text, or parts that are texts, pictures and files. Knows no wire.
+//! The content of a user message: a text, or parts that are texts, images and files.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::domain::attachment::{Attachment, MediaType};
 
-/// Estimated tokens of a picture: services count its size in pixels, and this is a large one.
+/// Estimated tokens of an image. Providers count pixels; this is the value of a large image.
 const IMAGE_TOKENS: usize = 1600;
-/// Bytes of a file for each estimated token.
+/// Bytes of a file per estimated token.
 const FILE_BYTES_PER_TOKEN: usize = 32;
-/// Most estimated tokens of a file: windows are not much larger.
+/// The most estimated tokens of a file: context windows are not much larger.
 const MAX_FILE_TOKENS: usize = 200_000;
 
-/// What a user message says.
+/// The content of a user message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(rename = "MessageContent")]
@@ -27,7 +27,7 @@ pub enum Content {
     Parts(Vec<Part>),
 }
 
-/// A part of a user message. JSON holds no bytes of pictures and files, but what they are known by.
+/// A part of a user message. JSON contains the digests of images and files, not their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "MessagePart")]
@@ -39,21 +39,21 @@ pub enum Part {
     },
     /// A picture.
     Image(Attachment),
-    /// A file that is no picture.
+    /// A file that is not an image.
     File(Attachment),
-    /// A picture or a file that has not been fetched yet.
+    /// An image or a file that has not been fetched yet.
     Link(AttachmentLink),
 }
 
-/// Where a picture or a file is fetched from before the run's first turn.
+/// An image or a file that is fetched before the run's first turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "MessageLink")]
 pub struct AttachmentLink {
-    /// Its address; without its query, which may hold a secret, where it is shown.
+    /// The URL. Responses omit its query, which may contain a secret.
     pub url: String,
     /// Whether it is a picture.
     pub is_image: bool,
-    /// What the request says that it is.
+    /// The media type that the request declares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<MediaType>,
     /// A file's name.
@@ -71,7 +71,6 @@ impl From<Attachment> for Part {
 }
 
 impl Part {
-    /// The picture or file that it is.
     pub fn attachment(&self) -> Option<&Attachment> {
         match self {
             Self::Text { .. } | Self::Link(_) => None,
@@ -86,7 +85,7 @@ impl Part {
         }
     }
 
-    /// Its text, or the words that stand for it where only text is shown.
+    /// Its text, or a placeholder for an image or a file.
     pub fn to_plain_text(&self) -> Cow<'_, str> {
         match self {
             Self::Text { text } => Cow::Borrowed(text),
@@ -117,7 +116,7 @@ impl From<&str> for Content {
 }
 
 impl Content {
-    /// All of it as one text, in which pictures and files are named.
+    /// The whole content as one text, with placeholders for images and files.
     pub fn to_plain_text(&self) -> Cow<'_, str> {
         match self {
             Self::Text(text) => Cow::Borrowed(text),
@@ -128,7 +127,7 @@ impl Content {
         }
     }
 
-    /// Its parts; `None` if it is a text.
+    /// `None` if it is a text.
     pub fn parts(&self) -> Option<&[Part]> {
         match self {
             Self::Text(_) => None,
@@ -136,7 +135,7 @@ impl Content {
         }
     }
 
-    /// Whether it says nothing.
+    /// Whether it has no attachments and only blank texts.
     pub fn is_blank(&self) -> bool {
         match self {
             Self::Text(text) => text.trim().is_empty(),
@@ -147,7 +146,7 @@ impl Content {
         }
     }
 
-    /// Bytes of its texts.
+    /// The size of its texts in bytes.
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
@@ -155,13 +154,12 @@ impl Content {
         }
     }
 
-    /// The pictures and files in it.
     pub fn attachments(&self) -> impl Iterator<Item = &Attachment> {
         let parts = self.parts().unwrap_or_default();
         parts.iter().filter_map(Part::attachment)
     }
 
-    /// What is still to be fetched.
+    /// Attachments that have not been fetched yet.
     pub fn links(&self) -> impl Iterator<Item = &AttachmentLink> {
         let parts = self.parts().unwrap_or_default();
         parts.iter().filter_map(|part| match part {
@@ -183,7 +181,6 @@ impl Content {
         self
     }
 
-    /// Puts a text before it.
     pub fn prepend(&mut self, before: &str) {
         match self {
             Self::Text(text) => *text = format!("{before}\n\n{text}"),
@@ -196,7 +193,6 @@ impl Content {
         }
     }
 
-    /// Puts a text behind it.
     pub fn append(&mut self, after: &str) {
         match self {
             Self::Text(text) => *text = format!("{text}\n\n{after}"),
@@ -206,7 +202,7 @@ impl Content {
         }
     }
 
-    /// Drops the bytes of its pictures and files, which are in the store.
+    /// Drops the bytes of images and files, which are in the store.
     pub fn drop_data(&mut self) {
         if let Self::Parts(parts) = self {
             let attachments = parts.iter_mut().filter_map(Part::attachment_mut);
@@ -229,7 +225,7 @@ fn without_query(url: &str) -> &str {
     url.split(['?', '#']).next().unwrap_or_default()
 }
 
-/// About how many tokens a picture or a file is: its Base64 text is none of the prompt.
+/// Estimates the tokens of an image or a file. Its Base64 text does not count.
 pub fn estimate_tokens(attachment: &Attachment) -> usize {
     if attachment.media_type.is_image() {
         return IMAGE_TOKENS;

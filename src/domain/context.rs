@@ -1,4 +1,4 @@
-//! `[context]` of an agent, and what the record keeps of a conversation that was made shorter.
+//! `[context]` of an agent, and the record of a shortened conversation.
 
 use std::borrow::Cow;
 
@@ -11,14 +11,14 @@ use crate::domain::agent::settings::{Choice, Section, Setting, Visitor};
 /// A summary does not fit in a lower share of the window.
 const MIN_COMPACT_AT: f64 = 0.1;
 
-/// What becomes of a conversation that outgrows its model's context window.
+/// How a conversation that outgrows the model's context window is shortened.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContextSettings {
-    /// The share of the window that a request may fill, from which the tokens kept for the reply are taken off first.
+    /// The share of the window that a request may fill. The tokens reserved for the reply are subtracted from the window first.
     pub compact_at: f64,
-    /// What is done about a request that would be larger.
+    /// How a larger request is shortened.
     pub strategy: ContextStrategy,
-    /// Whether the tool `recall` is offered, which searches what was recorded.
+    /// Whether the agent has the tool `recall`, which searches the recorded conversation.
     #[serde(default)]
     pub recall: bool,
 }
@@ -65,12 +65,12 @@ impl Section for ContextSettings {
     }
 }
 
-/// What is done about a request that would fill too much of the window.
+/// How a request that would fill too much of the window is shortened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "ContextStrategy")]
 #[serde(rename_all = "snake_case")]
 pub enum ContextStrategy {
-    /// The model sums up the oldest turns.
+    /// The model summarizes the oldest turns.
     #[default]
     Compact,
     /// The oldest tool results are replaced by a short notice.
@@ -84,35 +84,32 @@ impl Choice for ContextStrategy {
 }
 
 impl ContextStrategy {
-    /// All by name.
     pub const ALL: [(&'static str, Self); 3] = [
         ("compact", Self::Compact),
         ("drop_tool_results", Self::DropToolResults),
         ("fail", Self::Fail),
     ];
 
-    /// Its name in files.
     pub fn as_str(self) -> &'static str {
         Self::ALL[self as usize].0
     }
 }
 
-/// What requests leave out of a conversation, all in all. Messages are counted from 0 over everything that is recorded
-/// of it, with what came before the run.
+/// The part of a conversation that requests omit. Messages are counted from 0 over the whole recorded conversation,
+/// including messages from before the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compaction {
-    /// The summary stands for the messages before this one; 0 means that there is none.
+    /// The summary replaces the messages before this one; 0 means that there is no summary.
     pub before: usize,
-    /// The one of them that is still sent as it is: the task.
+    /// The message among them that is still sent unchanged: the task.
     pub task: Option<usize>,
-    /// The summary.
     pub summary: String,
-    /// Of the messages before this one, tool results are sent as a short notice.
+    /// The tool results before this message are replaced by a short notice.
     pub results_before: usize,
 }
 
 impl Compaction {
-    /// The same once the first so many messages are gone.
+    /// The same after the first `count` messages are removed.
     pub fn without_first(self, count: usize) -> Self {
         let before = self.before.saturating_sub(count);
         let task = self.task.and_then(|task| task.checked_sub(count));

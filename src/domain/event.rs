@@ -1,4 +1,4 @@
-//! Entries of a tree's append-only log. A number (`seq`) is given by the store when an event is committed.
+//! Entries of a tree's append-only event log. The store numbers an event (`seq`) when it commits it.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::domain::message::ToolCall;
 use crate::domain::run::{Failure, RunId};
 use crate::domain::usage::Usage;
 
-/// One event, before it has a number.
+/// An event that has no number yet.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Event {
     /// The run it is about.
     pub run_id: RunId,
-    /// That run's root, whose log this is.
+    /// The root of that run's tree.
     pub root_id: RunId,
     /// That run's depth.
     pub depth: u8,
@@ -25,12 +25,11 @@ pub struct Event {
     pub agent: Arc<str>,
     /// When it happened.
     pub time: Timestamp,
-    /// What happened.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
-/// What an event says. `http.md` of the contract lists them.
+/// The type and the data of an event.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]
 pub enum EventKind {
@@ -182,19 +181,19 @@ pub enum EventKind {
     TextWithdrawn { turn: u32, reason: String },
 }
 
-/// What became of a request for approval.
+/// The outcome of a request for approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// The call is performed.
+    /// The call is executed.
     Approved,
     /// A person said no.
     Denied,
-    /// Nobody said anything in time.
+    /// Nobody decided in time.
     TimedOut,
 }
 
-/// A tool call as an event shows it.
+/// A tool call of a reply.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct CalledTool {
     pub id: String,
@@ -211,7 +210,7 @@ impl From<&ToolCall> for CalledTool {
 }
 
 impl EventKind {
-    /// The name clients know it by. Those with a number are in [`NAMES`] too.
+    /// The `type` in JSON. [`STORED_EVENT_NAMES`] lists those of numbered events.
     pub fn name(&self) -> &'static str {
         match self {
             Self::RunQueued { .. } => "run.queued",
@@ -244,7 +243,7 @@ impl EventKind {
     }
 }
 
-/// The names of all events with a number, in the order of [`EventKind`].
+/// The names of all numbered events, in the order of [`EventKind`].
 pub const STORED_EVENT_NAMES: [&str; 22] = [
     "run.queued",
     "run.started",
@@ -270,30 +269,30 @@ pub const STORED_EVENT_NAMES: [&str; 22] = [
     "context.compacted",
 ];
 
-/// Whether an event of this name is a run's last.
+/// Whether an event with this name is the last of a run.
 pub fn is_terminal(name: &str) -> bool {
     matches!(name, "run.completed" | "run.failed" | "run.cancelled")
 }
 
-/// An event as the store keeps it and as listeners get it: its number, its name, and its JSON with the number in it.
+/// A stored event, as subscribers receive it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredEvent {
-    /// Counts from 1 without gaps over the root's tree.
+    /// Counts from 1 without gaps over the tree.
     pub seq: u64,
     /// The run it is about.
     pub run_id: RunId,
-    /// Its name, as [`EventKind::name`].
+    /// See [`EventKind::name`].
     pub name: String,
-    /// The whole `data` object as JSON text.
+    /// The whole `data` object as JSON text, including the number.
     pub data: String,
 }
 
-/// The JSON of an event with its number in front.
+/// Adds the number as the first member of an event's JSON.
 pub fn with_seq(seq: u64, json: &str) -> String {
     format!("{{\"seq\":{seq},{}", json.strip_prefix('{').unwrap_or(json))
 }
 
-/// What a run has used as `agent.returned` tells it: its whole subtree.
+/// The input tokens, output tokens and tool calls for `agent.returned`, which counts the whole subtree.
 pub fn usage_totals(usage: &Usage) -> (u64, u64, u64) {
     (usage.tokens.input, usage.tokens.output, usage.tool_calls)
 }

@@ -1,11 +1,11 @@
-//! Globs from outside. `globset` panics if the regular expression that it makes of a glob is refused, and recurses once
-//! for each nested brace: here every glob is either compiled within bounds or an error.
+//! Untrusted globs. `globset` panics if the regular expression of a glob is rejected, and recurses for each nested
+//! brace. Here, a glob that exceeds the bounds is an error.
 
 use std::path::Path;
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
-/// Most opening braces of a glob. Below regex's own bound of nesting, and far below what a thread's stack allows.
+/// The most opening braces of a glob. Lower than regex's limit of nesting, and safe for a thread's stack.
 const MAX_BRACES: usize = 50;
 
 /// One or more compiled globs.
@@ -16,17 +16,17 @@ impl Matcher {
     /// A glob over paths: only `**` matches a `/`.
     ///
     /// # Errors
-    /// What is wrong with it, without the glob itself.
+    /// What is wrong with the glob; does not repeat the glob.
     pub fn for_paths(glob: &str) -> Result<Self, String> {
         let mut set = GlobSetBuilder::new();
         add(&mut set, glob, true)?;
         build(&set)
     }
 
-    /// Globs over names, of which one has to match.
+    /// Globs over names, of which at least one has to match.
     ///
     /// # Errors
-    /// Which of them is wrong, and why.
+    /// The first invalid glob and the reason.
     pub fn for_names(globs: &[String]) -> Result<Self, String> {
         let mut set = GlobSetBuilder::new();
         for glob in globs {
@@ -36,16 +36,13 @@ impl Matcher {
         build(&set)
     }
 
-    /// Whether one of the globs matches the whole of it.
+    /// Whether one of the globs matches the whole path.
     pub fn is_match(&self, path: impl AsRef<Path>) -> bool {
         self.0.is_match(path)
     }
 }
 
-/// Whether a glob has too many braces to be compiled.
-///
-/// # Errors
-/// That it has.
+/// Rejects a glob with too many braces.
 pub fn check_braces(glob: &str) -> Result<(), String> {
     match glob.bytes().filter(|byte| *byte == b'{').count() {
         0..=MAX_BRACES => Ok(()),
@@ -62,7 +59,7 @@ fn add(set: &mut GlobSetBuilder, glob: &str, has_separators: bool) -> Result<(),
     Ok(())
 }
 
-/// A set reports what a single glob's matcher panics about.
+/// A set returns an error where the matcher of a single glob panics.
 fn build(set: &GlobSetBuilder) -> Result<Matcher, String> {
     let built = set.build().map_err(|error| error.kind().to_string())?;
     Ok(Matcher(built))

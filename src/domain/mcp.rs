@@ -1,4 +1,4 @@
-//! `[[mcp_servers]]` of an agent: whose tools it is offered beside the built-in ones. Only data: knows no connection.
+//! `[[mcp_servers]]` of an agent: MCP servers that offer it tools. Only the settings; connections are elsewhere.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,49 +7,47 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What parts a server's name from its tool's in the name that models know.
+/// Separates the server's name from the tool's name in the name that models see.
 pub const TOOL_NAME_SEPARATOR: &str = "__";
-/// Most characters of a server's name: half of what providers take for a tool's name.
+/// The most characters of a server's name: half of the limit that providers have for a tool's name.
 const MAX_SERVER_NAME: usize = 32;
 
-/// One server.
+/// The settings of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct McpServer {
-    /// What its tools' names begin with, before [`SEPARATOR`].
+    /// The prefix of its tools' names, before [`TOOL_NAME_SEPARATOR`].
     pub name: String,
-    /// How it is reached.
     pub transport: McpTransport,
-    /// The tools that are offered, by the server's own names; empty means all.
+    /// The tools that the agent gets, with the server's own names; empty means all.
     pub tools: Vec<String>,
-    /// The longest that one call may take.
+    /// The time limit of one call.
     #[serde(default = "default_timeout")]
     pub timeout: Duration,
-    /// Whether a run fails that begins without it.
+    /// Whether a run fails if the server is unavailable when the run starts.
     #[serde(default)]
     pub required: bool,
 }
 
-/// The longest that one call may take unless the file says otherwise.
+/// The default time limit of one call.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn default_timeout() -> Duration {
     DEFAULT_TIMEOUT
 }
 
-/// How a server is reached.
+/// The transport to a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum McpTransport {
-    /// A process of ours that speaks on its standard input and output.
+    /// A child process that communicates on its standard input and output.
     Stdio {
-        /// The program, looked up in PATH where it has no slash.
+        /// The program; searched in PATH if it has no slash.
         command: String,
-        /// Its arguments.
         args: Vec<String>,
-        /// Variables that it gets beside the few that every server gets.
+        /// Environment variables in addition to those that every server gets.
         env: BTreeMap<String, Template>,
     },
-    /// MCP's "Streamable HTTP".
+    /// MCP's Streamable HTTP transport.
     StreamableHttp {
         /// `http://` or `https://`.
         url: String,
@@ -95,7 +93,7 @@ pub struct McpServerView<'a> {
 }
 
 impl<'a> McpServerView<'a> {
-    /// Without what may be a secret.
+    /// Omits everything that may be a secret.
     pub fn for_client(server: &'a McpServer) -> Self {
         let view = Self::for_operator(server);
         Self {
@@ -107,7 +105,7 @@ impl<'a> McpServerView<'a> {
         }
     }
 
-    /// With everything that a file has, except that texts without variables are masked: they may be secrets.
+    /// Shows all keys of the file, but masks texts without variables, which may be secrets.
     pub fn for_operator(server: &'a McpServer) -> Self {
         let view = Self {
             name: &server.name,
@@ -143,12 +141,12 @@ fn redacted(templates: &BTreeMap<String, Template>) -> BTreeMap<&str, &str> {
     entries.collect()
 }
 
-/// A text that may hold secrets and `${VAR}`s, as written: what stands for them is put in where it is used.
+/// A text as written, with `${VAR}`s that are expanded at the time of use. May contain secrets.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Template(String);
 
-/// A template with its variables put in.
+/// A template with its variables expanded.
 pub struct ExpandedTemplate {
     /// The whole text.
     pub text: String,
@@ -160,7 +158,7 @@ impl Template {
     /// Reads a text.
     ///
     /// # Errors
-    /// What is wrong with a `${`, in words that follow the key.
+    /// What is wrong with a `${`; the text follows the key's name.
     pub fn parse(text: &str) -> Result<Self, String> {
         let template = Self(text.to_owned());
         let parts = template.parts().map_err(|()| {
@@ -195,7 +193,7 @@ impl Template {
         Ok(expanded)
     }
 
-    /// As it may be shown: one without variables may be a secret itself.
+    /// The template as it may be shown: masked if it has no variables, because it may be a secret.
     pub fn redacted(&self) -> &str {
         match self.0.contains("${") {
             true => &self.0,
@@ -230,13 +228,13 @@ enum TemplatePart<'t> {
     Variable(&'t str),
 }
 
-/// Whether a variable of an environment may have this name.
+/// Whether this is a valid name of an environment variable.
 pub fn is_variable_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Whether a server may have this name: where it ends is seen in every tool's name, and providers take them.
+/// Whether this is a valid name of a server: providers accept it, and its end is unambiguous in a tool's name.
 pub fn is_server_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     (1..=MAX_SERVER_NAME).contains(&name.len())

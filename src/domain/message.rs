@@ -1,4 +1,4 @@
-//! A conversation's messages as every provider and every tool shares them. Knows no wire.
+//! The messages of a conversation, independent of any provider's API.
 
 use std::sync::Arc;
 
@@ -11,33 +11,25 @@ use crate::domain::attachment::Attachment;
 use crate::domain::content::Content;
 
 /// One entry of a conversation.
-// Tagged from outside: raw JSON cannot be read back through serde's buffered (internal) tags.
+// Externally tagged: serde buffers internally tagged enums, from which raw JSON cannot be read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Message {
-    /// What the user (or the parent run) says.
-    User {
-        /// The text, or text with pictures and files.
-        content: Content,
-    },
-    /// What the model said.
+    /// A message of the user or of the parent run.
+    User { content: Content },
+    /// A reply of the model.
     Assistant(AssistantMessage),
-    /// The results of all tool calls of the assistant message before it, in the order of the calls.
-    Tool {
-        /// One result for each call.
-        tool_results: Vec<ToolResult>,
-    },
+    /// The results of all tool calls of the previous assistant message, in the order of the calls.
+    Tool { tool_results: Vec<ToolResult> },
 }
 
 impl Message {
-    /// A user's text.
     pub fn user(text: impl Into<Content>) -> Self {
         Self::User {
             content: text.into(),
         }
     }
 
-    /// The pictures and files in it.
     pub fn attachments(&self) -> impl Iterator<Item = &Attachment> {
         let (content, results) = match self {
             Self::User { content } => (Some(content), &[][..]),
@@ -48,7 +40,7 @@ impl Message {
         content_attachments.chain(results.iter().flat_map(|result| &result.attachments))
     }
 
-    /// Drops the bytes of its pictures and files, which are in the store.
+    /// Drops the bytes of images and files, which are in the store.
     pub fn drop_data(&mut self) {
         match self {
             Self::User { content } => content.drop_data(),
@@ -61,72 +53,72 @@ impl Message {
     }
 }
 
-/// A model's reply as it stands in the conversation.
+/// A model's reply in the conversation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct AssistantMessage {
-    /// Its text; may be empty beside tool calls.
+    /// The text; may be empty if there are tool calls.
     pub content: String,
-    /// What it asks for, in its order.
+    /// The requested tool calls, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// What the provider sent, for sending it back unchanged.
+    /// The provider's own form of the reply, which is sent back unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub echo: Option<Echo>,
 }
 
-/// A provider's own form of an assistant message, to be sent back to the same model unchanged.
+/// A provider's own form of an assistant message, which is sent back unchanged to the same model.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Echo {
-    /// The wire, provider and model it came from; any other uses text and calls instead.
+    /// The API, provider and model that it came from. Others get the text and the calls instead.
     pub wire: String,
-    /// The body in that wire's own shape.
+    /// The body in the format of that API.
     pub body: Arc<RawValue>,
-    /// Identifies the system prompt, the tools and the changed messages before it; 0 if nobody knows.
+    /// Identifies the system prompt, the tools and the changed messages before it; 0 if unknown.
     #[serde(default)]
     pub prefix: u64,
 }
 
-/// One tool call that a reply asks for.
+/// A tool call that a reply requests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// Unique within the run, and what providers are sent: some refuse a conversation with equal ids.
+    /// Unique within the run. Sent to providers, some of which reject a conversation with duplicate ids.
     pub id: String,
-    /// The id that the provider gave; empty if it is the same as `id`.
+    /// The provider's id; empty if it equals `id`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub provider_id: String,
     /// The tool's name as the model wrote it.
     pub name: String,
-    /// A JSON object, kept as it came; `{}` where the model sent something else.
+    /// A JSON object as received; `{}` if the model sent anything else.
     pub arguments: Arc<RawValue>,
 }
 
 impl ToolCall {
-    /// What `name` is called with, as the tool that has that name reads it.
+    /// Deserializes the arguments.
     ///
     /// # Errors
-    /// Why it cannot be read, for the model.
+    /// A text for the model.
     pub fn parse_arguments<T: DeserializeOwned>(&self) -> Result<T, String> {
         serde_json::from_str(self.arguments.get())
             .map_err(|error| format!("The arguments of {} cannot be read: {error}", self.name))
     }
 }
 
-/// What a tool call came to.
+/// The result of a tool call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ToolResult {
     /// The call's `id`.
     pub call_id: String,
-    /// The text that the model reads.
+    /// The text for the model.
     pub content: String,
     /// Whether the text is an error.
     pub is_error: bool,
-    /// Pictures and files beside the text.
+    /// Images and files in addition to the text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attachments: Vec<Attachment>,
 }
 
 impl ToolResult {
-    /// A result that is a text.
+    /// A result without attachments.
     pub fn text(call_id: &str, content: impl Into<String>, is_error: bool) -> Self {
         Self {
             call_id: call_id.to_owned(),
@@ -137,19 +129,18 @@ impl ToolResult {
     }
 }
 
-/// A tool as it is offered to a model.
+/// The description of a tool for models.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ToolSpec {
-    /// The name that calls use.
+    /// The name of the tool.
     pub name: String,
-    /// What it does, for the model.
+    /// What the tool does, for the model.
     pub description: String,
-    /// JSON Schema of its arguments, an object schema.
+    /// The JSON Schema of its arguments, an object.
     pub parameters: Arc<RawValue>,
 }
 
 impl ToolSpec {
-    /// A tool of that name, for which `parameters` is the schema of the arguments.
     pub fn new(name: &str, description: &str, parameters: &Arc<RawValue>) -> Self {
         Self {
             name: name.to_owned(),
@@ -159,18 +150,18 @@ impl ToolSpec {
     }
 }
 
-/// An empty JSON object, for calls whose arguments are missing or are not an object.
+/// An empty JSON object, for calls without arguments or whose arguments are not an object.
 pub fn empty_arguments() -> Arc<RawValue> {
     Arc::from(RawValue::from_string("{}".to_owned()).unwrap_or_default())
 }
 
-/// The beginning of the text that has at most so many bytes, cut on a character's boundary.
+/// The beginning of the text, at most so many bytes, cut at a character boundary.
 pub fn truncate_to_bytes(text: &str, max_bytes: usize) -> &str {
     let end = (0..=max_bytes.min(text.len())).rfind(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or_default()]
 }
 
-/// The text itself, or its first `characters` characters and `...`: for names and previews that others chose.
+/// Shortens a text of more than `max_chars` characters to that many and `...`.
 pub fn shorten(text: &str, max_chars: usize) -> String {
     match text.char_indices().nth(max_chars) {
         Some((at, _)) => format!("{}...", &text[..at]),

@@ -1,4 +1,4 @@
-//! A run: its identity, its place in a tree, its state and how it ends. One record for roots and children alike.
+//! Runs: their identity, position in a tree, state and outcome. Root runs and child runs have the same record.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,17 +18,17 @@ pub const HARD_MAX_DEPTH: u8 = 5;
 /// Levels below a root if its agent sets no `max_depth`.
 pub const DEFAULT_MAX_DEPTH: u8 = 3;
 
-/// A run's name: `run_` and a UUIDv7, so names sort by the time of their making.
+/// The id of a run: `run_` and a UUIDv7. Ids sort by the time of creation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
 #[schemars(transparent)]
 pub struct RunId(#[schemars(with = "String", regex(pattern = "^run_[0-9a-f-]{36}$"))] pub Uuid);
 
-/// The newest id that was made by this process or found in its store.
+/// The newest id that this process created or found in its store.
 static NEWEST_ID: Mutex<RunId> = Mutex::new(RunId(Uuid::nil()));
 
 impl RunId {
-    /// A new one, which sorts after every other, also where the clock was set back. The only place that makes ids.
-    #[expect(clippy::disallowed_methods, reason = "this is the place")]
+    /// A new id, which sorts after all others even if the clock was set back. Ids are created only here.
+    #[expect(clippy::disallowed_methods, reason = "ids are created only here")]
     pub fn new() -> Self {
         let id = Self(Uuid::now_v7());
         let mut newest = NEWEST_ID.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,13 +36,13 @@ impl RunId {
         *newest
     }
 
-    /// Has every id that is made from now on sort after this one.
+    /// Ensures that all later ids sort after this one.
     pub fn advance_newest(self) {
         let mut newest = NEWEST_ID.lock().unwrap_or_else(PoisonError::into_inner);
         *newest = self.max(*newest);
     }
 
-    /// This one, or where it does not sort after `newest` one that does: a little more than that, by chance.
+    /// This id if it sorts after `newest`; otherwise `newest` plus a small random number.
     fn bumped_past(self, newest: Self) -> Self {
         if self > newest {
             return self;
@@ -77,7 +77,7 @@ impl fmt::Debug for RunId {
     }
 }
 
-/// A text that is no run's id.
+/// The text is not a run id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a run's id is run_ and a UUID")]
 pub struct InvalidRunId;
@@ -107,17 +107,17 @@ impl<'de> Deserialize<'de> for RunId {
     }
 }
 
-/// How far a run is below its root: 0 for a root.
+/// The levels of a run below its root; 0 for a root run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Depth(pub u8);
 
-/// A run's place in its tree. A child's is made by [`Scope::child`] and by nothing else.
+/// The position of a run in its tree. Only [`Scope::child`] creates the one of a child run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
     /// This run.
     pub run: RunId,
-    /// The tree's root; the run itself where it is one.
+    /// The root of the tree; the run itself if it is a root run.
     pub root: RunId,
     /// The run whose tool call started this one.
     pub parent: Option<RunId>,
@@ -125,13 +125,12 @@ pub struct Scope {
     pub depth: Depth,
     /// The deepest level that this run's subtree may reach.
     pub max_depth: u8,
-    /// Whether nobody on the way from the root has set that level.
+    /// Whether neither this run nor any of its ancestors set that level.
     pub has_default_depth: bool,
 }
 
 impl Scope {
-    /// A root's place. `max_depth` is the root's own limit, which governs the tree; unset means
-    /// [`DEFAULT_MAX_DEPTH`].
+    /// The scope of a root run. `max_depth` limits the tree; unset means [`DEFAULT_MAX_DEPTH`].
     pub fn root(run: RunId, max_depth: Option<u8>) -> Self {
         Self {
             run,
@@ -143,8 +142,8 @@ impl Scope {
         }
     }
 
-    /// The deepest level of unnamed agents below this run, whose agent allows `max_depth`: that one where nobody has set
-    /// the tree's, else the tighter of the two.
+    /// The deepest level of ad-hoc sub-agents below this run, whose agent allows `max_depth`: that level if the tree has
+    /// the default limit, otherwise the lower of the two.
     pub fn max_ad_hoc_depth(&self, max_depth: u8) -> u8 {
         match self.has_default_depth {
             true => max_depth.min(HARD_MAX_DEPTH),
@@ -152,13 +151,12 @@ impl Scope {
         }
     }
 
-    /// Whether a run here may start children.
     pub fn can_delegate(&self) -> bool {
         self.depth.0 < self.max_depth
     }
 
-    /// The place of a child; `own_limit` is what the child's own file allows below it, which can only tighten.
-    /// None where this run stands at `limit`: its own `max_depth`, or [`Scope::ad_hoc_limit`] for an unnamed child.
+    /// The scope of a child. `own_max_depth` is the limit of the child's own agent file; it can only lower the tree's limit.
+    /// `None` if this run is at `limit`: its own `max_depth`, or [`Scope::max_ad_hoc_depth`] for an ad-hoc sub-agent.
     pub fn child(&self, run: RunId, own_max_depth: Option<u8>, limit: u8) -> Option<Self> {
         if self.depth.0 >= limit {
             return None;
@@ -178,7 +176,7 @@ impl Scope {
     }
 }
 
-/// Where a run stands. The last three are terminal: written once, never left.
+/// The status of a run. The last three are terminal: a run never leaves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -186,7 +184,7 @@ pub enum Status {
     Queued,
     /// At work.
     Running,
-    /// Waiting for a person's word.
+    /// Waiting for an approval, a batch of its provider, or waiting child runs.
     Waiting,
     /// A cancel was requested; the run or some of its descendants have not ended yet.
     Cancelling,
@@ -199,7 +197,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// All of them, in the order of a run's life.
+    /// All statuses, in the order of a run's life.
     pub const ALL: [Self; 7] = [
         Self::Queued,
         Self::Running,
@@ -210,12 +208,11 @@ impl Status {
         Self::Cancelled,
     ];
 
-    /// Whether nothing more can happen to the run.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
     }
 
-    /// The word used in JSON, SQL and logs.
+    /// The name in JSON, SQL and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -240,12 +237,12 @@ impl FromStr for Status {
     }
 }
 
-/// Why a run failed, for its reader.
+/// Why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Failure {
-    /// What kind of failure; stable.
+    /// The stable code of the failure.
     pub code: FailureCode,
-    /// What happened, in words. Never holds a secret.
+    /// A description of the failure. Contains no secrets.
     pub message: String,
     /// The provider's error category, or `timeout`, `config`, `budget`, `agent`, `internal`.
     pub category: String,
@@ -257,17 +254,17 @@ pub struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
-    /// The agent's definition or the prompt could not be made.
+    /// The agent's definition is invalid, or the prompt could not be assembled.
     Config,
-    /// The provider refused our key.
+    /// The provider rejected the API key.
     ProviderAuth,
-    /// The provider refused our request.
+    /// The provider rejected the request.
     ProviderBadRequest,
-    /// The provider asks us to slow down.
+    /// The provider's rate limit was reached.
     ProviderRateLimit,
     /// The provider is overloaded.
     ProviderOverloaded,
-    /// The provider failed, or was not reached.
+    /// The provider failed or could not be reached.
     ProviderServer,
     /// The deadline passed.
     Timeout,
@@ -275,15 +272,15 @@ pub enum FailureCode {
     MaxTurns,
     /// A budget is spent.
     BudgetExceeded,
-    /// The same calls with the same results came again and again.
+    /// The model repeated the same calls with the same results.
     LoopDetected,
     /// The final text does not match the requested format.
     OutputInvalid,
-    /// The limit of tokens came before any text or tool call.
+    /// The reply reached its token limit before any text or tool call.
     OutputTruncated,
     /// The model refused to answer.
     Refused,
-    /// The daemon stopped in the middle.
+    /// The daemon stopped during the run.
     Interrupted,
     /// A fault of ours.
     Internal,
@@ -292,23 +289,20 @@ pub enum FailureCode {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With this text.
+    /// With a final text.
     Completed {
-        /// The final text.
         content: String,
         /// Whether JSON was requested and the text is valid.
         structured: bool,
     },
-    /// With an error; the last text it had is kept.
+    /// With an error.
     Failed {
-        /// Why.
         failure: Failure,
         /// The last text of the model.
         partial: Option<String>,
     },
     /// By a cancel request.
     Cancelled {
-        /// The reason given.
         reason: String,
         /// The last text of the model.
         partial: Option<String>,
@@ -316,7 +310,6 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The terminal status that this outcome is.
     pub fn status(&self) -> Status {
         match self {
             Self::Completed { .. } => Status::Completed,
@@ -326,72 +319,65 @@ impl Outcome {
     }
 }
 
-/// A run's record, as the store keeps it and as clients read it.
+/// The record of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// Its id.
     pub id: RunId,
-    /// Its root's id.
     pub root_id: RunId,
     /// The run that started it.
     pub parent_id: Option<RunId>,
-    /// The name of the key that its root was accepted with; none without keys. Clients do not see it.
+    /// The name of the key that started its root; `None` without keys. Not visible to clients.
     pub owner: Option<String>,
-    /// The session that it goes on with; only roots have one.
+    /// The session that it continues; only root runs have one.
     pub session: Option<String>,
     /// Levels below the root.
     pub depth: Depth,
     /// The parent's tool call that started it.
     pub tool_call_id: Option<String>,
-    /// The agent's name.
     pub agent: String,
-    /// The definition it started with.
+    /// The version of the definition that it started with.
     pub agent_version: String,
-    /// Where it stands.
     pub status: Status,
-    /// A root's `input` as given; a child's whole message.
+    /// The `input` of a root run as given; the whole message of a child.
     pub input: Content,
-    /// A child's task; none for a root.
+    /// The task of a child; `None` for a root run.
     pub task: Option<String>,
-    /// A label that its caller gave (ad-hoc children).
+    /// The label that the parent gave to an ad-hoc sub-agent.
     pub label: Option<String>,
-    /// `complete` or `incomplete` (ad-hoc children).
+    /// `complete` or `incomplete`, for an ad-hoc sub-agent.
     pub completion_status: Option<String>,
-    /// The client's labels.
     pub labels: BTreeMap<String, String>,
     /// The final text of a completed run.
     pub content: Option<String>,
     /// Whether JSON was requested and `content` is valid.
     pub structured: bool,
-    /// The last text of one that did not complete.
+    /// The last text of a run that failed or was cancelled.
     pub partial_content: Option<String>,
     /// The model that the provider reported in its last reply; before the first reply, the requested model.
     pub model: String,
-    /// The provider's own word for why its last reply ended.
+    /// The provider's own reason for the end of its last reply.
     pub stop_reason: Option<String>,
-    /// Replies received.
+    /// The number of replies.
     pub turns: u32,
-    /// Its own usage.
+    /// The usage of the run alone.
     pub usage: Usage,
-    /// Usage of the run with all its descendants.
+    /// The usage of the run with all its descendants.
     pub tree: TreeUsage,
-    /// Why it failed.
     pub error: Option<Failure>,
-    /// Why it was cancelled.
     pub cancel_reason: Option<String>,
-    /// How often it was started; above 1 after a restart.
+    /// How often it was started; more than 1 after a restart.
     pub attempt: u32,
     /// When it was accepted.
     pub created_at: Timestamp,
-    /// When it left the queue.
+    /// When it left the admission queue.
     pub started_at: Option<Timestamp>,
     /// When it became terminal.
     pub finished_at: Option<Timestamp>,
-    /// Milliseconds after its start during which its time stood still, as all that it did was to wait for a person.
+    /// How long it was paused after its start, in milliseconds; its deadline does not count this time.
     pub waited_ms: u64,
-    /// Number of its last event; for a root, of its tree's.
+    /// The number of its last event; for a root run, of its tree's last event.
     pub last_event: u64,
-    /// What it waits for, as long as it is `waiting`.
+    /// What it waits for while it is `waiting`.
     pub waiting_for: Option<WaitingFor>,
 }
 
@@ -399,16 +385,16 @@ pub struct Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum WaitingFor {
-    /// A person's decision on one of its calls.
+    /// An approval of one of its tool calls.
     Approval,
-    /// A batch of its provider.
+    /// A batch that it submitted to its provider.
     Batch,
-    /// Its children, all of which wait.
+    /// Its children, all of which are waiting.
     Children,
 }
 
 impl Run {
-    /// A run of that agent, accepted now, with nothing else known of it.
+    /// A run of that agent that is accepted now.
     pub fn queued(scope: &Scope, agent: String) -> Self {
         Self {
             id: scope.run,
@@ -446,7 +432,7 @@ impl Run {
         }
     }
 
-    /// Bytes of the texts that callers and models chose: what makes a run large.
+    /// The size in bytes of the texts of clients and models, which make up most of a record.
     pub fn text_bytes(&self) -> usize {
         let texts = [&self.content, &self.partial_content, &self.task];
         let texts = texts.into_iter().flatten().map(String::len);
@@ -462,13 +448,13 @@ impl Run {
         u64::try_from(end.as_millisecond() - started.as_millisecond()).unwrap_or(0)
     }
 
-    /// As [`Run::duration_ms`], without the time that it waited for a person.
+    /// As [`Run::duration_ms`], without the time that it was paused.
     pub fn active_ms(&self, now: Timestamp) -> u64 {
         self.duration_ms(now).saturating_sub(self.waited_ms)
     }
 }
 
-/// The present, in whole milliseconds, as every record uses it.
+/// The current time in whole milliseconds, the precision of records.
 pub fn now() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)

@@ -1,4 +1,4 @@
-//! How soon a provider has to answer, which some services sell at different prices.
+//! Service tiers: some providers sell slower replies at a lower price.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,10 +9,10 @@ use crate::domain::agent::settings::Choice;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Service {
-    /// At once, at the usual price.
+    /// Immediately, at the standard price.
     #[default]
     Default,
-    /// At once or not at all: slower, cheaper, and refused (429) when the service is busy.
+    /// Slower and cheaper; rejected (429) if the provider is busy.
     Flex,
     /// Within a day, in a batch.
     Batch,
@@ -23,14 +23,12 @@ impl Choice for Service {
 }
 
 impl Service {
-    /// All by name.
     pub const ALL: [(&'static str, Self); 3] = [
         ("default", Self::Default),
         ("flex", Self::Flex),
         ("batch", Self::Batch),
     ];
 
-    /// Its name.
     pub fn as_str(self) -> &'static str {
         Self::ALL[self as usize].0
     }

@@ -12,7 +12,7 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::shorten;
 
-/// The JSON that a text is: whole, or within the one fence that models like to put around it.
+/// The JSON of a text: the whole text, or the content of the one code fence around it.
 pub fn extract_json(text: &str) -> Option<&RawValue> {
     let text = text.trim();
     let fenced = text
@@ -22,11 +22,11 @@ pub fn extract_json(text: &str) -> Option<&RawValue> {
     serde_json::from_str(fenced.unwrap_or(text)).ok()
 }
 
-/// Whether a final text has the shape that was requested: true if that is JSON, false if any text will do. On a thread of
-/// its own; see [`Schema`].
+/// Checks a final text against the requested format. Returns true for JSON, false for free text. Call it on a separate
+/// thread; see [`Schema`].
 ///
 /// # Errors
-/// What does not fit, a sentence each.
+/// The validation errors.
 pub fn check(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
     let value = match format {
         ResponseFormat::Text => return Ok(false),
@@ -38,7 +38,7 @@ pub fn check(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
     })
 }
 
-/// As [`check`]; none if finding out takes a thread of its own.
+/// As [`check`]; `None` if the check needs a separate thread.
 pub fn check_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool, Vec<String>>> {
     if matches!(format, ResponseFormat::Text) {
         return Some(Ok(false));
@@ -51,18 +51,17 @@ pub fn check_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool, 
     })
 }
 
-/// The value that a text is, if no object in it has a key twice.
+/// Parses a text as JSON; rejects objects with duplicate keys.
 fn parse_value(text: &str) -> Result<Value, Vec<String>> {
     let no_json = || vec!["it is not one JSON value".to_owned()];
     let json = extract_json(text).ok_or_else(no_json)?;
-    // The text is handed on as it is: a reader for whom the first of two equal keys counts must not see another value
-    // than the one that was checked.
+    // Clients get the text unchanged. A client whose parser takes the first of two equal keys would see another value
+    // than the one that was validated.
     serde_json::from_str::<UniqueKeys>(json.get())
         .map_err(|error| vec![shorten(&error.to_string(), 300)])?;
     serde_json::from_str(json.get()).map_err(|error| vec![shorten(&error.to_string(), 300)])
 }
 
-/// The schema that was requested, if one was.
 fn requested_schema(format: &ResponseFormat) -> Result<Option<Schema>, Vec<String>> {
     match format {
         ResponseFormat::JsonSchema(schema) => Schema::parse(Arc::clone(schema))
@@ -88,7 +87,7 @@ fn into_result(errors: Vec<String>) -> Result<bool, Vec<String>> {
     }
 }
 
-/// JSON in which no object has a key twice.
+/// JSON without duplicate keys.
 struct UniqueKeys;
 
 impl<'de> Deserialize<'de> for UniqueKeys {

@@ -1,6 +1,6 @@
-//! "Did you mean": finds the known name that a mistyped one was probably meant to be.
+//! "Did you mean": finds the known name closest to a mistyped one.
 
-/// Most bytes of a name that is compared: the distance costs the product of both lengths, and a client chooses one.
+/// Longer names are not compared: the cost is the product of both lengths, and clients choose one of them.
 const MAX_NAME: usize = 80;
 
 /// The known name that is closest to `typed`, ignoring case; `None` if none is close, or if `typed` is itself known.

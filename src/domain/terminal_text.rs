@@ -1,12 +1,11 @@
-//! Makes text of models, tools and clients fit for a terminal: nothing in it commands the terminal, changes the order
-//! in which it is read, or hides in it. The one place that decides which characters those are.
+//! Makes untrusted text safe for a terminal: removes control sequences, bidirectional controls and invisible characters.
 
 use std::fmt::Write;
 
-/// What stands for a character that is left out.
+/// Replaces an unsafe character.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// A text of many lines: line breaks and tabs stay, and so do joiners, which scripts and emoji need.
+/// Sanitizes a text of several lines. Keeps line breaks, tabs, and joiners, which scripts and emoji need.
 pub fn sanitize_lines(text: &str) -> String {
     let sanitize = |c: char| match c {
         '\n' | '\t' => c,
@@ -14,11 +13,11 @@ pub fn sanitize_lines(text: &str) -> String {
         c if is_unsafe(c) => REPLACEMENT,
         c => c,
     };
-    // The line breaks of other systems.
+    // Line breaks of other systems.
     text.replace("\r\n", "\n").chars().map(sanitize).collect()
 }
 
-/// A text on one line: line breaks and tabs become spaces.
+/// Sanitizes a text for one line. Line breaks and tabs become spaces.
 pub fn sanitize_line(text: &str) -> String {
     let sanitize = |c: char| match c {
         '\n' | '\t' => ' ',
@@ -37,7 +36,7 @@ pub fn escape_json(json: &str) -> String {
             '\n' | '\t' => escaped.push(c),
             c if is_unsafe(c) => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
-                    // A string takes whatever is written.
+                    // Writing to a string cannot fail.
                     let _ = write!(escaped, "\\u{unit:04x}");
                 }
             }
@@ -47,7 +46,7 @@ pub fn escape_json(json: &str) -> String {
     escaped
 }
 
-/// A line of a log as it was formatted, colours included; a line break within it becomes `\n`.
+/// Sanitizes a formatted log line. Keeps colours; a line break within it becomes `\n`.
 pub fn sanitize_log_line(formatted: &str) -> String {
     let line = formatted.strip_suffix('\n').unwrap_or(formatted);
     let mut sanitized = String::with_capacity(formatted.len());
@@ -72,7 +71,7 @@ pub fn sanitize_log_line(formatted: &str) -> String {
     sanitized
 }
 
-/// The length of the sequence for a colour or another look that the text begins with.
+/// The length of the colour or style sequence at the start of the text.
 fn color_sequence_len(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("\u{1b}[")?;
     let parameters = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
@@ -80,16 +79,16 @@ fn color_sequence_len(text: &str) -> Option<usize> {
     Some(text.len() - end.len())
 }
 
-/// Scripts and emoji are written with them.
+/// Some scripts and emoji need these characters.
 fn is_joiner(c: char) -> bool {
     matches!(c, '\u{200c}' | '\u{200d}' | '\u{fe00}'..='\u{fe0f}')
 }
 
-/// Controls of terminals (C0, DEL, C1), controls of the reading order, other line breaks, and what is not seen at all.
+/// Terminal controls (C0, DEL, C1), bidirectional controls, other line breaks, and invisible characters.
 fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c,
-            // Reading order.
+            // Bidirectional controls.
             '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
             // Line breaks.
             | '\u{2028}' | '\u{2029}'
@@ -107,7 +106,7 @@ mod tests {
 
     use super::{escape_json, sanitize_line, sanitize_lines, sanitize_log_line};
 
-    /// A clear screen by C0 and by C1, an override of the reading order, a hidden tag, a soft hyphen.
+    /// A clear screen by C0 and by C1, a bidirectional override, a hidden tag, a soft hyphen.
     const HOSTILE: &str =
         "a\u{1b}[2J\u{9b}2J\r\u{8}\u{7f}\u{202e}b\u{2066}c\u{e0041}\u{ad}\u{200b}d";
 

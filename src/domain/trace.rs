@@ -1,36 +1,34 @@
-//! A place in a trace, and how the services on its way tell each other: the `traceparent` header. Knows no spans.
+//! Trace context and its propagation in the `traceparent` header.
 
 use std::fmt;
 
-/// A trace: one request on its way through all services.
+/// The id of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceId(pub [u8; 16]);
 
-/// One span of a trace.
+/// The id of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanId(pub [u8; 8]);
 
-/// A place in a trace: whatever happens below it names it as its parent.
+/// A position in a trace, which is the parent of the spans below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The trace.
     pub trace: TraceId,
-    /// The span in it.
     pub span: SpanId,
-    /// Whether its spans are kept.
+    /// Whether its spans are recorded.
     pub sampled: bool,
 }
 
 impl TraceContext {
-    /// Reads the header `traceparent` (<https://www.w3.org/TR/trace-context/>); none where it is not in order, and then
-    /// it is as if it were not there.
+    /// Reads the header `traceparent` (<https://www.w3.org/TR/trace-context/>); `None` if it is
+    /// invalid, which counts as if it were missing.
     pub fn parse(header: &str) -> Option<Self> {
         let mut parts = header.splitn(5, '-');
         let version = decode_hex::<1>(parts.next()?)?;
         let trace = decode_hex::<16>(parts.next()?)?;
         let span = decode_hex::<8>(parts.next()?)?;
         let [flags] = decode_hex::<1>(parts.next()?)?;
-        // Later versions may say more at the end; this one has an end.
+        // Later versions may append fields; version 0 may not.
         let is_known = version != [0xff] && (version != [0] || parts.next().is_none());
         (is_known && trace != [0; 16] && span != [0; 8]).then_some(Self {
             trace: TraceId(trace),
@@ -41,7 +39,7 @@ impl TraceContext {
 }
 
 impl fmt::Display for TraceContext {
-    /// As the header is written.
+    /// The value of the header.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("00-")?;
         self.trace.0.iter().try_for_each(|b| write!(f, "{b:02x}"))?;
@@ -51,7 +49,7 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// Exactly so many bytes in hex, in small letters as the header has them.
+/// Decodes exactly `N` bytes of hexadecimal digits in lower case, as the header requires.
 fn decode_hex<const N: usize>(hex: &str) -> Option<[u8; N]> {
     let digit = |c: u8| match c {
         b'0'..=b'9' => Some(c - b'0'),
@@ -82,10 +80,10 @@ mod tests {
         let context = TraceContext::parse(GOOD).expect("a place");
         assert!(context.sampled);
         assert_eq!(context.to_string(), GOOD);
-        // Flags that this version does not know are not passed on.
+        // Unknown flags are not propagated.
         let other = TraceContext::parse(&GOOD.replace("-01", "-02")).expect("a place");
         assert_eq!(other.to_string(), GOOD.replace("-01", "-00"));
-        // A later version may say more.
+        // A later version may have more fields.
         let later = format!("cc{}-more-of-it", &GOOD[2..]);
         assert_eq!(TraceContext::parse(&later), Some(context));
     }

@@ -1,25 +1,25 @@
-//! What runs use: tokens, model calls, tool calls and money. Sums are exact: money is counted in picodollars.
+//! The usage of runs: tokens, model calls, tool calls and money. Money is counted in picodollars, so sums are exact.
 
 use serde::{Deserialize, Serialize};
 
-/// Tokens that one provider reply reported. `input` includes the cached ones, whatever the wire says.
+/// The tokens of one reply as the provider reported them. `input` includes cached tokens for every API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenUsage {
-    /// Tokens of the prompt, those read from and written to the provider's cache included.
+    /// The tokens of the prompt, including those read from and written to the provider's cache.
     pub input: u64,
     /// Tokens that the model produced.
     pub output: u64,
-    /// Of `input`, those read from the provider's cache.
+    /// The part of `input` that was read from the provider's cache.
     pub cache_read: u64,
-    /// Of `input`, those written to the provider's cache.
+    /// The part of `input` that was written to the provider's cache.
     pub cache_write: u64,
-    /// Of `output`, those that the model thought with, where the provider tells. Only a reply's own: no sum has them.
+    /// The part of `output` that is reasoning, if the provider reports it. Only for single replies; sums do not have it.
     #[serde(default)]
     pub reasoning: u64,
 }
 
 impl TokenUsage {
-    /// Input and output together. Providers may claim anything, so it stops at the range's end.
+    /// Input and output together. Saturates, because providers may report any number.
     pub fn total(&self) -> u64 {
         self.input.saturating_add(self.output)
     }
@@ -31,12 +31,11 @@ impl TokenUsage {
 pub struct Cost(pub u64);
 
 impl Cost {
-    /// From US dollars; negative and absurd amounts are clamped to the range.
+    /// Converts US dollars; clamps amounts outside the range.
     pub fn from_usd(usd: f64) -> Self {
         Self((usd * 1e12).round().clamp(0.0, u64::MAX as f64) as u64)
     }
 
-    /// In US dollars.
     pub fn to_usd(self) -> f64 {
         self.0 as f64 / 1e12
     }
@@ -46,7 +45,7 @@ impl Cost {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Price {
-    /// Fresh input tokens.
+    /// Input tokens that are not cached.
     pub input: f64,
     /// Output tokens.
     pub output: f64,
@@ -56,15 +55,15 @@ pub struct Price {
     pub cache_write: Option<f64>,
     /// Input tokens written to a cache that keeps them for an hour; unset means the price of `cache_write`.
     pub cache_write_1h: Option<f64>,
-    /// The prices of a request whose input is long.
+    /// The prices of a request with a long input.
     pub long: Option<LongPrice>,
 }
 
-/// Prices that hold for the whole request when its input, cached tokens included, has more than `above` tokens.
+/// Prices for the whole request if its input, including cached tokens, has more than `above` tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LongPrice {
-    /// Tokens of input.
+    /// The threshold, in input tokens.
     pub above: u64,
     /// See [`Price::input`].
     pub input: f64,
@@ -79,7 +78,7 @@ pub struct LongPrice {
 }
 
 impl Price {
-    /// The prices for a request with so many tokens of input.
+    /// The prices of a request with so many input tokens.
     fn for_input_length(&self, input: u64) -> Self {
         match self.long.filter(|long| input > long.above) {
             Some(long) => Self {
@@ -94,7 +93,7 @@ impl Price {
         }
     }
 
-    /// The same prices for requests that ask the service to keep cached tokens for an hour.
+    /// The prices of requests whose cached tokens are kept for an hour.
     pub fn with_hour_cache(self) -> Self {
         Self {
             cache_write: self.cache_write_1h.or(self.cache_write),
@@ -106,7 +105,7 @@ impl Price {
         }
     }
 
-    /// The same prices at a discount: `share` is what is left of each.
+    /// Multiplies each price by `factor`.
     pub fn scaled(self, factor: f64) -> Self {
         let part = |price: Option<f64>| price.map(|price| price * factor);
         Self {
@@ -126,7 +125,7 @@ impl Price {
         }
     }
 
-    /// What these tokens cost.
+    /// The cost of these tokens.
     pub fn cost(&self, tokens: &TokenUsage) -> Cost {
         let price = self.for_input_length(tokens.input);
         let uncached = tokens
@@ -141,23 +140,23 @@ impl Price {
     }
 }
 
-/// What one run used, or a sum of it over several runs.
+/// The usage of one run, or the sum of several runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Tokens over all replies.
+    /// The tokens of all replies.
     pub tokens: TokenUsage,
-    /// Replies received from providers.
+    /// The number of replies from providers.
     pub model_calls: u64,
-    /// Tool calls performed, failed ones too.
+    /// Executed tool calls, including failed ones.
     pub tool_calls: u64,
-    /// Money, where a price is known for at least one of the models that answered.
+    /// The cost; `None` if no price is known for any of the models that answered.
     pub cost: Option<Cost>,
-    /// Provider requests that were paid for and reported no usage, or were broken off before they could.
+    /// Billed provider requests without reported usage, for example because they were interrupted.
     pub unreported: u64,
 }
 
 impl Usage {
-    /// Adds `other` to this. Providers may claim anything, so sums stop at the range's end.
+    /// Saturates, because providers may report any number.
     pub fn add(&mut self, other: &Usage) {
         let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
         add(&mut self.tokens.input, other.tokens.input);
@@ -182,9 +181,9 @@ impl Usage {
 /// The usage of a run with all its descendants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeUsage {
-    /// Runs in the tree, this one included.
+    /// The number of runs, including this one.
     pub runs: u64,
-    /// Their usage together.
+    /// The sum of their usage.
     pub usage: Usage,
 }
 

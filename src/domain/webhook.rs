@@ -14,12 +14,12 @@ use crate::domain::run::RunId;
 /// A receiver of events.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Webhook {
-    /// An `http` or `https` address, checked for its form only.
+    /// An `http` or `https` URL; only its syntax is validated.
     pub url: String,
-    /// The environment variable with the secret that signs; unset means the server's.
+    /// The environment variable with the signing secret; unset means the server's secret.
     #[serde(default)]
     pub secret_env: Option<String>,
-    /// Names of events, as [`crate::domain::event::EventKind::name`]; empty means the terminal ones.
+    /// Event names, see [`crate::domain::event::EventKind::name`]; empty means the terminal events.
     #[serde(default)]
     pub events: Vec<String>,
 }
@@ -50,7 +50,7 @@ impl Section for Webhook {
 }
 
 impl fmt::Debug for Webhook {
-    /// Without the address: its query and its path may hold a secret.
+    /// Omits the URL, whose path and query may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Webhook")
             .field("secret_env", &self.secret_env)
@@ -59,7 +59,7 @@ impl fmt::Debug for Webhook {
     }
 }
 
-/// A delivery's name, the same over all its tries: `whd_` and a UUIDv7.
+/// The id of a delivery, the same for all its attempts: `whd_` and a UUIDv7.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
 #[schemars(transparent)]
 pub struct DeliveryId(
@@ -67,7 +67,6 @@ pub struct DeliveryId(
 );
 
 impl DeliveryId {
-    /// A new one.
     pub fn new() -> Self {
         Self(RunId::new().0)
     }
@@ -91,7 +90,7 @@ impl fmt::Debug for DeliveryId {
     }
 }
 
-/// A text that is no delivery's id.
+/// The text is not a delivery id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a delivery's id is whd_ and a UUID")]
 pub struct InvalidDeliveryId;

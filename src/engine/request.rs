@@ -153,17 +153,17 @@ pub struct DryRun {
     pub fallback_models: Vec<ModelRef>,
     /// The assembled prompt.
     pub system_prompt: String,
-    /// The user message; of its pictures and files what they are known by.
+    /// The user message; contains the digests of images and files, not their bytes.
     pub message: Content,
-    /// The directory of its files and tools.
+    /// The directory of the run's files and tools.
     pub workdir: PathBuf,
-    /// What would be sent as parameters.
+    /// The parameters of provider requests.
     pub params: Params,
     /// The tools on offer.
     pub tools: Vec<ToolSpec>,
-    /// The names of more tools, which its model finds with `tool_search`.
+    /// The names of further tools, which the model can find with `tool_search`.
     pub deferred_tools: Vec<String>,
-    /// Whom it may call, and how.
+    /// How the run may delegate.
     pub sub_agents: DrySubAgents,
     /// What bounds it.
     pub limits: DryLimits,
@@ -178,9 +178,9 @@ pub struct DrySubAgents {
     pub names: Vec<String>,
     /// The tree's limit.
     pub max_depth: u8,
-    /// Whether calls of one reply run at once.
+    /// Whether the calls of one reply run concurrently.
     pub parallel: bool,
-    /// Bound on each child in seconds; 0 means what is left of the run.
+    /// The time limit of each child in seconds; 0 means the remaining time of the run.
     pub timeout: u64,
 }
 
@@ -189,14 +189,14 @@ pub struct DrySubAgents {
 pub struct DryLimits {
     /// Turns.
     pub max_turns: u32,
-    /// The deadline in seconds.
+    /// The time limit in seconds.
     pub timeout: u64,
-    /// Tokens of the tree; null means none.
+    /// The most tokens of the tree; null means no limit.
     pub max_tokens: Option<u64>,
-    /// USD of the tree; null means none.
+    /// The highest cost of the tree in USD; null means no limit.
     pub max_cost_usd: Option<f64>,
-    /// Tool calls of the tree; null means none.
+    /// The most tool calls of the tree; null means no limit.
     pub max_tool_calls: Option<u64>,
-    /// Runs of the tree; null means none.
+    /// The most runs of the tree; null means no limit.
     pub max_runs: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! An agent's definition, checked: what a TOML file says once the catalogue has read it. It never runs.
+//! An agent's definition, as the catalog reads it from a TOML file and validates it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub mod response_format;
 pub mod schema;
 pub mod settings;
 
-/// The most turns a run may have, and what a file that says nothing gets.
+/// The most turns of a run, and the default.
 pub const MAX_TURNS: u32 = 50;
 
 /// The highest limit on tokens, calls or runs.
@@ -52,87 +52,84 @@ pub const BUILT_IN_TOOLS: &[&str] = &[
     "write_file",
 ];
 
-/// A definition: immutable, shared by every run that started with it.
+/// An immutable definition, shared by all runs that started with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Agent {
-    /// The file's stem.
+    /// The file's name without its extension.
     pub name: String,
     /// `sha256:` and the hex digest of the file's bytes.
     pub version: String,
-    /// For lists, and for the models of callers.
+    /// Shown in lists, and to the models of agents that may call it.
     pub description: Option<String>,
-    /// Who answers its turns.
+    /// The model that answers its turns.
     pub model: ModelRef,
     /// Tried in order when `model` is overloaded, rate-limited or down after its retries.
     pub fallback_models: Vec<ModelRef>,
-    /// First part of the prompt.
+    /// The first part of the prompt.
     pub system_prompt: String,
-    /// Path or bare name of a skill, as written.
+    /// The path or the name of a skill, as written.
     pub skill: Option<String>,
-    /// Whether a request named the skill: then it is read as what a client chooses, not as what the operator wrote.
+    /// Whether a request named the skill. If so, its path is untrusted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_requested_skill: bool,
-    /// Globs of context files, as written, relative to the workdir.
+    /// Globs of context files, as written and relative to the workdir.
     pub files: Vec<String>,
-    /// Where its files and tools live; unset means the daemon's working directory.
+    /// The directory of its files and tools; unset means the daemon's working directory.
     pub workdir: Option<PathBuf>,
-    /// Names of the built-in tools it is offered.
+    /// The names of its built-in tools.
     pub tools: Vec<String>,
     /// The hosts that `url_fetch` may ask, as `net::matches` reads them; empty means every public one, or its caller's.
     #[serde(default)]
     pub allowed_hosts: Vec<String>,
-    /// Who `call_agent` may call, duplicates folded, in the file's order.
+    /// The agents that `call_agent` may call, without duplicates, in the file's order.
     pub sub_agents: Vec<String>,
     /// Whether replies are streamed from the provider.
     pub stream: bool,
-    /// The run's deadline; unset means the server's default for a root, and only the caller's bound for a child.
+    /// The run's time limit. Unset means the server's default for a root run, and no limit beside the parent's for a child.
     pub timeout: Option<Duration>,
-    /// How it delegates.
     pub delegation: Delegation,
-    /// Sampling parameters.
     pub params: Params,
     /// The keys of `extra` that a request may set.
     #[serde(default)]
     pub allow_extra: Vec<String>,
-    /// Whether its requests may use a person's own key for a provider, where the root's request came with one.
+    /// Whether its requests to providers may use a key that came with the root's request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_provider_keys: bool,
-    /// The providers that a root's request came with keys for. The keys themselves are in memory only.
+    /// The providers for which the root's request brought keys. The keys themselves are kept in memory only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_keys: Vec<String>,
-    /// Turns of one run, 1 to [`MAX_TURNS`].
+    /// The most turns of one run, 1 to [`MAX_TURNS`].
     pub max_turns: u32,
     /// What becomes of a conversation that outgrows the model's window.
     #[serde(default)]
     pub context: ContextSettings,
-    /// Limits of its whole subtree.
+    /// The limits of a run with all its descendants.
     pub budget: Budget,
-    /// How provider failures are retried.
+    /// How failed provider requests are retried.
     pub retry: Retry,
-    /// Its memory.
     pub memory: Memory,
-    /// Ad-hoc delegation, where it is turned on.
+    /// The settings of ad-hoc sub-agents; unset if they are disabled.
     #[serde(default)]
     pub subagent: Option<SubagentSettings>,
-    /// What makes it an unnamed agent, started by a call of `subagent`; none for those of files.
+    /// Set for an ad-hoc sub-agent, which a call of `subagent` started; `None` for agents of files.
     #[serde(default)]
     pub ad_hoc: Option<AdHocSettings>,
-    /// Whose tools it is offered beside the built-in ones, in the file's order.
+    /// The MCP servers that offer it further tools, in the file's order.
     #[serde(default)]
     pub mcp_servers: Vec<McpServer>,
     /// Receives the events of its root runs.
     #[serde(default)]
     pub webhook: Option<Webhook>,
-    /// The tools whose calls wait for a person's word.
+    /// The tools whose calls wait for human approval.
     #[serde(default)]
     pub approve: Vec<String>,
-    /// How long each of them waits; unset means as long as it takes.
+    /// How long each such call waits; unset means without a limit.
     #[serde(default)]
     pub approve_timeout: Option<Duration>,
 }
 
 impl Default for Agent {
-    /// Every setting at its default, and no model yet.
+    /// Every setting has its default; the model is empty.
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -173,7 +170,7 @@ impl Default for Agent {
     }
 }
 
-/// An agent file without `name`, which the file's own name decides.
+/// An agent file. It has no key `name`: the file's own name is the agent's.
 impl Section for Agent {
     const SCHEMA: &'static str = "AgentDefinition";
 
@@ -253,29 +250,29 @@ impl Section for Limits {
     }
 }
 
-/// `[subagent]`: how an agent starts unnamed ones.
+/// `[subagent]`: how an agent starts ad-hoc sub-agents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SubagentSettings {
-    /// The deepest level that they may stand at, 1 to [`HARD_MAX_DEPTH`].
+    /// The deepest level of an ad-hoc sub-agent, 1 to [`HARD_MAX_DEPTH`].
     pub max_depth: u8,
-    /// Turns of one whose call does not say, 1 to [`MAX_TURNS`].
+    /// The most turns if the call sets no limit, 1 to [`MAX_TURNS`].
     pub default_max_turns: u32,
-    /// Most bytes of a result.
+    /// The most bytes of a result.
     pub output_max_size: usize,
     /// When an ad-hoc sub-agent summarizes its result.
     pub summary: SummaryMode,
-    /// Most of them in one tree; unset means no limit.
+    /// The most ad-hoc sub-agents of one tree; unset means no limit.
     pub max_executions: Option<u64>,
-    /// Most tokens of all of them in one tree; unset means no limit.
+    /// The most tokens of all ad-hoc sub-agents of one tree; unset means no limit.
     pub max_total_tokens: Option<u64>,
-    /// Most time of all of them together in one tree; unset means no limit.
+    /// The most time of all ad-hoc sub-agents of one tree together; unset means no limit.
     pub max_total_time: Option<Duration>,
-    /// Who answers them; unset means the caller's model.
+    /// Their model; unset means the parent's model.
     pub model: Option<ModelRef>,
-    /// How much they are to think; unset means as their caller.
+    /// Their reasoning effort; unset means the parent's.
     #[serde(default)]
     pub effort: Option<Effort>,
-    /// How soon the service has to answer them; unset means as their caller.
+    /// Their service tier; unset means the parent's.
     #[serde(default)]
     pub service: Option<Service>,
 }
@@ -346,7 +343,7 @@ impl Section for SubagentSettings {
 #[schemars(rename = "AgentSubagentSummary")]
 #[serde(rename_all = "snake_case")]
 pub enum SummaryMode {
-    /// Where its caller asks for it.
+    /// If the parent's call requests it.
     #[default]
     OnRequest,
     /// Always.
@@ -358,10 +355,10 @@ impl Choice for SummaryMode {
         &[("on_request", Self::OnRequest), ("always", Self::Always)];
 }
 
-/// What makes an agent an unnamed one.
+/// The settings that only an ad-hoc sub-agent has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdHocSettings {
-    /// The only tools it has; unset means all of its caller's.
+    /// The only tools it has; unset means all of its parent's.
     pub allowed_tools: Option<Vec<String>>,
     /// Sent when its task is done; the model's answer becomes the result.
     pub summary_prompt: Option<String>,
@@ -370,13 +367,13 @@ pub struct AdHocSettings {
 /// `[sub_agents_config]`: how an agent calls others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Delegation {
-    /// Levels below this agent; unset means [`DEFAULT_MAX_DEPTH`] for a root and nothing for a child.
+    /// The levels below this agent; unset means [`DEFAULT_MAX_DEPTH`] for a root run and no further limit for a child.
     pub max_depth: Option<u8>,
-    /// Whether several tool calls of one reply run at once.
+    /// Whether several tool calls of one reply run concurrently.
     pub parallel: bool,
-    /// Bound on each child run.
+    /// The time limit of each child run.
     pub timeout: Option<Duration>,
-    /// Most children of one reply at once; unset means no bound of its own.
+    /// The most concurrent children of one reply; unset means no limit of its own.
     pub max_concurrent: Option<usize>,
 }
 
@@ -419,11 +416,11 @@ impl Section for Delegation {
 pub struct Budget {
     /// Input and output tokens together.
     pub max_tokens: Option<u64>,
-    /// Money, at configured prices.
+    /// Money at the configured prices.
     pub max_cost: Option<Cost>,
-    /// Tool calls performed.
+    /// Executed tool calls.
     pub max_tool_calls: Option<u64>,
-    /// Runs, the root included.
+    /// Runs, including the root.
     pub max_runs: Option<u64>,
 }
 
@@ -447,16 +444,16 @@ impl Section for Budget {
     }
 }
 
-/// `[retry]`: how a failed provider request is tried again.
+/// `[retry]`: how a failed provider request is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Retry {
-    /// Tries after the first.
+    /// Attempts after the first.
     pub max_retries: u32,
-    /// How the bound of the wait grows.
+    /// How the longest delay grows with each retry.
     pub backoff: Backoff,
-    /// The first wait's bound.
+    /// The longest delay before the first retry.
     pub initial_delay: Duration,
-    /// No wait's bound is above this.
+    /// The longest delay before any retry.
     pub max_delay: Duration,
 }
 
@@ -488,14 +485,14 @@ impl Section for Retry {
     }
 }
 
-/// How the bound of a retry's wait grows with the tries.
+/// How the delay before a retry grows with the number of retries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Backoff {
     /// Doubles.
     #[default]
     Exponential,
-    /// Grows by the first delay.
+    /// Grows by the initial delay.
     Linear,
     /// Stays.
     Fixed,
@@ -509,19 +506,19 @@ impl Choice for Backoff {
     ];
 }
 
-/// `[memory]`: what an agent remembers of its earlier runs.
+/// `[memory]`: the results of earlier runs that an agent remembers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Whether it has one.
+    /// Whether the agent has a memory.
     pub enabled: bool,
-    /// Whether it has one memory for all keys; else each key has one of its own.
+    /// Whether all keys share one memory; otherwise each key has its own.
     #[serde(default)]
     pub shared: bool,
-    /// Its file; unset means `<data_dir>/memory/<agent>.md`, or `<data_dir>/memory/<agent>/<key>.md`.
+    /// The file; unset means `<data_dir>/memory/<agent>.md`, or `<data_dir>/memory/<agent>/<key>.md`.
     pub path: Option<PathBuf>,
-    /// Entries that enter the prompt, newest last; 0 means all.
+    /// The number of newest entries in the prompt, oldest first; 0 means all.
     pub last_n: u32,
-    /// From this count on a warning is given; 0 means never.
+    /// The number of entries from which on a run gets a warning; 0 means never.
     pub max_entries: u32,
 }
 
@@ -556,7 +553,7 @@ impl Section for Memory {
     }
 }
 
-/// Whether `name` may name an agent: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`. Anything else never reaches the disk.
+/// Whether `name` is a valid agent name: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`. Other names are never used as paths.
 pub fn is_agent_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     (1..=64).contains(&bytes.len())

@@ -1,4 +1,4 @@
-//! `provider/model`: which model answers, and of which provider.
+//! `provider/model`: a reference to a model of a provider.
 
 use std::fmt;
 
@@ -15,16 +15,13 @@ pub struct ModelRef {
     pub model: String,
 }
 
-/// Why a text is no `provider/model`.
+/// Why a text is not a valid `provider/model`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelRefError {
-    /// No slash in it.
     #[error("invalid model format \"{0}\": expected provider/model-name")]
     NoSlash(String),
-    /// Nothing before the slash.
     #[error("invalid model format \"{0}\": empty provider")]
     NoProvider(String),
-    /// Nothing after it.
     #[error("invalid model format \"{0}\": empty model name")]
     NoModel(String),
 }

@@ -1,4 +1,4 @@
-//! `[params]` of an agent: what is sent to the provider with each request.
+//! `[params]` of an agent: parameters of its requests to providers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,23 +8,23 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::settings::{Choice, ListRule, MAX_COUNT, Section, Setting, Visitor};
 use crate::domain::service::Service;
 
-/// Above the highest temperature that any provider accepts.
+/// The highest temperature of any provider is lower.
 const MAX_TEMPERATURE: f64 = 100.0;
 
-/// `[params]`: what is sent to the provider only when it is set.
+/// `[params]`: parameters of provider requests. Parameters that are unset are not sent.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Params {
-    /// 0.0 is a real temperature.
+    /// 0.0 is sent like any other value; it does not mean unset.
     pub temperature: Option<f64>,
-    /// Most tokens of one reply.
+    /// The most tokens of one reply.
     pub max_tokens: Option<u32>,
     /// Nucleus sampling.
     pub top_p: Option<f64>,
     /// Texts that end a reply.
     pub stop: Vec<String>,
-    /// The shape of the reply's text.
+    /// The format of the final text.
     pub response_format: ResponseFormat,
-    /// How much the model is to think; `None` leaves it to the service.
+    /// The reasoning effort; `None` means the provider's default.
     #[serde(default)]
     pub effort: Option<Effort>,
     /// The requested length of a summary of the model's reasoning; `None` requests no summary.
@@ -36,7 +36,7 @@ pub struct Params {
     /// How long the provider caches the prompt for the run's next turns.
     #[serde(default)]
     pub cache: Cache,
-    /// How soon the service has to answer; unset leaves it to the service.
+    /// The service tier; unset means the provider's default.
     #[serde(default)]
     pub service: Option<Service>,
 }
@@ -100,14 +100,12 @@ impl Choice for ReasoningSummary {
 }
 
 impl ReasoningSummary {
-    /// All by name.
     pub const ALL: [(&'static str, Self); 3] = [
         ("auto", Self::Auto),
         ("concise", Self::Concise),
         ("detailed", Self::Detailed),
     ];
 
-    /// Its name.
     pub fn as_str(self) -> &'static str {
         Self::ALL[self as usize].0
     }
@@ -133,7 +131,6 @@ impl Choice for Cache {
 }
 
 impl Cache {
-    /// All by name.
     pub const ALL: [(&'static str, Self); 3] = [
         ("5m", Self::FiveMinutes),
         ("1h", Self::OneHour),
@@ -141,7 +138,7 @@ impl Cache {
     ];
 }
 
-/// The keys of a request's body that are ours, on one wire or another: `extra` may not set them.
+/// Keys that axed sets in requests of at least one API; `extra` may not set them.
 const RESERVED_KEYS: [&str; 15] = [
     "model",
     "messages",
@@ -160,7 +157,7 @@ const RESERVED_KEYS: [&str; 15] = [
     "background",
 ];
 
-/// Whether `extra` leaves alone what is ours. The error follows the key's name: `may not set "model"`.
+/// Rejects `extra` if it sets a key that axed sets. The error follows the key's name: `may not set "model"`.
 pub fn check_extra(extra: &Map<String, Value>) -> Result<(), String> {
     let reserved = extra
         .keys()
@@ -177,7 +174,7 @@ pub fn check_extra(extra: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// How much a model is to think before it answers, from nothing to all it can.
+/// How much a model reasons before it answers, from not at all to its maximum.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -197,7 +194,7 @@ impl Choice for Effort {
 }
 
 impl Effort {
-    /// All levels by name, the least first.
+    /// All levels by name, the lowest first.
     pub const ALL: [(&'static str, Self); 7] = [
         ("none", Self::None),
         ("minimal", Self::Minimal),
@@ -208,13 +205,11 @@ impl Effort {
         ("max", Self::Max),
     ];
 
-    /// The level's name.
     pub fn as_str(self) -> &'static str {
         Self::ALL[self as usize].0
     }
 
-    /// The level among `levels` that is nearest to this one; of two equally near ones the higher. `None` if there are
-    /// no levels.
+    /// The nearest of `levels`; of two equally near levels the higher. `None` if there are no levels.
     pub fn nearest(self, levels: &[Self]) -> Option<Self> {
         let distance = |level: &Self| (*level as i32 - self as i32).abs();
         levels

@@ -1,4 +1,4 @@
-//! `[params.response_format]`: the shape of a run's final text.
+//! `[params.response_format]`: the format of a run's final text.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-/// `[params.response_format]`: what shape the final text should have. Reads and writes as in files and requests:
+/// `[params.response_format]`: the format of the final text, in files and requests:
 /// `{"type": "json_schema", "schema": {…}}`.
 #[derive(Clone, Debug, Default)]
 pub enum ResponseFormat {
@@ -18,7 +18,7 @@ pub enum ResponseFormat {
     Text,
     /// Any JSON object.
     JsonObject,
-    /// JSON that fits this JSON Schema.
+    /// JSON that matches this JSON Schema.
     JsonSchema(Arc<RawValue>),
 }
 

@@ -11,7 +11,7 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::settings::{MAX_COUNT, Presence, Section, Setting, Visitor};
 use crate::domain::mcp::McpServerView;
 
-/// Has the schema of a section's view.
+/// A type whose schema is that of a section's view.
 pub struct SectionSchema<S>(PhantomData<S>);
 
 impl<S: Section> JsonSchema for SectionSchema<S> {
@@ -28,7 +28,7 @@ impl<S: Section> JsonSchema for SectionSchema<S> {
     }
 }
 
-/// The schema of an optional section that is present because it is enabled.
+/// The schema of an optional section that is present if it is enabled.
 struct EnabledSectionSchema<S>(PhantomData<S>);
 
 impl<S: Section> JsonSchema for EnabledSectionSchema<S> {
@@ -148,7 +148,7 @@ impl Visitor for SchemaVisitor<'_> {
     }
 }
 
-/// A maximum that no reader of JSON needs to know, because it only keeps counters from overflowing, is left out.
+/// Omits a maximum that only prevents overflow.
 fn whole_schema(min: u64, max: u64) -> Value {
     match max > MAX_COUNT {
         true => json!({"type": "integer", "minimum": min}),

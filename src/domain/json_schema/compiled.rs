@@ -1,4 +1,4 @@
-//! A compiled schema: checks values against it within bounds, and reads other values as texts where it wants texts.
+//! A compiled schema: validates values within bounds, and converts values to strings if the schema requires strings.
 
 use std::fmt;
 use std::time::Instant;
@@ -13,11 +13,11 @@ use crate::domain::json_schema::limits::{
 use crate::domain::json_schema::metered_json::{self, MeteredJson, PatternCost, ValidationLimits};
 use crate::domain::message::shorten;
 
-/// Most errors that are listed at once: the first ones are enough.
+/// The most errors of one list.
 const MAX_ERRORS: usize = 10;
-/// Most characters of one error: it may quote the value.
+/// The most characters of one error, which may quote the value.
 const MAX_ERROR_CHARS: usize = 300;
-/// Most texts that are read from other values in one value.
+/// The most conversions to strings in one value.
 const MAX_TEXT_COERCIONS: usize = 64;
 
 pub struct CompiledSchema {
@@ -25,14 +25,14 @@ pub struct CompiledSchema {
     pub pattern_cost: PatternCost,
 }
 
-/// How much a check may cost.
+/// How much a validation may cost.
 #[derive(Clone, Copy, Debug)]
 pub enum CheckMode {
     Inline,
     WithDeadline(Instant),
 }
 
-/// A check that its bounds broke off.
+/// A validation exceeded its bounds.
 pub struct LimitExceeded;
 
 impl CompiledSchema {
@@ -65,7 +65,7 @@ impl CompiledSchema {
         }
     }
 
-    /// The value as it came, if the check was broken off.
+    /// Returns the value unchanged if the validation exceeds its bounds.
     pub fn coerce(
         &self,
         value: Value,
@@ -96,7 +96,7 @@ impl CompiledSchema {
         }
     }
 
-    /// Makes a text of the first value that should be one; false if there is none.
+    /// Converts the first value that should be a string; returns false if there is none.
     fn coerce_first_to_text(
         &self,
         value: &mut Value,
@@ -138,7 +138,7 @@ impl CompiledSchema {
                     ..self.pattern_cost
                 },
             },
-            // How long a match takes is rarely what it may take at most: the clock decides.
+            // A match rarely takes its longest possible time, so the deadline decides.
             CheckMode::WithDeadline(deadline) => ValidationLimits {
                 max_reads,
                 max_stack: CHECK_STACK_BYTES,
@@ -161,7 +161,7 @@ fn describe_error(error: &ValidationError<'_>) -> String {
     }
 }
 
-/// An error's text as far as it is shown: it may quote a value of many megabytes.
+/// The beginning of an error's text, which may quote a value of many megabytes.
 pub fn bounded_message(error: &ValidationError<'_>) -> String {
     struct BoundedText(String);
 
@@ -176,7 +176,7 @@ pub fn bounded_message(error: &ValidationError<'_>) -> String {
     }
 
     let mut text = BoundedText(String::new());
-    // An error says that this is enough.
+    // An error means that the text has its maximum length.
     let _ = fmt::write(&mut text, format_args!("{error}"));
     shorten(&text.0, MAX_ERROR_CHARS)
 }

@@ -1,15 +1,15 @@
-//! Measures how much work a schema can be, without compiling it.
+//! Estimates the cost of a schema without compiling it.
 
 use serde_json::Value;
 
-/// What decides how much work a schema is.
+/// The quantities that determine the cost of a schema.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Complexity {
     pub depth: usize,
     pub references: usize,
     pub patterns: usize,
     pub pattern_bytes: usize,
-    /// Of these, those that names of members are matched against.
+    /// The patterns that are matched against the names of members.
     pub name_patterns: usize,
 }
 
@@ -24,7 +24,7 @@ impl Complexity {
         self.references * self.depth
     }
 
-    /// A property with the name of a keyword counts, too.
+    /// A property that is named like a keyword is counted too.
     fn visit(&mut self, schema: &Value, depth: usize) {
         self.depth = self.depth.max(depth);
         match schema {

@@ -1,39 +1,38 @@
-//! Bounds of a schema and of a check against it: both may be hostile.
+//! Bounds of schemas and validations. Schemas and values may be hostile.
 
 use std::time::Duration;
 
-/// Most bytes of a schema.
+/// The most bytes of a schema.
 pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
-/// Most patterns of a schema.
+/// The most patterns of a schema.
 pub const MAX_PATTERNS: usize = 100;
-/// Most bytes of all its patterns together: reading one costs up to 25 µs a byte, however small it then becomes.
+/// The most bytes of all patterns of a schema together: parsing a pattern takes up to 25 µs per byte.
 pub const MAX_PATTERN_BYTES: usize = 16 << 10;
-/// Most references of a schema times its levels of nesting: so deep may the stack become.
+/// The most references of a schema times its levels of nesting, which bounds the depth of the stack.
 pub const MAX_LEVELS: usize = 10_000;
-/// Most bytes that a pattern takes when it is compiled. The smallest that all patterns of a schema fit in decides how
-/// long a text may be: a match takes time for each byte of both, and cannot be broken off.
+/// The size limits of a compiled pattern, in bytes. The smallest limit that suffices for all patterns of a schema bounds
+/// the length of a string: a match takes time for each byte of both, and cannot be interrupted.
 pub const PATTERN_SIZES: [usize; 3] = [16 << 10, 64 << 10, 256 << 10];
-/// Bytes of a pattern times bytes of a text in one match: about a second.
+/// The most bytes of a pattern times bytes of a string in one match; takes about a second.
 pub const MAX_MATCH_COST: usize = 10 << 30;
 
-/// Most readings of a value for the decision whether it fits: less than a second, and many times what an honest schema
-/// needs.
+/// The most reads of a value that decide whether it is valid. They take less than a second; benign schemas need far less.
 pub const MAX_READS: u64 = 10_000_000;
-/// Most that find out what does not fit: each may leave an error behind.
+/// The most reads that collect errors. Lower, because each read may produce an error.
 pub const MAX_READS_FOR_ERRORS: u64 = 1_000_000;
-/// How long one check may take altogether.
+/// The time limit of one validation.
 pub const TIMEOUT: Duration = Duration::from_secs(2);
-/// Stack that compiling or checking needs at most.
+/// The stack for compiling and validating.
 pub const STACK_BYTES: usize = 256 << 20;
-/// Part of it that a check may use.
+/// The part of the stack that a validation may use.
 pub const CHECK_STACK_BYTES: usize = STACK_BYTES / 2;
 
-/// Bounds of what is done inline: a millisecond or so, and a part of the stack that a runtime's thread has.
+/// Bounds of inline validations: about a millisecond, and a part of the stack of a runtime's thread.
 pub const MAX_INLINE_BYTES: usize = 16 << 10;
 pub const MAX_INLINE_LEVELS: usize = 256;
 pub const MAX_INLINE_PATTERNS: usize = 16;
 pub const MAX_INLINE_PATTERN_BYTES: usize = 256;
 pub const MAX_INLINE_READS: u64 = 10_000;
 pub const MAX_INLINE_STACK: usize = 256 << 10;
-/// Readings that matching one byte against the largest pattern costs inline.
+/// The reads that matching one byte against the largest pattern costs inline.
 pub const INLINE_READS_PER_BYTE: u64 = 50;

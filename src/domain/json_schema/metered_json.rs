@@ -1,6 +1,5 @@
-//! JSON values whose every reading by a validator is counted, so that a hostile schema cannot make it work for ever: a few
-//! references that call each other double the work at each step. Comparing and matching cost what they really read. Knows
-//! no schema.
+//! JSON values that count each read by a validator, so that a hostile schema cannot keep it busy without end: a few
+//! references that call each other double the work at each step. Comparing and matching cost as much as they read.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -13,37 +12,36 @@ use jsonschema::JsonType;
 use jsonschema::json::{Array, Json, Node, NodeIdentity, Object, SerdeJson};
 use serde_json::{Map, Number, Value};
 
-/// Bytes that are read, compared or hashed for the price of one reading.
+/// Bytes that are read, compared or hashed at the cost of one read.
 const BYTES_PER_READ: usize = 64;
-/// Readings between two looks at the clock.
+/// Reads between two checks of the deadline.
 const DEADLINE_CHECK_INTERVAL: u64 = 1_000;
 
-/// What a validation may use up.
+/// The limits of a validation.
 #[derive(Clone, Copy, Debug)]
 pub struct ValidationLimits {
-    /// Readings of the value.
+    /// Reads of the value.
     pub max_reads: u64,
     /// Bytes of stack.
     pub max_stack: usize,
-    /// When it must have ended; none where `readings` are few.
+    /// The deadline; `None` if `max_reads` is low.
     pub deadline: Option<Instant>,
-    /// What patterns cost.
     pub pattern_cost: PatternCost,
 }
 
-/// What patterns cost that are matched against the value. A match cannot be broken off.
+/// The cost of matching patterns. A match cannot be interrupted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PatternCost {
-    /// Readings per byte of a text; 0 if only the clock decides.
+    /// Reads per byte of a string; 0 if only the deadline applies.
     pub reads_per_byte: u64,
-    /// Most bytes of a text; 0 for no bound.
+    /// The most bytes of a string; 0 means no limit.
     pub max_text_bytes: usize,
-    /// Patterns that each member's name may be matched against.
+    /// The number of patterns that each member's name may be matched against.
     pub patterns_per_name: usize,
 }
 
-/// What the validation on this thread has left. A validator takes no context of ours along, and works without a pause on
-/// one thread.
+/// What remains for the validation on this thread. Thread-local, because a validator passes no context on; it runs on one
+/// thread without a pause.
 struct Meter {
     remaining: Cell<u64>,
     until_deadline_check: Cell<u64>,
@@ -66,10 +64,10 @@ thread_local! {
     };
 }
 
-/// What ends a validation that has used up one of its bounds.
+/// The panic payload that ends a validation at one of its limits.
 struct LimitExceeded;
 
-/// Lets `work` validate within these bounds; none if it needs more.
+/// Runs a validation within these limits; `None` if it exceeds them.
 pub fn with_limits<T>(limits: ValidationLimits, work: impl FnOnce() -> T) -> Option<T> {
     METER.with(|meter| {
         meter.remaining.set(limits.max_reads);
@@ -79,7 +77,7 @@ pub fn with_limits<T>(limits: ValidationLimits, work: impl FnOnce() -> T) -> Opt
         meter.max_stack.set(limits.max_stack);
         meter.pattern_cost.set(limits.pattern_cost);
     });
-    // A validator asks nobody whether to go on, so it is ended from below; this is no panic, and no hook hears of it.
+    // A validator cannot be cancelled, so an unwind from a read ends it. The panic hook does not run.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => Some(value),
         Err(why) if why.is::<LimitExceeded>() => None,
@@ -87,7 +85,7 @@ pub fn with_limits<T>(limits: ValidationLimits, work: impl FnOnce() -> T) -> Opt
     }
 }
 
-/// About where the stack ends now.
+/// The approximate current end of the stack.
 #[inline(always)]
 fn stack_pointer() -> usize {
     let here = 0_u8;
@@ -124,12 +122,12 @@ fn check_deadline(meter: &Meter) {
     }
 }
 
-/// The price of so many bytes that are read once.
+/// The cost of reading so many bytes once.
 fn reads_for_bytes(bytes: usize) -> u64 {
     1 + (bytes / BYTES_PER_READ) as u64
 }
 
-/// Takes what it costs to match a text of so many bytes against `patterns` patterns, beside reading it.
+/// Charges for matching a string of so many bytes against `patterns` patterns, in addition to reading it.
 fn charge_matching(bytes: usize, patterns: usize) {
     METER.with(|meter| {
         let cost = meter.pattern_cost.get();
@@ -146,7 +144,7 @@ fn charge_matching(bytes: usize, patterns: usize) {
     });
 }
 
-/// Whether two values are equal as JSON Schema has it: numbers by their value, objects whatever their order.
+/// Equality as JSON Schema defines it: numbers by value, objects in any order.
 fn json_equal(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::Array(left), Value::Array(right)) => {
@@ -177,8 +175,8 @@ fn json_equal(left: &Value, right: &Value) -> bool {
     }
 }
 
-/// An element with a hash in which all its parts take part: one that leaves the shape out has as many equal ones as
-/// somebody likes, and each costs a comparison.
+/// An element with a hash over all its parts. With a hash over fewer parts a client could provoke collisions, each of
+/// which costs a comparison.
 struct HashedValue<'a> {
     hash: u64,
     value: &'a Value,
@@ -198,7 +196,7 @@ impl PartialEq for HashedValue<'_> {
 
 impl Eq for HashedValue<'_> {}
 
-/// The same for equal values.
+/// Equal values have equal hashes.
 fn hash(value: &Value, keys: &RandomState) -> u64 {
     let hash_content = |kind: u8, content: &dyn Fn(&mut dyn Hasher)| {
         let mut hasher = keys.build_hasher();
@@ -249,17 +247,17 @@ fn hash(value: &Value, keys: &RandomState) -> u64 {
     }
 }
 
-/// The number's value, if it is a whole one of a size that integers have, too.
+/// The number's value, if it is whole and in the range of integers.
 fn as_integer(number: &Number) -> Option<i128> {
     if let Some(integer) = number.as_i128() {
         return Some(integer);
     }
     let float = number.as_f64()?;
-    // Where a cast loses nothing.
+    // The cast is exact.
     (float.fract() == 0.0 && float.abs() < 1e30).then_some(float as i128)
 }
 
-/// serde_json's values, counted.
+/// serde_json values with counted reads.
 pub struct MeteredJson;
 
 impl Json for MeteredJson {
@@ -359,7 +357,7 @@ impl<'a> Object<'a, MeteredJson> for &'a Map<String, Value> {
     }
 }
 
-/// An object's members, each counted.
+/// The members of an object; each counts as a read.
 pub struct Members<'a>(serde_json::map::Iter<'a>);
 
 impl<'a> Iterator for Members<'a> {
@@ -402,7 +400,7 @@ impl<'a> Array<'a, MeteredJson> for &'a [Value] {
     }
 }
 
-/// A list's elements, each counted.
+/// The elements of an array; each counts as a read.
 pub struct Elements<'a>(std::slice::Iter<'a, Value>);
 
 impl<'a> Iterator for Elements<'a> {

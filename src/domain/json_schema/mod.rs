@@ -1,7 +1,6 @@
-//! A JSON Schema: describes what in a JSON value does not fit, in words that a model can act on. Fetches nothing: a
-//! reference to another document is an error. Schema and value may be hostile: compiling one and checking against it end
-//! within bounds. Small ones are checked where they are ("inline"); the others want a thread of their own with
-//! [`STACK`] bytes of stack. Knows no tool and no run.
+//! JSON Schema validation with errors that a model can act on. Fetches nothing: a reference to another document is an
+//! error. Schemas and values may be hostile, so compiling and validating are bounded. Small schemas and values are
+//! validated inline; others need a separate thread with [`STACK_BYTES`] bytes of stack.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -27,19 +26,19 @@ mod complexity;
 pub mod limits;
 mod metered_json;
 
-/// A schema, with what checks values against it.
+/// A schema with its validator.
 pub struct Schema {
     raw: Arc<RawValue>,
     complexity: Complexity,
-    /// Compiled when a value is first checked; none if that takes a thread of its own.
+    /// Compiled at the first validation; `None` if that needs a separate thread.
     inline_compiled: OnceLock<Option<CompiledSchema>>,
 }
 
 impl Schema {
-    /// The schema in this JSON, not yet compiled.
+    /// Parses a schema without compiling it.
     ///
     /// # Errors
-    /// Why it is none: not JSON, or larger than a schema may be.
+    /// If the schema exceeds a size limit or is not JSON.
     pub fn parse(raw: Arc<RawValue>) -> Result<Self, String> {
         if raw.get().len() > MAX_SCHEMA_BYTES {
             return Err(format!("it has more than {MAX_SCHEMA_BYTES} bytes"));
@@ -67,10 +66,7 @@ impl Schema {
         })
     }
 
-    /// The schema of a Rust type, as models are shown it: without a title and a dialect.
-    ///
-    /// # Errors
-    /// None for a type whose schema is one.
+    /// The schema of a Rust type for models: without a title and a dialect.
     pub fn for_type<T: schemars::JsonSchema>() -> Result<Self, String> {
         let settings = schemars::generate::SchemaSettings::draft2020_12()
             .with(|settings| settings.inline_subschemas = true);
@@ -81,29 +77,26 @@ impl Schema {
         Self::parse(raw.into())
     }
 
-    /// As it was written.
+    /// The schema as it was written.
     pub fn raw(&self) -> &Arc<RawValue> {
         &self.raw
     }
 
-    /// Whether it is a schema at all; none if finding out takes a thread of its own.
+    /// Whether the schema is valid; `None` if the check needs a separate thread.
     pub fn compile_inline(&self) -> Option<Result<(), String>> {
         let compiled = self.inline_compiled()?;
         Some(compiled.validator.as_ref().map(drop).map_err(String::clone))
     }
 
-    /// What does not fit, one sentence each with the place as a JSON pointer; empty if all fits, none if finding out
-    /// takes a thread of its own.
+    /// The validation errors, each with a JSON pointer; empty if the value is valid, `None` if the check needs a separate
+    /// thread.
     pub fn validation_errors_inline(&self, value: &Value) -> Option<Vec<String>> {
         self.inline_compiled()?
             .validation_errors(value, CheckMode::Inline)
             .ok()
     }
 
-    /// As [`Schema::fit`]; gives the value back if finding out takes a thread of its own.
-    ///
-    /// # Errors
-    /// The value.
+    /// As [`Schema::coerce`]; returns the value as the outer error if the check needs a separate thread.
     pub fn coerce_inline(&self, value: Value) -> Result<Result<Value, Vec<String>>, Value> {
         match self.inline_compiled() {
             Some(compiled) => compiled.coerce(value, CheckMode::Inline),
@@ -111,15 +104,15 @@ impl Schema {
         }
     }
 
-    /// Whether it is a schema at all. On a thread of its own.
+    /// Whether the schema is valid. Call it on a separate thread.
     ///
     /// # Errors
-    /// Why it is none.
+    /// Why the schema is invalid.
     pub fn compile(&self) -> Result<(), String> {
         self.compile_with_sizes(&PATTERN_SIZES).validator.map(drop)
     }
 
-    /// What does not fit. On a thread of its own.
+    /// The validation errors. Call it on a separate thread.
     pub fn validation_errors(&self, value: &Value) -> Vec<String> {
         let mode = CheckMode::WithDeadline(Instant::now() + TIMEOUT);
         let checked = self
@@ -128,11 +121,11 @@ impl Schema {
         checked.unwrap_or_else(|LimitExceeded| vec![timeout_message()])
     }
 
-    /// The value, if it fits. A number, a truth value, a list or an object where the schema wants a text is read as
-    /// its compact JSON first: models write such things. On a thread of its own.
+    /// Returns the value if it is valid. Where the schema requires a string, any other value but null is first replaced
+    /// by its compact JSON, because models write such values. Call it on a separate thread.
     ///
     /// # Errors
-    /// As [`Schema::errors`].
+    /// As [`Schema::validation_errors`].
     pub fn coerce(&self, value: Value) -> Result<Value, Vec<String>> {
         let mode = CheckMode::WithDeadline(Instant::now() + TIMEOUT);
         let checked = self.compile_with_sizes(&PATTERN_SIZES).coerce(value, mode);
@@ -146,7 +139,7 @@ impl Schema {
             && self.complexity.pattern_bytes <= MAX_INLINE_PATTERN_BYTES;
         let compile = || {
             let compiled = self.compile_with_sizes(&PATTERN_SIZES[..1]);
-            // A pattern may only be too large for this.
+            // With a larger size limit the patterns may still compile.
             let is_final = compiled.validator.is_ok() || self.complexity.patterns == 0;
             is_final.then_some(compiled)
         };
@@ -155,13 +148,13 @@ impl Schema {
             .flatten()
     }
 
-    /// What checks values against it, with patterns of the smallest of these sizes that is enough.
+    /// Compiles the schema with the smallest of these pattern sizes that suffices.
     fn compile_with_sizes(&self, sizes: &[usize]) -> CompiledSchema {
         let schema: Value = serde_json::from_str(self.raw.get()).unwrap_or_default();
         let mut validator = Err("it has no size".to_owned());
         let mut pattern_cost = PatternCost::default();
         for size in sizes {
-            // Linear in time whatever the pattern: it may come from anybody.
+            // The time is linear for every pattern, which may be hostile.
             let options = PatternOptions::regex()
                 .size_limit(*size)
                 .dfa_size_limit(*size);
@@ -248,7 +241,7 @@ mod tests {
         );
     }
 
-    /// The same subschema, tried twice as often with each of `steps` references.
+    /// A subschema that is tried twice as often with each of `steps` references.
     fn doubling_schema(inner: Value, steps: usize) -> Schema {
         let mut definitions = serde_json::Map::new();
         for step in 0..steps {
@@ -329,7 +322,7 @@ mod tests {
         ] {
             assert!(!is_unique(twice.clone()), "{twice}");
         }
-        // Many that differ in their shape alone.
+        // Many values that differ only in their structure.
         let shape = |n: u32| {
             (0..15).fold(json!([]), |inner, bit| match n >> bit & 1 {
                 0 => json!([inner]),
@@ -387,7 +380,7 @@ mod tests {
             schema.validation_errors(&tree),
             ["/below/1: \"name\" is a required property"]
         );
-        // These never end by themselves.
+        // These recursions do not end on their own.
         for endless in [json!({"$ref": "#"}), json!({"allOf": [{"$ref": "#"}]})] {
             self::schema(endless).validation_errors(&tree);
         }

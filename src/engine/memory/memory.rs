@@ -18,7 +18,7 @@ use crate::domain::message::shorten;
 
 /// A larger memory file is not read: something else wrote it.
 const MAX_FILE: u64 = 64 << 20;
-/// Characters of a result that an entry keeps.
+/// The most characters of a result in an entry.
 const MAX_RESULT_CHARS: usize = 1000;
 
 /// One entry of an agent's memory.
@@ -28,25 +28,25 @@ pub struct MemoryEntry {
     pub time: String,
     /// The user message on one line.
     pub task: String,
-    /// The first of its result.
+    /// The beginning of its result.
     pub result: String,
-    /// The entry as it stands in the file.
+    /// The entry as written in the file.
     #[serde(skip)]
     text: String,
 }
 
-/// What a garbage collection did.
+/// The result of a garbage collection.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct GcReport {
     /// The agent.
     pub agent: String,
-    /// The model's analysis; empty where there was nothing to analyse.
+    /// The model's analysis; empty if there was nothing to analyze.
     pub analysis: String,
     /// Entries before.
     pub entries_before: usize,
     /// Entries after.
     pub entries_after: usize,
-    /// Whether the memory was left as it is.
+    /// Whether the memory was left unchanged.
     pub dry_run: bool,
     /// What the analysis used.
     pub input_tokens: u64,
