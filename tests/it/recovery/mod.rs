@@ -4,6 +4,8 @@ mod after_kill;
 mod clocks;
 mod drain;
 mod model;
+mod model_outcome;
+mod queued_runs;
 mod random_kills;
 mod restart;
 mod resumed_state;
