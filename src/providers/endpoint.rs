@@ -54,7 +54,7 @@ impl<B: ReplyBuilder> Endpoint<B> {
         })
     }
 
-    /// Reads a response to a request for `model`. `stream` is whether the request asked for a stream, and so for deltas.
+    /// Reads a response to a request for `model`. `stream` is whether the request has `stream: true`, which publishes deltas.
     ///
     /// # Errors
     /// See [`read_reply`].

@@ -29,7 +29,7 @@ pub trait ReplyBuilder: Default + Send {
     fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError>;
 }
 
-/// Reads a response. `stream` is whether the request asked for a stream, and so for deltas.
+/// Reads a response. `stream` is whether the request has `stream: true`, which publishes deltas.
 ///
 /// # Errors
 /// The service sent an error, the connection broke, or the reply is invalid.

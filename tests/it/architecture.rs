@@ -1,11 +1,12 @@
-//! Holds the house against its plan: imports run down the floors, and a crate is named only where its fence is.
-//! `docs/ARCHITECTURE.md` draws the same; when the plan changes, both change in one commit.
+//! Checks the code against `docs/ARCHITECTURE.md`: layers, circles of files, crates, sizes, words. If the plan changes,
+//! the page and the tables here change in one commit.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Rooms and their floors. A room is the first path segment below `src/`, or the first two where a folder has several.
-const FLOORS: &[(&str, u8)] = &[
+/// Modules below `src/` and their layers.
+const LAYERS: &[(&str, u8)] = &[
     ("main", 7),
     ("cli", 6),
     ("app", 5),
@@ -25,8 +26,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("workdirs", 1),
 ];
 
-/// Crates that may be named only in these places (a room, or a file without `.rs`).
-const FENCES: &[(&str, &[&str])] = &[
+/// Crates that may be named only in these modules (a path below `src/` without `.rs`).
+const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["web", "app"]),
     ("tower", &["web", "app"]),
     ("tower_http", &["web", "app"]),
@@ -67,7 +68,7 @@ const FENCES: &[(&str, &[&str])] = &[
     ("notify_debouncer_full", &["catalog"]),
 ];
 
-/// Rooms that may import a sibling of their own floor: the plan's few exceptions.
+/// Modules that may import another one of their own layer.
 const SIBLINGS: &[(&str, &str)] = &[
     ("providers", "config"),
     ("config", "domain"),
@@ -76,23 +77,48 @@ const SIBLINGS: &[(&str, &str)] = &[
     ("validation", "fair"),
 ];
 
+/// Words of this project's former private language, which no other project uses for these things.
+const WORDS: &[&str] = &[
+    "told",
+    "asked",
+    "heard",
+    "whisper",
+    "whispered",
+    "bell",
+    "seat",
+    "shelf",
+    "desk",
+    "parcel",
+    "keeper",
+    "blame",
+    "whoever",
+    "house",
+    "room",
+];
+const MAX_FILE_LINES: usize = 600;
+const MAX_FUNCTION_LINES: usize = 80;
+
 #[test]
-fn imports_run_down_the_floors() {
+fn imports_go_to_lower_layers() {
     let mut faults = Vec::new();
-    for (file, text) in sources() {
-        let room = room_of(&file);
-        let floor = floor(&room, &file);
-        for used in paths_after(&text, "crate::") {
-            if used == room || SIBLINGS.contains(&(room.as_str(), used.as_str())) {
+    for source in sources() {
+        let module = source.module();
+        let layer = layer_of(module).unwrap_or_else(|| {
+            panic!("src/{module} has no layer: add it to LAYERS and to docs/ARCHITECTURE.md")
+        });
+        for path in &source.imports {
+            let used = path[0].as_str();
+            if used == module || SIBLINGS.contains(&(module, used)) {
                 continue;
             }
-            let below = floor_of(&used).unwrap_or_else(|| {
-                panic!("src/{file}.rs names crate::{used}, which has no floor: add it to FLOORS and to docs/ARCHITECTURE.md")
-            });
-            if below >= floor {
+            let Some(below) = layer_of(used) else {
+                continue;
+            };
+            if below >= layer {
                 faults.push(format!(
-                    "src/{file}.rs (floor {floor}) imports crate::{used} (floor {below}): imports run to a lower floor \
-                     only; hand the thing in from above, or move the code to the floor that needs it"
+                    "src/{} (layer {layer}) imports crate::{used} (layer {below}): take it as a parameter, or move \
+                     the code to the layer that needs it",
+                    source.name
                 ));
             }
         }
@@ -101,130 +127,316 @@ fn imports_run_down_the_floors() {
 }
 
 #[test]
-fn a_crate_is_named_only_within_its_fence() {
-    let mut faults = Vec::new();
-    for (file, text) in sources() {
-        let room = room_of(&file);
-        for (name, places) in FENCES {
-            let named = paths_before(&text, name);
-            let allowed = places.iter().any(|place| {
-                *place == room || file == *place || file.starts_with(&format!("{place}/"))
-            });
-            if named && !allowed {
-                faults.push(format!(
-                    "src/{file}.rs names {name}, which belongs to {}: ask that room for what you need",
-                    places.join(", ")
-                ));
-            }
-        }
-    }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
-#[test]
-fn no_room_is_re_exported_and_none_reaches_up_by_super() {
-    for (file, text) in sources() {
-        assert!(
-            !text.contains("pub use "),
-            "src/{file}.rs re-exports: import by the full path instead"
-        );
-        assert!(
-            !text.contains("super::super"),
-            "src/{file}.rs climbs with super::super: use the full crate:: path"
-        );
-    }
-}
-
-/// Every source file, as its path below `src/` without `.rs`, without comments and without its tests.
-fn sources() -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut files = Vec::new();
-    collect(&root, &mut files);
-    assert!(
-        files.len() > 20,
-        "the walk found only {} files",
-        files.len()
-    );
-    let read = |path: PathBuf| {
-        let text = fs::read_to_string(&path).expect("a source file");
-        let code = text
-            .split("#[cfg(test)]\nmod tests")
-            .next()
-            .unwrap_or_default();
-        let code: Vec<&str> = code
-            .lines()
-            .filter(|line| !line.trim_start().starts_with("//"))
-            .collect();
-        let name = path
-            .strip_prefix(&root)
-            .expect("below src")
-            .with_extension("");
-        (name.to_string_lossy().replace('\\', "/"), code.join("\n"))
-    };
-    files.into_iter().map(read).collect()
-}
-
-fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            collect(&path, files);
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            files.push(path);
-        }
-    }
-}
-
-fn room_of(file: &str) -> String {
-    file.split('/').next().unwrap_or(file).to_owned()
-}
-
-fn floor_of(room: &str) -> Option<u8> {
-    FLOORS
+fn no_files_import_each_other_in_a_circle() {
+    let sources = sources();
+    let files: BTreeMap<Vec<String>, &str> = sources
         .iter()
-        .find(|(name, _)| *name == room)
-        .map(|(_, floor)| *floor)
+        .map(|source| (source.path(), source.name.as_str()))
+        .collect();
+    let mut edges: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for source in &sources {
+        let targets = source.imports.iter().filter_map(|path| {
+            let lengths = (1..=path.len()).rev();
+            lengths
+                .map(|length| &path[..length])
+                .find_map(|prefix| files.get(prefix).copied())
+        });
+        edges.insert(
+            &source.name,
+            targets.filter(|target| *target != source.name).collect(),
+        );
+    }
+    // Files without imports among those that are left cannot be in a circle.
+    loop {
+        let free: Vec<&str> = edges
+            .iter()
+            .filter(|(_, targets)| targets.is_empty())
+            .map(|(file, _)| *file)
+            .collect();
+        if free.is_empty() {
+            break;
+        }
+        for file in free {
+            edges.remove(file);
+            edges.values_mut().for_each(|targets| {
+                targets.remove(file);
+            });
+        }
+    }
+    // What remains imports a circle or is in one; following any import ends in the circle.
+    let Some(mut file) = edges.keys().next().copied() else {
+        return;
+    };
+    let mut trail = Vec::new();
+    while !trail.contains(&file) {
+        trail.push(file);
+        file = edges[file].first().copied().expect("an import");
+    }
+    let start = trail
+        .iter()
+        .position(|step| *step == file)
+        .expect("on the trail");
+    panic!(
+        "these files import each other in a circle: {} -> {file}; move what two of them need to a file below both",
+        trail[start..].join(" -> ")
+    );
 }
 
-fn floor(room: &str, file: &str) -> u8 {
-    match room {
-        "lib" => u8::MAX,
-        _ => floor_of(room)
-            .unwrap_or_else(|| panic!("src/{file}.rs is in no room of the plan: give it a floor")),
+#[test]
+fn a_crate_is_named_only_in_its_modules() {
+    let mut faults = Vec::new();
+    for source in sources() {
+        for (name, modules) in CRATES {
+            let is_allowed = modules.iter().any(|module| {
+                source.name == *module || source.name.starts_with(&format!("{module}/"))
+            });
+            if !is_allowed && names_crate(&source.code, name) {
+                faults.push(format!(
+                    "src/{} names the crate {name}, which belongs to {}: use what that module offers",
+                    source.name,
+                    modules.join(", ")
+                ));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn nothing_is_re_exported_and_paths_are_full() {
+    for source in sources() {
+        let name = &source.name;
+        assert!(
+            !source
+                .code
+                .lines()
+                .any(|line| line.trim_start().starts_with("pub use ")),
+            "src/{name} re-exports: import from where it is defined"
+        );
+        assert!(
+            !source.code.contains("super::super"),
+            "src/{name} uses super::super: use the full crate:: path"
+        );
     }
 }
 
-/// The first segment after each `prefix` in the code, groups like `crate::{a, b}` included.
-fn paths_after(text: &str, prefix: &str) -> Vec<String> {
+#[test]
+fn files_and_functions_fit_a_reader() {
+    let mut faults = Vec::new();
+    for (file, text) in texts(&["src", "tests", "benches"], &["rs"]) {
+        let lines: Vec<&str> = text.lines().collect();
+        let tests = lines
+            .iter()
+            .position(|line| *line == "#[cfg(test)]")
+            .unwrap_or(lines.len());
+        let is_product = file.starts_with("src/");
+        if lines.len() > MAX_FILE_LINES {
+            faults.push(format!(
+                "{file} has {} lines, at most {MAX_FILE_LINES}",
+                lines.len()
+            ));
+        }
+        for (start, length) in functions(&lines) {
+            if is_product && start < tests && length > MAX_FUNCTION_LINES {
+                let name = lines[start].trim();
+                faults.push(format!(
+                    "{file}:{}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}",
+                    start + 1
+                ));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn words_are_those_that_other_projects_use() {
+    let mut faults = Vec::new();
+    let roots = [
+        "src",
+        "tests",
+        "benches",
+        "docs",
+        "config",
+        "agents",
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+    ];
+    for (file, text) in texts(&roots, &["rs", "md", "toml", "sh", "py"]) {
+        if file.ends_with("architecture.rs") || file.contains("recordings/") {
+            continue;
+        }
+        for (index, line) in text.lines().enumerate() {
+            let lower = line.to_lowercase();
+            let mut terms = lower.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+            if let Some(found) = terms.find(|term| WORDS.contains(term)) {
+                faults.push(format!(
+                    "{file}:{}: \"{found}\": {}",
+                    index + 1,
+                    line.trim()
+                ));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "use plain words:\n{}", faults.join("\n"));
+}
+
+/// A file below `src/`.
+struct Source {
+    /// Without `src/` and `.rs`.
+    name: String,
+    /// Without comments and unit tests.
+    code: String,
+    /// Every `crate::` path in the code, without `crate`, and with groups expanded.
+    imports: Vec<Vec<String>>,
+}
+
+impl Source {
+    fn module(&self) -> &str {
+        self.name.split('/').next().unwrap_or(&self.name)
+    }
+
+    /// As a module path.
+    fn path(&self) -> Vec<String> {
+        let parts = self.name.split('/').map(str::to_owned);
+        parts.filter(|part| part != "mod").collect()
+    }
+}
+
+fn sources() -> Vec<Source> {
+    let files = texts(&["src"], &["rs"]);
+    let files = files.into_iter().filter(|(file, _)| file != "src/lib.rs");
+    files
+        .map(|(file, text)| {
+            let name = file
+                .trim_start_matches("src/")
+                .trim_end_matches(".rs")
+                .to_owned();
+            let end = text.find("\n#[cfg(test)]\nmod ").unwrap_or(text.len());
+            let lines = text[..end]
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"));
+            let code = lines.collect::<Vec<_>>().join("\n");
+            let imports = crate_paths(&code);
+            Source {
+                name,
+                code,
+                imports,
+            }
+        })
+        .collect()
+}
+
+fn layer_of(module: &str) -> Option<u8> {
+    LAYERS
+        .iter()
+        .find(|(name, _)| *name == module)
+        .map(|(_, layer)| *layer)
+}
+
+/// `crate::a::{b::C, d}` is `a::b::C` and `a::d`.
+fn crate_paths(code: &str) -> Vec<Vec<String>> {
+    let mut paths = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        expand(&code[at + "crate::".len()..], &mut Vec::new(), &mut paths);
+    }
+    paths
+}
+
+/// Reads one path or group; returns the rest of the text behind it.
+fn expand<'t>(
+    mut text: &'t str,
+    prefix: &mut Vec<String>,
+    paths: &mut Vec<Vec<String>>,
+) -> &'t str {
+    let depth = prefix.len();
+    loop {
+        text = text.trim_start();
+        if let Some(mut inner) = text.strip_prefix('{') {
+            loop {
+                inner = expand(inner, prefix, paths).trim_start();
+                match inner.strip_prefix(',') {
+                    Some(next) => inner = next.trim_start(),
+                    None => break,
+                }
+                if inner.starts_with('}') {
+                    break;
+                }
+            }
+            prefix.truncate(depth);
+            return inner.strip_prefix('}').unwrap_or(inner);
+        }
+        let end = text.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+        let (segment, rest) = text.split_at(end.unwrap_or(text.len()));
+        if segment != "self" {
+            prefix.push(segment.to_owned());
+        }
+        match rest.strip_prefix("::") {
+            Some(next) => text = next,
+            None => {
+                paths.push(prefix.clone());
+                prefix.truncate(depth);
+                return rest;
+            }
+        }
+    }
+}
+
+fn names_crate(code: &str, name: &str) -> bool {
+    code.match_indices(&format!("{name}::")).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        !before.is_some_and(|letter| letter.is_alphanumeric() || letter == '_' || letter == ':')
+    })
+}
+
+/// Each function's first line, from 0, and its number of lines, as rustfmt lays them out.
+fn functions(lines: &[&str]) -> Vec<(usize, usize)> {
+    let is_start = |line: &str| {
+        let line = line.trim_start();
+        let line = line.strip_prefix("pub ").unwrap_or(line);
+        let line = line.strip_prefix("pub(crate) ").unwrap_or(line);
+        line.starts_with("fn ") || line.starts_with("async fn ") || line.starts_with("const fn ")
+    };
     let mut found = Vec::new();
-    for (at, _) in text.match_indices(prefix) {
-        let rest = &text[at + prefix.len()..];
-        if let Some(group) = rest.strip_prefix('{') {
-            let group = group.split('}').next().unwrap_or_default();
-            found.extend(
-                group
-                    .split(',')
-                    .map(|part| segment(part.trim()))
-                    .filter(|part| !part.is_empty()),
-            );
-        } else {
-            found.push(segment(rest));
+    for (start, line) in lines.iter().enumerate().filter(|(_, line)| is_start(line)) {
+        let indent = &line[..line.len() - line.trim_start().len()];
+        let rest = lines[start..].iter();
+        let end = rest
+            .take_while(|next| next.is_empty() || next.starts_with(indent))
+            .position(|next| {
+                let is_own = next
+                    .strip_prefix(indent)
+                    .is_some_and(|own| !own.starts_with(' '));
+                is_own && (next.ends_with('}') || next.ends_with(';'))
+            });
+        if let Some(end) = end {
+            found.push((start, end + 1));
         }
     }
     found
 }
 
-fn segment(text: &str) -> String {
-    text.chars()
-        .take_while(|c| c.is_alphanumeric() || *c == '_')
-        .collect()
-}
-
-/// Whether the code names `krate` as the head of a path.
-fn paths_before(text: &str, krate: &str) -> bool {
-    let head = format!("{krate}::");
-    text.match_indices(&head).any(|(at, _)| {
-        let before = text[..at].chars().next_back();
-        !before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':')
-    })
+/// The project's files with these extensions, by their paths from its root.
+fn texts(roots: &[&str], extensions: &[&str]) -> Vec<(String, String)> {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    let mut open: Vec<PathBuf> = roots.iter().map(|root| project.join(root)).collect();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            let entries = fs::read_dir(&path).expect("a directory");
+            open.extend(entries.map(|entry| entry.expect("an entry").path()));
+        } else if path
+            .extension()
+            .is_some_and(|own| extensions.iter().any(|one| own == *one))
+        {
+            let name = path.strip_prefix(project).expect("below the project");
+            files.push((
+                name.to_string_lossy().into_owned(),
+                fs::read_to_string(&path).expect("text"),
+            ));
+        }
+    }
+    files.sort();
+    files
 }

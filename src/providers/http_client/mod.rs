@@ -306,8 +306,8 @@ impl HttpClient {
     }
 
     /// Passes the body to `on_part`, as one document or as the messages of a stream, whichever the service sends. `on_part`
-    /// returns whether the reply is complete; a stream that ends earlier is an error. `stream` is whether the request asked
-    /// for a stream.
+    /// returns whether the reply is complete; a stream that ends earlier is an error. `stream` is whether the request has
+    /// `stream: true`.
     pub async fn read_body(
         &self,
         HttpResponse(mut response): HttpResponse,

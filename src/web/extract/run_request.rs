@@ -71,7 +71,7 @@ pub async fn build_run_request(
     }
 }
 
-/// What a run is asked to do. Every field is optional.
+/// The request of a run. Every field is optional.
 #[derive(Default, Deserialize, JsonSchema)]
 #[schemars(rename = "RunRequest")]
 #[serde(deny_unknown_fields, default)]
@@ -98,7 +98,7 @@ pub struct CreateRunRequest {
     response_format: Option<Object<ResponseFormatInput>>,
     /// Whether the tree asks its providers for deltas.
     stream: Option<bool>,
-    /// Who is told of the run, beside the receiver that the agent's file names.
+    /// A webhook in addition to that of the agent's file.
     webhook: Option<Object<WebhookInput>>,
     /// The conversation that it goes on with: the last completed run of this session and agent left it.
     session: Option<String>,
