@@ -21,7 +21,7 @@ use crate::config::load::ConfigError;
 use crate::config::models;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS};
 use crate::engine::context::EngineDeps;
-use crate::engine::memory::memory::Memories;
+use crate::engine::memory::memories::Memories;
 use crate::engine::record::journal::{EventBroadcaster, Journal};
 use crate::engine::retention;
 use crate::engine::runner::Runner;

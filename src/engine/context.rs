@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
 use crate::engine::admission::sessions::Sessions;
-use crate::engine::memory::memory::Memories;
+use crate::engine::memory::memories::Memories;
 use crate::engine::record::agent_snapshots::AgentSnapshots;
 use crate::engine::record::journal::Journal;
 use crate::engine::replay::suspension::Suspension;

@@ -18,7 +18,7 @@ use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessi
 use crate::engine::approval::decision::{self, DecideError};
 use crate::engine::cancel;
 use crate::engine::context::{Engine, EngineDeps, RunContext};
-use crate::engine::memory::memory::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
 use crate::engine::record::agent_snapshots::AgentSnapshots;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::catalog::LoadError;
 use crate::domain::suggestion;
 use crate::engine::approval::decision::DecideError;
-use crate::engine::memory::memory::MemoryError;
+use crate::engine::memory::memories::MemoryError;
 use crate::engine::request::StartError;
 use crate::fair::admission::QueueFull;
 use crate::store::StoreError;

@@ -7,7 +7,7 @@ use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::message::Message;
 use crate::engine::context::Engine;
-use crate::engine::memory::memory::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::request::StartError;
 use crate::engine::run_loop::turn;
 use crate::engine::state::failures;

@@ -1,4 +1,4 @@
 //! What agents remember across runs.
 
-pub mod memory;
+pub mod memories;
 pub mod memory_gc;

@@ -173,6 +173,7 @@ async fn request_reply(
 }
 
 /// Adds a reply to the conversation. An unusable reply ends the run.
+#[expect(clippy::result_large_err, reason = "a run returns its ending once")]
 fn push_reply(
     turn_loop: &mut TurnLoop<'_>,
     turn: u32,

@@ -8,7 +8,7 @@ use crate::domain::run::{Outcome, Run, now};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::child_result;
-use crate::engine::memory::memory::NewEntry;
+use crate::engine::memory::memories::NewEntry;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
 use crate::engine::run_spans;
 use crate::engine::state::failures;

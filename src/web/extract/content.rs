@@ -198,7 +198,7 @@ impl PartInput {
             ];
             if let Some((extra, _)) = extra.into_iter().find(|(_, is)| *is) {
                 return Err(Problem::invalid_field(
-                    &field_pointer(extra),
+                    field_pointer(extra),
                     "is not for a part of type text",
                 ));
             }

@@ -19,7 +19,7 @@ pub struct Schemas {
 }
 
 impl Schemas {
-    pub fn new() -> Self {
+    pub(in crate::web) fn new() -> Self {
         let settings = || {
             SchemaSettings::draft2020_12().with(|settings| {
                 settings.meta_schema = None;

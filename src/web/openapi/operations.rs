@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::domain::run::Status;
-use crate::engine::memory::memory::{GcReport, MemoryEntry};
+use crate::engine::memory::memories::{GcReport, MemoryEntry};
 use crate::engine::request::DryRun;
 use crate::web::agents::{AgentBrief, AgentView, GcRequest};
 use crate::web::extract::run_request::CreateRunRequest;

@@ -15,7 +15,7 @@ use axed::catalog::reload::Catalog;
 use axed::config::{Data, Durability};
 use axed::domain::run::{Run, RunId};
 use axed::engine::context::EngineDeps;
-use axed::engine::memory::memory::Memories;
+use axed::engine::memory::memories::Memories;
 use axed::engine::record::journal::{EventBroadcaster, Journal};
 use axed::engine::request::RunRequest;
 use axed::engine::runner::Runner;
