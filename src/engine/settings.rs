@@ -28,7 +28,7 @@ pub struct Settings {
     pub webhook_guard: SsrfGuard,
     /// See [`crate::config::Webhooks`].
     pub webhook_secret_env: Option<String>,
-    /// The configured keys by name, with [`crate::config::Key::webhook_secret_env`].
+    /// The configured keys by name, with `webhook_secret_env`.
     pub keys: BTreeMap<String, Option<String>>,
     pub models: Models,
 }

@@ -1,4 +1,4 @@
-//! `POST /agents/{name}/runs` and `POST /agents/{name}/dry-run`: a body becomes a [`RunAsk`], checked.
+//! `POST /agents/{name}/runs` and `POST /agents/{name}/dry-run`: the body becomes a checked `RunRequest`.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! JSON Schema validation with errors that a model can act on. Fetches nothing: a reference to another document is an
 //! error. Schemas and values may be hostile, so compiling and validating are bounded. Small schemas and values are
-//! validated inline; others need a separate thread with [`STACK_BYTES`] bytes of stack.
+//! validated inline; others need a separate thread with `STACK_BYTES` bytes of stack.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
