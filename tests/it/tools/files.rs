@@ -2,11 +2,12 @@
 
 use std::fs;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::provider::answer::{calls, raw, says};
+use crate::tools::call_results::call_results;
 
 const ALL: [&str; 10] = [
     "copy_path",
@@ -28,35 +29,10 @@ fn worker(tools: &[&str]) -> Setup {
         .file("work/notes/a.md", "# One\nalpha\n")
 }
 
-/// The results that the model gets of these calls, made one after another.
-async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
-    let before = app.provider.requests().len();
-    for call in sent {
-        app.provider.will("worker", [calls([call.clone()])]);
-    }
-    app.provider.will("worker", [says("done")]);
-    assert_eq!(app.run("worker", "go").await.output(), "done");
-    let seen = app
-        .provider
-        .wait_for_request("worker", before + sent.len() + 1)
-        .await;
-    let (results, errors) = (seen.tool_results(), seen.tool_result_errors());
-    let marked = results.into_iter().zip(errors);
-    marked
-        .map(|(text, is_error)| {
-            if is_error {
-                format!("error: {text}")
-            } else {
-                text
-            }
-        })
-        .collect()
-}
-
 #[tokio::test]
 async fn a_model_works_with_files() {
     let app = worker(&ALL).spawn().await;
-    let reported = reported(
+    let reported = call_results(
         &app,
         &[
             ("list_directory", json!({})),
@@ -108,7 +84,7 @@ async fn a_model_works_with_files() {
 async fn no_pattern_of_a_model_ends_the_daemon() {
     let app = worker(&["write_file", "grep", "find_path"]).spawn().await;
     let nested = |depth| format!("{}a{}", "{".repeat(depth), "}".repeat(depth));
-    let reported = reported(
+    let reported = call_results(
         &app,
         &[
             ("find_path", json!({"pattern": nested(300)})),
@@ -143,7 +119,7 @@ async fn what_is_wrong_is_said_so_that_a_model_can_correct_it() {
     let app = worker(&["read_file", "edit_file", "write_file", "grep"])
         .spawn()
         .await;
-    let reported = reported(
+    let reported = call_results(
         &app,
         &[
             ("read_file", json!({})),
@@ -207,7 +183,7 @@ async fn what_is_wrong_is_said_so_that_a_model_can_correct_it() {
 #[tokio::test]
 async fn another_value_is_read_as_text_where_text_is_wanted() {
     let app = worker(&["write_file"]).spawn().await;
-    let reported = reported(
+    let reported = call_results(
         &app,
         &[
             (
@@ -274,7 +250,7 @@ async fn a_long_result_is_cut_with_a_word_on_how_to_get_the_rest() {
         .file("work/long.txt", &"some line of a long file\n".repeat(1000))
         .spawn()
         .await;
-    let reported = reported(
+    let reported = call_results(
         &app,
         &[
             ("read_file", json!({"path": "long.txt"})),

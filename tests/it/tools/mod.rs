@@ -2,6 +2,7 @@
 
 mod approval_restarts;
 mod approvals;
+mod call_results;
 mod command_sandbox;
 mod deferred;
 mod files;

@@ -4,6 +4,7 @@ use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::provider::answer::{calls, says};
 use crate::support::within_timeout;
+use crate::tools::call_results::call_results;
 use crate::tools::command_sandbox::supervised;
 use serde_json::{Value, json};
 use std::fs;
@@ -28,34 +29,14 @@ pub fn is_confined(app: &TestApp) -> bool {
     is_offered
 }
 
-/// The results that the model gets of these calls, made one after another.
-async fn told_of(app: &TestApp, sent: &[Value]) -> Vec<String> {
-    let before = app.provider.requests().len();
-    for call in sent {
-        app.provider
-            .will("worker", [calls([("run_command", call.clone())])]);
-    }
-    app.provider.will("worker", [says("done")]);
-    assert_eq!(app.run("worker", "go").await.output(), "done");
-    let seen = app
-        .provider
-        .wait_for_request("worker", before + sent.len() + 1)
-        .await;
-    let marked = seen
-        .tool_results()
-        .into_iter()
-        .zip(seen.tool_result_errors());
-    marked
-        .map(|(text, is_error)| match is_error {
-            true => format!("error: {text}"),
-            false => text,
-        })
-        .collect()
+async fn command_results(app: &TestApp, arguments: &[Value]) -> Vec<String> {
+    let calls = arguments.iter().map(|one| ("run_command", one.clone()));
+    call_results(app, &calls.collect::<Vec<_>>()).await
 }
 
 pub async fn reported(app: &TestApp, commands: &[&str]) -> Vec<String> {
     let sent: Vec<Value> = commands.iter().map(|it| json!({"command": it})).collect();
-    told_of(app, &sent).await
+    command_results(app, &sent).await
 }
 
 /// Waits until no process has this in its command line.
@@ -147,7 +128,7 @@ async fn arguments_are_checked() {
     if !is_confined(&app) {
         return;
     }
-    let reported = told_of(
+    let reported = command_results(
         &app,
         &[
             json!({}),
@@ -228,7 +209,7 @@ async fn a_command_that_takes_too_long_is_ended_whole() {
         return;
     }
     let mark = mark();
-    let reported = told_of(
+    let reported = command_results(
         &app,
         &[
             json!({"command": format!("echo begun; trap '' TERM; setsid sleep {mark} & sleep {mark}"), "timeout": 1}),

@@ -23,6 +23,7 @@ use crate::support::attachments::PNG;
 use crate::support::hanging_server::HangingServer;
 use crate::support::provider::answer::{calls, hangs, says};
 use crate::support::webhook_receiver::WebhookReceiver;
+use crate::tools::call_results::call_results;
 
 const PAGE: &str = "<html><head><title>Home</title><script>no()</script></head><body><h1>Hello</h1>\
                     <p>See <a href='/more'>more</a>.</p></body></html>";
@@ -134,33 +135,10 @@ fn fetch(url: &str) -> (&'static str, Value) {
     ("url_fetch", json!({"url": url}))
 }
 
-/// The results that the model gets of these calls, made one after another.
-async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
-    let before = app.provider.requests_for("worker").len();
-    for call in sent {
-        app.provider.will("worker", [calls([call.clone()])]);
-    }
-    app.provider.will("worker", [says("done")]);
-    assert_eq!(app.run("worker", "go").await.output(), "done");
-    let seen = app
-        .provider
-        .wait_for_request("worker", before + sent.len() + 1)
-        .await;
-    let marked = seen
-        .tool_results()
-        .into_iter()
-        .zip(seen.tool_result_errors());
-    let mark = |(text, is_error): (String, bool)| match is_error {
-        true => format!("error: {text}"),
-        false => text,
-    };
-    marked.map(mark).collect()
-}
-
 /// The results that the model gets of these fetches.
 async fn fetched(app: &TestApp, urls: &[String]) -> Vec<String> {
     let sent: Vec<_> = urls.iter().map(|url| fetch(url)).collect();
-    reported(app, &sent).await
+    call_results(app, &sent).await
 }
 
 #[tokio::test]
@@ -458,7 +436,7 @@ async fn a_model_searches_the_web() {
     let app = searcher(&format!("url = \"{}\"", web.url("/search?language=en")))
         .spawn()
         .await;
-    let found = reported(&app, &[query("rust & axum")]).await;
+    let found = call_results(&app, &[query("rust & axum")]).await;
     let lines: Vec<&str> = found[0].lines().collect();
     assert_eq!(
         lines[..3],
@@ -468,7 +446,7 @@ async fn a_model_searches_the_web() {
     let (uri, headers) = &web.seen()[0];
     assert_eq!(uri.query(), Some("language=en&q=rust+%26+axum&format=json"));
     assert!(!headers.contains_key("authorization"));
-    let wrong = reported(&app, &[query(""), ("web_search", json!({}))]).await;
+    let wrong = call_results(&app, &[query(""), ("web_search", json!({}))]).await;
     assert!(
         wrong
             .iter()
@@ -481,7 +459,7 @@ async fn a_model_searches_the_web() {
         web.url("/brave")
     ));
     let app = brave.environment("SEARCH_KEY", "hush-key").spawn().await;
-    let found = reported(&app, &[query("term")]).await;
+    let found = call_results(&app, &[query("term")]).await;
     assert_eq!(
         found,
         ["1. A & B\n   https://example.com/b\n   the **term**\n"]
@@ -513,7 +491,7 @@ async fn a_search_that_fails_says_so_and_keeps_its_secrets() {
             .environment("SEARCH_KEY", "hush-key")
             .spawn()
             .await;
-        let reported = reported(&app, &[query("x")]).await;
+        let reported = call_results(&app, &[query("x")]).await;
         assert!(reported[0].starts_with(words), "{reported:?}");
         assert!(
             !reported[0].contains("hush") && !app.daemon.log().contains("hush"),
@@ -525,7 +503,7 @@ async fn a_search_that_fails_says_so_and_keeps_its_secrets() {
     let app = searcher("url = \"http://127.0.0.1:1/?token=hush\"")
         .spawn()
         .await;
-    let lost = reported(&app, &[query("x")]).await;
+    let lost = call_results(&app, &[query("x")]).await;
     assert!(
         lost[0].starts_with("error: No answer from the search service"),
         "{lost:?}"
@@ -537,14 +515,14 @@ async fn a_search_that_fails_says_so_and_keeps_its_secrets() {
     ))
     .spawn()
     .await;
-    let unset = reported(&app, &[query("x")]).await;
+    let unset = call_results(&app, &[query("x")]).await;
     assert!(unset[0].contains("UNSET_KEY"), "{unset:?}");
 }
 
 #[tokio::test]
 async fn without_a_service_no_search_is_offered() {
     let app = worker("").spawn().await;
-    let reported = reported(&app, &[query("x")]).await;
+    let reported = call_results(&app, &[query("x")]).await;
     assert_eq!(reported, ["error: Unknown tool: \"web_search\""]);
     assert_eq!(app.provider.requests()[0].tool_names(), ["url_fetch"]);
 }

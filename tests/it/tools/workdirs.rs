@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::support::app::{Setup, TestApp};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, hangs, says};
+use crate::tools::call_results::call_results;
 
 const FILE_TOOLS: &str = "tools = [\"copy_path\", \"create_directory\", \"delete_path\", \"edit_file\", \
     \"find_path\", \"grep\", \"list_directory\", \"move_path\", \"read_file\", \"write_file\"]";
@@ -21,33 +22,9 @@ fn worker() -> Setup {
         .file("mine.toml", "mine")
 }
 
-/// The results that the model gets of these calls, made one after another.
-async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
-    let before = app.provider.requests().len();
-    for call in sent {
-        app.provider.will("worker", [calls([call.clone()])]);
-    }
-    app.provider.will("worker", [says("done")]);
-    assert_eq!(app.run("worker", "go").await.output(), "done");
-    let seen = app
-        .provider
-        .wait_for_request("worker", before + sent.len() + 1)
-        .await;
-    let marked = seen
-        .tool_results()
-        .into_iter()
-        .zip(seen.tool_result_errors());
-    marked
-        .map(|(text, is_error)| match is_error {
-            true => format!("error: {text}"),
-            false => text,
-        })
-        .collect()
-}
-
 /// Every call is refused because the file belongs to the daemon.
 async fn refused(app: &TestApp, sent: &[(&str, Value)]) {
-    for (reported, call) in reported(app, sent).await.iter().zip(sent) {
+    for (reported, call) in call_results(app, sent).await.iter().zip(sent) {
         assert!(
             reported.starts_with("error: ") && reported.contains(OWN),
             "{call:?}: {reported}"
@@ -125,7 +102,7 @@ async fn no_file_tool_reaches_the_daemons_own_files() {
         ];
         refused(&app, &sent).await;
     }
-    let found = reported(
+    let found = call_results(
         &app,
         &[
             ("find_path", json!({"pattern": "**"})),
@@ -196,7 +173,7 @@ async fn a_directory_with_the_daemons_own_in_it_is_not_moved_and_what_is_missing
         ),
     ];
     assert_eq!(
-        reported(&app, &beside).await,
+        call_results(&app, &beside).await,
         ["1: notes", "wrote 3 bytes to etc/new.md"]
     );
     assert!(!app.path("old").exists() && !app.path("later").exists());
@@ -455,7 +432,7 @@ async fn links_above_workdirs_and_roots_are_followed() {
     symlink("real", app.path("to-real")).expect("a link");
     symlink("to-real/area", app.path("to-area")).expect("a link");
     let read = [("read_file", json!({"path": "a.md"}))];
-    assert_eq!(reported(&app, &read).await, ["1: a"]);
+    assert_eq!(call_results(&app, &read).await, ["1: a"]);
     for path in [
         "to-real/area/in",
         "real/area/in",
