@@ -23,6 +23,7 @@ use crate::web::extract::form::Form;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::extract::messages::{self, MessageInput};
 use crate::web::extract::request_body::RequestBody;
+use crate::web::json_pointer;
 use crate::web::state::Settings;
 
 /// Most characters of a label's key and of its value.
@@ -167,11 +168,14 @@ impl CreateRunRequest {
         check_labels(&labels, settings.max_labels)?;
         let session = self.session.map(check_session_name).transpose()?;
         if self.on_busy.is_some() && session.is_none() {
-            return Err(invalid("/on_busy", "is only for a run with a session"));
+            return Err(Problem::invalid_field(
+                "/on_busy",
+                "is only for a run with a session",
+            ));
         }
         if self.messages.is_some() && session.is_some() {
             let why = "cannot be sent with a session, which has a conversation of its own";
-            return Err(invalid("/messages", why));
+            return Err(Problem::invalid_field("/messages", why));
         }
         let format =
             ResponseFormatInput::parse(self.response_format, "/response_format", owner.as_deref())
@@ -181,7 +185,7 @@ impl CreateRunRequest {
             None => ParamsOverride::default(),
         };
         if format.is_some() && params.response_format.is_some() {
-            return Err(invalid(
+            return Err(Problem::invalid_field(
                 "/params/response_format",
                 "is also given as response_format",
             ));
@@ -242,7 +246,7 @@ impl ResponseFormatInput {
         match (format.r#type, format.schema) {
             (FormatKind::Text, None) => Ok(Some(ResponseFormat::Text)),
             (FormatKind::JsonObject, None) => Ok(Some(ResponseFormat::JsonObject)),
-            (FormatKind::JsonSchema, None) => Err(invalid(
+            (FormatKind::JsonSchema, None) => Err(Problem::invalid_field(
                 &schema_pointer,
                 "is required when type is json_schema",
             )),
@@ -252,17 +256,26 @@ impl ResponseFormatInput {
                     return Err(json_body::too_deep());
                 }
                 if !schema.get().starts_with('{') {
-                    return Err(invalid(&schema_pointer, "must be an object"));
+                    return Err(Problem::invalid_field(
+                        schema_pointer.as_str(),
+                        "must be an object",
+                    ));
                 }
                 let schema = validation::compile_schema(Arc::from(schema), owner)
                     .await
-                    .map_err(|why| invalid(&schema_pointer, format!("is no JSON Schema: {why}")))?;
+                    .map_err(|why| {
+                        Problem::invalid_field(
+                            schema_pointer.as_str(),
+                            format!("is no JSON Schema: {why}"),
+                        )
+                    })?;
                 let raw = Arc::clone(schema.raw());
                 Ok(Some(ResponseFormat::JsonSchema(raw)))
             }
-            (FormatKind::Text | FormatKind::JsonObject, Some(_)) => {
-                Err(invalid(&schema_pointer, "is only for type json_schema"))
-            }
+            (FormatKind::Text | FormatKind::JsonObject, Some(_)) => Err(Problem::invalid_field(
+                schema_pointer.as_str(),
+                "is only for type json_schema",
+            )),
         }
     }
 }
@@ -285,17 +298,19 @@ fn check_labels(labels: &BTreeMap<String, String>, max_labels: usize) -> Result<
             "{} labels are more than the {max_labels} that a run may have",
             labels.len()
         );
-        return Err(invalid("/labels", why));
+        return Err(Problem::invalid_field("/labels", why));
     }
     for (key, value) in labels {
         if key.is_empty() || key.chars().nth(MAX_LABEL_KEY).is_some() {
             let why = format!("a label's key has 1 to {MAX_LABEL_KEY} characters");
-            return Err(invalid("/labels", why));
+            return Err(Problem::invalid_field("/labels", why));
         }
         if value.chars().nth(MAX_LABEL_VALUE).is_some() {
             let why = format!("a label's value has at most {MAX_LABEL_VALUE} characters");
-            let key = key.replace('~', "~0").replace('/', "~1");
-            return Err(invalid(&format!("/labels/{key}"), why));
+            return Err(Problem::invalid_field(
+                json_pointer::join("/labels", key),
+                why,
+            ));
         }
     }
     Ok(())
@@ -311,7 +326,7 @@ fn parse_timeout(seconds: Option<u64>, max_timeout: Duration) -> Result<Option<D
                 "must be at most {} seconds (server.max_timeout)",
                 max_timeout.as_secs()
             );
-            Err(invalid("/timeout", why))
+            Err(Problem::invalid_field("/timeout", why))
         }
     }
 }
@@ -320,7 +335,7 @@ fn parse_timeout(seconds: Option<u64>, max_timeout: Duration) -> Result<Option<D
 fn check_session_name(name: String) -> Result<String, Problem> {
     match is_agent_name(&name) {
         true => Ok(name),
-        false => Err(invalid(
+        false => Err(Problem::invalid_field(
             "/session",
             "must be 1 to 64 letters, digits, '.', '_' and '-', the first a letter or a digit",
         )),
@@ -329,9 +344,13 @@ fn check_session_name(name: String) -> Result<String, Problem> {
 
 fn check_path(pointer: &str, path: Option<String>) -> Result<Option<String>, Problem> {
     match path {
-        Some(path) if path.trim().is_empty() => Err(invalid(pointer, "must not be blank")),
-        Some(path) if path.contains('\0') => Err(invalid(pointer, "must not hold a NUL")),
-        Some(path) if path.len() > MAX_PATH => Err(invalid(
+        Some(path) if path.trim().is_empty() => {
+            Err(Problem::invalid_field(pointer, "must not be blank"))
+        }
+        Some(path) if path.contains('\0') => {
+            Err(Problem::invalid_field(pointer, "must not hold a NUL"))
+        }
+        Some(path) if path.len() > MAX_PATH => Err(Problem::invalid_field(
             pointer,
             format!("must have at most {MAX_PATH} bytes"),
         )),
@@ -340,11 +359,7 @@ fn check_path(pointer: &str, path: Option<String>) -> Result<Option<String>, Pro
 }
 
 fn invalid_override(pointer: &str, error: InvalidOverride) -> Problem {
-    invalid(&format!("{pointer}/{}", error.key), error.reason)
-}
-
-fn invalid(pointer: &str, detail: impl Into<String>) -> Problem {
-    Problem::field("invalid_field", pointer, detail)
+    Problem::invalid_field(json_pointer::join(pointer, error.key), error.reason)
 }
 
 #[cfg(test)]
