@@ -20,6 +20,7 @@ use crate::web::error::Problem;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body;
+use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::{ListResponse, json_response};
 use crate::web::state::AppState;
 
@@ -94,7 +95,7 @@ fn memory_owner(
     if principal.owner_filter().is_some_and(|owner| owner != key) {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
-            "insufficient_scope",
+            ProblemCode::InsufficientScope,
             "the memory of another key needs the scope admin",
         ));
     }

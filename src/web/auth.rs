@@ -19,6 +19,7 @@ use crate::domain::run::{Run, RunId};
 use crate::store::StoreError;
 use crate::store::run_store::RunStore;
 use crate::web::error::Problem;
+use crate::web::problem_code::ProblemCode;
 use crate::web::state::{AppState, Settings};
 
 /// These routes, for keys with this scope only. If no keys are configured, the routes are open.
@@ -48,7 +49,7 @@ async fn authorize(
     if !key.has_scope(scope) {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
-            "insufficient_scope",
+            ProblemCode::InsufficientScope,
             format!(
                 "the key {} does not have the scope {} that this needs",
                 key.name,
@@ -65,7 +66,8 @@ fn find_key<'k>(
     keys: &'k [Arc<ClientKey>],
     headers: &HeaderMap,
 ) -> Result<&'k Arc<ClientKey>, Problem> {
-    let unauthorized = |why: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", why);
+    let unauthorized =
+        |why: &str| Problem::new(StatusCode::UNAUTHORIZED, ProblemCode::Unauthorized, why);
     let token = bearer_token(headers).ok_or_else(|| {
         unauthorized("this needs a key: send it once, as the header Authorization: Bearer <key>")
     })?;

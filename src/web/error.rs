@@ -14,6 +14,7 @@ use crate::engine::memory::memories::MemoryError;
 use crate::engine::request::StartError;
 use crate::fair::admission::QueueFull;
 use crate::store::StoreError;
+use crate::web::problem_code::ProblemCode;
 
 /// `Retry-After` in seconds, if the time of recovery is unknown.
 const RETRY_INTERVAL_SECS: u64 = 1;
@@ -31,7 +32,7 @@ pub struct Problem(Box<ProblemDetails>);
 #[derive(Clone, Debug)]
 struct ProblemDetails {
     status: StatusCode,
-    code: &'static str,
+    code: ProblemCode,
     detail: String,
     errors: Vec<FieldError>,
     retry_after: Option<u64>,
@@ -39,27 +40,35 @@ struct ProblemDetails {
     cause: Option<String>,
 }
 
-/// One invalid place of a body.
+/// An invalid field of a body.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 struct FieldError {
-    /// A JSON Pointer (RFC 6901).
+    /// The field, as a JSON Pointer (RFC 6901); empty for the body itself.
     pointer: String,
+    /// What is wrong with the field.
     detail: String,
 }
 
-/// Problem details (RFC 9457), extended by `code`, `request_id` and `errors`.
+/// Why a request failed: problem details (RFC 9457), extended by `code`, `request_id` and `errors`.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Problem")]
 pub struct ProblemBody<'a> {
+    /// Always `about:blank`: `code` identifies the kind of problem.
     r#type: &'static str,
+    /// The name of the HTTP status.
     title: &'static str,
+    /// The HTTP status.
+    #[schemars(range(min = 400, max = 599))]
     status: u16,
+    /// What is wrong with this request, and what to do; for people.
     detail: &'a str,
+    /// The path of the request.
     instance: &'a str,
-    /// Identifies the kind of problem; does not change between versions.
-    code: &'static str,
+    /// Identifies the kind of problem; for programs.
+    code: ProblemCode,
     /// The value of the `x-request-id` header; the daemon's log has it too.
     request_id: &'a str,
+    /// The invalid fields of the body; absent if the body is not the cause.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     errors: &'a [FieldError],
     /// If the queue is full: the number of running root runs.
@@ -71,7 +80,7 @@ pub struct ProblemBody<'a> {
 }
 
 impl Problem {
-    pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+    pub fn new(status: StatusCode, code: ProblemCode, detail: impl Into<String>) -> Self {
         Self(Box::new(ProblemDetails {
             status,
             code,
@@ -84,11 +93,7 @@ impl Problem {
     }
 
     /// 422: one field of the body is wrong.
-    pub fn field(
-        code: &'static str,
-        pointer: impl Into<String>,
-        detail: impl Into<String>,
-    ) -> Self {
+    pub fn field(code: ProblemCode, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         let (pointer, detail) = (truncate(pointer.into(), MAX_DETAIL), detail.into());
         let mut problem = Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -107,12 +112,12 @@ impl Problem {
 
     /// 422: the value of one field is wrong.
     pub fn invalid_field(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::field("invalid_field", pointer, detail)
+        Self::field(ProblemCode::InvalidField, pointer, detail)
     }
 
     /// 413: the images and files of a body are too many or too large.
     pub fn attachments_too_large(pointer: &str, detail: String) -> Self {
-        let mut problem = Self::field("attachments_too_large", pointer, detail);
+        let mut problem = Self::field(ProblemCode::AttachmentsTooLarge, pointer, detail);
         problem.0.status = StatusCode::PAYLOAD_TOO_LARGE;
         problem
     }
@@ -121,7 +126,7 @@ impl Problem {
     pub fn parameter(name: &str, detail: impl std::fmt::Display) -> Self {
         Self::new(
             StatusCode::BAD_REQUEST,
-            "invalid_parameter",
+            ProblemCode::InvalidParameter,
             format!("{}: {detail}", quote(name)),
         )
     }
@@ -129,20 +134,20 @@ impl Problem {
     /// 404: the run does not exist, or the text is not a run id.
     pub fn run_not_found(id: impl std::fmt::Display) -> Self {
         let detail = format!("there is no run {}", quote(&id.to_string()));
-        Self::new(StatusCode::NOT_FOUND, "run_not_found", detail)
+        Self::new(StatusCode::NOT_FOUND, ProblemCode::RunNotFound, detail)
     }
 
     /// 404: the principal has no such session.
     pub fn session_not_found(name: &str) -> Self {
         let detail = format!("there is no session {}", quote(name));
-        Self::new(StatusCode::NOT_FOUND, "session_not_found", detail)
+        Self::new(StatusCode::NOT_FOUND, ProblemCode::SessionNotFound, detail)
     }
 
     /// 500: an error of the daemon. The client gets no details; the cause is logged.
     pub fn internal(cause: impl Into<String>) -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
-            "internal",
+            ProblemCode::Internal,
             "the daemon failed to answer; its log has the cause under this request_id",
         )
         .with_cause(cause)
@@ -172,7 +177,7 @@ impl Problem {
     }
 
     pub fn code(&self) -> &'static str {
-        self.0.code
+        self.0.code.as_str()
     }
 
     /// The text for the log, if the log gets more than the client.
@@ -220,7 +225,7 @@ impl IntoResponse for Problem {
 /// 404 for a path without a route.
 pub async fn route_not_found(uri: Uri) -> Problem {
     let detail = format!("there is no route {}", quote(uri.path()));
-    Problem::new(StatusCode::NOT_FOUND, "route_not_found", detail)
+    Problem::new(StatusCode::NOT_FOUND, ProblemCode::RouteNotFound, detail)
 }
 
 /// 405 for a method that the route does not have; axum adds `Allow`.
@@ -230,7 +235,11 @@ pub async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
         quote(uri.path()),
         quote(method.as_str())
     );
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
+    Problem::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        ProblemCode::MethodNotAllowed,
+        detail,
+    )
 }
 
 impl From<StoreError> for Problem {
@@ -238,23 +247,23 @@ impl From<StoreError> for Problem {
         match error {
             StoreError::RunNotFound(id) => Self::run_not_found(id),
             StoreError::AlreadyTerminal(_) => {
-                Self::new(StatusCode::CONFLICT, "run_terminal", error.to_string())
+                Self::new(StatusCode::CONFLICT, ProblemCode::RunTerminal, error.to_string())
             }
             StoreError::AlreadyClaimed(_) => Self::new(
                 StatusCode::CONFLICT,
-                "idempotency_conflict",
+                ProblemCode::IdempotencyConflict,
                 error.to_string(),
             ),
             StoreError::Corrupt(_) => Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
-                "store_damaged",
+                ProblemCode::StoreDamaged,
                 "what the store has of this is damaged, and trying again does not help; the log has the cause, \
                  axed data check shows what else is damaged, and a root run that cannot be read can be deleted",
             )
             .with_cause(error.to_string()),
             StoreError::DiskFull => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "store_full",
+                ProblemCode::StoreFull,
                 "the disk is full: runs can be read and deleted, and nothing else",
             )
             .with_retry_after(RETRY_INTERVAL_SECS)
@@ -264,7 +273,7 @@ impl From<StoreError> for Problem {
             | StoreError::Locked { .. }
             | StoreError::Backend(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "store_unavailable",
+                ProblemCode::StoreUnavailable,
                 "the store cannot be read or written now; try again",
             )
             .with_retry_after(RETRY_INTERVAL_SECS)
@@ -278,7 +287,7 @@ impl From<LoadError> for Problem {
         match &error {
             LoadError::NotFound(name) => Self::new(
                 StatusCode::NOT_FOUND,
-                "agent_not_found",
+                ProblemCode::AgentNotFound,
                 // The contract fixes this text with the unquoted name, so control characters are escaped.
                 format!(
                     "agent config not found: {}",
@@ -287,7 +296,7 @@ impl From<LoadError> for Problem {
             ),
             LoadError::Model(_) | LoadError::Invalid(_) => Self::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                "agent_invalid",
+                ProblemCode::AgentInvalid,
                 error.to_string(),
             ),
         }
@@ -300,10 +309,12 @@ impl From<DecideError> for Problem {
         match error {
             DecideError::RunNotFound(id) => Self::run_not_found(id),
             DecideError::NotPending { .. } => {
-                Self::new(StatusCode::CONFLICT, "nothing_waits", text)
+                Self::new(StatusCode::CONFLICT, ProblemCode::NothingWaits, text)
             }
-            DecideError::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", text)
-                .with_retry_after(RESTART_INTERVAL_SECS),
+            DecideError::Draining => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining, text)
+                    .with_retry_after(RESTART_INTERVAL_SECS)
+            }
             DecideError::Store(error) => error.into(),
         }
     }
@@ -314,39 +325,47 @@ impl From<StartError> for Problem {
         let text = error.to_string();
         match error {
             StartError::Load(error) => error.into(),
-            StartError::Model(_) => Self::field("invalid_model", "/model", text),
-            StartError::Unpriced(_) => Self::field("unpriced_model", "/model", text),
+            StartError::Model(_) => Self::field(ProblemCode::InvalidModel, "/model", text),
+            StartError::Unpriced(_) => Self::field(ProblemCode::UnpricedModel, "/model", text),
             StartError::ProviderKey(why) => Self::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                "provider_key_refused",
+                ProblemCode::ProviderKeyRefused,
                 format!("X-Provider-Key: {why}"),
             ),
             StartError::Provider(_) => Self::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                "provider_unavailable",
+                ProblemCode::ProviderUnavailable,
                 text,
             ),
             StartError::Override { field, reason: why } => {
-                Self::field("invalid_override", format!("/{field}"), why)
+                Self::field(ProblemCode::InvalidOverride, format!("/{field}"), why)
             }
             StartError::Param { field, reason: why } => {
-                Self::field("invalid_body", format!("/params/{field}"), why)
+                Self::field(ProblemCode::InvalidBody, format!("/params/{field}"), why)
             }
             StartError::QueueFull(load) => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text)
+                Self::new(StatusCode::TOO_MANY_REQUESTS, ProblemCode::QueueFull, text)
                     .with_retry_after(RETRY_INTERVAL_SECS)
                     .with_queue_load(load)
             }
-            StartError::SessionBusy { .. } => Self::new(StatusCode::CONFLICT, "session_busy", text),
-            StartError::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", text)
-                .with_retry_after(RESTART_INTERVAL_SECS),
+            StartError::SessionBusy { .. } => {
+                Self::new(StatusCode::CONFLICT, ProblemCode::SessionBusy, text)
+            }
+            StartError::Draining => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining, text)
+                    .with_retry_after(RESTART_INTERVAL_SECS)
+            }
             StartError::Store(error) => error.into(),
-            StartError::Prompt(_) => {
-                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "prompt_invalid", text)
-            }
-            StartError::Memory(_) => {
-                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "memory_unreadable", text)
-            }
+            StartError::Prompt(_) => Self::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                ProblemCode::PromptInvalid,
+                text,
+            ),
+            StartError::Memory(_) => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                ProblemCode::MemoryUnreadable,
+                text,
+            ),
         }
     }
 }
@@ -356,11 +375,17 @@ impl From<MemoryError> for Problem {
         let text = error.to_string();
         match error {
             MemoryError::Start(error) => error.into(),
-            MemoryError::Disabled(_) => Self::new(StatusCode::NOT_FOUND, "memory_disabled", text),
-            MemoryError::Provider(_) => Self::new(StatusCode::BAD_GATEWAY, "provider_failed", text),
-            MemoryError::File { .. } => {
-                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "memory_unreadable", text)
+            MemoryError::Disabled(_) => {
+                Self::new(StatusCode::NOT_FOUND, ProblemCode::MemoryDisabled, text)
             }
+            MemoryError::Provider(_) => {
+                Self::new(StatusCode::BAD_GATEWAY, ProblemCode::ProviderFailed, text)
+            }
+            MemoryError::File { .. } => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                ProblemCode::MemoryUnreadable,
+                text,
+            ),
         }
     }
 }
@@ -392,10 +417,11 @@ mod tests {
     use super::{Problem, did_you_mean, quote};
     use crate::engine::request::StartError;
     use crate::fair::admission::QueueFull;
+    use crate::web::problem_code::ProblemCode;
 
     #[test]
     fn the_envelope_is_rfc_9457() {
-        let problem = Problem::field("unknown_field", "/inptu", "unknown field");
+        let problem = Problem::field(ProblemCode::UnknownField, "/inptu", "unknown field");
         let body = problem.render("/agents/a/runs", "req_1");
         insta::assert_snapshot!(String::from_utf8_lossy(&body), @r#"{"type":"about:blank","title":"Unprocessable Entity","status":422,"detail":"/inptu: unknown field","instance":"/agents/a/runs","code":"unknown_field","request_id":"req_1","errors":[{"pointer":"/inptu","detail":"unknown field"}]}"#);
     }

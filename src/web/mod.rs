@@ -7,6 +7,7 @@ pub mod error;
 pub mod extract;
 pub mod json_pointer;
 pub mod openapi;
+pub mod problem_code;
 pub mod response;
 pub mod route;
 pub mod router;

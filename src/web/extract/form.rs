@@ -19,6 +19,7 @@ use crate::web::error::Problem;
 use crate::web::extract::content::{self, AttachmentCounter};
 use crate::web::extract::large_body::{body_too_large, total_too_large};
 use crate::web::json_pointer;
+use crate::web::problem_code::ProblemCode;
 
 /// Allowance for the form's boundaries and part headers.
 const FORM_OVERHEAD_BYTES: usize = 1 << 20;
@@ -76,7 +77,7 @@ pub async fn read(
 
 fn malformed(why: &str) -> Problem {
     let why = format!("the form cannot be read: {why}");
-    Problem::new(StatusCode::BAD_REQUEST, "malformed_body", why)
+    Problem::new(StatusCode::BAD_REQUEST, ProblemCode::MalformedBody, why)
 }
 
 struct FormReader {

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::domain::run::now;
 use crate::store::{ClaimedRun, IdempotencyClaim, IdempotencyKey};
 use crate::web::error::Problem;
+use crate::web::problem_code::ProblemCode;
 
 /// The response header of a request whose run was started by an earlier request.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -67,7 +68,7 @@ pub fn check_same_body(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result
     }
     Err(Problem::new(
         StatusCode::UNPROCESSABLE_ENTITY,
-        "idempotency_mismatch",
+        ProblemCode::IdempotencyMismatch,
         format!(
             "this {HEADER} has started {} with another body or content type; send a new key for a new run",
             claimed.run

@@ -12,6 +12,7 @@ use serde_path_to_error::{Path, Segment};
 
 use crate::web::error::{Problem, did_you_mean, quote};
 use crate::web::json_pointer;
+use crate::web::problem_code::ProblemCode;
 
 /// Maximum levels of nesting of a body: the limit of serde_json. Schemas in a body have the same limit.
 pub const MAX_DEPTH: usize = 128;
@@ -21,7 +22,7 @@ pub fn decode_utf8(bytes: &[u8]) -> Result<&str, Problem> {
     std::str::from_utf8(bytes).map_err(|error| {
         Problem::new(
             StatusCode::BAD_REQUEST,
-            "not_utf8",
+            ProblemCode::NotUtf8,
             format!("the body is not UTF-8 at byte {}", error.valid_up_to()),
         )
     })
@@ -52,7 +53,7 @@ fn parse_error<T: DeserializeOwned>(text: &str) -> Problem {
         Err(error) => syntax_error(error.inner()),
         Ok(_) => Problem::new(
             StatusCode::BAD_REQUEST,
-            "invalid_json",
+            ProblemCode::InvalidJson,
             "the body continues after its JSON value",
         ),
     }
@@ -62,7 +63,7 @@ fn parse_error<T: DeserializeOwned>(text: &str) -> Problem {
 pub fn too_deep() -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
-        "invalid_json",
+        ProblemCode::InvalidJson,
         format!("the body is nested deeper than {MAX_DEPTH} levels"),
     )
 }
@@ -70,7 +71,7 @@ pub fn too_deep() -> Problem {
 fn syntax_error(error: &serde_json::Error) -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
-        "invalid_json",
+        ProblemCode::InvalidJson,
         format!("the body is not valid JSON: {error}"),
     )
 }
@@ -95,7 +96,7 @@ fn shape_error(path: &Path, error: &str) -> Problem {
     };
     let hint = did_you_mean(field, known_fields.split('`').skip(1).step_by(2));
     let detail = format!("unknown field {}{hint}", quote(field));
-    Problem::field("unknown_field", pointer, detail)
+    Problem::field(ProblemCode::UnknownField, pointer, detail)
 }
 
 /// The JSON Pointer to a path; empty for the body itself.

@@ -5,6 +5,7 @@ use axum::http::StatusCode;
 
 use crate::config::AttachmentLimits;
 use crate::web::error::Problem;
+use crate::web::problem_code::ProblemCode;
 
 /// The field whose text does not count towards `server.max_body`.
 const DATA: &[u8] = b"data";
@@ -134,7 +135,7 @@ impl LargeBodyLimiter {
 pub fn body_too_large(max_bytes: usize) -> Problem {
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
-        "body_too_large",
+        ProblemCode::BodyTooLarge,
         format!("the body is larger than {max_bytes} bytes (server.max_body)"),
     )
 }
@@ -143,7 +144,7 @@ pub fn body_too_large(max_bytes: usize) -> Problem {
 pub fn total_too_large(max_bytes: usize) -> Problem {
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
-        "body_too_large",
+        ProblemCode::BodyTooLarge,
         format!(
             "the body is larger than {max_bytes} bytes (server.max_body, and limits.conversation_bytes for images and files)"
         ),

@@ -12,6 +12,7 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, em
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{AttachmentCounter, ContentInput};
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
+use crate::web::problem_code::ProblemCode;
 
 /// A message, in the form that `GET /runs/{id}/messages` returns.
 #[derive(Deserialize, JsonSchema)]
@@ -79,7 +80,7 @@ pub fn parse_messages(
 }
 
 fn invalid_message(at: usize, why: String) -> Problem {
-    Problem::field("invalid_messages", format!("/messages/{at}"), why)
+    Problem::field(ProblemCode::InvalidMessages, format!("/messages/{at}"), why)
 }
 
 /// A message whose content is checked.

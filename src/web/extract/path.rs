@@ -11,6 +11,7 @@ use crate::domain::agent::is_agent_name;
 use crate::domain::run::RunId;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::problem_code::ProblemCode;
 use crate::web::state::AppState;
 
 /// `{id}` of a path. Responds 404 if it is not a run id, or if the principal may not see the run.
@@ -106,7 +107,7 @@ async fn path_params<T: DeserializeOwned + Send>(parts: &mut Parts) -> Result<T,
         .map_err(|rejection: PathRejection| {
             Problem::new(
                 StatusCode::BAD_REQUEST,
-                "malformed_path",
+                ProblemCode::MalformedPath,
                 rejection.body_text(),
             )
         })

@@ -3,6 +3,7 @@
 use axum::http::{StatusCode, Uri};
 
 use crate::web::error::{Problem, did_you_mean, quote};
+use crate::web::problem_code::ProblemCode;
 
 /// Maximum parameters of a query: each is compared with all before it.
 const MAX_PARAMETERS: usize = 200;
@@ -18,8 +19,13 @@ impl Query {
         if uri.query().is_none_or(str::is_empty) {
             return Ok(Self::default());
         }
-        let malformed =
-            |why: &str| Problem::new(StatusCode::BAD_REQUEST, "malformed_query", why.to_owned());
+        let malformed = |why: &str| {
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                ProblemCode::MalformedQuery,
+                why.to_owned(),
+            )
+        };
         let axum::extract::Query(pairs) =
             axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
                 .map_err(|rejection| malformed(&rejection.body_text()))?;
@@ -38,7 +44,7 @@ impl Query {
             if !allowed.iter().any(is_allowed) {
                 return Err(Problem::new(
                     StatusCode::BAD_REQUEST,
-                    "unknown_parameter",
+                    ProblemCode::UnknownParameter,
                     format!(
                         "unknown query parameter {}{}",
                         quote(name),

@@ -14,6 +14,7 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::form::{self, Form};
 use crate::web::extract::json_body::{decode_utf8, parse_json};
 use crate::web::extract::large_body::{LargeBodyLimiter, body_too_large, total_too_large};
+use crate::web::problem_code::ProblemCode;
 
 pub const FORM_CONTENT_TYPE: &str = "multipart/form-data";
 
@@ -113,7 +114,7 @@ pub async fn read(
 fn body_timeout(timeout: Duration) -> Problem {
     Problem::new(
         StatusCode::REQUEST_TIMEOUT,
-        "request_timeout",
+        ProblemCode::RequestTimeout,
         format!("the body did not arrive within {} s", timeout.as_secs_f64()),
     )
 }
@@ -132,7 +133,7 @@ async fn collect(
         let read_error = |error: axum::Error| {
             Problem::new(
                 StatusCode::BAD_REQUEST,
-                "malformed_body",
+                ProblemCode::MalformedBody,
                 format!("the body ended early: {error}"),
             )
         };
@@ -174,7 +175,7 @@ impl ContentType {
         {
             return Err(Problem::new(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "unsupported_encoding",
+                ProblemCode::UnsupportedEncoding,
                 "compressed bodies are not supported; send the body without content-encoding",
             ));
         }
@@ -198,7 +199,7 @@ impl ContentType {
             None | Some("utf-8" | "utf8" | "us-ascii") => Ok(kind),
             Some(other) => Err(Problem::new(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "unsupported_charset",
+                ProblemCode::UnsupportedCharset,
                 format!("charset {} is not supported; send UTF-8", quote(other)),
             )),
         }
@@ -213,7 +214,7 @@ fn unsupported_media_type(content_type: &str) -> Problem {
     };
     Problem::new(
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        "unsupported_media_type",
+        ProblemCode::UnsupportedMediaType,
         format!(
             "{} is not supported here; send application/json, or for a run text/plain with its input or multipart/form-data{hint}",
             quote(content_type)

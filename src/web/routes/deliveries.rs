@@ -14,6 +14,7 @@ use crate::ssrf;
 use crate::store::outbox::{Delivery, DeliveryAttempt, DeliveryStatus};
 use crate::web::error::{Problem, quote};
 use crate::web::extract::path::{DeliveryPath, RunPath};
+use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::{ListResponse, json_response};
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
@@ -70,7 +71,7 @@ pub async fn resend(
     let not_found = || {
         Problem::new(
             StatusCode::NOT_FOUND,
-            "delivery_not_found",
+            ProblemCode::DeliveryNotFound,
             format!("{id} has no delivery {}", quote(&name)),
         )
     };

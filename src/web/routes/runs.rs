@@ -21,6 +21,7 @@ use crate::web::error::Problem;
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::{Query, count_up_to, parse_flag};
 use crate::web::extract::request_body;
+use crate::web::problem_code::ProblemCode;
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::json_response;
 use crate::web::response::run::{ChildView, RunView};
@@ -265,14 +266,14 @@ pub async fn delete(
     if run.parent_id.is_some() {
         return Err(Problem::new(
             StatusCode::CONFLICT,
-            "not_a_root",
+            ProblemCode::NotARoot,
             format!("{id} is a child run; delete its root {}", run.root_id),
         ));
     }
     if !run.status.is_terminal() {
         return Err(Problem::new(
             StatusCode::CONFLICT,
-            "run_not_terminal",
+            ProblemCode::RunNotTerminal,
             format!("{id} is {}; cancel it first", run.status.as_str()),
         ));
     }

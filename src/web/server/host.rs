@@ -9,6 +9,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderValue, StatusCode, Version};
 
 use crate::web::error::{Problem, quote};
+use crate::web::problem_code::ProblemCode;
 
 /// Paths for probes and scrapers. An HTTP/1.0 client, which need not send `Host`, may request them without it.
 const HOST_OPTIONAL_PATHS: [&str; 3] = ["/livez", "/readyz", "/metrics"];
@@ -96,7 +97,7 @@ fn invalid(why: &str) -> Problem {
     let detail = format!(
         "the request does not say which host it is for: {why}; send one Host header, such as localhost:8080"
     );
-    Problem::new(StatusCode::BAD_REQUEST, "invalid_host", detail)
+    Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidHost, detail)
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use tower::Service;
 use tracing::{debug, warn};
 
 use crate::web::error::Problem;
+use crate::web::problem_code::ProblemCode;
 use crate::web::server::connection::Connection;
 use crate::web::server::middleware;
 use crate::web::server::pending::{
@@ -220,7 +221,7 @@ impl ConnectionServer {
                 socket
                     .close_with(&problem_response(
                         StatusCode::REQUEST_TIMEOUT,
-                        "request_timeout",
+                        ProblemCode::RequestTimeout,
                         why,
                     ))
                     .await;
@@ -234,7 +235,7 @@ impl ConnectionServer {
                         );
                         let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
                         socket
-                            .close_with(&problem_response(status, "head_too_large", &why))
+                            .close_with(&problem_response(status, ProblemCode::HeadTooLarge, &why))
                             .await;
                     }
                     Some(_) => {
@@ -242,7 +243,7 @@ impl ConnectionServer {
                         socket
                             .close_with(&problem_response(
                                 StatusCode::BAD_REQUEST,
-                                "malformed_request",
+                                ProblemCode::MalformedRequest,
                                 &why,
                             ))
                             .await;
@@ -317,7 +318,7 @@ where
 }
 
 /// An HTTP/1.1 response to a request that hyper could not read.
-fn problem_response(status: StatusCode, code: &'static str, why: &str) -> Vec<u8> {
+fn problem_response(status: StatusCode, code: ProblemCode, why: &str) -> Vec<u8> {
     let id = middleware::new_request_id();
     let id = id.to_str().unwrap_or_default();
     let body = Problem::new(status, code, why).render("", id);

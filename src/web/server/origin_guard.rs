@@ -9,6 +9,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode};
 
 use crate::web::error::{Problem, quote};
+use crate::web::problem_code::ProblemCode;
 use crate::web::server::host;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -44,14 +45,22 @@ impl OriginGuard {
                 "{} is not a name of this machine, where alone the daemon listens; ask for 127.0.0.1 or localhost",
                 quote(host.as_str())
             );
-            return Err(Problem::new(StatusCode::FORBIDDEN, "foreign_host", why));
+            return Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                ProblemCode::ForeignHost,
+                why,
+            ));
         }
         if request.method().is_safe() || !is_cross_site(request.headers(), host.as_ref()) {
             return Ok(());
         }
         let why = "a web page of another origin may not do this; send it from a program, or from a page that the same \
                    host serves";
-        Err(Problem::new(StatusCode::FORBIDDEN, "cross_site", why))
+        Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            ProblemCode::CrossSite,
+            why,
+        ))
     }
 }
 
