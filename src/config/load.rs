@@ -17,7 +17,7 @@ use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
     Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
     ProviderKind, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth, providers,
-    telemetry,
+    proxies, telemetry,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
@@ -266,7 +266,6 @@ fn provider_models(provider: &Provider) -> ProviderModels<'_> {
 }
 
 fn read_server(s: &mut TableReader<'_>) -> Server {
-    s.reject_if_set("trusted_proxies");
     let seconds = |s: &mut TableReader<'_>, key, min, default| {
         s.seconds(key, min).unwrap_or(Duration::from_secs(default))
     };
@@ -276,8 +275,9 @@ fn read_server(s: &mut TableReader<'_>) -> Server {
             .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
         metrics_listen: s.parsed_text("metrics_listen", parse_listen_address),
         path_prefix: s
-            .parsed_text("path_prefix", parse_path_prefix)
+            .parsed_text("path_prefix", proxies::parse_path_prefix)
             .unwrap_or_default(),
+        trusted_proxies: proxies::read_trusted_proxies(s),
         max_body: s.size("max_body").unwrap_or(4 << 20),
         max_pending_per_address: s.count("max_pending_per_address", 1).unwrap_or(1_000),
         max_pending_connections: s.count("max_pending_connections", 1).unwrap_or(10_000),
@@ -489,17 +489,4 @@ fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     numeric.parse().map_err(|_| {
         format!("is {text:?}, which is not an address and port; write one such as 127.0.0.1:8080 (port 0 takes a free port)")
     })
-}
-
-fn parse_path_prefix(text: &str) -> Result<String, String> {
-    let inner = text.trim_matches('/');
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '~');
-    let is_segment = |part: &str| !matches!(part, "" | "." | "..");
-    match inner {
-        "" => Ok(String::new()),
-        _ if inner.chars().all(is_plain) && inner.split('/').all(is_segment) => {
-            Ok(format!("/{inner}"))
-        }
-        _ => Err("must be a path such as /axed, of letters, digits, - _ . ~".to_owned()),
-    }
 }

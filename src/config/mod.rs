@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use secrecy::SecretString;
 
 use crate::config::key_hash::KeyHash;
@@ -22,6 +23,7 @@ mod load_context;
 pub mod models;
 mod presets;
 mod providers;
+pub mod proxies;
 mod quantity;
 pub mod table_reader;
 mod telemetry;
@@ -59,6 +61,8 @@ pub struct Server {
     pub metrics_listen: Option<SocketAddr>,
     /// Prefix of every route: empty, or `/something` without a trailing slash.
     pub path_prefix: String,
+    /// The proxies whose `X-Forwarded-*` and `Forwarded` headers are read.
+    pub trusted_proxies: Vec<IpNet>,
     /// Maximum size of a request body in bytes.
     pub max_body: usize,
     /// Maximum number of connections from one address that have not sent a whole request.

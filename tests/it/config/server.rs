@@ -38,6 +38,7 @@ fn an_empty_configuration_has_every_default() {
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:8080");
     assert_eq!(config.server.metrics_listen, None);
     assert_eq!(config.server.path_prefix, "");
+    assert!(config.server.trusted_proxies.is_empty());
     assert_eq!(config.server.max_body, 4 << 20);
     assert_eq!(config.server.max_pending_per_address, 1_000);
     assert_eq!(config.server.max_pending_connections, 10_000);
@@ -93,6 +94,7 @@ fn a_flag_beats_a_variable_beats_the_file() {
         ("AXED_SERVER__MAX_WAIT", "2"),
         ("AXED_SERVER__PATH_PREFIX", ""),
         ("AXED_SERVER__MAX_BODY", "1 MiB"),
+        ("AXED_SERVER__TRUSTED_PROXIES", "10.1.2.3/8, ::1"),
         ("AXED_AGENTS__DIRS", "b, c"),
         ("AXED_AGENTS__WATCH", "false"),
         ("AXED_RUNS__MAX_RUNNING", "7"),
@@ -110,6 +112,13 @@ fn a_flag_beats_a_variable_beats_the_file() {
     assert_eq!(config.server.max_wait, Duration::from_secs(2));
     assert_eq!(config.server.path_prefix, "/axed");
     assert_eq!(config.server.max_body, 1 << 20);
+    let proxies: Vec<String> = config
+        .server
+        .trusted_proxies
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(proxies, ["10.0.0.0/8", "::1/128"]);
     assert_eq!(config.agents.dirs, [PathBuf::from("b"), PathBuf::from("c")]);
     assert!(!config.agents.watch);
     assert_eq!(config.runs.max_running, 7);
@@ -219,8 +228,8 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
             "DIR/axed.toml:2:1: auth.keys.a.sha256 must be the SHA-256 of the key, 64 digits in hex, and not the key itself",
         ),
         (
-            "[server]\ntrusted_proxies = [\"10.0.0.0/8\"]",
-            "DIR/axed.toml:2:1: server.trusted_proxies is not supported by this version of axed; remove it",
+            "[server]\ntrusted_proxies = [\"10.0.0.0/8\", \"nginx\"]",
+            "DIR/axed.toml:2:1: server.trusted_proxies contains \"nginx\", which is not an address or a network; write them such as \"10.0.0.7\" or \"10.0.0.0/8\"",
         ),
         (
             "[tools]\nweb_search = \"x\"",
