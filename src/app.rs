@@ -35,6 +35,7 @@ use crate::tools::mcp::pool::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
 use crate::tools::shell;
 use crate::web;
+use crate::web::server::forwarded::TrustedProxies;
 use crate::web::server::listener::Timeouts;
 use crate::web::server::pending::PendingLimits;
 use crate::webhooks::{self, WebhookSender};
@@ -402,6 +403,7 @@ impl Daemon {
             loopback_port: listen.ip().is_loopback().then_some(address.port()),
             metrics: metrics.is_none(),
             path_prefix: config.server.path_prefix.clone(),
+            trusted_proxies: TrustedProxies::new(config.server.trusted_proxies.clone()),
             max_body: config.server.max_body,
             attachments: config.limits.attachment_limits(),
             max_wait: config.server.max_wait,

@@ -16,6 +16,7 @@ use crate::engine::state::provider_keys::Keys;
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body::{self, FORM_CONTENT_TYPE, RequestBody};
@@ -32,6 +33,7 @@ pub async fn create(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
     principal: Principal,
+    links: LinkPrefix,
     request: Request,
 ) -> Result<Response, Problem> {
     let owner = principal.key_name().map(str::to_owned);
@@ -52,7 +54,7 @@ pub async fn create(
         && let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await?
     {
         drop(body);
-        return Box::pin(replay(&state, &response_mode, claim, claimed)).await;
+        return Box::pin(replay(&state, &links, &response_mode, claim, claimed)).await;
     }
     let mut run_request = RunRequest {
         trace,
@@ -71,15 +73,17 @@ pub async fn create(
             .map(|run| (run, None)),
     };
     match (started, claim) {
-        (Ok((run, listener)), _) => respond(&state, &response_mode, run, listener).await,
+        (Ok((run, listener)), _) => respond(&state, &links, &response_mode, run, listener).await,
         // Another request with the same key was quicker.
         (Err(StartError::Store(StoreError::AlreadyClaimed(claimed))), Some(claim)) => {
-            Box::pin(replay(&state, &response_mode, &claim, claimed)).await
+            Box::pin(replay(&state, &links, &response_mode, &claim, claimed)).await
         }
         (Err(error @ StartError::SessionBusy { .. }), Some(claim)) => {
             // Perhaps busy with what the same key has started meanwhile.
             match state.runner.store().claimed_run(claim.key.clone()).await? {
-                Some(claimed) => Box::pin(replay(&state, &response_mode, &claim, claimed)).await,
+                Some(claimed) => {
+                    Box::pin(replay(&state, &links, &response_mode, &claim, claimed)).await
+                }
                 None => Err(error.into()),
             }
         }
@@ -168,16 +172,17 @@ impl ParsedRequest {
 /// The run in the manner that the caller wants.
 async fn respond(
     state: &AppState,
+    links: &str,
     response_mode: &ResponseMode,
     run: Arc<Run>,
     subscriber: Option<Subscription>,
 ) -> Result<Response, Problem> {
-    let location = format!("{}/runs/{}", state.settings.path_prefix, run.id);
+    let location = format!("{links}/runs/{}", run.id);
     let mut response = match response_mode {
         ResponseMode::Stream => events::stream_from_start(state, &run, subscriber),
         ResponseMode::Run { wait } => {
             let run = wait::wait_for_end(state, run, *wait).await;
-            runs::finished_or_accepted(state, &run)
+            runs::finished_or_accepted(links, &run)
         }
     };
     let location = HeaderValue::try_from(location)
@@ -189,13 +194,14 @@ async fn respond(
 /// The run that the key stands for.
 async fn replay(
     state: &AppState,
+    links: &str,
     response_mode: &ResponseMode,
     claim: &IdempotencyClaim,
     claimed: ClaimedRun,
 ) -> Result<Response, Problem> {
     idempotency::check_same_body(claim, &claimed)?;
     let run = Arc::new(runs::require_run(state, claimed.run).await?);
-    let mut response = respond(state, response_mode, run, None).await?;
+    let mut response = respond(state, links, response_mode, run, None).await?;
     response
         .headers_mut()
         .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));

@@ -1,5 +1,7 @@
 //! The route table: the router and the OpenAPI document are built from it.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -8,12 +10,13 @@ use axum::routing;
 use bytes::Bytes;
 
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
+use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{document, operations as describe};
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{approvals, deliveries, events, health, metrics, runs, sessions};
-use crate::web::server::middleware;
+use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
-use crate::web::state::AppState;
+use crate::web::state::{AppState, OpenApiDocument};
 use crate::web::{agents, create_run, error};
 
 /// All routes; `metrics` tells whether `/metrics` is one of them.
@@ -82,11 +85,14 @@ pub fn router(state: AppState) -> Router {
             .route("/livez", routing::get(health::livez))
             .route("/readyz", routing::get(health::readyz));
     }
-    let guard = OriginGuard {
-        loopback_port: state.settings.loopback_port,
-        path_prefix: prefix.clone(),
+    let config = MiddlewareConfig {
+        guard: OriginGuard {
+            loopback_port: state.settings.loopback_port,
+            path_prefix: prefix.clone(),
+        },
+        proxies: state.settings.trusted_proxies.clone(),
     };
-    with_middleware(routes, guard, state)
+    with_middleware(routes, config, state)
 }
 
 /// The router of the listener that serves only `/metrics`, without the path prefix: clients reach it without a proxy.
@@ -94,22 +100,25 @@ pub fn router(state: AppState) -> Router {
 pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
     let route = metrics_route();
     let routes = Router::new().route(route.path, route.into_handler(&state));
-    let guard = OriginGuard {
-        loopback_port,
-        path_prefix: String::new(),
+    let config = MiddlewareConfig {
+        guard: OriginGuard {
+            loopback_port,
+            path_prefix: String::new(),
+        },
+        ..MiddlewareConfig::default()
     };
-    with_middleware(routes, guard, state)
+    with_middleware(routes, config, state)
 }
 
 fn metrics_route() -> Route {
     get("/metrics", metrics::metrics, describe::metrics).with_scope(Metrics)
 }
 
-fn with_middleware(routes: Router<AppState>, guard: OriginGuard, state: AppState) -> Router {
+fn with_middleware(routes: Router<AppState>, config: MiddlewareConfig, state: AppState) -> Router {
     let routes = routes
         .fallback(error::route_not_found)
         .method_not_allowed_fallback(error::method_not_allowed);
-    middleware::surround(routes, guard).with_state(state)
+    middleware::surround(routes, config).with_state(state)
 }
 
 /// The OpenAPI document. `prefix` is the server's path prefix; `metrics` tells whether this server has `/metrics`.
@@ -117,11 +126,21 @@ pub fn openapi_json(prefix: &str, metrics: bool) -> String {
     document::document(prefix, &route_table(metrics))
 }
 
-/// `GET /openapi.json`: the document is built at the first request.
-async fn openapi_document(State(state): State<AppState>) -> Response {
-    let settings = &state.settings;
-    let document = state
-        .openapi
-        .get_or_init(|| openapi_json(&settings.path_prefix, settings.metrics).into());
-    ([(CONTENT_TYPE, "application/json")], Bytes::clone(document)).into_response()
+/// `GET /openapi.json`: the document is built at the first request, and again if a proxy reports another prefix.
+async fn openapi_document(State(state): State<AppState>, links: LinkPrefix) -> Response {
+    let cached = state.openapi.lock().clone();
+    let document = match cached.filter(|cached| cached.prefix == *links) {
+        Some(document) => document,
+        None => {
+            let text = openapi_json(&links, state.settings.metrics);
+            let document = Arc::new(OpenApiDocument {
+                prefix: (*links).to_owned(),
+                text: text.into(),
+            });
+            *state.openapi.lock() = Some(Arc::clone(&document));
+            document
+        }
+    };
+    let text = Bytes::clone(&document.text);
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
 }

@@ -1,14 +1,16 @@
 //! The state that all handlers share.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{AttachmentLimits, ClientKey};
 use crate::engine::runner::Runner;
 use crate::web::extract::request_body::BodyLimits;
+use crate::web::server::forwarded::TrustedProxies;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -17,8 +19,15 @@ pub struct AppState {
     pub settings: Arc<Settings>,
     /// Cancelled when the daemon stops serving. Open streams then end, and waiting clients get their response.
     pub closing: CancellationToken,
-    /// The OpenAPI document, built at the first request for it.
-    pub openapi: Arc<OnceLock<Bytes>>,
+    /// The last OpenAPI document that was built.
+    pub openapi: Arc<Mutex<Option<Arc<OpenApiDocument>>>>,
+}
+
+/// The OpenAPI document for one prefix of all paths.
+#[derive(Debug)]
+pub struct OpenApiDocument {
+    pub prefix: String,
+    pub text: Bytes,
 }
 
 /// The configuration of the HTTP API.
@@ -32,6 +41,7 @@ pub struct Settings {
     pub metrics: bool,
     /// Empty, or `/something`.
     pub path_prefix: String,
+    pub trusted_proxies: TrustedProxies,
     /// Maximum bytes of a request body, without the data of images and files.
     pub max_body: usize,
     pub attachments: AttachmentLimits,

@@ -5,6 +5,7 @@ pub mod form;
 pub mod idempotency;
 pub mod json_body;
 pub mod large_body;
+pub mod link_prefix;
 pub mod messages;
 pub mod path;
 pub mod provider_keys;

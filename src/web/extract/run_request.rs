@@ -374,6 +374,7 @@ mod tests {
     use crate::engine::request::RunRequest;
     use crate::web::error::Problem;
     use crate::web::extract::json_body;
+    use crate::web::server::forwarded::TrustedProxies;
     use crate::web::state::Settings;
 
     fn parse(body: &Value) -> Result<RunRequest, Problem> {
@@ -382,6 +383,7 @@ mod tests {
             loopback_port: None,
             metrics: true,
             path_prefix: String::new(),
+            trusted_proxies: TrustedProxies::default(),
             max_body: 4 << 20,
             attachments: crate::config::AttachmentLimits {
                 count: 1,

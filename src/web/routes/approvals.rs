@@ -12,6 +12,7 @@ use crate::domain::run::now;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
+use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::CallPath;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body;
@@ -43,6 +44,7 @@ enum Verdict {
 pub async fn decide(
     State(state): State<AppState>,
     principal: Principal,
+    links: LinkPrefix,
     CallPath(id, call): CallPath,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -70,6 +72,6 @@ pub async fn decide(
         run.id = %id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
         "The tool call {} of {id} was decided: {verdict:?}", quote(&call)
     );
-    let view = RunView::new(&run, &state.settings.path_prefix, now());
+    let view = RunView::new(&run, &links, now());
     Ok(json_response(StatusCode::ACCEPTED, &view))
 }

@@ -18,6 +18,7 @@ use crate::store::StoreError;
 use crate::store::runs::{PAGE_BYTES, RunFilter};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::{Query, count_up_to, parse_flag};
 use crate::web::extract::request_body;
@@ -72,19 +73,16 @@ pub struct CancelRequest {
     reason: Option<String>,
 }
 
-fn run_response(state: &AppState, status: StatusCode, run: &Run) -> Response {
-    json_response(
-        status,
-        &RunView::new(run, &state.settings.path_prefix, now()),
-    )
+fn run_response(links: &str, status: StatusCode, run: &Run) -> Response {
+    json_response(status, &RunView::new(run, links, now()))
 }
 
 /// The run object: 200 if the run is terminal, else 202.
-pub fn finished_or_accepted(state: &AppState, run: &Run) -> Response {
+pub fn finished_or_accepted(links: &str, run: &Run) -> Response {
     if run.status.is_terminal() {
-        run_response(state, StatusCode::OK, run)
+        run_response(links, StatusCode::OK, run)
     } else {
-        run_response(state, StatusCode::ACCEPTED, run)
+        run_response(links, StatusCode::ACCEPTED, run)
     }
 }
 
@@ -92,6 +90,7 @@ pub fn finished_or_accepted(state: &AppState, run: &Run) -> Response {
 pub async fn get(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    links: LinkPrefix,
     request: Request,
 ) -> Result<Response, Problem> {
     let query = Query::read(request.uri(), &["wait"])?;
@@ -99,16 +98,17 @@ pub async fn get(
     drop(request);
     let run = Arc::new(require_run(&state, id).await?);
     if timeout.is_zero() {
-        return Ok(run_response(&state, StatusCode::OK, &run));
+        return Ok(run_response(&links, StatusCode::OK, &run));
     }
     let run = wait::wait_for_end(&state, run, timeout).await;
-    Ok(finished_or_accepted(&state, &run))
+    Ok(finished_or_accepted(&links, &run))
 }
 
 /// `GET /runs`
 pub async fn list(
     State(state): State<AppState>,
     principal: Principal,
+    links: LinkPrefix,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let filter = parse_filter(&Query::read(&uri, &FILTER_PARAMS)?)?;
@@ -124,7 +124,7 @@ pub async fn list(
     let page = RunsPage {
         data: runs
             .iter()
-            .map(|run| RunView::new(run, &state.settings.path_prefix, now))
+            .map(|run| RunView::new(run, &links, now))
             .collect(),
         next_cursor: page.next,
     };
@@ -154,6 +154,7 @@ pub async fn tree(
 pub async fn children(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    links: LinkPrefix,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = Query::read(&uri, &["limit", "cursor"])?;
@@ -195,7 +196,7 @@ pub async fn children(
     let now = now();
     let data = runs
         .iter()
-        .map(|run| ChildView::new(run, &state.settings.path_prefix, now))
+        .map(|run| ChildView::new(run, &links, now))
         .collect();
     Ok(json_response(
         StatusCode::OK,
@@ -223,6 +224,7 @@ pub async fn messages(
 pub async fn cancel(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    links: LinkPrefix,
     request: Request,
 ) -> Result<Response, Problem> {
     let (reason, timeout) = {
@@ -242,7 +244,7 @@ pub async fn cancel(
         .await?
         .ok_or_else(|| Problem::run_not_found(id))?;
     let run = wait::wait_for_end(&state, run, timeout).await;
-    Ok(finished_or_accepted(&state, &run))
+    Ok(finished_or_accepted(&links, &run))
 }
 
 /// `DELETE /runs/{id}`

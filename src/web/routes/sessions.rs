@@ -11,6 +11,7 @@ use crate::engine::replay::history::RecordedConversation;
 use crate::store::runs::{PAGE_BYTES, SessionQuery};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::SessionPath;
 use crate::web::extract::query::{Query, count_up_to};
 use crate::web::response::json::json_response;
@@ -38,6 +39,7 @@ pub async fn get(
     State(state): State<AppState>,
     SessionPath(name): SessionPath,
     principal: Principal,
+    links: LinkPrefix,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = Query::read(&uri, &["agent", "limit", "cursor"])?;
@@ -91,7 +93,7 @@ pub async fn get(
         messages,
         data: runs
             .iter()
-            .map(|run| RunView::new(run, &state.settings.path_prefix, now))
+            .map(|run| RunView::new(run, &links, now))
             .collect(),
         next_cursor,
     };

@@ -50,9 +50,13 @@ fn is_same_authority(one: &Authority, other: &Authority) -> bool {
     one.as_str().eq_ignore_ascii_case(other.as_str())
 }
 
+/// A host with an optional port.
+pub fn parse_authority(bytes: &[u8]) -> Option<Authority> {
+    Authority::try_from(bytes).ok().filter(is_valid)
+}
+
 fn parse(value: &HeaderValue) -> Result<Authority, Problem> {
-    let authority = Authority::try_from(value.as_bytes());
-    authority.ok().filter(is_valid).ok_or_else(|| {
+    parse_authority(value.as_bytes()).ok_or_else(|| {
         let text = String::from_utf8_lossy(value.as_bytes());
         invalid(&format!(
             "its Host header, {}, is no host with an optional port",

@@ -25,6 +25,7 @@ use tracing::{debug, warn};
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 use crate::web::server::connection::Connection;
+use crate::web::server::forwarded::PeerAddress;
 use crate::web::server::middleware;
 use crate::web::server::pending::{
     CloseSignal, FirstBody, PendingConnection, PendingConnections, PendingLimits,
@@ -286,10 +287,11 @@ impl ConnectionServer {
 /// Answers one request. The connection is settled when its first request is complete or answered.
 fn respond(
     mut router: Router,
-    request: hyper::Request<Incoming>,
+    mut request: hyper::Request<Incoming>,
     pending: &Arc<PendingConnection>,
 ) -> impl Future<Output = Result<Response, Infallible>> + use<> {
     let unsettled = (!pending.is_settled()).then(|| Arc::clone(pending));
+    request.extensions_mut().insert(PeerAddress(pending.peer()));
     let response = router.call(request.map(|body| match &unsettled {
         Some(pending) => Body::new(FirstBody::new(body, Arc::clone(pending))),
         None => Body::new(body),
@@ -348,8 +350,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::{PendingLimits, Timeouts, serve};
-    use crate::web::server::middleware::surround;
-    use crate::web::server::origin_guard::OriginGuard;
+    use crate::web::server::middleware::{MiddlewareConfig, surround};
 
     struct TestServer {
         address: SocketAddr,
@@ -378,7 +379,7 @@ mod tests {
                     "held"
                 }),
             );
-        let router = surround(router, OriginGuard::default());
+        let router = surround(router, MiddlewareConfig::default());
         let timeouts = Timeouts { client, shutdown };
         let mut serving = JoinSet::new();
         let pending = PendingLimits {

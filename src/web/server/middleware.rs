@@ -20,6 +20,7 @@ use tracing::{debug, error, warn};
 
 use crate::domain::run::RunId;
 use crate::web::error::Problem;
+use crate::web::server::forwarded::{PeerAddress, TrustedProxies};
 use crate::web::server::origin_guard::OriginGuard;
 
 /// The header of a request's id, in requests and responses.
@@ -31,12 +32,19 @@ const MAX_INSTANCE: usize = 512;
 
 const PROVIDER_KEY: HeaderName = HeaderName::from_static("x-provider-key");
 
+/// What one listener does with every request.
+#[derive(Clone, Debug, Default)]
+pub struct MiddlewareConfig {
+    pub guard: OriginGuard,
+    pub proxies: TrustedProxies,
+}
+
 /// Surrounds all routes of the router, and its fallback.
-pub fn surround<S>(router: Router<S>, guard: OriginGuard) -> Router<S>
+pub fn surround<S>(router: Router<S>, config: MiddlewareConfig) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,
 {
-    let guard = Arc::new(guard);
+    let config = Arc::new(config);
     let layers = ServiceBuilder::new()
         // Debug output of a request then hides the values.
         .layer(SetSensitiveRequestHeadersLayer::new([
@@ -44,7 +52,7 @@ where
             PROVIDER_KEY,
         ]))
         .layer(from_fn(move |request, next| {
-            handle_request(Arc::clone(&guard), request, next)
+            handle_request(Arc::clone(&config), request, next)
         }))
         .layer(CatchPanicLayer::custom(panic_response));
     router.layer(layers)
@@ -56,14 +64,24 @@ fn panic_response(_: Box<dyn Any + Send>) -> Response {
 }
 
 /// Runs the route and finishes its response.
-async fn handle_request(guard: Arc<OriginGuard>, request: Request, next: Next) -> Response {
+async fn handle_request(
+    config: Arc<MiddlewareConfig>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let started = Instant::now();
     let id = request_id(request.headers());
     let method = request.method().clone();
     // A copy: the request's path is a slice of the connection's read buffer, which a waiting request must release.
     let path: Box<str> = truncate_path(request.uri().path()).into();
 
-    let mut response = match guard.check(&request) {
+    let peer = request.extensions().get().map(|PeerAddress(peer)| *peer);
+    let mut client = config.proxies.client(peer, request.headers());
+    if let Some(prefix) = client.prefix.take() {
+        request.extensions_mut().insert(prefix);
+    }
+
+    let mut response = match config.guard.check(&request, client.host.as_ref()) {
         Err(problem) => problem.into_response(),
         Ok(()) => next.run(request).await,
     };
@@ -96,6 +114,9 @@ async fn handle_request(guard: Arc<OriginGuard>, request: Request, next: Next) -
     debug!(
         request.id = request_id_text,
         http.status = status,
+        client.address = client.address.map(display),
+        url.scheme = client.scheme,
+        server.address = client.host.as_ref().map(display),
         duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         "{method} {path} answered {status}"
     );
@@ -137,9 +158,8 @@ mod tests {
     use http_body_util::BodyExt;
     use tower::ServiceExt;
 
-    use super::surround;
+    use super::{MiddlewareConfig, surround};
     use crate::web::error::{method_not_allowed, route_not_found};
-    use crate::web::server::origin_guard::OriginGuard;
 
     async fn send(request: axum::http::request::Builder) -> (Response<()>, String) {
         let router: Router = Router::new()
@@ -147,7 +167,7 @@ mod tests {
             .route("/broken", get(async || -> String { panic!("a secret") }))
             .fallback(route_not_found)
             .method_not_allowed_fallback(method_not_allowed);
-        let router = surround(router, OriginGuard::default());
+        let router = surround(router, MiddlewareConfig::default());
         let request = request.header("host", "localhost");
         let request: Request = request.body(Body::empty()).expect("a request");
         let response = router.oneshot(request).await.expect("an answer");

@@ -35,8 +35,13 @@ pub struct OriginGuard {
 
 impl OriginGuard {
     /// Refuses a request without a valid host, a request by DNS rebinding, and an unsafe method from a page of another
-    /// origin.
-    pub fn check(&self, request: &Request) -> Result<(), Problem> {
+    /// origin. `forwarded_host` is the host that a trusted proxy reports; DNS rebinding is checked without it, because a
+    /// page that was rebound can send any header but `Host`.
+    pub fn check(
+        &self,
+        request: &Request,
+        forwarded_host: Option<&Authority>,
+    ) -> Result<(), Problem> {
         let host = host::requested_host(request, &self.path_prefix)?;
         if let (Some(port), Some(host)) = (self.loopback_port, &host)
             && is_dns_rebinding(host, port)
@@ -51,7 +56,9 @@ impl OriginGuard {
                 why,
             ));
         }
-        if request.method().is_safe() || !is_cross_site(request.headers(), host.as_ref()) {
+        if request.method().is_safe()
+            || !is_cross_site(request.headers(), forwarded_host.or(host.as_ref()))
+        {
             return Ok(());
         }
         let why = "a web page of another origin may not do this; send it from a program, or from a page that the same \
@@ -110,7 +117,10 @@ mod tests {
             request = request.header(*name, *value);
         }
         let request = request.body(Body::empty()).expect("a request");
-        guard.check(&request).err().map(|problem| problem.code())
+        guard
+            .check(&request, None)
+            .err()
+            .map(|problem| problem.code())
     }
 
     #[test]

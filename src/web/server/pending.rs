@@ -75,6 +75,7 @@ impl PendingConnections {
         }
         drop(state);
         let connection = Arc::new(PendingConnection {
+            peer,
             list: Arc::clone(self),
             number,
             is_settled: AtomicBool::new(false),
@@ -130,6 +131,7 @@ fn network(peer: IpAddr) -> IpAddr {
 /// A connection that is pending until [`PendingConnection::settle`], or until it is dropped.
 #[derive(Debug)]
 pub struct PendingConnection {
+    peer: IpAddr,
     list: Arc<PendingConnections>,
     number: u64,
     is_settled: AtomicBool,
@@ -141,6 +143,11 @@ impl PendingConnection {
         if !self.is_settled.swap(true, Ordering::Relaxed) {
             self.list.lock().remove(self.number);
         }
+    }
+
+    /// The address that the connection comes from.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
     }
 
     pub fn is_settled(&self) -> bool {

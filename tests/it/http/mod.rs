@@ -7,4 +7,5 @@ mod events;
 mod idempotency;
 mod nginx;
 mod openapi;
+mod proxies;
 mod streams;
