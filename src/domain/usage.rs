@@ -2,6 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+/// A limit of a budget that refuses calls, and its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallLimit {
+    ToolCalls(u64),
+    Runs(u64),
+}
+
 /// The tokens of one reply as the provider reported them. `input` includes cached tokens for every API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenUsage {

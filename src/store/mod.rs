@@ -12,7 +12,7 @@ use crate::domain::context::Compaction;
 use crate::domain::event::Event;
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::run::{Outcome, Run, RunId, WaitingFor};
-use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::usage::{CallLimit, TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::workdirs::file_id::FileId;
 
@@ -196,6 +196,9 @@ pub enum Step {
         /// The index of the call in that reply, from 0.
         position: u32,
         result: ToolResult,
+        /// The limits that had refused calls of this run, or of runs below it, before this result.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        refused_by: Vec<CallLimit>,
     },
     /// The final reply is recorded, and the run's entry in its agent's memory is written next.
     Remembers {

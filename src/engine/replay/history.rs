@@ -35,6 +35,7 @@ impl RecordedConversation {
                     turn,
                     position,
                     result,
+                    ..
                 } => drop(results.insert((turn, position), result)),
                 other => others.push(other),
             }
@@ -346,6 +347,7 @@ mod tests {
             turn,
             position,
             result: result(id),
+            refused_by: Vec::new(),
         };
         let recorded = RecordedConversation::from_steps(vec![
             prompt(""),

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::domain::context::Compaction;
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
-use crate::domain::usage::TokenUsage;
+use crate::domain::usage::{CallLimit, TokenUsage};
 use crate::engine::context::Engine;
 use crate::engine::prepare::{Prompt, RunInput};
 use crate::engine::state::approval_decision::ApprovalDecision;
@@ -77,6 +77,8 @@ pub struct RecordedCalls {
     pub last_turn: u32,
     /// The last submitted batch.
     pub batch: Option<SubmittedBatch>,
+    /// The limits that refused calls.
+    pub refused_by: Vec<CallLimit>,
     /// How often the run was resumed since its last step.
     pub resume_count: u32,
     /// The usage of the last reply, unless the conversation was compacted since.
@@ -100,6 +102,7 @@ impl RecordedRun {
 pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError> {
     let store = engine.journal.store();
     let mut recorded = RecordedRun::default();
+    let mut refused_limits = Vec::new();
     for step in store.steps(run.id).await? {
         match step {
             Step::Prompt {
@@ -145,7 +148,9 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
                 turn,
                 position,
                 result,
+                refused_by,
             } => {
+                refused_limits.extend(refused_by);
                 let recorded_turn = recorded
                     .turns
                     .iter_mut()
@@ -160,6 +165,7 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
         }
     }
     recorded.calls = load_calls(engine, run.root_id, run.id).await?;
+    recorded.calls.refused_by = refused_limits;
     for child in store.children(run.id).await? {
         if let Some(call) = child.tool_call_id.clone() {
             recorded.calls.children.insert(call, child);

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult, shorten};
-use crate::domain::usage::Usage;
+use crate::domain::usage::{CallLimit, Usage};
 use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
@@ -123,7 +123,7 @@ async fn reject_excess(
         let result = ToolResult::text(&call.id, message, true);
         events.push(started_event(batch.turn, call));
         let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
-        let (step, event) = completed.records(batch.turn);
+        let (step, event) = completed.records(batch.turn, Vec::new());
         steps.push(step);
         events.push(event);
         results[position] = Some(result);
@@ -400,11 +400,12 @@ impl<'a> CompletedCall<'a> {
         }
     }
 
-    fn records(&self, turn: u32) -> (Step, EventKind) {
+    fn records(&self, turn: u32, refused_by: Vec<CallLimit>) -> (Step, EventKind) {
         let step = Step::Result {
             turn,
             position: u32::try_from(self.position).unwrap_or(u32::MAX),
             result: self.result.clone(),
+            refused_by,
         };
         let event = EventKind::ToolCompleted {
             turn,
@@ -423,9 +424,9 @@ async fn record_result(
     completed: CompletedCall<'_>,
     mut events: Vec<EventKind>,
 ) -> Result<(), StoreError> {
-    let (step, event) = completed.records(batch.turn);
-    events.push(event);
     let RunContext { engine, run } = &batch.context;
+    let (step, event) = completed.records(batch.turn, run.refused_by());
+    events.push(event);
     let committed = engine
         .journal
         .append(run, Change::Unchanged, vec![step], events);

@@ -56,12 +56,11 @@ pub async fn execute_calls(
     let has_new_results = call_batch.results.iter().any(Option::is_none);
     let is_resumed = call_batch.recorded_calls.last_turn >= turn;
     let finished_children = call_batch.finished_children();
+    let recorded_calls = Arc::clone(&call_batch.recorded_calls);
     let results = execute_batch(turn_loop, call_batch).await?;
     if is_resumed {
         // A refusal that was recorded before the restart ends the run now, as it would have then.
-        for result in results.iter().filter(|result| result.is_error) {
-            context.run.restore_refusal(&result.content);
-        }
+        context.run.restore_refusals(&recorded_calls.refused_by);
         restore_child_refusals(context, &finished_children).await?;
     }
     match turn_loop.conversation.push_results(results) {
@@ -138,10 +137,8 @@ async fn restore_child_refusals(
     for child in children {
         for run in store.tree(*child).await? {
             for step in store.steps(run.id).await? {
-                if let Step::Result { result, .. } = step
-                    && result.is_error
-                {
-                    context.run.restore_refusal(&result.content);
+                if let Step::Result { refused_by, .. } = step {
+                    context.run.restore_refusals(&refused_by);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! A run that this process drives: its place in its tree, its cancel, its usage and its end.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -11,7 +11,7 @@ use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind};
 use crate::domain::message::ToolResult;
 use crate::domain::run::{Run, Scope, now};
-use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::usage::{CallLimit, TreeUsage, Usage};
 use crate::engine::state::budget::{AccountIds, BudgetExceeded, BudgetRefusal};
 use crate::engine::state::clock::Clock;
 use crate::engine::state::deadline::Deadline;
@@ -43,8 +43,8 @@ pub struct ActiveRun {
     clock: Mutex<Clock>,
     phase: Mutex<Phase>,
     usage: UsageCounter,
-    /// The first limit that refused a call of this run or of a run below it.
-    exceeded_budget: OnceLock<Box<BudgetExceeded>>,
+    /// The refusals of calls of this run or of runs below it, one for each limit.
+    refusals: Mutex<Vec<BudgetRefusal>>,
     /// Warnings that are recorded already.
     recorded_warnings: Mutex<Vec<String>>,
     end: watch::Sender<EndState>,
@@ -153,7 +153,7 @@ impl ActiveRun {
             clock: Mutex::default(),
             phase: Mutex::new(Phase::Open),
             usage: UsageCounter::new(usage, tree_usage),
-            exceeded_budget: OnceLock::new(),
+            refusals: Mutex::default(),
             pending_batch: PendingBatchCell::default(),
             recorded_warnings: Mutex::default(),
             end: watch::Sender::new(EndState::Pending),
@@ -208,17 +208,28 @@ impl ActiveRun {
     pub fn record_refusal(&self, refusal: &BudgetRefusal) {
         let shares_account = |run: &&Self| run.accounts.contains(&refusal.account);
         for run in self.self_and_ancestors().take_while(shares_account) {
-            // The first limit that was reached is reported.
-            let _ = run.exceeded_budget.set(Box::new(refusal.exceeded.clone()));
+            let mut refusals = lock(&run.refusals);
+            if !refusals.contains(refusal) {
+                refusals.push(refusal.clone());
+            }
         }
     }
 
-    /// Restores a refusal of an earlier process from the recorded error of a call: an account that is full now refuses
-    /// with the same text.
-    pub fn restore_refusal(&self, recorded: &str) {
-        for refusal in self.tree.budgets.refusals(&self.accounts) {
-            if recorded.contains(&refusal.exceeded.to_string()) {
-                return self.record_refusal(&refusal);
+    /// The limits that refused calls of this run or of runs below it.
+    pub fn refused_by(&self) -> Vec<CallLimit> {
+        let refusals = lock(&self.refusals);
+        refusals.iter().map(|refusal| refusal.limit).collect()
+    }
+
+    /// Restores the refusals of an earlier process: an account that is full now has the recorded limit.
+    pub fn restore_refusals(&self, refused_by: &[CallLimit]) {
+        if refused_by.is_empty() {
+            return;
+        }
+        let refusals = self.tree.budgets.refusals(&self.accounts);
+        for limit in refused_by {
+            for refusal in refusals.iter().filter(|it| it.limit == *limit) {
+                self.record_refusal(refusal);
             }
         }
     }
@@ -234,8 +245,10 @@ impl ActiveRun {
     }
 
     pub fn check_budgets(&self) -> Result<(), BudgetExceeded> {
-        match self.exceeded_budget.get() {
-            Some(exceeded) => Err(BudgetExceeded::clone(exceeded)),
+        // The first limit that was reached is reported.
+        let refused = lock(&self.refusals).first().map(|it| it.exceeded.clone());
+        match refused {
+            Some(exceeded) => Err(exceeded),
             None => self.tree.budgets.check(&self.accounts),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::domain::agent::Budget;
-use crate::domain::usage::{Cost, TreeUsage};
+use crate::domain::usage::{CallLimit, Cost, TreeUsage};
 
 #[derive(Debug, Default)]
 pub struct Budgets {
@@ -41,6 +41,7 @@ struct Account {
 #[derive(Clone, Debug, PartialEq)]
 pub struct BudgetRefusal {
     pub account: usize,
+    pub limit: CallLimit,
     pub exceeded: BudgetExceeded,
 }
 
@@ -58,6 +59,21 @@ pub struct Amount {
 pub struct Reservation<'a> {
     budgets: &'a Budgets,
     shares: Vec<(usize, Amount)>,
+}
+
+impl BudgetRefusal {
+    /// `None` if less than the limit is used.
+    fn of(account: usize, used: u64, limit: CallLimit) -> Option<Self> {
+        let (max, unit) = match limit {
+            CallLimit::ToolCalls(max) => (max, "tool calls"),
+            CallLimit::Runs(max) => (max, "runs"),
+        };
+        (used >= max).then(|| Self {
+            account,
+            limit,
+            exceeded: exceeded(used, max, unit),
+        })
+    }
 }
 
 impl Budgets {
@@ -127,18 +143,16 @@ impl Budgets {
     /// Counts a tool call, or refuses it.
     pub fn count_tool_call(&self, account_ids: &[usize]) -> Result<(), BudgetRefusal> {
         self.count(account_ids, |account| {
-            (
-                &mut account.tool_calls,
-                account.limits.max_tool_calls,
-                "tool calls",
-            )
+            let limit = account.limits.max_tool_calls.map(CallLimit::ToolCalls);
+            (&mut account.tool_calls, limit)
         })
     }
 
     /// Counts a run, or refuses it.
     pub fn count_run(&self, account_ids: &[usize]) -> Result<(), BudgetRefusal> {
         self.count(account_ids, |account| {
-            (&mut account.runs, account.limits.max_runs, "runs")
+            let limit = account.limits.max_runs.map(CallLimit::Runs);
+            (&mut account.runs, limit)
         })
     }
 
@@ -156,14 +170,12 @@ impl Budgets {
                 ..
             } = &accounts[account];
             let counters = [
-                (*tool_calls, limits.max_tool_calls, "tool calls"),
-                (*runs, limits.max_runs, "runs"),
+                (*tool_calls, limits.max_tool_calls.map(CallLimit::ToolCalls)),
+                (*runs, limits.max_runs.map(CallLimit::Runs)),
             ];
-            counters.into_iter().filter_map(move |(used, limit, unit)| {
-                let limit = limit.filter(|limit| used >= *limit)?;
-                let exceeded = exceeded(used, limit, unit);
-                Some(BudgetRefusal { account, exceeded })
-            })
+            counters
+                .into_iter()
+                .filter_map(move |(used, limit)| BudgetRefusal::of(account, used, limit?))
         });
         full.collect()
     }
@@ -171,17 +183,16 @@ impl Budgets {
     fn count(
         &self,
         account_ids: &[usize],
-        counter: impl for<'c> Fn(&'c mut Account) -> (&'c mut u64, Option<u64>, &'static str),
+        counter: impl for<'c> Fn(&'c mut Account) -> (&'c mut u64, Option<CallLimit>),
     ) -> Result<(), BudgetRefusal> {
         if account_ids.is_empty() {
             return Ok(());
         }
         let mut accounts = self.lock();
         for &account in account_ids {
-            let (used, limit, unit) = counter(&mut accounts[account]);
-            if let Some(limit) = limit.filter(|limit| *used >= *limit) {
-                let exceeded = exceeded(*used, limit, unit);
-                return Err(BudgetRefusal { account, exceeded });
+            let (used, limit) = counter(&mut accounts[account]);
+            if let Some(refusal) = limit.and_then(|it| BudgetRefusal::of(account, *used, it)) {
+                return Err(refusal);
             }
         }
         for &id in account_ids {

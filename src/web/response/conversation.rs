@@ -108,6 +108,7 @@ mod tests {
             turn: 1,
             position,
             result: ToolResult::text(call, format!("result of {call}"), false),
+            refused_by: Vec::new(),
         };
         vec![
             Step::Prompt {

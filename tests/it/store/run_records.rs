@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
 use axed::domain::run::{Outcome, Run, RunId, Status, now};
-use axed::domain::usage::{Cost, TreeUsage};
+use axed::domain::usage::{CallLimit, Cost, TreeUsage};
 use axed::store::{Change, NewRun, ResumeState, Step, StoreError};
 use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;
@@ -168,6 +168,7 @@ async fn steps_read_back(opened: &Opened) {
         turn: 1,
         position,
         result: ToolResult::text("1", "found", false),
+        refused_by: vec![CallLimit::Runs(3); position as usize],
     };
     let wanted = vec![prompt, reply, result(0), result(1), result(2)];
     for (steps, events) in [(0..1, 2), (1..2, 0), (2..3, 0), (3..5, 1)] {
