@@ -193,7 +193,10 @@ fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
     let own = DaemonPaths {
         config_file: config.config_file.clone(),
         config_dir: config.config_dir.clone(),
-        others: others.chain([config.data.dir.clone()]).collect(),
+        others: others
+            .chain([config.data.dir.clone()])
+            .chain(config.secret_files.clone())
+            .collect(),
     };
     let reserved = ReservedPaths::new(&own, &cwd);
     Ok(Workdirs::new(cwd, &config.tools.roots, reserved))

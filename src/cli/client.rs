@@ -9,6 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::{Failure, Status};
 
@@ -25,6 +26,8 @@ pub enum ClientError {
     Url { url: String, why: String },
     #[error("the key for the daemon contains invalid characters; check --key or AXED_KEY")]
     Key,
+    #[error(transparent)]
+    KeyFile(#[from] SecretError),
     #[error("could not reach a daemon at {base}")]
     Unreachable {
         base: String,

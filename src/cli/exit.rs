@@ -49,7 +49,7 @@ pub fn code_for_run(status: Status, failure: Option<FailureCode>) -> u8 {
 
 fn code_for_client_error(error: &ClientError) -> u8 {
     match error {
-        ClientError::Url { .. } | ClientError::Key => 2,
+        ClientError::Url { .. } | ClientError::Key | ClientError::KeyFile(_) => 2,
         ClientError::Unreachable { .. } => 3,
         ClientError::InvalidResponse { .. } => 1,
         // The contract's text for a missing provider key; code 3, as for a key that the provider rejects.

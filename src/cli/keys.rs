@@ -10,8 +10,9 @@ use secrecy::SecretString;
 use crate::cli::client::{Client, ClientError};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output;
-use crate::config::environment::{self, is_valid_name};
+use crate::config::environment::is_valid_name;
 use crate::config::key_hash::KeyHash;
+use crate::config::secrets;
 
 /// Prefix of every key, so that people and secret scanners recognise a leaked one.
 const PREFIX: &str = "axed_";
@@ -31,7 +32,7 @@ pub struct New {
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClientKey {
-    /// Key for the daemon; visible to other users, prefer AXED_KEY
+    /// Key for the daemon; visible to other users, prefer AXED_KEY or AXED_KEY_FILE
     #[arg(long, value_name = "KEY", requires = "server", value_parser = parse_secret)]
     key: Option<SecretString>,
 }
@@ -39,7 +40,11 @@ pub struct ClientKey {
 impl ClientKey {
     pub fn client(&self, server: &str) -> Result<Client, ClientError> {
         let client = Client::new(server)?;
-        match self.key.clone().or_else(environment::client_key) {
+        let key = match &self.key {
+            Some(key) => Some(key.clone()),
+            None => secrets::client_key()?,
+        };
+        match key {
             Some(key) => client.with_key(&key),
             None => Ok(client),
         }

@@ -4,8 +4,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use secrecy::SecretString;
-
 pub type Environment = BTreeMap<String, String>;
 
 /// Skips variables that are not UTF-8.
@@ -13,17 +11,6 @@ pub fn process_environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect()
-}
-
-/// The key that commands send to a daemon: `AXED_KEY`.
-pub fn client_key() -> Option<SecretString> {
-    let environment = process_environment();
-    env_value(&environment, "AXED_KEY").map(SecretString::from)
-}
-
-/// The value of this environment variable; `None` if it is unset or blank.
-pub fn secret_from_env(name: &str) -> Option<SecretString> {
-    env_value(&process_environment(), name).map(|secret| SecretString::from(secret.trim()))
 }
 
 /// The user's home directory, for paths in agent files that start with `~`.

@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use crate::config::document::{self, Node, Origin, Table, Value};
-use crate::config::environment::{Environment, check_variable_name, env_value, variable_name};
+use crate::config::document::{self, Node, Origin, Problem, Table, Value};
+use crate::config::environment::{Environment, check_variable_name, env_value};
 use crate::config::load_context::LoadContext;
 use crate::config::models::{ConfiguredPrice, MAX_PRICE, Models, ProviderModels};
+use crate::config::secrets::{self, read_secret};
 use crate::config::table_reader::{self, MAX_COUNT, TableReader};
+use crate::config::variables::{
+    apply_environment, secret_of_file_variable, secret_problem, set_at_path,
+};
 use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
     Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
@@ -51,7 +55,7 @@ pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigEr
         Some(path) => read_file(path, &label)?,
         None => Table::new(),
     };
-    apply_environment(&mut table, environment);
+    let mut problems = apply_environment(&mut table, environment);
     apply_flags(&mut table, flags)?;
     providers::add_builtin(&mut table);
 
@@ -68,9 +72,14 @@ pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigEr
         config_dir: config_dir.to_owned(),
         config_file: file.unwrap_or_else(|| DEFAULT_FILE.into()),
     };
-    let (config, problems) = table_reader::read_table(table, |top| read_config(top, &context));
+    let (config, more) = table_reader::read_table(table, |top| read_config(top, &context));
+    problems.extend(more);
+    problems.extend(webhook_secret_problems(&config, environment));
     match problems.is_empty() {
-        true => Ok(config),
+        true => Ok(Config {
+            secret_files: secret_files(&config, environment),
+            ..config
+        }),
         false => Err(ConfigError(document::format_problems(
             &problems, &label, "\n",
         ))),
@@ -100,24 +109,6 @@ fn read_file(path: &Path, label: &str) -> Result<Table, ConfigError> {
         .map_err(|error| ConfigError(format!("could not read config file {label}: {error}")))?;
     document::parse(&bytes)
         .map_err(|problems| ConfigError(document::format_problems(&problems, label, "\n")))
-}
-
-/// Sets the value of every `AXED_<SECTION>__<KEY>`. Unknown keys are found later, like those of the file.
-fn apply_environment(table: &mut Table, environment: &Environment) {
-    for name in environment.keys() {
-        let Some(path) = name
-            .strip_prefix("AXED_")
-            .filter(|rest| rest.contains("__"))
-        else {
-            continue;
-        };
-        let Some(value) = env_value(environment, name) else {
-            continue;
-        };
-        let path: Vec<&str> = path.split("__").collect();
-        let origin = Origin::External(name.clone());
-        set_at_path(table, &[], &path, &origin, parse_variable(value, &origin));
-    }
 }
 
 fn apply_flags(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {
@@ -153,72 +144,32 @@ fn apply_flags(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A list or table if the text is one in TOML, else text that is converted to the type that its key expects.
-fn parse_variable(text: &str, origin: &Origin) -> Value {
-    if text.starts_with(['[', '{'])
-        && let Ok(mut table) = document::parse(format!("value = {text}").as_bytes())
-        && table.len() == 1
-        && let Some(mut node) = table.remove("value")
-    {
-        set_origin(&mut node, origin);
-        return node.value;
-    }
-    Value::Untyped(text.to_owned())
+/// The files with the secrets of webhooks are read at each delivery; here they are only checked.
+fn webhook_secret_problems(config: &Config, environment: &Environment) -> Vec<Problem> {
+    let names = webhook_secret_variables(config);
+    let errors = names.filter_map(|name| read_secret(environment, name).err());
+    errors.map(secret_problem).collect()
 }
 
-/// Sets the origin of the node and of everything in it.
-fn set_origin(node: &mut Node, origin: &Origin) {
-    node.origin = origin.clone();
-    match &mut node.value {
-        Value::Array(items) => items.iter_mut().for_each(|item| set_origin(item, origin)),
-        Value::Table(table) => table.values_mut().for_each(|node| set_origin(node, origin)),
-        _ => {}
-    }
+fn webhook_secret_variables(config: &Config) -> impl Iterator<Item = &str> {
+    let keys = config.auth.keys.iter();
+    let of_keys = keys.filter_map(|key| key.webhook_secret_env.as_deref());
+    of_keys.chain(config.webhooks.secret_env.as_deref())
 }
 
-/// Sets the value at a path of parts of a variable's name, and creates the tables on the way.
-fn set_at_path(table: &mut Table, parents: &[&str], path: &[&str], origin: &Origin, value: Value) {
-    let Some((part, rest)) = path.split_first() else {
-        return;
-    };
-    let key = resolve_key(table, parents, part);
-    let origin_here = origin.clone();
-    if rest.is_empty() {
-        let node = Node {
-            origin: origin_here,
-            value,
-        };
-        table.insert(key, node);
-        return;
-    }
-    let node = table.entry(key).or_insert_with(|| Node {
-        origin: origin_here,
-        value: Value::Table(Table::new()),
-    });
-    // If the file has something other than a table here, the reader reports that.
-    if let Value::Table(child) = &mut node.value {
-        let parents: Vec<&str> = parents.iter().chain([part]).copied().collect();
-        set_at_path(child, &parents, rest, origin, value);
-    }
-}
-
-/// The key that a part of a variable's name means: an existing one, else the part in lower case. In headers, `_`
-/// becomes `-`; names of models keep their case.
-fn resolve_key(table: &Table, parents: &[&str], part: &str) -> String {
-    let upper = variable_name(part);
-    let lower = part.to_ascii_lowercase();
-    if table.contains_key(&lower) {
-        return lower;
-    }
-    if let Some(existing) = table.keys().find(|key| variable_name(key) == upper) {
-        return existing.clone();
-    }
-    match parents {
-        [section] if section.eq_ignore_ascii_case("prices") => part.to_owned(),
-        [_, _, table] if table.eq_ignore_ascii_case("headers") => lower.replace('_', "-"),
-        [_, _, table] if table.eq_ignore_ascii_case("models") => part.to_owned(),
-        _ => lower,
-    }
+/// The files with secrets that the configuration uses.
+fn secret_files(config: &Config, environment: &Environment) -> Vec<PathBuf> {
+    let providers = config.providers.values();
+    let search = config.tools.web_search.iter();
+    let names = environment
+        .keys()
+        .filter_map(|name| secret_of_file_variable(name))
+        .chain(providers.map(|provider| provider.key_env.as_str()))
+        .chain(search.filter_map(|search| search.api_key_env.as_deref()))
+        .chain(webhook_secret_variables(config))
+        .chain(telemetry::HEADER_VARIABLES);
+    let files = names.filter_map(|name| secrets::secret_file(environment, name));
+    files.map(Path::to_owned).collect()
 }
 
 fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
@@ -249,6 +200,7 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         auth,
         config_dir: context.config_dir.clone(),
         config_file: context.config_file.clone(),
+        secret_files: Vec::new(),
     }
 }
 
@@ -439,14 +391,26 @@ fn read_commands(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Commands
     let names = PASSED_VARIABLES
         .into_iter()
         .chain(extra.iter().map(String::as_str));
-    let passed = names.filter_map(|name| Some((name, context.environment.get(name)?.as_str())));
-    let environment = [("PATH", DEFAULT_PATH)].into_iter().chain(passed);
+    let mut environment = BTreeMap::from([("PATH".to_owned(), SecretString::from(DEFAULT_PATH))]);
+    for name in names {
+        let value = match secrets::secret_file(context.environment, name) {
+            Some(_) => read_secret(context.environment, name),
+            None => Ok(context
+                .environment
+                .get(name)
+                .cloned()
+                .map(SecretString::from)),
+        };
+        match value {
+            Ok(Some(value)) => drop(environment.insert(name.to_owned(), value)),
+            Ok(None) => {}
+            Err(error) => s.push_error(Origin::External(error.variable), error.reason),
+        }
+    }
     Commands {
         allow_unconfined: s.flag("allow_unconfined").unwrap_or(false),
         network: s.flag("network").unwrap_or(false),
-        environment: environment
-            .map(|(name, value)| (name.to_owned(), SecretString::from(value)))
-            .collect(),
+        environment,
     }
 }
 

@@ -25,8 +25,10 @@ mod presets;
 mod providers;
 pub mod proxies;
 mod quantity;
+pub mod secrets;
 pub mod table_reader;
 mod telemetry;
+mod variables;
 mod web_tools;
 
 /// The whole configuration, checked.
@@ -51,6 +53,8 @@ pub struct Config {
     pub config_dir: PathBuf,
     /// The config file; if there is none, the path where it would be.
     pub config_file: PathBuf,
+    /// The files with secrets that the environment names.
+    pub secret_files: Vec<PathBuf>,
 }
 
 #[derive(Clone, Debug)]

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Uri};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 
 use crate::config::document::{Node, Origin, Table, Value};
 use crate::config::environment::{env_value, is_valid_name, variable_name};
 use crate::config::load_context::LoadContext;
 use crate::config::models::{MAX_PRICE, ModelOverride, Sampling};
 use crate::config::presets::{PRESETS, Preset, find_preset};
+use crate::config::secrets::{is_secret_set, read_secret, source_variable};
 use crate::config::table_reader::{MAX_COUNT, TableReader};
 use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, ProviderKind};
 use crate::domain::agent::params::{Effort, check_extra};
@@ -247,7 +248,7 @@ fn default_key_variable(name: &str, preset: Option<&Preset>, context: &LoadConte
     };
     let mut keys = keys.iter().copied();
     let first = keys.clone().next().unwrap_or_default();
-    let is_set = |key: &&str| env_value(context.environment, key).is_some();
+    let is_set = |key: &&str| is_secret_set(context.environment, key);
     keys.find(is_set).unwrap_or(first).to_owned()
 }
 
@@ -319,14 +320,14 @@ fn read_api_key(
     if is_overridden {
         return configured;
     }
-    match env_value(context.environment, key_env).map(parse_api_key) {
-        Some(Ok(key)) => Some(key),
-        Some(Err(message)) => {
-            s.push_error(Origin::External(key_env.to_owned()), message);
-            None
-        }
-        None => configured,
-    }
+    let key = match read_secret(context.environment, key_env) {
+        Ok(Some(key)) => parse_api_key(key.expose_secret())
+            .map_err(|message| (source_variable(context.environment, key_env), message)),
+        Ok(None) => return configured,
+        Err(error) => Err((error.variable, error.reason)),
+    };
+    key.map_err(|(variable, message)| s.push_error(Origin::External(variable), message))
+        .ok()
 }
 
 /// The base URL: axed's own variables beat the service's variable, which beats the file.

@@ -2,16 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 
 use crate::config::document::Origin;
 use crate::config::environment::{Environment, env_value};
 use crate::config::load_context::LoadContext;
+use crate::config::secrets::read_secret;
 use crate::config::table_reader::TableReader;
 use crate::config::{LogFormat, Otlp, Telemetry};
 
 /// Path for traces of OTLP over HTTP.
 const TRACES_PATH: &str = "/v1/traces";
+/// OpenTelemetry's variables with headers, which may hold secrets.
+pub(in crate::config) const HEADER_VARIABLES: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+];
 
 pub(in crate::config) fn read(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Telemetry {
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
@@ -47,15 +53,12 @@ fn read_otlp(s: &mut TableReader<'_>, environment: &Environment) -> Option<Otlp>
     let mut headers = s.texts_by_name("otlp_headers", |_, text| {
         Ok::<_, String>(SecretString::from(text.to_owned()))
     });
-    for name in [
-        "OTEL_EXPORTER_OTLP_HEADERS",
-        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
-    ] {
-        headers.extend(
-            env_value(environment, name)
-                .map(parse_headers)
-                .unwrap_or_default(),
-        );
+    for name in HEADER_VARIABLES {
+        match read_secret(environment, name) {
+            Ok(Some(text)) => headers.extend(parse_headers(text.expose_secret())),
+            Ok(None) => {}
+            Err(error) => s.push_error(Origin::External(error.variable), error.reason),
+        }
     }
     let sampling = s.number("trace_sampling", 0.0..=1.0).unwrap_or(1.0);
     let content = s.flag("trace_content").unwrap_or(false);

@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 
-use crate::config::environment::{Environment, check_variable_name, env_value};
+use crate::config::document::Origin;
+use crate::config::environment::{Environment, check_variable_name};
+use crate::config::secrets::read_secret;
 use crate::config::table_reader::TableReader;
 use crate::config::{SearchKind, UrlFetch, WebSearch};
 use crate::ssrf::{self, normalize_host};
@@ -43,11 +45,15 @@ pub(in crate::config) fn read_web_search(
     })?;
     let api_key = api_key_env
         .as_deref()
-        .and_then(|name| env_value(environment, name));
+        .map_or(Ok(None), |name| read_secret(environment, name));
+    let api_key = api_key.unwrap_or_else(|error| {
+        s.push_error(Origin::External(error.variable), error.reason);
+        None
+    });
     Some(WebSearch {
         kind: kind.unwrap_or(SearchKind::Searxng),
         url,
-        api_key: api_key.map(|key| SecretString::from(key.trim())),
+        api_key: api_key.map(|key| SecretString::from(key.expose_secret().trim())),
         api_key_env,
         timeout: timeout.unwrap_or(Duration::from_secs(20)),
     })

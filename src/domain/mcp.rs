@@ -193,6 +193,15 @@ impl Template {
         Ok(expanded)
     }
 
+    /// The names of its variables.
+    pub fn variables(&self) -> impl Iterator<Item = &str> {
+        let parts = self.parts().unwrap_or_default().into_iter();
+        parts.filter_map(|part| match part {
+            TemplatePart::Literal(_) => None,
+            TemplatePart::Variable(name) => Some(name),
+        })
+    }
+
     /// The template as it may be shown: masked if it has no variables, because it may be a secret.
     pub fn redacted(&self) -> &str {
         match self.0.contains("${") {
@@ -254,6 +263,7 @@ mod tests {
         let expanded = template.expand(|name| (name == "TOKEN").then_some("secret"));
         let expanded = expanded.expect("it is set");
         assert_eq!(expanded.text, "Bearer secret, $5 and secret");
+        assert!(template.variables().eq(["TOKEN", "TOKEN"]));
         assert_eq!(expanded.variable_values, ["secret", "secret"]);
         assert_eq!(template.expand(|_| None).err().as_deref(), Some("TOKEN"));
         assert_eq!(format!("{template:?}"), "Bearer ${TOKEN}, $5 and ${TOKEN}");

@@ -9,11 +9,12 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use jiff::{SignedDuration, Timestamp};
+use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config;
-use crate::config::environment::secret_from_env;
+use crate::config::secrets::process_secret;
 use crate::domain::run::now;
 use crate::domain::webhook::DeliveryId;
 use crate::fair::Limits;
@@ -200,10 +201,9 @@ impl WebhookSender {
                     .to_owned(),
             );
         };
-        let Some(secret) = secret_from_env(name) else {
-            let reason =
-                format!("the environment variable {name} with the signing secret is not set");
-            return PostOutcome::failed(reason);
+        let secret = match read_signing_secret(name.clone()).await {
+            Ok(secret) => secret,
+            Err(reason) => return PostOutcome::failed(reason),
         };
         let secret = match SigningSecret::parse(&secret) {
             Ok(secret) => secret,
@@ -311,6 +311,19 @@ impl InFlight<'_> {
                 self.targets.remove(&target);
             }
         }
+    }
+}
+
+/// The secret is read at each attempt, so that a replaced file takes effect.
+async fn read_signing_secret(name: String) -> Result<SecretString, String> {
+    let variable = name.clone();
+    let read = tokio::task::spawn_blocking(move || process_secret(&name)).await;
+    match read.map_err(|error| error.to_string())? {
+        Ok(Some(secret)) => Ok(secret),
+        Ok(None) => Err(format!(
+            "the environment variable {variable} with the signing secret is not set"
+        )),
+        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -101,7 +101,7 @@ impl fmt::Display for ReservedError {
         f.write_str(match self {
             Self::Reserved => {
                 "out of reach for every tool: the file or directory belongs to the daemon (configuration, agents, \
-                 scripts or data)"
+                 scripts, data or secrets)"
             }
             Self::ContainsReserved => {
                 "not to be moved, copied or deleted: it contains a directory that belongs to the daemon \

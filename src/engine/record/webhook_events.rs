@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::config::environment::secret_from_env;
+use crate::config::secrets::is_process_secret_set;
 use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind, STORED_EVENT_NAMES};
 use crate::domain::run::{Failure, FailureCode, RunId, Status};
@@ -74,7 +74,7 @@ fn secret_env(
     owner: Option<&str>,
     agent: &Agent,
 ) -> Result<Option<String>, String> {
-    let is_set = |name: &String| secret_from_env(name).is_some();
+    let is_set = |name: &String| is_process_secret_set(name);
     let Some(key) = owner else {
         let agent_secret = agent.webhook.as_ref().and_then(|it| it.secret_env.clone());
         let effective = agent_secret

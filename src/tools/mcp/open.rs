@@ -18,6 +18,7 @@ use crate::domain::mcp::McpTransport;
 use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::driver::{SessionDriver, StderrTask};
 use crate::tools::mcp::failure::is_connection_error;
+use crate::tools::mcp::secrets::read_secret_files;
 use crate::tools::mcp::session::McpSession;
 use crate::tools::mcp::{http, stderr, stdio};
 
@@ -38,6 +39,11 @@ pub async fn open(
     environment: &Environment,
 ) -> Result<OpenConnection, String> {
     let deadline = Instant::now() + OPEN_TIMEOUT;
+    let templates = match transport {
+        McpTransport::Stdio { env, .. } => env,
+        McpTransport::StreamableHttp { headers, .. } => headers,
+    };
+    let environment = &read_secret_files(templates, environment).await?;
     // Most servers use the handshake. Those that use only the protocol without one reject it.
     let initialize = ClientLifecycleMode::Initialize;
     match try_open(name, transport, environment, initialize, deadline).await {

@@ -1,12 +1,45 @@
 //! The secrets of one connection: expanded from variables when it is opened, redacted from every text about it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use secrecy::ExposeSecret;
 
 use crate::config::environment::Environment;
+use crate::config::secrets::{read_secret, secret_file};
 use crate::domain::mcp::Template;
 
 /// A shorter value is not secret, and would match in any text.
 const MIN_SECRET_BYTES: usize = 8;
+
+/// The environment with the secrets of files that these templates need.
+///
+/// # Errors
+/// A file that cannot be used.
+pub async fn read_secret_files(
+    templates: &BTreeMap<String, Template>,
+    environment: &Environment,
+) -> Result<Environment, String> {
+    let names = templates.values().flat_map(Template::variables);
+    let names: BTreeSet<String> = names
+        .filter(|name| secret_file(environment, name).is_some())
+        .map(str::to_owned)
+        .collect();
+    let mut environment = environment.clone();
+    if names.is_empty() {
+        return Ok(environment);
+    }
+    let read = move || -> Result<Environment, String> {
+        for name in names {
+            let secret = read_secret(&environment, &name).map_err(|error| error.to_string())?;
+            environment.extend(secret.map(|it| (name, it.expose_secret().to_owned())));
+        }
+        Ok(environment)
+    };
+    match tokio::task::spawn_blocking(read).await {
+        Ok(result) => result,
+        Err(error) => Err(format!("its secrets cannot be read: {error}")),
+    }
+}
 
 /// The values to redact.
 #[derive(Clone, Default)]
