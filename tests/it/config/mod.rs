@@ -3,5 +3,6 @@
 mod agent_files;
 mod client_keys;
 mod reload;
+mod secret_files;
 mod server;
 mod start;

@@ -331,6 +331,22 @@ async fn a_call_that_a_crash_cut_is_made_again_only_where_that_is_safe() {
 }
 
 #[tokio::test]
+async fn a_servers_secret_can_come_from_a_file() {
+    let app = with_server("")
+        .environment("STORY_TOKEN", "")
+        .environment("STORY_TOKEN_FILE", "token")
+        .file("token", "s3cret-of-a-file\n")
+        .spawn()
+        .await;
+    let (env, _) = result_of(&app, "s__env", json!({})).await;
+    assert!(env.contains("\"TOKEN\": \"s3cret-of-a-file\""), "{env}");
+    assert!(!env.contains("STORY_TOKEN"), "{env}");
+    app.daemon
+        .wait_for_log("MCP server s writes: my token is ***")
+        .await;
+}
+
+#[tokio::test]
 async fn a_server_gets_its_variables_and_nobody_sees_them() {
     let app = with_server("")
         .environment("ANTHROPIC_API_KEY", "key-of-the-operator")

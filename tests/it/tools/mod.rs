@@ -9,6 +9,6 @@ mod files;
 mod mcp;
 mod mcp_faults;
 mod mcp_http;
-mod run_command;
+pub mod run_command;
 pub mod web;
 mod workdirs;
