@@ -25,6 +25,7 @@ mod progress;
 mod run;
 mod runs;
 mod serve;
+mod service_manager;
 mod signals;
 mod sources;
 mod temp_dir;

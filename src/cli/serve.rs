@@ -1,17 +1,19 @@
 //! `axed serve`: starts the daemon, prints its address on stdout, and handles signals.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::app::Daemon;
+use crate::catalog::reload::Catalog;
 use crate::cli::exit::InvalidInput;
-use crate::cli::output;
 use crate::cli::signals::{SignalAction, Signals};
 use crate::cli::sources::Sources;
+use crate::cli::{output, service_manager};
 use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
 use crate::telemetry;
@@ -45,26 +47,36 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     };
     let config = load::load(&flags, &process_environment())?;
     telemetry::init(&config.telemetry).map_err(InvalidInput)?;
-    let mut signals = Signals::new()?;
+    let signals = Signals::new()?;
     let daemon = Daemon::start(config, args.insecure_no_auth).await?;
     output::print_line(format_args!("axed listening on http://{}", daemon.address))?;
 
+    service_manager::notify_ready(daemon.address);
     let catalog = daemon.catalog().clone();
-    let stop = CancellationToken::new();
-    let stop_now = CancellationToken::new();
-    let mut serving = pin!(daemon.serve(stop.clone(), stop_now.clone()));
+    let (stop, stop_now) = (CancellationToken::new(), CancellationToken::new());
+    tokio::select! {
+        served = daemon.serve(stop.clone(), stop_now.clone()) => served.map(|()| ExitCode::SUCCESS),
+        never = handle_signals(signals, catalog, stop, stop_now) => match never {},
+        never = service_manager::feed_watchdog() => match never {},
+    }
+}
+
+async fn handle_signals(
+    mut signals: Signals,
+    catalog: Arc<Catalog>,
+    stop: CancellationToken,
+    stop_now: CancellationToken,
+) -> Infallible {
     loop {
-        let action = tokio::select! {
-            served = &mut serving => return served.map(|()| ExitCode::SUCCESS),
-            action = signals.recv() => action,
-        };
-        match action {
+        match signals.recv().await {
             SignalAction::Reload => {
-                let catalog = catalog.clone();
+                service_manager::notify_reloading();
+                let catalog = Arc::clone(&catalog);
                 // Reading the directories blocks.
                 if let Err(error) = tokio::task::spawn_blocking(move || catalog.reload()).await {
                     warn!("Reloading the agents failed: {error}");
                 }
+                service_manager::notify_reloaded();
             }
             SignalAction::Stop if stop.is_cancelled() => {
                 warn!("Stopping at once; running runs are interrupted");
@@ -72,6 +84,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
             }
             SignalAction::Stop => {
                 info!("Stopping after every run has ended; another signal stops at once");
+                service_manager::notify_stopping();
                 stop.cancel();
             }
         }

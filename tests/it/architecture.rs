@@ -50,6 +50,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("rusqlite", &["store"]),
     ("anstream", &["cli/output", "tools/shell/supervisor"]),
     ("clap", &["cli"]),
+    ("sd_notify", &["cli/service_manager"]),
     ("toml", &["config", "catalog", "providers/scripted"]),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),

@@ -5,4 +5,5 @@ mod client_keys;
 mod reload;
 mod secret_files;
 mod server;
+mod service_manager;
 mod start;
