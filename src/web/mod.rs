@@ -1,8 +1,6 @@
 //! The HTTP API: routes, the run object, events, errors. Knows no provider, no SQL and no agent file.
 
-pub mod agents;
 pub mod auth;
-pub mod create_run;
 pub mod error;
 pub mod extract;
 pub mod json_pointer;

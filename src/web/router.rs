@@ -10,14 +10,16 @@ use axum::routing;
 use bytes::Bytes;
 
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
+use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{document, operations as describe};
 use crate::web::route::{Route, delete, get, post};
-use crate::web::routes::{approvals, deliveries, events, health, metrics, runs, sessions};
+use crate::web::routes::{
+    agents, approvals, create_run, deliveries, events, health, metrics, runs, sessions,
+};
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
 use crate::web::state::{AppState, OpenApiDocument};
-use crate::web::{agents, create_run, error};
 
 /// All routes; `metrics` tells whether `/metrics` is one of them.
 pub fn route_table(metrics: bool) -> Vec<Route> {

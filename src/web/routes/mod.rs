@@ -1,6 +1,8 @@
 //! The handlers, one file for each resource.
 
+pub mod agents;
 pub mod approvals;
+pub mod create_run;
 pub mod deliveries;
 pub mod events;
 pub mod health;
