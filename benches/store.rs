@@ -200,6 +200,8 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
     let completed = event(EventKind::RunCompleted {
         turns: 1,
         characters: content.len(),
+        content: content.clone(),
+        truncated: false,
     });
     let reply = Step::Reply {
         turn: 1,

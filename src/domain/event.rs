@@ -50,7 +50,14 @@ pub enum EventKind {
     #[serde(rename = "run.cancelling")]
     RunCancelling { reason: String },
     #[serde(rename = "run.completed")]
-    RunCompleted { turns: u32, characters: usize },
+    RunCompleted {
+        turns: u32,
+        characters: usize,
+        /// The final text; if `truncated`, its first 16 KiB.
+        content: String,
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        truncated: bool,
+    },
     #[serde(rename = "run.failed")]
     RunFailed { error: Failure },
     #[serde(rename = "run.cancelled")]
@@ -79,6 +86,10 @@ pub enum EventKind {
         turn: u32,
         tool_call_id: String,
         tool: String,
+        /// What the model wrote; if `truncated`, the first 2 KiB of its JSON as a string.
+        arguments: Arc<RawValue>,
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        truncated: bool,
     },
     #[serde(rename = "tool.completed")]
     ToolCompleted {
@@ -87,6 +98,10 @@ pub enum EventKind {
         tool: String,
         duration_ms: u64,
         is_error: bool,
+        /// What the model gets; if `truncated`, its first 2 KiB.
+        result: String,
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        truncated: bool,
     },
     #[serde(rename = "agent.called")]
     AgentCalled {

@@ -5,6 +5,7 @@ pub mod attachment;
 pub mod content;
 pub mod context;
 pub mod event;
+pub mod excerpt;
 pub mod glob;
 pub mod json_schema;
 pub mod mcp;

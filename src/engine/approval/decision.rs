@@ -8,7 +8,8 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::domain::event::{Decision, EventKind};
-use crate::domain::message::{ToolCall, shorten, truncate_to_bytes};
+use crate::domain::excerpt::ArgumentsExcerpt;
+use crate::domain::message::{ToolCall, shorten};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::approval::pause;
 use crate::engine::context::{Engine, RunContext};
@@ -287,20 +288,13 @@ fn requested_event(
     name: &str,
     deadline: Option<Timestamp>,
 ) -> EventKind {
-    let json = call.arguments.get();
-    let truncated = json.len() > MAX_ARGUMENTS_BYTES;
-    let cut = || {
-        serde_json::value::to_raw_value(truncate_to_bytes(json, MAX_ARGUMENTS_BYTES))
-            .map(Arc::from)
-            .ok()
-    };
-    let arguments = truncated.then(cut).flatten();
+    let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_ARGUMENTS_BYTES);
     EventKind::ApprovalRequested {
         turn,
         tool_call_id: call.id.clone(),
         tool: name.to_owned(),
-        arguments: arguments.unwrap_or_else(|| Arc::clone(&call.arguments)),
-        truncated,
+        arguments: arguments.json,
+        truncated: arguments.truncated,
         deadline,
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::domain::event::EventKind;
+use crate::domain::excerpt::TextExcerpt;
 use crate::domain::run::{Outcome, Run, now};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
@@ -13,6 +14,9 @@ use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
 use crate::engine::run_spans;
 use crate::engine::state::failures;
 use crate::store::{Change, FinishedRun, Progress, StoreError};
+
+/// The longest final text in an event; the run has all of it.
+const MAX_CONTENT_BYTES: usize = 16 << 10;
 
 /// Decides the outcome and commits the terminal state. If the record could not be written or read, the run's tree is
 /// suspended; a run whose record can never be read fails instead.
@@ -107,10 +111,15 @@ fn own_outcome(
 
 fn end_event(outcome: &Outcome, progress: &Progress) -> EventKind {
     match outcome {
-        Outcome::Completed { content, .. } => EventKind::RunCompleted {
-            turns: progress.turns,
-            characters: content.chars().count(),
-        },
+        Outcome::Completed { content, .. } => {
+            let excerpt = TextExcerpt::new(content, MAX_CONTENT_BYTES);
+            EventKind::RunCompleted {
+                turns: progress.turns,
+                characters: content.chars().count(),
+                content: excerpt.text,
+                truncated: excerpt.truncated,
+            }
+        }
         Outcome::Failed { failure, .. } => EventKind::RunFailed {
             error: failure.clone(),
         },

@@ -8,6 +8,7 @@ use futures_util::FutureExt;
 use tokio::task::JoinSet;
 
 use crate::domain::event::EventKind;
+use crate::domain::excerpt::{ArgumentsExcerpt, TextExcerpt};
 use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::{CallLimit, Usage};
 use crate::engine::approval::decision::{self, Permission};
@@ -23,6 +24,9 @@ use crate::engine::state::pause::PauseEvent;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{Delegate, Effect, ToolOutput};
+
+/// The longest arguments and results in events; the run's messages have all of them.
+const MAX_EVENT_BYTES: usize = 2 << 10;
 
 /// What all calls of one reply share.
 pub struct BatchContext {
@@ -298,10 +302,13 @@ fn count_call(batch: &BatchContext, call: &ToolCall) -> Result<(), BudgetRefusal
 }
 
 fn started_event(turn: u32, call: &ToolCall) -> EventKind {
+    let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_EVENT_BYTES);
     EventKind::ToolStarted {
         turn,
         tool_call_id: call.id.clone(),
         tool: shorten(&call.name, 200),
+        arguments: arguments.json,
+        truncated: arguments.truncated,
     }
 }
 
@@ -407,12 +414,15 @@ impl<'a> CompletedCall<'a> {
             result: self.result.clone(),
             refused_by,
         };
+        let excerpt = TextExcerpt::new(&self.result.content, MAX_EVENT_BYTES);
         let event = EventKind::ToolCompleted {
             turn,
             tool_call_id: self.call.id.clone(),
             tool: shorten(&self.call.name, 200),
             duration_ms: u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX),
             is_error: self.result.is_error,
+            result: excerpt.text,
+            truncated: excerpt.truncated,
         };
         (step, event)
     }

@@ -2,6 +2,7 @@
 
 mod auth;
 mod connections;
+mod conversation_events;
 mod errors;
 mod events;
 mod idempotency;

@@ -1,7 +1,7 @@
 //! Built-in tools, MCP servers, approvals.
 
 mod approval_restarts;
-mod approvals;
+pub mod approvals;
 mod call_results;
 mod command_sandbox;
 mod deferred;
