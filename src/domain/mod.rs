@@ -1,6 +1,7 @@
 //! Domain types, such as agents, runs, messages, events and usage. No I/O.
 
 pub mod agent;
+pub mod approval;
 pub mod attachment;
 pub mod content;
 pub mod context;

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::domain::approval::ApprovalRequest;
 use crate::domain::content::Content;
 use crate::domain::usage::{TreeUsage, Usage};
 
@@ -379,6 +380,19 @@ pub struct Run {
     pub last_event: u64,
     /// What it waits for while it is `waiting`.
     pub waiting_for: Option<WaitingFor>,
+    /// The calls of the run and its descendants that wait for approval, as far as the store has read them.
+    pub pending_approvals: Vec<PendingApproval>,
+}
+
+/// A tool call that waits for approval.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct PendingApproval {
+    /// The run that made the call: decide on it there.
+    pub run_id: RunId,
+    pub root_id: RunId,
+    pub agent: String,
+    #[serde(flatten)]
+    pub request: ApprovalRequest,
 }
 
 /// What a run waits for.
@@ -428,8 +442,14 @@ impl Run {
             finished_at: None,
             waited_ms: 0,
             waiting_for: None,
+            pending_approvals: Vec::new(),
             last_event: 0,
         }
+    }
+
+    /// Whether the run does nothing until a person decides on one of its calls, or of its descendants'.
+    pub fn waits_for_person(&self) -> bool {
+        self.status == Status::Waiting && !self.pending_approvals.is_empty()
     }
 
     /// The size in bytes of the texts of clients and models, which make up most of a record.

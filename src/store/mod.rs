@@ -1,5 +1,6 @@
 //! The store's contract: runs, their steps, their events and their webhook deliveries. This file has the values of a write
-//! and the errors. The traits are in `runs`, `events`, `outbox` and `retention`; `run_store` has all of them as one.
+//! and the errors. The traits are in `runs`, `events`, `approvals`, `sessions`, `outbox` and
+//! `retention`; `run_store` has all of them as one.
 
 use std::sync::Arc;
 
@@ -16,12 +17,14 @@ use crate::domain::usage::{CallLimit, TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::workdirs::file_id::FileId;
 
+pub mod approvals;
 pub mod events;
 pub mod open;
 pub mod outbox;
 pub mod retention;
 pub mod run_store;
 pub mod runs;
+pub mod sessions;
 pub mod sqlite;
 
 /// A new run.

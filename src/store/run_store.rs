@@ -3,13 +3,17 @@
 use futures_util::future::BoxFuture;
 
 use crate::store::StoreError;
+use crate::store::approvals::ApprovalIndex;
 use crate::store::events::EventLog;
 use crate::store::outbox::Outbox;
 use crate::store::retention::RunRetention;
 use crate::store::runs::RunRecords;
+use crate::store::sessions::SessionIndex;
 
 /// A write spans several parts, so one engine implements all of them. Callers that need one part take that part.
-pub trait RunStore: RunRecords + EventLog + Outbox + RunRetention {
+pub trait RunStore:
+    RunRecords + EventLog + ApprovalIndex + SessionIndex + Outbox + RunRetention
+{
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 

@@ -151,6 +151,7 @@ fn delete_run(
     sql.delete_claims.execute(named_params! {":run": run})?;
     sql.delete_deliveries.execute(named_params! {":run": run})?;
     sql.delete_text.execute(named_params! {":run": run})?;
+    sql.delete_approvals.execute(named_params! {":run": run})?;
     sql.delete_run.execute(named_params! {":run": run})?;
     if let Some(definition) = contents.definition
         && sql

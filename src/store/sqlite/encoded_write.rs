@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use crate::domain::attachment::Attachment;
 use crate::domain::run::{Outcome, RunId};
+use crate::store::sqlite::approval_changes::{self, ApprovalChange};
 use crate::store::sqlite::{attachments, rows};
 use crate::store::{Change, NewDelivery, StoreError, Write};
 
@@ -19,6 +20,8 @@ pub struct EncodedWrite {
     pub steps: Option<String>,
     pub events: Option<String>,
     pub event_count: u64,
+    /// What its events change of the calls that wait for approval.
+    pub approvals: Vec<ApprovalChange>,
     /// The pictures and files in its steps, each once.
     pub attachments: Vec<Attachment>,
     pub deliveries: Vec<NewDelivery>,
@@ -39,6 +42,7 @@ impl EncodedWrite {
             steps: rows::steps_value(&write.steps)?,
             events: rows::events_value(&write.events)?,
             event_count: write.events.len() as u64,
+            approvals: approval_changes::changes(&write.events),
             attachments: attachments::distinct(&write.steps),
             deliveries: write.deliveries,
             others: Vec::new(),

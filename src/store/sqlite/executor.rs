@@ -14,7 +14,7 @@ use crate::store::sqlite::job::Task;
 use crate::store::sqlite::run_inserts::RunInserts;
 use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::vacuum::Vacuum;
-use crate::store::sqlite::{attachments, outbox, rows, run_changes};
+use crate::store::sqlite::{approvals, attachments, outbox, rows, run_changes, sessions};
 use crate::store::{Change, StoreError};
 
 /// Trees whose last event number is cached. The number of another tree is read from its log.
@@ -65,6 +65,10 @@ impl<'c> Executor<'c> {
             }
             Task::Resend(run, id) => Ok(outbox::resend(&mut self.sql, *run, *id)? as u64),
             Task::Delete(root) => self.delete(*root),
+            Task::ForgetSession(owner, name) => {
+                let progress = sessions::forget_part(&mut self.sql, owner.as_deref(), name)?;
+                Ok(progress as u64)
+            }
             Task::Vacuum => self.vacuum_step(is_disk_full),
             Task::ClearFailed(roots) => {
                 roots.iter().for_each(|root| self.failed_runs.remove(*root));
@@ -131,6 +135,11 @@ impl<'c> Executor<'c> {
                 ":events": write.events,
                 ":steps": write.steps,
             })?;
+        }
+        approvals::apply(&mut self.sql, write.run, &write.approvals, previous_seq + 1)?;
+        if matches!(write.change, Change::Finish(_)) {
+            let params = named_params! {":run": rows::id_bytes(&write.run)};
+            self.sql.delete_approvals.execute(params)?;
         }
         for attachment in &write.attachments {
             attachments::insert(&mut self.sql, write.run, attachment)?;

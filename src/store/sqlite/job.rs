@@ -28,6 +28,9 @@ pub enum Task {
     /// Removes a root with its tree; returns 1, or 0 if it does not exist. Of a large tree only a part is removed at
     /// once. The rest is hidden from readers and removed later.
     Delete(RunId),
+    /// Removes the name of a session (owner and name) from a part of its runs. Returns 0 if no run had it, 1 if none has it
+    /// now, 2 if more runs have it.
+    ForgetSession(Option<String>, String),
     /// Removes a few unused definitions and returns a little unused space to the file system. Returns 1 if there may be
     /// more, else 0.
     Vacuum,
@@ -58,7 +61,7 @@ impl Task {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Write(write) => write.bytes(),
-            Self::Delete(_) | Self::Vacuum => 64 << 10,
+            Self::Delete(_) | Self::ForgetSession(..) | Self::Vacuum => 64 << 10,
             _ => 0,
         }
     }

@@ -13,6 +13,7 @@ use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::DeliveryId;
+use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use crate::store::events::{EventLog, EventQuery, HasSubscribersFn, PublishFn};
 use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
@@ -20,14 +21,18 @@ use crate::store::run_store::RunStore;
 use crate::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
+use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::encoded_write::EncodedWrite;
 use crate::store::sqlite::files::{DATABASE_FILE, OpenFiles, Reserve};
 use crate::store::sqlite::job::{Job, Task};
 use crate::store::sqlite::reader_pool::ReaderPool;
+use crate::store::sqlite::sessions::ForgetProgress;
 use crate::store::sqlite::writer::{WriterCallbacks, WriterResources};
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
+mod approval_changes;
+mod approvals;
 mod attachments;
 mod checkpoint;
 mod clock;
@@ -51,6 +56,8 @@ mod run_changes;
 mod run_inserts;
 mod schema;
 mod search;
+mod sessions;
+mod sql_parts;
 mod statements;
 mod vacuum;
 mod writer;
@@ -241,6 +248,39 @@ impl RunRecords for SqliteStore {
 impl EventLog for SqliteStore {
     fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::events(db, query)))
+    }
+}
+
+impl ApprovalIndex for SqliteStore {
+    fn pending_approvals(
+        &self,
+        query: ApprovalQuery,
+    ) -> BoxFuture<'_, Result<ApprovalPage, StoreError>> {
+        Box::pin(self.readers.read(move |db| approvals::list(db, &query)))
+    }
+}
+
+impl SessionIndex for SqliteStore {
+    fn sessions(&self, query: SessionListQuery) -> BoxFuture<'_, Result<SessionPage, StoreError>> {
+        Box::pin(self.readers.read(move |db| sessions::list(db, &query)))
+    }
+
+    fn delete_session(
+        &self,
+        owner: Option<String>,
+        name: String,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let mut is_found = false;
+            loop {
+                let task = Task::ForgetSession(owner.clone(), name.clone());
+                let progress = self.request(task).await?;
+                is_found |= progress != ForgetProgress::NotFound as u64;
+                if progress != ForgetProgress::More as u64 {
+                    return Ok(is_found);
+                }
+            }
+        })
     }
 }
 

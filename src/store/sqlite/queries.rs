@@ -11,21 +11,16 @@ use crate::domain::run::{Run, RunId, now};
 use crate::domain::usage::TreeUsage;
 use crate::store::events::EventQuery;
 use crate::store::runs::{ChildCall, PAGE_BYTES, RunFilter, RunPage, SessionQuery, UnfinishedRun};
+use crate::store::sqlite::approvals;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::prepared::Named;
 use crate::store::sqlite::rows::{
     self, Hash, RESUME_COLUMNS, RUN_COLUMNS, SUMMARY_COLUMNS, USAGE_COLUMNS, UsageColumns,
 };
 use crate::store::sqlite::search;
+use crate::store::sqlite::sql_parts::{NOT_DELETED, SUBTREE};
 use crate::store::sqlite::statements::FIND_CLAIM;
 use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, Step, StoreError};
-
-/// The ids of the run `:id` and all its descendants, as `tree`.
-const SUBTREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (:id) UNION ALL \
-     SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) ";
-
-/// Leaves out trees that are being deleted, in `runs AS r`.
-pub const NOT_DELETED: &str = "NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
 
 type StoreResult<T> = Result<T, StoreError>;
 
@@ -40,7 +35,11 @@ pub fn run(db: &Connection, id: RunId) -> StoreResult<Option<Run>> {
                 error => error,
             }
         })?;
-    Ok(found.into_iter().next())
+    let mut found = found.into_iter().next();
+    if let Some(run) = &mut found {
+        run.pending_approvals = approvals::of_run(db, run)?;
+    }
+    Ok(found)
 }
 
 /// The run and its descendants, in the order in which they were created.

@@ -172,6 +172,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         waited_ms: waited_ms(row)?,
         last_event: unsigned(get(row, C::LastEvent)?),
         waiting_for: json(row, C::WaitingFor as usize)?,
+        pending_approvals: Vec::new(),
     })
 }
 

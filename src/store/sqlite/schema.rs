@@ -7,7 +7,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::config::Durability;
 use crate::store::StoreError;
-use crate::store::sqlite::clock;
+use crate::store::sqlite::{approvals, clock};
 
 /// Step `n` migrates a file of version `n` to version `n + 1`. Shipped steps are never edited.
 const MIGRATIONS: &[&str] = &[
@@ -23,6 +23,8 @@ const MIGRATIONS: &[&str] = &[
     OWNERS,
     ATTACHMENTS,
     WAITING_FOR,
+    APPROVALS,
+    SESSION_NAMES,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -234,6 +236,26 @@ CREATE TABLE attachment_uses (run BLOB NOT NULL, hash BLOB NOT NULL, PRIMARY KEY
 CREATE INDEX attachment_users ON attachment_uses (hash);
 ";
 
+// The calls that wait for approval, with the number of the event that requested it. A call is removed with its decision, or
+// with the end of its run.
+const APPROVALS: &str = "
+CREATE TABLE approvals (
+  run BLOB NOT NULL,
+  seq INTEGER NOT NULL,
+  root BLOB NOT NULL,
+  owner TEXT,
+  call TEXT NOT NULL,
+  request TEXT NOT NULL,
+  PRIMARY KEY (run, seq)
+) WITHOUT ROWID;
+CREATE INDEX approvals_root ON approvals (root);
+CREATE INDEX approvals_owner ON approvals (owner) WHERE owner IS NOT NULL;
+";
+
+/// Sorts the sessions of a key by name.
+const SESSION_NAMES: &str =
+    "CREATE INDEX runs_session_names ON runs (owner, session, id) WHERE session IS NOT NULL;";
+
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.
 const MAX_REBUILD_BYTES: i64 = 64 << 20;
 
@@ -325,6 +347,9 @@ fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     }
     if pending.contains(&LISTS) {
         clock::measure(&transaction).map_err(to_store_error)?;
+    }
+    if pending.contains(&APPROVALS) {
+        approvals::collect(&transaction).map_err(to_store_error)?;
     }
     transaction
         .pragma_update(None, "application_id", APPLICATION_ID)

@@ -24,8 +24,8 @@ macro_rules! statements {
 }
 
 statements! {
-    /// The writer's statements, in the order: transactions, new runs, changes of a run, the log, attachments, deliveries,
-    /// deletions.
+    /// The writer's statements, in the order: transactions, new runs, changes of a run, the log, sessions, approvals,
+    /// attachments, deliveries, deletions.
     pub struct Statements {
         begin: "BEGIN IMMEDIATE",
         commit: "COMMIT",
@@ -98,6 +98,14 @@ statements! {
         last_seq: "SELECT coalesce((SELECT last_seq FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT 1), 0) \
              AS last_seq FROM runs WHERE id = :root",
         has_run: "SELECT 1 FROM runs WHERE id = :id",
+        /// The oldest runs of a session.
+        session_runs: "SELECT id FROM runs INDEXED BY runs_session_names WHERE session IS NOT NULL AND owner IS :owner \
+             AND session = :session ORDER BY id LIMIT :limit",
+        forget_session: "UPDATE runs SET session = NULL WHERE id = :id",
+        insert_approval: "INSERT INTO approvals (run, seq, root, owner, call, request) \
+             SELECT id, :seq, root, owner, :call, :request FROM runs WHERE id = :run",
+        delete_approval: "DELETE FROM approvals WHERE run = :run AND call = :call",
+        delete_approvals: "DELETE FROM approvals WHERE run = :run",
         insert_attachment: "INSERT OR IGNORE INTO attachments (hash, data) VALUES (:hash, :data)",
         has_attachment: "SELECT 1 FROM attachments WHERE hash = :hash",
         /// Inserts nothing if the bytes do not exist.

@@ -293,184 +293,19 @@ pub fn is_final_event(event: &StoredEvent, run: RunId) -> bool {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use futures_util::future::BoxFuture;
-    use tokio::sync::{Notify, broadcast};
+    use tokio::sync::broadcast;
     use tokio::task::JoinSet;
     use tokio::time::Instant;
     use tokio_util::sync::CancellationToken;
 
     use super::{COMMENT, EventStream, HEARTBEAT_INTERVAL, Phase, RETRY_LINE};
-    use crate::domain::attachment::{Blobs, Digest};
     use crate::domain::event::StoredEvent;
-    use crate::domain::run::{self, Run, RunId, Status};
-    use crate::domain::webhook::DeliveryId;
+    use crate::domain::run::RunId;
     use crate::engine::record::journal::StreamEvent;
-    use crate::store::events::{EventLog, EventQuery};
-    use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
-    use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
     use crate::store::run_store::RunStore;
-    use crate::store::runs::{
-        ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
-    };
-    use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
     use crate::telemetry::metrics::Metrics;
     use crate::web::response::event_scope::EventScope;
-
-    /// A store in memory with an event log that can be read while it grows.
-    #[derive(Default)]
-    struct Log {
-        events: Mutex<Vec<Arc<StoredEvent>>>,
-        /// The followed run and its descendants.
-        subtree: Vec<RunId>,
-    }
-
-    impl RunRecords for Log {
-        fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
-            Box::pin(async move { Ok(vec![run(id)]) })
-        }
-
-        fn blobs(&self, _: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
-            unreachable!("events hold no bytes")
-        }
-
-        fn on_write_failed(&self, _: WriteFailedFn) {
-            unreachable!("a reader does not write")
-        }
-
-        fn clear_failed(&self, _: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
-            unreachable!("a reader does not write")
-        }
-
-        fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
-            Box::pin(async move { Ok(Some(run(id))) })
-        }
-
-        fn write(&self, _: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
-            unreachable!("a reader does not write")
-        }
-
-        fn write_with(&self, _: Write, _: Vec<Write>) -> BoxFuture<'_, Result<u64, StoreError>> {
-            unreachable!("a reader does not write")
-        }
-
-        fn enqueue(&self, _: Write) -> BoxFuture<'_, Result<(), StoreError>> {
-            unreachable!("a reader does not write")
-        }
-
-        fn session_runs(&self, _: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
-            unreachable!("a stream knows no sessions")
-        }
-
-        fn list(&self, _: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
-            unreachable!("a stream does not list")
-        }
-
-        fn children(&self, _: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
-            unreachable!("a stream does not list")
-        }
-
-        fn child_calls(&self, _: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>> {
-            unreachable!("a stream does not list")
-        }
-
-        fn steps(&self, _: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
-            unreachable!("a stream reads no steps")
-        }
-
-        fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
-            unreachable!("a stream does not list")
-        }
-
-        fn claimed_run(
-            &self,
-            _: IdempotencyKey,
-        ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
-            unreachable!("a stream accepts nothing")
-        }
-    }
-
-    impl EventLog for Log {
-        fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
-            Box::pin(async move {
-                tokio::task::yield_now().await;
-                let events = self.events.lock().expect("a log");
-                let shown = |event: &&Arc<StoredEvent>| {
-                    event.seq > query.after
-                        && if query.exclude_descendants {
-                            event.run_id == query.run
-                        } else {
-                            query.run == query.root || self.subtree.contains(&event.run_id)
-                        }
-                };
-                let page = events.iter().filter(shown).take(query.limit);
-                Ok(page.map(|event| StoredEvent::clone(event)).collect())
-            })
-        }
-    }
-
-    impl Outbox for Log {
-        fn due_deliveries(&self, _: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
-            unreachable!("a stream delivers nothing")
-        }
-
-        fn record_attempt(&self, _: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>> {
-            unreachable!("a stream delivers nothing")
-        }
-
-        fn deliveries(&self, _: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
-            unreachable!("a stream delivers nothing")
-        }
-
-        fn resend(&self, _: RunId, _: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
-            unreachable!("a stream delivers nothing")
-        }
-
-        fn delivery_notify(&self) -> Arc<Notify> {
-            unreachable!("a stream delivers nothing")
-        }
-    }
-
-    impl RunRetention for Log {
-        fn expired_roots(&self, _: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
-            unreachable!("a stream removes nothing")
-        }
-
-        fn nth_newest_ended(
-            &self,
-            _: NthNewestQuery,
-        ) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
-            unreachable!("a stream removes nothing")
-        }
-
-        fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
-            unreachable!("a stream removes nothing")
-        }
-
-        fn delete(&self, _: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
-            unreachable!("a reader does not write")
-        }
-    }
-
-    impl RunStore for Log {
-        fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-            unreachable!("a stream does not check")
-        }
-
-        fn commit_count(&self) -> u64 {
-            unreachable!("a stream does not count")
-        }
-
-        fn close(&self) -> BoxFuture<'_, ()> {
-            unreachable!("a reader does not close")
-        }
-    }
-
-    fn run(id: RunId) -> Run {
-        Run {
-            status: Status::Running,
-            ..Run::queued(&run::Scope::root(id, None), "a".to_owned())
-        }
-    }
+    use crate::web::response::test_log::{Log, run};
 
     fn event(seq: u64, run_id: RunId, name: &str) -> Arc<StoredEvent> {
         Arc::new(StoredEvent {

@@ -6,3 +6,6 @@ pub mod event_stream;
 pub mod json;
 pub mod run;
 pub mod tree;
+
+#[cfg(test)]
+pub mod test_log;

@@ -1,8 +1,13 @@
 //! Files of earlier versions are migrated.
 
+use axed::domain::event::{Decision, EventKind};
+use axed::domain::message::empty_arguments;
+use axed::domain::run::now;
 use axed::store::Change;
 
-use crate::store::fixtures::{count, opening, root, sql, sqlite, sqlite_in, stored, webhook};
+use crate::store::fixtures::{
+    count, opening, root, sql, sqlite, sqlite_in, stored, webhook, write,
+};
 
 /// A file from before webhooks keeps its runs, and can hold deliveries from then on.
 #[tokio::test]
@@ -18,7 +23,7 @@ async fn a_file_from_before_webhooks_is_migrated() {
     opened.store.close().await;
     sql(
         dir,
-        "ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+        "DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
          ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );
@@ -46,7 +51,7 @@ async fn a_file_from_before_several_webhooks_is_migrated() {
     sql(
         dir,
         "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); \
-         ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
+         DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
          ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN workdir_device; \
           ALTER TABLE runs DROP COLUMN workdir_inode; DROP INDEX deliveries_due; \
           ALTER TABLE deliveries DROP COLUMN owner; CREATE INDEX deliveries_due ON deliveries (host); \
@@ -57,4 +62,47 @@ async fn a_file_from_before_several_webhooks_is_migrated() {
     let found = store.unfinished_runs().await.expect("unfinished");
     let kept = found[0].resume_state.as_ref().expect("known");
     assert_eq!(kept.webhooks, [webhook()]);
+}
+
+/// A run that waits for approval in a file from before the table of pending approvals is in that table.
+#[tokio::test]
+async fn a_file_from_before_pending_approvals_is_migrated() {
+    let opened = sqlite();
+    let (dir, root) = (opened.place.path(), root());
+    let store = &opened.store;
+    store.write(opening(&root, "a")).await.expect("opened");
+    let start = Change::Start {
+        at: now(),
+        deadline: (now(), 60),
+    };
+    store.write(write(&root, start, 0)).await.expect("started");
+    let requested = |call: &str| EventKind::ApprovalRequested {
+        turn: 1,
+        tool_call_id: call.to_owned(),
+        tool: "write_file".to_owned(),
+        arguments: empty_arguments(),
+        truncated: false,
+        deadline: None,
+    };
+    let decided = EventKind::ApprovalDecided {
+        tool_call_id: "c1".to_owned(),
+        decision: Decision::Denied,
+        reason: None,
+        by: None,
+    };
+    for kind in [requested("c1"), requested("c2"), decided] {
+        let mut write = write(&root, Change::Unchanged, 1);
+        write.events[0].kind = kind;
+        store.write(write).await.expect("written");
+    }
+    let before = stored(&**store, &root).await;
+    assert_eq!(before.pending_approvals[0].request.tool_call_id, "c2");
+    store.close().await;
+    sql(
+        dir,
+        "DROP INDEX runs_session_names; DROP TABLE approvals; PRAGMA user_version = 12",
+    );
+
+    let (store, _) = sqlite_in(dir).expect("a store");
+    assert_eq!(stored(&*store, &root).await, before);
 }

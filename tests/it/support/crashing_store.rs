@@ -8,6 +8,7 @@ use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
+use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use axed::store::events::{EventLog, EventQuery};
 use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use axed::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
@@ -15,6 +16,7 @@ use axed::store::run_store::RunStore;
 use axed::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
+use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use axed::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 use futures_util::future::{BoxFuture, pending};
 use tokio::sync::{Notify, watch};
@@ -145,6 +147,29 @@ impl RunRecords for CrashingStore {
 impl EventLog for CrashingStore {
     fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
         self.inner.events(query)
+    }
+}
+
+impl ApprovalIndex for CrashingStore {
+    fn pending_approvals(
+        &self,
+        query: ApprovalQuery,
+    ) -> BoxFuture<'_, Result<ApprovalPage, StoreError>> {
+        self.inner.pending_approvals(query)
+    }
+}
+
+impl SessionIndex for CrashingStore {
+    fn sessions(&self, query: SessionListQuery) -> BoxFuture<'_, Result<SessionPage, StoreError>> {
+        self.inner.sessions(query)
+    }
+
+    fn delete_session(
+        &self,
+        owner: Option<String>,
+        name: String,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.delete_session(owner, name)
     }
 }
 

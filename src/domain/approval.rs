@@ -1,0 +1,94 @@
+//! A tool call that waits for approval, as lists and run objects show it.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::domain::message::truncate_to_bytes;
+
+/// The longest arguments that are shown; the run's messages have all of them.
+const MAX_ARGUMENTS_BYTES: usize = 2 << 10;
+
+/// What a person has to decide on.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ApprovalRequest {
+    /// The id of the tool call.
+    pub tool_call_id: String,
+    /// The name of the tool.
+    pub tool: String,
+    /// The arguments as JSON; if they are long, the beginning of their JSON as a string.
+    pub arguments: Arc<RawValue>,
+    /// Whether `arguments` is only the beginning.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
+    /// When approval was requested.
+    pub requested_at: Timestamp,
+    /// When the call is refused if nobody has decided; null if it waits without a limit.
+    pub deadline: Option<Timestamp>,
+}
+
+impl ApprovalRequest {
+    /// Cuts the arguments to the length that is shown.
+    pub fn cut_arguments(&mut self) {
+        self.cut_arguments_to(MAX_ARGUMENTS_BYTES);
+    }
+
+    /// Cuts arguments of more than `max_bytes`.
+    pub fn cut_arguments_to(&mut self, max_bytes: usize) {
+        let json = self.arguments.get();
+        if json.len() <= max_bytes {
+            return;
+        }
+        // What was cut before is a string with the beginning of the JSON.
+        let beginning: Option<String> = self
+            .truncated
+            .then(|| serde_json::from_str(json).ok())
+            .flatten();
+        let beginning = truncate_to_bytes(beginning.as_deref().unwrap_or(json), max_bytes);
+        if let Ok(cut) = serde_json::value::to_raw_value(beginning) {
+            self.arguments = Arc::from(cut);
+            self.truncated = true;
+        }
+    }
+}
+
+impl PartialEq for ApprovalRequest {
+    fn eq(&self, other: &Self) -> bool {
+        self.tool_call_id == other.tool_call_id
+            && self.tool == other.tool
+            && self.arguments.get() == other.arguments.get()
+            && self.truncated == other.truncated
+            && (self.requested_at, self.deadline) == (other.requested_at, other.deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::ApprovalRequest;
+
+    #[test]
+    fn long_arguments_are_cut_once_more_without_being_quoted_again() {
+        let arguments = json!({"content": "ä".repeat(5000)});
+        let mut request = ApprovalRequest {
+            tool_call_id: "c".to_owned(),
+            tool: "write_file".to_owned(),
+            arguments: serde_json::value::to_raw_value(&arguments)
+                .expect("JSON")
+                .into(),
+            truncated: false,
+            requested_at: jiff::Timestamp::UNIX_EPOCH,
+            deadline: None,
+        };
+        for max_bytes in [4096, 2048, 4096, 100] {
+            request.cut_arguments_to(max_bytes);
+            let shown: String = serde_json::from_str(request.arguments.get()).expect("a text");
+            assert!(shown.starts_with("{\"content\":\"ä"), "{shown}");
+            assert!(shown.len() <= max_bytes && request.truncated);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The tool calls that wait for approval. The table follows from the events: a request inserts a row, and the decision or
+//! the end of the run removes it, each in the transaction of its event.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use rusqlite::{Connection, Row, Statement, named_params};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::domain::approval::ApprovalRequest;
+use crate::domain::event::StoredEvent;
+use crate::domain::run::{PendingApproval, Run, RunId};
+use crate::store::StoreError;
+use crate::store::approvals::{ApprovalPage, ApprovalQuery, MAX_RUN_APPROVALS};
+use crate::store::sqlite::approval_changes::ApprovalChange;
+use crate::store::sqlite::error::store_error;
+use crate::store::sqlite::prepared::Named;
+use crate::store::sqlite::rows;
+use crate::store::sqlite::sql_parts::{NOT_DELETED, SUBTREE};
+use crate::store::sqlite::statements::Statements;
+
+/// Applies the changes of a write about a run. `first_seq` is the number of its first event.
+pub fn apply(
+    sql: &mut Statements<'_>,
+    run: RunId,
+    changes: &[ApprovalChange],
+    first_seq: u64,
+) -> rusqlite::Result<()> {
+    let run = rows::id_bytes(&run);
+    for change in changes {
+        match change {
+            ApprovalChange::Requested {
+                index,
+                call,
+                request,
+            } => sql.insert_approval.execute(named_params! {
+                ":run": run,
+                ":seq": rows::signed(first_seq + *index as u64),
+                ":call": call,
+                ":request": request,
+            })?,
+            ApprovalChange::Decided { call } => sql
+                .delete_approval
+                .execute(named_params! {":run": run, ":call": call})?,
+        };
+    }
+    Ok(())
+}
+
+/// What [`approval`] reads, from `approvals AS a` and its run `r`.
+const COLUMNS: &str = "a.run AS run, a.root AS root, a.request AS request, r.agent AS agent";
+/// Leaves out runs that are being cancelled, and so does [`NOT_DELETED`] with deleted ones.
+const IS_UNDECIDED: &str = "r.status IN ('running', 'waiting')";
+
+fn approval(row: &Row<'_>) -> rusqlite::Result<Option<PendingApproval>> {
+    let request = row.get_ref("request")?.as_str()?;
+    // A damaged row hides neither its run nor the others.
+    let Ok(request) = serde_json::from_str(request) else {
+        return Ok(None);
+    };
+    Ok(Some(PendingApproval {
+        run_id: rows::id(row, "run")?,
+        root_id: rows::id(row, "root")?,
+        agent: row.get("agent")?,
+        request,
+    }))
+}
+
+/// The calls of a run and its descendants that wait, at most [`MAX_RUN_APPROVALS`].
+pub fn of_run(db: &Connection, run: &Run) -> Result<Vec<PendingApproval>, StoreError> {
+    if run.status.is_terminal() {
+        return Ok(Vec::new());
+    }
+    let sql = match run.parent_id {
+        None => format!(
+            "SELECT {COLUMNS} FROM approvals a CROSS JOIN runs r ON r.id = a.run \
+             WHERE a.root = :id AND {IS_UNDECIDED} ORDER BY a.run, a.seq LIMIT :limit"
+        ),
+        Some(_) => format!(
+            "{SUBTREE} SELECT {COLUMNS} FROM tree CROSS JOIN approvals a ON a.run = tree.id \
+             CROSS JOIN runs r ON r.id = a.run WHERE {IS_UNDECIDED} ORDER BY a.run, a.seq LIMIT :limit"
+        ),
+    };
+    let mut sql = db.prepare_cached(&sql).map_err(store_error)?;
+    let limit = rows::signed(MAX_RUN_APPROVALS as u64);
+    let params = named_params! {":id": rows::id_bytes(&run.id), ":limit": limit};
+    sql.query_map(params, approval)
+        .and_then(|found| found.filter_map(Result::transpose).collect())
+        .map_err(store_error)
+}
+
+/// A page of the calls that wait, by age of their runs. All calls of a run are on one page.
+pub fn list(db: &Connection, query: &ApprovalQuery) -> Result<ApprovalPage, StoreError> {
+    let (filter, value): (&str, Option<&dyn rusqlite::ToSql>) = match (&query.root, &query.owner) {
+        (Some(root), _) => ("a.root = :value", Some(rows::id_bytes(root))),
+        (None, Some(owner)) => ("a.owner = :value AND a.owner IS NOT NULL", Some(owner)),
+        (None, None) => ("true", None),
+    };
+    // A root's tree has one owner.
+    let owner = match (&query.root, &query.owner) {
+        (Some(_), Some(_)) => "a.owner = :owner",
+        _ => "true",
+    };
+    let sql = format!(
+        "SELECT {COLUMNS} FROM approvals a CROSS JOIN runs r ON r.id = a.run \
+         WHERE {filter} AND {owner} AND a.run > :after AND {IS_UNDECIDED} AND {NOT_DELETED} ORDER BY a.run, a.seq"
+    );
+    let after = query.after.map_or([0; 16], |id| *rows::id_bytes(&id));
+    let mut params: Vec<(&str, &dyn rusqlite::ToSql)> = vec![(":after", &after)];
+    params.extend(value.map(|value| (":value", value)));
+    if let (Some(_), Some(owner)) = (&query.root, &query.owner) {
+        params.push((":owner", owner));
+    }
+    let mut sql = db.prepare_cached(&sql).map_err(store_error)?;
+    read_page(&mut sql, &params, query.limit).map_err(store_error)
+}
+
+fn read_page(
+    sql: &mut Statement<'_>,
+    params: Named<'_>,
+    limit: usize,
+) -> rusqlite::Result<ApprovalPage> {
+    let mut page = ApprovalPage::default();
+    let mut found = sql.query(params)?;
+    let mut last: Option<RunId> = None;
+    while let Some(row) = found.next()? {
+        let run = rows::id(row, "run")?;
+        if page.approvals.len() >= limit && last != Some(run) {
+            page.next = last;
+            break;
+        }
+        last = Some(run);
+        page.approvals.extend(approval(row)?);
+    }
+    Ok(page)
+}
+
+/// Fills the table from the events of runs that have not ended, in a file of an earlier version.
+pub fn collect(db: &Connection) -> rusqlite::Result<()> {
+    let mut entries = db.prepare(
+        "SELECT e.run AS run, e.last_seq AS last_seq, e.count AS count, e.events AS events \
+         FROM runs r INDEXED BY runs_unfinished CROSS JOIN entries e ON e.root = r.root AND e.run = r.id \
+         WHERE r.finished_at IS NULL AND e.events LIKE '%approval.%' ORDER BY e.last_seq",
+    )?;
+    let mut sql = Statements::new(db)?;
+    let mut found = entries.query([])?;
+    while let Some(row) = found.next()? {
+        let run = rows::id(row, "run")?;
+        let count = rows::unsigned(row.get("count")?);
+        let last_seq = rows::unsigned(row.get("last_seq")?);
+        let events = rows::events(run, last_seq, count, row.get_ref("events")?.as_str()?);
+        let changes = events
+            .enumerate()
+            .filter_map(recorded_change)
+            .collect::<Vec<_>>();
+        apply(&mut sql, run, &changes, last_seq + 1 - count.min(last_seq))?;
+    }
+    Ok(())
+}
+
+fn recorded_change((index, event): (usize, StoredEvent)) -> Option<ApprovalChange> {
+    #[derive(Deserialize)]
+    struct Requested {
+        tool_call_id: String,
+        tool: String,
+        arguments: Arc<RawValue>,
+        #[serde(default)]
+        truncated: bool,
+        deadline: Option<Timestamp>,
+        time: Timestamp,
+    }
+    #[derive(Deserialize)]
+    struct Decided {
+        tool_call_id: String,
+    }
+    match event.name.as_str() {
+        "approval.requested" => {
+            let requested: Requested = serde_json::from_str(&event.data).ok()?;
+            let request = ApprovalRequest {
+                tool_call_id: requested.tool_call_id,
+                tool: requested.tool,
+                arguments: requested.arguments,
+                truncated: requested.truncated,
+                requested_at: requested.time,
+                deadline: requested.deadline,
+            };
+            Some(ApprovalChange::requested(index, request))
+        }
+        "approval.decided" => {
+            let decided: Decided = serde_json::from_str(&event.data).ok()?;
+            Some(ApprovalChange::Decided {
+                call: decided.tool_call_id,
+            })
+        }
+        _ => None,
+    }
+}
