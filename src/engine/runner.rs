@@ -16,6 +16,7 @@ use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
 use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
 use crate::engine::approval::decision::{self, DecideError};
+use crate::engine::approval::person_wait;
 use crate::engine::cancel;
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
@@ -254,6 +255,27 @@ impl Runner {
             return Ok(Some(run));
         }
         Ok(self.store().run(id).await?.map(Arc::new))
+    }
+
+    /// Like [`Runner::wait`], but also returns when the run comes to wait for a person. `seen` is a record in which it
+    /// waits for one already: then it returns when it waits no more, or for other calls.
+    pub async fn wait_for_end_or_person(
+        &self,
+        id: RunId,
+        seen: Option<&Run>,
+        timeout: Duration,
+    ) -> Result<Option<Arc<Run>>, StoreError> {
+        let changed = async {
+            tokio::select! {
+                biased;
+                ended = self.wait_for_end(id) => ended,
+                waiting = person_wait::wait_for_person(&self.engine, id, seen) => Some(waiting),
+            }
+        };
+        match tokio::time::timeout(timeout, changed).await {
+            Ok(Some(run)) => Ok(Some(run)),
+            Ok(None) | Err(_) => Ok(self.store().run(id).await?.map(Arc::new)),
+        }
     }
 
     /// The record at the run's end, also if its tree is suspended in between; `None` if this process does not drive the

@@ -1,4 +1,4 @@
-//! Waits for the end of a run: `?wait=30`, `?wait=30s`, `Prefer: wait=30` (RFC 7240).
+//! Waits for a run: `?wait=30`, `?wait=30s`, `Prefer: wait=30` (RFC 7240).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use axum::http::header::HeaderName;
 use tracing::warn;
 
 use crate::domain::run::Run;
+use crate::store::StoreError;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::query::Query;
 use crate::web::state::AppState;
@@ -44,19 +45,43 @@ pub async fn wait_for_end(state: &AppState, run: Arc<Run>, timeout: Duration) ->
     if timeout.is_zero() || run.status.is_terminal() {
         return run;
     }
+    let outcome = state.runner.wait(run.id, timeout);
+    until_closing(state, &run, outcome).await
+}
+
+/// Like [`wait_for_end`], but also returns when the run comes to wait for a person. If `run` waits for one already, that is
+/// when it waits no more, or for other calls.
+pub async fn wait_for_end_or_person(
+    state: &AppState,
+    run: Arc<Run>,
+    timeout: Duration,
+) -> Arc<Run> {
+    if timeout.is_zero() || run.status.is_terminal() {
+        return run;
+    }
+    let seen = run.waits_for_person().then_some(&*run);
+    let outcome = state.runner.wait_for_end_or_person(run.id, seen, timeout);
+    until_closing(state, &run, outcome).await
+}
+
+async fn until_closing(
+    state: &AppState,
+    run: &Arc<Run>,
+    outcome: impl Future<Output = Result<Option<Arc<Run>>, StoreError>>,
+) -> Arc<Run> {
     let outcome = tokio::select! {
         biased;
-        found = state.runner.wait(run.id, timeout) => found,
+        found = outcome => found,
         () = state.closing.cancelled() => state.runner.store().run(run.id).await.map(|run| run.map(Arc::new)),
     };
     match outcome {
-        Ok(finished) => finished.unwrap_or(run),
+        Ok(current) => current.unwrap_or_else(|| Arc::clone(run)),
         Err(error) => {
             warn!(
                 run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
                 "Cannot wait for {}, responding with its earlier state: {error}", run.id
             );
-            run
+            Arc::clone(run)
         }
     }
 }

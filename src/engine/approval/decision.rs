@@ -176,6 +176,7 @@ async fn receive_decision(
         .append(&context.run, Change::Unchanged, Vec::new(), vec![event])
         .await
         .map(drop);
+    context.run.tree.root_permit.changed.notify_waiters();
     if let Some(ack) = ack {
         // The decision counts even if its client has disconnected.
         let _ = ack.send(committed.clone());
@@ -264,6 +265,7 @@ async fn decide_early(
             let journal = &engine.journal;
             let commit = journal.append_request(&active_run, Change::Unchanged, event);
             commit.await?;
+            active_run.tree.root_permit.changed.notify_waiters();
         }
         None => {
             let journal = &engine.journal;

@@ -2,3 +2,4 @@
 
 pub mod decision;
 pub mod pause;
+pub mod person_wait;

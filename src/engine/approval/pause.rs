@@ -27,6 +27,7 @@ pub async fn pause(
         journal
             .append(&context.run, Change::Unchanged, Vec::new(), vec![event])
             .await?;
+        context.run.tree.root_permit.changed.notify_waiters();
     }
     Ok(())
 }
@@ -149,12 +150,14 @@ async fn propagate_pause(context: &RunContext, event: PauseEvent) -> Result<(), 
     let mut next = Some((&*context.run, event));
     while let Some((run, event)) = next {
         let PauseChange { transition, record } = run.clock().apply(event);
-        if let Some(change) = record {
-            context
-                .engine
-                .journal
-                .enqueue(run, change, Vec::new(), Vec::new())
-                .await?;
+        let journal = &context.engine.journal;
+        match record {
+            // Committed before anyone is notified: clients that wait for this find it in the record.
+            Some(change @ Change::Pause { .. }) => {
+                journal.append(run, change, Vec::new(), Vec::new()).await?;
+            }
+            Some(change) => journal.enqueue(run, change, Vec::new(), Vec::new()).await?,
+            None => {}
         }
         if let Some(transition) = transition {
             let is_paused = transition == Transition::Paused;

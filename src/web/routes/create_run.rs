@@ -181,7 +181,10 @@ async fn respond(
     let mut response = match response_mode {
         ResponseMode::Stream => events::stream_from_start(state, &run, subscriber),
         ResponseMode::Run { wait } => {
-            let run = wait::wait_for_end(state, run, *wait).await;
+            let run = match run.waits_for_person() {
+                true => run,
+                false => wait::wait_for_end_or_person(state, run, *wait).await,
+            };
             runs::finished_or_accepted(links, &run)
         }
     };
