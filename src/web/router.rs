@@ -50,6 +50,7 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
             describe::decide,
         )
         .with_scope(Run),
+        get("/approvals", approvals::list, describe::list_approvals).with_scope(Read),
         get(
             "/runs/{id}/deliveries",
             deliveries::list,

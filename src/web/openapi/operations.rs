@@ -12,7 +12,7 @@ use crate::web::response::json::ListResponse;
 use crate::web::response::run::RunView;
 use crate::web::response::tree::RunSummary;
 use crate::web::routes::agents::{AgentBrief, AgentView, GcRequest};
-use crate::web::routes::approvals::DecisionRequest;
+use crate::web::routes::approvals::{ApprovalsPage, DecisionRequest};
 use crate::web::routes::deliveries::DeliveryView;
 use crate::web::routes::events::EventPage;
 use crate::web::routes::health::{Alive, Ready, Version};
@@ -296,6 +296,23 @@ pub fn decide(operation: Operation<'_>) -> Operation<'_> {
         )
 }
 
+pub fn list_approvals(operation: Operation<'_>) -> Operation<'_> {
+    let text = || json!({"type": "string"});
+    operation
+        .describe(
+            "list_approvals",
+            "The tool calls that wait for approval, oldest runs first",
+        )
+        .query("root", text(), "Only calls of this root run's tree.")
+        .query(
+            "limit",
+            integer_schema(1, 200, 50),
+            "Maximum calls of a page. All calls of a run are on one page, which may therefore be longer.",
+        )
+        .query("cursor", text(), "The `next_cursor` of the previous page.")
+        .response::<ApprovalsPage>(200, "The page.")
+}
+
 pub fn deliveries(operation: Operation<'_>) -> Operation<'_> {
     operation
         .describe(
@@ -353,7 +370,7 @@ fn with_run_body(operation: Operation<'_>) -> Operation<'_> {
         )
 }
 
-/// The parameters of the routes that can wait for the end of a run.
+/// The parameters of the routes that can wait for a run.
 fn with_wait(operation: Operation<'_>) -> Operation<'_> {
     let seconds =
         json!({"type": "string", "pattern": "^[0-9]*\\.?[0-9]*s?$", "examples": ["30", "30s"]});
@@ -361,7 +378,8 @@ fn with_wait(operation: Operation<'_>) -> Operation<'_> {
         .query(
             "wait",
             seconds,
-            "Seconds to wait for the run's end, at most `server.max_wait`.",
+            "Seconds to wait for the run's end, at most `server.max_wait`. A run that comes to wait for approval is \
+             returned at once.",
         )
         .header(
             "Prefer",

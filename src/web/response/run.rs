@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
-use crate::domain::run::{Failure, Run, RunId, Status, WaitingFor};
+use crate::domain::run::{Failure, PendingApproval, Run, RunId, Status, WaitingFor};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
 
@@ -46,8 +46,12 @@ pub struct RunView<'a> {
     duration_ms: u64,
     /// Usage of the run and all its descendants, also while it runs.
     tree: TreeUsageView,
+    /// The session that it continues; only root runs have one.
+    session: Option<&'a str>,
     /// What a run of status `waiting` waits for.
     waiting_for: Option<WaitingFor>,
+    /// The tool calls of the run and its descendants that wait for approval, at most 100.
+    pending_approvals: &'a [PendingApproval],
     /// Null unless failed.
     error: Option<&'a Failure>,
     cancel_reason: Option<&'a str>,
@@ -77,7 +81,9 @@ impl<'a> RunView<'a> {
             agent: &run.agent,
             agent_version: &run.agent_version,
             status: run.status,
+            session: run.session.as_deref(),
             waiting_for: run.waiting_for.filter(|_| run.status == Status::Waiting),
+            pending_approvals: &run.pending_approvals,
             parent_id: run.parent_id,
             root_id: run.root_id,
             depth: run.depth.0,

@@ -1,24 +1,28 @@
-//! `/runs/{id}/approvals/{tool_call_id}`: approves or denies a tool call that waits for approval.
+//! `/approvals` and `/runs/{id}/approvals/{tool_call_id}`: lists the tool calls that wait for approval, approves and denies
+//! them.
+
+use std::collections::HashMap;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::domain::event::Decision;
-use crate::domain::run::now;
+use crate::domain::run::{PendingApproval, RunId, now};
 use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::store::approvals::ApprovalQuery;
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::CallPath;
-use crate::web::extract::query::Query;
+use crate::web::extract::query::{Query, count_up_to};
 use crate::web::extract::request_body;
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
-use crate::web::routes::runs::check_reason;
+use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, check_reason};
 use crate::web::state::AppState;
 
 /// A person's decision on a tool call.
@@ -38,6 +42,54 @@ pub struct DecisionRequest {
 enum Verdict {
     Approve,
     Deny,
+}
+
+/// A page of the tool calls that wait for approval, by age of their runs.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub struct ApprovalsPage {
+    data: Vec<PendingApproval>,
+    /// The `cursor` of the next page; null on the last page.
+    next_cursor: Option<RunId>,
+}
+
+/// `GET /approvals`: the calls of the runs that the principal may see.
+pub async fn list(
+    State(state): State<AppState>,
+    principal: Principal,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let query = Query::read(&uri, &["root", "limit", "cursor"])?;
+    let run_id = |text: &str| text.parse::<RunId>().ok();
+    let limit = count_up_to(MAX_PAGE_SIZE);
+    let store = state.runner.store();
+    let page = store
+        .pending_approvals(ApprovalQuery {
+            owner: principal.owner_filter().map(str::to_owned),
+            root: query.parse("root", "a run's id", run_id)?,
+            after: query.parse("cursor", "a cursor of this list", run_id)?,
+            limit: query
+                .parse("limit", "a number from 1 to 200", limit)?
+                .unwrap_or(DEFAULT_PAGE_SIZE),
+        })
+        .await?;
+    let mut data = page.approvals;
+    if !principal.can_see_all_runs() {
+        let mut visible_roots = HashMap::new();
+        for root in data.iter().map(|approval| approval.root_id) {
+            if !visible_roots.contains_key(&root) {
+                let run = store.run(root).await?.into_iter().collect();
+                let runs = principal.visible_runs(run, store.as_ref()).await?;
+                visible_roots.insert(root, !runs.is_empty());
+            }
+        }
+        data.retain(|approval| visible_roots.get(&approval.root_id) == Some(&true));
+    }
+    let next_cursor = page.next;
+    Ok(json_response(
+        StatusCode::OK,
+        &ApprovalsPage { data, next_cursor },
+    ))
 }
 
 /// `POST /runs/{id}/approvals/{tool_call_id}`: 202 once the decision is committed.

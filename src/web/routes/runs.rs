@@ -100,7 +100,7 @@ pub async fn get(
     if timeout.is_zero() {
         return Ok(run_response(&links, StatusCode::OK, &run));
     }
-    let run = wait::wait_for_end(&state, run, timeout).await;
+    let run = wait::wait_for_end_or_person(&state, run, timeout).await;
     Ok(finished_or_accepted(&links, &run))
 }
 

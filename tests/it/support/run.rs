@@ -5,9 +5,9 @@ use std::ops::Index;
 
 use serde_json::{Value, json};
 
-use crate::support::TEST_TIMEOUT;
 use crate::support::app::{ApiResponse, TestApp};
 use crate::support::events::Event;
+use crate::support::{TEST_TIMEOUT, within_timeout};
 
 /// A run at the moment it was read.
 pub struct Run<'a> {
@@ -58,12 +58,19 @@ impl<'a> Run<'a> {
         usage_in(&self.record["tree"])
     }
 
-    /// Waits for its end.
+    /// Waits for its end, also if it waits for approval in between.
     pub async fn wait_for_end(&self) -> Run<'a> {
         let path = format!("/runs/{}?wait={}", self.id(), TEST_TIMEOUT.as_secs());
-        let got = self.app.get(&path).await;
-        assert_eq!(got.status, 200, "{}", got.text);
-        Run::new(self.app, got.json())
+        within_timeout("the run's end", async {
+            loop {
+                let got = self.app.get(&path).await;
+                if got.status != 202 {
+                    assert_eq!(got.status, 200, "{}", got.text);
+                    return Run::new(self.app, got.json());
+                }
+            }
+        })
+        .await
     }
 
     /// Reads it again.

@@ -9,6 +9,7 @@ mod files;
 mod mcp;
 mod mcp_faults;
 mod mcp_http;
+mod pending_approvals;
 pub mod run_command;
 pub mod web;
 mod workdirs;
