@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_is_found_and_links_are_followed_inside() {
+    fn files_outside_are_not_found_and_links_inside_are_followed() {
         let dir = tempfile::tempdir().expect("a directory");
         let root = dir.path().join("work");
         write(
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_an_error_that_says_how_much() {
+    fn too_many_files_are_an_error_with_the_amount() {
         let dir = tempfile::tempdir().expect("a directory");
         write(
             dir.path(),
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_globs_are_errors() {
+    fn invalid_globs_are_errors() {
         assert_eq!(
             check_glob("{a"),
             Err("invalid glob pattern \"{a\": unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)".to_owned())

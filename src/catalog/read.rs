@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_texts_are_the_contracts() {
+    fn the_texts_match_the_contract() {
         for (text, expected) in [
             (
                 "model = \"p/m\"",
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_means_unset_and_duplicates_are_folded() {
+    fn zero_means_unset_and_duplicates_are_merged() {
         let agent = agent(
             "timeout = 0\nsub_agents = [\"b\", \"a\", \"b\"]\n[sub_agents_config]\nmax_depth = 0\ntimeout = 0\n\
              max_concurrent = 0\n[budget]\nmax_tokens = 0\nmax_cost_usd = 0\n[params]\ntemperature = 0\n",

@@ -72,7 +72,7 @@ mod tests {
     use crate::domain::run::{FailureCode, Status};
 
     #[test]
-    fn runs_end_in_the_contracts_codes() {
+    fn exit_codes_match_the_contract() {
         assert_eq!(code_for_run(Status::Completed, None), 0);
         assert_eq!(code_for_run(Status::Cancelled, None), 1);
         for (failure, code) in [

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_bytes_are_reported_or_accepted() {
+    fn unusual_bytes_are_reported_or_accepted() {
         assert!(parse(b"\xef\xbb\xbfname = \"x\"").is_ok());
         assert_eq!(
             error_text(b"a = 1\nb = \"\xff\""),

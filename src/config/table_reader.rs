@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_only_peeked_at_is_known() {
+    fn a_key_that_is_only_peeked_at_counts_as_known() {
         let table = parse(b"fils = 1").expect("a table");
         let (_, problems) = read_table(table, |top| top.peek("files"));
         assert_eq!(

@@ -157,7 +157,7 @@ mod tests {
     use super::{parse_endpoint, parse_headers, percent_decode, with_traces_path};
 
     #[test]
-    fn an_address_gets_its_path() {
+    fn an_endpoint_gets_its_path() {
         let normalized = |text: &str| with_traces_path(parse_endpoint(text).expect("an address"));
         assert_eq!(normalized("http://a:4318"), "http://a:4318/v1/traces");
         assert_eq!(normalized("https://a/otlp/"), "https://a/otlp/v1/traces");

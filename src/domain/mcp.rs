@@ -258,7 +258,7 @@ mod tests {
     use super::{Template, is_server_name};
 
     #[test]
-    fn variables_are_put_in_and_secrets_are_not_shown() {
+    fn variables_are_substituted_and_secrets_hidden() {
         let template = Template::parse("Bearer ${TOKEN}, $5 and ${TOKEN}").expect("a template");
         let expanded = template.expand(|name| (name == "TOKEN").then_some("secret"));
         let expanded = expanded.expect("it is set");

@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn the_roots_limit_governs_and_a_child_can_only_tighten() {
+    fn the_roots_limit_applies_and_a_child_can_only_lower_it() {
         let root = Scope::root(RunId::new(), Some(2));
         let child = root
             .child(RunId::new(), None, root.max_depth)

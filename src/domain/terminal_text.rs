@@ -111,7 +111,7 @@ mod tests {
         "a\u{1b}[2J\u{9b}2J\r\u{8}\u{7f}\u{202e}b\u{2066}c\u{e0041}\u{ad}\u{200b}d";
 
     #[test]
-    fn a_text_cannot_command_the_terminal() {
+    fn a_text_cannot_control_the_terminal() {
         assert_eq!(
             sanitize_lines("a\n\tb\u{1b}[2Jc\r"),
             "a\n\tb\u{fffd}[2Jc\u{fffd}"
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_write_stays() {
+    fn ordinary_text_stays_unchanged() {
         for text in ["Grüße, 世界", "می‌خواهم", "👩‍💻 ❤️", "שלום", "e\u{301}"]
         {
             assert_eq!(sanitize_lines(text), text);

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_order_is_as_if_it_were_not_there() {
+    fn an_invalid_header_is_ignored() {
         let zeros = |n: usize| "0".repeat(n);
         for bad in [
             String::new(),

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_says_how_full() {
+    fn a_full_queue_reports_its_size() {
         let queue = queue(1, 1);
         let _permit = queue.enter(None, "solo").expect("a permit");
         let admission = queue.enter(None, "solo").expect("a place in the queue");

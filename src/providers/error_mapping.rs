@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_is_the_services_own_else_the_reason_phrase_else_the_status() {
+    fn the_message_is_the_services_then_the_reason_phrase_then_the_status() {
         let own = [
             r#"{"error":{"message":"no","type":"x","code":null}}"#,
             r#"{"type":"error","error":{"type":"x","message":" no\n"}}"#,

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_sees_everything_if_no_keys_are_configured() {
+    fn without_keys_every_request_sees_every_run() {
         let anonymous = Principal(None);
         assert!(anonymous.can_see_all_runs() && anonymous.can_use_agent("any"));
         assert_eq!(

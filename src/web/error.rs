@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_says_when_to_come_back() {
+    fn a_full_queue_has_retry_after() {
         let full = StartError::QueueFull(QueueFull {
             running: 1,
             queued: 2,

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn another_value_is_read_as_text_where_text_is_wanted() {
+    fn other_json_is_accepted_as_text_if_a_string_is_expected() {
         let schema = schema(json!({
             "type": "object",
             "properties": {"content": {"type": "string"}, "all": {"type": "array", "items": {"type": "string"}}},
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_unique_as_json_has_it() {
+    fn items_are_unique_by_json_equality() {
         let schema = schema(json!({"uniqueItems": true}));
         let is_unique = |value: Value| schema.validation_errors(&value).is_empty();
         assert!(is_unique(
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_calls_itself_is_followed_as_deep_as_the_value_is() {
+    fn a_recursive_schema_is_followed_to_the_depth_of_the_value() {
         let schema = schema(json!({
             "type": "object",
             "properties": {"name": {"type": "string"}, "below": {"type": "array", "items": {"$ref": "#"}}},

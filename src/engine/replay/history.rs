@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_turns_go_from_the_front() {
+    fn whole_turns_are_dropped_from_the_front() {
         let trimmed_to =
             |messages: usize| describe(&trim(conversation(), HistoryLimits { messages, ..LIMITS }));
         let whole = "u:1|a:one|u:2|a:calls c1|t:1|a:calls c2|t:1|a:two";

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn counted_things_are_refused_past_the_limit() {
+    fn calls_and_runs_are_refused_past_the_limit() {
         let budgets = Budgets::default();
         let root = budgets.open_account(
             &Budget {

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_parameter_is_named() {
+    fn an_invalid_parameter_is_named() {
         let labels: Vec<String> = (0..201).map(|n| format!("label.{n}=x")).collect();
         let many = labels.join("&");
         for (query, expected) in [

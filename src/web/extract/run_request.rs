@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_their_field() {
         let many: Value = (0..100_000)
             .map(|n| (n.to_string(), json!("x")))
             .collect::<serde_json::Map<_, _>>()

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_run_object_has_the_contracts_fields_in_its_order() {
+    fn the_run_object_has_the_fields_of_the_contract_in_order() {
         let run = run(1, None, None);
         let view = RunView::new(&run, "/axed", run.created_at);
         insta::assert_snapshot!(serde_json::to_string_pretty(&view).expect("JSON"));

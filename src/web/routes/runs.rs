@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_filter_is_named() {
+    fn an_invalid_filter_is_named() {
         for (query, name) in [
             ("status=done", "status"),
             ("root=1", "root"),

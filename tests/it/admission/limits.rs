@@ -103,7 +103,7 @@ async fn a_limited_agent_waits_and_others_pass() {
 }
 
 #[tokio::test]
-async fn an_agents_limit_is_not_for_its_runs_as_a_child() {
+async fn an_agents_limit_does_not_apply_to_child_runs() {
     let app = TestApp::setup()
         .config("[runs.per_agent]\nreader = 1")
         .agent("planner", "sub_agents = [\"reader\"]")
@@ -149,7 +149,7 @@ async fn a_key_at_its_limit_waits_and_others_pass() {
 }
 
 #[tokio::test]
-async fn one_keys_flood_does_not_hold_up_another() {
+async fn one_keys_backlog_does_not_delay_another_key() {
     let app = of_ada_and_bob("max_running = 1").spawn().await;
     let gate = Gate::closed();
     let answer = behind(&gate);
@@ -173,7 +173,7 @@ async fn one_keys_flood_does_not_hold_up_another() {
 }
 
 #[tokio::test]
-async fn a_refusal_tells_how_full_it_is() {
+async fn a_refusal_has_the_numbers_of_running_and_queued_runs() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 2")
         .agent("solo", "")
@@ -198,7 +198,7 @@ async fn a_refusal_tells_how_full_it_is() {
 }
 
 #[tokio::test]
-async fn who_is_cancelled_in_line_leaves_no_hole() {
+async fn cancelling_a_queued_run_leaves_no_gap() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 2")
         .agent("solo", "")
@@ -223,7 +223,7 @@ async fn who_is_cancelled_in_line_leaves_no_hole() {
 }
 
 #[tokio::test]
-async fn the_line_outlives_a_crash() {
+async fn the_queue_survives_a_crash() {
     let mut app = of_ada_and_bob("max_running = 1\nmax_queued = 4")
         .spawn()
         .await;
@@ -262,7 +262,7 @@ async fn the_line_outlives_a_crash() {
 }
 
 #[tokio::test]
-async fn a_tenants_children_leave_the_others_their_part_of_the_runs_at_work() {
+async fn one_keys_children_leave_other_keys_their_share_of_active_runs() {
     let app = of_ada_and_bob("max_live = 8")
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -297,7 +297,7 @@ async fn a_tenants_children_leave_the_others_their_part_of_the_runs_at_work() {
 }
 
 #[tokio::test]
-async fn a_tenants_backlog_leaves_the_others_their_part_of_the_queue() {
+async fn one_keys_backlog_leaves_other_keys_their_share_of_the_queue() {
     let app = of_ada_and_bob("max_running = 1\nmax_queued = 4")
         .spawn()
         .await;
@@ -324,7 +324,7 @@ async fn a_tenants_backlog_leaves_the_others_their_part_of_the_queue() {
 }
 
 #[tokio::test]
-async fn a_tenants_hanging_commands_leave_the_others_their_part() {
+async fn one_keys_hanging_commands_leave_other_keys_their_share() {
     let app =
         of_ada_and_bob("max_running = 10\n[tools]\nallow_commands = true\nallow_unconfined = true")
             .agent("worker", "workdir = \"work\"\ntools = [\"run_command\"]")

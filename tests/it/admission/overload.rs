@@ -45,7 +45,7 @@ async fn a_thousand_parents_do_not_starve_their_children() {
 }
 
 #[tokio::test]
-async fn children_need_no_slot() {
+async fn children_need_no_permit() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 1")
         .agent("parent", "sub_agents = [\"child\"]")

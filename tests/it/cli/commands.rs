@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 const ECHO: &str = "[[replies]]\ntext = \"got: {{input}}\"\n";
 
 #[tokio::test]
-async fn serve_prints_one_line_and_a_signal_ends_it_well() {
+async fn serve_prints_one_line_and_exits_with_0_on_a_signal() {
     let home = Home::new();
     let mut daemon = Daemon::start(home.command(&["serve", "--listen", "127.0.0.1:0"])).await;
     assert!(
@@ -35,7 +35,7 @@ async fn serve_prints_one_line_and_a_signal_ends_it_well() {
 }
 
 #[tokio::test]
-async fn serve_reads_agents_again_when_it_is_told() {
+async fn serve_reloads_agents_on_sighup() {
     let app = TestApp::setup()
         .config("[agents]\nwatch = false")
         .spawn()
@@ -51,7 +51,7 @@ async fn serve_reads_agents_again_when_it_is_told() {
 }
 
 #[tokio::test]
-async fn a_bad_configuration_is_named_and_ends_in_2() {
+async fn an_invalid_configuration_is_named_and_exits_with_2() {
     let home = Home::new();
     for (config, place) in [
         ("[server]\nlistne = \"127.0.0.1:0\"\n", "config/axed.toml:2"),
@@ -73,7 +73,7 @@ async fn a_bad_configuration_is_named_and_ends_in_2() {
 }
 
 #[tokio::test]
-async fn the_demo_shows_a_tree_and_leaves_nothing() {
+async fn the_demo_prints_a_tree_and_leaves_no_files() {
     let home = Home::new();
     let ended = home.axed(&["demo"]).await;
     let shown = ended.with(0);
@@ -96,7 +96,7 @@ async fn the_demo_shows_a_tree_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn the_demo_can_stay_up() {
+async fn the_demo_can_keep_serving() {
     let home = Home::new();
     let mut command = home.command(&["demo", "--serve"]);
     let mut child = command.stdout(Stdio::piped()).spawn().expect("start axed");
@@ -133,7 +133,7 @@ async fn run_prints_the_final_text() {
 }
 
 #[tokio::test]
-async fn run_takes_its_input_from_stdin() {
+async fn run_reads_its_input_from_stdin() {
     let home = Home::new();
     home.agent("echo", "", ECHO);
     let mut command = home.command(&["run", "echo"]);
@@ -153,7 +153,7 @@ async fn run_takes_its_input_from_stdin() {
 }
 
 #[tokio::test]
-async fn run_takes_more_from_stdin_than_a_daemon_takes_in_a_body() {
+async fn run_reads_more_from_stdin_than_a_body_may_have() {
     let home = Home::new();
     home.agent("deaf", "", "[[replies]]\ntext = \"got\"\n");
     for (size, code) in [(5 << 20, 0), (65 << 20, 2)] {
@@ -180,7 +180,7 @@ async fn run_takes_more_from_stdin_than_a_daemon_takes_in_a_body() {
 }
 
 #[tokio::test]
-async fn run_keeps_its_record_where_it_is_told() {
+async fn run_keeps_its_record_in_the_given_directory() {
     let home = Home::new();
     home.agent("echo", "", ECHO);
     let ended = home
@@ -198,7 +198,7 @@ async fn run_keeps_its_record_where_it_is_told() {
 }
 
 #[tokio::test]
-async fn run_tells_turns_and_child_runs_when_asked() {
+async fn verbose_prints_turns_and_child_runs() {
     let home = Home::new();
     home.agent("echo", "", ECHO);
     home.agent(
@@ -248,7 +248,7 @@ async fn a_dry_run_needs_no_key() {
 }
 
 #[tokio::test]
-async fn exit_codes_tell_how_a_run_ended() {
+async fn exit_codes_match_how_a_run_ended() {
     let home = Home::new();
     home.write(
         "agents/real.toml",
@@ -369,7 +369,7 @@ async fn a_new_agent_file_is_valid_and_never_overwrites() {
 }
 
 #[tokio::test]
-async fn what_is_in_force_reads_back_as_the_same_agent() {
+async fn a_shown_definition_reads_back_as_the_same_agent() {
     let home = Home::new();
     home.axed(&["agents", "init", "helper"]).await.with(0);
     home.write("all/helper.toml", EVERY_KEY);
@@ -435,7 +435,7 @@ max_entries = 2
 "#;
 
 #[tokio::test]
-async fn invalid_files_are_listed_with_their_mistakes() {
+async fn invalid_files_are_listed_with_their_errors() {
     let home = Home::new();
     home.agent("good", "description = \"is fine\"\n", ECHO);
     home.write("agents/bad.toml", "name = \"bad\"\n");
@@ -501,7 +501,7 @@ async fn memories_are_analysed_and_trimmed() {
 }
 
 #[tokio::test]
-async fn run_remembers_where_the_daemon_would() {
+async fn run_uses_the_daemons_memory_file() {
     let home = Home::new();
     home.agent("notes", "[memory]\nenabled = true\n", ECHO);
     for input in ["one", "two"] {
@@ -514,7 +514,7 @@ async fn run_remembers_where_the_daemon_would() {
 }
 
 #[tokio::test]
-async fn a_reader_that_goes_away_is_no_panic() {
+async fn a_closed_stdout_causes_no_panic() {
     let home = Home::new();
     home.agent("echo", "", ECHO);
     for arguments in [
@@ -537,7 +537,7 @@ async fn a_reader_that_goes_away_is_no_panic() {
 }
 
 #[tokio::test]
-async fn everything_that_is_shipped_is_valid_and_runs() {
+async fn shipped_agents_are_valid_and_run() {
     let home = Home::new();
     let clone = Path::new(env!("CARGO_MANIFEST_DIR"));
     let in_clone = |arguments: &[&str]| axed_command(clone, arguments);

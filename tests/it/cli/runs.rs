@@ -36,7 +36,7 @@ fn ids(lines: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn runs_are_listed_by_what_is_asked_for() {
+async fn runs_are_listed_by_filter() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -139,7 +139,7 @@ async fn a_run_and_its_tree_are_shown() {
 }
 
 #[tokio::test]
-async fn a_run_is_cancelled_and_its_end_waited_for() {
+async fn a_cancel_can_wait_for_the_end() {
     let app = TestApp::setup().agent("slow", "").spawn().await;
     let gate = Gate::closed();
     app.provider.will(
@@ -169,7 +169,7 @@ async fn a_run_is_cancelled_and_its_end_waited_for() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_by_exit_code() {
+async fn exit_codes_show_missing_runs_and_daemons() {
     let app = TestApp::spawn().await;
     let unknown = "run_01890a5d-ac96-774b-bcce-b302099a8057";
     for command in ["show", "tree", "cancel"] {

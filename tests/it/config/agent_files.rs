@@ -41,7 +41,7 @@ fn version(agents: &Agents, name: &str) -> Option<String> {
 }
 
 #[test]
-fn the_first_directory_wins_and_odd_files_are_no_agents() {
+fn the_first_directory_wins_and_other_files_are_ignored() {
     let dir = tempfile::tempdir().expect("a directory");
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
     write(
@@ -84,7 +84,7 @@ fn the_first_directory_wins_and_odd_files_are_no_agents() {
 }
 
 #[test]
-fn a_broken_file_keeps_its_last_good_definition_and_an_unchanged_one_its_value() {
+fn an_invalid_file_keeps_its_last_valid_definition_and_an_unchanged_file_its_value() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("a.toml");
     write(&file, GOOD);
@@ -119,7 +119,7 @@ fn a_broken_file_keeps_its_last_good_definition_and_an_unchanged_one_its_value()
 }
 
 #[tokio::test]
-async fn a_change_is_in_force_by_itself() {
+async fn a_changed_file_is_loaded_automatically() {
     let dir = tempfile::tempdir().expect("a directory");
     // The directory appears after the watch has begun.
     let agents = dir.path().join("agents");
@@ -197,7 +197,7 @@ fn every_agent_that_ships_is_valid() {
 }
 
 #[test]
-fn the_template_is_an_agent() {
+fn the_template_is_a_valid_agent() {
     let dir = tempfile::tempdir().expect("a directory");
     write(&dir.path().join("new.toml"), &template::template("new"));
     let agents = Catalog::open(vec![dir.path().to_owned()], Rules::default()).current();

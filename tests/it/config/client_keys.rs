@@ -5,7 +5,7 @@ use axed::config::{KeyScope, ProviderKind};
 use secrecy::ExposeSecret;
 
 #[test]
-fn keys_and_addresses_come_from_the_environment_first() {
+fn the_environment_overrides_keys_and_addresses() {
     let text = "[providers.openai]\napi_key = \"file\"\nbase_url = \"http://file/v1/\"\n\
                 [providers.my-vllm]\nkind = \"openai\"\napi_key = \"file\"\n\
                 [providers.own]\nkind = \"anthropic\"\napi_key_env = \"SECRET_ONE\"\n";
@@ -76,7 +76,7 @@ fn a_secret_is_never_shown() {
 }
 
 #[test]
-fn keys_of_clients_are_read_strictly() {
+fn client_keys_are_checked_strictly() {
     let hash = "0123456789abcdef".repeat(4);
     let text = format!(
         "[auth.keys.a]\nsha256 = \"{hash}\"\nscopes = [\"run\", \"read\"]\nagents = [\"team-*\"]\n\

@@ -12,7 +12,7 @@ fn field<'a>(listed: &'a Value, agent: &str, key: &str) -> &'a Value {
 }
 
 #[tokio::test]
-async fn a_change_is_soon_in_force() {
+async fn a_changed_file_is_loaded_soon() {
     let app = TestApp::setup()
         .agent("solo", "system_prompt = \"Old.\"")
         .spawn()
@@ -43,7 +43,7 @@ async fn a_change_is_soon_in_force() {
 }
 
 #[tokio::test]
-async fn a_hangup_reloads_where_nothing_is_watched() {
+async fn sighup_reloads_if_nothing_is_watched() {
     let app = TestApp::setup()
         .config("[agents]\nwatch = false")
         .agent("solo", "")
@@ -58,7 +58,7 @@ async fn a_hangup_reloads_where_nothing_is_watched() {
 }
 
 #[tokio::test]
-async fn a_file_that_breaks_keeps_its_last_good_definition() {
+async fn a_file_that_becomes_invalid_keeps_its_last_valid_definition() {
     let app = TestApp::setup()
         .agent("solo", "system_prompt = \"Good.\"")
         .agent("other", "")
@@ -96,7 +96,7 @@ async fn a_file_that_breaks_keeps_its_last_good_definition() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_never_good_is_listed_and_refused() {
+async fn a_file_that_was_never_valid_is_listed_and_refused() {
     let app = TestApp::setup()
         .file("agents/blank.toml", "name = \" \"\nmodel = \"a/b\"\n")
         .file("agents/torn.toml", "name = \"torn\nmodel = ")
@@ -190,7 +190,7 @@ async fn the_first_of_several_directories_wins() {
 }
 
 #[tokio::test]
-async fn secrets_are_shown_to_nobody() {
+async fn secrets_are_never_shown() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let run = app.run("solo", "go").await;

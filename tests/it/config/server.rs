@@ -82,7 +82,7 @@ fn an_empty_configuration_has_every_default() {
 }
 
 #[test]
-fn a_flag_beats_a_variable_beats_the_file() {
+fn flags_override_variables_and_variables_override_the_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("axed.toml");
     let text = "[server]\nlisten = \"127.0.0.1:1\"\nmax_wait = 1\npath_prefix = \"axed/\"\n[agents]\ndirs = [\"a\"]\n";
@@ -363,7 +363,7 @@ fn runs_of_an_agent_and_of_a_key_are_limited_by_name() {
 }
 
 #[test]
-fn axeds_own_variables_beat_the_services() {
+fn axeds_variables_override_the_services() {
     let variables = [
         ("OPENAI_BASE_URL", "http://theirs"),
         ("AXED_OPENAI_BASE_URL", "http://ours"),
@@ -383,7 +383,7 @@ fn axeds_own_variables_beat_the_services() {
 }
 
 #[test]
-fn prices_scripts_and_zeros() {
+fn prices_scripts_and_zeros_are_read() {
     let text = "[prices.\"openai/gpt\"]\ninput = 2\noutput = 8.5\ncache_read = 0\n\
                 [providers.scripted]\nscripts = [\"s.toml\", \"/abs\"]\nmax_concurrent = 0\ntimeout = 0\n";
     let variables = [
@@ -429,7 +429,7 @@ fn prices_scripts_and_zeros() {
 }
 
 #[test]
-fn the_config_that_ships_is_valid_also_with_every_key_uncommented() {
+fn the_shipped_configuration_is_valid_with_every_key_uncommented() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/axed.toml");
     let Ok(text) = std::fs::read_to_string(&path) else {
         return;
@@ -465,7 +465,7 @@ fn uncommented(line: &str) -> &str {
 }
 
 #[test]
-fn retention_holds_for_all_or_for_one_state() {
+fn retention_applies_to_all_runs_or_to_one_status() {
     let kept = |seconds: u64, count: usize| RetentionLimit {
         age: (seconds > 0).then(|| Duration::from_secs(seconds)),
         count: (count > 0).then_some(count),

@@ -33,7 +33,7 @@ async fn refused(config: &str, arguments: &[&str]) -> (Output, String) {
 }
 
 #[tokio::test]
-async fn a_wrong_configuration_stops_the_start() {
+async fn an_invalid_configuration_stops_the_start() {
     for (config, parts) in [
         (
             "[server]\nlissten = \"127.0.0.1:0\"\n",
@@ -85,7 +85,7 @@ async fn without_keys_only_loopback_is_served() {
 }
 
 #[tokio::test]
-async fn the_environment_is_heard_between_flag_and_file() {
+async fn the_environment_ranks_between_flags_and_the_file() {
     let app = TestApp::setup()
         .server("default_timeout = 3")
         .environment("AXED_SERVER__DEFAULT_TIMEOUT", "5")
@@ -104,7 +104,7 @@ async fn the_environment_is_heard_between_flag_and_file() {
 }
 
 #[tokio::test]
-async fn health_is_open_from_the_start() {
+async fn health_needs_no_key_from_the_start() {
     let app = TestApp::spawn().await;
     assert_eq!(app.get("/livez").await.status, 200);
     let ready = app.get("/readyz").await;
@@ -119,7 +119,7 @@ async fn health_is_open_from_the_start() {
 }
 
 #[tokio::test]
-async fn every_route_is_below_the_prefix_and_says_so() {
+async fn every_route_and_link_has_the_prefix() {
     let app = TestApp::setup()
         .prefix("/ai/axed")
         .agent("solo", "")
@@ -151,7 +151,7 @@ async fn every_route_is_below_the_prefix_and_says_so() {
 }
 
 #[tokio::test]
-async fn every_wrong_request_is_a_problem() {
+async fn every_invalid_request_gets_a_problem() {
     let app = TestApp::setup()
         .server("max_body = 1000")
         .agent("solo", "")

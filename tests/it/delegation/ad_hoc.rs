@@ -30,7 +30,7 @@ fn offered(seen: &RecordedRequest) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn an_unnamed_agent_works_on_its_task_with_its_callers_means() {
+async fn an_ad_hoc_agent_works_on_its_task_with_its_callers_tools() {
     let agent = format!(
         "system_prompt = \"Work.\"\nsub_agents = [\"reader\"]\n[params]\ntemperature = 0.5\n{ON}"
     );
@@ -74,7 +74,7 @@ async fn an_unnamed_agent_works_on_its_task_with_its_callers_means() {
 }
 
 #[tokio::test]
-async fn the_allow_list_decides_alone() {
+async fn only_the_allow_list_decides() {
     let app = TestApp::setup()
         .agent("planner", &format!("sub_agents = [\"reader\"]\n{ON}"))
         .spawn()
@@ -115,7 +115,7 @@ async fn the_allow_list_decides_alone() {
 }
 
 #[tokio::test]
-async fn a_summary_is_one_more_turn_without_tools_that_does_not_count() {
+async fn a_summary_is_an_uncounted_turn_without_tools() {
     for wire in Wire::ALL {
         let model = wire.name();
         let agent = format!(
@@ -154,7 +154,7 @@ async fn a_summary_is_one_more_turn_without_tools_that_does_not_count() {
 }
 
 #[tokio::test]
-async fn a_summary_that_fails_leaves_the_tasks_own_text() {
+async fn a_failed_summary_keeps_the_tasks_text() {
     let app = TestApp::setup()
         .agent("planner", &format!("{ON}\n[retry]\nmax_retries = 0"))
         .spawn()
@@ -182,7 +182,7 @@ async fn a_summary_that_fails_leaves_the_tasks_own_text() {
 }
 
 #[tokio::test]
-async fn a_task_whose_turns_run_out_gives_what_it_has() {
+async fn a_task_out_of_turns_returns_its_last_text() {
     let app = TestApp::setup()
         .agent("planner", &format!("sub_agents = [\"nobody\"]\n{ON}"))
         .spawn()
@@ -218,7 +218,7 @@ async fn a_task_whose_turns_run_out_gives_what_it_has() {
 }
 
 #[tokio::test]
-async fn quotas_hold_for_calls_that_come_at_once() {
+async fn quotas_apply_to_parallel_calls() {
     let app = TestApp::setup()
         .agent("planner", &format!("{ON}\nmax_executions = 2"))
         .spawn()
@@ -253,7 +253,7 @@ async fn quotas_hold_for_calls_that_come_at_once() {
 }
 
 #[tokio::test]
-async fn the_roots_quota_counts_the_unnamed_agents_of_the_whole_tree() {
+async fn the_roots_quota_counts_the_ad_hoc_agents_of_the_whole_tree() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -290,7 +290,7 @@ async fn the_roots_quota_counts_the_unnamed_agents_of_the_whole_tree() {
 }
 
 #[tokio::test]
-async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
+async fn tokens_of_ad_hoc_agents_are_bounded_for_the_tree() {
     let app = TestApp::setup()
         .agent("planner", &format!("{ON}\nmax_total_tokens = 100"))
         .spawn()
@@ -317,7 +317,7 @@ async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
 }
 
 #[tokio::test]
-async fn the_depth_is_the_trees() {
+async fn depth_is_counted_over_the_tree() {
     // Each starts one more below it, until an error says that there is no more.
     let descend = |seen: &RecordedRequest| match seen.tool_results().last() {
         None => calls([task("deeper")]),
@@ -347,7 +347,7 @@ async fn the_depth_is_the_trees() {
 }
 
 #[tokio::test]
-async fn who_stands_at_the_limit_is_told_so() {
+async fn a_caller_at_the_depth_limit_is_informed() {
     // It still has `call_agent`, so that its calls mean something.
     let agent = format!(
         "sub_agents = [\"nobody\"]\n[sub_agents_config]\nmax_depth = 4\n{ON}\nmax_depth = 1"
@@ -373,7 +373,7 @@ async fn who_stands_at_the_limit_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_failed_task_and_a_long_result_are_told() {
+async fn failed_tasks_and_long_results_reach_the_caller() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -415,7 +415,7 @@ async fn a_failed_task_and_a_long_result_are_told() {
 }
 
 #[tokio::test]
-async fn a_restart_goes_on_with_the_task_and_keeps_the_quota() {
+async fn a_restart_resumes_the_task_and_keeps_the_quota() {
     let mut app = TestApp::setup()
         .agent(
             "planner",
@@ -472,7 +472,7 @@ async fn a_restart_goes_on_with_the_task_and_keeps_the_quota() {
 }
 
 #[tokio::test]
-async fn a_summary_that_a_kill_broke_off_is_asked_for_again() {
+async fn an_interrupted_summary_is_requested_again() {
     let mut app = TestApp::setup()
         .agent("planner", &format!("{ON}\nsummary = \"always\""))
         .spawn()
@@ -506,7 +506,7 @@ async fn a_summary_that_a_kill_broke_off_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_in_the_file_is_named() {
+async fn errors_in_the_section_are_named() {
     let app = TestApp::setup()
         .agent("deep", &format!("{ON}\nmax_depth = 6"))
         .agent("small", &format!("{ON}\noutput_max_size = 100"))
@@ -530,7 +530,7 @@ async fn what_is_wrong_in_the_file_is_named() {
 }
 
 #[tokio::test]
-async fn another_model_can_do_the_tasks() {
+async fn tasks_can_use_another_model() {
     let app = TestApp::setup()
         .agent("planner", &format!("{ON}\n model = \"openai/small\""))
         .spawn()

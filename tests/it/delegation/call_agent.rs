@@ -14,7 +14,7 @@ fn failed(agent: &str, why: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_child_gets_its_task_and_gives_back_its_final_text() {
+async fn a_child_gets_its_task_and_returns_its_final_text() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -90,7 +90,7 @@ async fn a_blank_context_is_left_out() {
 }
 
 #[tokio::test]
-async fn the_tool_is_offered_in_the_contracts_words() {
+async fn the_tools_definition_matches_the_contract() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -148,7 +148,7 @@ async fn the_tool_is_offered_in_the_contracts_words() {
 }
 
 #[tokio::test]
-async fn a_wrong_call_is_answered_with_what_is_wrong() {
+async fn an_invalid_call_gets_an_error_result() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -323,7 +323,7 @@ async fn a_child_that_fails_is_an_error_result() {
 }
 
 #[tokio::test]
-async fn children_of_one_reply_work_at_once_and_answer_in_the_order_of_the_calls() {
+async fn children_of_one_reply_run_in_parallel_and_return_in_call_order() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"one\", \"two\", \"three\"]")
         .agent("one", "")
@@ -374,7 +374,7 @@ async fn children_of_one_reply_work_at_once_and_answer_in_the_order_of_the_calls
 }
 
 #[tokio::test]
-async fn without_parallel_children_work_one_after_another() {
+async fn without_parallel_children_run_one_after_another() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -435,7 +435,7 @@ async fn max_concurrent_bounds_the_children_of_one_reply() {
 }
 
 #[tokio::test]
-async fn nested_parents_run_their_children_at_once_too() {
+async fn nested_parents_run_their_children_in_parallel_too() {
     let app = TestApp::setup()
         .agent("root", "sub_agents = [\"middle\"]")
         .agent("middle", "sub_agents = [\"leaf\"]")
@@ -484,7 +484,7 @@ async fn nested_parents_run_their_children_at_once_too() {
 }
 
 #[tokio::test]
-async fn one_failing_child_leaves_the_others_alone() {
+async fn one_failing_child_does_not_affect_the_others() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"good\", \"bad\"]")
         .agent("good", "")

@@ -52,7 +52,7 @@ fn ends(events: &[Event], reason: &str) -> BTreeMap<String, u64> {
 }
 
 #[tokio::test]
-async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
+async fn a_tree_of_121_runs_is_cancelled_from_the_leaves_up() {
     let app = scenario("").spawn().await;
     let run = at_work(&app, 81).await;
 
@@ -95,7 +95,7 @@ async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
 }
 
 #[tokio::test]
-async fn a_tree_is_cancelling_until_the_last_of_it_has_ended() {
+async fn a_tree_is_cancelling_until_its_last_run_has_ended() {
     let app = scenario("").spawn().await;
     let run = at_work(&app, 81).await;
 
@@ -137,7 +137,7 @@ async fn a_tree_is_cancelling_until_the_last_of_it_has_ended() {
 }
 
 #[tokio::test]
-async fn children_in_line_all_over_a_tree_are_never_made() {
+async fn queued_children_of_a_cancelled_tree_never_start() {
     let app = scenario("[sub_agents_config]\nmax_concurrent = 1")
         .spawn()
         .await;
@@ -159,7 +159,7 @@ async fn children_in_line_all_over_a_tree_are_never_made() {
 }
 
 #[tokio::test]
-async fn a_branch_that_is_cancelled_alone_ends_whole_and_its_caller_goes_on() {
+async fn a_cancelled_branch_ends_and_its_caller_continues() {
     let app = scenario("").spawn().await;
     let run = at_work(&app, 81).await;
     app.provider.will("l0", [says("did without it")]);
@@ -232,7 +232,7 @@ fn all_agree(record: &Value, cancel: &Value, waited: &Value, events: &[Event]) {
 }
 
 #[tokio::test]
-async fn a_cancel_and_an_end_at_the_same_moment_are_decided_once() {
+async fn a_cancel_that_races_with_an_end_is_decided_once() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -284,7 +284,7 @@ async fn a_cancel_and_an_end_at_the_same_moment_are_decided_once() {
 }
 
 #[tokio::test]
-async fn a_child_that_nobody_came_back_to_yet_can_be_cancelled() {
+async fn a_child_that_has_not_resumed_can_be_cancelled() {
     let mut app = TestApp::setup()
         .agent("first", "")
         .agent("planner", "sub_agents = [\"reader\"]")

@@ -56,17 +56,17 @@ async fn reached(limits: &[(&str, u8)]) -> Vec<&'static str> {
 }
 
 #[tokio::test]
-async fn three_levels_where_nothing_is_said() {
+async fn the_default_depth_is_three_levels() {
     assert_eq!(reached(&[]).await, ["a", "b", "c", "d"]);
 }
 
 #[tokio::test]
-async fn the_roots_limit_governs_the_tree() {
+async fn the_roots_depth_limit_applies_to_the_tree() {
     assert_eq!(reached(&[("a", 1), ("b", 5)]).await, ["a", "b"]);
 }
 
 #[tokio::test]
-async fn five_is_the_deepest_and_an_unset_limit_does_not_tighten() {
+async fn five_is_the_deepest_level_and_an_unset_limit_has_no_effect() {
     let all = ["a", "b", "c", "d", "e", "f"];
     assert_eq!(reached(&[("a", 5)]).await, all);
 }
@@ -77,7 +77,7 @@ async fn a_child_tightens_its_own_subtree() {
 }
 
 #[tokio::test]
-async fn a_dry_run_tells_the_limit() {
+async fn a_dry_run_shows_the_limit() {
     let app = chain(&[("a", 2)]).spawn().await;
     let dry = app.post("/agents/a/dry-run", &serde_json::json!({})).await;
     assert_eq!(dry.status, 200, "{}", dry.text);

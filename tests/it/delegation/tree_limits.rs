@@ -88,7 +88,7 @@ async fn delegations_of_one_reply_above_the_bound_are_error_results() {
 }
 
 #[tokio::test]
-async fn calls_of_one_reply_above_the_bound_are_dropped_and_the_model_learns_of_it() {
+async fn calls_of_one_reply_above_the_bound_are_dropped_with_an_error_result() {
     let app = TestApp::setup()
         .config("[runs]\nmax_calls = 2")
         .agent("solo", "tools = [\"list_directory\"]")
@@ -112,7 +112,7 @@ async fn calls_of_one_reply_above_the_bound_are_dropped_and_the_model_learns_of_
 }
 
 #[tokio::test]
-async fn a_tree_keeps_its_count_over_a_restart() {
+async fn a_tree_keeps_its_run_count_over_a_restart() {
     let mut app = TestApp::setup()
         .config("[runs]\nmax_tree = 3")
         .agent("planner", "sub_agents = [\"reader\"]")
@@ -151,7 +151,7 @@ async fn a_tree_keeps_its_count_over_a_restart() {
 }
 
 #[tokio::test]
-async fn roots_above_the_runs_at_work_wait_and_children_are_error_results() {
+async fn roots_above_the_limit_of_active_runs_wait_and_children_are_error_results() {
     let app = TestApp::setup()
         .config("[runs]\nmax_live = 2")
         .agent("planner", "sub_agents = [\"reader\"]")

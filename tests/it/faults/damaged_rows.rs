@@ -157,7 +157,7 @@ async fn a_session_whose_last_conversation_is_damaged_fails_its_next_run() {
 }
 
 #[tokio::test]
-async fn a_tree_that_cannot_be_written_alone_makes_nothing_else_unavailable() {
+async fn one_tree_that_cannot_be_written_affects_no_other() {
     let app = TestApp::setup()
         .agent("solo", "")
         .agent("stubborn", "")

@@ -76,7 +76,7 @@ fn large() -> Value {
 }
 
 #[tokio::test]
-async fn a_full_disk_lets_runs_be_read_and_deleted_also_after_a_restart() {
+async fn runs_can_be_read_and_deleted_on_a_full_disk_also_after_a_restart() {
     let Some(disk) = Disk::of(128) else {
         eprintln!("skipped: this machine mounts no file system for a test");
         return;
@@ -130,7 +130,7 @@ async fn a_full_disk_lets_runs_be_read_and_deleted_also_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_data_directory_that_is_taken_away_makes_the_daemon_not_ready() {
+async fn a_removed_data_directory_makes_the_daemon_unready() {
     for path in ["data", "data/axed.db", "data/axed.db-wal"] {
         let app = TestApp::setup().agent("solo", "").spawn().await;
         app.provider.always("solo", |_| says("done"));
@@ -179,7 +179,7 @@ async fn a_log_without_its_database_is_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn damage_is_told_as_damage() {
+async fn damaged_records_are_reported_as_damaged() {
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let (bad, good) = (
@@ -241,7 +241,7 @@ async fn damage_is_told_as_damage() {
 }
 
 #[tokio::test]
-async fn a_backup_of_a_daemon_at_work_is_restored() {
+async fn a_backup_of_a_running_daemon_can_be_restored() {
     let mut app = TestApp::setup()
         .agent("solo", "")
         .agent("slow", "")

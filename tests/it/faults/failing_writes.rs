@@ -84,7 +84,7 @@ async fn ended_whole(app: &TestApp, id: &str) -> Value {
 }
 
 #[tokio::test]
-async fn runs_at_work_outlive_a_locked_database() {
+async fn active_runs_survive_a_locked_database() {
     let app = TestApp::setup()
         .agent("solo", "")
         .agent("planner", "sub_agents = [\"reader\"]")
@@ -174,7 +174,7 @@ async fn runs_at_work_outlive_a_locked_database() {
 }
 
 #[tokio::test]
-async fn a_tree_of_which_one_write_fails_stops_and_goes_on() {
+async fn a_tree_with_a_failed_write_is_suspended_and_resumed() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"fast\", \"slow\"]")
         .agent("fast", "")
@@ -214,7 +214,7 @@ async fn a_tree_of_which_one_write_fails_stops_and_goes_on() {
 }
 
 #[tokio::test]
-async fn a_run_that_cannot_be_recorded_never_was() {
+async fn a_run_that_cannot_be_recorded_is_not_accepted() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     refuse(&app, "new.events LIKE '%turn.started%'");
@@ -230,7 +230,7 @@ async fn a_run_that_cannot_be_recorded_never_was() {
 }
 
 #[tokio::test]
-async fn a_write_that_nobody_waits_for_suspends_its_tree_too() {
+async fn a_failed_unawaited_write_suspends_its_tree_too() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -264,7 +264,7 @@ async fn a_write_that_nobody_waits_for_suspends_its_tree_too() {
 }
 
 #[tokio::test]
-async fn a_tool_that_changes_something_is_not_performed_twice() {
+async fn a_tool_with_side_effects_is_not_executed_twice() {
     let agent = "workdir = \"work\"\ntools = [\"edit_file\"]\n";
     let app = TestApp::setup()
         .agent("careful", agent)
@@ -298,7 +298,7 @@ async fn a_tool_that_changes_something_is_not_performed_twice() {
 }
 
 #[tokio::test]
-async fn a_decision_is_not_taken_while_the_store_fails() {
+async fn a_decision_is_refused_while_the_store_fails() {
     let agent = "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]\n";
     let app = TestApp::setup()
         .agent("careful", agent)
@@ -338,7 +338,7 @@ async fn a_decision_is_not_taken_while_the_store_fails() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_stops_while_the_store_fails_leaves_its_runs_to_the_next() {
+async fn runs_suspended_at_shutdown_are_resumed_by_the_next_process() {
     let mut app = TestApp::setup()
         .server("drain_timeout = 600")
         .agent("solo", "")
@@ -397,7 +397,7 @@ async fn restart_in_little_room(app: &mut TestApp) -> bool {
 }
 
 #[tokio::test]
-async fn runs_at_work_outlive_a_full_disk() {
+async fn active_runs_survive_a_full_disk() {
     let mut app = TestApp::setup()
         .agent("planner", "sub_agents = [\"solo\"]")
         .agent("solo", "")

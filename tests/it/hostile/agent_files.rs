@@ -15,17 +15,17 @@ proptest! {
     #![proptest_config(proptest_config(256))]
 
     #[test]
-    fn any_agent_file_is_a_definition_or_an_error_that_says_where((_, text) in mutilated(agents())) {
+    fn any_agent_file_is_a_definition_or_a_located_error((_, text) in mutilated(agents())) {
         let _ = check_agent(text.as_bytes());
     }
 
     #[test]
-    fn any_bytes_are_no_agent(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_not_an_agent(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = check_agent(&bytes);
     }
 
     #[test]
-    fn a_key_that_nobody_knows_is_named_with_its_place(
+    fn an_unknown_key_is_named_with_its_line(
         (text, line) in select(agents()).prop_flat_map(|text| {
             let lines = text.lines().count();
             (Just(text), 0..lines)
@@ -44,7 +44,7 @@ proptest! {
     }
 
     #[test]
-    fn any_configuration_is_read_or_told_with_its_file((is_whole, text) in mutilated(vec![config()])) {
+    fn any_configuration_is_read_or_rejected_with_its_file((is_whole, text) in mutilated(vec![config()])) {
         let reported = configured(text.as_bytes());
         prop_assert_eq!(&reported, &configured(text.as_bytes()));
         match reported {
@@ -58,7 +58,7 @@ proptest! {
     }
 
     #[test]
-    fn a_number_comes_back_from_the_record_as_it_was(temperature in 0.0..100.0_f64, top_p in 0.0..1.0_f64) {
+    fn numbers_survive_a_round_trip_through_the_record(temperature in 0.0..100.0_f64, top_p in 0.0..1.0_f64) {
         let text = format!(
             "name = \"some\"\nmodel = \"p/m\"\n[params]\ntemperature = {temperature:?}\ntop_p = {top_p:?}\n"
         );

@@ -43,7 +43,7 @@ fn setup() -> Setup {
 }
 
 #[tokio::test]
-async fn a_body_that_is_no_text() {
+async fn a_body_that_is_not_text() {
     let app = setup().spawn().await;
     let bystander = Bystander::start(&app).await;
     let post = |kind: &str, body: &'static [u8]| {
@@ -134,7 +134,7 @@ async fn a_header_of_a_mebibyte() {
 }
 
 #[tokio::test]
-async fn names_that_lead_elsewhere() {
+async fn names_with_path_traversal() {
     let app = setup()
         .file("secret.toml", "name = \"secret\"")
         .spawn()
@@ -211,7 +211,7 @@ async fn failures(answer: ScriptedAnswer) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_provider_that_answers_with_a_web_page() {
+async fn a_provider_that_replies_with_a_web_page() {
     let page = "<!doctype html><html><body>Sign in to the hotel's network</body></html>";
     for message in failures(raw(200, "text/html", page)).await {
         assert!(message.starts_with("server: "), "{message}");
@@ -226,21 +226,21 @@ async fn a_provider_that_breaks_off() {
 }
 
 #[tokio::test]
-async fn a_provider_that_never_ends() {
+async fn a_provider_with_an_endless_reply() {
     for message in failures(says("on").endless()).await {
         assert_eq!(message, "server: response too large");
     }
 }
 
 #[tokio::test]
-async fn a_provider_that_sends_one_line_without_end() {
+async fn a_provider_that_sends_an_endless_line() {
     for message in failures(raw(200, "text/event-stream", "data: {\"a").endless()).await {
         assert!(message.starts_with("server: "), "{message}");
     }
 }
 
 #[tokio::test]
-async fn a_provider_that_sends_no_text() {
+async fn a_provider_that_sends_invalid_utf_8() {
     for message in failures(raw(
         200,
         "application/json",

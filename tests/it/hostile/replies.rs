@@ -15,7 +15,7 @@ thread_local! {
 }
 
 #[test]
-fn recorded_answers_mean_the_same_however_they_are_cut() {
+fn recorded_replies_parse_the_same_for_any_chunks() {
     for (wire, body) in recorded() {
         for sent in [("text/event-stream", true), ("application/json", false)] {
             let (kind, stream) = sent;
@@ -31,7 +31,7 @@ fn recorded_answers_mean_the_same_however_they_are_cut() {
 }
 
 #[test]
-fn a_reply_that_is_whole_before_the_bound_stands_whatever_follows() {
+fn a_reply_complete_before_the_size_limit_is_kept() {
     let end = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
     let sent = RawResponse {
         status: 200,
@@ -46,7 +46,7 @@ proptest! {
     #![proptest_config(proptest_config(256))]
 
     #[test]
-    fn any_answer_is_a_reply_or_an_error_however_it_is_cut(
+    fn any_response_is_a_reply_or_an_error_for_any_chunks(
         (wire, sent) in sent(),
         cuts in prop::collection::vec(any::<usize>(), 0..12),
     ) {

@@ -12,7 +12,7 @@ async fn refused(app: &TestApp, body: &Value) -> (String, Value) {
 }
 
 #[tokio::test]
-async fn a_path_is_no_longer_than_the_system_allows() {
+async fn paths_are_limited_to_the_systems_maximum() {
     let app = TestApp::setup()
         .config("[tools]\nroots = [\"area\"]")
         .file("area/x", "")
@@ -29,7 +29,7 @@ async fn a_path_is_no_longer_than_the_system_allows() {
 }
 
 #[tokio::test]
-async fn the_patterns_of_a_schema_are_bounded_together() {
+async fn the_patterns_of_a_schema_share_one_limit() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let pattern = r"(\w{50}){9}".repeat(2_000);
     let schema = json!({"type": "string", "pattern": pattern});
@@ -41,7 +41,7 @@ async fn the_patterns_of_a_schema_are_bounded_together() {
 }
 
 #[tokio::test]
-async fn a_query_has_few_parameters() {
+async fn the_number_of_query_parameters_is_bounded() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let labels: Vec<String> = (0..4_000).map(|n| format!("label.{n}=x")).collect();
     let got = app.get(&format!("/runs?{}", labels.join("&"))).await;

@@ -59,7 +59,7 @@ async fn slowest_livez<T>(app: &TestApp, work: impl Future<Output = T>) -> (T, D
 }
 
 #[tokio::test]
-async fn a_hostile_schema_ends_its_run_and_holds_up_nobody() {
+async fn a_hostile_schema_fails_its_run_and_delays_no_other() {
     let app = TestApp::setup()
         .agent("solo", "")
         .agent("other", "")
@@ -122,7 +122,7 @@ async fn references_do_not_overflow_the_stack() {
 }
 
 #[tokio::test]
-async fn a_check_that_the_daemon_is_killed_in_is_not_begun_for_ever() {
+async fn a_check_that_kills_the_daemon_is_eventually_abandoned() {
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
     let (schema, value) = compares();
     app.provider
@@ -176,7 +176,7 @@ for line in sys.stdin:
 "#;
 
 #[tokio::test]
-async fn a_hostile_schema_of_a_tool_costs_the_call() {
+async fn a_tools_hostile_schema_fails_the_call() {
     let (schema, arguments) = compares();
     let path = process_environment().remove("PATH").expect("a PATH");
     let app = TestApp::setup()

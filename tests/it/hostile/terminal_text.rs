@@ -45,7 +45,7 @@ async fn piped(app: &TestApp, arguments: &[&str]) -> (Vec<u8>, Vec<u8>) {
 }
 
 #[tokio::test]
-async fn a_final_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() {
+async fn a_final_text_is_exact_in_a_pipe_and_escaped_on_a_terminal() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says(HOSTILE));
     let server = app.daemon.url.clone();
@@ -76,7 +76,7 @@ async fn a_final_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() {
 }
 
 #[tokio::test]
-async fn what_is_said_of_a_run_is_harmless_too() {
+async fn tables_and_trees_are_escaped_too() {
     let hostile = serde_json::to_string(HOSTILE).expect("JSON");
     let app = TestApp::setup()
         .agent(
@@ -124,7 +124,7 @@ async fn what_is_said_of_a_run_is_harmless_too() {
 }
 
 #[tokio::test]
-async fn a_person_who_decides_sees_all_of_the_arguments() {
+async fn a_pending_approval_shows_all_arguments() {
     let app = TestApp::setup()
         .agent(
             "careful",

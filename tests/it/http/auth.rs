@@ -114,7 +114,7 @@ fn code(got: &ApiResponse) -> Value {
 }
 
 #[tokio::test]
-async fn without_a_key_only_what_is_open_answers() {
+async fn without_a_key_only_public_routes_respond() {
     let app = with_keys(&[("ada", "scopes = [\"admin\"]")]).spawn().await;
     for (method, path, _) in ROUTES {
         let path = path.replace("RUN", NO_RUN);
@@ -146,7 +146,7 @@ async fn without_a_key_only_what_is_open_answers() {
 }
 
 #[tokio::test]
-async fn every_route_asks_for_its_scope() {
+async fn every_route_requires_its_scope() {
     let scopes = ["run", "read", "cancel", "metrics", "admin"];
     let keys = scopes.map(|scope| (scope, format!("scopes = [\"{scope}\"]")));
     let keys: Vec<(&str, &str)> = keys.iter().map(|(n, rest)| (*n, rest.as_str())).collect();
@@ -171,7 +171,7 @@ async fn every_route_asks_for_its_scope() {
 }
 
 #[tokio::test]
-async fn an_agent_outside_a_keys_globs_does_not_exist_for_it() {
+async fn agents_outside_a_keys_globs_are_hidden_from_it() {
     let app = with_keys(&[
         ("solist", "scopes = [\"admin\"]\nagents = [\"sol*\", \"x\"]"),
         ("ada", "scopes = [\"admin\"]\nagents = []"),
@@ -207,7 +207,7 @@ async fn an_agent_outside_a_keys_globs_does_not_exist_for_it() {
 }
 
 #[tokio::test]
-async fn globs_hide_whole_trees_and_judge_them_by_their_root() {
+async fn globs_hide_whole_trees_by_their_root_agent() {
     let app = with_keys(&[
         ("ada", "scopes = [\"admin\"]"),
         ("planners", "scopes = [\"admin\"]\nagents = [\"planner\"]"),
@@ -302,7 +302,7 @@ async fn a_key_sees_its_own_runs_and_an_admin_all() {
 }
 
 #[tokio::test]
-async fn a_key_stops_its_own_run_and_no_other() {
+async fn a_key_cancels_only_its_own_runs() {
     let app = with_keys(&[
         ("alice", "scopes = [\"run\", \"read\", \"cancel\"]"),
         ("bob", "scopes = [\"cancel\"]"),
@@ -325,7 +325,7 @@ async fn a_key_stops_its_own_run_and_no_other() {
 }
 
 #[tokio::test]
-async fn keys_open_other_addresses_and_outweigh_the_flag() {
+async fn with_keys_any_address_is_served_and_the_flag_has_no_effect() {
     for flag in [None, Some("--insecure-no-auth")] {
         let mut setup = with_keys(&[("ada", "scopes = [\"admin\"]")])
             .argument("--listen")
@@ -359,7 +359,7 @@ async fn a_key_can_come_from_the_environment() {
 }
 
 #[tokio::test]
-async fn no_key_is_told_to_the_log() {
+async fn keys_are_never_logged() {
     let app = with_keys(&[("ada", "scopes = [\"admin\"]")])
         .environment("AXED_TELEMETRY__LOG", "trace")
         .spawn()
@@ -414,7 +414,7 @@ async fn a_new_key_and_its_lines_fit() {
 }
 
 #[tokio::test]
-async fn commands_bring_a_key_along() {
+async fn commands_send_the_configured_key() {
     let app = with_keys(&[
         ("ada", "scopes = [\"admin\"]"),
         ("reader", "scopes = [\"read\"]"),
@@ -463,7 +463,7 @@ async fn commands_bring_a_key_along() {
 }
 
 #[tokio::test]
-async fn an_idempotency_key_is_its_credentials_own() {
+async fn an_idempotency_key_belongs_to_its_client_key() {
     let rest = "scopes = [\"run\"]";
     let app = with_keys(&[("ann", rest), ("bob", rest)]).spawn().await;
     app.provider.always("solo", |_| says("done"));

@@ -35,7 +35,7 @@ async fn answer(app: &TestApp, request: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn a_request_names_its_host_once() {
+async fn a_request_has_exactly_one_host() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let port = app.daemon.url.rsplit(':').next().expect("a port");
     let evil = format!("host: evil.example:{port}\r\n");
@@ -67,7 +67,7 @@ async fn a_request_names_its_host_once() {
 }
 
 #[tokio::test]
-async fn an_old_client_may_probe_without_a_host() {
+async fn http_1_0_probes_need_no_host() {
     let app = TestApp::setup().spawn().await;
     for (path, expected) in [
         ("/livez", 200),
@@ -102,7 +102,7 @@ async fn a_host_that_differs_from_the_authority_is_refused() {
 }
 
 #[tokio::test]
-async fn who_sends_no_request_makes_way_for_who_does() {
+async fn pending_connections_are_closed_for_new_ones() {
     let app = TestApp::setup()
         .agent("solo", "")
         .server("max_pending_per_address = 20")
@@ -135,7 +135,7 @@ async fn who_sends_no_request_makes_way_for_who_does() {
 }
 
 #[tokio::test]
-async fn connections_with_a_request_are_not_closed_for_others() {
+async fn connections_with_a_request_are_never_closed_for_new_ones() {
     let app = TestApp::setup()
         .server("max_pending_per_address = 2\nmax_pending_connections = 2")
         .spawn()
@@ -164,7 +164,7 @@ async fn connections_with_a_request_are_not_closed_for_others() {
 }
 
 #[tokio::test]
-async fn without_a_free_descriptor_idle_connections_go() {
+async fn idle_connections_are_closed_if_descriptors_run_out() {
     let app = TestApp::setup().spawn().await;
     let daemon = Pid::from_raw(i32::try_from(app.daemon.pid()).expect("a process id"));
     let files = Some(128);

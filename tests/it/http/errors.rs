@@ -22,7 +22,7 @@ fn code(got: &ApiResponse) -> String {
 }
 
 #[tokio::test]
-async fn a_wrong_field_is_pointed_at() {
+async fn an_invalid_field_has_a_pointer() {
     let app = solo().await;
     for (body, pointer, said) in [
         (json!({"inptu": "x"}), "/inptu", "did you mean \"input\"?"),
@@ -72,7 +72,7 @@ async fn a_wrong_field_is_pointed_at() {
 }
 
 #[tokio::test]
-async fn a_wrong_parameter_is_named() {
+async fn an_invalid_parameter_is_named() {
     let app = solo().await;
     for (path, said) in [
         ("/runs?statsu=failed", "did you mean \"status\"?"),
@@ -103,7 +103,7 @@ async fn a_wrong_parameter_is_named() {
 }
 
 #[tokio::test]
-async fn a_body_of_another_kind_is_told_how_to_send_it() {
+async fn an_unsupported_content_type_gets_415_with_advice() {
     let app = solo().await;
     let post = |path: &str, kind: &str, body: &'static str| {
         let request = app.request(Method::POST, path).body(body);
@@ -134,7 +134,7 @@ async fn a_body_of_another_kind_is_told_how_to_send_it() {
 }
 
 #[tokio::test]
-async fn every_answer_bears_the_callers_id_or_one_of_ours() {
+async fn every_response_has_the_clients_request_id_or_a_new_one() {
     let app = solo().await;
     let ask = |path: &str, id: &str| {
         send(
@@ -157,7 +157,7 @@ async fn every_answer_bears_the_callers_id_or_one_of_ours() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_names_the_right_ones_and_head_is_one() {
+async fn a_wrong_method_gets_405_with_allow_including_head() {
     let app = solo().await;
     let wrong = send(app.request(Method::PATCH, "/runs/run_x")).await;
     wrong.problem(405);
@@ -171,7 +171,7 @@ async fn a_wrong_method_names_the_right_ones_and_head_is_one() {
 }
 
 #[tokio::test]
-async fn what_is_no_http_is_answered_too() {
+async fn malformed_http_gets_a_problem() {
     let app = solo().await;
     let address = app.daemon.url.strip_prefix("http://").expect("a URL");
     let mut stream = TcpStream::connect(address).await.expect("connect");
@@ -189,7 +189,7 @@ async fn what_is_no_http_is_answered_too() {
 }
 
 #[tokio::test]
-async fn http_2_without_tls_is_spoken() {
+async fn http_2_works_without_tls() {
     let app = solo().await;
     let client = Client::builder()
         .http2_prior_knowledge()
@@ -208,7 +208,7 @@ async fn http_2_without_tls_is_spoken() {
 }
 
 #[tokio::test]
-async fn a_reason_is_kept_and_bounded() {
+async fn a_cancel_reason_is_recorded_and_bounded() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
@@ -228,7 +228,7 @@ async fn a_reason_is_kept_and_bounded() {
 }
 
 #[tokio::test]
-async fn children_tree_and_pages_fit_together() {
+async fn children_tree_and_pages_are_consistent() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"a\", \"b\"]")
         .agent("a", "")
@@ -280,7 +280,7 @@ async fn children_tree_and_pages_fit_together() {
 }
 
 #[tokio::test]
-async fn web_pages_of_others_are_kept_out() {
+async fn requests_from_other_sites_are_refused() {
     let app = solo().await;
     for (header, value) in [
         ("origin", "https://evil.example"),

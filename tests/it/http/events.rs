@@ -27,7 +27,7 @@ fn gapless(events: &[Event]) {
 }
 
 #[tokio::test]
-async fn a_tree_is_told_in_order_and_without_gaps() {
+async fn events_of_a_tree_are_ordered_and_without_gaps() {
     let app = family().await;
     app.provider
         .will("reader", [says("read").with_usage(40, 4)]);
@@ -82,7 +82,7 @@ async fn a_tree_is_told_in_order_and_without_gaps() {
 }
 
 #[tokio::test]
-async fn a_listener_hears_the_past_then_the_present_and_then_the_end() {
+async fn a_stream_sends_stored_events_then_live_ones_to_the_end() {
     let app = family().await;
     let gate = Gate::closed();
     app.provider
@@ -106,7 +106,7 @@ async fn a_listener_hears_the_past_then_the_present_and_then_the_end() {
 }
 
 #[tokio::test]
-async fn a_listener_can_start_in_the_middle() {
+async fn a_stream_can_start_in_the_middle() {
     let app = family().await;
     app.provider.will("reader", [says("read")]);
     let run = app.run("planner", "go").await;
@@ -122,7 +122,7 @@ async fn a_listener_can_start_in_the_middle() {
 }
 
 #[tokio::test]
-async fn a_run_can_be_heard_without_its_children_and_a_child_alone() {
+async fn scope_self_excludes_children_and_a_child_has_its_own_stream() {
     let app = family().await;
     app.provider.will("reader", [says("read")]);
     let run = app.run("planner", "go").await;
@@ -174,7 +174,7 @@ async fn deltas_are_live_only() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_not_there_has_no_events() {
+async fn events_of_an_unknown_run_are_404() {
     let app = TestApp::spawn().await;
     app.get("/runs/run_00000000-0000-7000-8000-000000000000/events")
         .await

@@ -42,7 +42,7 @@ async fn runs(app: &TestApp) -> usize {
 const RUNS: &str = "/agents/solo/runs";
 
 #[tokio::test]
-async fn a_repetition_is_answered_with_the_same_run_as_it_stands() {
+async fn a_repeated_request_returns_the_same_run() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
@@ -70,7 +70,7 @@ async fn a_repetition_is_answered_with_the_same_run_as_it_stands() {
 }
 
 #[tokio::test]
-async fn another_body_is_refused_and_another_key_or_route_is_another_run() {
+async fn another_body_is_refused_and_another_key_or_agent_starts_another_run() {
     let app = TestApp::setup()
         .agent("solo", "")
         .agent("other", "")
@@ -104,7 +104,7 @@ async fn another_body_is_refused_and_another_key_or_route_is_another_run() {
 }
 
 #[tokio::test]
-async fn a_key_outlives_the_daemon() {
+async fn an_idempotency_key_survives_a_restart() {
     let mut app = solo().await;
     let first = post(&app, "/agents/solo/runs?wait=40", "k", "go").await;
     assert_eq!(first.status, 200, "{}", first.text);
@@ -122,7 +122,7 @@ async fn a_key_outlives_the_daemon() {
 }
 
 #[tokio::test]
-async fn fifty_at_once_are_one_run() {
+async fn fifty_concurrent_requests_start_one_run() {
     let app = solo().await;
 
     let all = join_all((0..50).map(|_| post(&app, RUNS, "k", "go"))).await;
@@ -143,7 +143,7 @@ async fn fifty_at_once_are_one_run() {
 }
 
 #[tokio::test]
-async fn fifty_at_once_in_a_full_house_are_one_run_in_the_queue() {
+async fn fifty_concurrent_requests_queue_one_run() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 50")
         .agent("solo", "")
@@ -174,7 +174,7 @@ async fn fifty_at_once_in_a_full_house_are_one_run_in_the_queue() {
 }
 
 #[tokio::test]
-async fn a_refusal_claims_nothing() {
+async fn a_refused_request_does_not_use_the_key() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 1")
         .agent("solo", "")
@@ -213,7 +213,7 @@ async fn a_refusal_claims_nothing() {
 }
 
 #[tokio::test]
-async fn a_repetition_is_answered_where_a_new_run_would_be_refused() {
+async fn a_repeated_request_succeeds_if_a_new_run_would_be_refused() {
     let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 1")
         .agent("solo", "")
@@ -250,7 +250,7 @@ async fn a_repetition_is_answered_where_a_new_run_would_be_refused() {
 }
 
 #[tokio::test]
-async fn a_wrong_key_is_named() {
+async fn an_invalid_key_is_named() {
     let app = solo().await;
     for key in ["", "two words", &"k".repeat(256)] {
         let got = post(&app, RUNS, key, "go").await;
@@ -262,7 +262,7 @@ async fn a_wrong_key_is_named() {
 }
 
 #[tokio::test]
-async fn a_repeated_stream_tells_the_run_from_its_first_event() {
+async fn a_repeated_streaming_request_starts_at_the_first_event() {
     let app = solo().await;
     let stream = || request(&app, RUNS, "k", "go").header("accept", "text/event-stream");
     let listen = async || {

@@ -93,7 +93,7 @@ impl Nginx {
 }
 
 #[tokio::test]
-async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
+async fn nginx_with_default_settings_does_not_buffer_events() {
     let app = TestApp::setup()
         .prefix("/axed")
         .agent("solo", "")
@@ -157,7 +157,7 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
 }
 
 #[tokio::test]
-async fn a_path_prefix_holds_behind_nginx() {
+async fn a_path_prefix_works_behind_nginx() {
     let app = TestApp::setup()
         .prefix("/axed")
         .agent("solo", "")

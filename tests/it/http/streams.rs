@@ -48,7 +48,7 @@ fn gapless(events: &[Event]) -> bool {
 }
 
 #[tokio::test]
-async fn a_streaming_post_tells_every_event_and_every_delta_in_order() {
+async fn a_streaming_post_sends_every_event_and_delta_in_order() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let words: Vec<String> = (0..200).map(|n| format!("{n:0>999} ")).collect();
     let text = words.concat();
@@ -73,7 +73,7 @@ async fn a_streaming_post_tells_every_event_and_every_delta_in_order() {
 }
 
 #[tokio::test]
-async fn a_streaming_post_tells_a_whole_tree() {
+async fn a_streaming_post_sends_the_events_of_the_whole_tree() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -127,7 +127,7 @@ async fn a_streaming_post_that_is_refused_is_a_problem() {
 }
 
 #[tokio::test]
-async fn a_body_can_do_without_deltas() {
+async fn a_body_can_turn_deltas_off() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("one two three"));
 
@@ -141,7 +141,7 @@ async fn a_body_can_do_without_deltas() {
 }
 
 #[tokio::test]
-async fn who_leaves_a_streaming_post_does_not_stop_the_run() {
+async fn disconnecting_from_a_streaming_post_does_not_stop_the_run() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
@@ -157,7 +157,7 @@ async fn who_leaves_a_streaming_post_does_not_stop_the_run() {
 }
 
 #[tokio::test]
-async fn a_silence_is_broken_by_a_comment() {
+async fn a_quiet_stream_sends_comments() {
     let app = TestApp::setup().agent("slow", "").spawn().await;
     app.provider.will("slow", [hangs()]);
     let run = app.start("slow", "go").await;
@@ -178,7 +178,7 @@ async fn a_silence_is_broken_by_a_comment() {
 }
 
 #[tokio::test]
-async fn the_first_block_is_an_event_and_the_first_byte_comes_at_once() {
+async fn the_first_block_is_an_event_and_is_sent_at_once() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
@@ -253,7 +253,7 @@ impl Reader {
 }
 
 #[tokio::test]
-async fn a_client_that_is_cut_a_hundred_times_misses_nothing_and_hears_nothing_twice() {
+async fn a_client_that_reconnects_a_hundred_times_gets_every_event_once() {
     const CHILDREN: usize = 25;
     let mut app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]\nstream = true")
@@ -304,7 +304,7 @@ async fn a_client_that_is_cut_a_hundred_times_misses_nothing_and_hears_nothing_t
 }
 
 #[tokio::test]
-async fn who_comes_back_after_the_end_is_told_to_stay_away() {
+async fn reconnecting_after_the_end_returns_204() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")

@@ -73,7 +73,7 @@ async fn waits<'a>(app: &'a TestApp, run: &Run<'_>) -> Run<'a> {
 }
 
 #[tokio::test]
-async fn two_turns_with_a_tool_are_two_batches_at_their_price() {
+async fn two_turns_are_two_batches_at_batch_prices() {
     for (agent, share) in WIRES {
         let app = setup().spawn().await;
         app.provider.will(
@@ -115,7 +115,7 @@ async fn two_turns_with_a_tool_are_two_batches_at_their_price() {
 }
 
 #[tokio::test]
-async fn a_run_in_a_batch_waits_without_time_slot_or_permit() {
+async fn a_run_in_a_batch_uses_no_time_permit_or_request_slot() {
     let app = setup()
         .config("[runs]\nmax_running = 1")
         .agent("parent", "sub_agents = [\"claude\"]")
@@ -154,7 +154,7 @@ async fn a_run_in_a_batch_waits_without_time_slot_or_permit() {
 }
 
 #[tokio::test]
-async fn a_batch_is_gone_on_with_after_a_restart() {
+async fn a_batch_continues_after_a_restart() {
     for (agent, share) in WIRES {
         for is_crash in [true, false] {
             let mut app = setup().spawn().await;
@@ -187,7 +187,7 @@ async fn a_batch_is_gone_on_with_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_batch_that_did_not_come_to_the_record_is_found_where_the_service_tells() {
+async fn an_unrecorded_batch_is_found_by_its_metadata() {
     for (agent, batches) in [("gpt", 1), ("new", 1), ("claude", 2)] {
         let mut app = setup().spawn().await;
         let answering = Gate::closed();
@@ -210,7 +210,7 @@ async fn a_batch_that_did_not_come_to_the_record_is_found_where_the_service_tell
 }
 
 #[tokio::test]
-async fn a_cancelled_run_takes_its_batch_back() {
+async fn a_cancelled_run_cancels_its_batch() {
     for (agent, _) in WIRES {
         let mut app = setup().spawn().await;
         app.provider
@@ -235,7 +235,7 @@ async fn a_cancelled_run_takes_its_batch_back() {
 }
 
 #[tokio::test]
-async fn errors_of_items_are_those_of_requests() {
+async fn errors_of_batch_items_are_handled_like_errors_of_requests() {
     for (agent, _) in WIRES {
         let app = setup().spawn().await;
         app.provider
@@ -253,7 +253,7 @@ async fn errors_of_items_are_those_of_requests() {
 }
 
 #[tokio::test]
-async fn what_the_service_had_no_time_for_is_a_timeout() {
+async fn an_expired_batch_is_a_timeout() {
     for (agent, _) in WIRES {
         let app = setup().spawn().await;
         app.provider.will("m", [says("late").expiring()]);
@@ -268,7 +268,7 @@ async fn what_the_service_had_no_time_for_is_a_timeout() {
 }
 
 #[tokio::test]
-async fn where_no_batches_are_sold_a_warning_says_so() {
+async fn a_provider_without_batches_gets_a_warning() {
     let app = TestApp::setup()
         .agent("llama", "model = \"ollama/m\"\nservice = \"batch\"")
         .spawn()

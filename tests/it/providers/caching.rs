@@ -109,7 +109,7 @@ async fn ten_turns(toml: &str) -> (f64, Value) {
 }
 
 #[tokio::test]
-async fn a_loop_of_ten_turns_pays_the_full_price_for_little() {
+async fn a_loop_of_ten_turns_reads_most_tokens_from_the_cache() {
     let (share, tree) = ten_turns("").await;
     let (without, plain) = ten_turns("cache = \"off\"").await;
     let (hour_share, hour) = ten_turns("cache = \"1h\"").await;
@@ -131,7 +131,7 @@ async fn a_loop_of_ten_turns_pays_the_full_price_for_little() {
 }
 
 #[tokio::test]
-async fn prefixes_stay_the_same_from_turn_to_turn() {
+async fn prefixes_are_equal_from_turn_to_turn() {
     let app = TestApp::setup()
         .agent("claude", READER)
         .agent("gpt", &format!("model = \"openai/gpt\"\n{READER}"))

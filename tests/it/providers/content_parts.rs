@@ -102,7 +102,7 @@ fn object() -> Arc<serde_json::value::RawValue> {
 }
 
 #[tokio::test]
-async fn each_wire_has_its_own_form() {
+async fn each_wire_encodes_parts_in_its_format() {
     let (messages, blobs) = conversation();
     let (png, pdf) = (base64(PNG), base64(PDF));
     let png_url = format!("data:image/png;base64,{png}");
@@ -173,7 +173,7 @@ async fn each_wire_has_its_own_form() {
 }
 
 #[tokio::test]
-async fn a_model_that_takes_none_is_told_what_was_left_out() {
+async fn a_model_without_pictures_gets_a_text_in_their_place() {
     let (messages, blobs) = conversation();
     let facts = ModelFacts {
         images: Some(false),

@@ -24,7 +24,7 @@ fn ask(id: &str, task: &str) -> Value {
 }
 
 #[tokio::test]
-async fn thinking_goes_back_unchanged() {
+async fn thinking_is_sent_back_unchanged() {
     let app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
@@ -50,7 +50,7 @@ async fn thinking_goes_back_unchanged() {
 }
 
 #[tokio::test]
-async fn streamed_thinking_goes_back_too() {
+async fn streamed_thinking_is_sent_back_too() {
     let app = TestApp::setup()
         .agent("planner", &format!("stream = true\n{PLANNER}"))
         .agent("reader", "")
@@ -106,7 +106,7 @@ async fn streamed_thinking_goes_back_too() {
 }
 
 #[tokio::test]
-async fn equal_ids_are_told_apart_and_never_echoed() {
+async fn equal_call_ids_are_made_unique_and_never_echoed() {
     let app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
@@ -139,7 +139,7 @@ async fn equal_ids_are_told_apart_and_never_echoed() {
 }
 
 #[tokio::test]
-async fn equal_ids_beside_thinking_are_told_apart_over_turns_too() {
+async fn equal_call_ids_beside_thinking_are_made_unique_over_turns() {
     let app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
@@ -202,7 +202,7 @@ async fn prompts_of_more_than_one_turn_are_marked_for_the_cache() {
 }
 
 #[tokio::test]
-async fn a_wanted_shape_is_asked_for_in_each_wires_words() {
+async fn a_response_format_is_sent_in_each_wires_format() {
     let shape = "[params.response_format]\ntype = \"json_schema\"\n\
                  schema = { type = \"object\", properties = { n = { type = \"integer\" } } }";
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
@@ -255,7 +255,7 @@ fn item(n: u32, task: &str) -> Value {
 }
 
 #[tokio::test]
-async fn encrypted_thoughts_go_back_in_their_place_over_all_turns() {
+async fn encrypted_reasoning_is_sent_back_in_order_over_all_turns() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -300,7 +300,7 @@ async fn encrypted_thoughts_go_back_in_their_place_over_all_turns() {
 }
 
 #[tokio::test]
-async fn a_fallback_is_not_sent_the_thoughts_of_another_model() {
+async fn a_fallback_does_not_get_another_models_reasoning() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -340,7 +340,7 @@ async fn a_fallback_is_not_sent_the_thoughts_of_another_model() {
 }
 
 #[tokio::test]
-async fn equal_ids_beside_encrypted_thoughts_are_told_apart_over_turns_too() {
+async fn equal_call_ids_beside_encrypted_reasoning_are_made_unique_over_turns() {
     let app = TestApp::setup()
         .agent(
             "planner",

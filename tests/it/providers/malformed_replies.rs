@@ -13,7 +13,7 @@ use crate::support::provider::recorded_request::Wire;
 use crate::support::replay::{CannedResponse, ReplayServer};
 
 #[tokio::test]
-async fn a_body_that_is_cut_is_a_broken_connection() {
+async fn a_truncated_body_is_a_broken_connection() {
     for kind in WIRES {
         let error = expect_error(
             kind,
@@ -31,7 +31,7 @@ async fn a_body_that_is_cut_is_a_broken_connection() {
 }
 
 #[tokio::test]
-async fn what_is_no_reply_is_said_to_be_unreadable() {
+async fn an_invalid_reply_is_reported_as_unreadable() {
     let html = "<!DOCTYPE html><html><body>Bad gateway</body></html>";
     for kind in WIRES {
         for stream in [false, true] {
@@ -72,7 +72,7 @@ async fn what_is_no_reply_is_said_to_be_unreadable() {
 }
 
 #[tokio::test]
-async fn an_empty_reply_is_an_empty_text_after_a_normal_end_only() {
+async fn an_empty_reply_is_an_empty_text_only_after_a_normal_end() {
     let anthropic = |stop: &str| format!("{{\"content\":[],\"stop_reason\":{stop}}}");
     let openai = |stop: &str| {
         format!("{{\"choices\":[{{\"message\":{{\"content\":null}},\"finish_reason\":{stop}}}]}}")
@@ -122,7 +122,7 @@ async fn an_empty_reply_is_an_empty_text_after_a_normal_end_only() {
 }
 
 #[tokio::test]
-async fn a_reply_has_a_bound() {
+async fn the_size_of_a_reply_is_bounded() {
     for kind in WIRES {
         let endless = [
             // A line that never ends, events that never end, and a body that never ends.
@@ -155,7 +155,7 @@ async fn a_reply_has_a_bound() {
 }
 
 #[tokio::test]
-async fn absurd_calls_are_kept_within_bounds() {
+async fn excessive_tool_calls_are_bounded() {
     let huge = "n".repeat(10_000);
     let call = json!({"index": 4_000_000_000_u64, "id": "c", "function": {"name": huge, "arguments": "{\"a\": [1"}});
     let event = |calls: Vec<Value>| {
@@ -184,7 +184,7 @@ async fn absurd_calls_are_kept_within_bounds() {
 }
 
 #[tokio::test]
-async fn calls_are_told_apart_though_the_service_numbers_them_alike() {
+async fn equal_call_ids_of_a_service_are_made_unique() {
     let piece = |call: Value| {
         format!(
             "data: {}\n\n",
@@ -217,7 +217,7 @@ async fn calls_are_told_apart_though_the_service_numbers_them_alike() {
 }
 
 #[tokio::test]
-async fn arguments_may_come_before_their_calls_name() {
+async fn arguments_may_arrive_before_the_calls_name() {
     let piece = |call: Value| {
         format!(
             "data: {}\n\n",
@@ -240,7 +240,7 @@ async fn arguments_may_come_before_their_calls_name() {
 }
 
 #[tokio::test]
-async fn responses_without_some_of_their_events_are_read() {
+async fn responses_with_missing_events_are_read() {
     let call = json!({"type": "function_call", "id": "fc", "call_id": "c", "name": "add", "arguments": "{\"n\":1}"});
     let said = json!({"type": "message", "id": "msg", "role": "assistant",
         "content": [{"type": "output_text", "text": "Hel"}, {"type": "output_text", "text": "lo"}]});
@@ -355,7 +355,7 @@ async fn an_error_in_a_stream_ends_it() {
 }
 
 #[tokio::test]
-async fn a_refusal_has_a_category_and_a_wish() {
+async fn an_error_status_has_a_category_and_retry_after() {
     for kind in WIRES {
         let busy = CannedResponse::json(429, "{\"error\":{\"message\":\"slow down\"}}")
             .header("Retry-After", "7");
@@ -400,7 +400,7 @@ async fn redirects_are_not_followed() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_a_server_error_and_for_ollama_a_hint() {
+async fn an_unreachable_provider_is_a_server_error_with_a_hint_for_ollama() {
     // A port that was free a moment ago.
     let base = ReplayServer::start([CannedResponse::silent()]).base_url();
     for kind in WIRES {
@@ -423,7 +423,7 @@ async fn nobody_there_is_a_server_error_and_for_ollama_a_hint() {
 }
 
 #[tokio::test]
-async fn a_request_that_takes_too_long_is_given_up() {
+async fn a_request_that_takes_too_long_times_out() {
     for kind in WIRES {
         for answer in [
             CannedResponse::silent(),
@@ -441,7 +441,7 @@ async fn a_request_that_takes_too_long_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_key_that_the_service_repeats_is_not_told() {
+async fn a_key_repeated_by_the_service_is_redacted() {
     for kind in WIRES {
         let body = format!("{{\"error\":{{\"message\":\"Incorrect API key provided: {KEY}.\"}}}}");
         for (status, category) in [(401, "auth"), (200, "server")] {
@@ -460,7 +460,7 @@ async fn a_key_that_the_service_repeats_is_not_told() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_dropped_is_hung_up() {
+async fn a_dropped_request_closes_its_connection() {
     for kind in WIRES {
         for answer in [CannedResponse::silent(), recorded_stream(kind).stalled()] {
             let (service, served) = replay_client(kind, answer);
@@ -474,7 +474,7 @@ async fn a_request_that_is_dropped_is_hung_up() {
 }
 
 #[tokio::test]
-async fn a_stream_is_over_at_its_last_message_whatever_follows() {
+async fn a_stream_ends_at_its_last_message() {
     for kind in WIRES {
         let (service, served) = replay_client(kind, recorded_stream(kind).endless());
         complete_hello(&served, true).await.0.expect("a reply");

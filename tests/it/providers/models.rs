@@ -21,7 +21,7 @@ extra = { metadata = { tier = "gold" } }
 "#;
 
 #[tokio::test]
-async fn effort_goes_out_on_each_wire() {
+async fn effort_is_sent_on_each_wire() {
     let app = TestApp::setup()
         .agent("claude", "effort = \"high\"")
         .agent("gpt", "model = \"openai/gpt\"\neffort = \"minimal\"")
@@ -63,7 +63,7 @@ async fn effort_goes_out_on_each_wire() {
 }
 
 #[tokio::test]
-async fn what_a_model_refuses_is_left_out_with_a_warning() {
+async fn parameters_that_a_model_refuses_are_left_out_with_a_warning() {
     let app = TestApp::setup()
         .config(FACTS)
         .agent(
@@ -120,7 +120,7 @@ async fn what_a_model_refuses_is_left_out_with_a_warning() {
 }
 
 #[tokio::test]
-async fn extra_keys_reach_the_body_and_stay_within_bounds() {
+async fn extra_keys_are_merged_into_the_body_within_limits() {
     let app = TestApp::setup()
         .config(FACTS)
         .agent(

@@ -56,7 +56,7 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
 }
 
 #[tokio::test]
-async fn a_service_whose_address_is_written_keeps_its_field_for_the_longest_reply() {
+async fn a_service_with_a_configured_address_keeps_its_field_for_max_tokens() {
     let app = TestApp::setup()
         .config("[providers.azure]\nbase_url = \"{provider}\"\napi_key = \"k\"")
         .agent(

@@ -75,7 +75,7 @@ fn files(directory: &Path, contents: &mut Vec<Vec<u8>>) {
 }
 
 #[tokio::test]
-async fn a_persons_key_is_sent_in_place_of_the_operators_on_every_wire() {
+async fn a_requests_key_replaces_the_operators_on_every_wire() {
     let setup = Wire::ALL.iter().fold(setup(), |setup, wire| {
         let name = wire.name();
         setup.agent(name, &format!("model = \"{name}/{name}\"\n{ALLOWED}"))
@@ -103,7 +103,7 @@ async fn a_persons_key_is_sent_in_place_of_the_operators_on_every_wire() {
 }
 
 #[tokio::test]
-async fn a_provider_without_a_key_is_there_for_a_request_that_has_one() {
+async fn a_provider_without_a_key_serves_requests_that_bring_one() {
     let app = setup().spawn().await;
     app.provider.always("own", |_| says("done"));
     let refused = post(&app, "own", &[], json!({})).await;
@@ -123,7 +123,7 @@ async fn a_provider_without_a_key_is_there_for_a_request_that_has_one() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_header_is_said_without_the_key() {
+async fn header_errors_do_not_quote_the_key() {
     let app = setup().spawn().await;
     let not_allowed = post(&app, "closed", &[&bare(OWN)], json!({})).await;
     let twice = [bare(OWN), bare(OWN)];
@@ -166,7 +166,7 @@ async fn what_is_wrong_with_the_header_is_said_without_the_key() {
 }
 
 #[tokio::test]
-async fn an_error_that_repeats_the_key_is_shown_without_it() {
+async fn an_error_that_repeats_the_key_is_redacted() {
     let app = setup().spawn().await;
     app.provider
         .always("own", |_| fails(401, format!("no such key: {OWN}")));
@@ -178,7 +178,7 @@ async fn an_error_that_repeats_the_key_is_shown_without_it() {
 }
 
 #[tokio::test]
-async fn children_have_the_key_where_their_own_files_allow_it() {
+async fn children_use_the_key_if_their_files_allow_it() {
     let app = setup()
         .agent("planner", &format!("model = \"anthropic/planner\"\nsub_agents = [\"open\", \"shut\"]\nfallback_models = [\"bare/fallback\"]\n{ALLOWED}\n[subagent]\nenabled = true\nmodel = \"bare/unnamed\"\n[retry]\nmax_retries = 0"))
         .agent("open", &format!("model = \"bare/open\"\n{ALLOWED}"))
@@ -212,7 +212,7 @@ async fn children_have_the_key_where_their_own_files_allow_it() {
 }
 
 #[tokio::test]
-async fn keys_of_runs_that_are_at_work_at_once_do_not_mix() {
+async fn keys_of_concurrent_runs_do_not_mix() {
     let app = setup().spawn().await;
     let gate = Gate::closed();
     let door = gate.clone();
@@ -232,7 +232,7 @@ async fn keys_of_runs_that_are_at_work_at_once_do_not_mix() {
 }
 
 #[tokio::test]
-async fn a_providers_slots_are_shared_by_all_keys() {
+async fn all_keys_share_a_providers_request_slots() {
     let app = TestApp::setup()
         .config(
             "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nmax_concurrent = 1",
@@ -255,7 +255,7 @@ async fn a_providers_slots_are_shared_by_all_keys() {
 }
 
 #[tokio::test]
-async fn a_queued_run_keeps_its_key_also_in_its_sessions_line() {
+async fn a_queued_run_keeps_its_key_also_in_its_sessions_queue() {
     let app = setup().config("[runs]\nmax_running = 1").spawn().await;
     let gate = Gate::closed();
     let door = gate.clone();
@@ -280,7 +280,7 @@ async fn a_queued_run_keeps_its_key_also_in_its_sessions_line() {
 }
 
 #[tokio::test]
-async fn the_key_is_no_part_of_what_an_idempotency_key_stands_for() {
+async fn an_idempotent_request_ignores_the_provider_key() {
     let app = setup().spawn().await;
     app.provider.always("own", |_| says("done"));
     let again = |key: &'static str| {
@@ -298,7 +298,7 @@ async fn the_key_is_no_part_of_what_an_idempotency_key_stands_for() {
 }
 
 #[tokio::test]
-async fn after_a_restart_a_run_that_needs_the_key_fails_and_says_so() {
+async fn a_run_that_needs_the_key_fails_after_a_restart() {
     let mut app = setup()
         .agent(
             "mixed",
@@ -356,7 +356,7 @@ async fn after_a_restart_a_run_that_needs_the_key_fails_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_run_that_does_not_need_the_key_goes_on_after_a_restart() {
+async fn a_run_that_does_not_need_the_key_resumes_after_a_restart() {
     let mut app = TestApp::setup().agent("solo", ALLOWED).spawn().await;
     app.provider.will("solo", [hangs(), says("done")]);
     let id = start(&app, "solo", &[&format!("openai={OWN}")])
@@ -376,7 +376,7 @@ async fn a_run_that_does_not_need_the_key_goes_on_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_tree_that_a_failing_store_suspends_keeps_the_key() {
+async fn a_suspended_tree_keeps_the_key() {
     let app = setup().spawn().await;
     let gate = Gate::closed();
     let door = gate.clone();
@@ -405,7 +405,7 @@ async fn a_tree_that_a_failing_store_suspends_keeps_the_key() {
 }
 
 #[tokio::test]
-async fn a_batch_is_made_with_the_key_and_given_up_without_it() {
+async fn a_batch_uses_the_key_and_fails_without_it() {
     let mut app = TestApp::setup()
         .config(
             "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nservices = [\"batch\"]\nbatch_poll = 0.02",

@@ -156,7 +156,7 @@ async fn replies_recorded_from_ollama_are_read() {
 }
 
 #[tokio::test]
-async fn recorded_errors_are_told_in_the_services_words() {
+async fn recorded_errors_keep_the_services_message() {
     let words = "
 openai    14_err_bad_json           server: [json.exception.parse_error.101] parse error at line 1, column 29: syntax error while parsing value - unexpected end of input; expected '[', '{', or a literal
 openai    15_err_no_messages        bad_request: 'messages' is required
@@ -212,7 +212,7 @@ ollama    19_ps           server: response contains no content
 }
 
 #[tokio::test]
-async fn a_stream_that_is_cut_is_a_broken_connection_wherever_it_is_cut() {
+async fn a_stream_cut_at_any_point_is_a_broken_connection() {
     for kind in WIRES {
         let length = recorded_stream(kind).len();
         for at in (1..length - 20).step_by(199) {
@@ -244,7 +244,7 @@ async fn a_stream_that_is_cut_is_a_broken_connection_wherever_it_is_cut() {
 }
 
 #[tokio::test]
-async fn a_reply_that_comes_in_another_way_than_asked_for_is_read() {
+async fn a_reply_in_another_content_type_than_requested_is_read() {
     for (kind, case) in [
         (Wire::Openai, "07_tool_result"),
         (Wire::Anthropic, "07_tool_result"),
@@ -274,7 +274,7 @@ async fn a_reply_that_comes_in_another_way_than_asked_for_is_read() {
 }
 
 #[tokio::test]
-async fn connections_are_kept() {
+async fn connections_are_reused() {
     for kind in WIRES {
         let (service, served) = replay_client(kind, recorded_stream(kind).in_chunks(500));
         for _ in 0..5 {
@@ -285,7 +285,7 @@ async fn connections_are_kept() {
 }
 
 #[tokio::test]
-async fn what_a_server_adds_to_openais_wire_is_sent_back_to_it() {
+async fn extra_fields_of_openais_wire_are_sent_back() {
     // Not recorded here, but as DeepSeek, OpenRouter and Gemini have it; OpenAI's own types do not know these fields.
     let call = json!({
         "index": 0, "id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"},

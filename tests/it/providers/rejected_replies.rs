@@ -36,7 +36,7 @@ fn limit(wire: Wire) -> &'static str {
 }
 
 #[tokio::test]
-async fn a_refusal_ends_the_run_at_once_and_is_kept() {
+async fn a_refusal_fails_the_run_and_is_recorded() {
     let (app, agents) = on_every_wire("fallback_models = [\"anthropic/other\"]").await;
     app.provider.always("other", |_| says("never requested"));
     for (wire, agent) in agents {
@@ -67,7 +67,7 @@ async fn a_refusal_ends_the_run_at_once_and_is_kept() {
 }
 
 #[tokio::test]
-async fn a_filter_that_leaves_no_text_is_a_refusal_too() {
+async fn a_filtered_reply_without_text_is_a_refusal_too() {
     let (app, agents) = on_every_wire("").await;
     for (wire, agent) in agents {
         let reason = match wire {
@@ -96,7 +96,7 @@ async fn a_filter_that_leaves_no_text_is_a_refusal_too() {
 }
 
 #[tokio::test]
-async fn a_reply_that_ended_before_it_began_is_final_and_counts() {
+async fn an_empty_final_reply_ends_the_run_and_its_usage_counts() {
     let (app, agents) = on_every_wire("fallback_models = [\"anthropic/other\"]").await;
     for (wire, agent) in agents {
         app.provider.will(
@@ -127,7 +127,7 @@ async fn a_reply_that_ended_before_it_began_is_final_and_counts() {
 }
 
 #[tokio::test]
-async fn a_child_that_refuses_tells_its_caller_and_counts_in_the_tree() {
+async fn a_childs_refusal_reaches_its_caller_and_counts_in_the_tree() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -175,7 +175,7 @@ fn unreadable(wire: Wire) -> ScriptedAnswer {
 }
 
 #[tokio::test]
-async fn what_a_rejected_reply_used_is_counted_with_what_follows() {
+async fn usage_of_a_rejected_reply_is_added_to_the_next() {
     let (app, agents) = on_every_wire("[retry]\ninitial_delay_ms = 1").await;
     for (wire, agent) in agents {
         app.provider.will(
@@ -200,7 +200,7 @@ async fn what_a_rejected_reply_used_is_counted_with_what_follows() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_counts_as_far_as_it_reported() {
+async fn a_broken_stream_counts_the_usage_it_reported() {
     let app = TestApp::setup()
         .agent("solo", "stream = true\n[retry]\ninitial_delay_ms = 1")
         .spawn()
@@ -222,7 +222,7 @@ async fn a_stream_that_breaks_off_counts_as_far_as_it_reported() {
 }
 
 #[tokio::test]
-async fn what_rejected_replies_used_spends_the_budget() {
+async fn usage_of_rejected_replies_counts_against_the_budget() {
     let app = TestApp::setup()
         .agent(
             "solo",
@@ -242,7 +242,7 @@ async fn what_rejected_replies_used_spends_the_budget() {
 }
 
 #[tokio::test]
-async fn usage_that_makes_no_sense_never_costs_the_reply() {
+async fn invalid_usage_does_not_reject_the_reply() {
     let (app, agents) = on_every_wire("[retry]\nmax_retries = 0").await;
     for (wire, agent) in agents {
         for senseless in [json!(-5), json!("many"), json!(1e30), json!([1])] {

@@ -353,7 +353,7 @@ async fn openai_is_sent_calls_as_text_and_a_message_for_each_result() {
 }
 
 #[tokio::test]
-async fn responses_is_sent_its_items_unchanged_in_their_place() {
+async fn responses_is_sent_its_items_unchanged_in_order() {
     for stream in [false, true] {
         let body = conversation(Wire::Responses, stream).await;
         let mut output = output();
@@ -382,7 +382,7 @@ async fn responses_is_sent_its_items_unchanged_in_their_place() {
 }
 
 #[tokio::test]
-async fn thoughts_go_back_to_the_model_that_had_them_only() {
+async fn reasoning_is_sent_back_only_to_its_own_model() {
     let service = ReplayServer::start([
         thoughtful(Wire::Responses, false),
         recorded_stream(Wire::Responses),
@@ -474,7 +474,7 @@ fn foreign() -> Vec<Message> {
 }
 
 #[tokio::test]
-async fn another_service_gets_text_and_calls_in_its_own_form() {
+async fn another_service_gets_text_and_calls_in_its_format() {
     let schema = raw(&json!({"type": "object", "properties": {}, "additionalProperties": false}));
     let params = Params {
         response_format: ResponseFormat::JsonSchema(schema.clone()),

@@ -21,7 +21,7 @@ fn retries(events: &[Event]) -> Vec<&Event> {
 }
 
 #[tokio::test]
-async fn a_passing_failure_is_tried_again_and_told() {
+async fn a_temporary_failure_is_retried_with_an_event() {
     let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     app.provider.will(
         "solo",
@@ -41,7 +41,7 @@ async fn a_passing_failure_is_tried_again_and_told() {
 }
 
 #[tokio::test]
-async fn a_service_that_names_its_wait_is_given_it() {
+async fn retry_after_is_respected() {
     let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     app.provider.will(
         "solo",
@@ -61,7 +61,7 @@ async fn a_service_that_names_its_wait_is_given_it() {
 }
 
 #[tokio::test]
-async fn a_wait_may_be_named_by_a_date_of_any_form() {
+async fn retry_after_may_be_a_date_in_any_format() {
     let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     for form in [
         "%a, %d %b %Y %H:%M:%S GMT",
@@ -89,7 +89,7 @@ async fn a_wait_may_be_named_by_a_date_of_any_form() {
 }
 
 #[tokio::test]
-async fn what_may_be_over_at_once_is_tried_again() {
+async fn temporary_statuses_are_retried() {
     let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     app.provider.will(
         "solo",
@@ -112,7 +112,7 @@ async fn what_may_be_over_at_once_is_tried_again() {
 }
 
 #[tokio::test]
-async fn one_large_piece_of_a_stream_is_taken() {
+async fn one_large_chunk_of_a_stream_is_accepted() {
     let text = "x".repeat(9 << 20);
     for model in ["anthropic/solo", "openai/solo", "ollama/solo"] {
         let app = TestApp::setup()
@@ -131,7 +131,7 @@ async fn one_large_piece_of_a_stream_is_taken() {
 }
 
 #[tokio::test]
-async fn what_cannot_get_better_is_not_tried_again() {
+async fn permanent_failures_are_not_retried() {
     let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     for status in [400, 401, 403, 404, 422] {
         app.provider.will("solo", [fails(status, "no")]);
@@ -142,7 +142,7 @@ async fn what_cannot_get_better_is_not_tried_again() {
 }
 
 #[tokio::test]
-async fn tries_end() {
+async fn retries_end() {
     let app = TestApp::setup()
         .agent("twice", QUICK)
         .agent("never", "[retry]\nmax_retries = 0")
@@ -161,7 +161,7 @@ async fn tries_end() {
 }
 
 #[tokio::test]
-async fn another_model_answers_when_the_first_is_down() {
+async fn a_fallback_model_replies_if_the_first_is_down() {
     let app = TestApp::setup()
         .agent(
             "solo",
@@ -190,7 +190,7 @@ async fn another_model_answers_when_the_first_is_down() {
 }
 
 #[tokio::test]
-async fn a_fallback_without_a_provider_is_passed_over() {
+async fn a_fallback_without_a_provider_is_skipped() {
     let app = TestApp::setup()
         .agent(
             "solo",
@@ -215,7 +215,7 @@ async fn a_fallback_without_a_provider_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_refusal_does_not_fall_back() {
+async fn a_rejected_request_does_not_fall_back() {
     let app = TestApp::setup()
         .agent(
             "solo",
@@ -232,7 +232,7 @@ async fn a_refusal_does_not_fall_back() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_takes_its_text_back_and_starts_again() {
+async fn a_broken_stream_withdraws_its_text_and_is_retried() {
     let app = TestApp::setup()
         .agent("solo", &format!("stream = true\n{QUICK}"))
         .spawn()
@@ -276,7 +276,7 @@ async fn a_stream_that_breaks_takes_its_text_back_and_starts_again() {
 }
 
 #[tokio::test]
-async fn an_unreadable_body_is_tried_again() {
+async fn an_unreadable_body_is_retried() {
     let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     app.provider.will(
         "solo",
@@ -315,7 +315,7 @@ async fn redirects_are_not_followed() {
 }
 
 #[tokio::test]
-async fn no_wait_is_longer_than_what_is_left_of_the_deadline() {
+async fn no_wait_exceeds_the_deadline() {
     let app = TestApp::setup()
         .agent("solo", &format!("timeout = 1\n{QUICK}"))
         .spawn()

@@ -24,7 +24,7 @@ fn also(setup: Setup, name: &str, agent: &str, script: &str) -> Setup {
 }
 
 #[tokio::test]
-async fn a_script_delegates_and_quotes_what_comes_back() {
+async fn a_script_delegates_and_quotes_the_result() {
     let setup = scripted(
         "lead",
         "sub_agents = [\"reader\"]",
@@ -59,7 +59,7 @@ async fn a_script_delegates_and_quotes_what_comes_back() {
 }
 
 #[tokio::test]
-async fn raised_errors_are_tried_again_until_the_answer_comes() {
+async fn scripted_errors_are_retried_until_the_reply() {
     let app = scripted(
         "shaky",
         "[retry]\ninitial_delay_ms = 1",
@@ -91,7 +91,7 @@ async fn raised_errors_are_tried_again_until_the_answer_comes() {
 }
 
 #[tokio::test]
-async fn a_streaming_run_hears_it_word_by_word() {
+async fn a_streaming_run_gets_the_text_in_deltas() {
     // The wait of the first response gives the subscriber time to connect before the text arrives.
     let script = r#"
     [[replies]]
@@ -115,7 +115,7 @@ async fn a_streaming_run_hears_it_word_by_word() {
 }
 
 #[tokio::test]
-async fn a_model_without_a_script_says_which_there_are() {
+async fn a_model_without_a_script_lists_the_scripts() {
     let app = scripted("known", "", "[[replies]]\ntext = \"\"\n")
         .agent("lost", "model = \"scripted/unknown\"")
         .spawn()

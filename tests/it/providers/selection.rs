@@ -13,7 +13,7 @@ use axed::providers::registry::ProviderRegistry;
 use std::collections::BTreeMap;
 
 #[tokio::test]
-async fn stop_sequences_go_by_chat_or_are_left_out_for_models_that_want_responses() {
+async fn stop_sequences_use_chat_or_are_left_out_for_models_that_need_responses() {
     let service = ReplayServer::start([
         CannedResponse::recorded("openai", "10_plain"),
         CannedResponse::recorded("responses", "01_plain"),
@@ -87,7 +87,7 @@ fn openais_wire_is_chosen_by_address_and_by_configuration() {
 }
 
 #[tokio::test]
-async fn headers_of_the_config_are_sent_and_win() {
+async fn configured_headers_are_sent_and_take_precedence() {
     let service = ReplayServer::start([recorded_stream(Wire::Anthropic)]);
     let mut config = provider_config(Wire::Anthropic, &format!("{}/proxy/", service.base_url()));
     config.version = Some("2026-10-21".to_owned());
@@ -107,7 +107,7 @@ async fn headers_of_the_config_are_sent_and_win() {
 }
 
 #[test]
-fn a_provider_without_its_key_is_known_but_not_served() {
+fn a_provider_without_its_key_is_listed_but_unavailable() {
     let without = |kind, base: Option<&str>| ProviderConfig {
         api_key: None,
         base_url: base.map(str::to_owned),
@@ -145,7 +145,7 @@ fn a_provider_without_its_key_is_known_but_not_served() {
 }
 
 #[test]
-fn a_config_that_cannot_work_is_refused_without_telling_secrets() {
+fn an_impossible_configuration_is_rejected_without_secrets() {
     let broken: [fn(&mut ProviderConfig); 5] = [
         |config| config.base_url = Some("http://me:hunter2@localhost".to_owned()),
         |config| config.base_url = Some("localhost:hunter2".to_owned()),

@@ -46,7 +46,7 @@ fn warnings(events: &[Event]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn flex_goes_out_on_both_wires_and_costs_what_it_is_billed_at() {
+async fn flex_is_sent_on_both_wires_and_costs_the_billed_tier() {
     for (model, share) in [("openai/gpt", 0.5), ("new/gpt", 0.25)] {
         for stream in [false, true] {
             let app = TestApp::setup()
@@ -86,7 +86,7 @@ async fn flex_goes_out_on_both_wires_and_costs_what_it_is_billed_at() {
 }
 
 #[tokio::test]
-async fn a_request_an_unnamed_child_and_a_fallback_have_their_own() {
+async fn requests_ad_hoc_children_and_fallbacks_have_their_own_tier() {
     let app = TestApp::setup()
         .config(PRICES)
         .agent(
@@ -129,7 +129,7 @@ async fn a_request_an_unnamed_child_and_a_fallback_have_their_own() {
 }
 
 #[tokio::test]
-async fn where_it_is_not_sold_a_warning_says_so_once() {
+async fn a_provider_without_flex_gets_one_warning() {
     let app = TestApp::setup()
         .agent("claude", "service = \"flex\"\ntools = [\"grep\"]")
         // The table knows that this one has no flexible tier.
@@ -153,7 +153,7 @@ async fn where_it_is_not_sold_a_warning_says_so_once() {
 }
 
 #[tokio::test]
-async fn a_busy_flexible_tier_is_tried_again() {
+async fn a_busy_flexible_tier_is_retried() {
     let app = TestApp::setup()
         .config(PRICES)
         .agent(

@@ -71,7 +71,7 @@ async fn a_session_keeps_thinking_while_nothing_before_it_changes() {
 }
 
 #[tokio::test]
-async fn other_tools_leave_all_thinking_out_and_new_thinking_stays() {
+async fn changed_tools_drop_earlier_thinking_and_keep_new_thinking() {
     let app = TestApp::setup()
         .agent("solo", &solo(Wire::Anthropic, ""))
         .spawn()
@@ -192,7 +192,7 @@ async fn a_trimmed_conversation_is_sent_without_thinking() {
 }
 
 #[tokio::test]
-async fn a_summary_without_tools_is_asked_for_without_thinking() {
+async fn a_summary_without_tools_is_requested_without_thinking() {
     let app = TestApp::setup()
         .agent(
             "solo",
@@ -221,7 +221,7 @@ async fn a_summary_without_tools_is_asked_for_without_thinking() {
 }
 
 #[tokio::test]
-async fn what_a_service_refuses_calls_without_stays_beside_them() {
+async fn fields_that_a_service_requires_stay_beside_calls() {
     let app = TestApp::setup()
         .agent("solo", &solo(Wire::Openai, "system_prompt = \"Old.\""))
         .spawn()
@@ -266,7 +266,7 @@ async fn what_a_service_refuses_calls_without_stays_beside_them() {
 }
 
 #[tokio::test]
-async fn deepseek_gets_the_field_for_thinking_with_replies_of_others() {
+async fn deepseek_gets_its_thinking_field_with_replies_of_other_services() {
     let app = TestApp::setup()
         .config("[providers.deepseek]\nbase_url = \"{provider}\"\napi_key = \"k\"")
         .agent("solo", "model = \"openai/solo\"\nfallback_models = [\"deepseek/deep\"]\ntools = [\"list_directory\"]\n[retry]\nmax_retries = 0")
@@ -317,7 +317,7 @@ fn kinds_without_repeats(events: &[Event]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_listener_sees_what_the_model_thinks_before_what_it_says() {
+async fn a_stream_sends_thinking_before_text() {
     for wire in Wire::ALL {
         let app = TestApp::setup()
             .agent("solo", &solo(wire, ""))
@@ -365,7 +365,7 @@ async fn a_listener_sees_what_the_model_thinks_before_what_it_says() {
 }
 
 #[tokio::test]
-async fn a_listener_is_told_of_thinking_that_nobody_can_read() {
+async fn a_stream_announces_unreadable_thinking() {
     for wire in [Wire::Anthropic, Wire::Openai, Wire::Responses] {
         let app = TestApp::setup()
             .agent("solo", &solo(wire, ""))
@@ -393,7 +393,7 @@ async fn a_listener_is_told_of_thinking_that_nobody_can_read() {
 }
 
 #[tokio::test]
-async fn thinking_of_a_request_that_is_sent_again_is_withdrawn() {
+async fn thinking_of_a_retried_request_is_withdrawn() {
     let app = TestApp::setup()
         .agent("solo", "[retry]\ninitial_delay_ms = 0")
         .spawn()
@@ -413,7 +413,7 @@ async fn thinking_of_a_request_that_is_sent_again_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
+async fn a_reasoning_summary_is_requested_only_if_configured() {
     for (wire, sent) in [
         (
             Wire::Responses,
@@ -476,7 +476,7 @@ async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
 }
 
 #[tokio::test]
-async fn tokens_that_anthropics_models_think_with_are_counted() {
+async fn thinking_tokens_of_anthropics_models_are_counted() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let body = json!({
         "id": "m", "type": "message", "role": "assistant", "model": "solo", "stop_reason": "end_turn",

@@ -124,7 +124,7 @@ async fn the_steps_are_the_same_on_every_wire_streamed_or_not() {
 }
 
 #[tokio::test]
-async fn each_wire_has_its_own_headers_and_form() {
+async fn each_wire_has_its_own_headers_and_format() {
     let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         let name = wire.name();
@@ -215,7 +215,7 @@ async fn each_wire_has_its_own_headers_and_form() {
 }
 
 #[tokio::test]
-async fn every_wires_errors_are_told_in_the_services_words() {
+async fn errors_of_every_wire_keep_the_services_message() {
     let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         let name = wire.name();
@@ -251,7 +251,7 @@ async fn every_wires_errors_are_told_in_the_services_words() {
 }
 
 #[tokio::test]
-async fn a_provider_that_is_not_there_is_a_server_error() {
+async fn an_unreachable_provider_is_a_server_error() {
     let app = TestApp::setup()
         .config("[providers.gone]\nkind = \"ollama\"\nbase_url = \"http://127.0.0.1:9\"")
         .agent("solo", "model = \"gone/model\"\n[retry]\nmax_retries = 0")
@@ -270,7 +270,7 @@ async fn a_provider_that_is_not_there_is_a_server_error() {
 }
 
 #[tokio::test]
-async fn calls_without_ids_are_told_apart_over_the_turns() {
+async fn calls_without_ids_get_unique_ids_over_the_turns() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -304,7 +304,7 @@ async fn calls_without_ids_are_told_apart_over_the_turns() {
 }
 
 #[tokio::test]
-async fn what_a_model_has_no_parameter_for_is_left_out_with_a_warning() {
+async fn unsupported_parameters_are_left_out_with_a_warning() {
     let stop = "[params]\nstop = [\"END\"]";
     let app = TestApp::setup()
         .agent(

@@ -51,7 +51,7 @@ async fn each_call_has_one_child(run: &Run<'_>) {
 }
 
 #[tokio::test]
-async fn a_run_that_waited_for_its_first_reply_asks_again_in_the_same_words() {
+async fn a_run_killed_before_its_first_reply_sends_the_same_request_again() {
     for stream in [false, true] {
         let mut app = TestApp::setup()
             .agent("solo", "system_prompt = \"Work.\"")
@@ -90,7 +90,7 @@ async fn a_run_that_waited_for_its_first_reply_asks_again_in_the_same_words() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_killed_again_and_again_goes_on_each_time() {
+async fn a_run_that_is_killed_repeatedly_resumes_each_time() {
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider
         .will("solo", [hangs(), hangs(), hangs(), says("done")]);
@@ -116,7 +116,7 @@ async fn a_run_that_is_killed_again_and_again_goes_on_each_time() {
 }
 
 #[tokio::test]
-async fn children_done_under_way_and_not_yet_begun_each_count_once() {
+async fn finished_active_and_pending_children_each_count_once() {
     let mut app = TestApp::setup()
         .agent(
             "planner",
@@ -208,7 +208,7 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
 }
 
 #[tokio::test]
-async fn a_tree_of_three_levels_goes_on_at_its_leaf() {
+async fn a_tree_of_three_levels_resumes_at_its_leaf() {
     let mut app = TestApp::setup()
         .agent("a", "sub_agents = [\"b\"]")
         .agent("b", "sub_agents = [\"c\"]")
@@ -254,7 +254,7 @@ async fn a_tree_of_three_levels_goes_on_at_its_leaf() {
 }
 
 #[tokio::test]
-async fn recorded_results_are_sent_again_as_they_were() {
+async fn recorded_results_are_sent_again_unchanged() {
     let mut app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
@@ -368,7 +368,7 @@ async fn a_child_that_was_cancelled_alone_is_an_error_to_its_parent() {
 }
 
 #[tokio::test]
-async fn time_goes_on_while_nobody_runs() {
+async fn deadlines_count_time_without_a_daemon() {
     let mut app = TestApp::setup()
         .agent("planner", &format!("timeout = 1\n{PLANNER}"))
         .agent("reader", "timeout = 60")
@@ -429,7 +429,7 @@ async fn a_crash_after_the_end_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_provider_that_is_gone_after_the_crash_fails_the_run() {
+async fn a_provider_missing_after_a_crash_fails_the_run() {
     let with = |extra: &str| {
         let kind = "kind = \"anthropic\"\nbase_url = \"{provider}\"\napi_key = \"k\"";
         format!("[providers.small]\n{kind}\n{extra}")

@@ -34,7 +34,7 @@ fn move_ahead(app: &TestApp, id: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_session_goes_on_with_its_last_run_after_the_clock_was_set_back() {
+async fn a_session_continues_its_last_run_after_the_clock_was_set_back() {
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider
         .will("solo", [says("one"), says("two"), says("three")]);
@@ -93,7 +93,7 @@ async fn a_recovered_run_has_no_more_time_than_its_timeout() {
 }
 
 #[tokio::test]
-async fn a_persons_time_is_in_no_quota_after_a_restart() {
+async fn approval_time_counts_in_no_quota_after_a_restart() {
     let mut app = TestApp::setup()
         .agent(
             "solo",

@@ -52,7 +52,7 @@ fn waiting(app: &TestApp, agent: &str, clients: usize) -> JoinSet<ApiResponse> {
 }
 
 #[tokio::test]
-async fn under_load_what_can_end_ends_and_the_rest_goes_on_with_the_next_daemon() {
+async fn runs_end_or_are_resumed_after_a_drain_under_load() {
     let mut app = TestApp::setup()
         .server("drain_timeout = 6")
         .agent("quick", "")
@@ -131,7 +131,7 @@ async fn under_load_what_can_end_ends_and_the_rest_goes_on_with_the_next_daemon(
 }
 
 #[tokio::test]
-async fn a_second_signal_parks_at_once() {
+async fn a_second_signal_stops_at_once() {
     for (first, second) in [("TERM", "TERM"), ("INT", "INT"), ("TERM", "INT")] {
         let mut app = TestApp::setup()
             .server(LONG)
@@ -194,7 +194,7 @@ async fn a_run_may_still_delegate_while_the_daemon_waits_for_it() {
 }
 
 #[tokio::test]
-async fn the_last_cancel_lets_the_daemon_go() {
+async fn the_daemon_exits_after_the_last_cancel() {
     let mut app = TestApp::setup()
         .server(LONG)
         .agent("planner", PLANNER)
@@ -220,7 +220,7 @@ async fn the_last_cancel_lets_the_daemon_go() {
 }
 
 #[tokio::test]
-async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() {
+async fn a_stopped_tree_resumes_and_its_stream_misses_no_event() {
     let mut app = TestApp::setup()
         .server("drain_timeout = 1")
         .agent("planner", PLANNER)
@@ -283,7 +283,7 @@ async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() 
 }
 
 #[tokio::test]
-async fn a_queued_run_outlives_the_stop() {
+async fn a_queued_run_survives_shutdown() {
     let mut app = TestApp::setup()
         .server(LONG)
         .config("[runs]\nmax_running = 1")
@@ -316,7 +316,7 @@ async fn a_queued_run_outlives_the_stop() {
 }
 
 #[tokio::test]
-async fn a_stop_in_the_middle_of_a_streamed_reply_takes_nothing_half_said() {
+async fn shutdown_during_a_streamed_reply_records_no_partial_reply() {
     let mut app = TestApp::setup()
         .server(LONG)
         .agent("solo", "stream = true")

@@ -100,7 +100,7 @@ proptest! {
     #![proptest_config(proptest_config(24))]
 
     #[test]
-    fn what_a_process_left_goes_on_as_if_it_had_lived(
+    fn a_killed_process_leaves_runs_that_end_like_uninterrupted_ones(
         scenario in scenario(),
         deaths in prop::collection::vec((any::<prop::sample::Index>(), trouble()), 1..4),
     ) {

@@ -7,7 +7,7 @@ use crate::support::provider::answer::{hangs, says};
 use serde_json::json;
 
 #[tokio::test]
-async fn queued_runs_survive_in_their_order() {
+async fn queued_runs_survive_in_order() {
     let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("solo", "")
@@ -45,7 +45,7 @@ async fn queued_runs_survive_in_their_order() {
 }
 
 #[tokio::test]
-async fn a_queued_run_keeps_what_it_was_asked() {
+async fn a_queued_run_keeps_its_request() {
     let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("slow", "")

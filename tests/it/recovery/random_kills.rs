@@ -21,7 +21,7 @@ const LEAVES: usize = 2;
 type Turn = (String, usize);
 
 #[tokio::test]
-async fn no_run_is_lost_or_doubled_by_kills_at_random() {
+async fn random_kills_neither_lose_nor_repeat_a_run() {
     let kills = match process_environment().get("AXED_KILLS") {
         Some(number) => number.parse().expect("AXED_KILLS is a number"),
         None => KILLS,

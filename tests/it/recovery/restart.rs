@@ -9,7 +9,7 @@ use crate::support::provider::answer::{delegates, says};
 use crate::support::within_timeout;
 
 #[tokio::test]
-async fn a_finished_run_is_there_after_a_restart() {
+async fn a_finished_run_can_be_read_after_a_restart() {
     let mut app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -42,7 +42,7 @@ async fn a_finished_run_is_there_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_stop_lets_running_runs_end() {
+async fn shutdown_waits_for_running_runs() {
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
@@ -70,7 +70,7 @@ async fn a_stop_lets_running_runs_end() {
 }
 
 #[tokio::test]
-async fn a_second_daemon_on_the_same_data_is_refused_by_name_of_the_first() {
+async fn a_second_daemon_on_the_same_data_is_refused_and_names_the_first() {
     let app = TestApp::spawn().await;
     let home = app.path(".");
 

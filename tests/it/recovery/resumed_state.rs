@@ -8,7 +8,7 @@ use std::fs;
 
 /// An agent's file, the notes it reads and the memory it has are changed while nobody runs.
 #[tokio::test]
-async fn what_a_run_was_started_with_is_what_it_goes_on_with() {
+async fn a_resumed_run_keeps_its_definition() {
     let file = "system_prompt = \"Old.\"\nfiles = [\"notes.md\"]\nsub_agents = [\"reader\"]\n\
                 [memory]\nenabled = true\n[params]\ntemperature = 0.5";
     let mut app = TestApp::setup()
@@ -60,7 +60,7 @@ async fn what_a_run_was_started_with_is_what_it_goes_on_with() {
 }
 
 #[tokio::test]
-async fn a_requests_own_words_survive() {
+async fn a_requests_overrides_survive_a_restart() {
     let mut app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
@@ -90,7 +90,7 @@ async fn a_requests_own_words_survive() {
 }
 
 #[tokio::test]
-async fn what_was_used_before_counts_against_the_budget_after() {
+async fn usage_before_a_restart_counts_against_the_budget() {
     for (budget, used) in [
         ("max_tokens = 100", "105 of 100 tokens"),
         ("max_runs = 2", "2 of 2 runs"),
@@ -122,7 +122,7 @@ async fn what_was_used_before_counts_against_the_budget_after() {
 }
 
 #[tokio::test]
-async fn turns_and_repetitions_before_count_after() {
+async fn turns_and_repetitions_before_a_restart_count() {
     let mut app = TestApp::setup()
         .config("[limits]\nloop_warn = 2\nloop_stop = 3")
         .agent("short", &format!("{PLANNER}\n[limits]\nmax_turns = 2"))
@@ -152,7 +152,7 @@ async fn turns_and_repetitions_before_count_after() {
 }
 
 #[tokio::test]
-async fn a_run_that_was_killed_is_remembered_once() {
+async fn a_killed_run_is_added_to_the_memory_once() {
     let memory = "[memory]\nenabled = true";
     let mut app = TestApp::setup()
         .agent("planner", &format!("{PLANNER}\n{memory}"))
@@ -181,7 +181,7 @@ async fn a_run_that_was_killed_is_remembered_once() {
 }
 
 #[tokio::test]
-async fn each_of_two_equal_runs_is_remembered_whichever_was_killed() {
+async fn each_of_two_equal_runs_is_added_to_the_memory() {
     let mut app = TestApp::setup()
         .agent("solo", "[memory]\nenabled = true")
         .spawn()

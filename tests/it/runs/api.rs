@@ -122,7 +122,7 @@ async fn a_client_can_wait_in_three_ways() {
 }
 
 #[tokio::test]
-async fn no_wait_is_longer_than_the_server_allows() {
+async fn waits_are_limited_by_the_server() {
     let app = TestApp::setup()
         .server("max_wait = 1")
         .agent("slow", "")
@@ -136,7 +136,7 @@ async fn no_wait_is_longer_than_the_server_allows() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_does_not_stop_the_run() {
+async fn disconnecting_does_not_stop_the_run() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
@@ -185,7 +185,7 @@ async fn a_body_may_be_json_or_text_or_nothing() {
 }
 
 #[tokio::test]
-async fn what_cannot_run_is_refused_at_once() {
+async fn a_run_that_cannot_start_is_refused_at_once() {
     let app = TestApp::setup()
         .config("[providers.private]\nkind = \"anthropic\"\nbase_url = \"{provider}\"")
         .agent("solo", "")
@@ -256,7 +256,7 @@ async fn a_request_overrides_the_file() {
 }
 
 #[tokio::test]
-async fn a_child_streams_as_its_root_wishes() {
+async fn a_child_streams_if_its_root_does() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -312,7 +312,7 @@ async fn workdir_and_skill_stay_within_the_roots() {
 }
 
 #[tokio::test]
-async fn a_dry_run_shows_everything_and_asks_nobody() {
+async fn a_dry_run_shows_the_request_and_sends_nothing() {
     let app = TestApp::setup()
         .config("[providers.private]\nkind = \"anthropic\"\nbase_url = \"{provider}\"")
         .agent(

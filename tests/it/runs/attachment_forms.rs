@@ -36,7 +36,7 @@ const NOTES: &str = "input; filename=notes.txt\r\ncontent-type: text/plain";
 const REPORT: &str = "input; filename=a.pdf\r\ncontent-type: application/octet-stream";
 
 #[tokio::test]
-async fn a_form_is_a_request_too() {
+async fn a_form_starts_a_run() {
     let app = solo().await;
     app.provider.will("solo", [says("a grey pixel")]);
     let fields: [Field<'_>; 7] = [
@@ -68,7 +68,7 @@ async fn a_form_is_a_request_too() {
 }
 
 #[tokio::test]
-async fn a_form_is_held_to_the_same_bounds() {
+async fn a_form_has_the_same_limits() {
     let app = TestApp::setup()
         .agent("solo", "")
         .server("max_body = 600")

@@ -9,7 +9,7 @@ use crate::tools::web::Web;
 use serde_json::json;
 
 #[tokio::test]
-async fn a_picture_may_be_named_by_its_url() {
+async fn a_picture_may_be_a_url() {
     let web = Web::start().await;
     let mut app = TestApp::setup()
         .agent("solo", "")
@@ -86,7 +86,7 @@ async fn a_picture_may_be_named_by_its_url() {
 }
 
 #[tokio::test]
-async fn a_url_is_held_to_the_guard() {
+async fn a_url_is_checked_by_the_guard() {
     let web = Web::start().await;
     let app = solo().await;
     let named = |url: &str| json!({"input": [{"type": "image", "url": url}]});

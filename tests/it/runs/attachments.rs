@@ -41,7 +41,7 @@ fn rows(app: &TestApp, table: &str) -> u32 {
 }
 
 #[tokio::test]
-async fn a_picture_reaches_the_model_and_nothing_else_holds_its_bytes() {
+async fn a_picture_reaches_the_model_and_its_bytes_appear_nowhere_else() {
     let receiver = WebhookReceiver::start().await;
     let app = TestApp::setup()
         .agent("solo", "")
@@ -156,7 +156,7 @@ async fn a_session_sends_its_pictures_again() {
 }
 
 #[tokio::test]
-async fn a_killed_daemon_sends_them_from_its_record() {
+async fn attachments_are_sent_from_the_record_after_a_kill() {
     let mut app = TestApp::setup()
         .agent("solo", "")
         .config("[runs]\nmax_running = 1")
@@ -201,7 +201,7 @@ async fn a_killed_daemon_sends_them_from_its_record() {
 }
 
 #[tokio::test]
-async fn bytes_are_stored_once_and_go_with_their_last_run() {
+async fn bytes_are_stored_once_and_deleted_with_their_last_run() {
     let app = solo().await;
     app.provider.always("solo", |_| says("done"));
     let first = app.run_with("solo", about(PNG, "a")).await;
@@ -236,7 +236,7 @@ async fn bytes_are_stored_once_and_go_with_their_last_run() {
 }
 
 #[tokio::test]
-async fn what_was_said_before_may_have_pictures_too() {
+async fn earlier_messages_may_have_pictures() {
     let app = solo().await;
     app.provider.will("solo", [says("done")]);
     let body = json!({"input": "Go on.", "messages": [
@@ -259,7 +259,7 @@ async fn what_was_said_before_may_have_pictures_too() {
 }
 
 #[tokio::test]
-async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
+async fn oversized_and_invalid_attachments_are_refused_by_field() {
     let app = TestApp::setup()
         .agent("solo", "")
         .server("max_body = 600")
@@ -406,7 +406,7 @@ pub type Field<'a> = (&'a str, &'a [u8]);
 pub type Case<'a> = (&'a [Field<'a>], u16, &'a str);
 
 #[tokio::test]
-async fn a_file_goes_with_a_run_of_the_command_line() {
+async fn the_command_line_sends_files() {
     let app = solo().await;
     app.provider.always("solo", |_| says("a grey pixel"));
     fs::write(app.path("photo.png"), PNG).expect("a picture");
@@ -477,7 +477,7 @@ async fn read_file_shows_a_picture() {
 }
 
 #[tokio::test]
-async fn an_idempotency_key_knows_one_picture_from_another() {
+async fn an_idempotency_key_distinguishes_pictures() {
     let app = solo().await;
     app.provider
         .will("solo", [says("done"), fails(500, "requested twice")]);
@@ -495,7 +495,7 @@ async fn an_idempotency_key_knows_one_picture_from_another() {
 }
 
 #[tokio::test]
-async fn a_model_without_eyes_is_told_so_and_the_run_too() {
+async fn a_model_without_pictures_gets_a_text_and_the_run_a_warning() {
     let app = TestApp::setup()
         .agent("solo", "")
         .config("[providers.anthropic.models.solo]\nimages = false")
@@ -517,7 +517,7 @@ async fn a_model_without_eyes_is_told_so_and_the_run_too() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_a_file_says_what_would_leave_it_out() {
+async fn a_provider_error_about_a_file_names_the_setting() {
     let app = TestApp::setup()
         .agent("solo", "model = \"openai/solo\"")
         .spawn()

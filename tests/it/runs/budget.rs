@@ -86,7 +86,7 @@ async fn cached_tokens_count() {
 }
 
 #[tokio::test]
-async fn children_spend_from_the_roots_account() {
+async fn children_count_against_the_roots_budget() {
     let app = TestApp::setup()
         .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
         .agent("reader", "")
@@ -140,7 +140,7 @@ async fn a_childs_own_budget_bounds_its_subtree() {
 }
 
 #[tokio::test]
-async fn children_at_once_cannot_overshoot_by_much_more_than_one_request() {
+async fn parallel_children_exceed_a_budget_by_little_more_than_one_request() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -227,7 +227,7 @@ async fn tool_calls_are_bounded() {
 }
 
 #[tokio::test]
-async fn who_was_let_in_before_the_limit_goes_on() {
+async fn requests_admitted_before_the_limit_complete() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -394,7 +394,7 @@ async fn a_request_can_set_the_budget() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
+async fn two_budget_refusals_in_one_reply_survive_a_crash() {
     let mut app = TestApp::setup()
         .agent(
             "planner",
@@ -438,7 +438,7 @@ async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
 }
 
 #[tokio::test]
-async fn a_clients_model_without_a_price_does_not_take_a_budget_in_money_off() {
+async fn a_clients_unpriced_model_cannot_bypass_a_money_budget() {
     let app = TestApp::setup()
         .config("[providers.scripted]\nscripts = [\"scripts\"]\n")
         .file("config/scripts/own.toml", "[[replies]]\ntext = \"scripted\"\n")
@@ -490,7 +490,7 @@ async fn a_clients_model_without_a_price_does_not_take_a_budget_in_money_off() {
 }
 
 #[tokio::test]
-async fn a_conversation_that_grows_too_large_is_not_sent_again() {
+async fn an_oversized_conversation_is_not_sent_again() {
     let app = TestApp::setup()
         .agent("solo", "tools = [\"find_path\"]")
         .config("[limits]\nconversation_bytes = \"3 KiB\"")

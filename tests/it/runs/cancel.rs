@@ -56,7 +56,7 @@ async fn a_cancel_reaches_every_descendant_and_closes_the_providers_connections(
 }
 
 #[tokio::test]
-async fn the_answer_says_whether_the_cancel_is_settled() {
+async fn the_status_shows_whether_the_cancel_is_complete() {
     let app = TestApp::setup().agent("slow", "").spawn().await;
     app.provider.will("slow", [hangs()]);
     let run = app.start("slow", "go").await;
@@ -89,7 +89,7 @@ async fn a_cancel_needs_no_body() {
 }
 
 #[tokio::test]
-async fn a_terminal_run_is_left_as_it_is() {
+async fn cancelling_an_ended_run_changes_nothing() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [says("done")]);
     let run = app.run("solo", "go").await;
@@ -103,7 +103,7 @@ async fn a_terminal_run_is_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_queued_run_is_cancelled_without_a_word_to_its_provider() {
+async fn a_queued_run_is_cancelled_without_a_provider_request() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("first", "")
@@ -124,7 +124,7 @@ async fn a_queued_run_is_cancelled_without_a_word_to_its_provider() {
 }
 
 #[tokio::test]
-async fn children_that_wait_for_their_turn_are_never_asked() {
+async fn queued_children_of_a_cancelled_run_send_no_request() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -149,7 +149,7 @@ async fn children_that_wait_for_their_turn_are_never_asked() {
 }
 
 #[tokio::test]
-async fn nobody_cancels_a_run_that_is_not_there() {
+async fn cancelling_an_unknown_run_is_404() {
     let app = TestApp::spawn().await;
     for id in ["run_00000000-0000-7000-8000-000000000000", "nonsense"] {
         app.post(&format!("/runs/{id}/cancel"), &json!({}))
@@ -159,7 +159,7 @@ async fn nobody_cancels_a_run_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_for_its_next_try_can_be_cancelled() {
+async fn a_run_that_waits_for_a_retry_can_be_cancelled() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will(
         "solo",
@@ -173,7 +173,7 @@ async fn a_run_that_waits_for_its_next_try_can_be_cancelled() {
 }
 
 #[tokio::test]
-async fn a_cancel_that_races_with_the_end_leaves_one_ending() {
+async fn a_cancel_that_races_with_the_end_leaves_one_terminal_event() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")

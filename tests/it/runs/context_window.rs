@@ -118,7 +118,7 @@ pub fn prefixes_stay(turns: &[&Arc<RecordedRequest>], breaks: usize) {
 }
 
 #[tokio::test]
-async fn a_run_far_longer_than_the_window_ends_well_on_every_wire() {
+async fn a_run_far_longer_than_the_window_completes_on_every_wire() {
     for wire in Wire::ALL {
         let toml = format!(
             "model = \"{}/reader\"\nsystem_prompt = \"Read.\"\n{READER}",
@@ -178,7 +178,7 @@ async fn a_run_far_longer_than_the_window_ends_well_on_every_wire() {
 }
 
 #[tokio::test]
-async fn old_results_are_dropped_where_the_file_says_so() {
+async fn old_results_are_dropped_if_configured() {
     let toml = format!("{READER}\n[context]\nstrategy = \"drop_tool_results\"");
     let app = library(&[("reader", &toml)]).spawn().await;
     app.provider.always("reader", reader(30));
@@ -209,7 +209,7 @@ async fn old_results_are_dropped_where_the_file_says_so() {
 }
 
 #[tokio::test]
-async fn a_run_that_shall_fail_does_before_the_request() {
+async fn strategy_fail_fails_before_the_request() {
     let toml = format!("{READER}\n[context]\nstrategy = \"fail\"\ncompact_at = 0.5");
     let app = library(&[("reader", &toml)]).spawn().await;
     app.provider.always("reader", reader(30));
@@ -225,7 +225,7 @@ async fn a_run_that_shall_fail_does_before_the_request() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_made_smaller_fails_with_advice() {
+async fn an_irreducible_request_fails_with_advice() {
     let toml = format!("{READER}\n[params]\nmax_tokens = 1000");
     let app = library(&[("reader", &toml)]).spawn().await;
     let whole = json!({"path": "book.txt", "limit": 1000});
@@ -251,7 +251,7 @@ async fn what_cannot_be_made_smaller_fails_with_advice() {
 }
 
 #[tokio::test]
-async fn an_unknown_window_is_left_alone() {
+async fn an_unknown_window_changes_nothing() {
     let app = TestApp::setup()
         .agent("reader", READER)
         .file("book.txt", &"A line\n".repeat(9000))
@@ -268,7 +268,7 @@ async fn an_unknown_window_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_the_service_reports_counts_more_than_the_estimate() {
+async fn reported_tokens_override_a_smaller_estimate() {
     let app = library(&[("reader", READER)]).spawn().await;
     app.provider.will(
         "reader",
@@ -321,7 +321,7 @@ async fn without_a_summary_results_are_dropped_with_a_warning() {
 }
 
 #[tokio::test]
-async fn children_with_and_without_a_name_are_made_shorter_too() {
+async fn named_and_ad_hoc_children_are_compacted_too() {
     let planner = "sub_agents = [\"reader\"]\n[subagent]\nenabled = true\nsummary = \"always\"";
     let app = library(&[("planner", planner), ("reader", READER)])
         .spawn()
@@ -375,7 +375,7 @@ async fn requested(app: &TestApp, count: usize, is_such: impl Fn(&RecordedReques
 }
 
 #[tokio::test]
-async fn a_daemon_killed_while_a_summary_is_made_asks_for_it_again() {
+async fn a_summary_interrupted_by_a_kill_is_requested_again() {
     let mut app = library(&[("reader", READER)]).spawn().await;
     let (read, gate) = (reader(12), Gate::closed());
     let held = gate.clone();
@@ -410,7 +410,7 @@ async fn a_daemon_killed_while_a_summary_is_made_asks_for_it_again() {
 }
 
 #[tokio::test]
-async fn a_daemon_killed_after_a_summary_goes_on_with_it() {
+async fn a_recorded_summary_is_used_after_a_kill() {
     for strategy in ["compact", "drop_tool_results"] {
         let toml = format!("{READER}\n[context]\nstrategy = \"{strategy}\"");
         let mut app = library(&[("reader", &toml)]).spawn().await;
@@ -459,7 +459,7 @@ async fn a_daemon_killed_after_a_summary_goes_on_with_it() {
 }
 
 #[tokio::test]
-async fn what_is_no_longer_sent_can_be_recalled() {
+async fn messages_no_longer_sent_can_be_recalled() {
     let toml = format!("{READER}\n[context]\nrecall = true");
     let app = library(&[("reader", &toml)]).spawn().await;
     let (read, sent) = (reader(12), AtomicUsize::new(0));
@@ -509,7 +509,7 @@ async fn what_is_no_longer_sent_can_be_recalled() {
 }
 
 #[tokio::test]
-async fn what_was_in_earlier_runs_of_a_session_can_be_recalled_by_its_owner_only() {
+async fn earlier_runs_of_a_session_can_be_recalled_only_by_their_owner() {
     let app = library(&[("talker", "[context]\nrecall = true")])
         .config("[limits]\nsession_messages = 2")
         .spawn()

@@ -81,7 +81,7 @@ async fn earlier_messages_of_a_request_come_first_on_every_wire() {
 }
 
 #[tokio::test]
-async fn earlier_messages_of_a_queued_run_outlive_a_crash() {
+async fn earlier_messages_of_a_queued_run_survive_a_crash() {
     let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("solo", "")
@@ -104,7 +104,7 @@ async fn earlier_messages_of_a_queued_run_outlive_a_crash() {
 }
 
 #[tokio::test]
-async fn a_bad_order_is_refused_with_its_index() {
+async fn an_invalid_message_order_is_refused_with_its_index() {
     let app = solo().await;
     let user = json!({"role": "user", "content": "go"});
     let said = json!({"role": "assistant", "content": "done"});

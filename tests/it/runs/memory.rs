@@ -17,7 +17,7 @@ async fn entries(app: &TestApp, agent: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_success_is_remembered_in_the_next_prompt() {
+async fn a_completed_run_appears_in_the_next_prompt() {
     let app = TestApp::setup()
         .agent("solo", &format!("system_prompt = \"Work.\"\n{REMEMBERS}"))
         .spawn()
@@ -47,7 +47,7 @@ async fn a_success_is_remembered_in_the_next_prompt() {
 }
 
 #[tokio::test]
-async fn only_success_is_remembered_and_children_remember_too() {
+async fn only_completed_runs_are_kept_in_memory_children_included() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -88,7 +88,7 @@ async fn an_entry_is_bounded_and_cannot_forge_others() {
 }
 
 #[tokio::test]
-async fn the_last_entries_enter_and_a_full_memory_warns() {
+async fn the_last_entries_are_in_the_prompt_and_a_full_memory_logs_a_warning() {
     let app = TestApp::setup()
         .agent(
             "solo",
@@ -122,7 +122,7 @@ async fn the_last_entries_enter_and_a_full_memory_warns() {
 }
 
 #[tokio::test]
-async fn runs_at_once_leave_whole_entries() {
+async fn concurrent_runs_write_whole_entries() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", REMEMBERS)
@@ -176,7 +176,7 @@ async fn garbage_collection_analyses_and_trims() {
 }
 
 #[tokio::test]
-async fn an_analysis_is_free_text_whatever_shape_the_agents_replies_have() {
+async fn an_analysis_is_free_text_whatever_the_agents_response_format() {
     let shape = "[params.response_format]\ntype = \"json_schema\"\nschema = { type = \"object\" }";
     let app = TestApp::setup()
         .agent("solo", &format!("{REMEMBERS}\n{shape}"))
@@ -307,7 +307,7 @@ async fn with_keys_a_memory_belongs_to_its_key() {
 }
 
 #[tokio::test]
-async fn a_collection_acts_on_the_memory_of_one_key() {
+async fn garbage_collection_affects_the_memory_of_one_key() {
     let app = with_keys()
         .agent("solo", &format!("{REMEMBERS}\nlast_n = 1"))
         .spawn()
@@ -330,7 +330,7 @@ async fn a_collection_acts_on_the_memory_of_one_key() {
 }
 
 #[tokio::test]
-async fn with_keys_a_file_of_its_own_is_for_shared_memories_only() {
+async fn with_keys_a_custom_path_needs_a_shared_memory() {
     let app = with_keys()
         .agent("solo", &format!("{REMEMBERS}\npath = \"solo.md\""))
         .agent(
@@ -351,7 +351,7 @@ async fn with_keys_a_file_of_its_own_is_for_shared_memories_only() {
 }
 
 #[tokio::test]
-async fn a_run_that_was_killed_remembers_for_its_key() {
+async fn a_killed_run_is_added_to_its_keys_memory() {
     let mut app = with_keys().agent("solo", REMEMBERS).spawn().await;
     app.provider.will("solo", [hangs(), says("done")]);
     let accepted = with(&app, "bob", Method::POST, "/agents/solo/runs").await;

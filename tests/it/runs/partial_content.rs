@@ -67,7 +67,7 @@ async fn a_cancelled_stream_keeps_its_text_and_its_known_tokens() {
 }
 
 #[tokio::test]
-async fn an_overdue_stream_keeps_its_text() {
+async fn a_stream_past_its_deadline_keeps_its_text() {
     let app = wires("timeout = 2").spawn().await;
     for (wire, usage) in WIRES {
         let shut = Gate::closed();
@@ -87,7 +87,7 @@ async fn an_overdue_stream_keeps_its_text() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_for_good_keeps_its_text() {
+async fn a_stream_that_fails_after_its_retries_keeps_its_text() {
     let app = wires("[retry]\nmax_retries = 0").spawn().await;
     for (wire, usage) in WIRES {
         let gate = Gate::closed();
@@ -112,7 +112,7 @@ async fn a_stream_that_breaks_for_good_keeps_its_text() {
 }
 
 #[tokio::test]
-async fn text_that_was_withdrawn_is_not_kept_but_its_tokens_are() {
+async fn withdrawn_text_is_dropped_but_its_tokens_count() {
     let app = TestApp::setup()
         .agent("solo", "[retry]\ninitial_delay_ms = 1")
         .spawn()
@@ -136,7 +136,7 @@ async fn text_that_was_withdrawn_is_not_kept_but_its_tokens_are() {
 }
 
 #[tokio::test]
-async fn the_turn_under_way_wins_over_the_one_before() {
+async fn the_current_turns_text_replaces_the_previous_ones() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "stream = true")

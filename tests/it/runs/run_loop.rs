@@ -60,7 +60,7 @@ async fn a_reply_cut_by_the_token_limit_completes_with_that_reason() {
 }
 
 #[tokio::test]
-async fn calls_count_whatever_the_stop_reason_says() {
+async fn tool_calls_are_executed_whatever_the_stop_reason() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -82,7 +82,7 @@ async fn calls_count_whatever_the_stop_reason_says() {
 }
 
 #[tokio::test]
-async fn when_no_turn_is_left_the_run_fails_and_keeps_its_last_text() {
+async fn a_run_out_of_turns_fails_and_keeps_its_last_text() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -193,7 +193,7 @@ async fn only_parameters_that_are_set_are_sent() {
 const LOOPER: &str = "sub_agents = [\"reader\"]";
 
 #[tokio::test]
-async fn the_same_call_again_and_again_is_hinted_at_and_then_stopped() {
+async fn a_repeated_call_gets_a_hint_and_then_stops_the_run() {
     let app = TestApp::setup().agent("looper", LOOPER).spawn().await;
     app.provider
         .always("looper", |_| calls([("fly", json!({"to": "the moon"}))]));
@@ -220,7 +220,7 @@ async fn the_same_call_again_and_again_is_hinted_at_and_then_stopped() {
 }
 
 #[tokio::test]
-async fn other_arguments_are_no_loop() {
+async fn calls_with_different_arguments_are_no_loop() {
     let app = TestApp::setup().agent("looper", LOOPER).spawn().await;
     app.provider.always("looper", |seen| {
         let tries = seen.tool_results().len();

@@ -31,7 +31,7 @@ pub fn talker() -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + '
 }
 
 #[tokio::test]
-async fn a_session_far_longer_than_the_window_goes_on_and_pays_once() {
+async fn a_session_far_longer_than_the_window_is_summarized_once() {
     let mut app = library(&[("talker", "")]).spawn().await;
     app.provider.always("talker", talker());
     let talk = |number| json!({"input": essay(number), "session": "talk"});
@@ -68,7 +68,7 @@ async fn a_session_far_longer_than_the_window_goes_on_and_pays_once() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_longer_than_what_is_kept_of_it_keeps_its_summary() {
+async fn a_session_cut_to_its_limits_keeps_its_summary() {
     let app = library(&[("talker", "")])
         .config("[limits]\nsession_messages = 30")
         .spawn()

@@ -11,7 +11,7 @@ use serde_json::json;
 use std::time::Duration;
 
 #[tokio::test]
-async fn runs_of_a_busy_session_wait_in_their_order_and_hold_no_slot() {
+async fn runs_of_a_busy_session_wait_in_order_without_a_permit() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 2\nmax_queued = 3")
         .agent("solo", "")
@@ -54,7 +54,7 @@ async fn runs_of_a_busy_session_wait_in_their_order_and_hold_no_slot() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_cancelled_while_it_waits_lets_nobody_pass() {
+async fn cancelling_a_queued_run_keeps_the_sessions_order() {
     let app = solo().await;
     let gate = Gate::closed();
     app.provider.always("solo", counts(&gate));
@@ -73,7 +73,7 @@ async fn a_run_that_is_cancelled_while_it_waits_lets_nobody_pass() {
 }
 
 #[tokio::test]
-async fn a_busy_session_refuses_no_repetition() {
+async fn a_busy_session_accepts_repeated_idempotent_requests() {
     let app = solo().await;
     app.provider.always("solo", |_| says("done"));
     for number in 0..30 {
@@ -92,7 +92,7 @@ async fn a_busy_session_refuses_no_repetition() {
 }
 
 #[tokio::test]
-async fn a_busy_session_may_refuse() {
+async fn a_busy_session_can_reject() {
     let app = solo().await;
     let gate = Gate::closed();
     app.provider.always("solo", counts(&gate));
@@ -113,7 +113,7 @@ async fn a_busy_session_may_refuse() {
 }
 
 #[tokio::test]
-async fn those_before_may_be_cancelled() {
+async fn unfinished_runs_before_can_be_cancelled() {
     let app = solo().await;
     app.provider.will("solo", [says("zero"), hangs()]);
     app.provider.always("solo", |seen| {
@@ -146,7 +146,7 @@ async fn those_before_may_be_cancelled() {
 }
 
 #[tokio::test]
-async fn a_run_that_cannot_cancel_those_before_is_not_accepted() {
+async fn a_run_that_cannot_cancel_earlier_runs_is_not_accepted() {
     let app = solo().await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("first").after_gate(&gate)]);
@@ -170,7 +170,7 @@ async fn a_run_that_cannot_cancel_those_before_is_not_accepted() {
 }
 
 #[tokio::test]
-async fn the_order_of_a_session_outlives_a_crash() {
+async fn the_order_of_a_session_survives_a_crash() {
     let mut app = solo().await;
     app.provider.will("solo", [says("zero"), hangs()]);
     app.provider.always("solo", |seen| {
@@ -196,7 +196,7 @@ async fn the_order_of_a_session_outlives_a_crash() {
 }
 
 #[tokio::test]
-async fn a_stop_lets_no_run_of_a_session_overtake() {
+async fn shutdown_keeps_the_order_of_a_session() {
     let mut app = TestApp::setup()
         .server("drain_timeout = 0")
         .agent("solo", "")

@@ -40,7 +40,7 @@ pub fn sent_request(app: &TestApp) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_session_remembers_on_every_wire() {
+async fn a_session_continues_on_every_wire() {
     for wire in Wire::ALL {
         let name = wire.name();
         let app = TestApp::setup()
@@ -110,7 +110,7 @@ async fn a_session_remembers_on_every_wire() {
 }
 
 #[tokio::test]
-async fn calls_are_told_as_text_where_no_tools_are_offered_any_more() {
+async fn calls_become_text_if_tools_are_no_longer_offered() {
     let app = TestApp::setup()
         .agent("solo", "sub_agents = [\"x\"]")
         .spawn()
@@ -137,7 +137,7 @@ async fn calls_are_told_as_text_where_no_tools_are_offered_any_more() {
 }
 
 #[tokio::test]
-async fn only_what_was_completed_is_gone_on_with() {
+async fn only_completed_runs_are_continued() {
     let app = TestApp::setup()
         .agent("solo", "[retry]\nmax_retries = 0")
         .agent("other", "")
@@ -259,7 +259,7 @@ async fn a_long_conversation_is_trimmed_with_a_notice() {
 }
 
 #[tokio::test]
-async fn a_recovered_run_goes_on_with_the_conversation_that_it_began_with() {
+async fn a_recovered_run_keeps_its_initial_conversation() {
     let mut app = TestApp::setup()
         .agent("solo", "sub_agents = [\"x\"]")
         .spawn()
@@ -314,7 +314,7 @@ async fn by(
 }
 
 #[tokio::test]
-async fn keys_have_sessions_of_their_own() {
+async fn each_key_has_its_own_sessions() {
     let app = of_ada_and_bob().spawn().await;
     app.provider
         .will("solo", [says("hi ada"), hangs(), says("hi bob")]);
@@ -360,7 +360,7 @@ async fn keys_have_sessions_of_their_own() {
 }
 
 #[tokio::test]
-async fn an_idempotent_post_takes_one_place_in_its_session() {
+async fn an_idempotent_post_is_queued_once_in_its_session() {
     let app = solo().await;
     let gate = Gate::closed();
     app.provider.always("solo", counts(&gate));

@@ -14,7 +14,7 @@ schema = { type = "object", properties = { n = { type = "integer" } }, required 
 "#;
 
 #[tokio::test]
-async fn an_answer_that_fits_is_read_as_json_on_every_wire() {
+async fn a_valid_answer_is_parsed_on_every_wire() {
     for wire in Wire::ALL {
         let name = wire.name();
         let app = TestApp::setup()
@@ -41,7 +41,7 @@ async fn an_answer_that_fits_is_read_as_json_on_every_wire() {
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_fit_is_asked_for_once_more_with_its_errors() {
+async fn an_invalid_answer_is_requested_once_more_with_its_errors() {
     for wire in Wire::ALL {
         let name = wire.name();
         let app = TestApp::setup()
@@ -82,7 +82,7 @@ async fn an_answer_that_does_not_fit_is_asked_for_once_more_with_its_errors() {
 }
 
 #[tokio::test]
-async fn a_second_answer_that_does_not_fit_fails_the_run_and_is_kept() {
+async fn a_second_invalid_answer_fails_the_run_and_is_kept() {
     let app = TestApp::setup().agent("solo", SCHEMA).spawn().await;
     app.provider.will(
         "solo",
@@ -107,7 +107,7 @@ async fn a_second_answer_that_does_not_fit_fails_the_run_and_is_kept() {
 }
 
 #[tokio::test]
-async fn nothing_is_asked_again_where_no_turn_is_left() {
+async fn no_repair_is_requested_without_a_turn() {
     let agent = format!("{SCHEMA}\n[limits]\nmax_turns = 1");
     let app = TestApp::setup().agent("solo", &agent).spawn().await;
     app.provider.will("solo", [says("no JSON")]);
@@ -119,7 +119,7 @@ async fn nothing_is_asked_again_where_no_turn_is_left() {
 }
 
 #[tokio::test]
-async fn a_request_can_ask_for_an_object_and_text_stays_text() {
+async fn a_request_can_require_an_object_and_text_stays_text() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("{\"a\": [1]}"));
     let sent = json!({"input": "go", "response_format": {"type": "json_object"}});
@@ -132,7 +132,7 @@ async fn a_request_can_ask_for_an_object_and_text_stays_text() {
 }
 
 #[tokio::test]
-async fn a_schema_that_is_none_is_refused_at_once() {
+async fn an_invalid_schema_is_refused_at_once() {
     let broken = "[params.response_format]\ntype = \"json_schema\"\nschema = { type = \"thing\" }";
     let app = TestApp::setup()
         .agent("solo", "")
@@ -170,7 +170,7 @@ async fn a_schema_that_is_none_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn a_schema_made_to_work_for_ever_costs_its_own_run_only() {
+async fn an_expensive_schema_fails_only_its_own_run() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider
         .will("solo", [says("{\"a\": 1}"), says("{\"a\": 1}")]);
@@ -196,7 +196,7 @@ async fn a_schema_made_to_work_for_ever_costs_its_own_run_only() {
 }
 
 #[tokio::test]
-async fn a_childs_answer_is_held_against_its_own_schema() {
+async fn a_childs_answer_is_checked_against_its_own_schema() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", SCHEMA)
@@ -224,7 +224,7 @@ async fn a_childs_answer_is_held_against_its_own_schema() {
 }
 
 #[tokio::test]
-async fn a_repair_goes_on_after_a_kill_and_is_not_made_twice() {
+async fn a_repair_continues_after_a_kill_and_is_not_repeated() {
     let mut app = TestApp::setup().agent("solo", SCHEMA).spawn().await;
     app.provider
         .will("solo", [says("no JSON"), hangs(), says("still none")]);

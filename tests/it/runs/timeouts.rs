@@ -8,7 +8,7 @@ use crate::support::provider::answer::{delegates, hangs, says};
 use crate::support::provider::recorded_request::Wire;
 
 #[tokio::test]
-async fn a_run_that_is_overdue_fails_and_hangs_up() {
+async fn a_run_past_its_deadline_fails_and_closes_its_connection() {
     let app = TestApp::setup().agent("slow", "timeout = 1").spawn().await;
     app.provider.will("slow", [hangs()]);
 
@@ -20,7 +20,7 @@ async fn a_run_that_is_overdue_fails_and_hangs_up() {
 }
 
 #[tokio::test]
-async fn the_deadline_holds_while_a_body_is_read() {
+async fn the_deadline_applies_while_a_body_is_read() {
     let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         for stream in [false, true] {
@@ -146,7 +146,7 @@ async fn a_request_can_set_the_deadline() {
 }
 
 #[tokio::test]
-async fn the_server_has_a_default_and_a_most() {
+async fn the_server_has_a_default_and_a_maximum_timeout() {
     let app = TestApp::setup()
         .server("default_timeout = 1\nmax_timeout = 1")
         .agent("silent", "")

@@ -65,7 +65,7 @@ async fn a_tree_of_completed_runs_is_counted_exactly() {
 }
 
 #[tokio::test]
-async fn failed_and_overdue_descendants_are_counted() {
+async fn usage_of_failed_and_timed_out_descendants_is_counted() {
     let app = TestApp::setup()
         .agent(
             "root",
@@ -117,7 +117,7 @@ async fn failed_and_overdue_descendants_are_counted() {
 }
 
 #[tokio::test]
-async fn cancelled_descendants_are_counted_and_the_tree_is_true_while_it_runs() {
+async fn usage_of_cancelled_descendants_is_counted_and_the_tree_is_current() {
     let app = TestApp::setup()
         .agent("root", "sub_agents = [\"middle\"]")
         .agent("middle", "sub_agents = [\"leaf\"]")

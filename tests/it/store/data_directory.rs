@@ -12,7 +12,7 @@ use crate::store::fixtures::{
 };
 
 #[tokio::test]
-async fn a_file_opened_again_has_everything() {
+async fn a_reopened_file_has_every_record() {
     let Opened { store, place, .. } = sqlite();
     let (ended, at_work) = (root(), root());
     let key = claim("k", 1, in_an_hour());
@@ -92,7 +92,7 @@ async fn a_killed_process_has_committed_acknowledged_writes() {
 }
 
 #[tokio::test]
-async fn a_second_process_learns_who_holds_the_lock() {
+async fn a_second_process_gets_the_lock_holder() {
     let opened = sqlite();
     let dir = opened.place.path();
     let error = sqlite_in(dir).err().expect("refused");

@@ -126,7 +126,7 @@ async fn fill(store: &dyn RunStore, dice: &mut Dice) -> Vec<Run> {
 }
 
 #[tokio::test]
-async fn pages_have_what_fits_and_nothing_else() {
+async fn pages_have_all_matching_runs_and_no_others() {
     let opened = sqlite();
     let store = &*opened.store;
     let mut dice = Dice(7);
@@ -212,7 +212,7 @@ fn insert(dir: &Path, count: u64) -> Vec<RunId> {
 }
 
 #[tokio::test]
-async fn a_page_ends_early_instead_of_looking_through_everything() {
+async fn a_page_ends_early_instead_of_searching_every_run() {
     const COUNT: u64 = 20_000;
     let opened = sqlite();
     let store = &*opened.store;
@@ -347,7 +347,7 @@ async fn a_page_ends_early_instead_of_looking_through_everything() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_a_run_comes_in_pages() {
+async fn children_and_messages_are_paged() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")

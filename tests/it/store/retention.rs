@@ -97,7 +97,7 @@ fn bytes(dir: &Path) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_runs_go_while_others_come() {
+async fn ten_thousand_runs_expire_while_others_start() {
     let Opened {
         store,
         place: home,
@@ -151,7 +151,7 @@ async fn ten_thousand_runs_go_while_others_come() {
 
 /// A definition that many runs share goes once every run is younger than its last one.
 #[tokio::test]
-async fn a_shared_definition_goes_after_its_runs() {
+async fn a_shared_definition_is_deleted_after_its_runs() {
     let opened = sqlite();
     let (store, dir) = (&opened.store, opened.place.path());
     let shared = async || {
@@ -180,7 +180,7 @@ async fn a_shared_definition_goes_after_its_runs() {
 }
 
 #[tokio::test]
-async fn runs_go_by_age_and_what_is_at_work_stays() {
+async fn runs_expire_by_age_and_active_runs_stay() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -231,7 +231,7 @@ async fn runs_go_by_age_and_what_is_at_work_stays() {
 }
 
 #[tokio::test]
-async fn the_newest_stay_and_the_next_start_sees_to_it() {
+async fn the_newest_runs_stay_and_the_next_start_deletes_the_rest() {
     let mut app = TestApp::setup()
         .agent("solo", "")
         .environment("AXED_DATA__RETENTION__COMPLETED__COUNT", "2")

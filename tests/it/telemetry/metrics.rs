@@ -100,7 +100,7 @@ fn family() -> Setup {
 }
 
 #[tokio::test]
-async fn a_scrape_finds_exactly_what_was_done() {
+async fn a_scrape_has_the_exact_counts() {
     let app = family()
         .config(
             "[runs]\nmax_running = 1\n[prices.\"anthropic/planner\"]\ninput = 3.0\noutput = 15.0",
@@ -276,7 +276,7 @@ async fn a_commit_of_the_store_is_counted() {
 }
 
 #[tokio::test]
-async fn names_that_requests_make_up_are_bounded() {
+async fn label_values_from_requests_are_bounded() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let body = |model: &str| serde_json::json!({"input": "x", "model": model});
     for at in 0..510 {
@@ -298,7 +298,7 @@ async fn names_that_requests_make_up_are_bounded() {
 }
 
 #[tokio::test]
-async fn metrics_have_a_listener_of_their_own_where_one_is_configured() {
+async fn metrics_have_a_separate_listener_if_configured() {
     let app = TestApp::setup()
         .prefix("/axed")
         .server("metrics_listen = \"127.0.0.1:0\"")
@@ -327,7 +327,7 @@ async fn metrics_have_a_listener_of_their_own_where_one_is_configured() {
 }
 
 #[tokio::test]
-async fn metrics_are_not_shown_to_the_world() {
+async fn metrics_are_not_served_publicly() {
     let home = tempfile::tempdir().expect("a directory");
     std::fs::write(
         home.path().join("axed.toml"),
@@ -390,7 +390,7 @@ async fn the_dashboard_shows_these_metrics_and_no_others() {
 }
 
 #[tokio::test]
-async fn every_log_line_of_a_run_tells_its_place() {
+async fn every_log_line_of_a_run_has_its_ids_and_depth() {
     let app = family().spawn().await;
     app.provider.will(
         "planner",

@@ -48,7 +48,7 @@ fn script(app: &TestApp) {
 }
 
 #[tokio::test]
-async fn a_tree_is_told_span_by_span() {
+async fn a_tree_is_exported_as_spans() {
     let collector = Collector::start().await;
     let app = family(&collector).spawn().await;
     script(&app);
@@ -171,7 +171,7 @@ async fn a_tree_is_told_span_by_span() {
 }
 
 #[tokio::test]
-async fn what_was_said_is_told_where_that_is_asked_for() {
+async fn content_is_exported_only_if_configured() {
     let collector = Collector::start().await;
     let app = family(&collector)
         .config("trace_content = true")
@@ -231,7 +231,7 @@ async fn run_with(app: &TestApp, agent: &str, headers: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn a_caller_s_trace_is_gone_on_with() {
+async fn a_clients_trace_is_continued() {
     let collector = Collector::start().await;
     let app = TestApp::setup()
         .agent("solo", "")
@@ -272,7 +272,7 @@ async fn a_caller_s_trace_is_gone_on_with() {
 }
 
 #[tokio::test]
-async fn every_wire_passes_a_trace_on_also_where_nobody_keeps_it() {
+async fn every_wire_forwards_a_trace_also_without_a_collector() {
     let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         let model = format!("model = \"{0}/{0}\"", wire.name());
@@ -294,7 +294,7 @@ async fn every_wire_passes_a_trace_on_also_where_nobody_keeps_it() {
 }
 
 #[tokio::test]
-async fn a_run_that_another_process_goes_on_with_stays_in_its_trace() {
+async fn a_resumed_run_stays_in_its_trace() {
     let collector = Collector::start().await;
     let mut app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
@@ -332,7 +332,7 @@ async fn a_run_that_another_process_goes_on_with_stays_in_its_trace() {
 }
 
 #[tokio::test]
-async fn a_cancelled_run_and_a_stop_leave_their_spans() {
+async fn cancelled_and_stopped_runs_export_their_spans() {
     let collector = Collector::start().await;
     let mut app = TestApp::setup()
         .agent("slow", "")
@@ -364,7 +364,7 @@ async fn a_cancelled_run_and_a_stop_leave_their_spans() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_down_costs_a_warning_and_nothing_else() {
+async fn an_unreachable_collector_only_logs_a_warning() {
     // A port that nobody listens at.
     let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = nobody.local_addr().expect("an address");
@@ -390,7 +390,7 @@ async fn a_collector_that_is_down_costs_a_warning_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_collector_that_refuses_for_a_while_gets_the_spans_later() {
+async fn a_collector_that_fails_temporarily_gets_the_spans_later() {
     let collector = Collector::start().await;
     collector
         .reported
@@ -410,7 +410,7 @@ async fn a_collector_that_refuses_for_a_while_gets_the_spans_later() {
 }
 
 #[tokio::test]
-async fn a_wrong_address_is_refused_by_name() {
+async fn an_invalid_address_is_named() {
     let home = tempfile::tempdir().expect("a directory");
     for (config, environment, says) in [
         (

@@ -9,7 +9,7 @@ use crate::tools::approvals::{
 use serde_json::json;
 
 #[tokio::test]
-async fn a_killed_daemon_is_told_at_once_what_its_run_waits_for() {
+async fn a_restarted_daemon_accepts_decisions_at_once() {
     for agent in ["careful", "planner"] {
         // A second run has the only slot: those that wait need none before they are decided.
         let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
@@ -31,7 +31,7 @@ async fn a_killed_daemon_is_told_at_once_what_its_run_waits_for() {
 }
 
 #[tokio::test]
-async fn time_stands_still_while_no_daemon_is_there_too() {
+async fn time_is_paused_without_a_daemon_too() {
     let mut app = careful("").agent("other", "timeout = 1").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
     let body = json!({"input": "go", "timeout": 1});
@@ -50,7 +50,7 @@ async fn time_stands_still_while_no_daemon_is_there_too() {
 }
 
 #[tokio::test]
-async fn a_decision_outlives_the_daemon_that_took_it() {
+async fn a_decision_survives_a_restart() {
     for (decision, calls) in [("approve", 1), ("deny", 0)] {
         let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
         app.provider.will("careful", [writes("a"), says("done")]);
@@ -79,7 +79,7 @@ async fn a_decision_outlives_the_daemon_that_took_it() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_stops_does_not_wait_for_who_waits() {
+async fn shutdown_does_not_wait_for_pending_approvals() {
     let mut app = careful("").server("drain_timeout = 600").spawn().await;
     app.provider
         .will("planner", [delegates([("careful", "write")]), says("done")]);
@@ -129,7 +129,7 @@ async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_stops_lets_nobody_overtake_who_waits_in_a_session() {
+async fn shutdown_keeps_the_order_behind_a_pending_approval() {
     let mut app = careful("").server("drain_timeout = 600").spawn().await;
     app.provider
         .will("careful", [writes("a"), says("first"), says("second")]);

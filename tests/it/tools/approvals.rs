@@ -87,7 +87,7 @@ pub async fn ended_well(run: &Run<'_>, calls: u64) {
 }
 
 #[tokio::test]
-async fn an_approved_call_is_performed() {
+async fn an_approved_call_is_executed() {
     let app = careful("").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
     let (id, request) = sent(&app, "careful").await;
@@ -147,7 +147,7 @@ async fn a_denial_and_its_reason_reach_the_model() {
 }
 
 #[tokio::test]
-async fn a_call_nobody_decides_about_in_time_is_not_performed() {
+async fn an_undecided_call_times_out_as_denied() {
     let app = careful("approve_timeout = 1").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
     let (id, request) = sent(&app, "careful").await;
@@ -166,7 +166,7 @@ async fn a_call_nobody_decides_about_in_time_is_not_performed() {
 }
 
 #[tokio::test]
-async fn each_of_several_calls_is_decided_on_its_own_while_others_work() {
+async fn each_of_several_calls_is_decided_separately() {
     let app = careful("").spawn().await;
     let file = |path: &str| ("write_file", json!({"path": path, "content": "new"}));
     let reads = ("read_file", json!({"path": "here.txt"}));
@@ -243,7 +243,7 @@ async fn a_parent_waits_while_all_its_children_wait() {
 }
 
 #[tokio::test]
-async fn time_stands_still_for_who_waits_and_for_who_waits_for_it() {
+async fn time_is_paused_for_a_waiting_run_and_its_parent() {
     let app = careful("").agent("other", "timeout = 1").spawn().await;
     app.provider
         .will("planner", [delegates([("careful", "write")]), says("done")]);
@@ -266,7 +266,7 @@ async fn time_stands_still_for_who_waits_and_for_who_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_child_in_line_behind_one_that_waits_does_not_keep_its_parent_at_work() {
+async fn a_child_queued_behind_a_waiting_one_does_not_keep_its_parent_running() {
     let app = careful("")
         .agent(
             "planner",
@@ -293,7 +293,7 @@ async fn a_child_in_line_behind_one_that_waits_does_not_keep_its_parent_at_work(
 }
 
 #[tokio::test]
-async fn the_command_line_decides_and_the_metrics_do_not_count_who_waits() {
+async fn the_command_line_decides_and_waiting_runs_do_not_count_as_running() {
     let app = careful("").spawn().await;
     app.provider.will(
         "careful",
@@ -323,7 +323,7 @@ async fn the_command_line_decides_and_the_metrics_do_not_count_who_waits() {
 }
 
 #[tokio::test]
-async fn who_waits_gives_its_slot_back_and_takes_its_place_in_line_again() {
+async fn a_waiting_run_returns_its_permit_and_queues_again() {
     let app = careful("").config("[runs]\nmax_running = 1").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
     let (id, request) = sent(&app, "careful").await;
@@ -345,7 +345,7 @@ async fn who_waits_gives_its_slot_back_and_takes_its_place_in_line_again() {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_can_be_cancelled() {
+async fn a_waiting_run_can_be_cancelled() {
     let app = careful("").config("[runs]\nmax_running = 1").spawn().await;
     app.provider.will("careful", [writes("a")]);
     app.provider
@@ -373,7 +373,7 @@ async fn a_run_that_waits_can_be_cancelled() {
 }
 
 #[tokio::test]
-async fn who_waits_uses_up_no_time_of_a_quota() {
+async fn waiting_does_not_count_in_a_time_quota() {
     let quota = "[subagent]\nenabled = true\nmax_total_time = 1";
     let app = careful(quota).agent("other", "timeout = 1").spawn().await;
     let task = |task: &str| {
@@ -401,7 +401,7 @@ async fn who_waits_uses_up_no_time_of_a_quota() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_decided_is_refused() {
+async fn decisions_without_a_pending_call_are_refused() {
     let app = careful("").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
     let (id, request) = sent(&app, "careful").await;
@@ -431,7 +431,7 @@ async fn what_cannot_be_decided_is_refused() {
 }
 
 #[tokio::test]
-async fn the_key_that_decided_is_told_and_others_see_nothing() {
+async fn a_decision_names_its_key_and_other_keys_see_nothing() {
     let key = |name: &str| {
         let sha256 = KeyHash::digest(format!("key-of-{name}").as_bytes());
         format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"run\", \"read\"]\n")

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 #[tokio::test]
-async fn a_command_sees_nothing_of_the_daemon() {
+async fn a_command_cannot_read_the_daemons_files_or_environment() {
     let app = worker("pass_env = [\"PASSED\"]")
         .environment("DAEMON_SECRET", "s3cret-value")
         .environment("ANTHROPIC_API_KEY", "s3cret-value")
@@ -71,7 +71,7 @@ async fn a_command_sees_nothing_of_the_daemon() {
 }
 
 #[tokio::test]
-async fn a_command_changes_nothing_outside() {
+async fn a_command_writes_only_in_its_workdir() {
     let app = worker("").file("other/kept.txt", "kept").spawn().await;
     if !is_confined(&app) {
         return;
@@ -116,7 +116,7 @@ async fn a_command_changes_nothing_outside() {
 }
 
 #[tokio::test]
-async fn a_command_reaches_nothing_that_its_user_has_besides_files() {
+async fn a_command_cannot_reach_its_users_processes_or_memory() {
     let app = worker("").spawn().await;
     if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
         return;
@@ -160,7 +160,7 @@ async fn a_command_reaches_nothing_that_its_user_has_besides_files() {
 
 // The process that starts the daemon may leave files open for it, and Landlock does not restrict open files.
 #[tokio::test]
-async fn a_command_is_given_no_open_file_of_the_daemon() {
+async fn a_command_inherits_no_open_file() {
     let app = worker("").file("other/kept.txt", "kept").spawn().await;
     if !is_confined(&app) {
         return;
@@ -191,7 +191,7 @@ pub async fn supervised(app: &TestApp, script: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_command_reaches_no_network() {
+async fn a_command_has_no_network() {
     let app = worker("").spawn().await;
     if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
         return;
@@ -204,7 +204,7 @@ async fn a_command_reaches_no_network() {
 }
 
 #[tokio::test]
-async fn the_network_can_be_allowed_and_local_sockets_stay_shut() {
+async fn the_network_can_be_allowed_without_local_sockets() {
     let app = worker("network = true").spawn().await;
     if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
         return;
@@ -258,7 +258,7 @@ fn sockets(app: &TestApp) -> String {
 }
 
 #[tokio::test]
-async fn a_workdir_with_the_daemons_own_files_takes_no_command() {
+async fn a_workdir_with_the_daemons_files_has_no_commands() {
     let app = TestApp::setup()
         .agent("worker", "tools = [\"run_command\", \"read_file\"]")
         .config(ALLOWED)
@@ -342,7 +342,7 @@ fn without_landlock_commands_are_not_offered() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn without_landlock_they_run_unconfined_where_that_is_allowed_and_still_end_whole() {
+fn without_landlock_commands_run_unconfined_if_allowed_and_end_completely() {
     without_landlock(async {
         let app = worker("allow_unconfined = true")
             .environment("DAEMON_SECRET", "s3cret-value")

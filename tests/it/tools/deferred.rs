@@ -142,7 +142,7 @@ async fn the_first_lines_of_descriptions_are_searched() {
 }
 
 #[tokio::test]
-async fn a_person_approves_the_tool_itself() {
+async fn approval_applies_to_the_tool_itself() {
     let app = with_many("approve = [\"s__delete_order\"]").spawn().await;
     app.provider.will(
         "a",
@@ -170,7 +170,7 @@ async fn a_person_approves_the_tool_itself() {
 }
 
 #[tokio::test]
-async fn after_a_crash_only_what_is_safe_is_called_again() {
+async fn after_a_crash_only_safe_calls_are_repeated() {
     for (tool, is_safe) in [("watch_order", true), ("send_order", false)] {
         let mut app = with_many("").spawn().await;
         let name = format!("s__{tool}");
@@ -206,7 +206,7 @@ async fn after_a_crash_only_what_is_safe_is_called_again() {
 }
 
 #[tokio::test]
-async fn a_dry_run_names_what_is_found_by_searching() {
+async fn a_dry_run_lists_deferred_tools() {
     for (above, offered, deferred) in [
         ("", 2, 400),
         ("= 0", 400, 0),

@@ -81,7 +81,7 @@ async fn a_model_works_with_files() {
 }
 
 #[tokio::test]
-async fn no_pattern_of_a_model_ends_the_daemon() {
+async fn no_pattern_of_a_model_crashes_the_daemon() {
     let app = worker(&["write_file", "grep", "find_path"]).spawn().await;
     let nested = |depth| format!("{}a{}", "{".repeat(depth), "}".repeat(depth));
     let reported = call_results(
@@ -115,7 +115,7 @@ async fn no_pattern_of_a_model_ends_the_daemon() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_so_that_a_model_can_correct_it() {
+async fn errors_let_a_model_correct_its_call() {
     let app = worker(&["read_file", "edit_file", "write_file", "grep"])
         .spawn()
         .await;
@@ -181,7 +181,7 @@ async fn what_is_wrong_is_said_so_that_a_model_can_correct_it() {
 }
 
 #[tokio::test]
-async fn another_value_is_read_as_text_where_text_is_wanted() {
+async fn other_json_is_accepted_as_text_if_a_string_is_expected() {
     let app = worker(&["write_file"]).spawn().await;
     let reported = call_results(
         &app,
@@ -205,7 +205,7 @@ async fn another_value_is_read_as_text_where_text_is_wanted() {
 }
 
 #[tokio::test]
-async fn arguments_that_are_json_and_cannot_be_read_are_said_to_be() {
+async fn unreadable_arguments_are_reported() {
     let app = TestApp::setup()
         .agent(
             "worker",
@@ -244,7 +244,7 @@ async fn arguments_that_are_json_and_cannot_be_read_are_said_to_be() {
 }
 
 #[tokio::test]
-async fn a_long_result_is_cut_with_a_word_on_how_to_get_the_rest() {
+async fn a_long_result_is_cut_with_a_note_on_how_to_get_the_rest() {
     let app = worker(&["read_file", "list_directory"])
         .config("[tools]\nmax_result = \"4 KiB\"")
         .file("work/long.txt", &"some line of a long file\n".repeat(1000))
@@ -279,7 +279,7 @@ async fn a_long_result_is_cut_with_a_word_on_how_to_get_the_rest() {
 }
 
 #[tokio::test]
-async fn many_edits_of_one_reply_are_all_made() {
+async fn all_edits_of_one_reply_are_applied() {
     let words: Vec<String> = (0..20).map(|number| format!("<{number}>")).collect();
     let app = worker(&["edit_file"])
         .file("work/f", &words.join("\n"))
@@ -322,7 +322,7 @@ async fn a_dry_run_and_the_model_show_the_same_tools() {
 }
 
 #[tokio::test]
-async fn a_write_that_a_crash_cuts_short_interrupts_its_run() {
+async fn a_write_interrupted_by_a_crash_fails_its_run() {
     let mut app = worker(&["write_file"]).spawn().await;
     // Long enough that a crash mostly hits its middle; where it does not, the run has ended in order, and another is tried.
     let content = "x".repeat(16 << 20);
@@ -360,7 +360,7 @@ async fn a_write_that_a_crash_cuts_short_interrupts_its_run() {
 }
 
 #[tokio::test]
-async fn a_read_that_a_crash_cuts_short_is_made_again() {
+async fn a_read_interrupted_by_a_crash_is_repeated() {
     let mut app = worker(&["read_file"])
         .file("work/lines", &"\n".repeat(20 << 20))
         .spawn()
@@ -395,7 +395,7 @@ async fn a_read_that_a_crash_cuts_short_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_search_ends_when_its_run_is_stopped() {
+async fn a_search_ends_with_its_run() {
     let app = worker(&["read_file"])
         .file("work/lines", &"\n".repeat(20 << 20))
         .spawn()

@@ -135,7 +135,7 @@ async fn tools_are_offered_and_called_over_one_connection() {
 }
 
 #[tokio::test]
-async fn a_narrowed_list_a_dry_run_and_a_child() {
+async fn restricted_tools_apply_to_dry_runs_and_children() {
     let app = with_server("tools = [\"echo\", \"nonsense\"]")
         .agent("boss", "sub_agents = [\"a\"]")
         .spawn()
@@ -179,7 +179,7 @@ async fn a_narrowed_list_a_dry_run_and_a_child() {
 }
 
 #[tokio::test]
-async fn a_changed_list_holds_for_the_next_run() {
+async fn a_changed_tool_list_applies_to_the_next_run() {
     let app = with_server("").spawn().await;
     result_of(&app, "s__grow", json!({})).await;
     let last = app.provider.requests_for("a").pop().expect("a request");
@@ -202,7 +202,7 @@ async fn a_changed_list_holds_for_the_next_run() {
 }
 
 #[tokio::test]
-async fn a_server_that_dies_is_an_error_and_is_started_again() {
+async fn a_server_that_dies_is_an_error_and_is_restarted() {
     let app = with_server("").spawn().await;
     let (why, is_error) = result_of(&app, "s__die", json!({})).await;
     assert!(
@@ -219,7 +219,7 @@ async fn a_server_that_dies_is_an_error_and_is_started_again() {
 }
 
 #[tokio::test]
-async fn a_message_without_end_ends_the_connection_and_not_the_daemon() {
+async fn an_endless_message_closes_only_the_connection() {
     let app = with_server("").spawn().await;
     let (why, is_error) = result_of(&app, "s__endless", json!({})).await;
     assert!(
@@ -230,7 +230,7 @@ async fn a_message_without_end_ends_the_connection_and_not_the_daemon() {
 }
 
 #[tokio::test]
-async fn a_cancelled_run_tells_the_server() {
+async fn a_cancelled_run_notifies_the_server() {
     let app = with_server("").spawn().await;
     app.provider.will("a", [calls([("s__hang", json!({}))])]);
     let run = app.start("a", "go").await;
@@ -248,7 +248,7 @@ async fn a_cancelled_run_tells_the_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_or_is_not_there_costs_its_tools_only() {
+async fn an_unavailable_server_costs_only_its_tools() {
     let app = with_mode(
         "silent",
         "[[mcp_servers]]\nname = \"none\"\ntransport = \"stdio\"\ncommand = \"/no/such/program\"\n\
@@ -312,7 +312,7 @@ async fn no_process_is_left_when_the_daemon_stops() {
 }
 
 #[tokio::test]
-async fn a_call_that_a_crash_cut_is_made_again_only_where_that_is_safe() {
+async fn an_interrupted_call_is_repeated_only_if_safe() {
     for (tool, status) in [("s__hang", "failed"), ("s__hang_reading", "completed")] {
         let mut app = with_server("").spawn().await;
         app.provider.will("a", [calls([(tool, json!({}))])]);
@@ -347,7 +347,7 @@ async fn a_servers_secret_can_come_from_a_file() {
 }
 
 #[tokio::test]
-async fn a_server_gets_its_variables_and_nobody_sees_them() {
+async fn a_server_gets_its_variables_and_they_are_never_shown() {
     let app = with_server("")
         .environment("ANTHROPIC_API_KEY", "key-of-the-operator")
         .spawn()
@@ -374,7 +374,7 @@ async fn a_server_gets_its_variables_and_nobody_sees_them() {
 }
 
 #[tokio::test]
-async fn a_wrong_server_is_refused_by_name() {
+async fn an_invalid_server_is_named() {
     let server = |rest: &str| format!("[[mcp_servers]]\nname = \"s\"\n{rest}\n");
     let stdio = "transport = \"stdio\"\ncommand = \"x\"\n";
     let cases = [
@@ -439,7 +439,7 @@ async fn a_wrong_server_is_refused_by_name() {
 
 /// Real servers, as published: installed by `tests/real_mcp.sh`, which says in AXED_REAL_MCP where.
 #[tokio::test]
-async fn real_servers_are_understood() {
+async fn real_servers_work() {
     let Some(place) = process_environment().remove("AXED_REAL_MCP") else {
         eprintln!(
             "AXED_REAL_MCP is not set; tests/real_mcp.sh installs real MCP servers and runs this story"

@@ -237,7 +237,7 @@ async fn two_calls(app: &TestApp, tool: &str) -> [(String, bool); 2] {
 }
 
 #[tokio::test]
-async fn a_call_that_gets_no_proper_answer_fails_at_once_and_the_next_one_works() {
+async fn an_invalid_response_fails_the_call_and_the_next_one_works() {
     let server = Server::default();
     let (url, _server) = server.start().await;
     let app = with_web(&url, "timeout = 2").spawn().await;
@@ -305,7 +305,7 @@ async fn a_call_that_gets_no_proper_answer_fails_at_once_and_the_next_one_works(
 }
 
 #[tokio::test]
-async fn a_lost_session_is_made_anew_and_the_call_is_made_again() {
+async fn a_lost_session_is_reopened_and_the_call_repeated() {
     let server = Server::default();
     let (url, _server) = server.start().await;
     let app = with_web(&url, "").spawn().await;
@@ -331,7 +331,7 @@ async fn a_lost_session_is_made_anew_and_the_call_is_made_again() {
 }
 
 #[tokio::test]
-async fn what_only_reads_is_called_once_more() {
+async fn read_only_calls_are_repeated_once() {
     let server = Server::default();
     let (url, _server) = server.start().await;
     let app = with_web(&url, "").spawn().await;
@@ -361,7 +361,7 @@ async fn what_only_reads_is_called_once_more() {
 }
 
 #[tokio::test]
-async fn a_server_over_http_that_refuses_the_handshake_says_why() {
+async fn a_refused_http_handshake_is_explained() {
     let server = Server::default();
     server.with(|it| it.refuses = Some((503, "\nin maintenance\n")));
     let (url, _server) = server.start().await;
@@ -394,7 +394,7 @@ fn with_process(mode: &str, more: &str) -> Setup {
 }
 
 #[tokio::test]
-async fn a_process_that_fails_in_a_call_is_named_with_the_reason_and_started_again() {
+async fn a_process_that_fails_in_a_call_is_named_and_restarted() {
     let app = with_process("", "timeout = 5").spawn().await;
     let cases = [
         (
@@ -439,7 +439,7 @@ async fn a_process_that_fails_in_a_call_is_named_with_the_reason_and_started_aga
 }
 
 #[tokio::test]
-async fn a_process_that_is_only_slow_or_noisy_stays() {
+async fn a_slow_or_noisy_process_is_kept() {
     let app = with_process("", "timeout = 2").spawn().await;
     let names = ["s__pid", "s__slow", "s__noise"];
     let answers = names.map(|name| calls([(name, json!({}))]));
@@ -475,7 +475,7 @@ async fn warnings(app: &TestApp, run: &Run<'_>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_process_that_does_not_start_says_why() {
+async fn a_process_that_does_not_start_is_explained() {
     let cases = [
         (
             "exit",
@@ -503,7 +503,7 @@ async fn a_process_that_does_not_start_says_why() {
 }
 
 #[tokio::test]
-async fn a_run_fails_without_a_server_that_is_required() {
+async fn a_run_fails_without_a_required_server() {
     let app = with_process("exit", "required = true")
         .agent("none", "[[mcp_servers]]\nname = \"n\"\ntransport = \"stdio\"\ncommand = \"no-such-program\"\nrequired = true")
         .agent("boss", "sub_agents = [\"a\"]")

@@ -111,7 +111,7 @@ fn with_web(url: &str) -> Setup {
 }
 
 #[tokio::test]
-async fn a_server_over_http_answers_whole_or_streamed() {
+async fn an_http_server_may_respond_whole_or_streamed() {
     let web = Web::default();
     let (url, _server) = web.clone().start().await;
     let app = with_web(&url).spawn().await;
@@ -141,7 +141,7 @@ async fn a_server_over_http_answers_whole_or_streamed() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_handshake_is_understood() {
+async fn a_server_without_a_handshake_works() {
     let web = Web {
         is_modern: true,
         ..Web::default()
@@ -153,7 +153,7 @@ async fn a_server_without_a_handshake_is_understood() {
 }
 
 #[tokio::test]
-async fn a_redirect_does_not_take_the_headers_elsewhere() {
+async fn a_redirect_does_not_leak_the_headers() {
     let other = Web::default();
     let (elsewhere, _other) = other.clone().start().await;
     let web = Web {
@@ -182,7 +182,7 @@ async fn a_redirect_does_not_take_the_headers_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_web_server_that_is_down_is_named_with_the_reason() {
+async fn an_http_server_that_is_down_is_named_with_the_reason() {
     let (url, server) = Web::default().start().await;
     drop(server);
     let app = with_web(&url).spawn().await;

@@ -151,7 +151,7 @@ async fn arguments_are_checked() {
 }
 
 #[tokio::test]
-async fn nothing_outlives_the_call() {
+async fn no_process_outlives_the_call() {
     let app = worker("").spawn().await;
     if !is_confined(&app) {
         return;
@@ -177,7 +177,7 @@ async fn nothing_outlives_the_call() {
 }
 
 #[tokio::test]
-async fn a_daemon_of_its_own_making_ends_with_it() {
+async fn a_background_process_ends_with_its_call() {
     let app = worker("").spawn().await;
     if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
         return;
@@ -203,7 +203,7 @@ async fn a_daemon_of_its_own_making_ends_with_it() {
 }
 
 #[tokio::test]
-async fn a_command_that_takes_too_long_is_ended_whole() {
+async fn a_timed_out_command_is_ended_with_its_descendants() {
     let app = worker("").spawn().await;
     if !is_confined(&app) {
         return;
@@ -232,7 +232,7 @@ async fn a_command_that_takes_too_long_is_ended_whole() {
 }
 
 #[tokio::test]
-async fn long_output_is_cut_with_a_notice_and_the_command_goes_on() {
+async fn long_output_is_cut_with_a_notice_and_the_command_continues() {
     let app = worker("max_result = \"4 KiB\"").spawn().await;
     if !is_confined(&app) {
         return;
@@ -270,7 +270,7 @@ async fn a_cancelled_run_ends_its_commands() {
 }
 
 #[tokio::test]
-async fn a_killed_daemon_takes_its_commands_along() {
+async fn a_killed_daemon_ends_its_commands() {
     let mut app = worker("").spawn().await;
     if !is_confined(&app) {
         return;
@@ -301,7 +301,7 @@ async fn a_killed_daemon_takes_its_commands_along() {
 }
 
 #[tokio::test]
-async fn the_temporary_folder_goes_however_deep_it_is() {
+async fn the_temporary_directory_is_removed_however_deep() {
     let app = worker("").spawn().await;
     if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
         return;
@@ -345,7 +345,7 @@ async fn twenty_commands_run_at_once() {
 }
 
 #[tokio::test]
-async fn where_commands_are_off_an_agent_that_lists_them_is_valid_and_not_offered_them() {
+async fn without_allow_commands_the_tool_is_valid_but_not_offered() {
     let app = TestApp::setup()
         .agent(
             "worker",

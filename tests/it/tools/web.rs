@@ -167,7 +167,7 @@ async fn a_model_reads_the_web() {
 }
 
 #[tokio::test]
-async fn what_is_no_text_or_no_success_is_an_error_that_says_so() {
+async fn binary_and_unsuccessful_responses_are_errors() {
     let web = Web::start().await;
     let app = worker("").spawn().await;
     let paths = ["/image", "/nul", "/missing", "/picture-of-an-error"];
@@ -211,7 +211,7 @@ async fn what_is_no_text_or_no_success_is_an_error_that_says_so() {
 }
 
 #[tokio::test]
-async fn this_machine_is_not_reached_however_it_is_spelt() {
+async fn no_spelling_reaches_this_machine() {
     let web = Web::start().await;
     let app = TestApp::setup()
         .agent("worker", "tools = [\"url_fetch\"]\nallowed_hosts = [\"localhost\", \"127.0.0.1\", \"::1\", \"*.localhost\", \"::ffff:127.0.0.1\", \"0.0.0.0\", \"169.254.169.254\"]")
@@ -244,7 +244,7 @@ async fn this_machine_is_not_reached_however_it_is_spelt() {
 }
 
 #[tokio::test]
-async fn a_redirect_leads_nowhere_that_may_not_be_asked() {
+async fn redirects_are_checked_like_addresses() {
     let web = Web::start().await;
     let app = worker("").spawn().await;
     let port = web.address.port();
@@ -278,7 +278,7 @@ async fn a_redirect_leads_nowhere_that_may_not_be_asked() {
 }
 
 #[tokio::test]
-async fn what_never_ends_is_cut_off() {
+async fn an_endless_body_is_cut_off() {
     let web = Web::start().await;
     let app = TestApp::setup()
         .agent("worker", "tools = [\"url_fetch\"]")
@@ -325,7 +325,7 @@ async fn what_never_ends_is_cut_off() {
 }
 
 #[tokio::test]
-async fn an_agent_asks_its_own_hosts_only_and_so_do_its_children() {
+async fn an_agent_and_its_children_reach_only_allowed_hosts() {
     let web = Web::start().await;
     let mut app = worker("allowed_hosts = [\"example.com\"]\nsub_agents = [\"heir\", \"own\"]\n[subagent]\nenabled = true")
         .agent("heir", "tools = [\"url_fetch\"]\nsub_agents = [\"grandheir\"]")
@@ -399,7 +399,7 @@ fn last_result(app: &TestApp, model: &str) -> (bool, String) {
 }
 
 #[tokio::test]
-async fn hosts_are_checked_and_shown() {
+async fn allowed_hosts_are_checked_and_shown() {
     let app = TestApp::setup()
         .agent(
             "worker",
@@ -469,7 +469,7 @@ async fn a_model_searches_the_web() {
 }
 
 #[tokio::test]
-async fn a_search_that_fails_says_so_and_keeps_its_secrets() {
+async fn a_failed_search_is_explained_without_secrets() {
     let web = Web::start().await;
     for (path, words) in [
         ("/none", "Nothing was found for \"x\"."),
@@ -528,7 +528,7 @@ async fn without_a_service_no_search_is_offered() {
 }
 
 #[tokio::test]
-async fn a_tenants_hanging_fetches_leave_the_others_their_part() {
+async fn one_keys_hanging_fetches_leave_other_keys_their_share() {
     let (hanging, page) = (HangingServer::start().await, WebhookReceiver::start().await);
     let key = |name: &str| {
         let sha256 = KeyHash::digest(name.as_bytes());

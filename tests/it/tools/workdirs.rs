@@ -132,7 +132,7 @@ async fn no_file_tool_reaches_the_daemons_own_files() {
 
 /// What contains something of the daemon's stays where it is: moved away, it could be made anew.
 #[tokio::test]
-async fn a_directory_with_the_daemons_own_in_it_is_not_moved_and_what_is_missing_not_made() {
+async fn a_directory_with_the_daemons_files_cannot_be_moved_or_created() {
     let app = TestApp::setup()
         .argument("--agents")
         .argument("etc/agents")
@@ -180,7 +180,7 @@ async fn a_directory_with_the_daemons_own_in_it_is_not_moved_and_what_is_missing
 }
 
 #[tokio::test]
-async fn context_files_and_requested_skills_are_none_of_the_daemons_own() {
+async fn context_files_and_skills_exclude_the_daemons_files() {
     let app = TestApp::setup()
         .config("[tools]\nroots = [\"config/skills\", \"open\"]")
         .agent(
@@ -347,7 +347,7 @@ async fn a_resumed_run_refuses_a_directory_that_was_replaced() {
 }
 
 #[tokio::test]
-async fn a_resumed_run_goes_on_in_its_directory() {
+async fn a_resumed_run_continues_in_its_directory() {
     let mut app = queueing().spawn().await;
     app.provider.will("worker", [hangs()]);
     let at_work = app.start("worker", "go").await.id().to_owned();
@@ -373,7 +373,7 @@ async fn a_resumed_run_goes_on_in_its_directory() {
 
 /// A model of the outer agent may have put a link in the place of the inner one's directory.
 #[tokio::test]
-async fn a_child_in_a_nested_workdir_goes_through_no_link() {
+async fn a_child_in_a_nested_workdir_follows_no_link() {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -458,7 +458,7 @@ async fn links_above_workdirs_and_roots_are_followed() {
 }
 
 #[tokio::test]
-async fn commands_are_withheld_where_they_would_reach_the_daemons_own_files() {
+async fn commands_are_not_offered_if_they_would_reach_the_daemons_files() {
     let app = TestApp::setup()
         .config("[tools]\nallow_commands = true\nroots = [\".\"]")
         .agent("worker", "tools = [\"run_command\", \"read_file\"]")
@@ -526,7 +526,7 @@ async fn commands_are_withheld_where_they_would_reach_the_daemons_own_files() {
 
 /// What is the daemon's own is left out of the system's files that every command reads.
 #[tokio::test]
-async fn a_command_does_not_read_the_daemons_own_among_the_systems_files() {
+async fn a_command_cannot_read_the_daemons_files_among_system_files() {
     let app = TestApp::setup().file("work/a.md", "a").spawn().await;
     let mut shared = fs::read_dir("/usr/share").expect("a directory").flatten();
     let own = shared.find(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));

@@ -11,7 +11,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_try_that_failed_is_repeated_under_its_name_until_it_arrives() {
+async fn a_failed_attempt_is_retried_with_the_same_id() {
     let receiver = WebhookReceiver::start().await;
     receiver.will([500, 404, 429].map(ReceiverReply::Status));
     let app = daemon()
@@ -56,7 +56,7 @@ async fn a_try_that_failed_is_repeated_under_its_name_until_it_arrives() {
 }
 
 #[tokio::test]
-async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
+async fn a_410_stops_a_delivery_until_it_is_resent() {
     let receiver = WebhookReceiver::start().await;
     receiver.will([ReceiverReply::Status(410)]);
     let app = daemon()
@@ -94,7 +94,7 @@ async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
 }
 
 #[tokio::test]
-async fn what_is_sent_again_while_it_is_under_way_is_sent_once_more() {
+async fn resending_a_delivery_in_progress_sends_it_once_more() {
     let (receiver, gate) = (WebhookReceiver::start().await, Gate::closed());
     receiver.will([ReceiverReply::After(gate.clone())]);
     let app = daemon()
@@ -134,7 +134,7 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn what_was_not_delivered_is_delivered_by_the_next_process() {
+async fn pending_deliveries_are_sent_by_the_next_process() {
     let receiver = WebhookReceiver::start().await;
     let gate = Gate::closed();
     receiver.will([ReceiverReply::After(gate.clone())]);
@@ -168,7 +168,7 @@ async fn what_was_not_delivered_is_delivered_by_the_next_process() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_holds_neither_runs_nor_other_receivers() {
+async fn a_hanging_receiver_delays_neither_runs_nor_other_receivers() {
     let (slow, quick) = (
         WebhookReceiver::start().await,
         WebhookReceiver::start().await,
@@ -207,7 +207,7 @@ async fn a_receiver_that_hangs_holds_neither_runs_nor_other_receivers() {
 }
 
 #[tokio::test]
-async fn what_ends_while_the_daemon_drains_is_told_by_it_or_by_the_next() {
+async fn ends_during_a_drain_are_delivered_by_this_process_or_the_next() {
     let receiver = WebhookReceiver::start().await;
     let gate = Gate::closed();
     let mut app = daemon()
@@ -228,7 +228,7 @@ async fn what_ends_while_the_daemon_drains_is_told_by_it_or_by_the_next() {
 }
 
 #[tokio::test]
-async fn a_missing_secret_shows_in_the_delivery_and_sends_nothing() {
+async fn a_missing_secret_fails_the_delivery_unsent() {
     let receiver = WebhookReceiver::start().await;
     let hook = webhook(&receiver.url("/"));
     let app = daemon()
@@ -254,7 +254,7 @@ async fn a_missing_secret_shows_in_the_delivery_and_sends_nothing() {
 }
 
 #[tokio::test]
-async fn a_tenants_hanging_receivers_leave_the_others_their_part() {
+async fn one_keys_hanging_receivers_leave_other_keys_their_share() {
     let (hanging, receiver) = (HangingServer::start().await, WebhookReceiver::start().await);
     let hosts: Vec<String> = (2..12).map(|n| format!("127.0.0.{n}")).collect();
     let mut allowed = hosts.clone();

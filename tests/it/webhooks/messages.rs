@@ -46,7 +46,7 @@ pub async fn settled(app: &TestApp, run: &str, status: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_runs_end_is_told_signed_and_thin() {
+async fn the_end_of_a_run_is_delivered_signed_without_texts() {
     let receiver = WebhookReceiver::start().await;
     let app = daemon()
         .agent(
@@ -109,7 +109,7 @@ async fn a_runs_end_is_told_signed_and_thin() {
 }
 
 #[tokio::test]
-async fn failures_and_cancels_are_told_without_their_words() {
+async fn failures_and_cancels_are_delivered_without_their_messages() {
     let receiver = WebhookReceiver::start().await;
     let hook = webhook(&receiver.url("/"));
     let app = daemon()
@@ -134,7 +134,7 @@ async fn failures_and_cancels_are_told_without_their_words() {
 }
 
 #[tokio::test]
-async fn a_request_names_one_more_receiver_and_its_events() {
+async fn a_request_adds_a_receiver_with_its_events() {
     let (files, own) = (
         WebhookReceiver::start().await,
         WebhookReceiver::start().await,
@@ -210,7 +210,7 @@ pub async fn as_key(
 }
 
 #[tokio::test]
-async fn a_tenants_receiver_is_added_and_signed_with_its_own_secret() {
+async fn a_keys_receiver_is_signed_with_its_own_secret() {
     let (operators, own) = (
         WebhookReceiver::start().await,
         WebhookReceiver::start().await,
@@ -251,7 +251,7 @@ async fn a_tenants_receiver_is_added_and_signed_with_its_own_secret() {
 }
 
 #[tokio::test]
-async fn a_wrong_webhook_is_refused_by_its_field() {
+async fn an_invalid_webhook_is_refused_by_its_field() {
     let app = daemon().agent("solo", "").spawn().await;
     for (webhook, pointer, words) in [
         (json!({}), "/webhook/url", "is required"),
@@ -309,7 +309,7 @@ async fn a_wrong_webhook_is_refused_by_its_field() {
 }
 
 #[tokio::test]
-async fn a_private_address_is_refused_however_it_is_written() {
+async fn a_private_address_is_refused_in_every_spelling() {
     let receiver = WebhookReceiver::start().await;
     let port = receiver.address.port();
     let app = TestApp::setup()
@@ -343,7 +343,7 @@ async fn a_private_address_is_refused_however_it_is_written() {
 }
 
 #[tokio::test]
-async fn the_secret_and_the_query_stand_in_no_answer_and_no_log() {
+async fn the_secret_and_the_query_appear_in_no_response_and_no_log() {
     let receiver = WebhookReceiver::start().await;
     receiver.will([ReceiverReply::Status(500)]);
     let app = daemon()
