@@ -90,133 +90,152 @@ async fn load(store: &Arc<dyn RunStore>, callers: usize, max_runs: u64) -> (u64,
 
 /// The three writes of a run of one turn, as the journal makes them.
 async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, StoreError> {
-    let id = RunId::new();
-    let event = |kind| Event {
-        run_id: id,
-        root_id: id,
-        depth: 0,
-        agent: Arc::clone(agent),
-        time: now(),
-        kind,
+    let run = BenchRun {
+        id: RunId::new(),
+        agent,
     };
-    let write = |change, steps, events| Write {
-        run: id,
-        root: id,
-        change,
-        steps,
-        events,
-        deliveries: Vec::new(),
-    };
-    let version = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-    let run = Run {
-        agent_version: version.to_owned(),
-        input: "Summarise the attached report in three sentences.".into(),
-        model: "model-large".to_owned(),
-        ..Run::queued(&Scope::root(id, None), agent.to_string())
-    };
-    let queued = event(EventKind::RunQueued {
-        parent_id: None,
-        tool_call_id: None,
-    });
-    store
-        .write(write(
-            Change::Create(Box::new(NewRun {
-                run: Arc::new(run),
-                resume_state: ResumeState {
-                    definition: Arc::clone(&DEFINITION),
-                    deadline: None,
-                    timeout: 60,
-                    stream: false,
-                    webhooks: Vec::new(),
-                    waiting_since: None,
-                    workdir: None,
-                },
-                claim: None,
-            })),
-            vec![],
-            vec![queued],
-        ))
-        .await?;
-    let prompt = Step::Prompt {
-        system: "You are a careful assistant. ".repeat(10),
-        message: "Summarise the attached report in three sentences.".into(),
-        earlier: Vec::new(),
-    };
-    let started = event(EventKind::RunStarted {
-        model: "model-large".to_owned(),
-        agent_version: version.to_owned(),
-    });
-    let turn = event(EventKind::TurnStarted {
-        turn: 1,
-        messages: 1,
-        results: 0,
-    });
-    store
-        .enqueue(write(
-            Change::Start {
-                at: now(),
-                deadline: (now(), 60),
+    store.write(run.acceptance()).await?;
+    store.enqueue(run.start()).await?;
+    store.write(run.end()).await
+}
+
+const VERSION: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+const TASK: &str = "Summarise the attached report in three sentences.";
+const MODEL: &str = "model-large";
+
+struct BenchRun<'a> {
+    id: RunId,
+    agent: &'a Arc<str>,
+}
+
+impl BenchRun<'_> {
+    fn event(&self, kind: EventKind) -> Event {
+        Event {
+            run_id: self.id,
+            root_id: self.id,
+            depth: 0,
+            agent: Arc::clone(self.agent),
+            time: now(),
+            kind,
+        }
+    }
+
+    fn write(&self, change: Change, steps: Vec<Step>, events: Vec<Event>) -> Write {
+        Write {
+            run: self.id,
+            root: self.id,
+            change,
+            steps,
+            events,
+            deliveries: Vec::new(),
+        }
+    }
+
+    fn acceptance(&self) -> Write {
+        let run = Run {
+            agent_version: VERSION.to_owned(),
+            input: TASK.into(),
+            model: MODEL.to_owned(),
+            ..Run::queued(&Scope::root(self.id, None), self.agent.to_string())
+        };
+        let queued = self.event(EventKind::RunQueued {
+            parent_id: None,
+            tool_call_id: None,
+        });
+        let new_run = NewRun {
+            run: Arc::new(run),
+            resume_state: ResumeState {
+                definition: Arc::clone(&DEFINITION),
+                deadline: None,
+                timeout: 60,
+                stream: false,
+                webhooks: Vec::new(),
+                waiting_since: None,
+                workdir: None,
             },
-            vec![prompt],
-            vec![started, turn],
-        ))
-        .await?;
-    let content = "The report says that all is well. ".repeat(8);
-    let usage = Usage {
-        tokens: TokenUsage {
-            input: 120,
-            output: 80,
-            ..TokenUsage::default()
-        },
-        model_calls: 1,
-        ..Usage::default()
-    };
-    let closing = FinishedRun {
-        completion_status: None,
-        outcome: Outcome::Completed {
-            content: content.clone(),
-            structured: false,
-        },
-        finished_at: now(),
-        progress: Progress {
-            turns: 1,
-            model: "model-large".to_owned(),
+            claim: None,
+        };
+        self.write(Change::Create(Box::new(new_run)), vec![], vec![queued])
+    }
+
+    fn start(&self) -> Write {
+        let prompt = Step::Prompt {
+            system: "You are a careful assistant. ".repeat(10),
+            message: TASK.into(),
+            earlier: Vec::new(),
+        };
+        let started = self.event(EventKind::RunStarted {
+            model: MODEL.to_owned(),
+            agent_version: VERSION.to_owned(),
+        });
+        let turn = self.event(EventKind::TurnStarted {
+            turn: 1,
+            messages: 1,
+            results: 0,
+        });
+        let change = Change::Start {
+            at: now(),
+            deadline: (now(), 60),
+        };
+        self.write(change, vec![prompt], vec![started, turn])
+    }
+
+    fn end(&self) -> Write {
+        let content = "The report says that all is well. ".repeat(8);
+        let usage = Usage {
+            tokens: TokenUsage {
+                input: 120,
+                output: 80,
+                ..TokenUsage::default()
+            },
+            model_calls: 1,
+            ..Usage::default()
+        };
+        let finished = FinishedRun {
+            completion_status: None,
+            outcome: Outcome::Completed {
+                content: content.clone(),
+                structured: false,
+            },
+            finished_at: now(),
+            progress: Progress {
+                turns: 1,
+                model: MODEL.to_owned(),
+                stop_reason: Some("end_turn".to_owned()),
+                usage,
+            },
+            tree_usage: TreeUsage { runs: 1, usage },
+        };
+        let turn_completed = self.event(EventKind::TurnCompleted {
+            turn: 1,
+            model: MODEL.to_owned(),
             stop_reason: Some("end_turn".to_owned()),
-            usage,
-        },
-        tree_usage: TreeUsage { runs: 1, usage },
-    };
-    let turn_completed = event(EventKind::TurnCompleted {
-        turn: 1,
-        model: "model-large".to_owned(),
-        stop_reason: Some("end_turn".to_owned()),
-        input_tokens: 120,
-        output_tokens: 80,
-        cache_read_tokens: 0,
-        cache_write_tokens: 0,
-        reasoning_tokens: None,
-        tool_calls: vec![],
-    });
-    let completed = event(EventKind::RunCompleted {
-        turns: 1,
-        characters: content.len(),
-        content: content.clone(),
-        truncated: false,
-    });
-    let reply = Step::Reply {
-        turn: 1,
-        message: AssistantMessage {
-            content,
-            ..AssistantMessage::default()
-        },
-    };
-    store
-        .write(write(
-            Change::Finish(Box::new(closing)),
+            input_tokens: 120,
+            output_tokens: 80,
+            cache_read_tokens: 0,
+            cache_write_tokens: 0,
+            reasoning_tokens: None,
+            tool_calls: vec![],
+        });
+        let completed = self.event(EventKind::RunCompleted {
+            turns: 1,
+            characters: content.len(),
+            content: content.clone(),
+            truncated: false,
+        });
+        let reply = Step::Reply {
+            turn: 1,
+            message: AssistantMessage {
+                content,
+                ..AssistantMessage::default()
+            },
+        };
+        self.write(
+            Change::Finish(Box::new(finished)),
             vec![reply],
             vec![turn_completed, completed],
-        ))
-        .await
+        )
+    }
 }
 
 /// Times of reads on the full store.

@@ -190,6 +190,105 @@ mod tests {
         whole_error(&format!("name = \"x\"\nmodel = \"p/m\"\n{text}"))
     }
 
+    /// Settings of an agent with their errors.
+    const WRONG_SETTINGS: &[(&str, &str)] = &[
+        (
+            "fallback_models = [\"a/b\", \"c\"]",
+            "invalid model format \"c\": expected provider/model-name",
+        ),
+        (
+            "[sub_agents_config]\nmax_depth = -1",
+            "sub_agents_config.max_depth must be non-negative",
+        ),
+        (
+            "[sub_agents_config]\nmax_depth = 6",
+            "sub_agents_config.max_depth cannot exceed 5",
+        ),
+        (
+            "[sub_agents_config]\ntimeout = -1",
+            "sub_agents_config.timeout must be non-negative",
+        ),
+        (
+            "[memory]\nlast_n = -1",
+            "memory.last_n must be non-negative",
+        ),
+        (
+            "[memory]\nmax_entries = -1",
+            "memory.max_entries must be non-negative",
+        ),
+        ("timeout = -1", "timeout must be non-negative"),
+        (
+            "tools = [\"hammer\"]",
+            "unknown tool \"hammer\" in tools config",
+        ),
+        (
+            "[webhook]\nurl = \"ftp://a\"",
+            "webhook.url must begin with https://",
+        ),
+        ("[webhook]\nevents = []", "webhook.url is required"),
+        (
+            "[webhook]\nurl = \"https://a\"\nsecret_env = \"whsec_A=\"",
+            "webhook.secret_env must be the name of an environment variable, and not the secret itself",
+        ),
+        (
+            "[retry]\nbackoff = \"none\"",
+            "retry.backoff must be one of: exponential, linear, fixed",
+        ),
+        (
+            "[retry]\nmax_retries = -2",
+            "retry.max_retries must be non-negative",
+        ),
+        (
+            "[budget]\nmax_tokens = -1",
+            "budget.max_tokens must be non-negative",
+        ),
+        (
+            "[budget]\nmax_cost_usd = -0.5",
+            "budget.max_cost_usd must be non-negative",
+        ),
+        (
+            "[limits]\nmax_turns = 0",
+            "limits.max_turns must be at least 1",
+        ),
+        (
+            "[limits]\nmax_turns = 51",
+            "limits.max_turns cannot exceed 50",
+        ),
+        (
+            "[context]\ncompact_at = 0.05",
+            "context.compact_at must be at least 0.1",
+        ),
+        (
+            "[context]\nstrategy = \"forget\"",
+            "context.strategy must be one of: compact, drop_tool_results, fail",
+        ),
+        (
+            "[params]\ntemperature = -0.1",
+            "params.temperature must be non-negative",
+        ),
+        ("[params]\ntop_p = 1.5", "params.top_p cannot exceed 1"),
+        (
+            "[params]\nmax_tokens = 0",
+            "params.max_tokens must be at least 1",
+        ),
+        (
+            "[params]\ntemperature = nan",
+            "params.temperature must be a finite number",
+        ),
+        (
+            "[params.response_format]\ntype = \"json_schema\"",
+            "params.response_format.schema is required when type is json_schema",
+        ),
+        (
+            "[params.response_format]\ntype = \"yaml\"",
+            "params.response_format.type must be one of: text, json_object, json_schema",
+        ),
+        (
+            "files = [\"[\"]",
+            "invalid glob pattern \"[\": unclosed character class; missing ']'",
+        ),
+    ];
+
     #[test]
     fn the_texts_match_the_contract() {
         for (text, expected) in [
@@ -218,104 +317,8 @@ mod tests {
         ] {
             assert_eq!(whole_error(text), expected);
         }
-        for (text, expected) in [
-            (
-                "fallback_models = [\"a/b\", \"c\"]",
-                "invalid model format \"c\": expected provider/model-name",
-            ),
-            (
-                "[sub_agents_config]\nmax_depth = -1",
-                "sub_agents_config.max_depth must be non-negative",
-            ),
-            (
-                "[sub_agents_config]\nmax_depth = 6",
-                "sub_agents_config.max_depth cannot exceed 5",
-            ),
-            (
-                "[sub_agents_config]\ntimeout = -1",
-                "sub_agents_config.timeout must be non-negative",
-            ),
-            (
-                "[memory]\nlast_n = -1",
-                "memory.last_n must be non-negative",
-            ),
-            (
-                "[memory]\nmax_entries = -1",
-                "memory.max_entries must be non-negative",
-            ),
-            ("timeout = -1", "timeout must be non-negative"),
-            (
-                "tools = [\"hammer\"]",
-                "unknown tool \"hammer\" in tools config",
-            ),
-            (
-                "[webhook]\nurl = \"ftp://a\"",
-                "webhook.url must begin with https://",
-            ),
-            ("[webhook]\nevents = []", "webhook.url is required"),
-            (
-                "[webhook]\nurl = \"https://a\"\nsecret_env = \"whsec_A=\"",
-                "webhook.secret_env must be the name of an environment variable, and not the secret itself",
-            ),
-            (
-                "[retry]\nbackoff = \"none\"",
-                "retry.backoff must be one of: exponential, linear, fixed",
-            ),
-            (
-                "[retry]\nmax_retries = -2",
-                "retry.max_retries must be non-negative",
-            ),
-            (
-                "[budget]\nmax_tokens = -1",
-                "budget.max_tokens must be non-negative",
-            ),
-            (
-                "[budget]\nmax_cost_usd = -0.5",
-                "budget.max_cost_usd must be non-negative",
-            ),
-            (
-                "[limits]\nmax_turns = 0",
-                "limits.max_turns must be at least 1",
-            ),
-            (
-                "[limits]\nmax_turns = 51",
-                "limits.max_turns cannot exceed 50",
-            ),
-            (
-                "[context]\ncompact_at = 0.05",
-                "context.compact_at must be at least 0.1",
-            ),
-            (
-                "[context]\nstrategy = \"forget\"",
-                "context.strategy must be one of: compact, drop_tool_results, fail",
-            ),
-            (
-                "[params]\ntemperature = -0.1",
-                "params.temperature must be non-negative",
-            ),
-            ("[params]\ntop_p = 1.5", "params.top_p cannot exceed 1"),
-            (
-                "[params]\nmax_tokens = 0",
-                "params.max_tokens must be at least 1",
-            ),
-            (
-                "[params]\ntemperature = nan",
-                "params.temperature must be a finite number",
-            ),
-            (
-                "[params.response_format]\ntype = \"json_schema\"",
-                "params.response_format.schema is required when type is json_schema",
-            ),
-            (
-                "[params.response_format]\ntype = \"yaml\"",
-                "params.response_format.type must be one of: text, json_object, json_schema",
-            ),
-            (
-                "files = [\"[\"]",
-                "invalid glob pattern \"[\": unclosed character class; missing ']'",
-            ),
-        ] {
-            assert_eq!(error(text), expected);
+        for (text, expected) in WRONG_SETTINGS {
+            assert_eq!(error(text), *expected);
         }
         assert!(
             error("tools = [\"call_agent\"]").starts_with("tool \"call_agent\" cannot be named")

@@ -98,6 +98,8 @@ const WORDS: &[&str] = &[
 ];
 const MAX_FILE_LINES: usize = 600;
 const MAX_FUNCTION_LINES: usize = 80;
+/// A file whose functions may be longer.
+const LONG_TESTS: &str = "tests/it/http/openapi.rs";
 
 #[test]
 fn imports_go_to_lower_layers() {
@@ -226,11 +228,6 @@ fn files_and_functions_fit_a_reader() {
     let mut faults = Vec::new();
     for (file, text) in texts(&["src", "tests", "benches"], &["rs"]) {
         let lines: Vec<&str> = text.lines().collect();
-        let tests = lines
-            .iter()
-            .position(|line| *line == "#[cfg(test)]")
-            .unwrap_or(lines.len());
-        let is_product = file.starts_with("src/");
         if lines.len() > MAX_FILE_LINES {
             faults.push(format!(
                 "{file} has {} lines, at most {MAX_FILE_LINES}",
@@ -238,7 +235,7 @@ fn files_and_functions_fit_a_reader() {
             ));
         }
         for (start, length) in functions(&lines) {
-            if is_product && start < tests && length > MAX_FUNCTION_LINES {
+            if length > MAX_FUNCTION_LINES && file != LONG_TESTS {
                 let name = lines[start].trim();
                 faults.push(format!(
                     "{file}:{}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}",

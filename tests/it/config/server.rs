@@ -159,128 +159,160 @@ fn a_named_file_must_exist() {
     assert_eq!(reported, "AXED_CONFIG: there is no config file /nowhere/x");
 }
 
+/// Files with their errors.
+const WRONG_FILES: &[(&str, &str)] = &[
+    (
+        "[server]\nlistn = \"x\"",
+        "DIR/axed.toml:2:1: unknown key \"server.listn\"; did you mean \"server.listen\"?",
+    ),
+    (
+        "[servr]\n",
+        "DIR/axed.toml:1:2: unknown key \"servr\"; did you mean \"server\"?",
+    ),
+    (
+        "[server]\nmax_wait = -1",
+        "DIR/axed.toml:2:1: server.max_wait must be non-negative",
+    ),
+    (
+        "[webhooks]\nallow_hosts = [\"a.b\", \"http://a:80\"]",
+        "DIR/axed.toml:2:1: webhooks.allow_hosts contains \"http://a:80\", which is not a host; write names or addresses \
+             without scheme, port and path",
+    ),
+    (
+        "[webhooks]\nsecret_env = \"whsec_hush=\"",
+        "DIR/axed.toml:2:1: webhooks.secret_env must be the name of an environment variable, and not the secret itself",
+    ),
+    (
+        "[server]\nmax_wait = \"1\"",
+        "DIR/axed.toml:2:1: server.max_wait must be a whole number, not a string",
+    ),
+    (
+        "[data]\ndurability = \"none\"",
+        "DIR/axed.toml:2:1: data.durability must be one of: process, power",
+    ),
+    (
+        "[runs]\nmax_running = 0",
+        "DIR/axed.toml:2:1: runs.max_running must be at least 1",
+    ),
+    (
+        "[runs.per_agent]\nplanner = 0",
+        "DIR/axed.toml:2:1: runs.per_agent.planner must be at least 1",
+    ),
+    (
+        "[runs.per_agent]\n\"../x\" = 1",
+        "DIR/axed.toml:2:1: runs.per_agent.\"../x\" is not a valid agent name",
+    ),
+    (
+        "[runs]\nper_agent = 1",
+        "DIR/axed.toml:2:1: runs.per_agent must be a table, not a whole number",
+    ),
+    (
+        "[runs]\nper_key = \"many\"",
+        "DIR/axed.toml:2:1: runs.per_key must be a whole number, not a string",
+    ),
+    (
+        "[runs.per_key]\nci = true",
+        "DIR/axed.toml:2:1: runs.per_key.ci is not a key of [auth.keys]; \"*\" stands for all other keys",
+    ),
+    (
+        "[runs.per_key]\n\"*\" = true",
+        "DIR/axed.toml:2:1: runs.per_key.\"*\" must be a whole number, not true or false",
+    ),
+    (
+        "[agents]\ndirs = []",
+        "DIR/axed.toml:2:1: agents.dirs must name at least one directory",
+    ),
+    (
+        "[auth.keys.a]\nsha256 = \"x\"\nscopes = [\"run\"]",
+        "DIR/axed.toml:2:1: auth.keys.a.sha256 must be the SHA-256 of the key, 64 digits in hex, and not the key itself",
+    ),
+    (
+        "[server]\ntrusted_proxies = [\"10.0.0.0/8\", \"nginx\"]",
+        "DIR/axed.toml:2:1: server.trusted_proxies contains \"nginx\", which is not an address or a network; write them such as \"10.0.0.7\" or \"10.0.0.0/8\"",
+    ),
+    (
+        "[tools]\nweb_search = \"x\"",
+        "DIR/axed.toml:2:1: tools.web_search must be a table, not a string",
+    ),
+    (
+        "[tools]\npass_env = [\"TOKEN=abc\"]",
+        "DIR/axed.toml:2:1: tools.pass_env must contain names of environment variables, not their values",
+    ),
+    (
+        "[tools]\npass_env = [\"HOME\"]",
+        "DIR/axed.toml:2:1: tools.pass_env contains HOME, which axed sets for each command",
+    ),
+    (
+        "[tools.url_fetch]\nallow_hosts = [\"http://a\"]",
+        "DIR/axed.toml:2:1: tools.url_fetch.allow_hosts contains \"http://a\", which is not a host; write names or addresses without scheme, port and path",
+    ),
+    (
+        "[tools.web_search]\nkind = \"brave\"",
+        "DIR/axed.toml:1:8: tools.web_search.url is required: the address of the search service, such as \"http://127.0.0.1:8888/search\"",
+    ),
+    (
+        "[tools.web_search]\nurl = \"http://a\"\nkind = \"other\"",
+        "DIR/axed.toml:3:1: tools.web_search.kind must be one of: searxng, brave",
+    ),
+    (
+        "[tools.web_search]\nurl = \"http://a\"\napi_key_env = \"sk-hush\"",
+        "DIR/axed.toml:3:1: tools.web_search.api_key_env must be the name of an environment variable, and not the secret itself",
+    ),
+    (
+        "[tools.web_search]\nurl = \"https://me:hush@a\"",
+        "DIR/axed.toml:2:1: tools.web_search.url must not hold a user or password",
+    ),
+    (
+        "[providers.vllm]\nbase_url = \"http://x\"",
+        "DIR/axed.toml:1:12: providers.vllm.kind is required, one of: anthropic, openai, ollama, scripted",
+    ),
+    (
+        "[providers.openai]\nversion = \"x\"",
+        "DIR/axed.toml:2:1: providers.openai.version is only for kind = \"anthropic\"",
+    ),
+    (
+        "[prices.gpt]\ninput = 1",
+        "DIR/axed.toml:1:9: prices.gpt is not provider/model; write one such as [prices.\"openai/gpt-5\"]",
+    ),
+    (
+        "[prices.\"a/b\"]\ninput = -1",
+        "DIR/axed.toml:2:1: prices.\"a/b\".input must be non-negative",
+    ),
+];
+
+/// Variables with their values and errors.
+const WRONG_VARIABLES: &[(&str, &str, &str)] = &[
+    (
+        "AXED_SERVER__MAX_WAIT",
+        "soon",
+        "AXED_SERVER__MAX_WAIT: server.max_wait must be a whole number, not this text",
+    ),
+    (
+        "AXED_SERVER__LISTN",
+        "x",
+        "AXED_SERVER__LISTN: unknown key \"server.listn\"; did you mean \"server.listen\"?",
+    ),
+    (
+        "AXED_SERVR__LISTEN",
+        "x",
+        "AXED_SERVR__LISTEN: unknown key \"servr\"; did you mean \"server\"?",
+    ),
+    (
+        "AXED_DATA__URL",
+        "postgres://x",
+        "AXED_DATA__URL: data.url is not supported by this version of axed; remove it",
+    ),
+    (
+        "OPENAI_BASE_URL",
+        "nonsense",
+        "OPENAI_BASE_URL: must be an http or https address such as http://localhost:8000/v1",
+    ),
+];
+
 #[test]
 fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
-    for (text, reported) in [
-        (
-            "[server]\nlistn = \"x\"",
-            "DIR/axed.toml:2:1: unknown key \"server.listn\"; did you mean \"server.listen\"?",
-        ),
-        (
-            "[servr]\n",
-            "DIR/axed.toml:1:2: unknown key \"servr\"; did you mean \"server\"?",
-        ),
-        (
-            "[server]\nmax_wait = -1",
-            "DIR/axed.toml:2:1: server.max_wait must be non-negative",
-        ),
-        (
-            "[webhooks]\nallow_hosts = [\"a.b\", \"http://a:80\"]",
-            "DIR/axed.toml:2:1: webhooks.allow_hosts contains \"http://a:80\", which is not a host; write names or addresses \
-             without scheme, port and path",
-        ),
-        (
-            "[webhooks]\nsecret_env = \"whsec_hush=\"",
-            "DIR/axed.toml:2:1: webhooks.secret_env must be the name of an environment variable, and not the secret itself",
-        ),
-        (
-            "[server]\nmax_wait = \"1\"",
-            "DIR/axed.toml:2:1: server.max_wait must be a whole number, not a string",
-        ),
-        (
-            "[data]\ndurability = \"none\"",
-            "DIR/axed.toml:2:1: data.durability must be one of: process, power",
-        ),
-        (
-            "[runs]\nmax_running = 0",
-            "DIR/axed.toml:2:1: runs.max_running must be at least 1",
-        ),
-        (
-            "[runs.per_agent]\nplanner = 0",
-            "DIR/axed.toml:2:1: runs.per_agent.planner must be at least 1",
-        ),
-        (
-            "[runs.per_agent]\n\"../x\" = 1",
-            "DIR/axed.toml:2:1: runs.per_agent.\"../x\" is not a valid agent name",
-        ),
-        (
-            "[runs]\nper_agent = 1",
-            "DIR/axed.toml:2:1: runs.per_agent must be a table, not a whole number",
-        ),
-        (
-            "[runs]\nper_key = \"many\"",
-            "DIR/axed.toml:2:1: runs.per_key must be a whole number, not a string",
-        ),
-        (
-            "[runs.per_key]\nci = true",
-            "DIR/axed.toml:2:1: runs.per_key.ci is not a key of [auth.keys]; \"*\" stands for all other keys",
-        ),
-        (
-            "[runs.per_key]\n\"*\" = true",
-            "DIR/axed.toml:2:1: runs.per_key.\"*\" must be a whole number, not true or false",
-        ),
-        (
-            "[agents]\ndirs = []",
-            "DIR/axed.toml:2:1: agents.dirs must name at least one directory",
-        ),
-        (
-            "[auth.keys.a]\nsha256 = \"x\"\nscopes = [\"run\"]",
-            "DIR/axed.toml:2:1: auth.keys.a.sha256 must be the SHA-256 of the key, 64 digits in hex, and not the key itself",
-        ),
-        (
-            "[server]\ntrusted_proxies = [\"10.0.0.0/8\", \"nginx\"]",
-            "DIR/axed.toml:2:1: server.trusted_proxies contains \"nginx\", which is not an address or a network; write them such as \"10.0.0.7\" or \"10.0.0.0/8\"",
-        ),
-        (
-            "[tools]\nweb_search = \"x\"",
-            "DIR/axed.toml:2:1: tools.web_search must be a table, not a string",
-        ),
-        (
-            "[tools]\npass_env = [\"TOKEN=abc\"]",
-            "DIR/axed.toml:2:1: tools.pass_env must contain names of environment variables, not their values",
-        ),
-        (
-            "[tools]\npass_env = [\"HOME\"]",
-            "DIR/axed.toml:2:1: tools.pass_env contains HOME, which axed sets for each command",
-        ),
-        (
-            "[tools.url_fetch]\nallow_hosts = [\"http://a\"]",
-            "DIR/axed.toml:2:1: tools.url_fetch.allow_hosts contains \"http://a\", which is not a host; write names or addresses without scheme, port and path",
-        ),
-        (
-            "[tools.web_search]\nkind = \"brave\"",
-            "DIR/axed.toml:1:8: tools.web_search.url is required: the address of the search service, such as \"http://127.0.0.1:8888/search\"",
-        ),
-        (
-            "[tools.web_search]\nurl = \"http://a\"\nkind = \"other\"",
-            "DIR/axed.toml:3:1: tools.web_search.kind must be one of: searxng, brave",
-        ),
-        (
-            "[tools.web_search]\nurl = \"http://a\"\napi_key_env = \"sk-hush\"",
-            "DIR/axed.toml:3:1: tools.web_search.api_key_env must be the name of an environment variable, and not the secret itself",
-        ),
-        (
-            "[tools.web_search]\nurl = \"https://me:hush@a\"",
-            "DIR/axed.toml:2:1: tools.web_search.url must not hold a user or password",
-        ),
-        (
-            "[providers.vllm]\nbase_url = \"http://x\"",
-            "DIR/axed.toml:1:12: providers.vllm.kind is required, one of: anthropic, openai, ollama, scripted",
-        ),
-        (
-            "[providers.openai]\nversion = \"x\"",
-            "DIR/axed.toml:2:1: providers.openai.version is only for kind = \"anthropic\"",
-        ),
-        (
-            "[prices.gpt]\ninput = 1",
-            "DIR/axed.toml:1:9: prices.gpt is not provider/model; write one such as [prices.\"openai/gpt-5\"]",
-        ),
-        (
-            "[prices.\"a/b\"]\ninput = -1",
-            "DIR/axed.toml:2:1: prices.\"a/b\".input must be non-negative",
-        ),
-    ] {
-        assert_eq!(error(text, &[]), reported);
+    for (text, reported) in WRONG_FILES {
+        assert_eq!(error(text, &[]), *reported);
     }
     assert!(
         error("[server]\nlisten = \"8080\"", &[])
@@ -291,34 +323,8 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         both.contains("DIR/axed.toml:2:") && both.contains("DIR/axed.toml:3:"),
         "{both}"
     );
-    for (name, value, reported) in [
-        (
-            "AXED_SERVER__MAX_WAIT",
-            "soon",
-            "AXED_SERVER__MAX_WAIT: server.max_wait must be a whole number, not this text",
-        ),
-        (
-            "AXED_SERVER__LISTN",
-            "x",
-            "AXED_SERVER__LISTN: unknown key \"server.listn\"; did you mean \"server.listen\"?",
-        ),
-        (
-            "AXED_SERVR__LISTEN",
-            "x",
-            "AXED_SERVR__LISTEN: unknown key \"servr\"; did you mean \"server\"?",
-        ),
-        (
-            "AXED_DATA__URL",
-            "postgres://x",
-            "AXED_DATA__URL: data.url is not supported by this version of axed; remove it",
-        ),
-        (
-            "OPENAI_BASE_URL",
-            "nonsense",
-            "OPENAI_BASE_URL: must be an http or https address such as http://localhost:8000/v1",
-        ),
-    ] {
-        assert_eq!(error("", &[(name, value)]), reported);
+    for (name, value, reported) in WRONG_VARIABLES {
+        assert_eq!(error("", &[(name, value)]), *reported);
     }
     let flags = Flags {
         listen: Some("here".to_owned()),

@@ -83,8 +83,8 @@ async fn ended_whole(app: &TestApp, id: &str) -> Value {
     json!(run.output())
 }
 
-#[tokio::test]
-async fn active_runs_survive_a_locked_database() {
+/// Agents whose replies wait for the gate, and `slow`, which never gets one.
+async fn agents_behind_a_gate() -> (TestApp, Gate) {
     let app = TestApp::setup()
         .agent("solo", "")
         .agent("planner", "sub_agents = [\"reader\"]")
@@ -109,6 +109,12 @@ async fn active_runs_survive_a_locked_database() {
     });
     app.provider.will("slow", [hangs()]);
     app.provider.always("slow", |_| hangs());
+    (app, gate)
+}
+
+#[tokio::test]
+async fn active_runs_survive_a_locked_database() {
+    let (app, gate) = agents_behind_a_gate().await;
     let mut waiting = JoinSet::new();
     for number in 0..24 {
         wait_for(&app, &mut waiting, "solo", &json!({"input": "go"}));

@@ -5,7 +5,7 @@ use crate::support::client::{
     replay_client,
 };
 use crate::support::provider::recorded_request::Wire;
-use crate::support::replay::{CannedResponse, ReplayServer};
+use crate::support::replay::{CannedResponse, ReceivedRequest, ReplayServer};
 use axed::domain::agent::params::Params;
 use axed::domain::agent::response_format::ResponseFormat;
 use axed::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec};
@@ -34,57 +34,94 @@ fn result(call: &ToolCall, content: &str, is_error: bool) -> ToolResult {
     ToolResult::text(&call.id, content, is_error)
 }
 
-/// A first reply that thinks, speaks, and asks for three tools, one of which has half its arguments and a mad name.
+/// A first reply with thinking, text and three tool calls, one of which has half its arguments and an invalid name.
 fn thoughtful(kind: Wire, stream: bool) -> CannedResponse {
-    let (anthropic, openai, ollama) = ("event: x\ndata: ", "data: ", "");
-    let lines = |prefix: &str, end: &str, values: &[Value]| {
-        let lines = values.iter().map(|value| format!("{prefix}{value}{end}"));
-        lines.collect::<String>()
-    };
     match (kind, stream) {
-        (Wire::Anthropic, false) => CannedResponse::json(
-            200,
-            &json!({
-                "type": "message", "model": "m", "stop_reason": "tool_use",
-                "usage": {"input_tokens": 7, "output_tokens": 8, "cache_creation_input_tokens": 9},
-                "content": [
-                    {"type": "thinking", "thinking": "hm, ünd", "signature": "c2ln"},
-                    {"type": "text", "text": ""},
-                    {"type": "text", "text": "Three things."},
-                    {"type": "tool_use", "id": "t1", "name": "add", "input": {"n": 1.0}},
-                    {"type": "tool_use", "id": "t2", "name": "add", "input": {}},
-                    {"type": "tool_use", "id": "t3", "name": "mad name", "input": "half"},
-                ],
-            })
-            .to_string(),
-        ),
-        (Wire::Anthropic, _) => {
-            let delta = |index: u64, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
-            let start = |index: u64, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
-            let events = [
-                json!({"type": "message_start", "message": {"model": "m", "content": [],
+        (Wire::Anthropic, false) => thoughtful_anthropic(),
+        (Wire::Anthropic, true) => thoughtful_anthropic_stream(),
+        (Wire::Openai, false) => thoughtful_openai(),
+        (Wire::Openai, true) => thoughtful_openai_stream(),
+        (Wire::Responses, _) => thoughtful_response(stream),
+        (Wire::Ollama, _) => thoughtful_ollama(stream),
+    }
+}
+
+/// Each value as one line or event of a stream.
+fn lines(prefix: &str, end: &str, values: &[Value]) -> String {
+    let lines = values.iter().map(|value| format!("{prefix}{value}{end}"));
+    lines.collect()
+}
+
+fn thoughtful_anthropic() -> CannedResponse {
+    CannedResponse::json(
+        200,
+        &json!({
+            "type": "message", "model": "m", "stop_reason": "tool_use",
+            "usage": {"input_tokens": 7, "output_tokens": 8, "cache_creation_input_tokens": 9},
+            "content": [
+                {"type": "thinking", "thinking": "hm, ünd", "signature": "c2ln"},
+                {"type": "text", "text": ""},
+                {"type": "text", "text": "Three things."},
+                {"type": "tool_use", "id": "t1", "name": "add", "input": {"n": 1.0}},
+                {"type": "tool_use", "id": "t2", "name": "add", "input": {}},
+                {"type": "tool_use", "id": "t3", "name": "mad name", "input": "half"},
+            ],
+        })
+        .to_string(),
+    )
+}
+
+fn thoughtful_anthropic_stream() -> CannedResponse {
+    let delta = |index: u64, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
+    let start = |index: u64, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
+    let events = [
+        json!({"type": "message_start", "message": {"model": "m", "content": [],
                     "usage": {"input_tokens": 7, "output_tokens": 1, "cache_creation_input_tokens": 9}}}),
-                start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
-                delta(0, json!({"type": "thinking_delta", "thinking": "hm, "})),
-                json!({"type": "ping"}),
-                delta(0, json!({"type": "thinking_delta", "thinking": "ünd"})),
-                delta(0, json!({"type": "signature_delta", "signature": "c2ln"})),
-                start(1, json!({"type": "text", "text": ""})),
-                start(2, json!({"type": "text", "text": ""})),
-                delta(2, json!({"type": "text_delta", "text": "Three "})),
-                delta(2, json!({"type": "text_delta", "text": "things."})),
-                start(3, json!({"type": "tool_use", "id": "t1", "name": "add"})),
-                delta(3, json!({"type": "input_json_delta", "partial_json": "{\"n\":"})),
-                delta(3, json!({"type": "input_json_delta", "partial_json": " 1.0}"})),
-                start(4, json!({"type": "tool_use", "id": "t2", "name": "add", "input": {}})),
-                start(5, json!({"type": "tool_use", "id": "t3", "name": "mad name", "input": {}})),
-                delta(5, json!({"type": "input_json_delta", "partial_json": "{\"n\": \"ha"})),
-                json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 8}}),
-                json!({"type": "message_stop"}),
-            ];
-            CannedResponse::new(200, "text/event-stream", lines(anthropic, "\n\n", &events))
-        }
-        (Wire::Openai, false) => CannedResponse::json(
+        start(
+            0,
+            json!({"type": "thinking", "thinking": "", "signature": ""}),
+        ),
+        delta(0, json!({"type": "thinking_delta", "thinking": "hm, "})),
+        json!({"type": "ping"}),
+        delta(0, json!({"type": "thinking_delta", "thinking": "ünd"})),
+        delta(0, json!({"type": "signature_delta", "signature": "c2ln"})),
+        start(1, json!({"type": "text", "text": ""})),
+        start(2, json!({"type": "text", "text": ""})),
+        delta(2, json!({"type": "text_delta", "text": "Three "})),
+        delta(2, json!({"type": "text_delta", "text": "things."})),
+        start(3, json!({"type": "tool_use", "id": "t1", "name": "add"})),
+        delta(
+            3,
+            json!({"type": "input_json_delta", "partial_json": "{\"n\":"}),
+        ),
+        delta(
+            3,
+            json!({"type": "input_json_delta", "partial_json": " 1.0}"}),
+        ),
+        start(
+            4,
+            json!({"type": "tool_use", "id": "t2", "name": "add", "input": {}}),
+        ),
+        start(
+            5,
+            json!({"type": "tool_use", "id": "t3", "name": "mad name", "input": {}}),
+        ),
+        delta(
+            5,
+            json!({"type": "input_json_delta", "partial_json": "{\"n\": \"ha"}),
+        ),
+        json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 8}}),
+        json!({"type": "message_stop"}),
+    ];
+    CannedResponse::new(
+        200,
+        "text/event-stream",
+        lines("event: x\ndata: ", "\n\n", &events),
+    )
+}
+
+fn thoughtful_openai() -> CannedResponse {
+    CannedResponse::json(
             200,
             &json!({
                 "model": "m", "usage": {"prompt_tokens": 16, "completion_tokens": 8},
@@ -98,41 +135,45 @@ fn thoughtful(kind: Wire, stream: bool) -> CannedResponse {
                 }}],
             })
             .to_string(),
-        ),
-        (Wire::Openai, _) => {
-            let delta = |delta: Value| json!({"model": "m", "choices": [{"delta": delta, "finish_reason": null}]});
-            let call = |index: u64, id: Option<&str>, name: Option<&str>, arguments: &str| {
-                delta(json!({"tool_calls": [{"index": index, "id": id, "function": {"name": name, "arguments": arguments}}]}))
-            };
-            let events = [
-                delta(json!({"role": "assistant", "content": null})),
-                delta(json!({"content": "Three "})),
-                delta(json!({"content": "things."})),
-                call(0, Some("t1"), Some("add"), "{\"n\":"),
-                call(0, None, None, " 1.0}"),
-                call(1, Some("t2"), Some("add"), ""),
-                call(2, Some("t3"), Some("mad name"), "{\"n\": \"ha"),
-                json!({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}),
-                json!({"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": 8}}),
-            ];
-            let body = lines(openai, "\r\n\r\n", &events) + "data: [DONE]\r\n\r\n";
-            CannedResponse::new(200, "text/event-stream", body)
-        }
-        (Wire::Responses, stream) => thoughtful_response(stream),
-        (_, stream) => {
-            let call = |name: &str, arguments: Value| json!({"function": {"name": name, "arguments": arguments}});
-            let message = json!({"role": "assistant", "content": "Three things.", "thinking": "hm, ünd", "tool_calls": [
-                call("add", json!({"n": 1.0})), call("add", json!({})), call("mad name", json!("half")),
-            ]});
-            let mut last = json!({"model": "m", "done": true, "done_reason": "stop", "prompt_eval_count": 16, "eval_count": 8});
-            if stream {
-                let first = json!({"model": "m", "message": message, "done": false});
-                CannedResponse::new(200, "application/x-ndjson", lines(ollama, "\n", &[first, last]))
-            } else {
-                last["message"] = message;
-                CannedResponse::json(200, &last.to_string())
-            }
-        }
+        )
+}
+
+fn thoughtful_openai_stream() -> CannedResponse {
+    let delta =
+        |delta: Value| json!({"model": "m", "choices": [{"delta": delta, "finish_reason": null}]});
+    let call = |index: u64, id: Option<&str>, name: Option<&str>, arguments: &str| {
+        delta(
+            json!({"tool_calls": [{"index": index, "id": id, "function": {"name": name, "arguments": arguments}}]}),
+        )
+    };
+    let events = [
+        delta(json!({"role": "assistant", "content": null})),
+        delta(json!({"content": "Three "})),
+        delta(json!({"content": "things."})),
+        call(0, Some("t1"), Some("add"), "{\"n\":"),
+        call(0, None, None, " 1.0}"),
+        call(1, Some("t2"), Some("add"), ""),
+        call(2, Some("t3"), Some("mad name"), "{\"n\": \"ha"),
+        json!({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}),
+        json!({"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": 8}}),
+    ];
+    let body = lines("data: ", "\r\n\r\n", &events) + "data: [DONE]\r\n\r\n";
+    CannedResponse::new(200, "text/event-stream", body)
+}
+
+fn thoughtful_ollama(stream: bool) -> CannedResponse {
+    let call =
+        |name: &str, arguments: Value| json!({"function": {"name": name, "arguments": arguments}});
+    let message = json!({"role": "assistant", "content": "Three things.", "thinking": "hm, ünd", "tool_calls": [
+        call("add", json!({"n": 1.0})), call("add", json!({})), call("mad name", json!("half")),
+    ]});
+    let mut last = json!({"model": "m", "done": true, "done_reason": "stop", "prompt_eval_count": 16, "eval_count": 8});
+    if stream {
+        let first = json!({"model": "m", "message": message, "done": false});
+        CannedResponse::new(200, "application/x-ndjson", lines("", "\n", &[first, last]))
+    } else {
+        last["message"] = message;
+        CannedResponse::json(200, &last.to_string())
     }
 }
 
@@ -473,6 +514,65 @@ fn foreign() -> Vec<Message> {
     ]
 }
 
+/// Checks the messages, the response format and the headers of a request with another service's reply.
+fn has_text_and_calls(kind: Wire, seen: &ReceivedRequest, body: &Value, schema: &Value) {
+    match kind {
+        Wire::Anthropic => {
+            let calls = json!([{"type": "tool_use", "id": "functions_add_0", "name": "add", "input": {"n": 1}}]);
+            assert_eq!(body["messages"][1]["content"], calls);
+            assert_eq!(
+                body["messages"][2]["content"][0]["tool_use_id"],
+                "functions_add_0"
+            );
+            assert_eq!(body["max_tokens"], 8192);
+            assert_eq!(body.get("system"), None);
+            assert_eq!(body.get("temperature"), None);
+            assert_eq!(body["tools"][0].get("cache_control"), None);
+            assert_eq!(
+                body["output_config"],
+                json!({"format": {"type": "json_schema", "schema": schema}})
+            );
+            assert_eq!(seen.headers["x-api-key"], KEY);
+            assert_eq!(seen.headers["anthropic-version"], "2023-06-01");
+        }
+        Wire::Openai => {
+            assert_eq!(body["messages"][1]["content"], Value::Null);
+            assert_eq!(body["messages"][2]["tool_call_id"], "functions.add:0");
+            let format = &body["response_format"];
+            assert_eq!(
+                (&format["type"], &format["json_schema"]["schema"]),
+                (&json!("json_schema"), schema)
+            );
+            assert_eq!(format["json_schema"]["strict"], true);
+            assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
+            assert_eq!(seen.path, "/v1/chat/completions");
+        }
+        Wire::Responses => {
+            assert_eq!(
+                body["input"][1],
+                json!({"type": "function_call", "call_id": "functions_add_0", "name": "add", "arguments": "{\"n\":1}"})
+            );
+            assert_eq!(body["input"][2]["call_id"], "functions_add_0");
+            assert_eq!(
+                body["text"],
+                json!({"format": {"type": "json_schema", "name": "reply", "schema": schema, "strict": true}})
+            );
+            assert_eq!(body.get("instructions"), None);
+            assert_eq!(body.get("temperature"), None);
+            assert_eq!(body.get("max_output_tokens"), None);
+            assert_eq!(body["store"], false);
+            assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
+            assert_eq!(seen.path, "/v1/responses");
+        }
+        Wire::Ollama => {
+            assert_eq!(body["messages"][1]["content"], "");
+            assert_eq!(body["format"], *schema);
+            assert_eq!(body.get("options"), None);
+            assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
+        }
+    }
+}
+
 #[tokio::test]
 async fn another_service_gets_text_and_calls_in_its_format() {
     let schema = raw(&json!({"type": "object", "properties": {}, "additionalProperties": false}));
@@ -502,61 +602,7 @@ async fn another_service_gets_text_and_calls_in_its_format() {
         assert!(!seen.body.contains("private"), "{kind:?}");
         let body: Value = serde_json::from_str(&seen.body).expect("JSON");
         let schema: Value = serde_json::from_str(schema.get()).expect("JSON");
-        match kind {
-            Wire::Anthropic => {
-                let said = json!([{"type": "tool_use", "id": "functions_add_0", "name": "add", "input": {"n": 1}}]);
-                assert_eq!(body["messages"][1]["content"], said);
-                assert_eq!(
-                    body["messages"][2]["content"][0]["tool_use_id"],
-                    "functions_add_0"
-                );
-                assert_eq!(body["max_tokens"], 8192);
-                assert_eq!(body.get("system"), None);
-                assert_eq!(body.get("temperature"), None);
-                assert_eq!(body["tools"][0].get("cache_control"), None);
-                assert_eq!(
-                    body["output_config"],
-                    json!({"format": {"type": "json_schema", "schema": schema}})
-                );
-                assert_eq!(seen.headers["x-api-key"], KEY);
-                assert_eq!(seen.headers["anthropic-version"], "2023-06-01");
-            }
-            Wire::Openai => {
-                assert_eq!(body["messages"][1]["content"], Value::Null);
-                assert_eq!(body["messages"][2]["tool_call_id"], "functions.add:0");
-                let format = &body["response_format"];
-                assert_eq!(
-                    (&format["type"], &format["json_schema"]["schema"]),
-                    (&json!("json_schema"), &schema)
-                );
-                assert_eq!(format["json_schema"]["strict"], true);
-                assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
-                assert_eq!(seen.path, "/v1/chat/completions");
-            }
-            Wire::Responses => {
-                assert_eq!(
-                    body["input"][1],
-                    json!({"type": "function_call", "call_id": "functions_add_0", "name": "add", "arguments": "{\"n\":1}"})
-                );
-                assert_eq!(body["input"][2]["call_id"], "functions_add_0");
-                assert_eq!(
-                    body["text"],
-                    json!({"format": {"type": "json_schema", "name": "reply", "schema": schema, "strict": true}})
-                );
-                assert_eq!(body.get("instructions"), None);
-                assert_eq!(body.get("temperature"), None);
-                assert_eq!(body.get("max_output_tokens"), None);
-                assert_eq!(body["store"], false);
-                assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
-                assert_eq!(seen.path, "/v1/responses");
-            }
-            Wire::Ollama => {
-                assert_eq!(body["messages"][1]["content"], "");
-                assert_eq!(body["format"], schema);
-                assert_eq!(body.get("options"), None);
-                assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
-            }
-        }
+        has_text_and_calls(kind, &seen, &body, &schema);
         assert_eq!(seen.headers["content-type"], "application/json");
     }
 }

@@ -123,8 +123,8 @@ async fn the_steps_are_the_same_on_every_wire_streamed_or_not() {
     }
 }
 
-#[tokio::test]
-async fn each_wire_has_its_own_headers_and_format() {
+/// One agent for each wire, after a run of two turns.
+async fn a_run_on_each_wire() -> TestApp {
     let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         let name = wire.name();
@@ -144,6 +144,12 @@ async fn each_wire_has_its_own_headers_and_format() {
         );
         assert_eq!(app.run(wire.name(), "go").await.output(), "done");
     }
+    app
+}
+
+#[tokio::test]
+async fn each_wire_has_its_own_headers_and_format() {
+    let app = a_run_on_each_wire().await;
 
     let anthropic = app.provider.wait_for_request("anthropic", 2).await;
     assert_eq!(anthropic.headers["x-api-key"], "key-of-anthropic");

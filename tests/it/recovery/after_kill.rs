@@ -115,6 +115,24 @@ async fn a_run_that_is_killed_repeatedly_resumes_each_time() {
     assert_eq!(app.provider.requests().len(), 4);
 }
 
+/// The id and the call of the only child with this status.
+fn only_child(children: &[Run<'_>], status: &str) -> (String, Value) {
+    let mut found = children.iter().filter(|child| child.status() == status);
+    let child = found.next().expect("a child");
+    assert!(found.next().is_none(), "one child is {status}");
+    (child.id().to_owned(), child["tool_call_id"].clone())
+}
+
+/// Checks that the known children still have their calls, and returns the one that was not known.
+fn the_new_child<'c, 'app>(children: &'c [Run<'app>], known: &[(String, Value)]) -> &'c Run<'app> {
+    for (id, call) in known {
+        let child = children.iter().find(|child| child.id() == id.as_str());
+        assert_eq!(child.expect("the same child")["tool_call_id"], *call);
+    }
+    let is_new = |child: &&Run<'_>| known.iter().all(|(id, _)| id != child.id());
+    children.iter().find(is_new).expect("a third child")
+}
+
 #[tokio::test]
 async fn finished_active_and_pending_children_each_count_once() {
     let mut app = TestApp::setup()
@@ -146,14 +164,8 @@ async fn finished_active_and_pending_children_each_count_once() {
         .await;
     app.provider.wait_for_request("reader", 2).await;
     let before = run.children().await;
-    let known = |children: &[Run<'_>], status: &str| {
-        let mut found = children.iter().filter(|child| child.status() == status);
-        let child = found.next().expect("a child");
-        assert!(found.next().is_none(), "one child is {status}");
-        (child.id().to_owned(), child["tool_call_id"].clone())
-    };
-    let finished = known(&before, "completed");
-    let under_way = known(&before, "running");
+    let finished = only_child(&before, "completed");
+    let under_way = only_child(&before, "running");
     drop(before);
 
     app.crash_and_restart().await;
@@ -179,12 +191,7 @@ async fn finished_active_and_pending_children_each_count_once() {
         assert_eq!(child.status(), "completed");
     }
     let known = [finished, under_way.clone()];
-    let is_new = |child: &&Run<'_>| known.iter().all(|(id, _)| id != child.id());
-    let last = children.iter().find(is_new).expect("a third child");
-    for (id, call) in &known {
-        let child = children.iter().find(|child| child.id() == id.as_str());
-        assert_eq!(child.expect("the same child")["tool_call_id"], *call);
-    }
+    let last = the_new_child(&children, &known);
     each_call_has_one_child(&run).await;
     is_as_charged(&app, &run);
     assert_eq!(app.provider.ledger().replies, 5);

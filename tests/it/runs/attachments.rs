@@ -258,6 +258,103 @@ async fn earlier_messages_may_have_pictures() {
     assert_eq!(result["attachments"][0]["media_type"], "image/png");
 }
 
+/// A picture of so many bytes.
+fn picture_of(bytes: usize) -> Value {
+    picture_part(&png_with_suffix(&"x".repeat(bytes - PNG.len())))
+}
+
+fn input(parts: Value) -> Value {
+    json!({"input": parts})
+}
+
+/// The bytes of a GIF as a part with this type.
+fn gif(media_type: &str) -> Value {
+    json!({"type": "image", "media_type": media_type, "data": base64(b"GIF89a...")})
+}
+
+/// Requests above the limits, with the field and the limit that the error names.
+fn oversized() -> Vec<(Value, &'static str, &'static str)> {
+    vec![
+        (
+            input(json!([picture_of(1001)])),
+            "/input/0/data",
+            "limits.attachment_bytes",
+        ),
+        (
+            input(json!([picture_of(760), picture_of(760)])),
+            "",
+            "limits.conversation_bytes",
+        ),
+        (
+            input(json!([picture_of(90), picture_of(90), picture_of(90)])),
+            "/input/2/data",
+            "limits.attachments",
+        ),
+    ]
+}
+
+/// Invalid requests, with the field that the error points to and a part of its text.
+fn invalid() -> Vec<(Value, &'static str, &'static str)> {
+    let mut odd = picture_part(PNG);
+    odd["data"] = json!("not Base64!");
+    vec![
+        (
+            input(json!([gif("image/png")])),
+            "/input/0/media_type",
+            "says image/png, but the bytes are image/gif",
+        ),
+        (
+            input(json!([gif("image/svg+xml")])),
+            "/input/0/media_type",
+            "image/webp or image/gif",
+        ),
+        (
+            input(json!([gif("application/pdf")])),
+            "/input/0/media_type",
+            "a part of type image is",
+        ),
+        (input(json!([odd])), "/input/0/data", "is not Base64"),
+        (
+            input(json!([{"type": "image", "media_type": "image/png", "data": base64(b"hello")}])),
+            "/input/0/media_type",
+            "the type of the bytes is not supported",
+        ),
+        (
+            input(json!([{"type": "image", "media_type": "image/png"}])),
+            "/input/0/data",
+            "url is required",
+        ),
+        (
+            input(json!([{"type": "file", "media_type": "text/csv", "data": ""}])),
+            "/input/0/media_type",
+            "application/pdf",
+        ),
+        (
+            input(json!([{"type": "text", "data": ""}])),
+            "/input/0/data",
+            "is not for a part of type text",
+        ),
+        (input(json!([])), "/input", "at least one part"),
+        (input(json!([{"type": "video"}])), "/input/0/type", "video"),
+        (
+            input(json!([{"type": "text", "text": "a", "colour": 1}])),
+            "/input/0/colour",
+            "unknown field",
+        ),
+        (input(json!(1)), "/input", "a text or a list of parts"),
+        (
+            json!({"messages": [{"role": "user", "content": [gif("image/png")]}]}),
+            "/messages/0/content/0/media_type",
+            "says image/png",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [picture_part(PNG)]}]}),
+            "/messages/1",
+            "is a text",
+        ),
+    ]
+}
+
 #[tokio::test]
 async fn oversized_and_invalid_attachments_are_refused_by_field() {
     let app = TestApp::setup()
@@ -267,100 +364,9 @@ async fn oversized_and_invalid_attachments_are_refused_by_field() {
         .spawn()
         .await;
     app.provider.always("solo", |_| says("done"));
-    let large = |bytes: usize| picture_part(&png_with_suffix(&"x".repeat(bytes - PNG.len())));
-    let with = |parts: Value| json!({"input": parts});
-    let gif = |media_type: &str| json!({"type": "image", "media_type": media_type, "data": base64(b"GIF89a...")});
-    let mut odd = picture_part(PNG);
-    odd["data"] = json!("not Base64!");
-    for (body, status, pointer, why) in [
-        (
-            with(json!([large(1001)])),
-            413,
-            "/input/0/data",
-            "limits.attachment_bytes",
-        ),
-        (
-            with(json!([large(760), large(760)])),
-            413,
-            "",
-            "limits.conversation_bytes",
-        ),
-        (
-            with(json!([large(90), large(90), large(90)])),
-            413,
-            "/input/2/data",
-            "limits.attachments",
-        ),
-        (
-            with(json!([gif("image/png")])),
-            422,
-            "/input/0/media_type",
-            "says image/png, but the bytes are image/gif",
-        ),
-        (
-            with(json!([gif("image/svg+xml")])),
-            422,
-            "/input/0/media_type",
-            "image/webp or image/gif",
-        ),
-        (
-            with(json!([gif("application/pdf")])),
-            422,
-            "/input/0/media_type",
-            "a part of type image is",
-        ),
-        (with(json!([odd])), 422, "/input/0/data", "is not Base64"),
-        (
-            with(json!([{"type": "image", "media_type": "image/png", "data": base64(b"hello")}])),
-            422,
-            "/input/0/media_type",
-            "the type of the bytes is not supported",
-        ),
-        (
-            with(json!([{"type": "image", "media_type": "image/png"}])),
-            422,
-            "/input/0/data",
-            "url is required",
-        ),
-        (
-            with(json!([{"type": "file", "media_type": "text/csv", "data": ""}])),
-            422,
-            "/input/0/media_type",
-            "application/pdf",
-        ),
-        (
-            with(json!([{"type": "text", "data": ""}])),
-            422,
-            "/input/0/data",
-            "is not for a part of type text",
-        ),
-        (with(json!([])), 422, "/input", "at least one part"),
-        (
-            with(json!([{"type": "video"}])),
-            422,
-            "/input/0/type",
-            "video",
-        ),
-        (
-            with(json!([{"type": "text", "text": "a", "colour": 1}])),
-            422,
-            "/input/0/colour",
-            "unknown field",
-        ),
-        (with(json!(1)), 422, "/input", "a text or a list of parts"),
-        (
-            json!({"messages": [{"role": "user", "content": [gif("image/png")]}]}),
-            422,
-            "/messages/0/content/0/media_type",
-            "says image/png",
-        ),
-        (
-            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [picture_part(PNG)]}]}),
-            422,
-            "/messages/1",
-            "is a text",
-        ),
-    ] {
+    let oversized = oversized().into_iter().map(|case| (413, case));
+    let invalid = invalid().into_iter().map(|case| (422, case));
+    for (status, (body, pointer, why)) in oversized.chain(invalid) {
         let refused = app.post("/agents/solo/runs", &body).await;
         let problem = refused.problem(status);
         assert_eq!(refused.json()["errors"][0]["pointer"], pointer, "{problem}");
@@ -368,7 +374,7 @@ async fn oversized_and_invalid_attachments_are_refused_by_field() {
     }
     // What is not the data of pictures is held to the usual bound, however it comes.
     let text = app
-        .post("/agents/solo/runs", &with(json!("x".repeat(601))))
+        .post("/agents/solo/runs", &input(json!("x".repeat(601))))
         .await;
     assert!(text.problem(413).contains("server.max_body"));
     let endless = |start: &str| {
@@ -389,7 +395,7 @@ async fn oversized_and_invalid_attachments_are_refused_by_field() {
     let run = app
         .run_with(
             "solo",
-            with(json!([{"type": "text", "text": "both"}, large(990), large(500)])),
+            input(json!([{"type": "text", "text": "both"}, picture_of(990), picture_of(500)])),
         )
         .await;
     assert_eq!(run.output(), "done");

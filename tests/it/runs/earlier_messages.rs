@@ -103,32 +103,36 @@ async fn earlier_messages_of_a_queued_run_survive_a_crash() {
     assert_eq!(app.find(&id).await.wait_for_end().await.output(), "got 2");
 }
 
-#[tokio::test]
-async fn an_invalid_message_order_is_refused_with_its_index() {
-    let app = solo().await;
+fn call(ids: &[&str]) -> Value {
+    let calls: Vec<Value> = ids
+        .iter()
+        .map(|id| json!({"id": id, "name": "t"}))
+        .collect();
+    json!({"role": "assistant", "tool_calls": calls})
+}
+
+fn results(ids: &[&str]) -> Value {
+    let results: Vec<Value> = ids
+        .iter()
+        .map(|id| json!({"call_id": id, "content": ""}))
+        .collect();
+    json!({"role": "tool", "tool_results": results})
+}
+
+fn call_with_arguments(arguments: Value) -> Value {
+    json!([{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": [{"id": "a", "name": "t", "arguments": arguments}]}])
+}
+
+/// Messages in a wrong order, with the position that the error points to and a part of its text.
+fn wrong_orders() -> Vec<(Value, &'static str, &'static str)> {
     let user = json!({"role": "user", "content": "go"});
-    let said = json!({"role": "assistant", "content": "done"});
-    let call = |ids: &[&str]| {
-        let calls: Vec<Value> = ids
-            .iter()
-            .map(|id| json!({"id": id, "name": "t"}))
-            .collect();
-        json!({"role": "assistant", "tool_calls": calls})
-    };
-    let results = |ids: &[&str]| {
-        let results: Vec<Value> = ids
-            .iter()
-            .map(|id| json!({"call_id": id, "content": ""}))
-            .collect();
-        json!({"role": "tool", "tool_results": results})
-    };
-    let bad_arguments = |arguments: Value| json!([user, {"role": "assistant", "tool_calls": [{"id": "a", "name": "t", "arguments": arguments}]}]);
-    for (messages, at, why) in [
-        (json!([said]), "0", "first message is a user's"),
+    let reply = json!({"role": "assistant", "content": "done"});
+    vec![
+        (json!([reply]), "0", "first message is a user's"),
         (json!([results(&["a"])]), "0", "does not follow a reply"),
-        (json!([user, said, said]), "2", "follows another reply"),
+        (json!([user, reply, reply]), "2", "follows another reply"),
         (
-            json!([user, said, results(&["a"])]),
+            json!([user, reply, results(&["a"])]),
             "2",
             "does not follow a reply",
         ),
@@ -138,7 +142,7 @@ async fn an_invalid_message_order_is_refused_with_its_index() {
             "2",
             "before the result of the call \"a\"",
         ),
-        (json!([user, call(&["a"]), said]), "2", "before the result"),
+        (json!([user, call(&["a"]), reply]), "2", "before the result"),
         (
             json!([user, call(&["a", "b"]), results(&["a"])]),
             "2",
@@ -165,6 +169,13 @@ async fn an_invalid_message_order_is_refused_with_its_index() {
             "two calls with the id",
         ),
         (json!([user, call(&[""])]), "1", "not empty"),
+    ]
+}
+
+/// Messages with wrong fields, with the position that the error points to and a part of its text.
+fn wrong_messages() -> Vec<(Value, &'static str, &'static str)> {
+    let user = json!({"role": "user", "content": "go"});
+    vec![
         (json!([user, {"role": "assistant"}]), "1", "needs a content"),
         (
             json!([{"role": "user", "content": " "}]),
@@ -186,7 +197,7 @@ async fn an_invalid_message_order_is_refused_with_its_index() {
             "2",
             "no content",
         ),
-        (bad_arguments(json!([1])), "1", "no object"),
+        (call_with_arguments(json!([1])), "1", "no object"),
         (
             json!([user, {"role": "system", "content": "x"}]),
             "1/role",
@@ -198,7 +209,13 @@ async fn an_invalid_message_order_is_refused_with_its_index() {
             "unknown field",
         ),
         (json!([user, "go"]), "1", "expected"),
-    ] {
+    ]
+}
+
+#[tokio::test]
+async fn an_invalid_message_order_is_refused_with_its_index() {
+    let app = solo().await;
+    for (messages, at, why) in wrong_orders().into_iter().chain(wrong_messages()) {
         let got = app
             .post("/agents/solo/runs", &json!({"messages": messages}))
             .await;
@@ -208,7 +225,7 @@ async fn an_invalid_message_order_is_refused_with_its_index() {
         let detail = error["detail"].as_str().expect("a detail");
         assert!(detail.contains(why), "{detail}");
     }
-    let body = json!({"messages": bad_arguments(json!("DEEP"))}).to_string();
+    let body = json!({"messages": call_with_arguments(json!("DEEP"))}).to_string();
     let deep = format!(
         "{}{}",
         "{\"a\":".repeat(200),
@@ -218,7 +235,7 @@ async fn an_invalid_message_order_is_refused_with_its_index() {
     let request = request.header("content-type", "application/json");
     let got = send(request.body(body.replace("\"DEEP\"", &deep))).await;
     assert!(got.problem(422).contains("128 levels"), "{}", got.text);
-    let both = json!({"session": "talk", "messages": [user]});
+    let both = json!({"session": "talk", "messages": [{"role": "user", "content": "go"}]});
     let got = app.post("/agents/solo/runs", &both).await;
     got.problem(422);
     assert_eq!(got.json()["errors"][0]["pointer"], "/messages");

@@ -4,6 +4,7 @@ use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, fails, hangs, says};
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
+use crate::support::run::Run;
 use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -136,6 +137,37 @@ async fn calls_become_text_if_tools_are_no_longer_offered() {
     assert!(!body.contains("tool_use"), "{body}");
 }
 
+/// Checks the session's runs, newest first, in pages.
+async fn is_listed_in_pages(app: &TestApp, newest: &Run<'_>, oldest: &Run<'_>) {
+    let page = app.get("/sessions/talk?limit=2").await.json();
+    assert_eq!(page["data"][0]["id"], newest.id());
+    assert_eq!(
+        (&page["messages"], &page["run"]),
+        (&json!(4), &json!(newest.id()))
+    );
+    let next = page["next_cursor"].as_str().expect("a cursor");
+    let rest = app
+        .get(&format!("/sessions/talk?cursor={next}"))
+        .await
+        .json();
+    assert_eq!(rest["data"].as_array().map(Vec::len), Some(3));
+    assert_eq!(rest["data"][2]["id"], oldest.id());
+    assert_eq!(rest["next_cursor"], Value::Null);
+    let others = app.get("/sessions/talk?agent=other").await.json();
+    assert_eq!(
+        (&others["messages"], &others["agent"]),
+        (&json!(2), &json!("other"))
+    );
+    for unknown in [
+        "/sessions/nobody",
+        "/sessions/a%20b",
+        "/sessions/talk?agent=nobody",
+    ] {
+        app.get(unknown).await.problem(404);
+    }
+    app.get("/sessions/talk?limit=0").await.problem(400);
+}
+
 #[tokio::test]
 async fn only_completed_runs_are_continued() {
     let app = TestApp::setup()
@@ -173,34 +205,7 @@ async fn only_completed_runs_are_continued() {
         ["else"]
     );
 
-    // The session's runs, newest first, in pages.
-    let page = app.get("/sessions/talk?limit=2").await.json();
-    assert_eq!(page["data"][0]["id"], fourth.id());
-    assert_eq!(
-        (&page["messages"], &page["run"]),
-        (&json!(4), &json!(fourth.id()))
-    );
-    let next = page["next_cursor"].as_str().expect("a cursor");
-    let rest = app
-        .get(&format!("/sessions/talk?cursor={next}"))
-        .await
-        .json();
-    assert_eq!(rest["data"].as_array().map(Vec::len), Some(3));
-    assert_eq!(rest["data"][2]["id"], first.id());
-    assert_eq!(rest["next_cursor"], Value::Null);
-    let others = app.get("/sessions/talk?agent=other").await.json();
-    assert_eq!(
-        (&others["messages"], &others["agent"]),
-        (&json!(2), &json!("other"))
-    );
-    for unknown in [
-        "/sessions/nobody",
-        "/sessions/a%20b",
-        "/sessions/talk?agent=nobody",
-    ] {
-        app.get(unknown).await.problem(404);
-    }
-    app.get("/sessions/talk?limit=0").await.problem(400);
+    is_listed_in_pages(&app, &fourth, &first).await;
 
     // A run's earlier conversation is in its own record: earlier runs may be deleted.
     for gone in [&first, &third] {

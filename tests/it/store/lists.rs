@@ -211,121 +211,108 @@ fn insert(dir: &Path, count: u64) -> Vec<RunId> {
     ids
 }
 
+fn page() -> RunFilter {
+    RunFilter {
+        limit: 50,
+        ..RunFilter::default()
+    }
+}
+
+fn text(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+fn label(key: &str, value: &str) -> Vec<(String, String)> {
+    vec![(key.to_owned(), value.to_owned())]
+}
+
+/// Filters that only the oldest run matches. A selective filter or a time leads to it in one page, whatever else is
+/// requested.
+fn filters_for_the_oldest() -> Vec<RunFilter> {
+    vec![
+        RunFilter {
+            status: Some(Status::Failed),
+            labels: label("k", "v"),
+            ..page()
+        },
+        RunFilter {
+            status: Some(Status::Failed),
+            agent: text("b"),
+            ..page()
+        },
+        RunFilter {
+            status: Some(Status::Failed),
+            owner: text("ada"),
+            agent: text("b"),
+            ..page()
+        },
+        RunFilter {
+            labels: [label("n", "0"), label("k", "v")].concat(),
+            owner: text("ada"),
+            ..page()
+        },
+        RunFilter {
+            until: Some(at(1)),
+            owner: text("ada"),
+            agent: text("b"),
+            labels: label("k", "v"),
+            ..page()
+        },
+        RunFilter {
+            until: Some(at(1)),
+            include_children: true,
+            ..page()
+        },
+    ]
+}
+
+/// Filters that none of `count` runs matches.
+fn filters_for_none(count: u64) -> Vec<RunFilter> {
+    vec![
+        RunFilter {
+            labels: label("k", "w"),
+            ..page()
+        },
+        RunFilter {
+            labels: label("k", "w"),
+            agent: text("a"),
+            ..page()
+        },
+        RunFilter {
+            agent: text("a"),
+            session: text("s"),
+            ..page()
+        },
+        RunFilter {
+            status: Some(Status::Cancelled),
+            labels: label("k", "v"),
+            since: Some(at(9)),
+            ..page()
+        },
+        RunFilter {
+            since: Some(at(count)),
+            agent: text("a"),
+            owner: text("bob"),
+            ..page()
+        },
+    ]
+}
+
 #[tokio::test]
 async fn a_page_ends_early_instead_of_searching_every_run() {
     const COUNT: u64 = 20_000;
     let opened = sqlite();
     let store = &*opened.store;
     let ids = insert(opened.place.path(), COUNT);
-    let page = RunFilter {
-        limit: 50,
-        ..RunFilter::default()
-    };
-    let text = |text: &str| Some(text.to_owned());
-    let label = |value: &str| vec![("k".to_owned(), value.to_owned())];
-
-    // What few runs have leads there at once, whatever else is wanted; so do times.
     let oldest = vec![ids[0]];
-    let numbered = |n: &str| {
-        vec![
-            ("n".to_owned(), n.to_owned()),
-            ("k".to_owned(), "v".to_owned()),
-        ]
-    };
-    for (filter, wanted) in [
-        (
-            RunFilter {
-                status: Some(Status::Failed),
-                labels: label("v"),
-                ..page.clone()
-            },
-            &oldest,
-        ),
-        (
-            RunFilter {
-                status: Some(Status::Failed),
-                agent: text("b"),
-                ..page.clone()
-            },
-            &oldest,
-        ),
-        (
-            RunFilter {
-                status: Some(Status::Failed),
-                owner: text("ada"),
-                agent: text("b"),
-                ..page.clone()
-            },
-            &oldest,
-        ),
-        (
-            RunFilter {
-                labels: numbered("0"),
-                owner: text("ada"),
-                ..page.clone()
-            },
-            &oldest,
-        ),
-        (
-            RunFilter {
-                until: Some(at(1)),
-                owner: text("ada"),
-                agent: text("b"),
-                labels: label("v"),
-                ..page.clone()
-            },
-            &oldest,
-        ),
-        (
-            RunFilter {
-                until: Some(at(1)),
-                include_children: true,
-                ..page.clone()
-            },
-            &oldest,
-        ),
-        (
-            RunFilter {
-                labels: label("w"),
-                ..page.clone()
-            },
-            &Vec::new(),
-        ),
-        (
-            RunFilter {
-                labels: label("w"),
-                agent: text("a"),
-                ..page.clone()
-            },
-            &Vec::new(),
-        ),
-        (
-            RunFilter {
-                agent: text("a"),
-                session: text("s"),
-                ..page.clone()
-            },
-            &Vec::new(),
-        ),
-        (
-            RunFilter {
-                status: Some(Status::Cancelled),
-                labels: label("v"),
-                since: Some(at(9)),
-                ..page.clone()
-            },
-            &Vec::new(),
-        ),
-        (
-            RunFilter {
-                since: Some(at(COUNT)),
-                agent: text("a"),
-                owner: text("bob"),
-                ..page.clone()
-            },
-            &Vec::new(),
-        ),
-    ] {
+    let one = filters_for_the_oldest()
+        .into_iter()
+        .map(|filter| (filter, &oldest));
+    let empty = Vec::new();
+    let none = filters_for_none(COUNT)
+        .into_iter()
+        .map(|filter| (filter, &empty));
+    for (filter, wanted) in one.chain(none) {
         assert_eq!(
             pages(store, &filter).await,
             (wanted.clone(), 1),
@@ -333,11 +320,11 @@ async fn a_page_ends_early_instead_of_searching_every_run() {
         );
     }
 
-    // Two things that many runs have, and hardly any both.
+    // Many runs match each of two filters, and hardly any match both.
     let both = RunFilter {
         owner: text("ada"),
         agent: text("b"),
-        ..page.clone()
+        ..page()
     };
     let first = store.list(both.clone()).await.expect("a page");
     assert!(first.runs.is_empty() && first.next.is_some(), "{first:?}");

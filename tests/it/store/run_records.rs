@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
-use axed::domain::run::{Outcome, Run, RunId, Status, now};
+use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{CallLimit, Cost, TreeUsage};
 use axed::store::{Change, NewRun, ResumeState, Step, StoreError};
 use axed::workdirs::file_id::FileId;
@@ -54,12 +54,9 @@ async fn a_run_ends_once(opened: &Opened) {
     );
 }
 
-/// Everything that a record can hold comes back, through every stage of its life.
-async fn a_record_reads_back(opened: &Opened) {
-    let (store, root) = (&*opened.store, root());
-    store.write(opening(&root, "parent")).await.expect("opened");
-    let child = child(&root);
-    let mut run = Run {
+/// A queued run with every field that one can have.
+fn with_every_field(child: &Scope) -> Run {
+    Run {
         tool_call_id: Some("call_1".to_owned()),
         task: Some("the task ✓ ".repeat(500)),
         input: "the message\n\"quoted\" ".repeat(500).into(),
@@ -67,8 +64,16 @@ async fn a_record_reads_back(opened: &Opened) {
         completion_status: Some("complete".to_owned()),
         owner: Some("a key".to_owned()),
         labels: BTreeMap::from([("team".to_owned(), "x y".to_owned())]),
-        ..record(&child, "child")
-    };
+        ..record(child, "child")
+    }
+}
+
+/// Everything that a record can hold comes back, through every stage of its life.
+async fn a_record_reads_back(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    store.write(opening(&root, "parent")).await.expect("opened");
+    let child = child(&root);
+    let mut run = with_every_field(&child);
     let open = write(&child, Change::Create(Box::new(fresh(run.clone()))), 0);
     assert_eq!(store.write(open).await.expect("opened"), 0);
     run.tree.runs = 1;

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -79,16 +78,8 @@ async fn scrape(app: &TestApp) -> Page {
 
 /// What the daemon has logged, once this is part of it.
 async fn logged(daemon: &Daemon, part: &str) -> String {
-    within_timeout(part, async {
-        loop {
-            let log = daemon.log();
-            if log.contains(part) {
-                return log;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await
+    daemon.wait_for_log(part).await;
+    daemon.log()
 }
 
 /// A planner with a reader and one that fails.
@@ -97,6 +88,74 @@ fn family() -> Setup {
         .agent("planner", "sub_agents = [\"reader\", \"broken\"]")
         .agent("reader", QUICK)
         .agent("broken", "")
+}
+
+const EXPECTED_RUNS: [(&str, f64); 5] = [
+    ("axed_runs_total{agent=\"broken\",status=\"failed\"}", 1.0),
+    (
+        "axed_runs_total{agent=\"patient\",status=\"completed\"}",
+        1.0,
+    ),
+    (
+        "axed_runs_total{agent=\"planner\",status=\"completed\"}",
+        1.0,
+    ),
+    (
+        "axed_runs_total{agent=\"reader\",status=\"completed\"}",
+        1.0,
+    ),
+    ("axed_runs_total{agent=\"slow\",status=\"cancelled\"}", 1.0),
+];
+
+const EXPECTED_TOKENS: [(&str, f64); 8] = [
+    (
+        "axed_tokens_total{model=\"anthropic/patient\",kind=\"input\"}",
+        10.0,
+    ),
+    (
+        "axed_tokens_total{model=\"anthropic/patient\",kind=\"output\"}",
+        5.0,
+    ),
+    (
+        "axed_tokens_total{model=\"anthropic/planner\",kind=\"input\"}",
+        20.0,
+    ),
+    (
+        "axed_tokens_total{model=\"anthropic/planner\",kind=\"output\"}",
+        10.0,
+    ),
+    (
+        "axed_tokens_total{model=\"anthropic/reader\",kind=\"input\"}",
+        10.0,
+    ),
+    (
+        "axed_tokens_total{model=\"anthropic/reader\",kind=\"output\"}",
+        3.0,
+    ),
+    (
+        "axed_tokens_total{model=\"anthropic/reader\",kind=\"cache_read\"}",
+        2.0,
+    ),
+    (
+        "axed_tokens_total{model=\"anthropic/reader\",kind=\"cache_write\"}",
+        1.0,
+    ),
+];
+
+const EXPECTED_HISTOGRAMS: &[(&str, f64)] = &[
+    ("axed_queue_wait_seconds", 3.0),
+    ("axed_run_duration_seconds", 5.0),
+    ("axed_turn_duration_seconds", 4.0),
+    ("axed_tool_duration_seconds", 2.0),
+    ("axed_cancel_seconds", 1.0),
+];
+
+fn have_counts(page: &Page, histograms: &[(&str, f64)]) {
+    for (name, count) in histograms {
+        assert_eq!(page.of(&format!("{name}_count")), *count, "{name}");
+        let all = format!("{name}_bucket{{le=\"+Inf\"}}");
+        assert_eq!(page.of(&all), *count, "{name}");
+    }
 }
 
 #[tokio::test]
@@ -149,77 +208,17 @@ async fn a_scrape_has_the_exact_counts() {
     assert_eq!(page.of("axed_runs_queued"), 0.0);
     let mut runs = page.all("axed_runs_total");
     runs.retain(|_, count| *count > 0.0);
-    let expected = [
-        ("axed_runs_total{agent=\"broken\",status=\"failed\"}", 1.0),
-        (
-            "axed_runs_total{agent=\"patient\",status=\"completed\"}",
-            1.0,
-        ),
-        (
-            "axed_runs_total{agent=\"planner\",status=\"completed\"}",
-            1.0,
-        ),
-        (
-            "axed_runs_total{agent=\"reader\",status=\"completed\"}",
-            1.0,
-        ),
-        ("axed_runs_total{agent=\"slow\",status=\"cancelled\"}", 1.0),
-    ];
-    assert_eq!(runs, BTreeMap::from(expected));
+    assert_eq!(runs, BTreeMap::from(EXPECTED_RUNS));
     let mut tokens = page.all("axed_tokens_total");
     tokens.retain(|_, count| *count > 0.0);
-    let expected = [
-        (
-            "axed_tokens_total{model=\"anthropic/patient\",kind=\"input\"}",
-            10.0,
-        ),
-        (
-            "axed_tokens_total{model=\"anthropic/patient\",kind=\"output\"}",
-            5.0,
-        ),
-        (
-            "axed_tokens_total{model=\"anthropic/planner\",kind=\"input\"}",
-            20.0,
-        ),
-        (
-            "axed_tokens_total{model=\"anthropic/planner\",kind=\"output\"}",
-            10.0,
-        ),
-        (
-            "axed_tokens_total{model=\"anthropic/reader\",kind=\"input\"}",
-            10.0,
-        ),
-        (
-            "axed_tokens_total{model=\"anthropic/reader\",kind=\"output\"}",
-            3.0,
-        ),
-        (
-            "axed_tokens_total{model=\"anthropic/reader\",kind=\"cache_read\"}",
-            2.0,
-        ),
-        (
-            "axed_tokens_total{model=\"anthropic/reader\",kind=\"cache_write\"}",
-            1.0,
-        ),
-    ];
-    assert_eq!(tokens, BTreeMap::from(expected));
+    assert_eq!(tokens, BTreeMap::from(EXPECTED_TOKENS));
     let cost = [("axed_cost_usd_total{model=\"anthropic/planner\"}", 0.000_21)];
     assert_eq!(page.all("axed_cost_usd_total"), BTreeMap::from(cost));
     let retries = [("axed_retries_total{provider=\"anthropic\"}", 1.0)];
     assert_eq!(page.all("axed_retries_total"), BTreeMap::from(retries));
     assert_eq!(page.of("axed_child_runs_total{depth=\"1\"}"), 2.0);
     assert_eq!(page.of("axed_child_runs_total{depth=\"2\"}"), 0.0);
-    for (name, count) in [
-        ("axed_queue_wait_seconds", 3.0),
-        ("axed_run_duration_seconds", 5.0),
-        ("axed_turn_duration_seconds", 4.0),
-        ("axed_tool_duration_seconds", 2.0),
-        ("axed_cancel_seconds", 1.0),
-    ] {
-        assert_eq!(page.of(&format!("{name}_count")), count, "{name}");
-        let all = format!("{name}_bucket{{le=\"+Inf\"}}");
-        assert_eq!(page.of(&all), count, "{name}");
-    }
+    have_counts(&page, EXPECTED_HISTOGRAMS);
     // The same times as in the API.
     let mut took = 0;
     let mut ids = vec![planner.id().to_owned()];

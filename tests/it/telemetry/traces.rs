@@ -5,6 +5,7 @@ use crate::support::app::{Setup, TestApp, send};
 use crate::support::daemon::{Daemon, axed_command};
 use crate::support::provider::answer::{delegates, fails, hangs, says};
 use crate::support::provider::recorded_request::Wire;
+use crate::support::run::Run;
 use crate::support::within_timeout;
 use crate::telemetry::collector::{Collector, Span};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
@@ -47,25 +48,7 @@ fn script(app: &TestApp) {
         .will("broken", [fails(400, "no: secret prompt")]);
 }
 
-#[tokio::test]
-async fn a_tree_is_exported_as_spans() {
-    let collector = Collector::start().await;
-    let app = family(&collector).spawn().await;
-    script(&app);
-
-    let run = app.run("planner", "secret go").await;
-
-    assert_eq!(run.output(), "done");
-    // Three runs, five requests, two calls.
-    let spans = collector.spans(10).await;
-    let children = run.children().await;
-    let planner = one(&spans, "invoke_agent planner", "axed.run.id", &run["id"]);
-    // Found by the run's id.
-    let id = run.id().trim_start_matches("run_").replace('-', "");
-    assert!(spans.iter().all(|span| span.trace == id));
-    assert_eq!(planner.parent, "");
-    assert_eq!(planner.kind, SpanKind::Internal);
-    assert!(!planner.failed);
+fn has_the_runs_attributes(span: &Span, run: &Run<'_>) {
     for (key, value) in [
         ("gen_ai.operation.name", json!("invoke_agent")),
         ("gen_ai.provider.name", json!("anthropic")),
@@ -78,9 +61,11 @@ async fn a_tree_is_exported_as_spans() {
         ("axed.run.depth", json!(0)),
         ("error.type", Value::Null),
     ] {
-        assert_eq!(*planner.of(key), value, "{key}");
+        assert_eq!(*span.of(key), value, "{key}");
     }
+}
 
+fn are_the_roots_turns(spans: &[Span], planner: &Span) {
     let turns: Vec<&Span> = spans
         .iter()
         .filter(|span| span.name == "chat planner")
@@ -98,29 +83,33 @@ async fn a_tree_is_exported_as_spans() {
         *turns[0].of("gen_ai.response.finish_reasons"),
         json!(["tool_use"])
     );
+}
 
-    for child in &children {
-        let name = child["agent"].as_str().expect("a name");
-        let call = &child["tool_call_id"];
-        let tool = one(
-            &spans,
-            "execute_tool call_agent",
-            "gen_ai.tool.call.id",
-            call,
-        );
-        assert_eq!(tool.parent, planner.id);
-        assert_eq!(tool.kind, SpanKind::Internal);
-        assert_eq!(*tool.of("gen_ai.operation.name"), json!("execute_tool"));
-        assert_eq!(*tool.of("gen_ai.tool.name"), json!("call_agent"));
-        assert_eq!(tool.failed, name == "broken");
-        let invoked = format!("invoke_agent {name}");
-        let invoked = one(&spans, &invoked, "axed.run.id", &child["id"]);
-        assert_eq!(invoked.parent, tool.id);
-        assert_eq!(invoked.failed, name == "broken");
-        assert_eq!(*invoked.of("axed.run.depth"), json!(1));
-        assert!(tool.to >= invoked.from && invoked.to >= invoked.from);
-    }
+/// Checks the span of the call and that of the child that it started.
+fn is_below_its_call(spans: &[Span], planner: &Span, child: &Run<'_>) {
+    let name = child["agent"].as_str().expect("a name");
+    let call = &child["tool_call_id"];
+    let tool = one(
+        spans,
+        "execute_tool call_agent",
+        "gen_ai.tool.call.id",
+        call,
+    );
+    assert_eq!(tool.parent, planner.id);
+    assert_eq!(tool.kind, SpanKind::Internal);
+    assert_eq!(*tool.of("gen_ai.operation.name"), json!("execute_tool"));
+    assert_eq!(*tool.of("gen_ai.tool.name"), json!("call_agent"));
+    assert_eq!(tool.failed, name == "broken");
+    let invoked = format!("invoke_agent {name}");
+    let invoked = one(spans, &invoked, "axed.run.id", &child["id"]);
+    assert_eq!(invoked.parent, tool.id);
+    assert_eq!(invoked.failed, name == "broken");
+    assert_eq!(*invoked.of("axed.run.depth"), json!(1));
+    assert!(tool.to >= invoked.from && invoked.to >= invoked.from);
+}
 
+/// Checks the two requests of `reader`, the first of which failed.
+fn show_the_failed_request(spans: &[Span]) {
     let reads: Vec<&Span> = spans
         .iter()
         .filter(|span| span.name == "chat reader")
@@ -142,30 +131,59 @@ async fn a_tree_is_exported_as_spans() {
     ] {
         assert_eq!(*read.of(key), value, "{key}");
     }
-    let broken = one(&spans, "chat broken", "error.type", &json!("bad_request"));
-    assert!(broken.failed);
-    let why = &children[1]["error"]["code"];
-    one(&spans, "invoke_agent broken", "error.type", why);
+}
 
-    // Every provider request has the trace context of its span.
-    let seen = app.provider.requests();
-    let mut reported: Vec<String> = seen
-        .iter()
-        .map(|seen| {
-            let header = seen.headers["traceparent"].to_str().expect("a header");
-            header.to_owned()
-        })
-        .collect();
+/// Checks that every provider request has the trace context of its span.
+fn have_the_context_of_their_spans<'r>(requests: impl Iterator<Item = &'r str>, spans: &[Span]) {
+    let mut sent: Vec<String> = requests.map(str::to_owned).collect();
     let mut chats: Vec<String> = spans
         .iter()
         .filter(|span| span.kind == SpanKind::Client)
         .map(|span| format!("00-{}-{}-01", span.trace, span.id))
         .collect();
-    reported.sort();
+    sent.sort();
     chats.sort();
-    assert_eq!(reported, chats);
+    assert_eq!(sent, chats);
+}
 
-    // Nothing of what was said, and no key.
+#[tokio::test]
+async fn a_tree_is_exported_as_spans() {
+    let collector = Collector::start().await;
+    let app = family(&collector).spawn().await;
+    script(&app);
+
+    let run = app.run("planner", "secret go").await;
+
+    assert_eq!(run.output(), "done");
+    // Three runs, five requests, two calls.
+    let spans = collector.spans(10).await;
+    let children = run.children().await;
+    let planner = one(&spans, "invoke_agent planner", "axed.run.id", &run["id"]);
+    // Found by the run's id.
+    let id = run.id().trim_start_matches("run_").replace('-', "");
+    assert!(spans.iter().all(|span| span.trace == id));
+    assert_eq!(planner.parent, "");
+    assert_eq!(planner.kind, SpanKind::Internal);
+    assert!(!planner.failed);
+    has_the_runs_attributes(planner, &run);
+    are_the_roots_turns(&spans, planner);
+    for child in &children {
+        is_below_its_call(&spans, planner, child);
+    }
+    show_the_failed_request(&spans);
+    let broken = one(&spans, "chat broken", "error.type", &json!("bad_request"));
+    assert!(broken.failed);
+    let why = &children[1]["error"]["code"];
+    one(&spans, "invoke_agent broken", "error.type", why);
+
+    let sent = app.provider.requests();
+    let sent = sent.iter().map(|request| &request.headers["traceparent"]);
+    have_the_context_of_their_spans(
+        sent.map(|header| header.to_str().expect("a header")),
+        &spans,
+    );
+
+    // No content and no key.
     let all = format!("{spans:?}");
     assert!(!all.contains("secret") && !all.contains("key-of"), "{all}");
 }
