@@ -7,9 +7,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, hangs, says};
-use crate::support::within_timeout;
 
 /// A daemon with two keys, their own names, and an agent.
 fn of_ada_and_bob(runs: &str) -> Setup {
@@ -351,10 +351,8 @@ async fn one_keys_hanging_commands_leave_other_keys_their_share() {
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         names.filter(|name| name.starts_with("on-")).count()
     };
-    within_timeout("48 commands at work", async {
-        while started() < 48 {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
+    eventually("48 running commands", async || {
+        (started() >= 48).then_some(())
     })
     .await;
 

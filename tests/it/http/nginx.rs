@@ -6,7 +6,6 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
-use std::time::Duration;
 
 use reqwest::Client;
 use serde_json::json;
@@ -18,7 +17,7 @@ use crate::support::app::{TestApp, send};
 use crate::support::events::{Event, Events};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::says;
-use crate::support::within_timeout;
+use crate::support::{eventually, within_timeout};
 
 /// Debian keeps it out of the path of users without rights.
 const PLACES: [&str; 2] = ["nginx", "/usr/sbin/nginx"];
@@ -64,15 +63,10 @@ impl Nginx {
                 return None;
             };
             let mut child = started.expect("start nginx");
-            let listens = within_timeout("nginx to listen", async {
-                loop {
-                    if let Some(status) = child.try_wait().expect("look at nginx") {
-                        return Err(status);
-                    }
-                    if TcpStream::connect(address).await.is_ok() {
-                        return Ok(());
-                    }
-                    tokio::time::sleep(Duration::from_millis(10)).await;
+            let listens = eventually("nginx to listen", async || {
+                match child.try_wait().expect("look at nginx") {
+                    Some(status) => Some(Err(status)),
+                    None => TcpStream::connect(address).await.ok().map(|_| Ok(())),
                 }
             })
             .await;

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axed::config::{Retention, RetentionLimit};
 use axed::domain::run::{RunId, Scope, Status};
@@ -17,9 +16,9 @@ use crate::store::fixtures::{
     Opened, claim, completing, count, fresh, in_an_hour, record, root, sqlite, sqlite_in, write,
 };
 use crate::support::app::TestApp;
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{delegates, fails, says};
-use crate::support::within_timeout;
 
 /// A run with everything that a run can have, by a definition of its own.
 async fn full_run(store: &dyn RunStore, n: usize) -> Scope {
@@ -68,10 +67,8 @@ async fn place(store: &dyn RunStore, but: usize) -> Option<RunId> {
 
 /// Waits until at most so many completed roots are left.
 async fn dwindled(store: &dyn RunStore, to: usize) {
-    within_timeout("old runs to go", async {
-        while place(store, to).await.is_some() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    eventually("the deletion of old runs", async || {
+        place(store, to).await.is_none().then_some(())
     })
     .await;
 }
@@ -128,10 +125,8 @@ async fn ten_thousand_runs_expire_while_others_start() {
             at_work.push(full_run(store.as_ref(), n).await);
         }
         dwindled(store.as_ref(), 100).await;
-        within_timeout("the file to get smaller", async {
-            while bytes(home.path()) > 4 << 20 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+        eventually("a smaller file", async || {
+            (bytes(home.path()) <= 4 << 20).then_some(())
         })
         .await;
         at_work

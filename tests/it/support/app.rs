@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use reqwest::header::{HeaderMap, LOCATION};
 use reqwest::{Client, Method, RequestBuilder};
@@ -14,7 +13,7 @@ use crate::support::daemon::{Daemon, axed_command};
 use crate::support::events::Events;
 use crate::support::provider::FakeProvider;
 use crate::support::run::Run;
-use crate::support::within_timeout;
+use crate::support::{eventually, within_timeout};
 
 /// A daemon, its provider and its files.
 pub struct TestApp {
@@ -210,20 +209,15 @@ impl TestApp {
         send(self.request(Method::GET, path)).await
     }
 
-    /// GETs a path until the answer is as wished: for changes that nobody announces.
+    /// GETs a path until the response is as expected: for changes that no event announces.
     pub async fn get_until(
         &self,
         path: &str,
         condition: impl Fn(&ApiResponse) -> bool,
     ) -> ApiResponse {
-        within_timeout(&format!("the wished answer of {path}"), async {
-            loop {
-                let got = self.get(path).await;
-                if condition(&got) {
-                    return got;
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+        eventually(&format!("the expected response of {path}"), async || {
+            let got = self.get(path).await;
+            condition(&got).then_some(got)
         })
         .await
     }

@@ -27,3 +27,17 @@ pub async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T
         Err(_) => panic!("waited {TEST_TIMEOUT:?} without seeing {what}"),
     }
 }
+
+/// Looks until there is something to see. Only for state outside of axed and this process, which nobody announces: files,
+/// processes, another program's port.
+pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    within_timeout(what, async {
+        loop {
+            if let Some(seen) = look().await {
+                return seen;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+}

@@ -1,15 +1,14 @@
 //! More tools than a model is offered: it searches for them and calls what it found.
 
 use std::fs;
-use std::time::Duration;
 
 use axed::config::environment::process_environment;
 use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::Event;
+use crate::support::eventually;
 use crate::support::provider::answer::{ScriptedAnswer, calls, says};
-use crate::support::within_timeout;
 
 const SERVER: &str = include_str!("mcp/many.py");
 
@@ -35,15 +34,10 @@ fn call(name: &str, arguments: Value) -> ScriptedAnswer {
 
 /// Waits until the server has been called so often, and returns the calls.
 async fn called(app: &TestApp, many: usize) -> Vec<String> {
-    within_timeout("calls", async {
-        loop {
-            let text = fs::read_to_string(app.path("calls")).unwrap_or_default();
-            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-            if lines.len() >= many && text.ends_with('\n') {
-                return lines;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    eventually("calls", async || {
+        let text = fs::read_to_string(app.path("calls")).unwrap_or_default();
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        (lines.len() >= many && text.ends_with('\n')).then_some(lines)
     })
     .await
 }

@@ -3,12 +3,11 @@
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::provider::answer::{calls, says};
-use crate::support::within_timeout;
+use crate::support::{eventually, within_timeout};
 use axed::config::environment::process_environment;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 const SERVER: &str = include_str!("mcp/server.py");
 
@@ -62,15 +61,10 @@ pub async fn result_of(app: &TestApp, tool: &str, arguments: Value) -> (String, 
 
 /// Lines of a file that the server writes, when there are so many.
 async fn lines(app: &TestApp, file: &str, many: usize) -> Vec<String> {
-    within_timeout(&format!("{many} lines of {file}"), async {
-        loop {
-            let text = fs::read_to_string(app.path(file)).unwrap_or_default();
-            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-            if lines.len() >= many && text.ends_with('\n') {
-                return lines;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    eventually(&format!("{many} lines of {file}"), async || {
+        let text = fs::read_to_string(app.path(file)).unwrap_or_default();
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        (lines.len() >= many && text.ends_with('\n')).then_some(lines)
     })
     .await
 }
@@ -78,10 +72,9 @@ async fn lines(app: &TestApp, file: &str, many: usize) -> Vec<String> {
 /// Comes back when no such process is left but as a zombie that nobody has taken away yet.
 async fn gone(pid: &str) {
     let stat = Path::new("/proc").join(pid).join("stat");
-    within_timeout(&format!("the end of process {pid}"), async {
-        while fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z ")) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    eventually(&format!("the end of process {pid}"), async || {
+        let is_alive = fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z "));
+        (!is_alive).then_some(())
     })
     .await;
 }
@@ -360,16 +353,9 @@ async fn a_server_gets_its_variables_and_they_are_never_shown() {
     for path in ["/agents/a", "/agents", "/metrics"] {
         assert!(!app.get(path).await.text.contains("s3cret"), "{path}");
     }
-    within_timeout("the server's words in the log", async {
-        while !app
-            .daemon
-            .log()
-            .contains("MCP server s writes: my token is ***")
-        {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    app.daemon
+        .wait_for_log("MCP server s writes: my token is ***")
+        .await;
     assert!(!app.daemon.log().contains("s3cret"), "{}", app.daemon.log());
 }
 
@@ -467,13 +453,9 @@ async fn real_servers_work() {
         .kill_on_drop(true)
         .spawn()
         .expect("start node");
-    within_timeout("the real web server", async {
-        while tokio::net::TcpStream::connect(("127.0.0.1", port))
-            .await
-            .is_err()
-        {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    eventually("the real web server", async || {
+        let connected = tokio::net::TcpStream::connect(("127.0.0.1", port)).await;
+        connected.ok()
     })
     .await;
     let agent = format!(

@@ -2,8 +2,8 @@
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
+use crate::support::eventually;
 use crate::support::provider::answer::{calls, says};
-use crate::support::within_timeout;
 use crate::tools::call_results::call_results;
 use crate::tools::command_sandbox::supervised;
 use serde_json::{Value, json};
@@ -41,10 +41,8 @@ pub async fn reported(app: &TestApp, commands: &[&str]) -> Vec<String> {
 
 /// Waits until no process has this in its command line.
 async fn gone(mark: &str) {
-    within_timeout(&format!("the end of {mark}"), async {
-        while is_alive(mark) {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
+    eventually(&format!("the end of {mark}"), async || {
+        (!is_alive(mark)).then_some(())
     })
     .await;
 }
@@ -57,10 +55,8 @@ pub fn is_alive(mark: &str) -> bool {
 
 /// Waits for a file that a command writes.
 pub async fn written(path: &Path) {
-    within_timeout(&format!("{}", path.display()), async {
-        while !path.exists() {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
+    eventually(&path.display().to_string(), async || {
+        path.exists().then_some(())
     })
     .await;
 }
@@ -283,10 +279,8 @@ async fn a_killed_daemon_ends_its_commands() {
     );
     let id = app.start("worker", "go").await.id().to_owned();
     written(&app.path("work/up")).await;
-    within_timeout("the command's own processes", async {
-        while !is_alive(&format!("sleep\0{mark}")) {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
+    eventually("the command's own processes", async || {
+        is_alive(&format!("sleep\0{mark}")).then_some(())
     })
     .await;
     app.daemon.kill().await;
