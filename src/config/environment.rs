@@ -60,7 +60,10 @@ pub fn is_valid_name(name: &str) -> bool {
 /// A message that follows the key's name.
 pub fn check_variable_name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    match !text.is_empty() && text.chars().all(is_plain) {
+    let is_name = !text.is_empty()
+        && text.chars().all(is_plain)
+        && !text.starts_with(|c: char| c.is_ascii_digit());
+    match is_name {
         true => Ok(text.to_owned()),
         // The text may be the secret itself, so the error must not repeat it.
         false => {

@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue, Uri};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::config::document::{Node, Origin, Table, Value};
-use crate::config::environment::{env_value, is_valid_name, variable_name};
+use crate::config::environment::{check_variable_name, env_value, is_valid_name, variable_name};
 use crate::config::load_context::LoadContext;
 use crate::config::models::{MAX_PRICE, ModelOverride, Sampling};
 use crate::config::presets::{PRESETS, Preset, find_preset};
@@ -447,18 +447,6 @@ fn check_header_value(text: &str) -> Result<String, String> {
     match HeaderValue::from_str(text) {
         Ok(value) if value.to_str().is_ok() => Ok(text.to_owned()),
         _ => Err("contains characters that a header cannot have".to_owned()),
-    }
-}
-
-/// The error must not repeat the text: a key pasted here by mistake is still a key.
-fn check_variable_name(text: &str) -> Result<String, String> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let is_name = !text.is_empty()
-        && text.chars().all(is_plain)
-        && !text.starts_with(|c: char| c.is_ascii_digit());
-    match is_name {
-        true => Ok(text.to_owned()),
-        false => Err("must be the name of an environment variable, not a key".to_owned()),
     }
 }
 
