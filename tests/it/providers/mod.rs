@@ -16,4 +16,5 @@ mod scripted;
 mod selection;
 mod service_tiers;
 mod thinking;
+mod thoughtful;
 mod wires;
