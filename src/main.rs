@@ -1,5 +1,9 @@
 //! The binary: runs the command line and returns its exit code.
 
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> std::process::ExitCode {
     axed::cli::main()
 }

@@ -51,6 +51,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("anstream", &["cli/output", "tools/shell/supervisor"]),
     ("clap", &["cli"]),
     ("sd_notify", &["cli/service_manager"]),
+    ("mimalloc", &["main"]),
     ("toml", &["config", "catalog", "providers/scripted"]),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),
