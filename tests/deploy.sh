@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Checks what is in deploy/, each file by its own tool: nginx -t, caddy validate, systemd-analyze, the schemas of Kubernetes and
+# of Compose, and the Debian package by building and unpacking it. Needs a binary of axed as its argument, a Python with venv, and
+# on Debian root for the tools that are missing. What has no tool here is named at the end.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+axed=$(realpath "${1:-target/debug/axed}")
+export PATH=$PATH:/usr/sbin:/sbin
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+skipped=()
+check() { echo "deploy: $*"; }
+has() { command -v "$1" >/dev/null || { skipped+=("$2 ($1 is missing)"); return 1; }; }
+
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/deploy-tools
+if ! [ -x "$tools/bin/check-jsonschema" ]; then
+  python3 -m venv "$tools"
+  "$tools/bin/pip" install -q --disable-pip-version-check kubernetes-validate==1.37.0 check-jsonschema==0.39.0
+fi
+
+check "Compose"
+"$tools/bin/check-jsonschema" --quiet --builtin-schema vendor.compose-spec docker-compose.yml
+
+check "Kubernetes"
+# The oldest and the newest version with all that the manifests use.
+for version in 1.27 1.34; do
+  for file in deploy/kubernetes/*.yaml; do
+    [ "${file##*/}" = kustomization.yaml ] ||
+      "$tools/bin/kubernetes-validate" --quiet --strict --kubernetes-version "$version" "$file"
+  done
+done
+"$tools/bin/python" tests/deploy_files.py kubernetes "$axed" "$work"
+
+check "Traefik"
+"$tools/bin/python" tests/deploy_files.py traefik
+skipped+=("Traefik's own check: names and addresses only")
+
+if has nginx "nginx -t"; then
+  check "nginx"
+  sed 's/axed:8080/127.0.0.1:8080/' deploy/nginx.conf >"$work/server.conf"
+  printf 'pid %s/nginx.pid; error_log stderr; events {} http { access_log off; include %s/server.conf; }\n' \
+    "$work" "$work" >"$work/nginx.conf"
+  nginx -q -t -c "$work/nginx.conf"
+fi
+
+if has caddy "caddy validate"; then
+  check "Caddy"
+  caddy fmt deploy/Caddyfile | diff - deploy/Caddyfile
+  HOME=$work caddy validate --config deploy/Caddyfile --adapter caddyfile >"$work/caddy.log" 2>&1 || {
+    cat "$work/caddy.log"
+    exit 1
+  }
+fi
+
+check "Debian package and archive"
+strip -o "$work/axed" "$axed"
+DEB_COMPRESSION=gzip deploy/release.sh --allow-dirty --target x86_64-unknown-linux-musl --binary "$work/axed" \
+  --out "$work/out" >"$work/release.log" 2>&1 || {
+  cat "$work/release.log"
+  exit 1
+}
+(cd "$work/out" && sha256sum --quiet --check SHA256SUMS)
+package=("$work"/out/*.deb)
+dpkg-deb --extract "${package[0]}" "$work/installed"
+dpkg-deb --control "${package[0]}" "$work/control"
+(cd "$work/installed" && md5sum --quiet --check ../control/md5sums)
+for script in postinst prerm postrm; do
+  [ -x "$work/control/$script" ]
+  sh -n "$work/control/$script"
+done
+# As the service starts it, but for the directories.
+sed -i "s|\"/etc/axed|\"$work/installed/etc/axed|; s|\"/var/lib/axed/data\"|\"$work/data\"|" "$work/installed/etc/axed/axed.toml"
+"$work/installed/usr/bin/axed" openapi --config "$work/installed/etc/axed/axed.toml" >"$work/openapi.json"
+"$work/installed/usr/bin/axed" agents list --config "$work/installed/etc/axed/axed.toml" | grep -q writer
+mkdir "$work/archive"
+tar --extract --gzip --file "$work"/out/*.tar.gz --directory "$work/archive" --strip-components 1
+(cd "$work/archive" && ./axed demo >/dev/null)
+"$tools/bin/python" tests/deploy_files.py sbom "$work"/out/*.cdx.json
+
+if has systemd-analyze "systemd-analyze verify"; then
+  check "systemd"
+  sed "s|/usr/bin/axed|$axed|" deploy/systemd/axed.service >"$work/axed.service"
+  systemd-analyze verify --man=no --recursive-errors=no "$work/axed.service"
+  # 0 is best, 100 is worst; without the hardening it is above 90.
+  systemd-analyze security --offline=yes --threshold=20 --no-pager "$work/axed.service" >"$work/security.log" || {
+    cat "$work/security.log"
+    exit 1
+  }
+fi
+
+for one in "${skipped[@]}"; do echo "deploy: SKIPPED $one"; done
+echo "deploy: all other checks passed"

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Checks of tests/deploy.sh that compare files with each other.
+
+    deploy_files.py kubernetes AXED FOLDER   the manifests fit together, and axed accepts their configuration
+    deploy_files.py traefik                  routers name services and middlewares that exist
+    deploy_files.py sbom FILE                the document lists each crate once, with licence and checksum
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+import yaml
+
+DEPLOY = pathlib.Path(__file__).resolve().parent.parent / "deploy"
+
+
+def require(condition, message):
+    if not condition:
+        sys.exit(f"deploy: {message}")
+
+
+def kubernetes(axed, folder):
+    folder = pathlib.Path(folder)
+    manifests = DEPLOY / "kubernetes"
+    listed = yaml.safe_load((manifests / "kustomization.yaml").read_text())["resources"]
+    files = {it.name for it in manifests.glob("*.yaml")} - {"kustomization.yaml", "secret.yaml"}
+    require(set(listed) == files, f"kustomization.yaml lists {sorted(listed)}, but there are {sorted(files)}")
+    objects = {}
+    for name in [*listed, "secret.yaml"]:
+        document = yaml.safe_load((manifests / name).read_text())
+        objects[document["kind"], document["metadata"]["name"]] = document
+
+    stateful = objects["StatefulSet", "axed"]["spec"]
+    pod = stateful["template"]["spec"]
+    labels = stateful["template"]["metadata"]["labels"]
+    require(stateful["selector"]["matchLabels"] == labels, "the StatefulSet does not select its pods")
+    require(objects["Service", "axed"]["spec"]["selector"] == labels, "the Service does not select the pods")
+    budget = objects["PodDisruptionBudget", "axed"]["spec"]["selector"]["matchLabels"]
+    require(budget == labels, "the PodDisruptionBudget does not select the pods")
+    require(("Service", stateful["serviceName"]) in objects, "the StatefulSet names a Service that does not exist")
+
+    container = pod["containers"][0]
+    mounts = {it["mountPath"]: it["name"] for it in container["volumeMounts"]}
+    volumes = {it["name"]: it for it in pod["volumes"]}
+    claims = {it["metadata"]["name"] for it in stateful["volumeClaimTemplates"]}
+    require(set(mounts.values()) == set(volumes) | claims, "volumes and mounts do not match")
+
+    config = objects["ConfigMap", volumes["config"]["configMap"]["name"]]["data"]
+    agents = objects["ConfigMap", volumes["agents"]["configMap"]["name"]]["data"]
+    drain = tomllib.loads(config["axed.toml"])["server"]["drain_timeout"]
+    grace = pod["terminationGracePeriodSeconds"]
+    require(grace >= drain + 10, f"terminationGracePeriodSeconds {grace} leaves no time after drain_timeout {drain}")
+
+    # As in the container: configuration, agents, and a file for each secret.
+    secrets = objects["Secret", volumes["secrets"]["secret"]["secretName"]]["stringData"]
+    place = next(path for path, name in mounts.items() if name == "secrets")
+    for name, entries in (("config", config), ("agents", agents)):
+        (folder / name).mkdir()
+        for file, text in entries.items():
+            (folder / name / file).write_text(text)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    for variable in container["env"]:
+        key = pathlib.PurePosixPath(variable["value"]).relative_to(place).name
+        require(key in secrets, f"{variable['name']} names {key}, which secret.yaml lacks")
+        (folder / key).write_text("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\n")
+        environment[variable["name"]] = str(folder / key)
+    require(len(container["env"]) == len(secrets), "secret.yaml has entries that no variable names")
+    command = [axed, "openapi", "--config", folder / "config/axed.toml"]
+    subprocess.run(command, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    command = [axed, "agents", "check", *sorted((folder / "agents").iterdir())]
+    subprocess.run(command, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+
+
+def traefik():
+    http = yaml.safe_load((DEPLOY / "traefik.yml").read_text())["http"]
+    for name, router in http["routers"].items():
+        require(router["service"] in http["services"], f"router {name} names a service that does not exist")
+        require(not router.get("middlewares"), f"router {name} has middlewares, which this check does not know")
+    for name, service in http["services"].items():
+        balancer = service["loadBalancer"]
+        transport = balancer["serversTransport"]
+        require(transport in http["serversTransports"], f"service {name} names a transport that does not exist")
+        require(balancer["servers"] == [{"url": "http://axed:8080"}], f"service {name} has another address")
+
+
+def sbom(file):
+    document = json.loads(pathlib.Path(file).read_text())
+    names = [it["bom-ref"] for it in document["components"]]
+    require(len(names) > 200 and len(set(names)) == len(names), f"{len(names)} components, or one twice")
+    for component in document["components"]:
+        require(component["licenses"][0]["expression"] != "NOASSERTION", f"{component['name']} has no licence")
+        require(component.get("hashes"), f"{component['name']} has no checksum")
+    known = {*names, document["metadata"]["component"]["bom-ref"]}
+    require({it["ref"] for it in document["dependencies"]} == known, "the graph has other components than the list")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["kubernetes", axed, folder]:
+            kubernetes(axed, folder)
+        case ["traefik"]:
+            traefik()
+        case ["sbom", file]:
+            sbom(file)
+        case _:
+            sys.exit(__doc__)
