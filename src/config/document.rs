@@ -1,6 +1,7 @@
 //! A TOML document as a tree in which every value knows its position, and the problems of such a document. Knows
 //! neither the meaning of keys nor the name of the file.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
@@ -14,7 +15,7 @@ const MAX_NESTING: usize = 40;
 /// Dots in one key.
 const MAX_KEY_DOTS: usize = 16;
 /// Problems in one message; a broken file can have thousands.
-const MAX_SHOWN_PROBLEMS: usize = 10;
+pub const MAX_SHOWN_PROBLEMS: usize = 10;
 
 pub type Table = BTreeMap<String, Node>;
 
@@ -52,6 +53,8 @@ impl Node {
 /// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
+    /// The file as a whole.
+    Whole,
     /// Line and column count from 1; columns count characters.
     File { line: usize, column: usize },
     /// An environment variable or a flag.
@@ -62,7 +65,7 @@ impl Origin {
     fn line(&self) -> Option<usize> {
         match self {
             Self::File { line, .. } => Some(*line),
-            Self::External(_) => None,
+            Self::Whole | Self::External(_) => None,
         }
     }
 }
@@ -104,16 +107,66 @@ pub struct Problem {
     /// Starts with the key, if there is one, and says how to fix the problem. Never contains a value that could be a
     /// secret.
     pub text: String,
-    /// Whether the document is well-formed and only breaks a rule about its values.
-    pub is_rule_violation: bool,
+    /// What to write instead, if that is not in the text.
+    pub hint: Option<String>,
+    pub kind: ProblemKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// The document cannot be read: a syntax error, an unknown key, a value of the wrong type.
+    Malformed,
+    /// A value breaks a rule.
+    RuleViolation,
+    /// The document is valid, but it has to change before this server can use it.
+    Unusable,
+    /// The document may be wrong, or something that it names is missing.
+    Warning,
 }
 
 impl Problem {
+    /// About the file as a whole.
+    pub fn of_file(kind: ProblemKind, text: impl Into<String>) -> Self {
+        Self {
+            origin: Origin::Whole,
+            text: text.into(),
+            hint: None,
+            kind,
+        }
+    }
+
+    pub fn with_hint(self, hint: Option<String>) -> Self {
+        Self { hint, ..self }
+    }
+
+    /// The text with the hint.
+    pub fn message(&self) -> Cow<'_, str> {
+        match &self.hint {
+            Some(hint) => format!("{}; {hint}", self.text).into(),
+            None => self.text.as_str().into(),
+        }
+    }
+
+    pub fn is_error(&self) -> bool {
+        self.kind != ProblemKind::Warning
+    }
+
     /// `<file>:<line>:<column>: <text>`, or `<variable or flag>: <text>`.
     pub fn format_in(&self, file: &str) -> String {
+        format!("{}: {}", self.place(file), self.message())
+    }
+
+    /// Like [`Problem::format_in`], with `error: ` or `warning: ` before the text.
+    pub fn format_with_severity(&self, file: &str) -> String {
+        let severity = if self.is_error() { "error" } else { "warning" };
+        format!("{}: {severity}: {}", self.place(file), self.message())
+    }
+
+    fn place(&self, file: &str) -> String {
         match &self.origin {
-            Origin::File { line, column } => format!("{file}:{line}:{column}: {}", self.text),
-            Origin::External(name) => format!("{name}: {}", self.text),
+            Origin::Whole => file.to_owned(),
+            Origin::File { line, column } => format!("{file}:{line}:{column}"),
+            Origin::External(name) => name.clone(),
         }
     }
 }
@@ -138,7 +191,8 @@ pub fn parse(bytes: &[u8]) -> Result<Table, Vec<Problem>> {
     let problem = |origin: Origin, text: String| Problem {
         origin,
         text,
-        is_rule_violation: false,
+        hint: None,
+        kind: ProblemKind::Malformed,
     };
     if bytes.len() > MAX_FILE_BYTES {
         let text = format!("the file is larger than {MAX_FILE_BYTES} bytes");

@@ -32,6 +32,13 @@ const DEFAULT_FILE: &str = "config/axed.toml";
 /// The name in `[runs.per_key]` for every key without a limit of its own.
 const WILDCARD_KEY: &str = "*";
 
+/// A document with every table whose name the user chooses, for messages about keys in the wrong table.
+const SAMPLE: &str = r#"
+[auth.keys."<name>"]
+[prices."<name>"]
+[providers."<name>".models."<name>"]
+"#;
+
 /// Settings from the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
@@ -72,7 +79,8 @@ pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigEr
         config_dir: config_dir.to_owned(),
         config_file: file.unwrap_or_else(|| DEFAULT_FILE.into()),
     };
-    let (config, more) = table_reader::read_table(table, |top| read_config(top, &context));
+    let (config, more) =
+        table_reader::read_table(table, SAMPLE, |top| read_config(top, &context));
     problems.extend(more);
     problems.extend(webhook_secret_problems(&config, environment));
     match problems.is_empty() {

@@ -7,31 +7,56 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
 
-use crate::config::document::{Node, Origin, Problem, Table, Value};
+use crate::config::document::{self, Node, Origin, Problem, ProblemKind, Table, Value};
+use crate::config::known_keys::{KnownKeys, UnknownKey, printable, quote_key};
 use crate::config::quantity::{parse_bytes, parse_integer, parse_seconds};
-use crate::domain::suggestion;
 
 /// Maximum number of seconds or things of a key: more than a century, and more than any semaphore or table holds.
 pub const MAX_COUNT: u64 = u32::MAX as u64;
 
-/// Reads a table with `read`. Returns its value, and all problems in the file's order.
+/// Reads a table with `read`. Returns its value, and all problems in the file's order. If a key is unknown, `read` also
+/// reads `sample`, a document with every optional table, to find the tables that know the key.
 pub fn read_table<T>(
     table: Table,
-    read: impl FnOnce(&mut TableReader<'_>) -> T,
+    sample: &str,
+    read: impl Fn(&mut TableReader<'_>) -> T,
 ) -> (T, Vec<Problem>) {
-    let mut problems = Vec::new();
-    let top = Origin::File { line: 1, column: 1 };
-    let value = read_nested(String::new(), top, table, &mut problems, read);
+    let read_all = |table| {
+        let mut findings = Findings::default();
+        let top = Origin::File { line: 1, column: 1 };
+        let value = read_nested(String::new(), top, table, &mut findings, &read);
+        (value, findings)
+    };
+    let (value, findings) = read_all(table);
+    let Findings {
+        mut problems,
+        unknown_keys,
+        ..
+    } = findings;
+    if !unknown_keys.is_empty() {
+        let sample = document::parse(sample.as_bytes()).unwrap_or_default();
+        let known_keys = read_all(sample).1.known_keys;
+        let placed = unknown_keys.into_iter().map(|key| known_keys.explain(key));
+        problems.extend(placed);
+    }
     // A stable sort: problems at one position keep the order in which they were found.
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
     (value, problems)
+}
+
+/// What reading a table finds besides its value.
+#[derive(Default)]
+struct Findings {
+    problems: Vec<Problem>,
+    unknown_keys: Vec<UnknownKey>,
+    known_keys: KnownKeys,
 }
 
 fn read_nested<T>(
     path: String,
     origin: Origin,
     table: Table,
-    problems: &mut Vec<Problem>,
+    findings: &mut Findings,
     read: impl FnOnce(&mut TableReader<'_>) -> T,
 ) -> T {
     let mut reader = TableReader {
@@ -39,7 +64,7 @@ fn read_nested<T>(
         origin,
         table,
         known_keys: Vec::new(),
-        problems,
+        findings,
     };
     let value = read(&mut reader);
     reader.finish();
@@ -53,7 +78,7 @@ pub struct TableReader<'a> {
     origin: Origin,
     table: Table,
     known_keys: Vec<&'static str>,
-    problems: &'a mut Vec<Problem>,
+    findings: &'a mut Findings,
 }
 
 impl TableReader<'_> {
@@ -220,7 +245,7 @@ impl TableReader<'_> {
         let path = self.full(key);
         let origin = self.origin_of(key);
         let table = self.table(key);
-        read_nested(path, origin, table, self.problems, read)
+        read_nested(path, origin, table, self.findings, read)
     }
 
     /// A table of tables, under names that the user chose.
@@ -235,7 +260,7 @@ impl TableReader<'_> {
             let path = format!("{}.{}", self.full(key), quote_key(&name));
             match node.value {
                 Value::Table(table) => {
-                    let value = read_nested(path, node.origin, table, self.problems, |reader| {
+                    let value = read_nested(path, node.origin, table, self.findings, |reader| {
                         read(&name, reader)
                     });
                     values.insert(name, value);
@@ -270,7 +295,7 @@ impl TableReader<'_> {
                         path,
                         item.origin,
                         table,
-                        self.problems,
+                        self.findings,
                         &mut read,
                     ));
                 }
@@ -407,22 +432,13 @@ impl TableReader<'_> {
     /// Records that a required key is absent. `message` follows the key.
     pub fn push_missing(&mut self, key: &'static str, message: &str) {
         let text = format!("{} {message}", self.full(key));
-        let origin = self.origin.clone();
-        self.problems.push(Problem {
-            origin,
-            text,
-            is_rule_violation: true,
-        });
+        self.push(self.origin.clone(), text, ProblemKind::RuleViolation);
     }
 
     /// Records that the key's value breaks a rule. `why` follows the key.
     pub fn push_invalid(&mut self, node: &Node, key: &'static str, why: &str) {
         let text = format!("{} {why}", self.full(key));
-        self.problems.push(Problem {
-            origin: node.origin.clone(),
-            text,
-            is_rule_violation: true,
-        });
+        self.push(node.origin.clone(), text, ProblemKind::RuleViolation);
     }
 
     /// Records that the name of this table, which the user chose, is wrong. `why` follows the name.
@@ -433,10 +449,15 @@ impl TableReader<'_> {
 
     /// Records that the document is malformed.
     pub fn push_error(&mut self, origin: Origin, text: String) {
-        self.problems.push(Problem {
+        self.push(origin, text, ProblemKind::Malformed);
+    }
+
+    fn push(&mut self, origin: Origin, text: String, kind: ProblemKind) {
+        self.findings.problems.push(Problem {
             origin,
             text,
-            is_rule_violation: false,
+            hint: None,
+            kind,
         });
     }
 
@@ -481,39 +502,17 @@ impl TableReader<'_> {
     }
 
     fn finish(mut self) {
+        let known = &mut self.findings.known_keys;
+        known.add(&self.path, &self.known_keys);
         for (key, node) in std::mem::take(&mut self.table) {
-            let mut text = format!("unknown key \"{}\"", self.full(&printable(&key)));
-            match suggestion::closest(&key, self.known_keys.iter().copied()) {
-                Some(suggestion) => {
-                    text.push_str(&format!("; did you mean \"{}\"?", self.full(suggestion)));
-                }
-                None => {
-                    self.known_keys.sort_unstable();
-                    self.known_keys.dedup();
-                    let known = self.known_keys.join(", ");
-                    text.push_str(&format!("; the keys known here are: {known}"));
-                }
-            }
-            self.push_error(node.origin, text);
+            self.findings.unknown_keys.push(UnknownKey {
+                origin: node.origin,
+                table: self.path.clone(),
+                key: printable(&key),
+                known_here: self.known_keys.clone(),
+            });
         }
     }
-}
-
-fn quote_key(name: &str) -> String {
-    let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    match !name.is_empty() && name.chars().all(is_bare) {
-        true => name.to_owned(),
-        false => format!("\"{}\"", printable(name)),
-    }
-}
-
-/// The key for a message: bounded, on one line.
-fn printable(key: &str) -> String {
-    let printable = key.chars().take(64).map(|c| match c.is_control() {
-        true => '\u{fffd}',
-        false => c,
-    });
-    printable.collect()
 }
 
 #[cfg(test)]
@@ -526,7 +525,7 @@ mod tests {
             Ok(table) => table,
             Err(problems) => return format_problems(&problems, "f.toml", "\n"),
         };
-        let ((), problems) = read_table(table, |top| {
+        let ((), problems) = read_table(table, "", |top| {
             top.text("name");
             top.nested("limits", |limits| {
                 limits.integer("max_turns", 1..=50);
@@ -570,7 +569,7 @@ mod tests {
     #[test]
     fn a_key_that_is_only_peeked_at_counts_as_known() {
         let table = parse(b"fils = 1").expect("a table");
-        let (_, problems) = read_table(table, |top| top.peek("files"));
+        let (_, problems) = read_table(table, "", |top| top.peek("files"));
         assert_eq!(
             format_problems(&problems, "f.toml", "\n"),
             "f.toml:1:1: unknown key \"fils\"; did you mean \"files\"?"
