@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use crate::catalog::mcp_servers;
-use crate::config::document::{Node, Value};
+use crate::config::document::{Node, Origin, Value};
 use crate::config::environment::{check_variable_name, expand_home, home_dir};
 use crate::config::table_reader::TableReader;
 use crate::domain::agent::model_ref::{ModelRef, ModelRefError};
@@ -25,12 +25,12 @@ pub struct FileReader<'r, 't> {
     pub models: &'r mut ModelProblems,
 }
 
-/// Invalid models of a file. Their errors have no position and are reported before other rule violations.
+/// Invalid models of a file. Their errors are reported before other rule violations.
 #[derive(Debug, Default)]
 pub struct ModelProblems {
     /// The first required key that is missing.
     pub missing: Option<&'static str>,
-    pub invalid: Vec<ModelRefError>,
+    pub invalid: Vec<(Origin, ModelRefError)>,
 }
 
 impl Visitor for FileReader<'_, '_> {
@@ -42,21 +42,19 @@ impl Visitor for FileReader<'_, '_> {
             Setting::Path(path) => *path = read_path(table, key),
             Setting::Flag(flag) => set(flag, table.flag(key)),
             Setting::Texts(rule, texts) => *texts = read_texts(table, key, rule),
-            Setting::Model(model) => match non_blank(table.text(key)) {
-                Some(text) => set(model, self.models.parse(&text)),
-                None => self.models.missing = self.models.missing.or(Some(key)),
-            },
+            Setting::Model(model) => {
+                let node = table.peek(key);
+                match non_blank(table.text(key)) {
+                    Some(text) => set(model, self.models.parse(&text, node.as_ref())),
+                    None => self.models.missing = self.models.missing.or(Some(key)),
+                }
+            }
             Setting::OptionalModel(model) => {
+                let node = table.peek(key);
                 let text = non_blank(table.text(key));
-                *model = text.and_then(|text| self.models.parse(&text));
+                *model = text.and_then(|text| self.models.parse(&text, node.as_ref()));
             }
-            Setting::Models(models) => {
-                let texts = table.text_list(key).unwrap_or_default();
-                *models = texts
-                    .iter()
-                    .filter_map(|text| self.models.parse(text))
-                    .collect();
-            }
+            Setting::Models(models) => *models = self.models.parse_list(table, key),
             Setting::Choice(choice) => {
                 table.parsed_text(key, |text| choice.set(text));
             }
@@ -131,8 +129,24 @@ impl Visitor for FileReader<'_, '_> {
 }
 
 impl ModelProblems {
-    fn parse(&mut self, text: &str) -> Option<ModelRef> {
-        text.parse().map_err(|error| self.invalid.push(error)).ok()
+    fn parse(&mut self, text: &str, node: Option<&Node>) -> Option<ModelRef> {
+        let origin = node.map_or(Origin::Whole, |node| node.origin.clone());
+        let parsed = text.parse();
+        parsed
+            .map_err(|error| self.invalid.push((origin, error)))
+            .ok()
+    }
+
+    fn parse_list(&mut self, table: &mut TableReader<'_>, key: &'static str) -> Vec<ModelRef> {
+        let list = table.peek(key);
+        let texts = table.text_list(key).unwrap_or_default();
+        let nodes = match list.map(|node| node.value) {
+            Some(Value::Array(nodes)) => nodes,
+            _ => Vec::new(),
+        };
+        let models = texts.iter().enumerate();
+        let models = models.filter_map(|(index, text)| self.parse(text, nodes.get(index)));
+        models.collect()
     }
 }
 

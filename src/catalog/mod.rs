@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::Config;
+use crate::config::document::Problem;
+use crate::config::positions::Positions;
 use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRefError;
 
@@ -23,6 +25,8 @@ pub struct Agents {
     /// Increases with each snapshot.
     pub generation: u64,
     pub entries: BTreeMap<String, Entry>,
+    /// Files that define no agent: those with an invalid name, and those that an earlier directory's file hides.
+    pub ignored_files: BTreeMap<PathBuf, Problem>,
 }
 
 /// An agent file.
@@ -35,59 +39,28 @@ pub struct Entry {
     pub agent: Option<Arc<Agent>>,
     /// The error of the file's current content.
     pub error: Option<LoadError>,
-    /// Warnings about a valid file.
-    pub warnings: Vec<String>,
+    /// Everything that is wrong with the file's current content, sorted by position; empty if it is valid.
+    pub problems: Vec<Problem>,
+    /// Warnings about a valid file that need no other file and no server.
+    pub file_warnings: Vec<Problem>,
+    /// All warnings: those of the file, then what this server lacks for the current definition.
+    pub warnings: Vec<Problem>,
+    /// The positions of the keys of a valid file.
+    pub positions: Arc<Positions>,
 }
 
 /// Settings of the server that every definition is checked against.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
-    /// `[runs] max_tree`
-    pub max_tree: usize,
     /// Whether keys are configured: then each key has its own memory.
     pub has_keys: bool,
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        Self {
-            max_tree: usize::MAX,
-            has_keys: false,
-        }
-    }
 }
 
 impl Rules {
     pub fn from_config(config: &Config) -> Self {
         Self {
-            max_tree: config.runs.max_tree,
             has_keys: !config.auth.keys.is_empty(),
         }
-    }
-
-    /// Returns an error if this server cannot run the definition.
-    fn check(&self, agent: &Agent) -> Result<(), LoadError> {
-        let memory = &agent.memory;
-        match self.has_keys && memory.enabled && !memory.shared && memory.path.is_some() {
-            true => Err(LoadError::Invalid(format!(
-                "agent config \"{}\": memory.path needs memory.shared = true, because this server has keys and each key \
-                 has a memory of its own; say shared = true in [memory], or leave path out",
-                agent.name
-            ))),
-            false => Ok(()),
-        }
-    }
-
-    /// Returns warnings about a definition on this server.
-    fn lint(&self, agent: &Agent) -> Vec<String> {
-        let max_runs = u64::try_from(self.max_tree).unwrap_or(u64::MAX);
-        let exceeding = agent.budget.max_runs.filter(|runs| *runs > max_runs);
-        let warning = exceeding.map(|runs| {
-            format!(
-                "budget.max_runs is {runs}, but the server lets a tree have {max_runs} runs (runs.max_tree)"
-            )
-        });
-        warning.into_iter().collect()
     }
 }
 

@@ -7,60 +7,120 @@ use sha2::{Digest, Sha256};
 use crate::catalog::LoadError;
 use crate::catalog::context_files;
 use crate::catalog::file_reader::{FileReader, ModelProblems, non_blank};
-use crate::config::document;
+use crate::config::document::{self, MAX_SHOWN_PROBLEMS, Problem, ProblemKind};
+use crate::config::positions::{self, Positions};
 use crate::config::table_reader::{self, TableReader};
 use crate::domain::agent::settings::Section;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
+use crate::domain::suggestion;
 
 /// Tools that other settings enable.
 const IMPLICIT_TOOLS: [&str; 2] = ["call_agent", "subagent"];
 
-/// Parses the bytes of `<name>.toml` into a definition and its warnings.
-pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<(Agent, Vec<String>), LoadError> {
-    let file = path.display().to_string();
-    let parse_error = |problems: &[document::Problem]| {
-        let details = document::format_problems(problems, &file, "; ");
-        LoadError::Invalid(format!(
-            "failed to parse agent config \"{name}\": {details}"
-        ))
-    };
-    let table = document::parse(bytes).map_err(|problems| parse_error(&problems))?;
-    let (parsed, problems) =
-        table_reader::read_table(table, |top| parse_agent(name, version(bytes), top));
-    let (rule_violations, syntax_errors): (Vec<_>, Vec<_>) =
-        problems.into_iter().partition(|it| it.is_rule_violation);
-    if !syntax_errors.is_empty() {
-        return Err(parse_error(&syntax_errors));
-    }
+/// A document with every list of tables, for messages about keys in the wrong table.
+const SAMPLE: &str = "[[mcp_servers]]\n";
 
-    let missing = |key| LoadError::Invalid(format!("agent config missing required field: {key}"));
+/// A valid agent file.
+#[derive(Clone, Debug)]
+pub struct AgentFile {
+    pub agent: Agent,
+    /// What is suspicious in the file itself, whatever the server is.
+    pub warnings: Vec<Problem>,
+    pub positions: Positions,
+}
+
+/// Why a file is no definition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidFile {
+    /// For clients that start a run: the contract's texts.
+    pub error: LoadError,
+    /// Every error, sorted by position.
+    pub problems: Vec<Problem>,
+}
+
+/// Parses the bytes of `<name>.toml`.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<AgentFile, InvalidFile> {
+    let file = path.display().to_string();
+    let malformed = |problems: Vec<Problem>| {
+        let details = document::format_problems(&problems, &file, "; ");
+        let text = format!("failed to parse agent config \"{name}\": {details}");
+        let error = LoadError::Invalid(text);
+        InvalidFile { error, problems }
+    };
+    let table = document::parse(bytes).map_err(malformed)?;
+    let positions = Positions::of(&table);
+    let parse = |top: &mut TableReader<'_>| parse_agent(name, version(bytes), top);
+    let (parsed, problems) = table_reader::read_table(table, SAMPLE, parse);
+    let is_malformed = problems.iter().any(|it| it.kind == ProblemKind::Malformed);
+
     let ParsedAgent {
         name: own_name,
         agent,
         models,
     } = parsed;
-    let own_name = own_name.ok_or_else(|| missing("name"))?;
-    if let Some(key) = models.missing {
-        return Err(missing(key));
+    let missing_name = own_name.is_none().then_some("name");
+    let missing = missing_name.into_iter().chain(models.missing);
+    // A value of another type is no missing one.
+    let is_reported = |key: &&str| {
+        problems
+            .iter()
+            .any(|it| positions.get(key) == Some(&it.origin))
+    };
+    let missing = missing.filter(|key| !is_reported(key)).map(|key| {
+        let text = format!("agent config missing required field: {key}");
+        positions.problem(key, text, ProblemKind::RuleViolation)
+    });
+    let missing: Vec<Problem> = missing.collect();
+    let invalid_models = models.invalid.iter().map(|(origin, error)| Problem {
+        origin: origin.clone(),
+        text: error.to_string(),
+        hint: None,
+        kind: ProblemKind::RuleViolation,
+    });
+    let others = invalid_models.chain(problems);
+    let others: Vec<Problem> = others.chain(check_names(&agent, &positions)).collect();
+    if is_malformed {
+        let mut invalid = malformed(sorted(others));
+        // A misspelled key is missing, too: only a check lists both.
+        invalid.problems.extend(missing);
+        invalid.problems = sorted(invalid.problems);
+        return Err(invalid);
     }
-    if let Some(error) = models.invalid.into_iter().next() {
-        return Err(error.into());
+    let all = [missing, others].concat();
+    if !all.is_empty() {
+        let error = match models.invalid.into_iter().next() {
+            Some((_, error)) if all.len() == 1 => LoadError::Model(error),
+            _ => LoadError::Invalid(join_texts(&all)),
+        };
+        let problems = sorted(all);
+        return Err(InvalidFile { error, problems });
     }
-    if let Some(rule) = rule_violations.into_iter().next() {
-        return Err(LoadError::Invalid(rule.text));
+    let warnings = lint(&agent, own_name.as_deref().unwrap_or_default(), &positions);
+    Ok(AgentFile {
+        agent,
+        warnings,
+        positions,
+    })
+}
+
+fn sorted(mut problems: Vec<Problem>) -> Vec<Problem> {
+    problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+    problems
+}
+
+/// The first texts in the order of the checks.
+fn join_texts(problems: &[Problem]) -> String {
+    let texts = problems.iter().take(MAX_SHOWN_PROBLEMS);
+    let mut texts: Vec<&str> = texts.map(|problem| problem.text.as_str()).collect();
+    let more = format!("and {} more", problems.len().saturating_sub(texts.len()));
+    if problems.len() > texts.len() {
+        texts.push(&more);
     }
-    for tool in &agent.tools {
-        check_tool(tool)?;
-    }
-    for tool in &agent.approve {
-        check_approval(&agent, tool)?;
-    }
-    for pattern in &agent.files {
-        context_files::check_glob(pattern).map_err(LoadError::Invalid)?;
-    }
-    let warnings = lint(&agent, &own_name);
-    Ok((agent, warnings))
+    texts.join("; ")
 }
 
 /// The version of a definition: the digest of its file.
@@ -100,21 +160,46 @@ fn parse_agent(stem: &str, version: String, table: &mut TableReader<'_>) -> Pars
     }
 }
 
-fn check_tool(tool: &str) -> Result<(), LoadError> {
+/// Checks the tools and globs that the file names.
+fn check_names(agent: &Agent, positions: &Positions) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut push = |list: &str, name: &str, checked: Result<(), String>, hint| {
+        if let Err(text) = checked {
+            let path = positions::item(list, name);
+            let problem = positions.problem(&path, text, ProblemKind::RuleViolation);
+            problems.push(problem.with_hint(hint));
+        }
+    };
+    for tool in &agent.tools {
+        let closest = suggestion::closest(tool, BUILT_IN_TOOLS.iter().copied());
+        let closest = closest.filter(|_| !IMPLICIT_TOOLS.contains(&tool.as_str()));
+        let hint = closest.map(|name| format!("did you mean \"{name}\"?"));
+        let hint = hint.or_else(|| Some(format!("the tools are: {}", BUILT_IN_TOOLS.join(", "))));
+        push("tools", tool, check_tool(tool), hint);
+    }
+    for tool in &agent.approve {
+        push("approve", tool, check_approval(agent, tool), None);
+    }
+    for glob in &agent.files {
+        push("files", glob, context_files::check_glob(glob), None);
+    }
+    problems
+}
+
+fn check_tool(tool: &str) -> Result<(), String> {
     if IMPLICIT_TOOLS.contains(&tool) {
-        return Err(LoadError::Invalid(format!(
+        return Err(format!(
             "tool \"{tool}\" cannot be named in tools config: it is offered when sub_agents or [subagent] asks for it"
-        )));
+        ));
     }
     if !BUILT_IN_TOOLS.contains(&tool) {
-        let text = format!("unknown tool \"{tool}\" in tools config");
-        return Err(LoadError::Invalid(text));
+        return Err(format!("unknown tool \"{tool}\" in tools config"));
     }
     Ok(())
 }
 
 /// An approval rule for a tool that the agent lacks is a dangerous typo, so it is an error.
-fn check_approval(agent: &Agent, tool: &str) -> Result<(), LoadError> {
+fn check_approval(agent: &Agent, tool: &str) -> Result<(), String> {
     let is_available = match tool {
         "call_agent" => !agent.sub_agents.is_empty(),
         "subagent" => agent.subagent.is_some(),
@@ -134,56 +219,58 @@ fn check_approval(agent: &Agent, tool: &str) -> Result<(), LoadError> {
     if is_available {
         return Ok(());
     }
-    Err(LoadError::Invalid(format!(
+    Err(format!(
         "approve names \"{tool}\", which this agent does not have: name a tool of its tools list, call_agent (with \
          sub_agents), subagent (where it is enabled), or <server>__<tool> of one of its mcp_servers"
-    )))
+    ))
 }
 
-/// Returns warnings about a valid definition.
-fn lint(agent: &Agent, own_name: &str) -> Vec<String> {
-    let mut oddities = Vec::new();
-    if own_name != agent.name {
-        oddities.push(format!(
-            "name is \"{own_name}\", but the file makes it \"{}\"",
-            agent.name
-        ));
+/// Returns what is suspicious in a valid file.
+fn lint(agent: &Agent, own_name: &str, positions: &Positions) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let name = &agent.name;
+    if own_name != name {
+        let text = format!("name is \"{own_name}\", but the file makes it \"{name}\"");
+        problems.push(positions.warning("name", text));
     }
     for sub_agent in agent.sub_agents.iter().filter(|name| !is_agent_name(name)) {
-        oddities.push(format!(
-            "sub_agents names \"{sub_agent}\", which no agent can be called"
-        ));
+        let path = positions::item("sub_agents", sub_agent);
+        let text = format!("sub_agents names \"{sub_agent}\", which no agent can be called");
+        problems.push(positions.problem(&path, text, ProblemKind::Unusable));
     }
-    for pattern in agent
-        .files
-        .iter()
-        .filter(|it| context_files::is_outside_workdir(it))
-    {
-        oddities.push(format!(
-            "files has \"{pattern}\", which leads out of the workdir and matches nothing"
-        ));
+    for glob in &agent.files {
+        if context_files::is_outside_workdir(glob) {
+            let path = positions::item("files", glob);
+            let text =
+                format!("files has \"{glob}\", which leads out of the workdir and matches nothing");
+            problems.push(positions.problem(&path, text, ProblemKind::Unusable));
+        }
     }
-    oddities
+    problems
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use super::read;
+    use super::{AgentFile, InvalidFile, read};
     use crate::catalog::LoadError;
-    use crate::domain::agent::Agent;
     use crate::domain::agent::response_format::ResponseFormat;
+    use crate::domain::agent::{Agent, BUILT_IN_TOOLS};
 
     fn agent(text: &str) -> Agent {
         let text = format!("name = \"x\"\nmodel = \"p/m\"\n{text}");
         let read = read("x", Path::new("agents/x.toml"), text.as_bytes());
-        read.expect("an agent").0
+        read.expect("an agent").agent
+    }
+
+    fn invalid_file(text: &str) -> InvalidFile {
+        let read = read("x", Path::new("agents/x.toml"), text.as_bytes());
+        read.expect_err("an error")
     }
 
     fn whole_error(text: &str) -> String {
-        let read = read("x", Path::new("agents/x.toml"), text.as_bytes());
-        read.expect_err("an error").to_string()
+        invalid_file(text).error.to_string()
     }
 
     fn error(text: &str) -> String {
@@ -300,7 +387,10 @@ mod tests {
                 "name = \" \"\nmodel = \"p/m\"",
                 "agent config missing required field: name",
             ),
-            ("", "agent config missing required field: name"),
+            (
+                "",
+                "agent config missing required field: name; agent config missing required field: model",
+            ),
             ("name = \"x\"", "agent config missing required field: model"),
             (
                 "name = \"x\"\nmodel = \"gpt\"",
@@ -323,8 +413,8 @@ mod tests {
         assert!(
             error("tools = [\"call_agent\"]").starts_with("tool \"call_agent\" cannot be named")
         );
-        let shape = read("x", Path::new("x.toml"), b"name = \"x\"\nmodel = \"gpt\"");
-        assert!(matches!(shape, Err(LoadError::Model(_))));
+        let shape = invalid_file("name = \"x\"\nmodel = \"gpt\"");
+        assert!(matches!(shape.error, LoadError::Model(_)));
     }
 
     #[test]
@@ -347,6 +437,59 @@ mod tests {
         assert!(
             error("timeout = ").starts_with("failed to parse agent config \"x\": agents/x.toml:3:")
         );
+    }
+
+    #[test]
+    fn every_error_of_a_file_is_found_at_once() {
+        let text = "name = \"x\"\nmodel = \"gpt\"\ntools = [\"read_files\",\n  \"hammer\"]\nmax_turns = 3\n\
+                    [memory]\nlast_n = -1\n";
+        let shown = invalid_file(text).problems.into_iter();
+        let shown: Vec<_> = shown.map(|it| it.format_with_severity("x.toml")).collect();
+        let tools = BUILT_IN_TOOLS.join(", ");
+        assert_eq!(
+            shown,
+            [
+                "x.toml:2:1: error: invalid model format \"gpt\": expected provider/model-name".to_owned(),
+                "x.toml:3:10: error: unknown tool \"read_files\" in tools config; did you mean \"read_file\"?"
+                    .to_owned(),
+                format!(
+                    "x.toml:4:3: error: unknown tool \"hammer\" in tools config; the tools are: {tools}"
+                ),
+                "x.toml:5:1: error: unknown key \"max_turns\"; it belongs in [limits]".to_owned(),
+                "x.toml:7:1: error: memory.last_n must be non-negative".to_owned(),
+            ]
+        );
+        // Without a malformed key, clients that start a run get the contract's texts.
+        assert_eq!(
+            error("tools = [\"hammer\"]\n[memory]\nlast_n = -1\nmax_entries = -1"),
+            "memory.last_n must be non-negative; memory.max_entries must be non-negative; \
+             unknown tool \"hammer\" in tools config"
+        );
+    }
+
+    #[test]
+    fn a_key_in_the_wrong_table_is_shown_its_place() {
+        for (text, expected) in [
+            ("temperature = 1", "\"temperature\"; it belongs in [params]"),
+            (
+                "max_depth = 1",
+                "\"max_depth\"; it belongs in [sub_agents_config] or in [subagent]",
+            ),
+            (
+                "[params]\nsub_agents = []",
+                "\"params.sub_agents\"; it belongs at the top of the file, above its first [table]",
+            ),
+            (
+                "command = \"x\"",
+                "\"command\"; it belongs in [[mcp_servers]]",
+            ),
+        ] {
+            let found = error(text);
+            assert!(
+                found.ends_with(&format!("unknown key {expected}")),
+                "{found}"
+            );
+        }
     }
 
     #[test]
@@ -428,9 +571,19 @@ mod tests {
     #[test]
     fn a_mismatch_of_names_is_a_warning_and_the_file_wins() {
         let text = b"name = \"y\"\nmodel = \"p/m\"\nsub_agents = [\"../z\"]\nfiles = [\"../*\"]";
-        let (agent, warnings) = read("x", Path::new("x.toml"), text).expect("an agent");
+        let AgentFile {
+            agent, warnings, ..
+        } = read("x", Path::new("x.toml"), text).expect("an agent");
         assert_eq!(agent.name, "x");
-        assert_eq!(warnings.len(), 3);
+        let shown = warnings.iter().map(|it| it.format_with_severity("x.toml"));
+        assert_eq!(
+            shown.collect::<Vec<_>>(),
+            [
+                "x.toml:1:1: warning: name is \"y\", but the file makes it \"x\"",
+                "x.toml:3:15: error: sub_agents names \"../z\", which no agent can be called",
+                "x.toml:4:10: error: files has \"../*\", which leads out of the workdir and matches nothing",
+            ]
+        );
         assert!(agent.version.starts_with("sha256:") && agent.version.len() == 7 + 64);
     }
 }

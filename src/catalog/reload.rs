@@ -1,6 +1,6 @@
 //! Reloads the catalogue when its directories change.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Read};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use notify::event::{AccessKind, AccessMode};
@@ -17,10 +17,10 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::catalog::read::{read, version};
+use crate::catalog::read::{AgentFile, InvalidFile, read, version};
 use crate::catalog::{Agents, Entry, LoadError, Rules};
-use crate::config::document::MAX_FILE_BYTES;
-use crate::domain::agent::{Agent, is_agent_name};
+use crate::config::document::{MAX_FILE_BYTES, Problem, ProblemKind};
+use crate::domain::agent::is_agent_name;
 
 /// Editors and copies write in bursts: a reload waits until nothing changed for this long.
 const DEBOUNCE_INTERVAL: Duration = Duration::from_millis(100);
@@ -29,6 +29,9 @@ const MAX_DEBOUNCE_INTERVALS: u32 = 4;
 /// Interval for polling the directories: swapped links, new directories and network file systems cause no
 /// notifications. Polling and a reload together take less than the promised second.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Minimum time between two inspections that clients cause.
+const INSPECTION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The agents of a list of directories.
 pub struct Catalog {
@@ -41,8 +44,8 @@ pub struct Catalog {
     reloads: watch::Sender<u64>,
 }
 
-/// Returns additional warnings about a definition.
-pub type Inspector = dyn Fn(&Agent) -> Vec<String> + Send + Sync;
+/// Returns what a server lacks for the current definitions, by agent. Blocking I/O.
+pub type Inspector = dyn Fn(&Agents) -> BTreeMap<String, Vec<Problem>> + Send + Sync;
 
 /// Stops the watch on drop.
 pub struct Watch {
@@ -56,6 +59,8 @@ struct ScanState {
     fingerprint: u64,
     /// The logged warnings about the directories.
     warnings: BTreeSet<String>,
+    /// When the definitions were last inspected.
+    inspected_at: Option<Instant>,
 }
 
 /// Messages to the watching thread.
@@ -67,10 +72,10 @@ enum WatchMessage {
 impl Catalog {
     /// Reads every directory once. Warns about a missing directory, which may be created later.
     pub fn open(dirs: Vec<PathBuf>, rules: Rules) -> Self {
-        Self::open_with_inspector(dirs, rules, Box::new(|_| Vec::new()))
+        Self::open_with_inspector(dirs, rules, Box::new(|_| BTreeMap::new()))
     }
 
-    /// Like [`Catalog::open`], with additional warnings from `inspect` for each definition.
+    /// Like [`Catalog::open`], with additional warnings from `inspector`.
     pub fn open_with_inspector(
         dirs: Vec<PathBuf>,
         rules: Rules,
@@ -110,28 +115,48 @@ impl Catalog {
         let before = self.current();
         let mut warnings = BTreeSet::new();
         let mut after = read_dirs(&self.dirs, &self.rules, &before, &mut warnings);
-        self.add_warnings(&mut after);
         for warning in warnings.difference(&last_scan.warnings) {
             warn!("{warning}");
         }
         last_scan.warnings = warnings;
-        if log_changes(&before, &after) {
-            after.generation = before.generation + 1;
-            self.snapshot.store(Arc::new(after));
-            self.reloads.send_modify(|count| *count += 1);
+        self.inspect(&mut after);
+        last_scan.inspected_at = Some(Instant::now());
+        self.replace(&before, after);
+    }
+
+    /// Inspects the current definitions again, because files that they name can come and go without a reload. Does
+    /// nothing if that happened just now, or happens at the moment. Blocking I/O.
+    pub fn refresh_warnings(&self) {
+        let Ok(mut last_scan) = self.last_scan.try_lock() else {
+            return;
+        };
+        let is_fresh = |at: Instant| at.elapsed() < INSPECTION_INTERVAL;
+        if last_scan.inspected_at.is_some_and(is_fresh) {
+            return;
+        }
+        let before = self.current();
+        let mut after = Agents::clone(&before);
+        self.inspect(&mut after);
+        last_scan.inspected_at = Some(Instant::now());
+        self.replace(&before, after);
+    }
+
+    fn inspect(&self, agents: &mut Agents) {
+        let mut found = (self.inspector)(agents);
+        for (name, entry) in &mut agents.entries {
+            entry.warnings.clone_from(&entry.file_warnings);
+            entry
+                .warnings
+                .extend(found.remove(name).unwrap_or_default());
         }
     }
 
-    fn add_warnings(&self, agents: &mut Agents) {
-        for entry in agents.entries.values_mut() {
-            if let Some(agent) = &entry.agent {
-                for warning in (self.inspector)(agent) {
-                    // A kept entry already has it.
-                    if !entry.warnings.contains(&warning) {
-                        entry.warnings.push(warning);
-                    }
-                }
-            }
+    /// Replaces the snapshot if anything differs, and logs the differences.
+    fn replace(&self, before: &Agents, mut after: Agents) {
+        if log_changes(before, &after) {
+            after.generation = before.generation + 1;
+            self.snapshot.store(Arc::new(after));
+            self.reloads.send_modify(|count| *count += 1);
         }
     }
 
@@ -298,14 +323,22 @@ fn read_dirs(
             let display_path = path.display().to_string();
             let stem = path.file_stem().and_then(|stem| stem.to_str());
             let Some(name) = stem.filter(|name| is_agent_name(name)) else {
-                warnings.insert(format!(
-                    "No agent can have the name of {display_path}: letters, digits, dots, dashes and underscores, \
-                     a letter or digit first, at most 64"
-                ));
+                let problem = Problem::of_file(ProblemKind::RuleViolation, INVALID_FILE_NAME);
+                warnings.insert(problem.format_in(&display_path));
+                after.ignored_files.insert(path, problem);
                 continue;
             };
             if let Some(existing) = after.entries.get_mut(name) {
-                existing.warnings.push(format!("hides {display_path}"));
+                let kind = ProblemKind::Warning;
+                let hides = Problem::of_file(kind, format!("hides {display_path}"));
+                existing.file_warnings.push(hides);
+                let hidden = format!(
+                    "is not used, because {} in an earlier directory has the same name",
+                    existing.path.display()
+                );
+                after
+                    .ignored_files
+                    .insert(path, Problem::of_file(kind, hidden));
                 continue;
             }
             let Some(bytes) = read_file(&path) else {
@@ -318,6 +351,9 @@ fn read_dirs(
     after
 }
 
+const INVALID_FILE_NAME: &str = "the file's name is no agent's name: 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or \
+     a digit";
+
 /// The entry of a file; keeps the current definition if the file is unchanged or invalid.
 fn build_entry(
     name: &str,
@@ -328,29 +364,64 @@ fn build_entry(
 ) -> Entry {
     let active = before.and_then(|entry| entry.agent.clone());
     let read = match bytes {
-        Ok(bytes) => read(name, path, &bytes).and_then(|(agent, mut warnings)| {
-            rules.check(&agent)?;
-            warnings.extend(rules.lint(&agent));
+        Ok(bytes) => read(name, path, &bytes).and_then(|file| {
+            check_rules(rules, &file)?;
             let version = version(&bytes);
             let unchanged = active.clone().filter(|agent| agent.version == version);
-            Ok((unchanged.unwrap_or_else(|| Arc::new(agent)), warnings))
+            Ok((unchanged, file))
         }),
-        Err(why) => Err(LoadError::Invalid(format!(
-            "failed to parse agent config \"{name}\": {}: {why}",
-            path.display()
-        ))),
+        Err(why) => Err(unreadable(name, path, &why)),
     };
-    let (agent, error, warnings) = match read {
-        Ok((agent, warnings)) => (Some(agent), None, warnings),
-        Err(error) => (active, Some(error), Vec::new()),
-    };
-    Entry {
+    let mut entry = Entry {
         name: name.to_owned(),
         path: path.to_owned(),
-        agent,
-        error,
-        warnings,
+        agent: active,
+        error: None,
+        problems: Vec::new(),
+        file_warnings: Vec::new(),
+        warnings: Vec::new(),
+        positions: Arc::default(),
+    };
+    match read {
+        Ok((unchanged, file)) => {
+            entry.agent = Some(unchanged.unwrap_or_else(|| Arc::new(file.agent)));
+            entry.file_warnings = file.warnings;
+            entry.positions = Arc::new(file.positions);
+        }
+        Err(InvalidFile { error, problems }) => {
+            entry.error = Some(error);
+            entry.problems = problems;
+        }
     }
+    entry
+}
+
+fn unreadable(name: &str, path: &Path, why: &str) -> InvalidFile {
+    let path = path.display();
+    InvalidFile {
+        error: LoadError::Invalid(format!(
+            "failed to parse agent config \"{name}\": {path}: {why}"
+        )),
+        problems: vec![Problem::of_file(ProblemKind::Malformed, why)],
+    }
+}
+
+/// Returns an error if this server cannot run the definition.
+fn check_rules(rules: &Rules, file: &AgentFile) -> Result<(), InvalidFile> {
+    let AgentFile {
+        agent, positions, ..
+    } = file;
+    let memory = &agent.memory;
+    if !(rules.has_keys && memory.enabled && !memory.shared && memory.path.is_some()) {
+        return Ok(());
+    }
+    let text = "memory.path needs memory.shared = true, because this server has keys and each key has a memory of its \
+                own; say shared = true in [memory], or leave path out";
+    let problem = positions.problem("memory.path", text.to_owned(), ProblemKind::RuleViolation);
+    Err(InvalidFile {
+        error: LoadError::Invalid(format!("agent config \"{}\": {text}", agent.name)),
+        problems: vec![problem],
+    })
 }
 
 /// The `.toml` files of a directory, sorted. Skips hidden ones, which editors and Kubernetes create.
@@ -366,7 +437,8 @@ pub fn list_agent_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn is_toml(path: &Path) -> bool {
+/// Whether the file's name is that of an agent file: `.toml` at its end, and no dot at its start.
+pub fn is_toml(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     name.ends_with(b".toml") && !name.starts_with(b".")
 }
@@ -390,25 +462,19 @@ fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
     }
 }
 
-/// Logs the differences between two snapshots, one line for each agent; `false` if there are none.
+/// Logs the differences between two snapshots: one line for each changed agent, and one for each new warning. `false` if
+/// there are none.
 fn log_changes(before: &Agents, after: &Agents) -> bool {
-    let mut differ = false;
+    let mut differ = before.ignored_files != after.ignored_files;
     for (name, entry) in &after.entries {
         let old = before.entries.get(name);
-        let active_version =
-            |entry: &Entry| entry.agent.as_ref().map(|agent| agent.version.clone());
+        let version = |entry: &Entry| entry.agent.as_ref().map(|agent| agent.version.clone());
         let is_same = old.is_some_and(|old| {
-            old.path == entry.path
-                && old.error == entry.error
-                && old.warnings == entry.warnings
-                && active_version(old) == active_version(entry)
+            old.path == entry.path && old.error == entry.error && version(old) == version(entry)
         });
-        if is_same {
-            continue;
-        }
-        differ = true;
         let path = entry.path.display();
         match (&entry.error, old) {
+            _ if is_same => {}
             (Some(error), _) if entry.agent.is_some() => {
                 warn!(agent.name = %name, "Agent {name} is broken, its last good definition stays: {error}");
             }
@@ -418,9 +484,16 @@ fn log_changes(before: &Agents, after: &Agents) -> bool {
             (None, None) => info!(agent.name = %name, "Agent {name} added from {path}"),
             (None, Some(_)) => info!(agent.name = %name, "Agent {name} changed from {path}"),
         }
-        for warning in &entry.warnings {
-            warn!(agent.name = %name, "Agent {name} in {path}: {warning}");
+        let old_warnings = old.map_or(&[][..], |old| &old.warnings);
+        let is_new = |warning: &&Problem| {
+            let mut old = old_warnings.iter();
+            !old.any(|old| old.message() == warning.message())
+        };
+        for warning in entry.warnings.iter().filter(is_new) {
+            let message = warning.format_in(&path.to_string());
+            warn!(agent.name = %name, "Agent {name}: {message}");
         }
+        differ |= !is_same || old_warnings != entry.warnings;
     }
     for name in before.entries.keys() {
         if !after.entries.contains_key(name) {

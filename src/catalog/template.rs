@@ -71,16 +71,14 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # Seconds until the run is stopped; 0 means the server's default (120).
 # timeout = 0
 
-# How it calls other agents.
-[sub_agents_config]
-# Levels of agents below this one, at most 5; 0 means 3.
-# max_depth = 0
-# Whether several calls of one reply run at once.
+# How it calls other agents. max_depth: levels of agents below this one, at most 5; unset means 3. parallel: whether
+# several calls of one reply run at once. timeout: seconds for each called agent; unset means the rest of this agent's
+# own time. max_concurrent: most called agents at once; unset means no limit.
+# [sub_agents_config]
+# max_depth = 3
 # parallel = true
-# Seconds for each called agent; 0 means the rest of this agent's own time.
-# timeout = 0
-# Most called agents at once; 0 means no limit.
-# max_concurrent = 0
+# timeout = 120
+# max_concurrent = 8
 
 # Sent to the provider only when set.
 [params]
@@ -182,6 +180,7 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::Duration;
 
     use super::{TEMPLATE, template};
     use crate::catalog::read::read;
@@ -202,7 +201,8 @@ mod tests {
         }
 
         fn section<S: Section>(&mut self, key: &'static str, section: &mut S) {
-            assert!(TEMPLATE.contains(&format!("\n[{key}]\n")), "{key}");
+            let headers = [format!("\n[{key}]\n"), format!("\n# [{key}]\n")];
+            assert!(headers.iter().any(|it| TEMPLATE.contains(it)), "{key}");
             section.visit(self);
         }
 
@@ -224,9 +224,10 @@ mod tests {
     #[test]
     fn it_passes_the_check_as_it_is_and_with_every_key_uncommented() {
         let plain = template("helper-1");
-        let (agent, warnings) =
+        let file =
             read("helper-1", Path::new("helper-1.toml"), plain.as_bytes()).expect("an agent");
-        assert_eq!((agent.name.as_str(), warnings), ("helper-1", Vec::new()));
+        assert_eq!(file.agent.name, "helper-1");
+        assert_eq!(file.warnings, []);
 
         let is_key = |line: &str| {
             let key = line.split(" = ").next().unwrap_or_default();
@@ -235,16 +236,18 @@ mod tests {
         };
         let uncomment = |line: &str| match line.strip_prefix("# ") {
             Some("type = \"text\"") => String::new(),
-            Some(key) if is_key(key) => key.to_owned(),
+            Some(line) if is_key(line) || line.starts_with('[') => line.to_owned(),
             _ => line.to_owned(),
         };
         let full: Vec<String> = plain.lines().map(uncomment).collect();
-        let (agent, _) = read(
+        let read = read(
             "helper-1",
             Path::new("helper-1.toml"),
             full.join("\n").as_bytes(),
-        )
-        .expect("an agent");
+        );
+        let agent = read.expect("an agent").agent;
+        assert_eq!(agent.delegation.max_depth, Some(3));
+        assert_eq!(agent.delegation.timeout, Some(Duration::from_secs(120)));
         assert_eq!(agent.sub_agents, ["researcher", "critic"]);
         assert_eq!(agent.memory.max_entries, 100);
         assert_eq!(agent.allowed_hosts, ["docs.rs", "*.wikipedia.org"]);

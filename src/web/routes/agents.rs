@@ -10,11 +10,13 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::catalog::view::{Audience, SectionView};
 use crate::catalog::{Entry, LoadError};
+use crate::config::document;
 use crate::config::environment::is_valid_name;
 use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::schema::section_schema;
 use crate::domain::agent::settings::Section;
+use crate::engine::agent_check;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::path::AgentPath;
@@ -26,7 +28,7 @@ use crate::web::state::AppState;
 
 /// `GET /agents`
 pub async fn list(State(state): State<AppState>, principal: Principal) -> Response {
-    let agents = state.runner.catalog().current();
+    let agents = agent_check::inspected_agents(state.runner.catalog()).await;
     let entries = agents.entries.values();
     let data = entries
         .filter(|entry| principal.can_use_agent(&entry.name))
@@ -40,7 +42,7 @@ pub async fn get(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
 ) -> Result<Response, Problem> {
-    let agents = state.runner.catalog().current();
+    let agents = agent_check::inspected_agents(state.runner.catalog()).await;
     let entry = agents.entries.get(&name).ok_or(LoadError::NotFound(name))?;
     let view = AgentView {
         brief: AgentBrief::new(entry),
@@ -130,7 +132,8 @@ pub struct AgentBrief<'a> {
     /// Whether the file as it is now is a definition.
     valid: bool,
     error: Option<String>,
-    warnings: &'a [String],
+    /// What is suspicious in the file, and what this server lacks for the definition in force.
+    warnings: Vec<Cow<'a, str>>,
     description: Option<&'a str>,
     model: Option<&'a ModelRef>,
     sub_agents: &'a [String],
@@ -145,7 +148,11 @@ impl<'a> AgentBrief<'a> {
             version: agent.map(|agent| agent.version.as_str()),
             valid: entry.error.is_none() && agent.is_some(),
             error: entry.error.as_ref().map(ToString::to_string),
-            warnings: &entry.warnings,
+            warnings: entry
+                .warnings
+                .iter()
+                .map(document::Problem::message)
+                .collect(),
             description: agent.and_then(|agent| agent.description.as_deref()),
             model: agent.map(|agent| &agent.model),
             sub_agents: agent.map_or(&[], |agent| &agent.sub_agents),
@@ -232,7 +239,10 @@ mod tests {
             path: PathBuf::from("agents/planner.toml"),
             agent: Some(Arc::new(agent)),
             error: None,
+            problems: Vec::new(),
+            file_warnings: Vec::new(),
             warnings: Vec::new(),
+            positions: Arc::default(),
         }
     }
 

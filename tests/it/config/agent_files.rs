@@ -71,11 +71,21 @@ fn the_first_directory_wins_and_other_files_are_ignored() {
         Some("first")
     );
     let hidden = format!("hides {}", second.join("a.toml").display());
-    assert_eq!(agents.entries["a"].warnings, [hidden]);
+    let warnings = |name: &str| {
+        let warnings = agents.entries[name].warnings.iter();
+        warnings
+            .map(|it| it.format_in("f"))
+            .collect::<Vec<String>>()
+    };
+    assert_eq!(warnings("a"), [format!("f: {hidden}")]);
     assert_eq!(
-        agents.entries["b"].warnings,
-        ["name is \"other\", but the file makes it \"b\""]
+        warnings("b"),
+        ["f:1:1: name is \"other\", but the file makes it \"b\""]
     );
+    let ignored = agents.ignored_files.iter();
+    let ignored: Vec<_> = ignored.map(|(path, why)| (path, why.is_error())).collect();
+    let (hidden, misnamed) = (second.join("a.toml"), second.join("no agent.toml"));
+    assert_eq!(ignored, [(&hidden, false), (&misnamed, true)]);
     let why = |name: &str| agents.get(name).expect_err("no agent").to_string();
     assert_eq!(why("broken"), "agent config missing required field: model");
     assert!(why("dangling").starts_with("failed to parse agent config \"dangling\": "));
@@ -190,8 +200,8 @@ fn every_agent_that_ships_is_valid() {
             .and_then(|stem| stem.to_str())
             .expect("a name");
         match read::read(name, &path, &bytes) {
-            Ok((_, warnings)) => assert_eq!(warnings, Vec::<String>::new(), "{}", path.display()),
-            Err(error) => panic!("{}: {error}", path.display()),
+            Ok(file) => assert_eq!(file.warnings, [], "{}", path.display()),
+            Err(invalid) => panic!("{}: {}", path.display(), invalid.error),
         }
     }
 }
