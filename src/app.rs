@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +13,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::{Catalog, Watch};
-use crate::catalog::{LoadError, Rules};
+use crate::catalog::{Agents, LoadError, Rules};
 use crate::config::Config;
 use crate::config::environment::process_environment;
 use crate::config::load::ConfigError;
 use crate::config::models;
-use crate::domain::agent::{Agent, BUILT_IN_TOOLS};
+use crate::engine::agent_check::AgentCheck;
 use crate::engine::context::EngineDeps;
 use crate::engine::memory::memories::Memories;
 use crate::engine::record::journal::{EventBroadcaster, Journal};
@@ -33,13 +32,12 @@ use crate::telemetry::otlp::OtlpExporter;
 use crate::telemetry::traces::SpanSender;
 use crate::tools::mcp::pool::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
-use crate::tools::shell;
 use crate::web;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::server::listener::Timeouts;
 use crate::web::server::pending::PendingLimits;
 use crate::webhooks::{self, WebhookSender};
-use crate::workdirs::registry::{OpenError, Workdirs};
+use crate::workdirs::registry::Workdirs;
 use crate::workdirs::reserved::{DaemonPaths, ReservedPaths};
 
 /// How long a client may take to send a request, or the next one on an open connection.
@@ -110,14 +108,12 @@ impl Services {
         let workdirs = Arc::new(workdirs(config)?);
         let key_names: Vec<String> = keys(config).into_keys().collect();
         let tool_registry = ToolRegistry::new(&config.tools, workdirs.reserved(), &key_names);
-        let inspect_workdir = workdir_inspector(&tool_registry, &workdirs);
+        let environment = process_environment();
+        let check = AgentCheck::new(config, &providers, &tool_registry, &workdirs, environment);
         let (dirs, rules) = (config.agents.dirs.clone(), Rules::from_config(config));
-        let catalog = Arc::new(Catalog::open_with_inspector(
-            dirs,
-            rules,
-            Box::new(inspect_workdir),
-        ));
-        warn_about_settings(config, &catalog, &tool_registry);
+        let inspector = Box::new(move |agents: &Agents| check.check(agents));
+        let catalog = Arc::new(Catalog::open_with_inspector(dirs, rules, inspector));
+        warn_about_settings(config, &catalog);
         let broadcaster = Arc::new(EventBroadcaster::default());
         let (publisher, subscribers) = (Arc::clone(&broadcaster), Arc::clone(&broadcaster));
         let store = open::open(
@@ -202,52 +198,22 @@ fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
     Ok(Workdirs::new(cwd, &config.tools.roots, reserved))
 }
 
-/// Returns the check that warns about an agent whose workdir contains the daemon's own files, or whose commands could
-/// reach them.
-fn workdir_inspector(
-    tool_registry: &ToolRegistry,
-    workdirs: &Arc<Workdirs>,
-) -> impl Fn(&Agent) -> Vec<String> + Send + Sync + use<> {
-    let workdirs = Arc::clone(workdirs);
-    let commands_unavailable = tool_registry.commands_disabled_reason().map(str::to_owned);
-    let is_sandboxed = tool_registry.is_sandboxed();
-    let tools = BUILT_IN_TOOLS.iter().copied();
-    let workdir_tools: Vec<&str> = tools
-        .filter(|tool| tool_registry.uses_workdir(tool))
-        .collect();
-    move |agent| {
-        let mut tools = agent.tools.iter().map(String::as_str);
-        let has_commands = tools.clone().any(|tool| tool == shell::tool::NAME);
-        let mut warnings: Vec<String> = Vec::new();
-        warnings.extend(commands_unavailable.clone().filter(|_| has_commands));
-        if agent.files.is_empty() && !tools.any(|tool| workdir_tools.contains(&tool)) {
-            return warnings;
-        }
-        let configured = agent.workdir.as_deref();
-        let displayed = configured.unwrap_or(Path::new(".")).display();
-        match workdirs.open(configured, None) {
-            Ok(workdir) => {
-                let exposed = workdir
-                    .exposed_path()
-                    .filter(|_| has_commands && is_sandboxed);
-                warnings.extend(exposed.map(|path| {
-                    format!(
-                        "run_command is not offered: the workdir {displayed} contains {}, which belongs to the daemon, and \
-                         commands could reach it; give the agent its own workdir",
-                        path.display()
-                    )
-                }));
-            }
-            Err(error @ OpenError::Reserved) => {
-                warnings.push(format!(
-                    "the workdir {displayed} {error}; until then its runs fail"
-                ));
-            }
-            // The directory may be created later; a run that starts before then fails.
-            Err(_) => {}
-        }
-        warnings
-    }
+/// Builds what checks agents against this configuration, without a daemon.
+///
+/// # Errors
+/// A provider cannot be built.
+pub fn agent_check(config: &Config) -> anyhow::Result<AgentCheck> {
+    let providers = ProviderRegistry::build(&config.providers)?;
+    let workdirs = Arc::new(workdirs(config)?);
+    let tool_registry = ToolRegistry::new(&config.tools, workdirs.reserved(), &[]);
+    let environment = process_environment();
+    Ok(AgentCheck::new(
+        config,
+        &providers,
+        &tool_registry,
+        &workdirs,
+        environment,
+    ))
 }
 
 fn settings(config: &Config) -> Settings {
@@ -279,7 +245,7 @@ fn keys(config: &Config) -> BTreeMap<String, Option<String>> {
 }
 
 /// Warns about settings without effect, and about an outdated model table.
-fn warn_about_settings(config: &Config, catalog: &Catalog, tool_registry: &ToolRegistry) {
+fn warn_about_settings(config: &Config, catalog: &Catalog) {
     for name in config.runs.per_agent.keys() {
         if let Err(LoadError::NotFound(_)) = catalog.current().get(name) {
             tracing::warn!("runs.per_agent limits {name}, but there is no such agent");
@@ -289,12 +255,6 @@ fn warn_about_settings(config: &Config, catalog: &Catalog, tool_registry: &ToolR
         tracing::warn!(
             "The table of models was last checked on {day}: prices and windows may have changed; a newer release of axed has a newer table"
         );
-    }
-    for (name, entry) in &catalog.current().entries {
-        let tool_names = entry.agent.iter().flat_map(|agent| &agent.tools);
-        for tool in tool_names.filter(|tool| tool_registry.get(tool).is_none()) {
-            tracing::warn!("Agent {name} lists {tool}, which this server does not offer");
-        }
     }
 }
 

@@ -42,17 +42,30 @@ pub fn collect(
         return Ok(Vec::new());
     }
     let access = WorkdirHandle::new(Arc::clone(workdir));
-    let mut search = GlobSearch {
-        access: &access,
-        matches: BTreeMap::new(),
-        visited: 0,
-    };
+    let mut search = GlobSearch::new(&access, MAX_VISITED);
     for glob in globs {
         for steps in compile(glob)? {
             search.walk(Path::new(""), "", &steps)?;
         }
     }
     read_all(&access, search.matches, max_bytes)
+}
+
+/// Whether the glob matches any file. Visits at most `visits` directory entries, and subtracts those that it visited;
+/// `None` if that is not enough to know.
+pub fn matches_any(glob: &str, workdir: &Arc<Workdir>, visits: &mut usize) -> Option<bool> {
+    let access = WorkdirHandle::new(Arc::clone(workdir));
+    let mut search = GlobSearch {
+        finds_one: true,
+        ..GlobSearch::new(&access, *visits)
+    };
+    let mut alternatives = compile(glob).ok()?.into_iter();
+    let searched = alternatives.try_for_each(|steps| search.walk(Path::new(""), "", &steps));
+    *visits = visits.saturating_sub(search.visited);
+    match search.matches.is_empty() {
+        false => Some(true),
+        true => searched.ok().map(|()| false),
+    }
 }
 
 /// Checks the syntax of a glob; the contract fixes the error texts.
@@ -143,15 +156,31 @@ struct GlobSearch<'a> {
     access: &'a WorkdirHandle,
     matches: BTreeMap<String, PathBuf>,
     visited: usize,
+    max_visited: usize,
+    /// Whether the first file that matches ends the search.
+    finds_one: bool,
 }
 
-impl GlobSearch<'_> {
+impl<'a> GlobSearch<'a> {
+    fn new(access: &'a WorkdirHandle, max_visited: usize) -> Self {
+        Self {
+            access,
+            matches: BTreeMap::new(),
+            visited: 0,
+            max_visited,
+            finds_one: false,
+        }
+    }
+
     /// Finds the files that match the steps below `dir`. `prefix` is its path as text: empty or with a trailing
     /// slash.
     fn walk(&mut self, dir: &Path, prefix: &str, steps: &[GlobSegment]) -> Result<(), String> {
         let Some((step, rest)) = steps.split_first() else {
             return Ok(());
         };
+        if self.finds_one && !self.matches.is_empty() {
+            return Ok(());
+        }
         match step {
             GlobSegment::Name(name) => {
                 self.count_visit()?;
@@ -171,7 +200,7 @@ impl GlobSearch<'_> {
                     if is_real_dir {
                         self.walk(&path, &format!("{relative}/"), steps)?;
                     } else if rest.is_empty() {
-                        self.matches.insert(relative, path);
+                        self.record(relative, path);
                     }
                 }
             }
@@ -188,7 +217,7 @@ impl GlobSearch<'_> {
         rest: &[GlobSegment],
     ) -> Result<(), String> {
         if rest.is_empty() {
-            self.matches.insert(relative, path);
+            self.record(relative, path);
             return Ok(());
         }
         let meta = self.access.metadata(&path);
@@ -196,6 +225,13 @@ impl GlobSearch<'_> {
             self.walk(&path, &format!("{relative}/"), rest)?;
         }
         Ok(())
+    }
+
+    fn record(&mut self, relative: String, path: PathBuf) {
+        let is_file = || self.access.metadata(&path).is_ok_and(|meta| meta.is_file());
+        if !self.finds_one || is_file() {
+            self.matches.insert(relative, path);
+        }
     }
 
     /// Name, path, and whether the entry is a directory and not a link. Empty for a directory that is unreadable or
@@ -222,9 +258,10 @@ impl GlobSearch<'_> {
 
     fn count_visit(&mut self) -> Result<(), String> {
         self.visited += 1;
-        match self.visited > MAX_VISITED {
+        match self.visited > self.max_visited {
             true => Err(format!(
-                "the globs visit more than {MAX_VISITED} directory entries; narrow them"
+                "the globs visit more than {} directory entries; narrow them",
+                self.max_visited
             )),
             false => Ok(()),
         }
@@ -335,7 +372,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use super::{check_glob, collect, expand_braces};
+    use super::{check_glob, collect, expand_braces, matches_any};
     use crate::workdirs::registry::Workdirs;
     use crate::workdirs::reserved::ReservedPaths;
     use crate::workdirs::workdir::Workdir;
@@ -399,6 +436,12 @@ mod tests {
         assert_eq!(names(root, &["docs/[[]x].md"]), ["docs/[x].md"]);
         assert_eq!(names(root, &["late.txt"]), ["late.txt"]);
         assert_eq!(names(root, &["docs", "nothing/*"]), Vec::<String>::new());
+
+        let matches = |glob, mut visits| matches_any(glob, &workdir(root), &mut visits);
+        assert_eq!(matches("**/*.md", 100), Some(true));
+        assert_eq!(matches("docs", 100), Some(false));
+        assert_eq!(matches("{nothing,docs}/*", 100), Some(true));
+        assert_eq!(matches("**/*.py", 3), None);
     }
 
     #[test]

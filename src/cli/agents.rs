@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 use comfy_table::{Table, presets};
 
-use crate::catalog::reload::{self, Catalog};
+use crate::catalog::reload::Catalog;
 use crate::catalog::template::template;
-use crate::catalog::{Entry, Rules, read};
+use crate::catalog::{Entry, Rules};
+use crate::cli::check::{Report, RequestedPath, check_agents};
 use crate::cli::exit::InvalidInput;
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::{agent_toml, output};
@@ -37,10 +38,13 @@ pub enum Command {
         #[command(flatten)]
         sources: Sources,
     },
-    /// Check agent files; exit code 2 if any is invalid
+    /// Check agent files against the configuration and each other; exit code 2 if any has an error
     Check {
         /// Files and directories [default: the configured directories]
         paths: Vec<PathBuf>,
+        /// Exit with code 2 on warnings, too
+        #[arg(long)]
+        strict: bool,
         #[command(flatten)]
         sources: Sources,
     },
@@ -51,7 +55,11 @@ pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
         Command::List { sources } => list(sources),
         Command::Show { name, sources } => show(&name, sources),
         Command::Init { name, sources } => init(&name, sources),
-        Command::Check { paths, sources } => check(paths, sources),
+        Command::Check {
+            paths,
+            strict,
+            sources,
+        } => check(&paths, strict, sources),
     }
 }
 
@@ -134,79 +142,13 @@ fn init(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(paths: Vec<PathBuf>, sources: Sources) -> anyhow::Result<ExitCode> {
-    let (paths, rules) = if paths.is_empty() {
-        let config = load_quiet_config(&sources.flags())?;
-        let rules = Rules::from_config(&config);
-        (config.agents.dirs, rules)
-    } else {
-        (paths, Rules::default())
-    };
-    let mut invalid = 0;
-    let mut checked = 0;
-    for path in &paths {
-        for (file, result) in check_files(path, rules)? {
-            checked += 1;
-            match result {
-                Ok(warnings) => {
-                    output::print_line(format_args!("{}: ok", file.display()))?;
-                    for warning in warnings {
-                        output::print_line(format_args!("{}: warning: {warning}", file.display()))?;
-                    }
-                }
-                Err(error) => {
-                    invalid += 1;
-                    output::print_line(format_args!("{}: error: {error}", file.display()))?;
-                }
-            }
-        }
-    }
-    if checked == 0 {
-        output::eprint_line(format_args!(
-            "axed: no agent files in {}",
-            join_paths(&paths)
-        ));
-    }
-    Ok(ExitCode::from(if invalid > 0 { 2 } else { 0 }))
-}
-
-const INVALID_FILE_NAME: &str = "the file's name is no agent's name: 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a \
-                       letter or a digit";
-
-type FileCheck = (PathBuf, Result<Vec<String>, String>);
-
-fn check_files(path: &Path, rules: Rules) -> anyhow::Result<Vec<FileCheck>> {
-    if path.is_dir() {
-        let agents = Catalog::open(vec![path.to_owned()], rules).current();
-        let entries = agents.entries.values().map(|entry| {
-            let result = match &entry.error {
-                Some(error) => Err(error.to_string()),
-                None => Ok(entry.warnings.clone()),
-            };
-            (entry.path.clone(), result)
-        });
-        // The catalogue skips these, but the check reports why an agent is missing.
-        let files = reload::list_agent_files(path)
-            .map_err(|error| InvalidInput(format!("could not read {}: {error}", path.display())))?;
-        let misnamed = files.into_iter().filter(|file| agent_name(file).is_none());
-        let misnamed = misnamed.map(|file| (file, Err(INVALID_FILE_NAME.to_owned())));
-        return Ok(entries.chain(misnamed).collect());
-    }
-    let bytes = std::fs::read(path)
-        .map_err(|error| InvalidInput(format!("could not read {}: {error}", path.display())))?;
-    let result = match agent_name(path) {
-        Some(name) => read::read(name, path, &bytes)
-            .map(|(_, warnings)| warnings)
-            .map_err(|error| error.to_string()),
-        None => Err(INVALID_FILE_NAME.to_owned()),
-    };
-    Ok(vec![(path.to_owned(), result)])
-}
-
-/// The agent name that a file name stands for, if it is valid.
-fn agent_name(file: &Path) -> Option<&str> {
-    let stem = file.file_stem()?.to_str()?;
-    is_agent_name(stem).then_some(stem)
+fn check(paths: &[PathBuf], strict: bool, sources: Sources) -> anyhow::Result<ExitCode> {
+    let config = load_quiet_config(&sources.flags())?;
+    let requested = paths.iter().map(|path| RequestedPath::new(path));
+    let requested = requested.collect::<anyhow::Result<Vec<_>>>()?;
+    let mut report = Report::default();
+    check_agents(&mut report, &config, &requested)?;
+    Ok(report.finish(strict))
 }
 
 fn join_paths(dirs: &[PathBuf]) -> String {

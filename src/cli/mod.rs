@@ -10,6 +10,7 @@ use crate::tools::shell::supervisor;
 
 mod agent_toml;
 mod agents;
+mod check;
 mod client;
 mod data;
 mod demo;

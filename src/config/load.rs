@@ -79,8 +79,7 @@ pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigEr
         config_dir: config_dir.to_owned(),
         config_file: file.unwrap_or_else(|| DEFAULT_FILE.into()),
     };
-    let (config, more) =
-        table_reader::read_table(table, SAMPLE, |top| read_config(top, &context));
+    let (config, more) = table_reader::read_table(table, SAMPLE, |top| read_config(top, &context));
     problems.extend(more);
     problems.extend(webhook_secret_problems(&config, environment));
     match problems.is_empty() {

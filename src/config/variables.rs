@@ -3,7 +3,7 @@
 
 use secrecy::ExposeSecret;
 
-use crate::config::document::{self, Node, Origin, Problem, Table, Value};
+use crate::config::document::{self, Node, Origin, Problem, ProblemKind, Table, Value};
 use crate::config::environment::{Environment, env_value, variable_name};
 use crate::config::secrets::{SecretError, read_secret, without_file_suffix};
 
@@ -63,7 +63,8 @@ pub(in crate::config) fn secret_problem(error: SecretError) -> Problem {
     Problem {
         origin: Origin::External(error.variable),
         text: error.reason,
-        is_rule_violation: false,
+        hint: None,
+        kind: ProblemKind::Malformed,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Runs agents: the loop, delegation, budgets, the record. Knows nothing of HTTP and nothing of storage engines.
 
 pub mod admission;
+pub mod agent_check;
 pub mod approval;
 pub mod blocking;
 pub mod cancel;

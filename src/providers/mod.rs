@@ -49,6 +49,11 @@ pub trait Provider: Send + Sync + 'static {
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
 
+    /// The only models that it has, sorted; `None` if they are not known.
+    fn model_names(&self) -> Option<Vec<String>> {
+        None
+    }
+
     /// `None` if the service has no batch API.
     fn batch_provider(&self) -> Option<&dyn BatchProvider> {
         None

@@ -183,6 +183,11 @@ impl ProviderRegistry {
         self.providers.contains_key(name)
     }
 
+    /// The names of all providers, usable or not.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.providers.keys().map(String::as_str)
+    }
+
     /// The names that errors list, separated by commas.
     pub fn supported_names(&self) -> String {
         BUILT_IN

@@ -121,6 +121,10 @@ impl ScriptedProvider {
 }
 
 impl Provider for ScriptedProvider {
+    fn model_names(&self) -> Option<Vec<String>> {
+        Some(self.scripts.keys().cloned().collect())
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,

@@ -21,7 +21,7 @@ use crate::fair::fair_semaphore::FairSemaphore;
 use crate::tools::web::html;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
-const NAME: &str = "web_search";
+pub const NAME: &str = "web_search";
 const DESCRIPTION: &str = "Search the web. Gives up to ten results, each with its title, address and a short text. To read a \
                      page, fetch its address with url_fetch, where that is offered.";
 /// Where Brave's API expects its key (api-dashboard.search.brave.com).

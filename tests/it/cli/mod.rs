@@ -1,5 +1,6 @@
 //! The commands.
 
+mod checks;
 mod commands;
 mod home;
 mod runs;

@@ -349,7 +349,7 @@ async fn without_allow_commands_the_tool_is_valid_but_not_offered() {
         .spawn()
         .await;
     app.daemon
-        .wait_for_log("Agent worker lists run_command, which this server does not offer")
+        .wait_for_log("tools lists run_command, which this server does not offer")
         .await;
     let reported = reported(&app, &["touch here"]).await;
     assert_eq!(reported, ["error: Unknown tool: \"run_command\""]);

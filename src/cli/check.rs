@@ -1,0 +1,160 @@
+//! Checks files and prints their problems as lines that editors and scripts understand: `<file>:<line>:<column>: error: …`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use crate::app;
+use crate::catalog::reload::{self, Catalog, Inspector};
+use crate::catalog::{Agents, Rules};
+use crate::cli::exit::InvalidInput;
+use crate::cli::output;
+use crate::config::Config;
+use crate::config::document::{Problem, ProblemKind};
+
+/// Prints problems on stdout, and counts them.
+#[derive(Default)]
+pub struct Report {
+    files: usize,
+    errors: usize,
+    warnings: usize,
+}
+
+impl Report {
+    /// Prints the file's problems, or that it has none.
+    pub fn add_file<'p>(
+        &mut self,
+        file: &str,
+        problems: impl IntoIterator<Item = &'p Problem>,
+    ) -> anyhow::Result<()> {
+        self.files += 1;
+        let mut problems = problems.into_iter().peekable();
+        if problems.peek().is_none() {
+            output::print_line(format_args!("{file}: ok"))?;
+        }
+        for problem in problems {
+            match problem.is_error() {
+                true => self.errors += 1,
+                false => self.warnings += 1,
+            }
+            output::print_line(format_args!("{}", problem.format_with_severity(file)))?;
+        }
+        Ok(())
+    }
+
+    /// Prints the sum on stderr. The exit code is 2 if there are errors, or, if `strict`, warnings.
+    pub fn finish(self, strict: bool) -> ExitCode {
+        let Self {
+            files,
+            errors,
+            warnings,
+        } = self;
+        let count = |number: usize, noun: &str| match number {
+            1 => format!("1 {noun}"),
+            _ => format!("{number} {noun}s"),
+        };
+        output::eprint_line(format_args!(
+            "axed: {} checked: {}, {}",
+            count(files, "file"),
+            count(errors, "error"),
+            count(warnings, "warning")
+        ));
+        match errors > 0 || (strict && warnings > 0) {
+            true => ExitCode::from(2),
+            false => ExitCode::SUCCESS,
+        }
+    }
+}
+
+/// Checks agent files against the configuration, and against each other.
+pub fn check_agents(
+    report: &mut Report,
+    config: &Config,
+    requested: &[RequestedPath],
+) -> anyhow::Result<()> {
+    let mut dirs: Vec<PathBuf> = requested.iter().map(|it| it.dir.clone()).collect();
+    dirs.extend(config.agents.dirs.iter().cloned());
+    remove_duplicates(&mut dirs);
+    let inspector: Box<Inspector> = match app::agent_check(config) {
+        Ok(check) => Box::new(move |agents: &Agents| check.check(agents)),
+        Err(error) => {
+            let file = config.config_file.display().to_string();
+            let problem = Problem::of_file(ProblemKind::RuleViolation, error.to_string());
+            report.add_file(&file, [&problem])?;
+            Box::new(|_| BTreeMap::new())
+        }
+    };
+    let rules = Rules::from_config(config);
+    let agents = Catalog::open_with_inspector(dirs.clone(), rules, inspector).current();
+    let mut files: BTreeMap<&Path, Vec<&Problem>> = BTreeMap::new();
+    for entry in agents.entries.values() {
+        let problems = entry.problems.iter().chain(&entry.warnings);
+        files.insert(&entry.path, problems.collect());
+    }
+    for (path, problem) in &agents.ignored_files {
+        files.insert(path, vec![problem]);
+    }
+    let is_requested =
+        |path: &Path| requested.is_empty() || requested.iter().any(|it| it.has(path));
+    files.retain(|path, _| is_requested(path));
+    for (path, problems) in &mut files {
+        problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+        let path = path.strip_prefix(".").unwrap_or(path);
+        report.add_file(&path.display().to_string(), problems.iter().copied())?;
+    }
+    if files.is_empty() {
+        let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+        output::eprint_line(format_args!("axed: no agent files in {}", dirs.join(", ")));
+    }
+    Ok(())
+}
+
+/// A file or directory that the user named.
+pub struct RequestedPath {
+    dir: PathBuf,
+    /// `None`: all files of the directory.
+    file: Option<PathBuf>,
+}
+
+impl RequestedPath {
+    /// # Errors
+    /// The path cannot be read, or is a file that no agent can have.
+    pub fn new(path: &Path) -> anyhow::Result<Self> {
+        let unreadable =
+            |error| InvalidInput(format!("could not read {}: {error}", path.display()));
+        if fs::metadata(path).map_err(unreadable)?.is_dir() {
+            reload::list_agent_files(path).map_err(unreadable)?;
+            let dir = path.to_owned();
+            return Ok(Self { dir, file: None });
+        }
+        fs::File::open(path).map_err(unreadable)?;
+        if !reload::is_toml(path) {
+            let path = path.display();
+            let text = format!("{path} is no agent file: the file of an agent is <name>.toml");
+            return Err(InvalidInput(text).into());
+        }
+        let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        Ok(Self {
+            dir: parent.unwrap_or(Path::new(".")).to_owned(),
+            file: path.file_name().map(PathBuf::from),
+        })
+    }
+
+    fn has(&self, path: &Path) -> bool {
+        let name = path.file_name().map(Path::new);
+        path.parent() == Some(&self.dir)
+            && self.file.as_deref().is_none_or(|file| name == Some(file))
+    }
+}
+
+/// Keeps the first of several paths of one directory, which would otherwise hide its own files.
+fn remove_duplicates(dirs: &mut Vec<PathBuf>) {
+    let mut seen = Vec::new();
+    dirs.retain(|dir| {
+        let resolved = fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
+        let is_new = !seen.contains(&resolved);
+        seen.push(resolved);
+        is_new
+    });
+}

@@ -1,0 +1,457 @@
+//! Finds what would go wrong in runs of the agents on this server: what they name and the server does not have. Blocking
+//! I/O with a limit.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::catalog::reload::Catalog;
+use crate::catalog::{Agents, Entry, context_files, prompt};
+use crate::config::Config;
+use crate::config::document::{Problem, ProblemKind};
+use crate::config::environment::Environment;
+use crate::config::models::Models;
+use crate::config::positions::item;
+use crate::config::secrets::{is_process_secret_set, is_secret_set};
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
+use crate::domain::mcp::{McpServer, McpTransport};
+use crate::domain::suggestion;
+use crate::engine::blocking::run_blocking;
+use crate::providers::registry::{ProviderRegistry, ProviderUnavailable};
+use crate::tools::registry::ToolRegistry;
+use crate::tools::{shell, web};
+use crate::workdirs::registry::{OpenError, Workdirs};
+use crate::workdirs::workdir::Workdir;
+
+/// Directory entries that the globs of all agents may visit in one check. Globs beyond it are not checked.
+const MAX_VISITS: usize = 50_000;
+
+/// How long a request waits for a new check. Later, it gets the result of the last one.
+const INSPECTION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The agents, with the warnings that hold now: files that they name can come and go without a reload. At most one check
+/// runs at a time.
+pub async fn inspected_agents(catalog: &Arc<Catalog>) -> Arc<Agents> {
+    let inspected = Arc::clone(catalog);
+    let inspection = run_blocking(move || inspected.refresh_warnings());
+    // If the disk is slow, the check ends later, for the next request.
+    let _ = tokio::time::timeout(INSPECTION_TIMEOUT, inspection).await;
+    catalog.current()
+}
+
+/// Where the system searches programs if PATH is not set.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// What this server offers to agents.
+pub struct AgentCheck {
+    /// By name.
+    providers: BTreeMap<String, ProviderState>,
+    supported_providers: String,
+    models: Models,
+    /// `[runs] max_tree`
+    max_tree: usize,
+    /// `[server] max_timeout`
+    max_timeout: Duration,
+    /// The built-in tools that are not offered, with the reason or what to do.
+    missing_tools: BTreeMap<&'static str, String>,
+    /// The tools that work in a workdir.
+    workdir_tools: Vec<&'static str>,
+    is_sandboxed: bool,
+    workdirs: Arc<Workdirs>,
+    config_dir: PathBuf,
+    environment: Environment,
+    /// `[webhooks] secret_env`
+    webhook_secret_env: Option<String>,
+}
+
+struct ProviderState {
+    /// Why it cannot take requests.
+    unavailable: Option<ProviderUnavailable>,
+    is_free: bool,
+    /// Its only models, if they are known.
+    models: Option<Vec<String>>,
+}
+
+impl AgentCheck {
+    pub fn new(
+        config: &Config,
+        providers: &ProviderRegistry,
+        tool_registry: &ToolRegistry,
+        workdirs: &Arc<Workdirs>,
+        environment: Environment,
+    ) -> Self {
+        let state = |name: &str| {
+            let state = match providers.get(name) {
+                Ok(handle) => ProviderState {
+                    unavailable: None,
+                    is_free: handle.is_free,
+                    models: handle.provider.model_names(),
+                },
+                Err(why) => ProviderState {
+                    unavailable: Some(why),
+                    is_free: false,
+                    models: None,
+                },
+            };
+            (name.to_owned(), state)
+        };
+        let missing = BUILT_IN_TOOLS.iter().copied();
+        let missing = missing.filter(|tool| tool_registry.get(tool).is_none());
+        let tools = BUILT_IN_TOOLS.iter().copied();
+        Self {
+            providers: providers.names().map(state).collect(),
+            supported_providers: providers.supported_names(),
+            models: config.models.clone(),
+            max_tree: config.runs.max_tree,
+            max_timeout: config.server.max_timeout,
+            missing_tools: missing
+                .map(|tool| (tool, missing_tool(tool, tool_registry)))
+                .collect(),
+            workdir_tools: tools
+                .filter(|tool| tool_registry.uses_workdir(tool))
+                .collect(),
+            is_sandboxed: tool_registry.is_sandboxed(),
+            workdirs: Arc::clone(workdirs),
+            config_dir: config.config_dir.clone(),
+            environment,
+            webhook_secret_env: config.webhooks.secret_env.clone(),
+        }
+    }
+
+    /// The problems of all current definitions, by agent.
+    pub fn check(&self, agents: &Agents) -> BTreeMap<String, Vec<Problem>> {
+        let mut visits = MAX_VISITS;
+        let mut problems = BTreeMap::new();
+        for (name, entry) in &agents.entries {
+            if let Some(agent) = &entry.agent {
+                let mut check = EntryCheck {
+                    server: self,
+                    agents,
+                    entry,
+                    agent,
+                    problems: Vec::new(),
+                };
+                check.run(&mut visits);
+                problems.insert(name.clone(), check.problems);
+            }
+        }
+        problems
+    }
+}
+
+/// Why the server does not offer the tool, and how it would.
+fn missing_tool(tool: &str, tool_registry: &ToolRegistry) -> String {
+    let advice = match (tool, tool_registry.commands_disabled_reason()) {
+        (shell::tool::NAME, Some(reason)) => return reason.to_owned(),
+        (shell::tool::NAME, None) => "set allow_commands = true in [tools]",
+        (web::search::NAME, _) => "configure a search service in [tools.web_search]",
+        _ => "remove it",
+    };
+    format!(
+        "tools lists {tool}, which this server does not offer; {advice} of the server's configuration"
+    )
+}
+
+/// The check of one agent.
+struct EntryCheck<'a> {
+    server: &'a AgentCheck,
+    agents: &'a Agents,
+    entry: &'a Entry,
+    agent: &'a Agent,
+    problems: Vec<Problem>,
+}
+
+impl EntryCheck<'_> {
+    fn run(&mut self, visits: &mut usize) {
+        for (path, model) in models(self.agent) {
+            self.check_model(&path, model);
+        }
+        self.check_prices();
+        self.check_limits();
+        self.check_sub_agents();
+        for tool in &self.agent.tools {
+            if let Some(text) = self.server.missing_tools.get(tool.as_str()) {
+                self.warn(&item("tools", tool), text.clone());
+            }
+        }
+        self.check_skill();
+        self.check_files(visits);
+        for (index, server) in self.agent.mcp_servers.iter().enumerate() {
+            self.check_mcp_server(&format!("mcp_servers[{index}]"), server);
+        }
+        self.check_webhook();
+    }
+
+    fn warn(&mut self, path: &str, text: String) {
+        self.warn_with_hint(path, text, None);
+    }
+
+    fn warn_with_hint(&mut self, path: &str, text: String, hint: Option<String>) {
+        let problem = self.entry.positions.warning(path, text);
+        self.problems.push(problem.with_hint(hint));
+    }
+
+    fn check_model(&mut self, path: &str, model: &ModelRef) {
+        let ModelRef {
+            provider,
+            model: name,
+        } = model;
+        let Some(state) = self.server.providers.get(provider) else {
+            let supported = &self.server.supported_providers;
+            let text = format!(
+                "{}: unsupported provider \"{provider}\": supported providers are {supported}",
+                key_of(path)
+            );
+            let known = self.server.providers.keys().map(String::as_str);
+            let problem = self
+                .entry
+                .positions
+                .problem(path, text, ProblemKind::Unusable);
+            self.problems
+                .push(problem.with_hint(did_you_mean(provider, known)));
+            return;
+        };
+        let is_given = self.agent.allow_provider_keys
+            && matches!(
+                state.unavailable,
+                Some(ProviderUnavailable::MissingKey { .. })
+            );
+        if let (Some(why), false) = (&state.unavailable, is_given) {
+            self.warn(path, format!("{}: {why}", key_of(path)));
+        }
+        let known = state.models.iter().flatten();
+        if state.models.is_some() && !known.clone().any(|known| known == name) {
+            let names: Vec<&str> = known.map(String::as_str).collect();
+            let text = format!("{}: there is no script for {model}", key_of(path));
+            let hint = did_you_mean(name, names.iter().copied()).unwrap_or_else(|| {
+                match names.is_empty() {
+                    true => format!("set [providers.{provider}] scripts in the configuration"),
+                    false => format!("scripts exist for {}", names.join(", ")),
+                }
+            });
+            self.warn_with_hint(path, text, Some(hint));
+        }
+    }
+
+    /// Models without a price, if costs are limited: nothing is counted for them.
+    fn check_prices(&mut self) {
+        if self.agent.budget.max_cost.is_none() {
+            return;
+        }
+        let entries = &self.agents.entries;
+        let sub_agents = self.agent.sub_agents.iter();
+        let sub_agents =
+            sub_agents.filter_map(|name| entries.get(name).and_then(|it| it.agent.as_ref()));
+        let own = models(self.agent).into_iter();
+        let all = own.chain(sub_agents.flat_map(|agent| models(agent)));
+        let mut unpriced: Vec<&ModelRef> = all.map(|(_, model)| model).collect();
+        unpriced.retain(|model| {
+            let provider = self.server.providers.get(&model.provider);
+            provider.is_some_and(|it| !it.is_free) && self.server.models.price(model).is_none()
+        });
+        unpriced.sort_unstable_by_key(|model| model.to_string());
+        unpriced.dedup();
+        for model in unpriced {
+            let text = format!(
+                "budget.max_cost_usd is set, but the price of {model} is not known, so that nothing is counted for it; add \
+                 [prices.\"{model}\"] to the server's configuration"
+            );
+            self.warn("budget.max_cost_usd", text);
+        }
+    }
+
+    fn check_limits(&mut self) {
+        let max_runs = u64::try_from(self.server.max_tree).unwrap_or(u64::MAX);
+        if let Some(runs) = self.agent.budget.max_runs.filter(|runs| *runs > max_runs) {
+            let text = format!(
+                "budget.max_runs is {runs}, but the server lets a tree have {max_runs} runs (runs.max_tree)"
+            );
+            self.warn("budget.max_runs", text);
+        }
+        let max_timeout = self.server.max_timeout;
+        if let Some(timeout) = self.agent.timeout.filter(|time| *time > max_timeout) {
+            let text = format!(
+                "timeout is {} seconds, but the server lets a run have {} (server.max_timeout)",
+                timeout.as_secs(),
+                max_timeout.as_secs()
+            );
+            self.warn("timeout", text);
+        }
+    }
+
+    fn check_sub_agents(&mut self) {
+        for name in self.agent.sub_agents.iter().filter(|it| is_agent_name(it)) {
+            let path = item("sub_agents", name);
+            match self.agents.entries.get(name) {
+                Some(entry) if entry.agent.is_some() => {}
+                Some(entry) => {
+                    let file = entry.path.display();
+                    let text = format!("sub_agents names \"{name}\", whose file {file} has errors");
+                    self.warn(&path, text);
+                }
+                None => {
+                    let text = format!("sub_agents names \"{name}\", but there is no such agent");
+                    let known = self.agents.entries.keys().map(String::as_str);
+                    let hint = did_you_mean(name, known.filter(|it| *it != self.agent.name));
+                    self.warn_with_hint(&path, text, hint);
+                }
+            }
+        }
+    }
+
+    fn check_skill(&mut self) {
+        let Some(skill) = &self.agent.skill else {
+            return;
+        };
+        let path = prompt::skill_path(skill, &self.server.config_dir);
+        let is_file = fs::metadata(&path).is_ok_and(|meta| meta.is_file());
+        if !is_file {
+            let path = path.display();
+            self.warn(
+                "skill",
+                format!("skill not found: {path}; runs fail without it"),
+            );
+        }
+    }
+
+    fn check_files(&mut self, visits: &mut usize) {
+        let mut tools = self.agent.tools.iter().map(String::as_str);
+        let uses_files = !self.agent.files.is_empty()
+            || tools.any(|tool| self.server.workdir_tools.contains(&tool));
+        let configured = self.agent.workdir.as_deref();
+        if !uses_files && configured.is_none() {
+            return;
+        }
+        let shown = configured.unwrap_or(Path::new(".")).display().to_string();
+        match self.server.workdirs.open(configured, None) {
+            Ok(workdir) => {
+                self.check_commands(&shown, &workdir);
+                self.check_globs(&shown, &workdir, visits);
+            }
+            Err(error @ OpenError::Reserved) => self.warn(
+                "workdir",
+                format!("the workdir {shown} {error}; until then its runs fail"),
+            ),
+            Err(error) => {
+                let text = format!("the workdir {shown} {error}; runs that need it fail");
+                self.warn("workdir", text);
+            }
+        }
+    }
+
+    /// Commands must not reach the daemon's own files.
+    fn check_commands(&mut self, shown: &str, workdir: &Workdir) {
+        let command = shell::tool::NAME.to_owned();
+        if !self.agent.tools.contains(&command) || !self.server.is_sandboxed {
+            return;
+        }
+        if let Some(path) = workdir.exposed_path() {
+            let text = format!(
+                "run_command is not offered: the workdir {shown} contains {}, which belongs to the daemon, and commands could \
+                 reach it; give the agent its own workdir",
+                path.display()
+            );
+            self.warn(&item("tools", &command), text);
+        }
+    }
+
+    fn check_globs(&mut self, shown: &str, workdir: &Arc<Workdir>, visits: &mut usize) {
+        for glob in &self.agent.files {
+            let is_outside = context_files::is_outside_workdir(glob);
+            if !is_outside && context_files::matches_any(glob, workdir, visits) == Some(false) {
+                let text =
+                    format!("files has \"{glob}\", which matches no file in the workdir {shown}");
+                self.warn(&item("files", glob), text);
+            }
+        }
+    }
+
+    fn check_mcp_server(&mut self, path: &str, server: &McpServer) {
+        let name = &server.name;
+        let (templates, table) = match &server.transport {
+            McpTransport::Stdio { command, env, .. } => {
+                if !self.is_program(command) {
+                    let text = match command.contains('/') {
+                        true => format!("MCP server {name}: there is no program {command}"),
+                        false => {
+                            format!("MCP server {name}: there is no program \"{command}\" in PATH")
+                        }
+                    };
+                    self.warn(&format!("{path}.command"), text);
+                }
+                (env, "env")
+            }
+            McpTransport::StreamableHttp { headers, .. } => (headers, "headers"),
+        };
+        for (key, template) in templates {
+            // Only whether they are set matters.
+            let environment = &self.server.environment;
+            let is_set =
+                |name: &str| environment.contains_key(name) || is_secret_set(environment, name);
+            let lookup = |name: &str| is_set(name).then_some("");
+            if let Err(variable) = template.expand(lookup) {
+                let text =
+                    format!("MCP server {name}: the environment variable {variable} is not set");
+                self.warn(&format!("{path}.{table}.{key}"), text);
+            }
+        }
+    }
+
+    /// Whether this is a program: searched in PATH if it has no slash, as when the server is started.
+    fn is_program(&self, command: &str) -> bool {
+        let is_executable = |path: PathBuf| {
+            let meta = fs::metadata(path);
+            meta.is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+        };
+        if command.contains('/') {
+            return is_executable(PathBuf::from(command));
+        }
+        let path = self.server.environment.get("PATH");
+        let mut dirs = path.map_or(DEFAULT_PATH, String::as_str).split(':');
+        dirs.any(|dir| is_executable(Path::new(dir).join(command)))
+    }
+
+    fn check_webhook(&mut self) {
+        let Some(webhook) = &self.agent.webhook else {
+            return;
+        };
+        let own = webhook.secret_env.as_ref();
+        match own.or(self.server.webhook_secret_env.as_ref()) {
+            Some(variable) if !is_process_secret_set(variable) => {
+                let text = format!(
+                    "the environment variable {variable} with the webhook's secret is not set, so that nothing is sent"
+                );
+                self.warn("webhook.secret_env", text);
+            }
+            Some(_) => {}
+            None => {
+                let text = "webhook has no secret, so that nothing is sent; set secret_env here, or in [webhooks] of the server's \
+                            configuration";
+                self.warn("webhook", text.to_owned());
+            }
+        }
+    }
+}
+
+/// The models that an agent's file names, with their paths.
+fn models(agent: &Agent) -> Vec<(String, &ModelRef)> {
+    let fallbacks = agent.fallback_models.iter();
+    let fallbacks = fallbacks.map(|it| (item("fallback_models", &it.to_string()), it));
+    let ad_hoc = agent.subagent.iter().flat_map(|it| &it.model);
+    let ad_hoc = ad_hoc.map(|it| ("subagent.model".to_owned(), it));
+    let own = std::iter::once(("model".to_owned(), &agent.model));
+    own.chain(fallbacks).chain(ad_hoc).collect()
+}
+
+/// The path without the item of its list.
+fn key_of(path: &str) -> &str {
+    path.split('[').next().unwrap_or(path)
+}
+
+fn did_you_mean<'k>(typed: &str, known: impl IntoIterator<Item = &'k str>) -> Option<String> {
+    suggestion::closest(typed, known).map(|name| format!("did you mean \"{name}\"?"))
+}
