@@ -5,6 +5,7 @@ mod architecture;
 mod cli;
 mod config;
 mod delegation;
+mod docs;
 mod faults;
 mod hostile;
 mod http;
