@@ -20,6 +20,6 @@ pub trait RunStore:
     /// The number of transactions committed since the store was opened.
     fn commit_count(&self) -> u64;
 
-    /// Commits what is queued and closes; later calls fail with [`StoreError::Closed`].
+    /// Commits the queued writes and closes; later calls fail with [`StoreError::Closed`].
     fn close(&self) -> BoxFuture<'_, ()>;
 }

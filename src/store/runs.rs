@@ -40,10 +40,10 @@ pub trait RunRecords: Send + Sync + 'static {
     /// Sets the callback for failed fire-and-forget writes. Only the first call has an effect.
     fn on_write_failed(&self, callback: WriteFailedFn);
 
-    /// Accepts writes to these trees again. They continue from what is committed.
+    /// Accepts writes to these trees again. They continue from the last commit.
     fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// One run, as committed. `tree` of a run that has not ended is the sum of what is committed below it.
+    /// One run, as committed. `tree` of a run that has not ended is the sum of the committed usage below it.
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
 
     /// A page of runs, newest first. It ends early with the run that reaches [`PAGE_BYTES`], or when the search has read as

@@ -1,4 +1,4 @@
-//! Pauses a tree that only waits: the time of its paused runs stands still, and its root's permit is given back.
+//! Pauses a tree that only waits: the time limits of its paused runs are suspended, and its root's permit is released.
 
 use std::pin::pin;
 

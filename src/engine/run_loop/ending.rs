@@ -1,4 +1,4 @@
-//! How the loop of a run ends, and what is kept of it until then.
+//! The end of a run's loop, and the state that is kept until then.
 
 use jiff::Timestamp;
 
@@ -30,7 +30,7 @@ impl LoopState {
     }
 }
 
-/// How the loop ended, and what is still to be recorded.
+/// The outcome of the loop, with the steps that are not recorded yet.
 pub struct Ending {
     /// An error if the record could not be written or read.
     pub outcome: Result<LoopOutcome, StoreError>,

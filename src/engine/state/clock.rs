@@ -18,7 +18,7 @@ pub struct Clock {
 #[derive(Debug)]
 pub struct PauseChange {
     pub transition: Option<Transition>,
-    /// What is to be recorded of the run.
+    /// The change to record for the run.
     pub record: Option<Change>,
 }
 

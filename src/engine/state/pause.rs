@@ -1,5 +1,5 @@
 //! Whether a run is paused, as a state machine. A run is paused while at least one of its calls waits and none runs; its
-//! time then stands still.
+//! time limit is then paused.
 
 use tokio::time::Instant;
 

@@ -54,7 +54,7 @@ impl Tree {
     }
 }
 
-/// Whether a failed write suspended the tree, and what is kept until it is resumed.
+/// Whether a failed write suspended the tree, and the state that is kept until it is resumed.
 #[derive(Debug, Default)]
 pub struct TreeSuspension {
     is_suspended: AtomicBool,

@@ -1,5 +1,5 @@
 //! Trees with a failed fire-and-forget write. Later writes are rejected, so that the record has no gap, until the owner has
-//! stopped the tree and resumes it from what is committed.
+//! stopped the tree and resumes it from the last commit.
 
 use std::collections::HashSet;
 

@@ -38,7 +38,7 @@ pub enum Task {
     ClearFailed(Vec<RunId>),
     /// Writes to the database and returns 0.
     Check,
-    /// Commits what is queued, and ends after these reader threads have ended.
+    /// Commits the queued writes, and ends after these reader threads have ended.
     Close(Vec<JoinHandle<()>>),
 }
 

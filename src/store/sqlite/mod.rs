@@ -359,7 +359,7 @@ impl RunStore for SqliteStore {
 }
 
 impl Drop for SqliteStore {
-    /// Commits what is queued and releases the lock, if the store was not closed before.
+    /// Commits the queued writes and releases the lock, if the store was not closed before.
     fn drop(&mut self) {
         let readers = self.readers.close();
         let (closed, _) = mpsc::channel(1);

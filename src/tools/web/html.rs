@@ -282,7 +282,7 @@ impl<'a> MarkdownWriter<'a> {
         self.output.push_str(mark);
     }
 
-    /// A mark that stands by itself.
+    /// A mark without content.
     fn push_standalone(&mut self, mark: &str) {
         self.needs_space = false;
         self.flush_pending();

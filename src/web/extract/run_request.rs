@@ -26,10 +26,10 @@ use crate::web::extract::request_body::RequestBody;
 use crate::web::json_pointer;
 use crate::web::state::Settings;
 
-/// Most characters of a label's key and of its value.
+/// Maximum characters of a label's key and of its value.
 const MAX_LABEL_KEY: usize = 64;
 const MAX_LABEL_VALUE: usize = 256;
-/// Most bytes of a path: the kernel's own bound.
+/// Maximum bytes of a path, which is the kernel's limit.
 const MAX_PATH: usize = 4096;
 
 /// The wish that a body says.

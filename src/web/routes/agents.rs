@@ -1,4 +1,4 @@
-//! `/agents`: what is in force, what is broken, and what agents remember.
+//! `/agents`: definitions, errors in files, memories.
 
 use std::borrow::Cow;
 

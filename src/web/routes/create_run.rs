@@ -27,8 +27,8 @@ use crate::web::routes::{events, runs};
 use crate::web::state::{AppState, Settings};
 use crate::web::wait;
 
-/// Accepts a run: 202 with the run as it stands, 200 where it ended while the caller waited, or its events where the
-/// caller wants a stream. A repeated `Idempotency-Key` is answered in the same way with the run of the first time.
+/// Accepts a run: 202 with its current state, 200 if it ended while the client waited, or an event stream if the client
+/// accepts one. A repeated `Idempotency-Key` gets the same responses for the run of the first request.
 pub async fn create(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
@@ -37,7 +37,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, Problem> {
     let owner = principal.key_name().map(str::to_owned);
-    // Boxed, like the start below: what is done with while a caller waits is not kept.
+    // Boxed, like the start below, so that a waiting client keeps none of its memory.
     let ParsedRequest {
         body,
         response_mode,
@@ -91,14 +91,14 @@ pub async fn create(
     }
 }
 
-/// Where the caller stands in a trace; what is not in order, or said twice, counts as not said.
+/// The trace context of the client; `None` if the header is missing, invalid or repeated.
 fn trace_context(headers: &HeaderMap) -> Option<Box<TraceContext>> {
     let mut values = headers.get_all("traceparent").iter();
     let context = TraceContext::parse(values.next()?.to_str().ok()?)?;
     values.next().is_none().then(|| Box::new(context))
 }
 
-/// What that run would be. Calls no model.
+/// Shows the run that this request would start. Requests no model.
 pub async fn dry_run(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
@@ -114,19 +114,19 @@ pub async fn dry_run(
     ))
 }
 
-/// How the caller wants to be answered.
+/// The form of the response.
 enum ResponseMode {
-    /// With the run, when it has ended or after so long.
+    /// The run, once it has ended or this time is over.
     Run { wait: Duration },
-    /// With its events.
+    /// An event stream.
     Stream,
 }
 
-/// A request that was read. It holds nothing of the connection's read buffer: thousands of callers may wait.
+/// A parsed request. It holds nothing of the connection's read buffer, since thousands of clients may wait.
 struct ParsedRequest {
     body: RequestBody,
     response_mode: ResponseMode,
-    /// The idempotency key, with what tells this body from another's.
+    /// The idempotency key with the fingerprint of the body.
     idempotency_key: Option<(String, [u8; 32])>,
     trace: Option<Box<TraceContext>>,
     provider_keys: Keys,
@@ -169,7 +169,7 @@ impl ParsedRequest {
     }
 }
 
-/// The run in the manner that the caller wants.
+/// The response in the requested mode.
 async fn respond(
     state: &AppState,
     links: &str,
@@ -194,7 +194,7 @@ async fn respond(
     Ok(response)
 }
 
-/// The run that the key stands for.
+/// The run that the idempotency key belongs to.
 async fn replay(
     state: &AppState,
     links: &str,

@@ -1,4 +1,4 @@
-//! A daemon of one's own with a fake provider behind it, in a temporary directory.
+//! A daemon with a fake provider, in a temporary directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,11 +17,11 @@ use crate::support::{eventually, within_timeout};
 
 /// A daemon, its provider and its files.
 pub struct TestApp {
-    /// What the daemon's models are.
+    /// The provider of the daemon's models.
     pub provider: FakeProvider,
     /// The daemon.
     pub daemon: Daemon,
-    /// Talks to it.
+    /// The HTTP client of the story.
     pub client: Client,
     home: TempDir,
     arguments: Vec<String>,
@@ -29,7 +29,7 @@ pub struct TestApp {
     prefix: String,
 }
 
-/// What a daemon is to be started with.
+/// The files and arguments of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     files: Vec<(String, String)>,
@@ -41,7 +41,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// An agent. `name` is written for it, and `model = "anthropic/<name>"` where `toml` names none.
+    /// An agent. `name` is written for it, and `model = "anthropic/<name>"` if `toml` has no model.
     pub fn agent(self, name: &str, toml: &str) -> Self {
         self.file(&format!("agents/{name}.toml"), &agent_file(name, toml))
     }
@@ -138,12 +138,12 @@ impl TestApp {
         Setup::default().spawn().await
     }
 
-    /// A daemon to be described.
+    /// Begins the description of a daemon.
     pub fn setup() -> Setup {
         Setup::default()
     }
 
-    /// A file or directory of the daemon's.
+    /// A path below the daemon's directory.
     pub fn path(&self, path: &str) -> PathBuf {
         self.home.path().join(path)
     }
@@ -168,12 +168,12 @@ impl TestApp {
         self.start_with(agent, body).await.wait_for_end().await
     }
 
-    /// Sets an agent to work.
+    /// Starts a run.
     pub async fn start(&self, agent: &str, input: &str) -> Run<'_> {
         self.start_with(agent, json!({"input": input})).await
     }
 
-    /// Sets an agent to work with this request body.
+    /// Starts a run with this request body.
     pub async fn start_with(&self, agent: &str, body: Value) -> Run<'_> {
         let accepted = self.post(&format!("/agents/{agent}/runs"), &body).await;
         assert_eq!(accepted.status, 202, "{}", accepted.text);
@@ -187,12 +187,12 @@ impl TestApp {
         Run::new(self, found.json())
     }
 
-    /// Listens to a run's events from the first.
+    /// Streams a run's events from the first.
     pub async fn events(&self, run: &Run<'_>) -> Events {
         self.events_at(&format!("/runs/{}/events", run.id())).await
     }
 
-    /// Listens at this path.
+    /// Streams the events at this path.
     pub async fn events_at(&self, path: &str) -> Events {
         let request = self.request(Method::GET, path);
         let response = within_timeout(
@@ -262,7 +262,7 @@ impl TestApp {
     }
 }
 
-/// An answer of the daemon's, read whole.
+/// A complete response.
 #[derive(Clone, Debug)]
 pub struct ApiResponse {
     /// HTTP's status.
@@ -281,7 +281,7 @@ impl ApiResponse {
         })
     }
 
-    /// A header; empty where it is missing.
+    /// A header; empty if it is missing.
     pub fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
@@ -289,7 +289,7 @@ impl ApiResponse {
             .unwrap_or_default()
     }
 
-    /// Where the answer points to.
+    /// The `Location` header.
     pub fn location(&self) -> &str {
         self.header(LOCATION.as_str())
     }
@@ -312,7 +312,7 @@ impl ApiResponse {
     }
 }
 
-/// Sends a request and reads its answer whole.
+/// Sends a request and reads the complete response.
 pub async fn send(request: RequestBuilder) -> ApiResponse {
     within_timeout("an answer", async {
         let response = request.send().await.expect("an answer");

@@ -1,4 +1,4 @@
-//! The daemon as a process: started like a user would, its output kept, killed when nobody needs it any more.
+//! The daemon as a process, started as a user starts it. Its output is kept; it is killed on drop.
 
 use std::path::Path;
 use std::process::{Command as Blocking, ExitStatus, Stdio};
@@ -16,7 +16,7 @@ pub const AXED: &str = env!("CARGO_BIN_EXE_axed");
 
 /// A daemon that listens.
 pub struct Daemon {
-    /// `http://<addr>`, as its first line says.
+    /// `http://<addr>`, from its first line.
     pub url: String,
     child: Child,
     log: Log,
@@ -57,7 +57,7 @@ pub fn axed_command(home: &Path, arguments: &[&str]) -> Command {
 }
 
 impl Daemon {
-    /// Starts one and waits until it says where it listens.
+    /// Starts one and waits for the line with its address.
     pub async fn start(mut command: Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -106,7 +106,7 @@ impl Daemon {
             .expect("kill axed");
     }
 
-    /// Waits until it has logged `words`.
+    /// Waits until the log contains `text`.
     pub async fn wait_for_log(&self, text: &str) {
         let mut log = self.log.0.subscribe();
         within_timeout(
@@ -124,7 +124,7 @@ impl Daemon {
             .expect("wait for axed")
     }
 
-    /// What it has logged.
+    /// The log so far.
     pub fn log(&self) -> String {
         self.log.text()
     }

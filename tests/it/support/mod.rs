@@ -17,10 +17,10 @@ pub mod webhook_receiver;
 use std::future::Future;
 use std::time::Duration;
 
-/// The longest that any story waits for one thing. Only a broken build ever gets here.
+/// The maximum wait of a story for one thing. Only a broken build reaches it.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Waits for `what`, and fails the story with its name when it never comes.
+/// Waits for `what`, and fails the story with its name after the timeout.
 pub async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(TEST_TIMEOUT, future).await {
         Ok(value) => value,

@@ -25,22 +25,22 @@ impl Tokens {
     }
 }
 
-/// One answer of a script.
+/// One scripted answer.
 #[derive(Clone, Debug)]
 pub struct ScriptedAnswer {
-    /// What is sent.
+    /// The content.
     pub content: Content,
-    /// None: the answer reports no usage.
+    /// `None`: the answer reports no usage.
     pub usage: Option<Tokens>,
-    /// The wire's default if a story does not care.
+    /// `None`: the wire's default.
     pub stop_reason: Option<String>,
-    /// The model that it reports; the requested one if a story does not care.
+    /// The reported model; `None`: the requested one.
     pub model: Option<String>,
-    /// The tier that it reports; the requested one if a story does not care.
+    /// The reported tier; `None`: the requested one.
     pub tier: Option<&'static str>,
     /// The service lets it expire within a batch.
     pub expires: bool,
-    /// Sent beside the usual headers.
+    /// Additional headers.
     pub headers: Vec<(&'static str, String)>,
     /// Nothing is sent before this opens.
     pub start_gate: Option<Gate>,
@@ -48,9 +48,9 @@ pub struct ScriptedAnswer {
     pub resume_gate: Option<Gate>,
     /// Its text is a refusal, in the wire's own form.
     pub is_refusal: bool,
-    /// What the model thinks before it answers.
+    /// The model's thinking before the answer.
     pub thought: Option<Thought>,
-    /// How the answer breaks.
+    /// Whether and how the answer breaks.
     pub ending: Ending,
 }
 
@@ -63,14 +63,14 @@ pub enum Thought {
     Hidden,
 }
 
-/// What an answer holds.
+/// The content of an answer.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// A model's reply.
     Reply {
         /// Its text.
         text: String,
-        /// The calls it asks for.
+        /// Its tool calls.
         calls: Vec<(String, Value)>,
     },
     /// An error in the wire's own shape.
@@ -94,7 +94,7 @@ pub enum Content {
 /// How an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// As it should.
+    /// Completely.
     Whole,
     /// The connection breaks in the middle of an event or of the JSON.
     Cut,
@@ -140,7 +140,7 @@ pub fn raw(status: u16, kind: &'static str, body: impl Into<Bytes>) -> ScriptedA
     })
 }
 
-/// Nothing, ever: the connection stays open until the other side closes it.
+/// Never answers: the connection stays open until the other side closes it.
 pub fn hangs() -> ScriptedAnswer {
     says("never said").after_gate(&Gate::closed())
 }
@@ -175,13 +175,13 @@ impl ScriptedAnswer {
         self
     }
 
-    /// Thinks this first.
+    /// Adds thinking.
     pub fn with_thought(mut self, text: &str) -> Self {
         self.thought = Some(Thought::Readable(text.to_owned()));
         self
     }
 
-    /// Thinks first, and nobody can read what.
+    /// Adds encrypted thinking.
     pub fn with_hidden_thought(mut self) -> Self {
         self.thought = Some(Thought::Hidden);
         self
@@ -211,7 +211,7 @@ impl ScriptedAnswer {
         self
     }
 
-    /// Ends for this reason, as the provider names it.
+    /// Sets the provider's stop reason.
     pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.stop_reason = Some(reason.to_owned());
         self
@@ -223,19 +223,19 @@ impl ScriptedAnswer {
         self
     }
 
-    /// Says that this model answered.
+    /// Reports this model.
     pub fn with_model(mut self, model: &str) -> Self {
         self.model = Some(model.to_owned());
         self
     }
 
-    /// Says that it was answered on this tier.
+    /// Reports this tier.
     pub fn with_tier(mut self, tier: &'static str) -> Self {
         self.tier = Some(tier);
         self
     }
 
-    /// Is not answered in time, in a batch.
+    /// Expires within a batch.
     pub fn expiring(mut self) -> Self {
         self.expires = true;
         self

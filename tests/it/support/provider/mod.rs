@@ -32,7 +32,7 @@ use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 use crate::support::provider::wires::EncodedAnswer;
 use crate::support::within_timeout;
 
-/// A provider of one's own. Goes away with the story.
+/// The provider of one story.
 pub struct FakeProvider {
     /// Where it listens.
     pub address: SocketAddr,
@@ -70,7 +70,7 @@ impl FakeProvider {
         format!("http://{}", self.address)
     }
 
-    /// The next answers to requests for `model`, each given once, in this order.
+    /// Queues answers to requests for `model`; each is used once, in this order.
     pub fn will(&self, model: &str, answers: impl IntoIterator<Item = ScriptedAnswer>) {
         self.book.write(|pages| {
             pages
@@ -82,7 +82,7 @@ impl FakeProvider {
         });
     }
 
-    /// The answer to every request for `model` that has no answer of its own waiting.
+    /// Answers every request for `model` for which no answer is queued.
     pub fn always(
         &self,
         model: &str,
@@ -119,19 +119,19 @@ impl FakeProvider {
             .await
     }
 
-    /// How often a batch was looked at.
+    /// The number of polls of batches.
     pub fn batch_polls(&self) -> usize {
         self.book.read(|pages| pages.batch_polls)
     }
 
-    /// Waits until batches were looked at so often.
+    /// Waits for so many polls of batches.
     pub async fn wait_for_batch_polls(&self, count: usize) {
         let enough = |pages: &ProviderState| (pages.batch_polls >= count).then_some(());
         self.wait_until(&format!("{count} looks at batches"), enough)
             .await;
     }
 
-    /// Waits until so many batches were made.
+    /// Waits until so many batches were created.
     pub async fn wait_for_batches(&self, count: usize) {
         let enough = |pages: &ProviderState| (pages.batches >= count).then_some(());
         self.wait_until(&format!("{count} batches"), enough).await;
@@ -143,14 +143,14 @@ impl FakeProvider {
         self.wait_until(&format!("request {count}"), enough).await;
     }
 
-    /// Waits until `count` requests for `model` are being answered at once.
+    /// Waits until `count` requests for `model` are in progress at the same time.
     pub async fn wait_for_concurrency(&self, model: &str, count: usize) {
         let enough = |pages: &ProviderState| (pages.busy(model).now >= count).then_some(());
         self.wait_until(&format!("{count} requests for {model} at once"), enough)
             .await;
     }
 
-    /// Waits until the other side has hung up on `count` answers.
+    /// Waits until the client has disconnected from `count` answers.
     pub async fn wait_for_disconnects(&self, count: usize) {
         let enough = |pages: &ProviderState| (pages.disconnects >= count).then_some(());
         self.wait_until(&format!("{count} connections closed early"), enough)
@@ -162,7 +162,7 @@ impl FakeProvider {
         self.book.read(|pages| pages.busy(model).max)
     }
 
-    /// What it has charged for so far: usage counts when the end of its answer is sent.
+    /// The usage charged so far. It counts once the end of its answer is sent.
     pub fn ledger(&self) -> Ledger {
         self.book.read(|pages| pages.ledger)
     }
@@ -181,7 +181,7 @@ impl FakeProvider {
     }
 }
 
-/// What was charged for.
+/// The charged usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// Replies whose end was sent.

@@ -20,7 +20,7 @@ impl Wire {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Anthropic, Self::Openai, Self::Responses, Self::Ollama];
 
-    /// What the configuration of a provider says of its wire.
+    /// The configuration of a provider with this wire.
     pub fn config_toml(self) -> &'static str {
         match self {
             Self::Responses => "kind = \"openai\"\napi = \"responses\"",
@@ -55,7 +55,7 @@ pub struct RecordedRequest {
 }
 
 impl RecordedRequest {
-    /// The model it asks.
+    /// The requested model.
     pub fn model(&self) -> &str {
         self.body["model"].as_str().unwrap_or_default()
     }
@@ -73,7 +73,7 @@ impl RecordedRequest {
         header("x-api-key").or_else(|| header("authorization")?.strip_prefix("Bearer "))
     }
 
-    /// The system prompt; empty where there is none.
+    /// The system prompt; empty if there is none.
     pub fn system(&self) -> String {
         match self.wire {
             Wire::Anthropic => text(&self.body["system"]),
@@ -87,7 +87,7 @@ impl RecordedRequest {
         }
     }
 
-    /// What the user said, one text for each message; tool results are none.
+    /// The texts of the user's messages, without tool results.
     pub fn user_messages(&self) -> Vec<String> {
         self.messages()
             .iter()
@@ -96,7 +96,7 @@ impl RecordedRequest {
             .collect()
     }
 
-    /// Which of its run's turns it is, counted from 1.
+    /// The number of the run's turn, from 1.
     pub fn turn(&self) -> usize {
         if self.wire == Wire::Responses {
             return 1 + self.reply_count();
