@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the examples of README.md and docs/guide/ against a real daemon whose models are scripted.
+"""Runs the examples of the documentation against a real daemon whose models are scripted.
 
     tests/guide.py [--axed BINARY] [page ...]        e.g. tests/guide.py approve
 
@@ -15,6 +15,8 @@ Each page gets a directory and a daemon of its own. What follows a block's langu
     toml            has to parse
     text output     occurs in the output of the block before; "…" stands for anything
     json, text      json has to parse; text is not checked
+
+In the reference pages (docs/*.md) json is not checked, since it has "…" in place of values.
 
 http://127.0.0.1:8080 becomes the daemon's address, and 9000 a free port. The agents of agents/ are there. Models of
 `anthropic` are replied to by the scripts in tests/guide/, so that pages can show real models. The exit code is 0 if every
@@ -44,9 +46,14 @@ scripts = ["../agents/scripts"]
 kind = "scripted"
 scripts = ["{ROOT}/tests/guide"]
 """
-PRELUDE = """
+PRELUDE = r"""
 set -euo pipefail
-curl() { command curl --fail-with-body --max-time 60 "$@"; }
+curl() {
+  local code=0 body
+  body=$(command curl --fail-with-body --max-time 60 "$@") || code=$?
+  printf '%s\n' "$body"
+  [ $code = 0 ] || [[ $body == *nothing_waits* ]]
+}
 cargo() { shift 3; axed "$@"; }  # cargo run --release -- …
 axed() { case "$1" in runs) command axed "$@" --server "$URL" ;; *) command axed "$@" ;; esac; }
 """
@@ -74,14 +81,18 @@ def blocks(page):
 class Page:
     def __init__(self, path, axed):
         self.path, self.blocks, self.axed = path, blocks(path), axed
+        self.is_reference = path.parent == ROOT / "docs"
         self.port = str(free_port())
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="axed-guide-"))
 
     def run(self):
         environment = dict(os.environ, HOME=str(self.home), AXED_WEBHOOK_SECRET="whsec_Z3VpZGU=")
+        environment.update(AXED_KEY="axed_guide", MY_KEY="guide")
         environment.setdefault("GOCACHE", str(pathlib.Path.home() / ".cache/go-build"))
         environment["PATH"] = f"{self.home}/bin:{environment['PATH']}"
         self.write_files(environment)
+        if not any(language == "sh" and info == "" or info == "run" for language, info, _ in self.blocks):
+            return shutil.rmtree(self.home)
         daemon = subprocess.Popen(
             ["axed", "serve", "--listen", "127.0.0.1:0"],
             cwd=self.home, env=environment, text=True, stdout=subprocess.PIPE, stderr=open(self.home / "log", "w"),
@@ -104,15 +115,22 @@ class Page:
     def write_files(self, environment):
         for name in ["agents", "config/skills"]:
             shutil.copytree(ROOT / name, self.home / name)
+        shutil.copytree(ROOT / "tests/guide/home", self.home, dirs_exist_ok=True)
         (self.home / "bin").mkdir()
         (self.home / "bin/axed").symlink_to(self.axed)
         config = CONFIG
+        if not any("[webhooks]" in block for _, info, block in self.blocks if info == "config/axed.toml"):
+            config += '[webhooks]\nsecret_env = "AXED_WEBHOOK_SECRET"\n'
         for language, info, block in self.blocks:
             block = block.replace("9000", self.port)
-            if language == "json":
-                json.loads(block)
-            elif language == "toml" and info == "":
+            if language == "toml" and info == "":
                 tomllib.loads(block)
+            elif language == "python" and info == "":
+                compile(block, str(self.path), "exec")
+            elif self.is_reference:
+                continue
+            elif language == "json":
+                json.loads(block)
             elif language == "toml" and info == "config":
                 (self.home / "config/page.toml").write_text(block)
                 self.call(["axed", "openapi", "--config", "config/page.toml"], environment)
@@ -187,7 +205,7 @@ class Page:
         except subprocess.TimeoutExpired as why:
             raise Failure(f"not done after {TIMEOUT} s:\n{(why.stdout or b'').decode()}") from why
         if ended.returncode != 0:
-            raise Failure(f"exit code {ended.returncode}:\n{ended.stdout}")
+            raise Failure(f"exit code {ended.returncode}:\n… {ended.stdout[-2000:]}")
         return ended.stdout
 
 
@@ -197,7 +215,7 @@ def main():
     parser.add_argument("--axed", default=os.environ.get("AXED", target / "debug/axed"), type=pathlib.Path)
     parser.add_argument("page", nargs="*")
     arguments = parser.parse_args()
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md")), *sorted((ROOT / "docs").glob("[A-Z]*.md"))]
     paths = [path for path in paths if not arguments.page or path.stem in arguments.page]
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda path: passes(path, arguments.axed.resolve()), paths))
@@ -207,8 +225,8 @@ def main():
 def passes(path, axed):
     try:
         Page(path, axed).run()
-    except Failure as why:
-        print(f"{path.stem}: FAILED: {why}", flush=True)
+    except (Failure, ValueError, SyntaxError) as why:
+        print(f"{path}: FAILED: {why}", flush=True)
         return False
     print(f"{path.stem}: passed", flush=True)
     return True
