@@ -15,7 +15,7 @@ use axed::store::{Change, FinishedRun, NewRun, Progress, ResumeState, StoreError
 use jiff::Timestamp;
 
 const RUNS: u64 = 300_000;
-/// Writes under way at a time.
+/// Concurrent writes.
 const WRITERS: u64 = 64;
 /// Reads of one combination; the median counts.
 const REPEATS: usize = 7;

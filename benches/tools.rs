@@ -104,7 +104,7 @@ async fn grep(dir: &Path, pattern: &str) -> Duration {
     start.elapsed()
 }
 
-/// None where there is no ripgrep.
+/// `None` if ripgrep is not installed.
 fn ripgrep(dir: &Path, pattern: &str) -> Option<Duration> {
     let start = Instant::now();
     let same_rules = [

@@ -91,7 +91,7 @@ async fn measure_cancels(agents: &[(&str, &str)], leaves: usize, trees: usize) -
     for _ in 0..trees {
         let id = load::start_run(&axed.address, root).await;
         load::wait_for_body(&provider.address, "/busy", &leaves.to_string()).await;
-        // What the making of the tree has left to commit is not what is measured.
+        // Commits of the creation of the tree are not part of the measurement.
         tokio::time::sleep(Duration::from_millis(20 + leaves as u64 / 10)).await;
         let path = format!("/runs/{id}/cancel?wait=60");
         let begin = Instant::now();

@@ -20,7 +20,7 @@ pub struct Load {
     pub errors: usize,
     /// Answers in all, those of the warm-up too.
     pub responses: usize,
-    /// Processor time of the server for each answer; zero where nobody measured it.
+    /// Processor time of the server for each response; zero if not measured.
     pub cpu: Duration,
 }
 
@@ -33,7 +33,7 @@ pub struct Crowd {
     pub errors: usize,
 }
 
-/// A POST of JSON; its `host` is also where the clients connect.
+/// A POST of JSON; clients connect to its `host`.
 pub fn request(address: &str, path: &str, body: &str) -> Vec<u8> {
     format!(
         "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
@@ -167,7 +167,7 @@ pub async fn start_run(address: &str, agent: &str) -> String {
     run["id"].as_str().expect("an id").to_owned()
 }
 
-/// Connections on which this request was sent and whose answers nobody reads.
+/// Connections on which this request was sent and whose responses are not read.
 pub async fn send_without_reading(request: &[u8], count: usize) -> Vec<TcpStream> {
     let mut streams = Vec::with_capacity(count);
     while streams.len() < count {
@@ -193,7 +193,7 @@ pub async fn get(address: &str, path: &str) -> String {
     client.body()
 }
 
-/// A GET; its `host` is also where the clients connect.
+/// A GET; clients connect to its `host`.
 pub fn get_request(address: &str, path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n").into_bytes()
 }

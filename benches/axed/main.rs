@@ -66,7 +66,7 @@ fn main() {
         .map(String::as_str)
         .filter(|argument| !argument.starts_with('-'))
         .collect();
-    // It takes its time, and is no measurement: only where it is named.
+    // It takes long and measures nothing: only if it is named.
     if parts.contains(&"soak") {
         return exit(soak::start());
     }

@@ -16,7 +16,7 @@ pub struct Process {
     /// `host:port`.
     pub address: String,
     child: Child,
-    // Removed when the process is gone; none if another one continues in it.
+    // Removed after the process has ended; `None` if another one continues in it.
     home: Option<TempDir>,
 }
 
@@ -67,7 +67,7 @@ impl Process {
         Self::axed_in(home)
     }
 
-    /// Kills it as a crash does; another may go on in its directory.
+    /// Kills it as a crash does; another process may continue in its directory.
     pub fn kill(mut self) -> TempDir {
         self.home.take().expect("a home")
     }
@@ -118,7 +118,7 @@ impl Process {
     }
 
     fn spawn_logged(mut command: Command, log: &Path, home: Option<TempDir>) -> Self {
-        // To a file: a log that nobody reads must not stop its writer, and the reason of a failure must be found.
+        // To a file: an unread pipe would block the writer, and a failure must be explained.
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -45,7 +45,7 @@ pub fn serve(delay: Duration) {
             let state = state.clone();
             connections.spawn(async move {
                 let service = service_fn(move |request| respond(request, delay, state.clone()));
-                // A client that goes away is no error here.
+                // A disconnected client is no error here.
                 let _ = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service)
                     .await;
@@ -67,7 +67,7 @@ struct SharedState {
     gate: Arc<Notify>,
 }
 
-/// One request that is being answered. Dropped with its connection where the client hangs up.
+/// A request in progress. It is dropped with its connection if the client disconnects.
 struct InFlight(Arc<AtomicUsize>);
 
 impl InFlight {

@@ -18,7 +18,7 @@ const AGENTS: [(&str, &str); 3] = [
     ("hang", "model = \"bench/hang\""),
 ];
 
-/// Kills a daemon with 10,000 runs at work, and starts another.
+/// Kills a daemon with 10,000 active runs, and starts another.
 pub async fn measure(table: &mut Table) {
     let files = open_files();
     if files < 12_000 {

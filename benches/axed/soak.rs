@@ -25,7 +25,7 @@ use crate::soak::ledger::Ledger;
 use crate::soak::provider::Requests;
 use crate::soak::watch::{HealthMonitor, LIVEZ_LIMIT};
 
-/// Clients at work.
+/// Active clients.
 const CLIENTS: usize = 250;
 /// Work before the first fault.
 const WARM_UP: Duration = Duration::from_secs(10);

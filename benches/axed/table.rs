@@ -1,4 +1,4 @@
-//! Prints what was measured beside what is required.
+//! Prints measurements beside their requirements.
 
 use crate::load::Load;
 

@@ -19,7 +19,7 @@ const CROWD: usize = 32;
 /// Runs of each length whose times are taken.
 const TIMED: usize = 41;
 
-/// The provider's model says how many replies with how many calls of which tool a run makes.
+/// The name of the model sets the number of replies, the calls in each, and the tool.
 fn agent(model: &str, workdir: &str) -> String {
     format!(
         "model = \"bench/{model}\"\nworkdir = {workdir:?}\n\

@@ -119,13 +119,13 @@ impl Api {
         }
     }
 
-    /// A stream that a POST opens; none where the answer is 503.
+    /// A stream that a POST opens; `None` for a 503.
     pub async fn start_stream(&self, path: &str, body: &Value) -> Result<Option<Stream>, String> {
         let request = self.http.post(self.url(path)).json(body);
         self.stream(request, path).await
     }
 
-    /// A run's stream after an event; none where there is nothing more.
+    /// A run's stream after an event; `None` for a 204.
     pub async fn resume_stream(&self, id: &str, last: u64) -> Result<Option<Stream>, String> {
         let path = format!("/runs/{id}/events");
         let request = self.http.get(self.url(&path));
@@ -174,7 +174,7 @@ impl Api {
 
 /// Events as they come.
 pub struct Stream {
-    /// The path of its run, where a POST opened it.
+    /// The path of its run, if a POST opened it.
     pub location: String,
     response: reqwest::Response,
     text: String,

@@ -15,7 +15,7 @@ pub struct Expected {
     status: &'static str,
     /// What its final text begins with.
     content: String,
-    /// Its last event, where a client has followed it.
+    /// Its last event, if a client has followed it.
     last_event: Option<u64>,
 }
 
@@ -207,7 +207,7 @@ fn check_requests(
     Ok(())
 }
 
-/// Holds the whole record against what was answered: nothing lost, nothing doubled, nothing left at work.
+/// Compares the whole record with the responses: nothing lost, nothing repeated, nothing unfinished.
 pub async fn check_record(api: &Api, ledger: &Ledger) -> Result<usize, String> {
     let runs = api
         .get_all("/runs?all=true&limit=200", "next_cursor")

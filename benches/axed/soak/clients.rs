@@ -206,7 +206,7 @@ impl Client {
             .await
     }
 
-    /// Reads at most so many events; whether the last one was the run's end.
+    /// Reads at most this many events; returns whether the last one ended the run.
     async fn read_events(
         &self,
         stream: &mut Stream,

@@ -105,7 +105,7 @@ impl Fault {
                 kill_process(target.pid, Signal::STOP).expect("stopped");
                 tokio::time::sleep(time).await;
                 kill_process(target.pid, Signal::CONT).expect("going");
-                // What it has to make up for is no part of what is measured.
+                // Catching up is not part of the measurement.
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 watch.resume();
             }

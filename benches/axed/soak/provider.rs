@@ -96,7 +96,7 @@ async fn serve(listener: TcpListener, requests: Requests) {
         let requests = requests.clone();
         connections.spawn(async move {
             let service = service_fn(move |request| respond(request, requests.clone()));
-            // A client that goes away is no error here.
+            // A disconnected client is no error here.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
                 .await;
@@ -144,7 +144,7 @@ struct ParsedRequest {
     session_tokens: Vec<String>,
 }
 
-/// What the model says.
+/// The model's reply.
 enum Reply {
     Text(String),
     /// Calls of one tool, by their arguments.

@@ -244,7 +244,7 @@ async fn the_queue_survives_a_crash() {
     app.provider.wait_for_concurrency("solo", 1).await;
     gate.open();
     assert_eq!(ended(&app, "ada", &first).await, "done");
-    // It was Bob's turn: his run is younger than Ada's and at work.
+    // It was Bob's turn: his run is newer than Ada's and active.
     app.provider.wait_for_request("solo", 2).await;
     runs.push(("bob", start(&app, "bob", "bob 2").await));
 

@@ -1,4 +1,4 @@
-//! Starting: what is checked first, where it listens, and what is open from the first moment.
+//! The start: checks, addresses, and routes without a key.
 
 use std::process::Output;
 

@@ -318,7 +318,7 @@ async fn tokens_of_ad_hoc_agents_are_bounded_for_the_tree() {
 
 #[tokio::test]
 async fn depth_is_counted_over_the_tree() {
-    // Each starts one more below it, until an error says that there is no more.
+    // Each starts one more below it, until an error reports the limit.
     let descend = |seen: &RecordedRequest| match seen.tool_results().last() {
         None => calls([task("deeper")]),
         Some(result) => says(format!("got: {result}")),

@@ -1,4 +1,4 @@
-//! One agent asks others: what the tool says, what reaches the child, what comes back, and how deep it goes.
+//! `call_agent`: its definition, the child's input, its result, and the depth.
 
 use serde_json::json;
 

@@ -187,7 +187,7 @@ async fn a_cancelled_branch_ends_and_its_caller_continues() {
     );
 }
 
-/// The record, the log, the answer to the cancel and the answer to one who waited say the same.
+/// The record, the log and the responses to the cancel and to a waiting client agree.
 fn all_agree(record: &Value, cancel: &Value, waited: &Value, events: &[Event]) {
     let status = record["status"].as_str().expect("a status");
     for answer in [cancel, waited] {

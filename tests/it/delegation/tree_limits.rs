@@ -33,7 +33,7 @@ async fn a_hostile_model_stays_within_the_bounds_and_is_cancelled_promptly() {
         .agent("worm", "sub_agents = [\"worm\"]")
         .spawn()
         .await;
-    // A thousand children a reply, three deep, never the same twice, and nobody comes to an end.
+    // A thousand children a reply, three levels deep, never the same twice, and none ends.
     app.provider
         .always("worm", |seen| match seen.tool_names().is_empty() {
             true => says("done"),

@@ -96,7 +96,7 @@ async fn a_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
         .always("reader", move |_| says("read").after_gate(&door));
     let run = app.start("planner", "go").await;
     app.provider.wait_for_request("reader", 1).await;
-    // The request goes out while the child's record is being committed.
+    // The request is sent while the child's record is being committed.
     let children = format!("/runs/{}/children", run.id());
     let is_recorded = |got: &ApiResponse| got.json()["data"][0].is_object();
     app.get_until(&children, is_recorded).await;

@@ -15,13 +15,13 @@ use crate::support::provider::answer::{hangs, says};
 /// A run's input that takes space.
 const LARGE: usize = 1 << 20;
 
-/// A file system of its own, as large as is said.
+/// A separate file system of this size.
 struct Disk {
     point: TempDir,
 }
 
 impl Disk {
-    /// None where this user may mount nothing.
+    /// `None` if this user may not mount.
     fn of(megabytes: u32) -> Option<Self> {
         let point = tempfile::tempdir().expect("a directory");
         let size = format!("size={megabytes}m");

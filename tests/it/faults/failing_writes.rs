@@ -53,7 +53,7 @@ fn refuse_no_more(app: &TestApp) {
     done.expect("no trigger");
 }
 
-/// The answer says that the store fails, and when to come back.
+/// Checks for a 503 of the store with `Retry-After`.
 fn is_unavailable(got: &ApiResponse) {
     got.problem(503);
     assert_eq!(got.json()["code"], "store_unavailable", "{}", got.text);

@@ -157,7 +157,7 @@ fn with_line(text: &str, at: usize, line: &str) -> String {
     lines.join("\n")
 }
 
-/// One of these texts with something done to it; says whether it is as it was.
+/// One of these texts with a mutation, and whether it is unchanged.
 fn mutilated(texts: Vec<String>) -> impl Strategy<Value = (bool, String)> {
     let wound = (any::<Index>(), any::<Index>(), 0..5_u8, select(TOKENS));
     (select(texts), prop::collection::vec(wound, 0..5)).prop_map(|(text, wounds)| {

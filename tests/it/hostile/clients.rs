@@ -1,4 +1,4 @@
-//! Hostile clients and hostile providers: a clear error each, and everybody else's runs go on.
+//! Hostile clients and providers: each gets a clear error, and other runs continue.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::support::provider::answer::{ScriptedAnswer, calls, raw, says};
 use crate::support::provider::recorded_request::Wire;
 use crate::support::within_timeout;
 
-/// A run that is at work while something bad happens, and must not notice.
+/// A run that is active during an attack, and must not be affected.
 struct Bystander<'a> {
     app: &'a TestApp,
     id: String,

@@ -116,7 +116,7 @@ fn recorded() -> Vec<(Wire, Vec<u8>)> {
 /// Something done to a body.
 #[derive(Clone, Debug)]
 enum Wound {
-    /// These bytes are gone.
+    /// These bytes are removed.
     Cut(Index, usize),
     /// A byte is another one.
     Byte(Index, u8),
@@ -128,7 +128,7 @@ enum Wound {
     End(Index),
     /// A token is replaced by another one, at every position.
     Token(&'static str, &'static str),
-    /// A part is written so often.
+    /// A part is repeated.
     Grow(Index, usize, usize),
 }
 

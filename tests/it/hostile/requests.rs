@@ -1,4 +1,4 @@
-//! Requests whose parts are of hostile sizes: each is answered with what is wrong, before it costs anything.
+//! Requests with oversized parts: each gets a specific error before it costs anything.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Schemas that cost far more than their size: they hold up nobody, end their run, and do not come back after a restart.
+//! Schemas that cost far more than their size: they delay no other run, fail their own, and do not return after a restart.
 
 use std::time::{Duration, Instant};
 

@@ -7,7 +7,7 @@ use crate::support::daemon::AXED;
 use crate::support::provider::answer::{calls, fails, says};
 use crate::support::within_timeout;
 
-/// A title, a clear screen by C1, an override of the reading order, and what is not seen at all.
+/// A title, a clear screen by C1, a bidirectional override, and invisible characters.
 const HOSTILE: &str = "one\u{1b}]0;title\u{7}\u{9b}2J\r\u{202e}two\u{2066}\u{200b}\u{e0041}\nthree \u{1f469}\u{200d}\u{1f4bb}";
 
 /// Runs a command with a terminal as stdin, stdout and stderr; what it wrote there.

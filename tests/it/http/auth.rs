@@ -1,4 +1,4 @@
-//! Keys: who is let in, what a key may do, and what does not exist for it.
+//! Keys: authentication, scopes, and runs that a key cannot see.
 
 use axed::config::key_hash::KeyHash;
 use reqwest::{Method, RequestBuilder};
@@ -237,7 +237,7 @@ async fn globs_hide_whole_trees_by_their_root_agent() {
         [child.clone(), root.clone()]
     );
 
-    // The child is of an agent within its globs, but a part of somebody else's tree.
+    // The child's agent matches its globs, but the tree belongs to another key.
     let readers = with_key(&app, "readers");
     for run in [&root, child] {
         readers.get(&format!("/runs/{run}")).await.problem(404);
@@ -264,7 +264,7 @@ async fn a_key_sees_its_own_runs_and_an_admin_all() {
 
     let root = id(&with_key(&app, "alice").run("planner").await);
     let bobs = id(&with_key(&app, "bob").run("solo").await);
-    // What is on disk says whose it is.
+    // The record has the owner.
     app.restart().await;
     let (alice, bob, ada) = (
         with_key(&app, "alice"),
@@ -457,7 +457,7 @@ async fn commands_send_the_configured_key() {
     let health = ["health", "--server", server];
     assert_eq!(called(&health, None).await.0, Some(0));
 
-    // In process no key is needed, whatever the configuration says of clients.
+    // In process no key is needed, whatever keys are configured.
     let (_, said, reported) = called(&["run", "solo", "hi"], None).await;
     assert_eq!(said, "in process", "{reported}");
 }

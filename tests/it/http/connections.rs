@@ -208,7 +208,7 @@ async fn many_clients_may_connect_at_once() {
         .strip_prefix("http://")
         .expect("a URL")
         .to_owned();
-    // Nothing is accepted meanwhile: only the system answers those who connect.
+    // Nothing is accepted meanwhile: only the kernel completes the connections.
     app.daemon.signal("STOP");
     let mut clients = Vec::new();
     for address in [own, metrics] {

@@ -30,7 +30,7 @@ struct Nginx {
 }
 
 impl Nginx {
-    /// One before this daemon; none where nginx is not installed.
+    /// An nginx in front of this daemon; `None` if nginx is not installed.
     async fn before(app: &TestApp) -> Option<Self> {
         loop {
             let home = tempfile::tempdir().expect("a temporary directory");

@@ -204,7 +204,7 @@ async fn the_first_block_is_an_event_and_is_sent_at_once() {
     }
     let last = reported.matches("\nid: ").count() as u64;
 
-    // Nothing is new for who comes back: a comment says that the stream is open.
+    // A client without missed events gets a comment, so that it sees the stream open.
     let path = stream.headers()["location"].to_str().expect("text");
     let mut stream = resume(&app, &format!("{path}/events"), last).await;
     let first = within_timeout("a chunk", stream.chunk())
@@ -274,7 +274,7 @@ async fn a_client_that_reconnects_a_hundred_times_gets_every_event_once() {
     let (path, id) = (format!("/runs/{}/events", run.id()), run.id().to_owned());
     let mut reader = Reader::default();
 
-    // While the tree is at work.
+    // While the tree is active.
     for few in (0..50).map(|n| 1 + n % 3) {
         reader.reads(&app, &path, few).await;
     }

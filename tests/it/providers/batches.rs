@@ -44,7 +44,7 @@ output = 2
 batch = 0.25
 "#;
 
-/// The providers, with what is left of the price in their batches.
+/// The providers, with the share of the price that their batches cost.
 const WIRES: [(&str, f64); 3] = [("claude", 0.5), ("gpt", 0.5), ("new", 0.25)];
 
 fn setup() -> Setup {
@@ -80,7 +80,7 @@ async fn two_turns_are_two_batches_at_batch_prices() {
             "m",
             [
                 priced(calls([("grep", json!({"pattern": "x"}))])),
-                // What a reply says of its tier is not what a batch costs.
+                // The tier that a reply reports does not decide the cost of a batch.
                 priced(says("done")).with_tier("default"),
             ],
         );

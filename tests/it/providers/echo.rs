@@ -1,4 +1,4 @@
-//! What goes back to a provider is what it sent: ids, thinking, arguments; and what is sent beside it.
+//! Providers get back what they sent: ids, thinking, arguments; and the fields beside them.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `X-Provider-Key`: a person's own keys serve one request's tree, where its agents allow it, and are nowhere afterwards.
+//! `X-Provider-Key`: a client's own keys serve the tree of one request, if its agents allow it, and are stored nowhere.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ const OWN: &str = "sk-of-a-person-4711";
 const OTHER: &str = "sk-of-somebody-else";
 const ALLOWED: &str = "allow_provider_keys = true";
 
-/// A daemon with a provider that nobody configured a key for.
+/// A daemon with a provider without a key.
 fn setup() -> Setup {
     TestApp::setup()
         .config("[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"")
@@ -46,7 +46,7 @@ fn bare(key: &str) -> String {
     format!("bare={key}")
 }
 
-/// Nothing that the daemon wrote holds a key: not its log, not its files, not what the API says of the run.
+/// Checks that no key is in the log, in the daemon's files or in the responses about the run.
 async fn is_nowhere(app: &TestApp, run: &Run<'_>, keys: &[&str]) {
     let run = run.reload().await;
     let events = run.events().await;

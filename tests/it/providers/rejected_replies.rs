@@ -159,7 +159,7 @@ async fn a_childs_refusal_reaches_its_caller_and_counts_in_the_tree() {
     assert_eq!(run.tree_usage(), (21, 42, 1));
 }
 
-/// A body that nobody can read, but for its usage.
+/// An unreadable body with readable usage.
 fn unreadable(wire: Wire) -> ScriptedAnswer {
     let usage = match wire {
         Wire::Anthropic => json!({"input_tokens": 100, "output_tokens": 20}),

@@ -6,7 +6,7 @@ use crate::support::client::{
     replay_client,
 };
 use crate::support::provider::recorded_request::Wire;
-use crate::support::replay::{CannedResponse, ReceivedRequest, ReplayServer};
+use crate::support::replay::{ReceivedRequest, ReplayServer};
 use axed::domain::agent::params::Params;
 use axed::domain::agent::response_format::ResponseFormat;
 use axed::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec};

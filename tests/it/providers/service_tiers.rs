@@ -1,4 +1,4 @@
-//! `service`: cheaper tiers where a provider sells them, priced as they are billed.
+//! `service`: cheaper tiers, if a provider sells them, at the billed price.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A model's thinking goes back to it alone, and only while nothing before it has changed; listeners see it as it comes.
+//! A model's thinking is sent back to that model only, while nothing before it has changed; event streams show it live.
 
 use reqwest::Method;
 use serde_json::{Value, json};

@@ -18,7 +18,7 @@ struct Steps {
     sent_request: Vec<SentRequest>,
 }
 
-/// What a request says, on whatever wire.
+/// The content of a request, on any wire.
 #[derive(Debug, PartialEq)]
 struct SentRequest {
     system: String,

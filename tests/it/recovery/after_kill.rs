@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub const PLANNER: &str = "sub_agents = [\"reader\"]";
 
-/// Waits until so many turns of the run's tree have begun, on the record.
+/// Waits until that many turns of the run's tree have begun in the record.
 pub async fn begun(app: &TestApp, id: &str, turns: usize) -> Vec<Event> {
     let mut events = app.events(&app.find(id).await).await;
     events
@@ -20,7 +20,7 @@ pub async fn begun(app: &TestApp, id: &str, turns: usize) -> Vec<Event> {
         .await
 }
 
-/// Starts a run and waits until so many turns of its tree have begun. The last request may still be on its way then.
+/// Starts a run and waits until that many turns of its tree have begun. The last request may not have arrived yet.
 pub async fn started(app: &TestApp, agent: &str, turns: usize) -> String {
     let id = app.start(agent, "go").await.id().to_owned();
     begun(app, &id, turns).await;
@@ -387,7 +387,7 @@ async fn deadlines_count_time_without_a_daemon() {
     app.provider.wait_for_request("reader", 1).await;
 
     app.daemon.kill().await;
-    // The deadline itself is what is waited for: it passes by the clock and by nothing else.
+    // The test waits for the deadline itself, which only the clock can reach.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     app.restart_after_end().await;
 

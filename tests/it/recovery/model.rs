@@ -61,7 +61,7 @@ struct Node {
     memory: bool,
     /// 0 for none.
     max_tokens: u64,
-    /// 0 for none; only where calls are made one after another, for otherwise nobody knows which is refused.
+    /// 0 for none; only for sequential calls, since otherwise the refused call is not determined.
     max_tool_calls: u64,
     /// 0 for none.
     max_runs: u64,
@@ -90,9 +90,9 @@ enum Wanted {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Trouble {
     Nothing,
-    /// Its deadline passes while nobody is there.
+    /// Its deadline passes while no daemon runs.
     Overdue,
-    /// It is cancelled when this part (of 100) of the writes before the death was handed over.
+    /// It is cancelled after this percentage of the writes before the kill.
     Cancelled(usize),
 }
 
@@ -182,7 +182,7 @@ impl Scenario {
         (outcome, writes)
     }
 
-    /// A life that ends after so many writes, and the next one.
+    /// A process that ends after this many writes, and the next one.
     async fn dies_after(&self, writes: usize, trouble: Trouble, whole: &Outcome) {
         let place = tempfile::tempdir().expect("a directory");
         self.furnish(place.path());
@@ -195,7 +195,7 @@ impl Scenario {
             }
             let _ = life.runner.wait(run.id, Duration::MAX).await;
         };
-        // Calls at work at once may need fewer writes than before, and so may a cancelled tree.
+        // Parallel calls may need fewer writes than before, and so may a cancelled tree.
         within_timeout("the death", async {
             tokio::select! {
                 () = living => {}
@@ -264,7 +264,7 @@ impl Scenario {
     /// Writes the agents' files.
     fn furnish(&self, place: &Path) {
         fs::create_dir_all(place.join("agents")).expect("a directory");
-        // One counted limit in a tree: where two accounts refuse calls of one reply, only the first is in the record.
+        // One counted limit in a tree: if two budgets refuse calls of one reply, only the first is in the record.
         let mut is_counted = false;
         self.root.each(ROOT, &mut |name, node| {
             let (calls, runs) = match (is_counted, node.max_tool_calls) {
@@ -314,7 +314,7 @@ impl Node {
         }
     }
 
-    /// What its model says in this turn.
+    /// The model's reply in this turn.
     fn says(&self, name: &str, seen: &RecordedRequest) -> ScriptedAnswer {
         let turn = seen.turn() - 1;
         let batch = match (self.batches.get(turn), &self.ending) {
@@ -399,7 +399,7 @@ impl Life {
         }
     }
 
-    /// Starts the root; does not come back where it cannot be committed.
+    /// Starts the root; does not return if it cannot be committed.
     async fn start(&self) -> Arc<Run> {
         let ask = RunRequest {
             agent: ROOT.to_owned(),
@@ -461,7 +461,7 @@ impl Life {
                 };
                 steps.push((place, serde_json::to_string(&step).expect("JSON")));
             }
-            // Calls at work at once end in any order.
+            // Parallel calls end in any order.
             steps.sort();
             outcome.steps.insert(run.agent.clone(), steps);
             outcome.ids.insert(run.agent.clone(), run.id);

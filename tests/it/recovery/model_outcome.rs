@@ -74,7 +74,7 @@ impl Outcome {
         }
     }
 
-    /// Whether nobody may ask for this turn any more: its reply is there, or its run has ended.
+    /// Whether this turn may not be requested again: its reply is recorded, or its run has ended.
     pub fn is_over(&self, turn: &Turn) -> bool {
         self.replies.contains(turn) || self.runs.get(&turn.0).is_some_and(has_ended)
     }
@@ -96,7 +96,7 @@ impl Outcome {
         );
     }
 
-    /// A turn that was begun and has no reply has cost what nobody knows.
+    /// The cost of a turn that has begun without a reply is unknown.
     pub fn unanswered_are_unreported(&self, runs: &mut BTreeMap<String, Value>) {
         let unfinished = self.runs.iter().filter(|(_, run)| !has_ended(run));
         for (agent, _) in unfinished {

@@ -12,7 +12,7 @@ use crate::support::provider::FakeProvider;
 use crate::support::provider::answer::{ScriptedAnswer, calls, says};
 use crate::support::provider::recorded_request::RecordedRequest;
 
-/// Kills where `AXED_KILLS` says nothing.
+/// The number of kills without `AXED_KILLS`.
 const KILLS: usize = 25;
 /// Leaves below each mid.
 const LEAVES: usize = 2;
@@ -91,7 +91,7 @@ fn mids_of(input: &str) -> usize {
     mids.parse().expect("a number")
 }
 
-/// A root and what is to come of it.
+/// A root and its expected outcome.
 struct Tree {
     number: usize,
     mids: usize,
@@ -299,7 +299,7 @@ impl Story {
         }
     }
 
-    /// All trees are there, none is unfinished, and no more was paid for than the provider's ledger says.
+    /// Every tree exists and has ended, and no more is counted than in the provider's ledger.
     async fn is_accounted_for(&self, app: &TestApp) {
         for status in ["queued", "running", "waiting", "cancelling"] {
             let page = app.get(&format!("/runs?all=true&status={status}")).await;

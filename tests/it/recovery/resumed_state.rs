@@ -6,7 +6,7 @@ use crate::support::provider::answer::{delegates, hangs, says};
 use serde_json::json;
 use std::fs;
 
-/// An agent's file, the notes it reads and the memory it has are changed while nobody runs.
+/// Changes an agent's file, its notes and its memory while no daemon runs.
 #[tokio::test]
 async fn a_resumed_run_keeps_its_definition() {
     let file = "system_prompt = \"Old.\"\nfiles = [\"notes.md\"]\nsub_agents = [\"reader\"]\n\
@@ -190,7 +190,7 @@ async fn each_of_two_equal_runs_is_added_to_the_memory() {
         .will("solo", [hangs(), says("the same"), says("the same")]);
     let killed = app.start("solo", "go").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
-    // It ends while the other one, which began before it, is at work.
+    // It ends while the other one, which began before it, is active.
     app.run("solo", "go").await;
 
     app.crash_and_restart().await;

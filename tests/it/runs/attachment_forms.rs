@@ -61,7 +61,7 @@ async fn a_form_starts_a_run() {
         seen.user_messages(),
         ["What is this?some notesContext:\nBe brief."]
     );
-    // Its boundary differs each time that a form is sent; only what it says counts.
+    // A form's boundary differs each time; only its fields count.
     let again = post_form(&app, "another", &fields).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
     post_form(&app, "one", &fields[..6]).await.problem(422);

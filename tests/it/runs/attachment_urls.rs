@@ -37,7 +37,7 @@ async fn a_picture_may_be_a_url() {
     app.provider.wait_for_concurrency("solo", 1).await;
     app.provider.always("solo", |_| says("done"));
 
-    // What was fetched is in the record: nobody fetches it again.
+    // The fetched bytes are in the record, and are not fetched again.
     app.crash_and_restart().await;
 
     let run = app.find(&id).await.wait_for_end().await;

@@ -1,4 +1,4 @@
-//! Pictures and files that come with a request: what the model is sent, what the record keeps, and what is refused.
+//! Pictures and files of requests: the model's request, the record, and errors.
 
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::attachments::{PDF, PNG, base64, picture_part, png_with_suffix};
@@ -258,7 +258,7 @@ async fn earlier_messages_may_have_pictures() {
     assert_eq!(result["attachments"][0]["media_type"], "image/png");
 }
 
-/// A picture of so many bytes.
+/// A picture of this many bytes.
 fn picture_of(bytes: usize) -> Value {
     picture_part(&png_with_suffix(&"x".repeat(bytes - PNG.len())))
 }
@@ -405,10 +405,10 @@ async fn oversized_and_invalid_attachments_are_refused_by_field() {
     );
 }
 
-/// A field of a form: its name with more headers, and what it says.
+/// A field of a form: its name with more headers, and its content.
 pub type Field<'a> = (&'a str, &'a [u8]);
 
-/// Fields with the status and the words that refuse them.
+/// Fields with the status and a part of the error.
 pub type Case<'a> = (&'a [Field<'a>], u16, &'a str);
 
 #[tokio::test]

@@ -222,7 +222,7 @@ async fn tool_calls_are_bounded() {
         ("budget_exceeded", "budget exceeded: used 2 of 2 tool calls")
     );
     assert_eq!(run["partial_content"], "so far");
-    // Those at work when the limit is passed stop at their next check, as their caller does.
+    // Runs that are active when the limit is reached stop at their next check, as their caller does.
     assert!(app.provider.requests_for("reader").len() <= 2);
 }
 
@@ -276,7 +276,7 @@ async fn runs_are_bounded() {
         ("budget_exceeded", "budget exceeded: used 3 of 3 runs")
     );
     assert_eq!(run["tree"]["runs"], 3);
-    // Those at work when the limit is passed stop at their next check, as their caller does.
+    // Runs that are active when the limit is reached stop at their next check, as their caller does.
     assert!(app.provider.requests_for("reader").len() <= 2);
 }
 

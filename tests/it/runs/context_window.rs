@@ -51,7 +51,7 @@ fn reads(page: usize) -> ScriptedAnswer {
     calls([("read_file", arguments)])
 }
 
-/// Reads so many pages, one a turn, then says `done`. Summaries are numbered. What is too long is refused, as services do.
+/// Reads this many pages, one a turn, then replies `done`. Summaries are numbered. Too long requests are rejected.
 fn reader(pages: usize) -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static {
     let (turns, summaries) = (AtomicUsize::new(0), AtomicUsize::new(0));
     move |seen| {
@@ -76,7 +76,7 @@ fn kind<'a>(events: &'a [Event], kind: &str) -> Vec<&'a Event> {
     events.iter().filter(|event| event.kind() == kind).collect()
 }
 
-/// Checks that the record has so many pages, whole.
+/// Checks that the record has this many complete pages.
 async fn has_pages(run: &Run<'_>, pages: usize) {
     let mut messages = Vec::new();
     let mut after = 0;
@@ -363,7 +363,7 @@ async fn named_and_ad_hoc_children_are_compacted_too() {
     assert!(count(&child.events().await, "context.compacted") > 0);
 }
 
-/// Waits for so many such requests.
+/// Waits for this many such requests.
 async fn requested(app: &TestApp, count: usize, is_such: impl Fn(&RecordedRequest) -> bool) {
     for requests in 1.. {
         app.provider.wait_for_request("reader", requests).await;

@@ -291,7 +291,7 @@ async fn with_keys_a_memory_belongs_to_its_key() {
     assert_eq!(tasks(&app, "ada", "/agents/open/memory").await, all);
     assert_eq!(tasks(&app, "bob", "/agents/open/memory").await, all);
 
-    // An admin may choose whose, nobody else.
+    // Only an admin may choose the key.
     let of_bob = ["of bob", "of bob"];
     assert_eq!(
         tasks(&app, "ada", "/agents/solo/memory?key=bob").await,

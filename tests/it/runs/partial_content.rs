@@ -1,4 +1,4 @@
-//! Runs that end in the middle of a streamed reply: its text is kept, and what is known of its tokens.
+//! Runs that end in the middle of a streamed reply: its text and its known tokens are kept.
 
 use reqwest::Method;
 use serde_json::{Value, json};

@@ -140,7 +140,7 @@ async fn unfinished_runs_before_can_be_cancelled() {
         );
     }
     assert_eq!(sent_request(&app), ["0", "1", "3"]);
-    // A free session has nobody to cancel.
+    // A free session has no run to cancel.
     let fourth = app.run_with("solo", busy("4", "cancel_previous")).await;
     assert_eq!(fourth.output(), "got 3");
 }

@@ -14,7 +14,7 @@ pub fn talk(input: &str) -> Value {
     json!({"input": input, "session": "talk"})
 }
 
-/// As [`talk`], where it is busy.
+/// As [`talk`], for a busy session.
 pub fn busy(input: &str, on_busy: &str) -> Value {
     json!({"input": input, "session": "talk", "on_busy": on_busy})
 }

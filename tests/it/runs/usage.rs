@@ -1,4 +1,4 @@
-//! What is charged is what is counted: own and tree usage against the provider's own books, whatever becomes of a run.
+//! Usage of runs and trees equals the provider's ledger, however a run ends.
 
 use serde_json::{Value, json};
 

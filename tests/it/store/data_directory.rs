@@ -80,7 +80,7 @@ async fn a_killed_process_has_committed_acknowledged_writes() {
         .write(completing(&root, "done"))
         .await
         .expect("closed");
-    // The files as a dead process leaves them: nobody has folded the log in.
+    // The files as a dead process leaves them, with the log not yet copied into the database.
     let left = tempfile::tempdir().expect("a directory");
     for name in ["axed.db", "axed.db-wal", "lock"] {
         std::fs::copy(place.path().join(name), left.path().join(name)).expect("a copy");

@@ -12,7 +12,7 @@ use crate::store::fixtures::{
     opening_of, page, record, root, sql, sqlite, sqlite_in, starting, stored, whole_log, write,
 };
 
-/// A root goes with all that is below it, and with nothing else.
+/// A root is deleted with its descendants, and nothing else is.
 async fn a_tree_is_deleted(opened: &Opened) {
     let (store, root, other) = (&*opened.store, root(), root());
     let child = child(&root);
@@ -56,7 +56,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
     assert_eq!(stored(store, &other).await.input.text_bytes(), 5000);
 }
 
-/// A tree that takes more than one transaction goes as one that does not.
+/// A tree that takes several transactions is deleted like one that takes one.
 async fn a_large_tree_is_deleted(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
     store.write(opening(&root, "a")).await.expect("opened");
@@ -84,7 +84,7 @@ async fn a_large_tree_is_deleted(opened: &Opened) {
     assert!(store.commit_count() > before + 2, "in parts");
 }
 
-/// Ended roots are found by how and when they ended and by their place, but not while a run below them goes on.
+/// Ended roots are found by status, by end and by position, but not while a descendant is unfinished.
 async fn expired_roots_are_found(opened: &Opened) {
     let store = &*opened.store;
     let mut completed = Vec::new();

@@ -265,7 +265,7 @@ pub fn count(dir: &Path, table: &str) -> u32 {
     file.query_row(&sql, [], |row| row.get(0)).expect("a count")
 }
 
-/// Another hand on the file.
+/// Another connection to the file.
 pub fn sql(dir: &Path, text: &str) {
     let file = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
     file.execute_batch(text).expect("done");

@@ -40,7 +40,7 @@ async fn a_key_accepts_one_run(opened: &Opened) {
     let open = claiming(refused, claim("other", 7, in_an_hour()));
     assert_eq!(store.write(open).await.expect("opened"), 1);
 
-    // Everything of a key tells it from others.
+    // Every part of a key distinguishes it.
     for change in [
         |key: &mut IdempotencyKey| key.credential.push('x'),
         |key: &mut IdempotencyKey| key.route.push('x'),

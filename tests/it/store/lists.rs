@@ -85,7 +85,7 @@ fn fits(run: &Run, filter: &RunFilter) -> bool {
         && filter.until.is_none_or(|until| run.created_at < until)
 }
 
-/// A store with every kind of run, and what is in it, newest first.
+/// A store with every kind of run, and its runs, newest first.
 async fn fill(store: &dyn RunStore, dice: &mut Dice) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut last: Option<Scope> = None;

@@ -1,4 +1,4 @@
-//! Retention: what is kept no longer goes, with all of it, beside runs that go on; and the file gets smaller.
+//! Retention: expired trees are deleted completely, beside active runs, and the file shrinks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn newest(kept: usize) -> Retention {
     }
 }
 
-/// The completed root that so many newer ones follow.
+/// The completed root with this many newer ones.
 async fn place(store: &dyn RunStore, but: usize) -> Option<RunId> {
     let query = NthNewestQuery {
         status: Status::Completed,
@@ -65,7 +65,7 @@ async fn place(store: &dyn RunStore, but: usize) -> Option<RunId> {
     store.nth_newest_ended(query).await.expect("a place")
 }
 
-/// Waits until at most so many completed roots are left.
+/// Waits until at most this many completed roots exist.
 async fn dwindled(store: &dyn RunStore, to: usize) {
     eventually("the deletion of old runs", async || {
         place(store, to).await.is_none().then_some(())
@@ -118,7 +118,7 @@ async fn ten_thousand_runs_expire_while_others_start() {
         "stopped halfway"
     );
 
-    // … and the next one ends it, beside new runs that go on.
+    // … and the next process finishes it, beside new runs.
     let at_work = keeping(&store, newest(100), async {
         let mut at_work = Vec::new();
         for n in 10_000..10_200 {
@@ -144,7 +144,7 @@ async fn ten_thousand_runs_expire_while_others_start() {
     assert!(before > 0);
 }
 
-/// A definition that many runs share goes once every run is younger than its last one.
+/// A definition that many runs share is deleted once every run is newer than its last use.
 #[tokio::test]
 async fn a_shared_definition_is_deleted_after_its_runs() {
     let opened = sqlite();

@@ -188,7 +188,7 @@ async fn steps_read_back(opened: &Opened) {
     assert_eq!(numbers(&log), [1, 2, 3, 4]);
 }
 
-/// What a tree has used is known while it is at work, and stands in the record once it has ended.
+/// The usage of a tree is known while it is active, and recorded once it has ended.
 async fn a_trees_usage_is_summed(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
     let child = child(&root);
@@ -297,7 +297,7 @@ async fn a_resume_state_reads_back(opened: &Opened) {
     };
     assert_eq!(found[0].resume_state, Some(started.clone()));
 
-    // While it waits its time stands still; afterwards it has a new deadline.
+    // Its time limit is paused while it waits; afterwards it has a new deadline.
     let since = deadline(0);
     let waiting = Change::Pause {
         since,
@@ -324,7 +324,7 @@ async fn a_resume_state_reads_back(opened: &Opened) {
     assert_eq!(found[0].resume_state, Some(goes));
 }
 
-/// Every process that goes on with a run counts; where the run stands is not changed by it.
+/// Every process that resumes a run increases its attempt; its state does not change.
 async fn resuming_counts_as_an_attempt(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
     store.write(opening(&root, "a")).await.expect("opened");
@@ -397,12 +397,12 @@ async fn a_failed_queued_write_stops_its_run(opened: &Opened) {
     store.write(completing(&whole, "x")).await.expect("closed");
     assert_eq!(stored(store, &broken).await.status, Status::Queued);
     assert_eq!(stored(store, &whole).await.status, Status::Completed);
-    // Its owner goes on from what is committed.
+    // Its owner continues from the last commit.
     store.clear_failed(vec![broken.run]).await.expect("mended");
     store.write(completing(&broken, "x")).await.expect("closed");
 }
 
-/// What was handed over before the close is kept; afterwards nothing is taken.
+/// Writes before the close are kept; later ones are rejected.
 async fn a_closed_store_rejects_calls(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
     store.check().await.expect("in order");

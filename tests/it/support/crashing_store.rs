@@ -1,4 +1,4 @@
-//! A store over the real one that lets so many writes through and then takes no more, as if the process had died
+//! A store over the real one that accepts a number of writes and then no more, as if the process had died
 //! between two commits.
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct CrashingStore {
 }
 
 impl CrashingStore {
-    /// Lets so many writes through.
+    /// Accepts this many writes.
     pub fn new(inner: Arc<dyn RunStore>, max_writes: usize) -> Self {
         Self {
             inner,
@@ -40,7 +40,7 @@ impl CrashingStore {
         }
     }
 
-    /// Waits until so many writes have been handed over.
+    /// Waits until that many writes were submitted.
     pub async fn wait_for_writes(&self, count: usize) {
         let mut attempted = self.attempted.subscribe();
         let reached = attempted.wait_for(|writes| *writes >= count).await;
@@ -53,7 +53,7 @@ impl CrashingStore {
             .await;
     }
 
-    /// How many writes were handed over.
+    /// The number of submitted writes.
     pub fn writes(&self) -> usize {
         self.writes.load(Ordering::SeqCst)
     }

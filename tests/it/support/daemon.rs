@@ -73,7 +73,7 @@ impl Daemon {
             .await
             .expect("read stdout");
         let Some(url) = line.trim().strip_prefix("axed listening on ") else {
-            // It has closed its output; what it says on stderr is the reason.
+            // It has closed its output; stderr has the reason.
             while readers.join_next().await.is_some() {}
             panic!(
                 "axed did not start; it printed {line:?} and\n{}",
@@ -99,7 +99,7 @@ impl Daemon {
         signal(self.pid(), name);
     }
 
-    /// Kills it at once and waits until it is gone.
+    /// Kills it and waits for its end.
     pub async fn kill(&mut self) {
         within_timeout("the daemon's death", self.child.kill())
             .await

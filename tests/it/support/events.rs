@@ -111,7 +111,7 @@ impl Events {
     }
 }
 
-/// The event in a block of lines; none where it holds only a comment or a `retry`.
+/// The event in a block of lines; `None` if it has only a comment or a `retry`.
 fn event(block: &str) -> Option<Event> {
     let field = |name: &str| {
         block

@@ -14,7 +14,7 @@ impl Gate {
         Self(Arc::new(watch::Sender::new(false)))
     }
 
-    /// Lets everybody through who waits or comes later.
+    /// Opens the gate for all waiting and later answers.
     pub fn open(&self) {
         self.0.send_replace(true);
     }

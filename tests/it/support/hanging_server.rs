@@ -48,7 +48,7 @@ impl HangingServer {
         format!("http://{host}:{}/", self.port)
     }
 
-    /// Waits until so many connections hang.
+    /// Waits until that many connections hang.
     pub async fn wait_for_connections(&self, count: usize) {
         let mut open = self.connections.subscribe();
         let enough = open.wait_for(|open| *open >= count);

@@ -28,7 +28,7 @@ pub async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T
     }
 }
 
-/// Looks until there is something to see. Only for state outside of axed and this process, which nobody announces: files,
+/// Polls until `look` returns a value. Only for state outside of axed and this process, without notifications: files,
 /// processes, another program's port.
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     within_timeout(what, async {

@@ -23,7 +23,7 @@ pub struct CannedResponse {
 enum SendMode {
     /// With its length.
     Whole,
-    /// In chunks of so many bytes.
+    /// In chunks of this many bytes.
     Chunks(usize),
     /// So many bytes in chunks of one, then the connection is closed.
     Cut(usize),
@@ -95,13 +95,13 @@ impl CannedResponse {
         self
     }
 
-    /// Sends chunks of so many bytes.
+    /// Sends chunks of this many bytes.
     pub fn in_chunks(mut self, size: usize) -> Self {
         self.send_mode = SendMode::Chunks(size);
         self
     }
 
-    /// Closes the connection after so many bytes of the body.
+    /// Closes the connection after this many bytes of the body.
     pub fn cut_after(mut self, size: usize) -> Self {
         self.send_mode = SendMode::Cut(size);
         self
@@ -162,7 +162,7 @@ impl SharedHistory {
     }
 }
 
-/// A service at work.
+/// A running service.
 pub struct ReplayServer {
     address: SocketAddr,
     history: Arc<SharedHistory>,
@@ -305,7 +305,7 @@ fn read_request(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
     })
 }
 
-/// Sends the answer; says whether the connection can serve another request.
+/// Sends the answer; returns whether the connection can serve another request.
 fn send(mut stream: &TcpStream, answer: &CannedResponse) -> std::io::Result<bool> {
     if matches!(answer.send_mode, SendMode::Silent) {
         return wait_for_eof(stream);

@@ -102,7 +102,7 @@ impl WebhookReceiver {
         self.state.send_modify(|book| book.replies.extend(replies));
     }
 
-    /// Waits until so many messages have come, and returns all there are.
+    /// Waits until that many messages have arrived, and returns all of them.
     pub async fn wait_for_messages(&self, count: usize) -> Vec<ReceivedMessage> {
         let mut book = self.state.subscribe();
         let enough = book.wait_for(|book| book.messages.len() >= count);

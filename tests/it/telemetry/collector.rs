@@ -32,7 +32,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// What an attribute says; null where it is not there.
+    /// The value of an attribute; null if it is missing.
     pub fn of(&self, key: &str) -> &Value {
         self.says.get(key).unwrap_or(&Value::Null)
     }
@@ -84,7 +84,7 @@ impl Collector {
         reported.expect("the collector is there").clone()
     }
 
-    /// All spans, once there are so many.
+    /// All spans, once there are that many.
     pub async fn spans(&self, count: usize) -> Vec<Span> {
         let what = format!("{count} spans");
         let reported = self

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-/// The one span of this name that says this of itself.
+/// The only span with this name and this attribute.
 fn one<'s>(spans: &'s [Span], name: &str, key: &str, value: &Value) -> &'s Span {
     let of = |span: &&Span| span.name == name && span.of(key) == value;
     let found: Vec<&Span> = spans.iter().filter(of).collect();
@@ -274,7 +274,7 @@ async fn a_clients_trace_is_continued() {
     let chat = one(&spans, "chat solo", "axed.turn", &json!(1));
     assert_eq!(last(), Some(format!("00-{}-{}-01", run.trace, chat.id)));
 
-    // One that keeps nothing is passed on as it came; what is not in order is as if it were not there.
+    // An unsampled trace is forwarded unchanged; an invalid one is ignored.
     let unkept = CALLER.replace("-01", "-00");
     run_with(&app, "solo", &[&unkept]).await;
     assert_eq!(last(), Some(unkept));
@@ -383,7 +383,7 @@ async fn cancelled_and_stopped_runs_export_their_spans() {
 
 #[tokio::test]
 async fn an_unreachable_collector_only_logs_a_warning() {
-    // A port that nobody listens at.
+    // A closed port.
     let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = nobody.local_addr().expect("an address");
     drop(nobody);
@@ -465,7 +465,7 @@ async fn an_invalid_address_is_named() {
         assert_eq!(ended.status.code(), Some(2), "{said}");
         assert!(said.contains(says) && !said.contains("secret"), "{said}");
     }
-    // Switched off where the environment says so.
+    // Switched off by the environment.
     std::fs::write(home.path().join("axed.toml"), "").expect("a file");
     let mut command = axed_command(
         home.path(),

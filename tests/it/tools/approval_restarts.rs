@@ -55,7 +55,7 @@ async fn a_decision_survives_a_restart() {
         let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
         app.provider.will("careful", [writes("a"), says("done")]);
         let (id, request) = sent(&app, "careful").await;
-        // It is decided, but cannot go on before it has a slot again.
+        // It is decided, but cannot continue before it has a permit again.
         app.provider
             .will("solo", [says("x").after_gate(&Gate::closed())]);
         let other = app.start("solo", "go").await.id().to_owned();

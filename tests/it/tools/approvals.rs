@@ -27,7 +27,7 @@ pub fn writes(path: &str) -> ScriptedAnswer {
     calls([("write_file", json!({"path": path, "content": "new"}))])
 }
 
-/// The requests for approval among the events of the run's tree, once there are so many.
+/// The `approval.requested` events of the run's tree, once there are that many.
 pub async fn requests(app: &TestApp, id: &str, many: usize) -> Vec<Event> {
     let run = app.find(id).await;
     let mut events = app.events(&run).await;
@@ -360,7 +360,7 @@ async fn a_waiting_run_can_be_cancelled() {
             .problem(409);
     }
     assert!(!wrote(&app, "a"));
-    // A child that is cancelled alone is an error result; its parent needs its slot to go on.
+    // A child that is cancelled alone is an error result; its parent needs its permit to continue.
     app.provider
         .will("planner", [delegates([("careful", "write")]), says("done")]);
     let (id, request) = sent(&app, "planner").await;

@@ -227,7 +227,7 @@ async fn the_network_can_be_allowed_without_local_sockets() {
     assert!(reported[0].contains("\nraw no\n"), "{}", reported[0]);
 }
 
-/// A command that tries kinds of sockets and says which it got.
+/// A command that tries kinds of sockets and prints which it got.
 fn sockets(app: &TestApp) -> String {
     let port = app
         .daemon

@@ -32,7 +32,7 @@ fn call(name: &str, arguments: Value) -> ScriptedAnswer {
     calls([("tool_call", json!({"name": name, "arguments": arguments}))])
 }
 
-/// Waits until the server has been called so often, and returns the calls.
+/// Waits until the server has that many calls, and returns them.
 async fn called(app: &TestApp, many: usize) -> Vec<String> {
     eventually("calls", async || {
         let text = fs::read_to_string(app.path("calls")).unwrap_or_default();

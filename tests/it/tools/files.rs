@@ -22,7 +22,7 @@ const ALL: [&str; 10] = [
     "write_file",
 ];
 
-/// An agent with these tools, at work in `work`.
+/// An agent with these tools and the workdir `work`.
 fn worker(tools: &[&str]) -> Setup {
     TestApp::setup()
         .agent("worker", &format!("workdir = \"work\"\ntools = {tools:?}"))

@@ -59,7 +59,7 @@ pub async fn result_of(app: &TestApp, tool: &str, arguments: Value) -> (String, 
     (last.tool_results().remove(0), last.tool_result_errors()[0])
 }
 
-/// Lines of a file that the server writes, when there are so many.
+/// The lines of a file that the server writes, once there are that many.
 async fn lines(app: &TestApp, file: &str, many: usize) -> Vec<String> {
     eventually(&format!("{many} lines of {file}"), async || {
         let text = fs::read_to_string(app.path(file)).unwrap_or_default();
@@ -69,7 +69,7 @@ async fn lines(app: &TestApp, file: &str, many: usize) -> Vec<String> {
     .await
 }
 
-/// Comes back when no such process is left but as a zombie that nobody has taken away yet.
+/// Waits until the process has ended; it may still be a zombie.
 async fn gone(pid: &str) {
     let stat = Path::new("/proc").join(pid).join("stat");
     eventually(&format!("the end of process {pid}"), async || {
@@ -104,7 +104,7 @@ async fn tools_are_offered_and_called_over_one_connection() {
         pictures.0,
         "[image: image/gif, 7 bytes]\n[resource: file:///a]"
     );
-    // The picture itself goes with it.
+    // The picture itself is sent with it.
     let last = app.provider.requests_for("a").pop().expect("a request");
     let shown = &last.messages().last().expect("results")["content"][0]["content"][1];
     assert_eq!(shown["source"]["data"], "R0lGODlhIQ==");
@@ -423,7 +423,7 @@ async fn an_invalid_server_is_named() {
     }
 }
 
-/// Real servers, as published: installed by `tests/real_mcp.sh`, which says in AXED_REAL_MCP where.
+/// Published servers, which `tests/real_mcp.sh` installs into the directory AXED_REAL_MCP.
 #[tokio::test]
 async fn real_servers_work() {
     let Some(place) = process_environment().remove("AXED_REAL_MCP") else {

@@ -91,7 +91,7 @@ fn as_events(body: impl Into<Body>) -> Response {
     ([("content-type", "text/event-stream")], body.into()).into_response()
 }
 
-/// Only a stream that was cut is resumed here, and that fails: the session is gone.
+/// Resumes only a broken stream, and that fails because the session has ended.
 async fn events(headers: HeaderMap) -> Response {
     match headers.contains_key("last-event-id") {
         true => (StatusCode::NOT_FOUND, "no such session").into_response(),

@@ -20,7 +20,7 @@ pub fn worker(more: &str) -> Setup {
         .file("work/a.txt", "alpha\n")
 }
 
-/// Whether this system confines commands; says so where it does not, and the story is left out.
+/// Whether this system can confine commands; if not, prints that the story is skipped.
 pub fn is_confined(app: &TestApp) -> bool {
     let is_offered = !app.daemon.log().contains("has no Landlock");
     if !is_offered {
@@ -317,7 +317,7 @@ async fn twenty_commands_run_at_once() {
     if !is_confined(&app) {
         return;
     }
-    // Each waits for all others, so they must be at work together.
+    // Each waits for all others, so they must run at the same time.
     let command = |number| {
         let command = format!(
             "touch n{number}; while [ $(ls | grep -c '^n') -lt 20 ]; do sleep 0.02; done; echo {number}"

@@ -311,7 +311,7 @@ async fn an_endless_body_is_cut_off() {
         reported[3]
     );
 
-    // Only for the drip: where much else is at work a second is short for a whole answer.
+    // Only for the drip: on a busy machine a second is too short for a whole response.
     let app = TestApp::setup()
         .agent("worker", "tools = [\"url_fetch\"]")
         .config("[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\ntimeout = 1")

@@ -15,7 +15,7 @@ const FILE_TOOLS: &str = "tools = [\"copy_path\", \"create_directory\", \"delete
     \"find_path\", \"grep\", \"list_directory\", \"move_path\", \"read_file\", \"write_file\"]";
 const OWN: &str = "belongs to the daemon";
 
-/// An agent with every file tool at work in the daemon's own directory.
+/// An agent with every file tool whose workdir is the daemon's own directory.
 fn worker() -> Setup {
     TestApp::setup()
         .agent("worker", FILE_TOOLS)
@@ -130,7 +130,7 @@ async fn no_file_tool_reaches_the_daemons_own_files() {
     assert_eq!(list["data"].as_array().expect("agents").len(), 1);
 }
 
-/// What contains something of the daemon's stays where it is: moved away, it could be made anew.
+/// A directory with files of the daemon cannot be moved, since it could then be created again.
 #[tokio::test]
 async fn a_directory_with_the_daemons_files_cannot_be_moved_or_created() {
     let app = TestApp::setup()
@@ -321,7 +321,7 @@ async fn a_queued_run_refuses_a_directory_that_was_replaced() {
     }
 }
 
-/// Runs that an earlier process left: one at work, one queued behind it.
+/// Runs of an earlier process: one active, one queued behind it.
 #[tokio::test]
 async fn a_resumed_run_refuses_a_directory_that_was_replaced() {
     for (is_link, why) in [

@@ -190,7 +190,7 @@ async fn a_hanging_receiver_delays_neither_runs_nor_other_receivers() {
     for _ in 0..20 {
         assert_eq!(app.run("slow", "go").await.output(), "done");
     }
-    // As many as one host may have under way.
+    // As many as may be in progress for one host.
     assert!(
         slow.wait_for_messages(8)
             .await
@@ -276,7 +276,7 @@ async fn one_keys_hanging_receivers_leave_other_keys_their_share() {
         .spawn()
         .await;
     app.provider.always("solo", |_| says("done"));
-    // More than may be under way in all, to more hosts than one key can have all slots with.
+    // More than may be in progress in total, to enough hosts for one key to take every slot.
     for host in hosts.iter().flat_map(|host| [host; 8]) {
         let body = json!({"webhook": {"url": hanging.url(host)}});
         let accepted = as_key(&app, "ada", Method::POST, "/agents/solo/runs", &body).await;

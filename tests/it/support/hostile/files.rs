@@ -46,7 +46,7 @@ fn debug_text(agent: &Agent) -> String {
     format!("{agent:?}")
 }
 
-/// A definition goes through the record as it is.
+/// A definition survives a round trip through the record.
 fn assert_round_trips(agent: Agent) {
     let agent = Arc::new(agent);
     let text = AgentSnapshots::default().agent_json(&agent);

@@ -7,7 +7,7 @@ use proptest::test_runner::{Config, RngSeed};
 pub mod files;
 pub mod wires;
 
-/// So many cases, always the same ones. With `PROPTEST_CASES` set, so many and other ones each time.
+/// This many cases, always the same ones. `PROPTEST_CASES` sets another number, with other cases each time.
 pub fn proptest_config(default_cases: u32) -> Config {
     let default_config = Config {
         cases: default_cases,

@@ -19,7 +19,7 @@ use tokio::runtime::{Builder, Runtime};
 pub const KEY: &str = "sk-hostile-1234567890";
 /// Most bytes of a reply: little, so that answers come above it.
 pub const MAX_REPLY: usize = 16 << 10;
-/// Most bytes of an error's message: it goes into the record, the log and the client's answer.
+/// Maximum bytes of an error's message, which is written to the record, the log and the response.
 const MAX_ERROR: usize = 4 << 10;
 
 /// One client of each wire.

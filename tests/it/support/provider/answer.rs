@@ -1,4 +1,4 @@
-//! What the fake provider is to reply, independent of a wire.
+//! Answers of the fake provider, independent of the wire.
 
 use axum::body::Bytes;
 use serde_json::{Value, json};

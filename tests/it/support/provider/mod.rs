@@ -131,7 +131,7 @@ impl FakeProvider {
             .await;
     }
 
-    /// Waits until so many batches were created.
+    /// Waits until that many batches were created.
     pub async fn wait_for_batches(&self, count: usize) {
         let enough = |pages: &ProviderState| (pages.batches >= count).then_some(());
         self.wait_until(&format!("{count} batches"), enough).await;
@@ -192,7 +192,7 @@ pub struct Ledger {
     pub output: u64,
 }
 
-/// What the provider is to say and what has happened.
+/// The queued answers and the recorded requests.
 #[derive(Default)]
 struct ProviderState {
     scripts: HashMap<String, Script>,
@@ -296,7 +296,7 @@ impl SharedState {
     }
 }
 
-/// One answer under way. Dropped before its end, the other side has hung up.
+/// An answer in progress. If it is dropped before its end, the client has disconnected.
 struct ActiveAnswer {
     book: SharedState,
     model: String,
@@ -305,7 +305,7 @@ struct ActiveAnswer {
 }
 
 impl ActiveAnswer {
-    /// The last piece goes out now. Counted before it is sent, so that nobody who has the answer finds it missing.
+    /// Counts the answer before its last piece is sent, so that every client that has it finds it counted.
     fn end(&mut self, complete: bool) {
         self.is_over = true;
         let usage = self.usage.filter(|_| complete);

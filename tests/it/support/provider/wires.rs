@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::support::provider::answer::{Content, ScriptedAnswer, Thought, Tokens};
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 
-/// An answer in a wire's words.
+/// An answer in the format of a wire.
 pub struct EncodedAnswer {
     /// HTTP's status.
     pub status: u16,
@@ -87,7 +87,7 @@ impl Reply<'_> {
         format!("c2VjcmV0{}", self.number)
     }
 
-    /// The text of its thinking; empty where it has none, or a hidden one.
+    /// The text of its thinking; empty if it has none or if it is encrypted.
     fn thought(&self) -> &str {
         match self.thought {
             Some(Thought::Readable(text)) => text,
@@ -507,7 +507,7 @@ fn default_stop_reason(wire: Wire, calls: bool) -> &'static str {
         (Wire::Anthropic, false) => "end_turn",
         (Wire::Anthropic, true) => "tool_use",
         (Wire::Openai, true) => "tool_calls",
-        // Ollama says so on a tool-call turn as well.
+        // Ollama reports this for a turn with tool calls as well.
         (Wire::Openai, false) | (Wire::Ollama, _) => "stop",
         (Wire::Responses, _) => "completed",
     }
