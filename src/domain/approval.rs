@@ -42,12 +42,9 @@ impl ApprovalRequest {
         if json.len() <= max_bytes {
             return;
         }
-        // What was cut before is a string with the beginning of the JSON.
-        let beginning: Option<String> = self
-            .truncated
-            .then(|| serde_json::from_str(json).ok())
-            .flatten();
-        let beginning = truncate_to_bytes(beginning.as_deref().unwrap_or(json), max_bytes);
+        // Arguments are objects: a string is the text of their JSON, from a call with deep or long ones.
+        let text: Option<String> = serde_json::from_str(json).ok();
+        let beginning = truncate_to_bytes(text.as_deref().unwrap_or(json), max_bytes);
         if let Ok(cut) = serde_json::value::to_raw_value(beginning) {
             self.arguments = Arc::from(cut);
             self.truncated = true;

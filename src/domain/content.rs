@@ -212,7 +212,7 @@ impl Content {
 }
 
 impl Part {
-    fn text_bytes(&self) -> usize {
+    pub fn text_bytes(&self) -> usize {
         match self {
             Self::Text { text } => text.len(),
             Self::Image(_) | Self::File(_) => 0,

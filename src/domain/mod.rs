@@ -12,6 +12,7 @@ pub mod json_schema;
 pub mod mcp;
 pub mod message;
 pub mod run;
+pub mod run_excerpt;
 pub mod service;
 pub mod structured;
 pub mod suggestion;

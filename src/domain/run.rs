@@ -382,6 +382,8 @@ pub struct Run {
     pub waiting_for: Option<WaitingFor>,
     /// The calls of the run and its descendants that wait for approval, as far as the store has read them.
     pub pending_approvals: Vec<PendingApproval>,
+    /// Whether its texts are only their beginnings.
+    pub is_cut: bool,
 }
 
 /// A tool call that waits for approval.
@@ -443,6 +445,7 @@ impl Run {
             waited_ms: 0,
             waiting_for: None,
             pending_approvals: Vec::new(),
+            is_cut: false,
             last_event: 0,
         }
     }

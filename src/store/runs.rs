@@ -109,6 +109,8 @@ pub struct RunFilter {
     /// Only runs that were created before this one (the cursor).
     pub before: Option<RunId>,
     pub limit: usize,
+    /// Whether long texts are cut: see [`crate::domain::run_excerpt`].
+    pub cut_texts: bool,
 }
 
 /// A page of runs.
@@ -131,4 +133,6 @@ pub struct SessionQuery {
     /// Only runs that were created before this one (the cursor).
     pub before: Option<RunId>,
     pub limit: usize,
+    /// See [`RunFilter::cut_texts`].
+    pub cut_texts: bool,
 }

@@ -102,6 +102,7 @@ pub async fn session_history(engine: &Engine, run: &Run) -> Result<SessionHistor
         status: Some(Status::Completed),
         before: None,
         limit: 1,
+        cut_texts: false,
     };
     let Some(last) = store.session_runs(query).await?.pop() else {
         return Ok(SessionHistory::default());

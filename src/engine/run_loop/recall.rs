@@ -83,6 +83,7 @@ async fn previous_run(engine: &Engine, run: &Run) -> Result<Option<Run>, StoreEr
         status: Some(Status::Completed),
         before: Some(run.id),
         limit: 1,
+        cut_texts: false,
     };
     Ok(engine.journal.store().session_runs(query).await?.pop())
 }

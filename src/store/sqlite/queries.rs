@@ -8,6 +8,7 @@ use tracing::error;
 
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId, now};
+use crate::domain::run_excerpt;
 use crate::domain::usage::TreeUsage;
 use crate::store::events::EventQuery;
 use crate::store::runs::{ChildCall, PAGE_BYTES, RunFilter, RunPage, SessionQuery, UnfinishedRun};
@@ -145,7 +146,7 @@ pub fn claimed_run(db: &Connection, key: &IdempotencyKey) -> StoreResult<Option<
 pub fn list(db: &Connection, filter: &RunFilter) -> StoreResult<RunPage> {
     let matches = search::search(db, filter)?;
     let last = matches.ids.last().copied();
-    let runs = load_page(matches.ids, |id| readable(db, id))?;
+    let runs = load_page(matches.ids, filter.cut_texts, |id| readable(db, id))?;
     let ends_early = runs.last().map(|run| run.id).filter(|id| Some(*id) != last);
     let next = ends_early.or(matches.next);
     Ok(RunPage { runs, next })
@@ -171,7 +172,7 @@ pub fn session_runs(db: &Connection, query: SessionQuery) -> StoreResult<Vec<Run
         select.and_where("r.id < :before", ":before", *rows::id_bytes(&before));
     }
     let ids = select.fetch_newest(db, query.limit)?;
-    load_page(ids, |id| run(db, id))
+    load_page(ids, query.cut_texts, |id| run(db, id))
 }
 
 /// A run; `None` if it does not exist or its record is damaged.
@@ -188,12 +189,16 @@ fn readable(db: &Connection, id: RunId) -> StoreResult<Option<Run>> {
 /// Reads runs until the page has [`PAGE_BYTES`].
 fn load_page(
     ids: Vec<RunId>,
+    cut_texts: bool,
     read: impl Fn(RunId) -> StoreResult<Option<Run>>,
 ) -> StoreResult<Vec<Run>> {
     let mut page = Vec::with_capacity(ids.len());
     let mut bytes = 0;
     for id in ids {
-        let Some(run) = read(id)? else { continue };
+        let Some(mut run) = read(id)? else { continue };
+        if cut_texts {
+            run_excerpt::cut_texts(&mut run);
+        }
         bytes += run.text_bytes();
         page.push(run);
         if bytes >= PAGE_BYTES {

@@ -173,6 +173,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         last_event: unsigned(get(row, C::LastEvent)?),
         waiting_for: json(row, C::WaitingFor as usize)?,
         pending_approvals: Vec::new(),
+        is_cut: false,
     })
 }
 

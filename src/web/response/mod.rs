@@ -5,6 +5,7 @@ pub mod event_scope;
 pub mod event_stream;
 pub mod json;
 pub mod run;
+pub mod run_fields;
 pub mod tree;
 
 #[cfg(test)]

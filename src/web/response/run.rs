@@ -66,6 +66,9 @@ pub struct RunView<'a> {
     /// The number of the run's last event; for a root run, of its tree's last event.
     last_event: u64,
     links: Links<'a>,
+    /// Present if texts were cut because the request did not say `full=true`: `GET /runs/{id}` has all of them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
 }
 
 impl<'a> RunView<'a> {
@@ -120,6 +123,7 @@ impl<'a> RunView<'a> {
                 cancel: link("/cancel"),
                 tree: link("/tree"),
             },
+            truncated: run.is_cut,
         }
     }
 }

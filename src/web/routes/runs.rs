@@ -26,6 +26,7 @@ use crate::web::problem_code::ProblemCode;
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::json_response;
 use crate::web::response::run::{ChildView, RunView};
+use crate::web::response::run_fields::selected_fields;
 use crate::web::response::tree::{CallOrder, RunSummary, call_ids, sort_by_call_order};
 use crate::web::state::AppState;
 use crate::web::wait;
@@ -42,8 +43,9 @@ const MAX_LABELS: usize = 64;
 const MAX_REASON: usize = 1000;
 
 /// The query parameters of `GET /runs`.
-const FILTER_PARAMS: [&str; 10] = [
-    "agent", "status", "root", "all", "session", "since", "until", "limit", "cursor", "label.",
+const FILTER_PARAMS: [&str; 11] = [
+    "agent", "status", "root", "all", "session", "since", "until", "full", "limit", "cursor",
+    "label.",
 ];
 
 /// A page of runs, newest first.
@@ -93,15 +95,26 @@ pub async fn get(
     links: LinkPrefix,
     request: Request,
 ) -> Result<Response, Problem> {
-    let query = Query::read(request.uri(), &["wait"])?;
+    let query = Query::read(request.uri(), &["wait", "fields"])?;
     let timeout = wait::requested_wait(&query, request.headers(), state.settings.max_wait)?;
+    let fields = query.get("fields").map(str::to_owned);
     drop(request);
-    let run = Arc::new(require_run(&state, id).await?);
-    if timeout.is_zero() {
-        return Ok(run_response(&links, StatusCode::OK, &run));
+    let mut run = Arc::new(require_run(&state, id).await?);
+    if let Some(fields) = &fields {
+        // Checked before the client waits.
+        selected_fields(StatusCode::OK, &RunView::new(&run, &links, now()), fields)?;
     }
-    let run = wait::wait_for_end_or_person(&state, run, timeout).await;
-    Ok(finished_or_accepted(&links, &run))
+    let mut status = StatusCode::OK;
+    if !timeout.is_zero() {
+        run = wait::wait_for_end_or_person(&state, run, timeout).await;
+        if !run.status.is_terminal() {
+            status = StatusCode::ACCEPTED;
+        }
+    }
+    match fields {
+        Some(fields) => selected_fields(status, &RunView::new(&run, &links, now()), &fields),
+        None => Ok(run_response(&links, status, &run)),
+    }
 }
 
 /// `GET /runs`
@@ -317,6 +330,7 @@ fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {
             .parse("all", "true or false", parse_flag)?
             .unwrap_or_default(),
         session: query.get("session").map(str::to_owned),
+        cut_texts: !wants_full_texts(query)?,
         labels,
         since: query.parse("since", "an RFC 3339 time", parse_time)?,
         until: query.parse("until", "an RFC 3339 time", parse_time)?,
@@ -329,6 +343,12 @@ fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {
             )?
             .unwrap_or(DEFAULT_PAGE_SIZE),
     })
+}
+
+/// Whether a list has the whole texts of its runs.
+pub fn wants_full_texts(query: &Query) -> Result<bool, Problem> {
+    let full = query.parse("full", "true or false", parse_flag)?;
+    Ok(full.unwrap_or_default())
 }
 
 /// An RFC 3339 time. A `+` that was not percent-encoded arrives as a space.

@@ -153,6 +153,7 @@ async fn pages_have_all_matching_runs_and_no_others() {
             until: dice.maybe(&[1, 60, 120, 300]).map(at),
             before: dice.maybe(&[runs[10].id, runs[100].id]),
             limit: dice.one_of(&[1, 3, 50]),
+            cut_texts: false,
         };
         let is_before = |run: &&Run| filter.before.is_none_or(|before| run.id < before);
         let wanted = runs
