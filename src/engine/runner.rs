@@ -14,6 +14,7 @@ use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
+use crate::engine::admission::delete_session::{self, DeleteSessionError};
 use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
 use crate::engine::approval::decision::{self, DecideError};
 use crate::engine::approval::person_wait;
@@ -336,6 +337,19 @@ impl Runner {
         decision::decide(&self.engine, id, call, decision).await?;
         let run = self.store().run(id).await?;
         run.ok_or(DecideError::RunNotFound(id))
+    }
+
+    /// Deletes a session in which no run is unfinished: its name and its conversation; its runs stay.
+    pub async fn delete_session(&self, key: SessionKey) -> Result<(), DeleteSessionError> {
+        let (sender, receiver) = oneshot::channel();
+        let engine = Arc::clone(&self.engine);
+        // In a task of its own: a client that disconnects must not interrupt a deletion.
+        self.engine.tasks.spawn(async move {
+            let _ = sender.send(delete_session::delete_session(&engine, key).await);
+        });
+        receiver
+            .await
+            .unwrap_or(Err(DeleteSessionError::Store(StoreError::Closed)))
     }
 
     pub fn is_at_work(&self, id: RunId) -> bool {

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::catalog::LoadError;
 use crate::domain::suggestion;
+use crate::engine::admission::delete_session::DeleteSessionError;
 use crate::engine::approval::decision::DecideError;
 use crate::engine::memory::memories::MemoryError;
 use crate::engine::request::StartError;
@@ -366,6 +367,19 @@ impl From<StartError> for Problem {
                 ProblemCode::MemoryUnreadable,
                 text,
             ),
+        }
+    }
+}
+
+impl From<DeleteSessionError> for Problem {
+    fn from(error: DeleteSessionError) -> Self {
+        let text = error.to_string();
+        match error {
+            DeleteSessionError::NotFound(name) => Self::session_not_found(&name),
+            DeleteSessionError::Busy { .. } => {
+                Self::new(StatusCode::CONFLICT, ProblemCode::SessionBusy, text)
+            }
+            DeleteSessionError::Store(error) => error.into(),
         }
     }
 }

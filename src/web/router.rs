@@ -43,7 +43,20 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         get("/runs/{id}/children", runs::children, describe::children).with_scope(Read),
         get("/runs/{id}/messages", runs::messages, describe::messages).with_scope(Read),
         post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
+        get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
         get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),
+        get(
+            "/sessions/{name}/messages",
+            sessions::messages,
+            describe::session_messages,
+        )
+        .with_scope(Read),
+        delete(
+            "/sessions/{name}",
+            sessions::delete,
+            describe::delete_session,
+        )
+        .with_scope(Cancel),
         post(
             "/runs/{id}/approvals/{call}",
             approvals::decide,

@@ -1,4 +1,5 @@
 //! When a run may start: sessions and permits.
 
+pub mod delete_session;
 pub mod run_permits;
 pub mod sessions;

@@ -17,9 +17,12 @@ use crate::web::routes::deliveries::DeliveryView;
 use crate::web::routes::events::EventPage;
 use crate::web::routes::health::{Alive, Ready, Version};
 use crate::web::routes::runs::{CancelRequest, ChildrenPage, RunsPage};
-use crate::web::routes::sessions::SessionView;
+use crate::web::routes::sessions::{SessionConversation, SessionView, SessionsPage};
 
 const MEMORY_KEY_DESCRIPTION: &str = "The key that owns the memory; by default the request's own. Another key needs the scope `admin`.";
+const SESSION_KEY_DESCRIPTION: &str = "The key that owns the sessions; by default the request's own. Another key needs the scope `admin`.";
+const SESSION_AGENT_DESCRIPTION: &str = "Only the runs and the conversation of this agent.";
+const FULL_DESCRIPTION: &str = "Return long texts whole. By default texts above 1 KiB are cut, and a run with such a text has `truncated`.";
 const EVENT_STREAM: &str = "text/event-stream";
 
 pub fn list_agents(operation: Operation<'_>) -> Operation<'_> {
@@ -142,6 +145,7 @@ pub fn list_runs(operation: Operation<'_>) -> Operation<'_> {
             integer_schema(1, 200, 50),
             "Maximum runs of a page.",
         )
+        .query("full", full_schema(), FULL_DESCRIPTION)
         .query("cursor", text(), "The `next_cursor` of the previous page.")
         // Each property of this object is a query parameter: OpenAPI's way to describe parameters by prefix.
         .query(
@@ -160,6 +164,11 @@ pub fn list_runs(operation: Operation<'_>) -> Operation<'_> {
 pub fn run(operation: Operation<'_>) -> Operation<'_> {
     with_wait(operation)
         .describe("get_run", "Returns a run")
+        .query(
+            "fields",
+            json!({"type": "string", "examples": ["id,status,content"]}),
+            "Only these fields of the run, separated by commas.",
+        )
         .response::<RunView<'static>>(200, "The run. If the client waits, the run has ended.")
         .response::<RunView<'static>>(202, "The run, if it has not ended while the client waited.")
 }
@@ -256,13 +265,30 @@ pub fn cancel(operation: Operation<'_>) -> Operation<'_> {
         .response::<RunView<'static>>(202, "The run, if it is still being cancelled.")
 }
 
+pub fn list_sessions(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("list_sessions", "The sessions of a key, sorted by name")
+        .query(
+            "limit",
+            integer_schema(1, 200, 50),
+            "Maximum sessions of a page.",
+        )
+        .query(
+            "cursor",
+            json!({"type": "string"}),
+            "The `next_cursor` of the previous page.",
+        )
+        .query("key", json!({"type": "string"}), SESSION_KEY_DESCRIPTION)
+        .response::<SessionsPage>(200, "The page.")
+}
+
 pub fn session(operation: Operation<'_>) -> Operation<'_> {
     operation
         .describe("get_session", "The runs of a session, newest first")
         .query(
             "agent",
             json!({"type": "string"}),
-            "Only the runs and the conversation of this agent.",
+            SESSION_AGENT_DESCRIPTION,
         )
         .query(
             "limit",
@@ -274,7 +300,40 @@ pub fn session(operation: Operation<'_>) -> Operation<'_> {
             json!({"type": "string"}),
             "The `next_cursor` of the previous page.",
         )
+        .query("full", full_schema(), FULL_DESCRIPTION)
+        .query("key", json!({"type": "string"}), SESSION_KEY_DESCRIPTION)
         .response::<SessionView<'static>>(200, "The session.")
+}
+
+pub fn session_messages(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe(
+            "list_session_messages",
+            "The conversation of a session, which its next run continues",
+        )
+        .query(
+            "agent",
+            json!({"type": "string"}),
+            SESSION_AGENT_DESCRIPTION,
+        )
+        .query(
+            "after",
+            json!({"type": "integer", "minimum": 0, "default": 0}),
+            "The number of messages to skip: the `next_after` of the previous page.",
+        )
+        .query("key", json!({"type": "string"}), SESSION_KEY_DESCRIPTION)
+        .response::<SessionConversation<'static>>(200, "The conversation.")
+}
+
+pub fn delete_session(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe(
+            "delete_session",
+            "Deletes a session with its conversation; its runs stay",
+        )
+        .query("key", json!({"type": "string"}), SESSION_KEY_DESCRIPTION)
+        .empty_response(204, "Deleted.")
+        .problem(409, "`session_busy`: a run of the session has not ended.")
 }
 
 pub fn decide(operation: Operation<'_>) -> Operation<'_> {
@@ -386,6 +445,10 @@ fn with_wait(operation: Operation<'_>) -> Operation<'_> {
             json!({"type": "string", "examples": ["wait=30"]}),
             "The same as `wait` (RFC 7240); `wait` in the query wins.",
         )
+}
+
+fn full_schema() -> Value {
+    json!({"type": "boolean", "default": false})
 }
 
 fn integer_schema(minimum: u32, maximum: u32, default_value: u32) -> Value {

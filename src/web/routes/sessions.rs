@@ -1,23 +1,58 @@
-//! `GET /sessions/{name}`: the runs of a session, and the length of its conversation.
+//! `/sessions` and the routes below it: lists a key's sessions, shows one with its conversation, deletes it.
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
+use tracing::info;
 
+use crate::config::environment::is_valid_name;
+use crate::domain::agent::is_agent_name;
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::engine::replay::history::RecordedConversation;
+use crate::engine::admission::sessions::SessionKey;
+use crate::engine::replay::history::{self, RecordedConversation};
 use crate::store::runs::{PAGE_BYTES, SessionQuery};
+use crate::store::sessions::SessionListQuery;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::SessionPath;
 use crate::web::extract::query::{Query, count_up_to};
+use crate::web::problem_code::ProblemCode;
+use crate::web::response::conversation::Conversation;
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
-use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE};
+use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, wants_full_texts};
 use crate::web::state::AppState;
+
+/// A page of sessions, sorted by name.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub struct SessionsPage {
+    data: Vec<SessionBrief>,
+    /// The `cursor` of the next page; null on the last page.
+    next_cursor: Option<String>,
+}
+
+/// A session as the list shows it.
+#[derive(Serialize, JsonSchema)]
+pub struct SessionBrief {
+    name: String,
+    /// The number of its runs.
+    runs: u64,
+    /// The number of messages of the conversation that the next run of `agent` continues.
+    messages: usize,
+    /// Its last run.
+    last_run: RunId,
+    /// The agent of `last_run`.
+    agent: String,
+    /// When its first run was accepted, of those that are stored.
+    created_at: Timestamp,
+    /// When its last run ended or, if that has not ended, was accepted.
+    updated_at: Timestamp,
+}
 
 /// A session with a page of its runs.
 #[derive(Serialize, JsonSchema)]
@@ -34,6 +69,73 @@ pub struct SessionView<'a> {
     next_cursor: Option<RunId>,
 }
 
+/// The conversation of a session.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "SessionConversation")]
+pub struct SessionConversation<'a> {
+    name: &'a str,
+    /// The agent of `run`.
+    agent: Option<&'a str>,
+    /// The last completed run: the conversation is that of its record. Null if no run has completed.
+    run: Option<RunId>,
+    #[serde(flatten)]
+    conversation: Conversation<'a>,
+}
+
+/// `GET /sessions`
+pub async fn list(
+    State(state): State<AppState>,
+    principal: Principal,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let query = Query::read(&uri, &["limit", "cursor", "key"])?;
+    let owner = session_owner(&principal, &query)?;
+    let session_name = |text: &str| is_agent_name(text).then(|| text.to_owned());
+    let store = state.runner.store();
+    let page = store
+        .sessions(SessionListQuery {
+            owner: owner.clone(),
+            after: query.parse("cursor", "a cursor of this list", session_name)?,
+            limit: limit(&query)?,
+        })
+        .await?;
+    let mut next_cursor = page.next;
+    let mut data = Vec::with_capacity(page.sessions.len());
+    let mut bytes = 0;
+    let mut records = page.sessions.into_iter();
+    while let Some(session) = records.next() {
+        if !principal.can_use_agent(&session.last_agent) {
+            continue;
+        }
+        let key = session_query(
+            owner.clone(),
+            &session.name,
+            Some(session.last_agent.clone()),
+        );
+        let (_, conversation) = last_conversation(&state, &principal, key).await?;
+        let lengths = conversation.messages.iter().map(history::message_bytes);
+        bytes += lengths.sum::<usize>();
+        let name = session.name.clone();
+        data.push(SessionBrief {
+            name: session.name,
+            runs: session.runs,
+            messages: conversation.messages.len(),
+            last_run: session.last_run,
+            agent: session.last_agent,
+            created_at: session.created_at,
+            updated_at: session.updated_at,
+        });
+        if bytes >= PAGE_BYTES && !records.as_slice().is_empty() {
+            next_cursor = Some(name);
+            break;
+        }
+    }
+    Ok(json_response(
+        StatusCode::OK,
+        &SessionsPage { data, next_cursor },
+    ))
+}
+
 /// `GET /sessions/{name}`: runs newest first. Sessions of other keys are not found.
 pub async fn get(
     State(state): State<AppState>,
@@ -42,31 +144,23 @@ pub async fn get(
     links: LinkPrefix,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["agent", "limit", "cursor"])?;
-    let limit = query
-        .parse(
-            "limit",
-            "a number from 1 to 200",
-            count_up_to(MAX_PAGE_SIZE),
-        )?
-        .unwrap_or(DEFAULT_PAGE_SIZE);
-    let session_query = SessionQuery {
-        owner: principal.key_name().map(str::to_owned),
-        name: name.clone(),
-        agent: query.get("agent").map(str::to_owned),
+    let query = Query::read(&uri, &["agent", "limit", "cursor", "full", "key"])?;
+    let limit = limit(&query)?;
+    let last_query = session_query(
+        session_owner(&principal, &query)?,
+        &name,
+        query.get("agent").map(str::to_owned),
+    );
+    let page_query = SessionQuery {
         status: None,
         before: query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
         limit: limit + 1,
+        cut_texts: !wants_full_texts(&query)?,
+        ..last_query.clone()
     };
     let store = state.runner.store();
-    let last_query = SessionQuery {
-        status: Some(Status::Completed),
-        before: None,
-        limit: 1,
-        ..session_query.clone()
-    };
-    let is_first = session_query.before.is_none();
-    let mut runs = store.session_runs(session_query).await?;
+    let is_first = page_query.before.is_none();
+    let mut runs = store.session_runs(page_query).await?;
     let has_more =
         runs.len() > limit || runs.iter().map(Run::text_bytes).sum::<usize>() >= PAGE_BYTES;
     runs.truncate(limit);
@@ -75,22 +169,13 @@ pub async fn get(
     if runs.is_empty() && is_first {
         return Err(Problem::session_not_found(&name));
     }
-    let last = principal
-        .visible_runs(store.session_runs(last_query).await?, store.as_ref())
-        .await?;
-    let last = last.first();
-    let messages = match last {
-        Some(run) => RecordedConversation::from_steps(store.steps(run.id).await?)
-            .messages
-            .len(),
-        None => 0,
-    };
+    let (last, conversation) = last_conversation(&state, &principal, last_query).await?;
     let now = now();
     let view = SessionView {
         name: &name,
-        agent: last.map(|run| run.agent.as_str()),
-        run: last.map(|run| run.id),
-        messages,
+        agent: last.as_ref().map(|run| run.agent.as_str()),
+        run: last.as_ref().map(|run| run.id),
+        messages: conversation.messages.len(),
         data: runs
             .iter()
             .map(|run| RunView::new(run, &links, now))
@@ -98,4 +183,110 @@ pub async fn get(
         next_cursor,
     };
     Ok(json_response(StatusCode::OK, &view))
+}
+
+/// `GET /sessions/{name}/messages`: what the session's next run of the agent continues.
+pub async fn messages(
+    State(state): State<AppState>,
+    SessionPath(name): SessionPath,
+    principal: Principal,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let query = Query::read(&uri, &["agent", "after", "key"])?;
+    let after = query.parse("after", "a number of messages", |text| text.parse().ok())?;
+    let last_query = session_query(
+        session_owner(&principal, &query)?,
+        &name,
+        query.get("agent").map(str::to_owned),
+    );
+    let any_query = SessionQuery {
+        status: None,
+        cut_texts: true,
+        ..last_query.clone()
+    };
+    let store = state.runner.store();
+    let any = store.session_runs(any_query).await?;
+    if principal
+        .visible_runs(any, store.as_ref())
+        .await?
+        .is_empty()
+    {
+        return Err(Problem::session_not_found(&name));
+    }
+    let (last, conversation) = last_conversation(&state, &principal, last_query).await?;
+    let view = SessionConversation {
+        name: &name,
+        agent: last.as_ref().map(|run| run.agent.as_str()),
+        run: last.as_ref().map(|run| run.id),
+        conversation: Conversation::page(&conversation, after.unwrap_or(0)),
+    };
+    Ok(json_response(StatusCode::OK, &view))
+}
+
+/// `DELETE /sessions/{name}`: the name and its conversation are gone, its runs stay.
+pub async fn delete(
+    State(state): State<AppState>,
+    SessionPath(name): SessionPath,
+    principal: Principal,
+    uri: Uri,
+) -> Result<StatusCode, Problem> {
+    let owner = session_owner(&principal, &Query::read(&uri, &["key"])?)?;
+    let key = SessionKey {
+        owner,
+        name: name.clone(),
+    };
+    state.runner.delete_session(key).await?;
+    info!("Deleted session {name}; its runs stay");
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Whose sessions are meant: the principal's own, or those of the key that `?key=` names, which an admin may choose.
+fn session_owner(principal: &Principal, query: &Query) -> Result<Option<String>, Problem> {
+    let key_name = |text: &str| is_valid_name(text).then(|| text.to_owned());
+    let Some(key) = query.parse("key", "a key's name", key_name)? else {
+        return Ok(principal.key_name().map(str::to_owned));
+    };
+    if principal.owner_filter().is_some_and(|owner| owner != key) {
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            ProblemCode::InsufficientScope,
+            "the sessions of another key need the scope admin",
+        ));
+    }
+    Ok(Some(key))
+}
+
+fn limit(query: &Query) -> Result<usize, Problem> {
+    let parse = count_up_to(MAX_PAGE_SIZE);
+    let limit = query.parse("limit", "a number from 1 to 200", parse)?;
+    Ok(limit.unwrap_or(DEFAULT_PAGE_SIZE))
+}
+
+/// The last completed run of a session.
+fn session_query(owner: Option<String>, name: &str, agent: Option<String>) -> SessionQuery {
+    SessionQuery {
+        owner,
+        name: name.to_owned(),
+        agent,
+        status: Some(Status::Completed),
+        before: None,
+        limit: 1,
+        cut_texts: false,
+    }
+}
+
+/// The run that the query finds, with its conversation; none and an empty one if the principal may not see it.
+async fn last_conversation(
+    state: &AppState,
+    principal: &Principal,
+    query: SessionQuery,
+) -> Result<(Option<Run>, RecordedConversation), Problem> {
+    let store = state.runner.store();
+    let found = store.session_runs(query).await?;
+    let last = principal.visible_runs(found, store.as_ref()).await?.pop();
+    let conversation = match &last {
+        Some(run) => RecordedConversation::from_steps(store.steps(run.id).await?),
+        None => RecordedConversation::default(),
+    };
+    Ok((last, conversation))
 }

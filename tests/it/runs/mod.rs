@@ -13,6 +13,7 @@ mod partial_content;
 mod run_loop;
 mod session_context;
 mod session_queue;
+mod session_routes;
 mod sessions;
 mod structured_output;
 mod timeouts;

@@ -287,7 +287,7 @@ async fn a_recovered_run_keeps_its_initial_conversation() {
     assert_eq!(after.body, before);
 }
 
-fn of_ada_and_bob() -> Setup {
+pub fn of_ada_and_bob() -> Setup {
     let key = |name: &str, scopes: &str| {
         let sha256 = KeyHash::digest(name.as_bytes());
         format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [{scopes}]\n")
@@ -303,7 +303,7 @@ fn of_ada_and_bob() -> Setup {
         .agent("solo", "")
 }
 
-async fn by(
+pub async fn by(
     app: &TestApp,
     key: &str,
     method: Method,
