@@ -14,10 +14,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::{Catalog, Watch};
 use crate::catalog::{Agents, LoadError, Rules};
-use crate::config::Config;
 use crate::config::environment::process_environment;
 use crate::config::load::ConfigError;
 use crate::config::models;
+use crate::config::{AllowedOrigins, Config};
 use crate::engine::agent_check::AgentCheck;
 use crate::engine::context::EngineDeps;
 use crate::engine::memory::memories::Memories;
@@ -311,6 +311,24 @@ fn check_listen_addresses(config: &Config, insecure_no_auth: bool) -> Result<(),
     Ok(())
 }
 
+/// Without keys, naming every origin lets any web page that a user of this machine opens run agents.
+fn check_cors(config: &Config, insecure_no_auth: bool) -> Result<(), ConfigError> {
+    let origins = config.server.cors.as_ref().map(|cors| &cors.origins);
+    let is_open = config.auth.keys.is_empty() && matches!(origins, Some(AllowedOrigins::Any));
+    match (is_open, insecure_no_auth) {
+        (true, false) => Err(ConfigError(
+            "server.cors.origins is [\"*\"], and no keys are configured: every web page that somebody opens could run \
+             agents. Name the origins, configure a key (axed keys new prints one), or use --insecure-no-auth"
+                .to_owned(),
+        )),
+        (true, true) => {
+            tracing::warn!("Every web page may use this daemon: server.cors.origins is [\"*\"], and no keys are configured");
+            Ok(())
+        }
+        (false, _) => Ok(()),
+    }
+}
+
 /// The configured limits, but at most half of the files that this process may open: the store, tools and other
 /// connections need the rest.
 fn pending_limits(config: &Config) -> PendingLimits {
@@ -345,6 +363,7 @@ impl Daemon {
     pub async fn start(config: Config, insecure_no_auth: bool) -> anyhow::Result<Self> {
         let listen = config.server.listen;
         check_listen_addresses(&config, insecure_no_auth)?;
+        check_cors(&config, insecure_no_auth)?;
         let metrics_listen = config.server.metrics_listen;
         let services = Services::build(&config).await?;
         let listener = web::server::listener::listen(listen).with_context(|| {
@@ -367,6 +386,7 @@ impl Daemon {
             metrics: metrics.is_none(),
             path_prefix: config.server.path_prefix.clone(),
             trusted_proxies: TrustedProxies::new(config.server.trusted_proxies.clone()),
+            cors: config.server.cors.clone(),
             max_body: config.server.max_body,
             attachments: config.limits.attachment_limits(),
             max_wait: config.server.max_wait,

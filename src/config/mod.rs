@@ -69,6 +69,8 @@ pub struct Server {
     pub path_prefix: String,
     /// The proxies whose `X-Forwarded-*` and `Forwarded` headers are read.
     pub trusted_proxies: Vec<IpNet>,
+    /// `None`: pages of other origins cannot use the API.
+    pub cors: Option<Cors>,
     /// Maximum size of a request body in bytes.
     pub max_body: usize,
     /// Maximum number of connections from one address that have not sent a whole request.
@@ -83,6 +85,30 @@ pub struct Server {
     pub max_timeout: Duration,
     /// How long a shutdown waits for running runs.
     pub drain_timeout: Duration,
+}
+
+/// `[server.cors]`: web pages that may use the API.
+#[derive(Clone, Debug)]
+pub struct Cors {
+    pub origins: AllowedOrigins,
+    /// Whether browsers may send cookies and the like, which only a proxy in front of axed reads.
+    pub credentials: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum AllowedOrigins {
+    Any,
+    /// As browsers write them in `Origin`.
+    Only(Vec<String>),
+}
+
+impl AllowedOrigins {
+    pub fn contains(&self, origin: &[u8]) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Only(origins) => origins.iter().any(|one| one.as_bytes() == origin),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]

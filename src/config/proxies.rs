@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use url::Url;
 
 use crate::config::table_reader::TableReader;
+use crate::config::{AllowedOrigins, Cors};
 
 /// Reads `trusted_proxies`: addresses and networks.
 pub(in crate::config) fn read_trusted_proxies(s: &mut TableReader<'_>) -> Vec<IpNet> {
@@ -29,6 +31,63 @@ fn parse_network(text: &str) -> Option<IpNet> {
     let network = text.parse::<IpNet>().ok();
     let network = network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
     network.map(|network| network.trunc())
+}
+
+/// Reads `[server.cors]`; `None` if it names no origin.
+pub(in crate::config) fn read_cors(s: &mut TableReader<'_>) -> Option<Cors> {
+    let node = s.peek("origins");
+    let texts = s.text_list("origins").unwrap_or_default();
+    let credentials_node = s.peek("credentials");
+    let credentials = s.flag("credentials").unwrap_or(false);
+    let is_any = texts.iter().any(|text| text == "*");
+    let mut origins = Vec::with_capacity(texts.len());
+    for text in texts.iter().filter(|text| *text != "*") {
+        if let Some(origin) = parse_origin(text) {
+            origins.push(origin);
+        } else if let Some(node) = &node {
+            let message = format!(
+                "contains {text:?}, which is not an origin; write a scheme and a host, such as \"https://app.example\", \
+                 without a path"
+            );
+            s.push_invalid(node, "origins", &message);
+        }
+    }
+    if is_any
+        && credentials
+        && let Some(node) = &credentials_node
+    {
+        let message = "cannot be true with origins = [\"*\"]: any page could then act with the cookies of the person \
+                       who opens it; name the origins";
+        s.push_invalid(node, "credentials", message);
+    }
+    if credentials && texts.is_empty() {
+        s.push_missing("origins", "is required with credentials: the origins of the pages, such as [\"https://app.example\"]");
+    }
+    let origins = match is_any {
+        true => AllowedOrigins::Any,
+        false => AllowedOrigins::Only(origins),
+    };
+    (!texts.is_empty()).then_some(Cors {
+        origins,
+        credentials,
+    })
+}
+
+/// The origin as browsers write it. Apps may have schemes of their own, such as `tauri://localhost`.
+fn parse_origin(text: &str) -> Option<String> {
+    let url = Url::parse(text.trim()).ok()?;
+    let is_bare = matches!(url.path(), "" | "/")
+        && url.query().is_none()
+        && url.fragment().is_none()
+        && url.username().is_empty()
+        && url.password().is_none();
+    let host = url
+        .host_str()
+        .filter(|host| is_bare && !host.is_empty() && !host.contains('*'))?;
+    Some(match url.port() {
+        Some(port) => format!("{}://{host}:{port}", url.scheme()),
+        None => format!("{}://{host}", url.scheme()),
+    })
 }
 
 /// A path such as `/axed`; empty for `/`. The error follows the key.

@@ -101,12 +101,15 @@ pub fn router(state: AppState) -> Router {
             .route("/livez", routing::get(health::livez))
             .route("/readyz", routing::get(health::readyz));
     }
+    let cors = state.settings.cors.as_ref();
     let config = MiddlewareConfig {
         guard: OriginGuard {
             loopback_port: state.settings.loopback_port,
             path_prefix: prefix.clone(),
+            allowed_origins: cors.map(|cors| cors.origins.clone()),
         },
         proxies: state.settings.trusted_proxies.clone(),
+        cors: cors.cloned(),
     };
     with_middleware(routes, config, state)
 }
@@ -119,7 +122,7 @@ pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
     let config = MiddlewareConfig {
         guard: OriginGuard {
             loopback_port,
-            path_prefix: String::new(),
+            ..OriginGuard::default()
         },
         ..MiddlewareConfig::default()
     };

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{AttachmentLimits, ClientKey};
+use crate::config::{AttachmentLimits, ClientKey, Cors};
 use crate::engine::runner::Runner;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
@@ -42,6 +42,7 @@ pub struct Settings {
     /// Empty, or `/something`.
     pub path_prefix: String,
     pub trusted_proxies: TrustedProxies,
+    pub cors: Option<Cors>,
     /// Maximum bytes of a request body, without the data of images and files.
     pub max_body: usize,
     pub attachments: AttachmentLimits,

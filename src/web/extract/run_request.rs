@@ -384,6 +384,7 @@ mod tests {
             metrics: true,
             path_prefix: String::new(),
             trusted_proxies: TrustedProxies::default(),
+            cors: None,
             max_body: 4 << 20,
             attachments: crate::config::AttachmentLimits {
                 count: 1,

@@ -18,8 +18,10 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::sensitive_headers::SetSensitiveRequestHeadersLayer;
 use tracing::{debug, error, warn};
 
+use crate::config::Cors;
 use crate::domain::run::RunId;
 use crate::web::error::Problem;
+use crate::web::server::cors::cors_layer;
 use crate::web::server::forwarded::{PeerAddress, TrustedProxies};
 use crate::web::server::origin_guard::OriginGuard;
 
@@ -37,6 +39,7 @@ const PROVIDER_KEY: HeaderName = HeaderName::from_static("x-provider-key");
 pub struct MiddlewareConfig {
     pub guard: OriginGuard,
     pub proxies: TrustedProxies,
+    pub cors: Option<Cors>,
 }
 
 /// Surrounds all routes of the router, and its fallback.
@@ -44,6 +47,7 @@ pub fn surround<S>(router: Router<S>, config: MiddlewareConfig) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,
 {
+    let cors = config.cors.as_ref().map(cors_layer);
     let config = Arc::new(config);
     let layers = ServiceBuilder::new()
         // Debug output of a request then hides the values.
@@ -54,6 +58,7 @@ where
         .layer(from_fn(move |request, next| {
             handle_request(Arc::clone(&config), request, next)
         }))
+        .option_layer(cors)
         .layer(CatchPanicLayer::custom(panic_response));
     router.layer(layers)
 }

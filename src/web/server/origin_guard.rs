@@ -8,6 +8,7 @@ use axum::http::header::{HeaderName, ORIGIN};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode};
 
+use crate::config::AllowedOrigins;
 use crate::web::error::{Problem, quote};
 use crate::web::problem_code::ProblemCode;
 use crate::web::server::host;
@@ -31,6 +32,8 @@ pub struct OriginGuard {
     pub loopback_port: Option<u16>,
     /// The prefix of every route: empty, or `/something`.
     pub path_prefix: String,
+    /// The origins whose pages may use unsafe methods, besides the request's own host.
+    pub allowed_origins: Option<AllowedOrigins>,
 }
 
 impl OriginGuard {
@@ -57,17 +60,26 @@ impl OriginGuard {
             ));
         }
         if request.method().is_safe()
+            || self.is_allowed_origin(request.headers())
             || !is_cross_site(request.headers(), forwarded_host.or(host.as_ref()))
         {
             return Ok(());
         }
         let why = "a web page of another origin may not do this; send it from a program, or from a page that the same \
-                   host serves";
+                   host serves, or name its origin in server.cors.origins";
         Err(Problem::new(
             StatusCode::FORBIDDEN,
             ProblemCode::CrossSite,
             why,
         ))
+    }
+}
+
+impl OriginGuard {
+    fn is_allowed_origin(&self, headers: &HeaderMap) -> bool {
+        let origin = headers.get(ORIGIN);
+        let allowed = self.allowed_origins.as_ref();
+        origin.is_some_and(|origin| allowed.is_some_and(|all| all.contains(origin.as_bytes())))
     }
 }
 
@@ -111,6 +123,7 @@ mod tests {
         let guard = OriginGuard {
             loopback_port: Some(8080),
             path_prefix: String::new(),
+            allowed_origins: None,
         };
         let mut request = Request::builder().method(method).uri("/runs");
         for (name, value) in headers {
