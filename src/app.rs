@@ -427,6 +427,7 @@ impl Daemon {
             settings: Arc::new(web),
             closing: closing.clone(),
             openapi: Arc::default(),
+            tickets: Arc::default(),
         };
         let drain = async {
             stop.cancelled().await;

@@ -4,14 +4,17 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::time::Instant;
 
-use axum::extract::{FromRequestParts, Request};
+use axum::extract::{FromRequestParts, OriginalUri, Path, Request};
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
+use axum::http::uri::InvalidUri;
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::MethodRouter;
+use url::form_urlencoded;
 
 use crate::config::key_hash::KeyHash;
 use crate::config::{ClientKey, KeyScope};
@@ -61,6 +64,72 @@ async fn authorize(
     Ok(next.run(request).await)
 }
 
+/// Like [`require_scope`], but accepts `?ticket=` in place of a key, for the run of the path.
+pub fn require_scope_or_ticket(
+    state: &AppState,
+    scope: KeyScope,
+    routes: MethodRouter<AppState>,
+) -> MethodRouter<AppState> {
+    let state = state.clone();
+    routes.route_layer(from_fn(move |request, next| {
+        authorize_or_redeem(state.clone(), scope, request, next)
+    }))
+}
+
+async fn authorize_or_redeem(
+    state: AppState,
+    scope: KeyScope,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let ticket = take_ticket(&mut request)?;
+    let has_key = request.headers().contains_key(AUTHORIZATION);
+    let Some(ticket) = ticket.filter(|_| !has_key) else {
+        return match state.settings.keys.is_empty() {
+            true => Ok(next.run(request).await),
+            false => authorize(Arc::clone(&state.settings), scope, request, next).await,
+        };
+    };
+    let (mut parts, body) = request.into_parts();
+    let run = Path::<String>::from_request_parts(&mut parts, &()).await;
+    let run = run.ok().and_then(|Path(id)| id.parse::<RunId>().ok());
+    let key = run.and_then(|run| state.tickets.redeem(run, &ticket, Instant::now()));
+    let key = key.ok_or_else(|| {
+        Problem::new(
+            StatusCode::UNAUTHORIZED,
+            ProblemCode::InvalidTicket,
+            "the ticket is unknown, expired or for another run; POST to /runs/{id}/events/ticket for a new one",
+        )
+    })?;
+    parts.extensions.insert(Principal(key));
+    Ok(next.run(Request::from_parts(parts, body)).await)
+}
+
+/// Removes `ticket` from the query and returns its value. The handlers do not see it, and cannot leak it this way.
+fn take_ticket(request: &mut Request) -> Result<Option<String>, Problem> {
+    let query = request.uri().query().unwrap_or_default();
+    let (mut rest, mut tickets) = (Vec::new(), Vec::new());
+    for pair in query.split('&') {
+        match form_urlencoded::parse(pair.as_bytes()).next() {
+            Some((name, value)) if name == "ticket" => tickets.push(value.into_owned()),
+            _ => rest.push(pair),
+        }
+    }
+    if tickets.is_empty() {
+        return Ok(None);
+    }
+    let path = request.uri().path();
+    let without = format!("{path}?{}", rest.join("&"));
+    let invalid =
+        |error: InvalidUri| Problem::internal(format!("a query without its ticket: {error}"));
+    *request.uri_mut() = without.parse().map_err(invalid)?;
+    request.extensions_mut().remove::<OriginalUri>();
+    match tickets.len() {
+        1 => Ok(tickets.pop()),
+        _ => Err(Problem::parameter("ticket", "is given twice")),
+    }
+}
+
 /// The request's key. Every configured key is compared, so that the time does not tell which one matched.
 fn find_key<'k>(
     keys: &'k [Arc<ClientKey>],
@@ -104,6 +173,10 @@ impl Principal {
             None if state.settings.keys.is_empty() => Ok(Self(None)),
             None => Err(Problem::internal("a route without a scope")),
         }
+    }
+
+    pub fn key(&self) -> Option<&Arc<ClientKey>> {
+        self.0.as_ref()
     }
 
     /// The key's name. It is the owner of the runs that the key starts.

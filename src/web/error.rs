@@ -16,6 +16,7 @@ use crate::engine::request::StartError;
 use crate::fair::admission::QueueFull;
 use crate::store::StoreError;
 use crate::web::problem_code::ProblemCode;
+use crate::web::tickets::{IssueError, MAX_PER_KEY};
 
 /// `Retry-After` in seconds, if the time of recovery is unknown.
 const RETRY_INTERVAL_SECS: u64 = 1;
@@ -400,6 +401,22 @@ impl From<MemoryError> for Problem {
                 ProblemCode::MemoryUnreadable,
                 text,
             ),
+        }
+    }
+}
+
+impl From<IssueError> for Problem {
+    fn from(error: IssueError) -> Self {
+        match error {
+            IssueError::TooMany { retry_after } => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                ProblemCode::TooManyTickets,
+                format!("this key has {MAX_PER_KEY} valid tickets; try again when one of them has expired"),
+            )
+            .with_retry_after(retry_after.as_secs() + 1),
+            IssueError::NoRandomness(error) => {
+                Self::internal(format!("the system has no random numbers for a ticket: {error}"))
+            }
         }
     }
 }

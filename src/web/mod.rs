@@ -12,4 +12,5 @@ pub mod router;
 pub mod routes;
 pub mod server;
 pub mod state;
+pub mod tickets;
 pub mod wait;

@@ -65,6 +65,8 @@ problem_codes! {
     InvalidOverride = "invalid_override",
     /// A query parameter or a header has an invalid value.
     InvalidParameter = "invalid_parameter",
+    /// The ticket is unknown, expired or for another run.
+    InvalidTicket = "invalid_ticket",
     /// The body cannot be read.
     MalformedBody = "malformed_body",
     /// The path is not valid percent-encoded UTF-8.
@@ -117,6 +119,8 @@ problem_codes! {
     StoreUnavailable = "store_unavailable",
     /// The key is missing or unknown.
     Unauthorized = "unauthorized",
+    /// The key has too many valid tickets; retry after `Retry-After`.
+    TooManyTickets = "too_many_tickets",
     /// The body has a field that does not exist.
     UnknownField = "unknown_field",
     /// The query has a parameter that does not exist.

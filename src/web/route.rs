@@ -17,6 +17,8 @@ pub struct Route {
     pub scope: Option<KeyScope>,
     /// Describes the route in the OpenAPI document.
     pub describe: fn(Operation<'_>) -> Operation<'_>,
+    /// Whether a ticket for the run is accepted in place of a key.
+    accepts_ticket: bool,
     handler: MethodRouter<AppState>,
 }
 
@@ -28,8 +30,18 @@ impl Route {
         }
     }
 
+    pub fn or_ticket(self) -> Self {
+        Self {
+            accepts_ticket: true,
+            ..self
+        }
+    }
+
     pub fn into_handler(self, state: &AppState) -> MethodRouter<AppState> {
         match self.scope {
+            Some(scope) if self.accepts_ticket => {
+                auth::require_scope_or_ticket(state, scope, self.handler)
+            }
             Some(scope) => auth::require_scope(&state.settings, scope, self.handler),
             None => self.handler,
         }
@@ -73,6 +85,7 @@ fn route(
         path,
         scope: None,
         describe,
+        accepts_ticket: false,
         handler,
     }
 }

@@ -15,7 +15,7 @@ use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{document, operations as describe};
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
-    agents, approvals, create_run, deliveries, events, health, metrics, runs, sessions,
+    agents, approvals, create_run, deliveries, events, health, metrics, runs, sessions, tickets,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -38,7 +38,15 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         get("/runs", runs::list, describe::list_runs).with_scope(Read),
         get("/runs/{id}", runs::get, describe::run).with_scope(Read),
         delete("/runs/{id}", runs::delete, describe::delete).with_scope(Admin),
-        get("/runs/{id}/events", events::list, describe::events).with_scope(Read),
+        get("/runs/{id}/events", events::list, describe::events)
+            .with_scope(Read)
+            .or_ticket(),
+        post(
+            "/runs/{id}/events/ticket",
+            tickets::create,
+            describe::ticket,
+        )
+        .with_scope(Read),
         get("/runs/{id}/tree", runs::tree, describe::tree).with_scope(Read),
         get("/runs/{id}/children", runs::children, describe::children).with_scope(Read),
         get("/runs/{id}/messages", runs::messages, describe::messages).with_scope(Read),

@@ -11,6 +11,7 @@ use crate::config::{AttachmentLimits, ClientKey, Cors};
 use crate::engine::runner::Runner;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
+use crate::web::tickets::Tickets;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -21,6 +22,7 @@ pub struct AppState {
     pub closing: CancellationToken,
     /// The last OpenAPI document that was built.
     pub openapi: Arc<Mutex<Option<Arc<OpenApiDocument>>>>,
+    pub tickets: Arc<Tickets>,
 }
 
 /// The OpenAPI document for one prefix of all paths.

@@ -18,6 +18,7 @@ use crate::web::routes::events::EventPage;
 use crate::web::routes::health::{Alive, Ready, Version};
 use crate::web::routes::runs::{CancelRequest, ChildrenPage, RunsPage};
 use crate::web::routes::sessions::{SessionConversation, SessionView, SessionsPage};
+use crate::web::routes::tickets::TicketView;
 
 const MEMORY_KEY_DESCRIPTION: &str = "The key that owns the memory; by default the request's own. Another key needs the scope `admin`.";
 const SESSION_KEY_DESCRIPTION: &str = "The key that owns the sessions; by default the request's own. Another key needs the scope `admin`.";
@@ -198,6 +199,11 @@ pub fn events(operation: Operation<'_>) -> Operation<'_> {
             integer_schema(1, 1000, 200),
             "Approximate maximum of events of a page.",
         )
+        .query(
+            "ticket",
+            json!({"type": "string"}),
+            "A ticket for this run, in place of a key; for a browser's `EventSource`.",
+        )
         .header(
             "Last-Event-ID",
             seq(),
@@ -215,6 +221,19 @@ pub fn events(operation: Operation<'_>) -> Operation<'_> {
         .empty_response(
             204,
             "The client already has the final event and should not reconnect.",
+        )
+}
+
+pub fn ticket(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe(
+            "create_event_ticket",
+            "Issues a ticket, which opens the events of this run for 60 s without a key",
+        )
+        .response::<TicketView>(201, "The ticket, for the parameter `ticket` of the events.")
+        .problem(
+            429,
+            "`too_many_tickets`: this key has too many valid tickets.",
         )
 }
 

@@ -9,3 +9,4 @@ pub mod health;
 pub mod metrics;
 pub mod runs;
 pub mod sessions;
+pub mod tickets;

@@ -11,7 +11,7 @@ use crate::support::provider::answer::{delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 18] = [
+const ROUTES: [(Method, &str, &str); 19] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -23,6 +23,7 @@ const ROUTES: [(Method, &str, &str); 18] = [
     (Method::GET, "/runs/RUN", "read"),
     (Method::DELETE, "/runs/RUN", "admin"),
     (Method::GET, "/runs/RUN/events", "read"),
+    (Method::POST, "/runs/RUN/events/ticket", "read"),
     (Method::GET, "/runs/RUN/tree", "read"),
     (Method::GET, "/runs/RUN/children", "read"),
     (Method::GET, "/runs/RUN/messages", "read"),

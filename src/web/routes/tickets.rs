@@ -1,0 +1,46 @@
+//! `POST /runs/{id}/events/ticket`: a short-lived secret for the URL of the run's events, because a browser's `EventSource`
+//! cannot send a key in a header.
+
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::http::header::CACHE_CONTROL;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::domain::run::now;
+use crate::web::auth::Principal;
+use crate::web::error::Problem;
+use crate::web::extract::path::RunPath;
+use crate::web::response::json::json_response;
+use crate::web::routes::runs::require_run;
+use crate::web::state::AppState;
+use crate::web::tickets::LIFETIME;
+
+/// A ticket for the events of one run.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "EventTicket")]
+pub struct TicketView {
+    /// The value of `?ticket=`.
+    ticket: String,
+    /// Until then a client may connect with it. Connections that are open then stay open.
+    expires_at: Timestamp,
+}
+
+/// `POST /runs/{id}/events/ticket`: 201 with a ticket of the request's key.
+pub async fn create(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+    principal: Principal,
+) -> Result<Response, Problem> {
+    require_run(&state, id).await?;
+    let expires_at = now() + LIFETIME;
+    let ticket = state.tickets.issue(id, principal.key(), Instant::now())?;
+    let mut response = json_response(StatusCode::CREATED, &TicketView { ticket, expires_at });
+    let no_store = HeaderValue::from_static("no-store");
+    response.headers_mut().insert(CACHE_CONTROL, no_store);
+    Ok(response)
+}
