@@ -7,7 +7,6 @@ use axum::http::{HeaderName, HeaderValue};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
 use crate::config::{AllowedOrigins, Cors};
-use crate::web::server::middleware::REQUEST_ID;
 
 /// How long a browser may keep the response to a preflight.
 const MAX_AGE: Duration = Duration::from_secs(3600);
@@ -17,7 +16,7 @@ const EXPOSED: [HeaderName; 5] = [
     LOCATION,
     RETRY_AFTER,
     ETAG,
-    REQUEST_ID,
+    HeaderName::from_static("x-request-id"),
     HeaderName::from_static("idempotency-replayed"),
 ];
 

@@ -174,6 +174,18 @@ const WRONG_FILES: &[(&str, &str)] = &[
         "DIR/axed.toml:2:1: server.max_wait must be non-negative",
     ),
     (
+        "[server.cors]\norigins = [\"https://app.example/x\"]",
+        "DIR/axed.toml:2:1: server.cors.origins contains \"https://app.example/x\", which is not an origin; write a scheme and a host, such as \"https://app.example\", without a path",
+    ),
+    (
+        "[server.cors]\norigins = [\"*\"]\ncredentials = true",
+        "DIR/axed.toml:3:1: server.cors.credentials cannot be true with origins = [\"*\"]: any page could then act with the cookies of the person who opens it; name the origins",
+    ),
+    (
+        "[server.cors]\ncredentials = true",
+        "DIR/axed.toml:1:9: server.cors.origins is required with credentials: the origins of the pages, such as [\"https://app.example\"]",
+    ),
+    (
         "[webhooks]\nallow_hosts = [\"a.b\", \"http://a:80\"]",
         "DIR/axed.toml:2:1: webhooks.allow_hosts contains \"http://a:80\", which is not a host; write names or addresses \
              without scheme, port and path",

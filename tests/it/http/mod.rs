@@ -1,6 +1,7 @@
 //! The HTTP API: keys, errors, events, streams.
 
 mod auth;
+mod browsers;
 mod connections;
 mod conversation_events;
 mod errors;
