@@ -226,7 +226,12 @@ impl IntoResponse for Problem {
 
 /// 404 for a path without a route.
 pub async fn route_not_found(uri: Uri) -> Problem {
-    let detail = format!("there is no route {}", quote(uri.path()));
+    let path = uri.path();
+    let hint = match path.strip_suffix('/') {
+        None | Some("") => "",
+        Some(_) => "; leave out the slash at its end",
+    };
+    let detail = format!("there is no route {}{hint}", quote(path));
     Problem::new(StatusCode::NOT_FOUND, ProblemCode::RouteNotFound, detail)
 }
 
