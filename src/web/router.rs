@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing;
 use bytes::Bytes;
 
@@ -13,6 +12,7 @@ use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{document, operations as describe};
+use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
     agents, approvals, create_run, deliveries, events, health, metrics, runs, sessions, tickets,
@@ -154,7 +154,11 @@ pub fn openapi_json(prefix: &str, metrics: bool) -> String {
 }
 
 /// `GET /openapi.json`: the document is built at the first request, and again if a proxy reports another prefix.
-async fn openapi_document(State(state): State<AppState>, links: LinkPrefix) -> Response {
+async fn openapi_document(
+    State(state): State<AppState>,
+    links: LinkPrefix,
+    if_none_match: IfNoneMatch,
+) -> Response {
     let cached = state.openapi.lock().clone();
     let document = match cached.filter(|cached| cached.prefix == *links) {
         Some(document) => document,
@@ -168,6 +172,5 @@ async fn openapi_document(State(state): State<AppState>, links: LinkPrefix) -> R
             document
         }
     };
-    let text = Bytes::clone(&document.text);
-    ([(CONTENT_TYPE, "application/json")], text).into_response()
+    if_none_match.bytes_response(Bytes::clone(&document.text))
 }

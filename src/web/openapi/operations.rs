@@ -27,18 +27,20 @@ const FULL_DESCRIPTION: &str = "Return long texts whole. By default texts above 
 const EVENT_STREAM: &str = "text/event-stream";
 
 pub fn list_agents(operation: Operation<'_>) -> Operation<'_> {
-    operation
+    let operation = operation
         .describe(
             "list_agents",
             "The agents, sorted by name, including invalid ones",
         )
-        .response::<ListResponse<AgentBrief<'static>>>(200, "The agents.")
+        .response::<ListResponse<AgentBrief<'static>>>(200, "The agents.");
+    with_etag(operation)
 }
 
 pub fn agent(operation: Operation<'_>) -> Operation<'_> {
-    operation
+    let operation = operation
         .describe("get_agent", "Returns an agent with its definition")
-        .response::<AgentView<'static>>(200, "The agent.")
+        .response::<AgentView<'static>>(200, "The agent.");
+    with_etag(operation)
 }
 
 pub fn create(operation: Operation<'_>) -> Operation<'_> {
@@ -163,7 +165,7 @@ pub fn list_runs(operation: Operation<'_>) -> Operation<'_> {
 }
 
 pub fn run(operation: Operation<'_>) -> Operation<'_> {
-    with_wait(operation)
+    let operation = with_wait(operation)
         .describe("get_run", "Returns a run")
         .query(
             "fields",
@@ -171,7 +173,8 @@ pub fn run(operation: Operation<'_>) -> Operation<'_> {
             "Only these fields of the run, separated by commas.",
         )
         .response::<RunView<'static>>(200, "The run. If the client waits, the run has ended.")
-        .response::<RunView<'static>>(202, "The run, if it has not ended while the client waited.")
+        .response::<RunView<'static>>(202, "The run, if it has not ended while the client waited.");
+    with_etag(operation)
 }
 
 pub fn delete(operation: Operation<'_>) -> Operation<'_> {
@@ -426,15 +429,28 @@ pub fn version(operation: Operation<'_>) -> Operation<'_> {
 }
 
 pub fn openapi(operation: Operation<'_>) -> Operation<'_> {
-    operation
+    let operation = operation
         .describe("openapi", "This document")
-        .response::<serde_json::Map<String, Value>>(200, "An OpenAPI 3.1 document.")
+        .response::<serde_json::Map<String, Value>>(200, "An OpenAPI 3.1 document.");
+    with_etag(operation)
 }
 
 pub fn metrics(operation: Operation<'_>) -> Operation<'_> {
     operation
         .describe("metrics", "The daemon's metrics, for Prometheus")
         .text_response(200, "text/plain", "The Prometheus text format.")
+}
+
+/// The parts of a route with a response 200 that a client may keep and revalidate.
+fn with_etag(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .header(
+            "If-None-Match",
+            json!({"type": "string"}),
+            "The `ETag` of the response that the client has.",
+        )
+        .response_header(200, "ETag", "Of a run only once it has ended.")
+        .empty_response(304, "The client has this response already.")
 }
 
 /// The parts of the two routes with the body of a run.

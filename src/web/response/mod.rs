@@ -4,6 +4,7 @@ pub mod conversation;
 pub mod event_scope;
 pub mod event_stream;
 pub mod json;
+pub mod revalidation;
 pub mod run;
 pub mod run_fields;
 pub mod tree;

@@ -24,23 +24,29 @@ use crate::web::extract::query::Query;
 use crate::web::extract::request_body;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::{ListResponse, json_response};
+use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::state::AppState;
 
 /// `GET /agents`
-pub async fn list(State(state): State<AppState>, principal: Principal) -> Response {
+pub async fn list(
+    State(state): State<AppState>,
+    principal: Principal,
+    if_none_match: IfNoneMatch,
+) -> Response {
     let agents = agent_check::inspected_agents(state.runner.catalog()).await;
     let entries = agents.entries.values();
     let data = entries
         .filter(|entry| principal.can_use_agent(&entry.name))
         .map(AgentBrief::new)
         .collect();
-    json_response(StatusCode::OK, &ListResponse { data })
+    if_none_match.json_response(&ListResponse { data })
 }
 
 /// `GET /agents/{name}`
 pub async fn get(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
+    if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
     let agents = agent_check::inspected_agents(state.runner.catalog()).await;
     let entry = agents.entries.get(&name).ok_or(LoadError::NotFound(name))?;
@@ -48,7 +54,7 @@ pub async fn get(
         brief: AgentBrief::new(entry),
         definition: entry.agent.as_deref().map(DefinitionView),
     };
-    Ok(json_response(StatusCode::OK, &view))
+    Ok(if_none_match.json_response(&view))
 }
 
 /// `GET /agents/{name}/memory`

@@ -25,6 +25,7 @@ use crate::web::extract::request_body;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::json_response;
+use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::response::run::{ChildView, RunView};
 use crate::web::response::run_fields::selected_fields;
 use crate::web::response::tree::{CallOrder, RunSummary, call_ids, sort_by_call_order};
@@ -93,6 +94,7 @@ pub async fn get(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     links: LinkPrefix,
+    if_none_match: IfNoneMatch,
     request: Request,
 ) -> Result<Response, Problem> {
     let query = Query::read(request.uri(), &["wait", "fields"])?;
@@ -113,6 +115,9 @@ pub async fn get(
     }
     match fields {
         Some(fields) => selected_fields(status, &RunView::new(&run, &links, now()), &fields),
+        None if run.status.is_terminal() => {
+            Ok(if_none_match.json_response(&RunView::new(&run, &links, now())))
+        }
         None => Ok(run_response(&links, status, &run)),
     }
 }
