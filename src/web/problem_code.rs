@@ -129,7 +129,7 @@ problem_codes! {
     UnpricedModel = "unpriced_model",
     /// The body's charset is not UTF-8.
     UnsupportedCharset = "unsupported_charset",
-    /// The body is compressed.
+    /// The body is compressed, and not with gzip.
     UnsupportedEncoding = "unsupported_encoding",
     /// The body's content type is not supported.
     UnsupportedMediaType = "unsupported_media_type",

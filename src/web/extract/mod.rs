@@ -2,6 +2,7 @@
 
 pub mod content;
 pub mod form;
+pub mod gzip;
 pub mod idempotency;
 pub mod json_body;
 pub mod large_body;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::config::AttachmentLimits;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::form::{self, Form};
+use crate::web::extract::gzip::ContentEncoding;
 use crate::web::extract::json_body::{decode_utf8, parse_json};
 use crate::web::extract::large_body::{LargeBodyLimiter, body_too_large, total_too_large};
 use crate::web::problem_code::ProblemCode;
@@ -75,7 +76,17 @@ pub async fn read(
         .get(CONTENT_LENGTH)
         .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     let content_type = ContentType::from_headers(headers);
+    let encoding = ContentEncoding::from_headers(headers);
+    let is_compressed = matches!(encoding, Ok(ContentEncoding::Gzip));
+    let max_decoded_bytes = body_limits.attachments.map_or(max_bytes, |limits| {
+        LargeBodyLimiter::max_total_bytes(max_bytes, limits)
+    });
+    let body = match &encoding {
+        Ok(encoding) => encoding.decode(body, max_decoded_bytes),
+        Err(_) => body,
+    };
     if let (Ok(ContentType::Form), Some(limits)) = (&content_type, body_limits.attachments) {
+        encoding?;
         let form = form::read(headers, body, max_bytes, limits);
         let form = tokio::time::timeout(timeout, form).await;
         let form = form.map_err(|_| body_timeout(timeout))??;
@@ -89,6 +100,7 @@ pub async fn read(
     let max_total_bytes = attachments.map_or(max_bytes, |limits| {
         LargeBodyLimiter::max_total_bytes(max_bytes, limits)
     });
+    let content_length = content_length.filter(|_| !is_compressed);
     if content_length.is_some_and(|length| length > max_total_bytes as u64) {
         return Err(match attachments {
             None => body_too_large(max_bytes),
@@ -97,12 +109,14 @@ pub async fn read(
     }
     let large = attachments.map(|limits| LargeBodyLimiter::new(max_bytes, limits));
     let content_length = content_length.and_then(|length| usize::try_from(length).ok());
-    let bytes = tokio::time::timeout(timeout, collect(body, max_bytes, large, content_length))
+    let bytes = collect(body, max_bytes, large, content_length);
+    let bytes = tokio::time::timeout(timeout, bytes)
         .await
         .map_err(|_| body_timeout(timeout))??;
     if bytes.is_empty() {
         return Ok(RequestBody::Empty);
     }
+    encoding?;
     match content_type? {
         ContentType::Json if bytes.trim_ascii().is_empty() => Ok(RequestBody::Empty),
         ContentType::Json => Ok(RequestBody::Json(bytes)),
@@ -130,11 +144,13 @@ async fn collect(
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
+        // Decompressing is never interrupted by a wait for the network.
+        tokio::task::consume_budget().await;
         let read_error = |error: axum::Error| {
             Problem::new(
                 StatusCode::BAD_REQUEST,
                 ProblemCode::MalformedBody,
-                format!("the body ended early: {error}"),
+                format!("the body ended early, or cannot be decompressed: {error}"),
             )
         };
         let Ok(data) = frame.map_err(read_error)?.into_data() else {
@@ -170,15 +186,6 @@ enum ContentType {
 impl ContentType {
     /// A body without a content type is read as JSON.
     fn from_headers(headers: &HeaderMap) -> Result<Self, Problem> {
-        if let Some(coding) = headers.get(CONTENT_ENCODING)
-            && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
-        {
-            return Err(Problem::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                ProblemCode::UnsupportedEncoding,
-                "compressed bodies are not supported; send the body without content-encoding",
-            ));
-        }
         let Some(value) = headers.get(CONTENT_TYPE) else {
             return Ok(Self::Json);
         };

@@ -1,0 +1,62 @@
+//! Decompresses request bodies.
+
+use std::io;
+
+use async_compression::tokio::bufread::GzipDecoder;
+use axum::body::Body;
+use axum::http::HeaderMap;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_ENCODING;
+use futures_util::TryStreamExt;
+use http_body_util::Limited;
+use tokio_util::io::{ReaderStream, StreamReader};
+
+use crate::web::error::Problem;
+use crate::web::problem_code::ProblemCode;
+
+/// By how much a compressed body may be larger than the decompressed one.
+const OVERHEAD_BYTES: usize = 64 << 10;
+/// Bytes of one frame of the decompressed body. The reader of the body checks its limits after each.
+const FRAME_BYTES: usize = 64 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContentEncoding {
+    Identity,
+    Gzip,
+}
+
+impl ContentEncoding {
+    pub fn from_headers(headers: &HeaderMap) -> Result<Self, Problem> {
+        let mut codings = headers.get_all(CONTENT_ENCODING).iter();
+        let (coding, more) = (codings.next(), codings.next());
+        let is = |name: &str| {
+            coding.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(name.as_bytes()))
+        };
+        match more {
+            None if coding.is_none() || is("identity") => Ok(Self::Identity),
+            None if is("gzip") || is("x-gzip") => Ok(Self::Gzip),
+            _ => Err(Problem::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                ProblemCode::UnsupportedEncoding,
+                "the body's content-encoding is not supported; send the body with content-encoding: gzip, or without \
+                 compression",
+            )),
+        }
+    }
+
+    /// The decompressed body, of which at most `max_bytes` are read: that bounds the compressed bytes too, which may be
+    /// many and decompress to nothing.
+    pub fn decode(self, body: Body, max_bytes: usize) -> Body {
+        match self {
+            Self::Identity => body,
+            Self::Gzip => {
+                let compressed = Limited::new(body, max_bytes.saturating_add(OVERHEAD_BYTES));
+                let compressed = Body::new(compressed).into_data_stream();
+                let compressed = StreamReader::new(compressed.map_err(io::Error::other));
+                let mut decoder = GzipDecoder::new(compressed);
+                decoder.multiple_members(true);
+                Body::from_stream(ReaderStream::with_capacity(decoder, FRAME_BYTES))
+            }
+        }
+    }
+}
