@@ -387,6 +387,7 @@ impl Daemon {
             path_prefix: config.server.path_prefix.clone(),
             trusted_proxies: TrustedProxies::new(config.server.trusted_proxies.clone()),
             cors: config.server.cors.clone(),
+            compression: config.server.compression,
             max_body: config.server.max_body,
             attachments: config.limits.attachment_limits(),
             max_wait: config.server.max_wait,

@@ -238,6 +238,7 @@ fn read_server(s: &mut TableReader<'_>) -> Server {
             .unwrap_or_default(),
         trusted_proxies: proxies::read_trusted_proxies(s),
         cors: s.nested("cors", proxies::read_cors),
+        compression: s.flag("compression").unwrap_or(true),
         max_body: s.size("max_body").unwrap_or(4 << 20),
         max_pending_per_address: s.count("max_pending_per_address", 1).unwrap_or(1_000),
         max_pending_connections: s.count("max_pending_connections", 1).unwrap_or(10_000),

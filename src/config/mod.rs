@@ -71,6 +71,8 @@ pub struct Server {
     pub trusted_proxies: Vec<IpNet>,
     /// `None`: pages of other origins cannot use the API.
     pub cors: Option<Cors>,
+    /// Whether responses are compressed for clients that accept it.
+    pub compression: bool,
     /// Maximum size of a request body in bytes.
     pub max_body: usize,
     /// Maximum number of connections from one address that have not sent a whole request.

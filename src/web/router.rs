@@ -118,6 +118,7 @@ pub fn router(state: AppState) -> Router {
         },
         proxies: state.settings.trusted_proxies.clone(),
         cors: cors.cloned(),
+        compression: state.settings.compression,
     };
     with_middleware(routes, config, state)
 }

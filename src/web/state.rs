@@ -45,6 +45,8 @@ pub struct Settings {
     pub path_prefix: String,
     pub trusted_proxies: TrustedProxies,
     pub cors: Option<Cors>,
+    /// Whether responses are compressed for clients that accept it.
+    pub compression: bool,
     /// Maximum bytes of a request body, without the data of images and files.
     pub max_body: usize,
     pub attachments: AttachmentLimits,

@@ -385,6 +385,7 @@ mod tests {
             path_prefix: String::new(),
             trusted_proxies: TrustedProxies::default(),
             cors: None,
+            compression: true,
             max_body: 4 << 20,
             attachments: crate::config::AttachmentLimits {
                 count: 1,

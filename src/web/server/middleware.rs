@@ -10,11 +10,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::AUTHORIZATION;
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use tower::ServiceBuilder;
+use tower_http::CompressionLevel;
 use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::{NotForContentType, Predicate, SizeAbove};
 use tower_http::sensitive_headers::SetSensitiveRequestHeadersLayer;
 use tracing::{debug, error, warn};
 
@@ -32,6 +35,9 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 128;
 const MAX_INSTANCE: usize = 512;
 
+/// Minimum bytes of a response that is compressed.
+const MIN_COMPRESSED: u16 = 1024;
+
 const PROVIDER_KEY: HeaderName = HeaderName::from_static("x-provider-key");
 
 /// What one listener does with every request.
@@ -40,6 +46,8 @@ pub struct MiddlewareConfig {
     pub guard: OriginGuard,
     pub proxies: TrustedProxies,
     pub cors: Option<Cors>,
+    /// Whether responses are compressed for clients that accept it.
+    pub compression: bool,
 }
 
 /// Surrounds all routes of the router, and its fallback.
@@ -48,6 +56,7 @@ where
     S: Clone + Send + Sync + 'static,
 {
     let cors = config.cors.as_ref().map(cors_layer);
+    let compression = compression_layer(config.compression);
     let config = Arc::new(config);
     let layers = ServiceBuilder::new()
         // Debug output of a request then hides the values.
@@ -59,8 +68,21 @@ where
             handle_request(Arc::clone(&config), request, next)
         }))
         .option_layer(cors)
+        .layer(compression)
         .layer(CatchPanicLayer::custom(panic_response));
     router.layer(layers)
+}
+
+/// Compresses what is worth it. An event of a stream would wait in the compressor until others fill its buffer. Problems
+/// are rendered outside of this layer: they are small.
+fn compression_layer(is_enabled: bool) -> CompressionLayer<impl Predicate> {
+    let predicate = SizeAbove::new(MIN_COMPRESSED)
+        .and(NotForContentType::const_new("text/event-stream"))
+        .and(move |_: StatusCode, _: Version, _: &HeaderMap, _: &Extensions| is_enabled);
+    CompressionLayer::new()
+        .gzip(is_enabled)
+        .quality(CompressionLevel::Fastest)
+        .compress_when(predicate)
 }
 
 /// The panic's message is not sent: it may quote anything. The panic hook has logged it.
