@@ -11,3 +11,4 @@ mod nginx;
 mod openapi;
 mod proxies;
 mod streams;
+mod transfer;
