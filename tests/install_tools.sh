@@ -1,19 +1,27 @@
 #!/bin/sh
-# Installs the programs that some stories of the tests need besides the Rust toolchain: nginx. Where it cannot, it says
-# so, and those stories are skipped. Debian and its descendants only; needs root.
+# Installs the programs that some tests need besides the Rust toolchain: the reverse proxies nginx, Caddy and HAProxy. Where it
+# cannot, it says so, and their tests are skipped. Debian and its descendants only; needs root.
 set -eu
 
 PATH=$PATH:/usr/sbin
-if command -v nginx >/dev/null; then
+missing=
+for program in nginx caddy haproxy; do
+    command -v "$program" >/dev/null || missing="$missing $program"
+done
+if [ -z "$missing" ]; then
     exit 0
 fi
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "install_tools: nginx is missing and only root on Debian can install it here; its stories will be skipped"
+    echo "install_tools:$missing missing, and only root on Debian can install them here; their tests will be skipped"
     exit 0
 fi
-install="apt-get install -y -q --no-install-recommends nginx-light"
-# The package's own service is not wanted: the stories start an nginx of their own.
+# The packages' own services are not wanted: the tests start programs of their own.
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
-if ! { $install || { apt-get update -q && $install; }; } >/dev/null; then
-    echo "install_tools: nginx could not be installed; its stories will be skipped"
-fi
+for program in $missing; do
+    package=$program
+    [ "$program" != nginx ] || package=nginx-light
+    install="apt-get install -y -q --no-install-recommends $package"
+    if ! { $install || { apt-get update -q && $install; }; } >/dev/null; then
+        echo "install_tools: $program could not be installed; its tests will be skipped"
+    fi
+done
