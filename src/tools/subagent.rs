@@ -19,6 +19,8 @@ const ARGUMENT_NAMES: [&str; 5] = [
 ];
 /// Ends a truncated result.
 const TRUNCATION_MARK: &str = "... (truncated)";
+const DESCRIPTION: &str = "Delegate a focused task to a recursive agent instance with isolated conversation context. Use this \
+                           when you need to explore a sub-problem independently without polluting the main conversation.";
 /// Longer labels are truncated.
 const MAX_LABEL_CHARS: usize = 200;
 /// Used if the call has no summary prompt of its own.
@@ -40,16 +42,6 @@ impl Subagent {
             tools,
             deferred,
         }
-    }
-
-    /// The tools that the model may allow, as the description lists them.
-    fn tool_names(&self) -> String {
-        let mut names = self.tools.join(", ");
-        if !self.deferred.is_empty() {
-            let more = if names.is_empty() { "" } else { ", and " };
-            names.push_str(&format!("{more}those that tool_search finds"));
-        }
-        names
     }
 
     /// Reads a call's arguments and checks them in the order of the contract.
@@ -103,35 +95,42 @@ impl Subagent {
 
 impl Tool for Subagent {
     fn spec(&self) -> ToolSpec {
-        let description = "Start a sub-agent on a task of its own. It has your instructions, your model and your tools, \
-                           but a fresh conversation: it knows nothing of this one but what task_prompt says. Only its \
-                           final result comes back. Several calls in one reply run at the same time.";
+        let properties = serde_json::json!({
+            "label": {
+                "type": "string",
+                "description": "Unique identifier for this subagent (e.g., 'research_api_docs', 'analyze_logs')",
+            },
+            "task_prompt": {
+                "type": "string",
+                "description": "The specific task for the subagent to complete. Should be self-contained.",
+            },
+            "summary_prompt": {
+                "type": "string",
+                "description": format!("Optional: How to summarize results (default: '{DEFAULT_SUMMARY_PROMPT}')"),
+            },
+            "allowed_tools": {
+                "type": "array",
+                "items": { "type": "string" },
+                "description": "Optional: Whitelist of tool names subagent can use. Omit to allow all tools.",
+            },
+            "max_turns": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_TURNS,
+                "description": format!(
+                    "Optional: Maximum conversation turns for subagent (default: {})",
+                    self.settings.default_max_turns
+                ),
+            },
+        });
         let parameters = serde_json::json!({
             "type": "object",
-            "properties": {
-                "label": { "type": "string", "description": "A short name for the task, for people who watch" },
-                "task_prompt": { "type": "string", "description": "What the sub-agent shall do, with everything that it needs to know" },
-                "summary_prompt": {
-                    "type": "string",
-                    "description": "A question that is sent when the task is done; the answer replaces the task's own text as the result",
-                },
-                "allowed_tools": {
-                    "type": "array",
-                    "items": { "type": "string" },
-                    "description": format!("The only tools that the sub-agent has; left out, it has all of yours. There are: {}", self.tool_names()),
-                },
-                "max_turns": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": MAX_TURNS,
-                    "description": format!("Most turns of the sub-agent; {} if left out", self.settings.default_max_turns),
-                },
-            },
+            "properties": properties,
             "required": ["label", "task_prompt"],
         });
         ToolSpec {
             name: NAME.to_owned(),
-            description: description.to_owned(),
+            description: DESCRIPTION.to_owned(),
             parameters: to_raw_value(&parameters).unwrap_or_default().into(),
         }
     }
@@ -254,10 +253,42 @@ mod tests {
 
     use super::{Subagent, truncate};
     use crate::domain::agent::{SubagentSettings as Settings, SummaryMode};
+    use crate::tools::Tool;
 
     fn parse(arguments: &Value) -> Result<super::Arguments, String> {
         let tool = Subagent::new(Settings::default(), vec!["grep".to_owned()], Vec::new());
         tool.parse_arguments(&serde_json::value::to_raw_value(arguments).expect("JSON"))
+    }
+
+    #[test]
+    fn the_model_reads_the_contracts_descriptions() {
+        let spec = Subagent::new(Settings::default(), Vec::new(), Vec::new()).spec();
+        assert!(
+            spec.description
+                .starts_with("Delegate a focused task to a recursive agent instance")
+                && spec
+                    .description
+                    .ends_with("without polluting the main conversation."),
+            "{}",
+            spec.description
+        );
+        let parameters: Value = serde_json::from_str(spec.parameters.get()).expect("JSON");
+        for (name, description) in [
+            (
+                "summary_prompt",
+                "Optional: How to summarize results (default: 'Summarize your findings concisely')",
+            ),
+            (
+                "allowed_tools",
+                "Optional: Whitelist of tool names subagent can use. Omit to allow all tools.",
+            ),
+            (
+                "max_turns",
+                "Optional: Maximum conversation turns for subagent (default: 10)",
+            ),
+        ] {
+            assert_eq!(parameters["properties"][name]["description"], description);
+        }
     }
 
     #[test]
