@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
-use crate::domain::run::{Failure, Status};
+use crate::domain::run::{Failure, RunId, Status};
 
 pub struct Client {
     http: reqwest::Client,
@@ -60,6 +60,18 @@ pub struct RunView {
     pub cancel_reason: Option<String>,
 }
 
+impl RunView {
+    /// How a run ended that did not complete, and why.
+    pub fn outcome(&self) -> String {
+        let reason = match (&self.error, &self.cancel_reason) {
+            (Some(failure), _) => failure.message.as_str(),
+            (None, Some(reason)) => reason.as_str(),
+            (None, None) => "no reason was given",
+        };
+        format!("run {} {}: {reason}", self.id, self.status.as_str())
+    }
+}
+
 #[derive(Debug, Deserialize)]
 pub struct RunPage {
     pub data: Vec<Value>,
@@ -67,9 +79,27 @@ pub struct RunPage {
     pub next_cursor: Option<String>,
 }
 
+/// Stored events as JSON.
+#[derive(Debug, Deserialize)]
+pub struct EventPage {
+    pub data: Vec<Value>,
+    /// The number of the last event; `None` after the last one of a run that has ended.
+    pub next_after: Option<u64>,
+}
+
+/// Part of a conversation, as JSON.
+#[derive(Debug, Deserialize)]
+pub struct MessagePage {
+    pub system: Option<String>,
+    pub data: Vec<Value>,
+    /// `None` on the last page.
+    pub next_after: Option<u64>,
+}
+
 /// A run in a tree, with its own usage.
 #[derive(Debug, Deserialize)]
 pub struct TreeNode {
+    pub id: RunId,
     pub agent: String,
     /// The label that its caller gave an ad-hoc sub-agent.
     #[serde(default)]
@@ -79,6 +109,8 @@ pub struct TreeNode {
     /// Without its children.
     pub usage: UsageView,
     pub duration_ms: u64,
+    pub task: Option<String>,
+    pub error: Option<Failure>,
     /// In the order of the calls that started them.
     pub children: Vec<TreeNode>,
 }
@@ -167,6 +199,12 @@ impl Client {
         self.json(self.http.post(url).json(&body)).await
     }
 
+    /// An agent's definition.
+    pub async fn get_agent(&self, agent: &str) -> Result<Value, ClientError> {
+        let url = self.agent_url(agent, "")?;
+        self.json(self.http.get(url)).await
+    }
+
     /// Names of the valid agents.
     pub async fn valid_agents(&self) -> Result<Vec<String>, ClientError> {
         let list: AgentList = self.read(self.get(&["agents"])).await?;
@@ -234,15 +272,57 @@ impl Client {
             .map(drop)
     }
 
-    /// Calls `on_event` for every event of a run's tree, until the last one or until the stream breaks off.
+    /// A page of a run's events, after the one with this number.
+    pub async fn get_events(&self, id: &str, after: u64) -> Result<EventPage, ClientError> {
+        let mut url = self.url(&["runs", id, "events"]);
+        url.set_query(Some(&format!("after={after}&limit=1000")));
+        self.read(self.http.get(url)).await
+    }
+
+    /// A page of a run's conversation, after its first messages.
+    pub async fn get_messages(&self, id: &str, after: u64) -> Result<MessagePage, ClientError> {
+        let mut url = self.url(&["runs", id, "messages"]);
+        url.set_query(Some(&format!("after={after}")));
+        self.read(self.http.get(url)).await
+    }
+
+    /// Deletes a run that has ended, and its descendants.
+    pub async fn delete_run(&self, id: &str) -> Result<(), ClientError> {
+        let request = self.http.delete(self.url(&["runs", id]));
+        self.send(request).await.map(drop)
+    }
+
+    /// Calls `on_event` for every event of a run's tree after the one with this number, until the last one or until the
+    /// stream breaks off.
     pub async fn follow(
         &self,
         id: &str,
+        after: u64,
+        on_event: impl FnMut(&Value),
+    ) -> Result<(), ClientError> {
+        let mut url = self.url(&["runs", id, "events"]);
+        url.set_query(Some(&format!("after={after}")));
+        self.read_events(self.http.get(url), on_event).await
+    }
+
+    /// Starts a run and calls `on_event` for every event of its tree, until the last one or until the stream breaks off.
+    pub async fn create_streamed_run(
+        &self,
+        agent: &str,
+        body: &Value,
+        on_event: impl FnMut(&Value),
+    ) -> Result<(), ClientError> {
+        let url = self.agent_url(agent, "runs")?;
+        self.read_events(self.http.post(url).json(body), on_event)
+            .await
+    }
+
+    async fn read_events(
+        &self,
+        request: RequestBuilder,
         mut on_event: impl FnMut(&Value),
     ) -> Result<(), ClientError> {
-        let request = self
-            .get(&["runs", id, "events"])
-            .header(ACCEPT, "text/event-stream");
+        let request = request.header(ACCEPT, "text/event-stream");
         let mut bytes = self.send(request).await?.bytes_stream();
         let mut line = Vec::new();
         while let Some(chunk) = bytes.next().await {
@@ -280,7 +360,9 @@ impl Client {
                 detail: format!("agent config not found: {agent}"),
             });
         }
-        Ok(self.url(&["agents", agent, route]))
+        let segments = ["agents", agent, route];
+        let count = if route.is_empty() { 2 } else { 3 };
+        Ok(self.url(&segments[..count]))
     }
 
     fn get(&self, segments: &[&str]) -> RequestBuilder {

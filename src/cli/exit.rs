@@ -1,5 +1,5 @@
 //! Exit codes, which scripts rely on: 0 success; 1 the run ended badly; 2 not found, invalid input or configuration;
-//! 3 provider failure, missing key or timeout; 4 budget exceeded.
+//! 3 provider failure, missing key or timeout; 4 budget exceeded. And what to do about an error.
 
 use crate::cli::client::ClientError;
 use crate::config::load::ConfigError;
@@ -21,6 +21,23 @@ pub fn code_for_error(error: &anyhow::Error) -> u8 {
         }
     }
     1
+}
+
+/// What the user can do next, if the error itself does not say it.
+pub fn hint_for_error(error: &anyhow::Error) -> Option<&'static str> {
+    let client_error = error.chain().find_map(|cause| cause.downcast_ref())?;
+    match client_error {
+        ClientError::Unreachable { .. } => {
+            Some("start one with axed serve, or name another with --server or AXED_SERVER")
+        }
+        ClientError::ErrorResponse { status: 401, .. } => {
+            Some("set AXED_KEY to a key of the daemon; axed keys new makes one")
+        }
+        ClientError::ErrorResponse { code, .. } if code == "agent_not_found" => {
+            Some("axed agents list shows the agents here, axed agents init NAME writes a new one")
+        }
+        _ => None,
+    }
 }
 
 pub fn code_for_run(status: Status, failure: Option<FailureCode>) -> u8 {

@@ -7,13 +7,23 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::client::{Client, ClientError};
-use crate::cli::keys::ClientKey;
+use crate::cli::output::FormatArgs;
+use crate::cli::server::OptionalDaemonArgs;
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::{in_process, output};
 use crate::config::load::Flags;
 
 #[derive(Debug, clap::Args)]
-#[command(next_line_help = true, group = clap::ArgGroup::new("which").required(true).args(["agent", "all"]))]
+#[command(
+    next_line_help = true,
+    group = clap::ArgGroup::new("which").required(true).args(["agent", "all"]),
+    after_help = "Without --server or AXED_SERVER, no daemon may use the data directory. With -o
+json each report is one line.
+
+Examples:
+  axed gc notes --dry-run
+  axed gc --all --server http://127.0.0.1:8080"
+)]
 pub struct Args {
     /// Agent whose memory is collected
     agent: Option<String>,
@@ -26,14 +36,10 @@ pub struct Args {
     /// Analyse only; do not change the memory
     #[arg(long)]
     dry_run: bool,
-    /// Print the reports as JSON, one object a line
-    #[arg(long)]
-    json: bool,
-    /// Use this daemon [default: in this process; no daemon may be running]
-    #[arg(long, value_name = "URL", conflicts_with_all = ["config", "agents", "data"])]
-    server: Option<String>,
     #[command(flatten)]
-    key: ClientKey,
+    format: FormatArgs,
+    #[command(flatten)]
+    daemon: OptionalDaemonArgs,
     #[command(flatten)]
     sources: Sources,
     /// Data directory with the memories [default: as configured]
@@ -52,8 +58,9 @@ struct Report {
 }
 
 pub async fn gc(args: Args) -> anyhow::Result<ExitCode> {
-    match &args.server {
-        Some(server) => collect_garbage(&args.key.client(server)?, &args).await?,
+    let has_local_flags = args.data.is_some() || args.sources.are_given();
+    match args.daemon.client(has_local_flags)? {
+        Some(client) => collect_garbage(&client, &args).await?,
         None => {
             let flags = Flags {
                 data: args.data.clone(),
@@ -70,14 +77,14 @@ pub async fn gc(args: Args) -> anyhow::Result<ExitCode> {
 async fn collect_garbage(client: &Client, args: &Args) -> anyhow::Result<()> {
     if let Some(agent) = &args.agent {
         let report = client.collect_memory_garbage(agent, args.of.as_deref(), args.dry_run);
-        return print_report(report.await?, args.json);
+        return print_report(report.await?, args.format.is_json());
     }
     for agent in client.valid_agents().await? {
         match client
             .collect_memory_garbage(&agent, None, args.dry_run)
             .await
         {
-            Ok(report) => print_report(report, args.json)?,
+            Ok(report) => print_report(report, args.format.is_json())?,
             Err(ClientError::ErrorResponse { code, .. }) if code == "memory_disabled" => {}
             Err(error) => return Err(error.into()),
         }

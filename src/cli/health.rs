@@ -6,14 +6,19 @@ use std::time::Duration;
 
 use crate::cli::client::Client;
 use crate::cli::output;
+use crate::cli::server;
 use crate::cli::sources::Sources;
 use crate::config::environment::process_environment;
 use crate::config::load;
 
 #[derive(Debug, clap::Args)]
-#[command(next_line_help = true)]
+#[command(
+    next_line_help = true,
+    after_help = "Example:
+  axed health --server http://127.0.0.1:8080 && echo alive"
+)]
 pub struct Args {
-    /// Address of the daemon [default: as configured]
+    /// Address of the daemon [default: $AXED_SERVER, or as configured]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     #[command(flatten)]
@@ -32,7 +37,7 @@ pub async fn health(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn check_server(args: Args) -> anyhow::Result<()> {
-    let server = match args.server {
+    let server = match server::named(args.server.as_deref()) {
         Some(server) => server,
         None => {
             let config = load::load(&args.sources.flags(), &process_environment())?;

@@ -1,10 +1,47 @@
 //! A temporary daemon in this process, so that commands always use HTTP.
 
+use std::path::PathBuf;
+
 use tokio_util::sync::CancellationToken;
 
 use crate::app::Daemon;
 use crate::cli::client::Client;
+use crate::cli::output;
+use crate::cli::sources::{Sources, load_quiet_config};
+use crate::cli::temp_dir::TempDir;
 use crate::config::Config;
+use crate::config::load::Flags;
+
+/// The configuration of a daemon in this process. Without `data`, its runs and memories are in the `TempDir`.
+pub fn private_config(
+    sources: Sources,
+    data: Option<PathBuf>,
+) -> anyhow::Result<(Config, Option<TempDir>)> {
+    let temp_dir = match data {
+        Some(_) => None,
+        None => Some(TempDir::new()?),
+    };
+    let private = temp_dir
+        .as_ref()
+        .map(|temp_dir| temp_dir.path().join("data"));
+    let flags = Flags {
+        data: data.or(private),
+        ..sources.flags()
+    };
+    Ok((load_quiet_config(&flags)?, temp_dir))
+}
+
+/// Says on stderr that the memory of an agent that has one is not kept.
+pub async fn warn_of_lost_memory(client: &Client, agent: &str) {
+    // If the agent cannot be read, the run fails and says why.
+    if let Ok(definition) = client.get_agent(agent).await
+        && definition["memory"]["enabled"] == true
+    {
+        output::eprint_line(format_args!(
+            "axed: the memory of {agent} is not kept; --data DIR reads and keeps it"
+        ));
+    }
+}
 
 /// Starts a daemon on a free loopback port, runs `action` with a client of it, and stops it.
 pub async fn with_daemon<T>(

@@ -32,8 +32,9 @@ pub struct New {
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClientKey {
-    /// Key for the daemon; visible to other users, prefer AXED_KEY or AXED_KEY_FILE
-    #[arg(long, value_name = "KEY", requires = "server", value_parser = parse_secret)]
+    /// Key for the daemon; visible to other users, prefer AXED_KEY or
+    /// AXED_KEY_FILE
+    #[arg(long, value_name = "KEY", value_parser = parse_secret)]
     key: Option<SecretString>,
 }
 
@@ -48,6 +49,11 @@ impl ClientKey {
             Some(key) => client.with_key(&key),
             None => Ok(client),
         }
+    }
+
+    /// Whether the flag is set.
+    pub fn is_given(&self) -> bool {
+        self.key.is_some()
     }
 }
 

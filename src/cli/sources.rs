@@ -19,6 +19,10 @@ pub struct Sources {
 }
 
 impl Sources {
+    pub fn are_given(&self) -> bool {
+        self.config.is_some() || !self.agents.is_empty()
+    }
+
     pub fn flags(self) -> Flags {
         Flags {
             config: self.config,

@@ -13,6 +13,11 @@ pub fn process_environment() -> Environment {
         .collect()
 }
 
+/// The daemon that commands use: `AXED_SERVER`.
+pub fn client_server() -> Option<String> {
+    env_value(&process_environment(), "AXED_SERVER").map(|server| server.trim().to_owned())
+}
+
 /// The user's home directory, for paths in agent files that start with `~`.
 pub fn home_dir() -> Option<PathBuf> {
     std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
