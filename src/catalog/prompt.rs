@@ -15,7 +15,7 @@ use crate::workdirs::workdir::Workdir;
 /// Separates the parts of a system prompt.
 const SECTION_SEPARATOR: &str = "\n\n---\n\n";
 /// The input of a run whose request has none.
-const DEFAULT_INPUT: &str = "Execute the task described in your instructions.";
+pub const DEFAULT_INPUT: &str = "Execute the task described in your instructions.";
 
 /// The inputs of a system prompt.
 #[derive(Clone, Debug)]
