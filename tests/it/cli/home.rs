@@ -8,6 +8,9 @@ use std::process::Output;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+/// A script that repeats the input.
+pub const ECHO: &str = "[[replies]]\ntext = \"got: {{input}}\"\n";
+
 /// A directory with agents and scripts, as a user would have them.
 pub struct Home(TempDir);
 
@@ -92,4 +95,24 @@ impl Ended {
         );
         &self.out
     }
+}
+
+/// What commands have not removed from the directory for temporary files.
+pub fn leftovers(home: &Home) -> Vec<String> {
+    let entries = fs::read_dir(home.path().join("tmp")).expect("a directory");
+    entries
+        .map(|entry| {
+            let name = entry.expect("an entry").file_name();
+            name.into_string().expect("UTF-8")
+        })
+        .collect()
+}
+
+/// Sends a signal by name.
+pub fn signal(child: &tokio::process::Child, name: &str) {
+    let pid = child.id().expect("a process that was not waited for");
+    let sent = std::process::Command::new("kill")
+        .args([format!("-{name}"), pid.to_string()])
+        .status();
+    assert!(sent.expect("run kill").success());
 }
