@@ -1,0 +1,68 @@
+//! `axed runs`: lists, shows, follows and changes the runs of a daemon over HTTP.
+
+use std::process::ExitCode;
+
+mod change;
+mod conversation;
+mod follow;
+mod list;
+pub mod run_ref;
+mod show;
+mod view;
+
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "Examples:
+  axed runs list --status failed
+  axed runs show run_019a2b3c
+  axed runs watch run_019a2b3c
+  axed runs list -o json | jq -r .id
+
+RUN is the id of a run, or its beginning if no other run begins so.
+AXED_SERVER and AXED_KEY name the daemon and the key.
+
+Exit codes:
+  0  done; watch and wait: the run completed
+  1  invalid response; watch and wait: as for axed run
+  2  run not found, or invalid argument
+  3  daemon not reachable, or key missing or not permitted")]
+pub enum Command {
+    /// List runs, newest first
+    List(list::List),
+    /// Print a run: its status, input and final text
+    Show(show::Show),
+    /// Print a run with all its descendants
+    Tree(show::Show),
+    /// Print what a run does until it ends, then its final text
+    Watch(follow::Watch),
+    /// Wait until a run has ended
+    Wait(follow::Wait),
+    /// Print the recorded events of a run and its descendants
+    Events(follow::Events),
+    /// Print the conversation of a run
+    Messages(conversation::Messages),
+    /// Cancel a run and its descendants
+    Cancel(change::Cancel),
+    /// Delete runs that have ended, with their descendants
+    Delete(change::Delete),
+    /// Approve a tool call that waits for approval
+    Approve(change::Decide),
+    /// Deny a tool call that waits for approval
+    Deny(change::Decide),
+}
+
+pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::List(args) => list::list(&args).await?,
+        Command::Show(args) => show::show(&args).await?,
+        Command::Tree(args) => show::tree(&args).await?,
+        Command::Watch(args) => return follow::watch(&args).await,
+        Command::Wait(args) => return follow::wait(&args).await,
+        Command::Events(args) => follow::events(&args).await?,
+        Command::Messages(args) => conversation::messages(&args).await?,
+        Command::Cancel(args) => change::cancel(&args).await?,
+        Command::Delete(args) => change::delete(&args).await?,
+        Command::Approve(args) => change::decide(&args, "approve").await?,
+        Command::Deny(args) => change::decide(&args, "deny").await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
