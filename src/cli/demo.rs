@@ -9,6 +9,7 @@ use crate::cli::client::{Client, RunView};
 use crate::cli::exit::InvalidInput;
 use crate::cli::signals::Signals;
 use crate::cli::temp_dir::TempDir;
+use crate::cli::tree::Details;
 use crate::cli::{in_process, output, tree};
 use crate::config::Config;
 use crate::config::environment::Environment;
@@ -134,19 +135,18 @@ fn write_demo_files(temp_dir: &TempDir) -> anyhow::Result<Config> {
 /// Runs the planner, prints its tree and its text, and returns the run's id.
 async fn run_planner(client: &Client) -> anyhow::Result<String> {
     output::print_line(format_args!(
-        "The input of a planner is \"{INPUT}\". It calls three agents at once. One of them lists files,\n\
-         calls a fourth agent, and starts an ad-hoc sub-agent to read the README.\n\
-         The models are scripts and need no key and no network; the daemon, the runs and the HTTP are real.\n\n\
+        "The input of a planner is \"{INPUT}\".\n\
+         It calls three agents at once. One of them lists files, calls a fourth agent,\n\
+         and starts an ad-hoc sub-agent to read the README. The models are scripts and\n\
+         need no key and no network; the daemon, the runs and the HTTP are real.\n\n\
          POST {}agents/{AGENT}/runs\n",
         client.base()
     ))?;
     let accepted = client.create_run(AGENT, &json!({ "input": INPUT })).await?;
     let id = accepted["id"].as_str().context("the run has no id")?;
     let run: RunView = serde_json::from_value(client.get_run(id, 60).await?)?;
-    output::print_line(format_args!(
-        "{}\n",
-        tree::table(&client.get_tree(id).await?)
-    ))?;
+    tree::print(&client.get_tree(id).await?, Details::Usage)?;
+    output::print_line(format_args!(""))?;
     if run.status != Status::Completed {
         let message = run
             .error
