@@ -1,0 +1,106 @@
+//! `axed runs cancel`, `delete`, `approve` and `deny`.
+
+use crate::cli::output::{self, FormatArgs};
+use crate::cli::run;
+use crate::cli::runs::run_ref::RunRef;
+use crate::cli::runs::view::parse_run;
+use crate::cli::server::DaemonArgs;
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "Example:
+  axed runs cancel run_019a2b3c --reason \"wrong input\" --wait"
+)]
+pub struct Cancel {
+    /// Id of the run, or its beginning
+    #[arg(value_name = "RUN")]
+    id: RunRef,
+    /// Reason for the run's record
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "cancelled at the command line"
+    )]
+    reason: String,
+    /// Wait until the run has ended
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "Example:
+  axed runs delete run_019a2b3c"
+)]
+pub struct Delete {
+    /// Ids of root runs that have ended, or their beginnings
+    #[arg(value_name = "RUN", required = true)]
+    ids: Vec<RunRef>,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_line_help = true)]
+pub struct Decide {
+    /// Id of the run, or its beginning
+    #[arg(value_name = "RUN")]
+    id: RunRef,
+    /// Id of the tool call, as in the event approval.requested
+    #[arg(value_name = "CALL")]
+    call: String,
+    /// Reason; the model gets it if the call is denied
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+pub async fn cancel(args: &Cancel) -> anyhow::Result<()> {
+    let client = args.daemon.client()?;
+    let id = args.id.resolve(&client).await?;
+    let mut run = client.cancel(&id, &args.reason).await?;
+    if args.wait {
+        run = run::wait_until_finished(&client, &id).await?;
+    }
+    if args.format.is_json() {
+        return output::print_json(&run);
+    }
+    let run = parse_run(run)?;
+    output::print_line(format_args!("{} is {}", run.id, run.status.as_str()))
+}
+
+/// Deletes none if one of the arguments names no run.
+pub async fn delete(args: &Delete) -> anyhow::Result<()> {
+    let client = args.daemon.client()?;
+    let mut ids = Vec::new();
+    for id in &args.ids {
+        ids.push(id.resolve(&client).await?);
+    }
+    for id in ids {
+        client.delete_run(&id).await?;
+        output::print_line(format_args!("{id} is deleted"))?;
+    }
+    Ok(())
+}
+
+pub async fn decide(args: &Decide, decision: &str) -> anyhow::Result<()> {
+    let client = args.daemon.client()?;
+    let id = args.id.resolve(&client).await?;
+    let run = client
+        .decide(&id, &args.call, decision, args.reason.as_deref())
+        .await?;
+    if args.format.is_json() {
+        return output::print_json(&run);
+    }
+    let run = parse_run(run)?;
+    output::print_line(format_args!("{} is {}", run.id, run.status.as_str()))
+}

@@ -1,0 +1,217 @@
+//! `axed runs watch`, `wait` and `events`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::cli::age::parse_seconds;
+use crate::cli::client::{Client, ClientError, RunView};
+use crate::cli::event_lines::EventLines;
+use crate::cli::output::{self, FormatArgs};
+use crate::cli::run;
+use crate::cli::runs::run_ref::RunRef;
+use crate::cli::server::DaemonArgs;
+use crate::cli::signals::Signals;
+use crate::cli::table::{Cell, Column, Table};
+use crate::domain::event;
+
+/// How often a broken stream is opened again without an event in between, and the pause before each time.
+const MAX_RECONNECTS: u32 = 15;
+const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "Prints from the run's first event on. Ctrl-C ends the command, not the run. The
+exit code is that of the run, as for axed run.
+
+Examples:
+  axed runs watch run_019a2b3c
+  axed runs watch run_019a2b3c -o json | jq -r .type"
+)]
+pub struct Watch {
+    /// Id of the run, or its beginning
+    #[arg(value_name = "RUN")]
+    id: RunRef,
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "The exit code is that of the run, as for axed run; 3 after the timeout.
+
+Example:
+  axed runs wait run_019a2b3c --timeout 10m && echo completed"
+)]
+pub struct Wait {
+    /// Id of the run, or its beginning
+    #[arg(value_name = "RUN")]
+    id: RunRef,
+    /// Stop waiting after this time, such as 90s or 10m; the run continues
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    timeout: Option<u64>,
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "With -o json each event is one line.
+
+Examples:
+  axed runs events run_019a2b3c --after 40
+  axed runs events run_019a2b3c -o json | jq -r 'select(.type == \"run.failed\")'"
+)]
+pub struct Events {
+    /// Id of the run, or its beginning
+    #[arg(value_name = "RUN")]
+    id: RunRef,
+    /// Only events after the one with this number
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    after: u64,
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+pub async fn watch(args: &Watch) -> anyhow::Result<ExitCode> {
+    let client = args.daemon.client()?;
+    let id = args.id.resolve(&client).await?;
+    let mut signals = Signals::new()?;
+    let json = args.format.is_json();
+    tokio::select! {
+        followed = follow_to_end(&client, &id, json) => followed?,
+        () = signals.wait_for_stop() => {
+            output::eprint_line(format_args!("axed: run {id} continues; axed runs cancel {id} stops it"));
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    let run = run::wait_until_finished(&client, &id).await?;
+    match json {
+        true => Ok(run::exit_code(&serde_json::from_value(run)?)),
+        false => run::print_run(&run, false),
+    }
+}
+
+/// Prints events until the run's last one. Opens a stream that breaks off again.
+async fn follow_to_end(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
+    let mut lines = EventLines::default();
+    let mut last = 0;
+    let mut has_ended = false;
+    let mut reconnects = 0;
+    loop {
+        let before = last;
+        let mut printed = Ok(());
+        let followed = client.follow(id, last, |event| {
+            last = event["seq"].as_u64().unwrap_or(last);
+            let name = event["type"].as_str().unwrap_or_default();
+            has_ended |= event["run_id"] == id && event::is_terminal(name);
+            let result = print_event(&mut lines, event, json);
+            if printed.is_ok() {
+                printed = result;
+            }
+        });
+        let followed = followed.await;
+        printed?;
+        match followed {
+            _ if has_ended => return Ok(()),
+            Ok(()) | Err(ClientError::Unreachable { .. }) if reconnects < MAX_RECONNECTS => {}
+            Ok(()) => anyhow::bail!("the event stream of {id} breaks off again and again"),
+            Err(error) => return Err(error.into()),
+        }
+        reconnects = if last > before { 0 } else { reconnects + 1 };
+        output::eprint_line(format_args!(
+            "axed: the event stream broke off; connecting again"
+        ));
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+fn print_event(lines: &mut EventLines, event: &Value, json: bool) -> anyhow::Result<()> {
+    if json {
+        // Parts of a text that is still being written have no number, and are in a later event as a whole.
+        return match event["seq"].is_null() {
+            true => Ok(()),
+            false => output::print_json_line(event),
+        };
+    }
+    match lines.line(event) {
+        Some(line) => output::print_styled(&line),
+        None => Ok(()),
+    }
+}
+
+pub async fn wait(args: &Wait) -> anyhow::Result<ExitCode> {
+    let client = args.daemon.client()?;
+    let id = args.id.resolve(&client).await?;
+    let finished = run::wait_until_finished(&client, &id);
+    let run = match args.timeout {
+        None => finished.await?,
+        Some(seconds) => match tokio::time::timeout(Duration::from_secs(seconds), finished).await {
+            Ok(run) => run?,
+            Err(_) => {
+                output::eprint_line(format_args!(
+                    "axed: run {id} has not ended after {seconds} s; it continues"
+                ));
+                return Ok(ExitCode::from(3));
+            }
+        },
+    };
+    let view: RunView = serde_json::from_value(run.clone())?;
+    match args.format.is_json() {
+        true => output::print_json(&run)?,
+        false => output::print_line(format_args!("{} is {}", view.id, view.status.as_str()))?,
+    }
+    Ok(run::exit_code(&view))
+}
+
+pub async fn events(args: &Events) -> anyhow::Result<()> {
+    let client = args.daemon.client()?;
+    let id = args.id.resolve(&client).await?;
+    let mut table = Table::new([
+        Column::number("seq"),
+        Column::text("time"),
+        Column::text("type"),
+        Column::flexible("event"),
+    ]);
+    let mut lines = EventLines::default();
+    let mut after = args.after;
+    loop {
+        let page = client.get_events(&id, after).await?;
+        let is_last = page.data.is_empty();
+        for event in page.data {
+            if args.format.is_json() {
+                output::print_json_line(&event)?;
+                continue;
+            }
+            let text = |key: &str| event[key].as_str().unwrap_or_default();
+            table.row([
+                Cell::new(event["seq"].as_u64().unwrap_or_default()),
+                Cell::new(text("time")).or_short(text("time").get(11..19).unwrap_or_default()),
+                Cell::new(text("type")),
+                Cell::new(
+                    lines
+                        .plain_line(&event)
+                        .unwrap_or_else(|| format!("{}:", text("agent"))),
+                ),
+            ]);
+        }
+        match page.next_after {
+            Some(next) if !is_last => after = next,
+            _ => break,
+        }
+    }
+    match args.format.is_json() {
+        true => Ok(()),
+        false => table.print(),
+    }
+}
