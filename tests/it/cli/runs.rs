@@ -69,10 +69,17 @@ async fn runs_are_listed_by_filter() {
             .find(|line| line.contains(id))
             .map(str::to_owned)
     };
+    assert!(
+        table.starts_with("run\tagent\tstatus\tage\tin\tout\ttime\n"),
+        "{table}"
+    );
     let planner = line(&planner).expect("the planner's line");
-    assert!(planner.contains("┆ planner ┆ completed ┆"), "{planner}");
+    assert!(planner.contains("\tplanner\tcompleted\t"), "{planner}");
+    assert!(planner.contains("s ago\t"), "{planner}");
     let failed = line(&failed).expect("the failed one's line");
-    assert!(failed.contains("┆ reader  ┆ failed    ┆"), "{failed}");
+    assert!(failed.contains("\treader\tfailed\t"), "{failed}");
+    let wide = printed(&app, &["list", "-o", "wide", "--status", "failed"]).await;
+    assert!(wide.contains("\tturns\tusd\tmodel\terror\n"), "{wide}");
     let (code, out, err) = ended(&app, &app.daemon.url, &["list", "--agent", "nobody"]).await;
     assert_eq!((code, &*out), (0, ""));
     assert!(err.contains("no matching runs"), "{err}");
@@ -125,13 +132,10 @@ async fn a_run_and_its_tree_are_shown() {
 
     let tree = printed(&app, &["tree", run.id()]).await;
     assert!(
-        tree.contains("│ planner       ┆ completed ┆     2 ┆"),
+        tree.contains(&format!("\nplanner\t{}\tcompleted\t", run.id())),
         "{tree}"
     );
-    assert!(
-        tree.contains("│   reader      ┆ completed ┆     1 ┆"),
-        "{tree}"
-    );
+    assert!(tree.contains("\n  reader\trun_"), "{tree}");
     assert!(tree.contains("total: 2 runs"), "{tree}");
     let json: Value =
         serde_json::from_str(&printed(&app, &["tree", run.id(), "--json"]).await).expect("a tree");
@@ -172,13 +176,18 @@ async fn a_cancel_can_wait_for_the_end() {
 async fn exit_codes_show_missing_runs_and_daemons() {
     let app = TestApp::spawn().await;
     let unknown = "run_01890a5d-ac96-774b-bcce-b302099a8057";
-    for command in ["show", "tree", "cancel"] {
+    for command in [
+        "show", "tree", "cancel", "delete", "watch", "wait", "events", "messages",
+    ] {
         let (code, out, err) = ended(&app, &app.daemon.url, &[command, unknown]).await;
         assert_eq!((code, &*out), (2, ""), "{command}: {err}");
         assert!(err.contains(unknown), "{err}");
         let (code, _, err) = ended(&app, &app.daemon.url, &[command, ".."]).await;
         assert_eq!(code, 2, "{command}: {err}");
-        assert!(err.contains("a run id is run_ and a UUID"), "{err}");
+        assert!(
+            err.contains("a run id is run_ and a UUID, or the beginning of one"),
+            "{err}"
+        );
     }
     let (code, _, err) = ended(&app, &app.daemon.url, &["list", "--status", "odd"]).await;
     assert_eq!(code, 2, "{err}");
@@ -192,4 +201,134 @@ async fn exit_codes_show_missing_runs_and_daemons() {
         err.contains("could not reach a daemon at http://127.0.0.1:1/"),
         "{err}"
     );
+}
+
+#[tokio::test]
+async fn a_run_is_named_by_the_beginning_of_its_id() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("one"), says("two")]);
+    let (first, second) = (app.run("solo", "go").await, app.run("solo", "go").await);
+    let status = |id: &str| format!("run        {id}\n");
+    for id in [first.id(), second.id()] {
+        for beginning in [&id[..28], &id[4..28], &id.to_uppercase()[4..]] {
+            let shown = printed(&app, &["show", beginning]).await;
+            assert!(shown.contains(&status(id)), "{beginning}: {shown}");
+        }
+    }
+    // Both were created at the same time, as far as these characters of it count.
+    let (code, out, err) = ended(&app, &app.daemon.url, &["show", &first.id()[..8]]).await;
+    assert_eq!((code, &*out), (2, ""), "{err}");
+    assert!(
+        err.contains("several runs have ids that begin with"),
+        "{err}"
+    );
+    assert!(
+        err.contains(first.id()) && err.contains(second.id()),
+        "{err}"
+    );
+    let (code, _, err) = ended(&app, &app.daemon.url, &["show", "run_00000000"]).await;
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("axed runs list --all lists them"), "{err}");
+}
+
+#[tokio::test]
+async fn a_run_is_watched_to_its_end() {
+    let app = TestApp::setup()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let gate = Gate::closed();
+    app.provider.will(
+        "planner",
+        [delegates([("reader", "look")]), says("all done")],
+    );
+    app.provider
+        .will("reader", [says("read").after_gate(&gate)]);
+    let run = app.start("planner", "go").await;
+    app.provider.wait_for_concurrency("reader", 1).await;
+    let id = run.id().to_owned();
+    let arguments = ["watch", id.as_str()];
+    let (watched, ()) = tokio::join!(printed(&app, &arguments), async { gate.open() });
+    for line in [
+        "planner: turn 1: 1 message, 0 pending results\n",
+        "planner: → reader (depth 1): look\n",
+        "  reader: turn 1: ",
+        "planner: ← reader after ",
+        "\nall done\n",
+    ] {
+        assert!(watched.contains(line), "{line:?} is missing in {watched}");
+    }
+    assert_eq!(
+        printed(&app, &["wait", &id]).await,
+        format!("{id} is completed\n")
+    );
+    let events = printed(&app, &["events", &id, "-o", "json"]).await;
+    let events: Vec<Value> = events
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an event"))
+        .collect();
+    assert_eq!(events[0]["type"], "run.queued");
+    assert_eq!(events.last().expect("events")["type"], "run.completed");
+    let after = printed(&app, &["events", &id, "--after", "3"]).await;
+    assert!(after.starts_with("seq\ttime\ttype\tevent\n4\t"), "{after}");
+}
+
+#[tokio::test]
+async fn waiting_ends_with_the_runs_code_or_after_a_time() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [fails(400, "no"), says("late").after_gate(&gate)]);
+    let failed = app.run("solo", "go").await;
+    for command in ["wait", "watch"] {
+        let (code, _, err) = ended(&app, &app.daemon.url, &[command, failed.id()]).await;
+        assert_eq!(code, 1, "{command}: {err}");
+    }
+    let slow = app.start("solo", "go").await;
+    let arguments = ["wait", slow.id(), "--timeout", "1s"];
+    let (code, _, err) = ended(&app, &app.daemon.url, &arguments).await;
+    assert_eq!(code, 3, "{err}");
+    assert!(
+        err.contains("has not ended after 1 s; it continues"),
+        "{err}"
+    );
+    gate.open();
+    slow.wait_for_end().await;
+}
+
+#[tokio::test]
+async fn a_conversation_is_printed_and_a_run_deleted() {
+    let app = TestApp::setup()
+        .agent(
+            "planner",
+            "sub_agents = [\"reader\"]\nsystem_prompt = \"Be brief.\"",
+        )
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [delegates([("reader", "look")]), says("all done")],
+    );
+    app.provider.will("reader", [says("read \u{1b}[2J")]);
+    let run = app.run("planner", "go there").await;
+    let shown = printed(&app, &["messages", run.id()]).await;
+    for text in [
+        "system:\nBe brief.\n",
+        "user:\ngo there\n",
+        "{\"agent\":\"reader\",\"task\":\"look\"}\n",
+        ":\nread \u{fffd}[2J\n",
+        "assistant:\nall done\n",
+    ] {
+        assert!(shown.contains(text), "{text:?} is missing in {shown}");
+    }
+    let json = printed(&app, &["messages", run.id(), "-o", "json"]).await;
+    let json: Value = serde_json::from_str(&json).expect("messages");
+    assert_eq!(json["data"].as_array().map(Vec::len), Some(4), "{json}");
+    assert_eq!(
+        printed(&app, &["delete", run.id()]).await,
+        format!("{} is deleted\n", run.id())
+    );
+    assert_eq!(app.get(&format!("/runs/{}", run.id())).await.status, 404);
 }
