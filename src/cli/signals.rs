@@ -38,4 +38,13 @@ impl Signals {
     pub async fn wait_for_stop(&mut self) {
         self.recv().await;
     }
+
+    /// Waits for any signal, and returns whether it is Ctrl-C (SIGINT).
+    pub async fn wait_for_interrupt(&mut self) -> bool {
+        tokio::select! {
+            _ = self.terminate.recv() => false,
+            _ = self.interrupt.recv() => true,
+            _ = self.hangup.recv() => false,
+        }
+    }
 }

@@ -1,0 +1,229 @@
+//! `axed chat`: a conversation with an agent in the terminal. Each line is a run of one session.
+
+use std::cell::RefCell;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::cli::age::parse_seconds;
+use crate::cli::chat_input::{ChatInput, Typed};
+use crate::cli::chat_view::ChatView;
+use crate::cli::client::{Client, RunView};
+use crate::cli::server::OptionalDaemonArgs;
+use crate::cli::signals::Signals;
+use crate::cli::sources::Sources;
+use crate::cli::style::{Color, Styled};
+use crate::cli::{in_process, output, run};
+use crate::domain::run::{RunId, Status};
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "Ctrl-C cancels the run, Ctrl-D ends the chat. On a pipe, each line of stdin is a
+message. Without --server or AXED_SERVER the agent runs in this process;
+--data DIR keeps the conversation.
+
+Examples:
+  axed chat helper
+  axed chat helper --data ./data --session notes
+  axed chat helper --server http://127.0.0.1:8080 --session notes"
+)]
+pub struct Args {
+    /// Name of the agent; axed agents list shows them
+    agent: String,
+    /// Session to continue or to begin [default: a new one]
+    #[arg(long, value_name = "NAME")]
+    session: Option<String>,
+    /// Use this model instead of the agent's own
+    #[arg(long, value_name = "PROVIDER/MODEL")]
+    model: Option<String>,
+    /// Deadline of each run, such as 90s or 2m
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    timeout: Option<u64>,
+    /// Print turns and results of tools, too
+    #[arg(long, short)]
+    verbose: bool,
+    #[command(flatten)]
+    daemon: OptionalDaemonArgs,
+    #[command(flatten)]
+    sources: Sources,
+    /// Keep the conversation and the agents' memory in this directory
+    /// [default: keep neither]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+}
+
+pub async fn chat(args: Args) -> anyhow::Result<ExitCode> {
+    let has_local_flags = args.data.is_some() || args.sources.are_given();
+    if let Some(client) = args.daemon.client(has_local_flags)? {
+        return Chat::new(&client, &args, true).run().await;
+    }
+    let (config, temp_dir) = in_process::private_config(args.sources.clone(), args.data.clone())?;
+    in_process::with_daemon(config, async |client| {
+        if temp_dir.is_some() {
+            in_process::warn_of_lost_memory(client, &args.agent).await;
+        }
+        Chat::new(client, &args, temp_dir.is_none()).run().await
+    })
+    .await
+}
+
+struct Chat<'a> {
+    client: &'a Client,
+    args: &'a Args,
+    session: String,
+    /// Whether another chat can continue the session.
+    is_kept: bool,
+    is_interactive: bool,
+}
+
+/// How a run of the chat ended.
+enum Turn {
+    Ended(ExitCode),
+    /// A signal ends the whole chat.
+    Stopped,
+}
+
+impl<'a> Chat<'a> {
+    fn new(client: &'a Client, args: &'a Args, is_kept: bool) -> Self {
+        let new_session = || format!("chat-{}", RunId::new().0.as_simple());
+        Self {
+            client,
+            args,
+            session: args.session.clone().unwrap_or_else(new_session),
+            is_kept,
+            is_interactive: std::io::stdin().is_terminal(),
+        }
+    }
+
+    async fn run(&self) -> anyhow::Result<ExitCode> {
+        // An agent that does not exist is an error before the first message.
+        let agent = self.client.get_agent(&self.args.agent).await?;
+        let mut signals = Signals::new()?;
+        let mut input = ChatInput::new(self.is_interactive)?;
+        if self.is_interactive {
+            let model = self.args.model.as_deref().or(agent["model"].as_str());
+            let text = format!(
+                "{} ({}). Ctrl-C cancels a run, Ctrl-D ends the chat.",
+                self.args.agent,
+                model.unwrap_or_default()
+            );
+            output::eprint_styled(&Styled::default().colored(Color::Dim, text));
+        }
+        let mut code = ExitCode::SUCCESS;
+        let mut runs = 0;
+        loop {
+            let typed = tokio::select! {
+                typed = input.next() => typed?,
+                () = signals.wait_for_stop() => break,
+            };
+            let message = match typed {
+                Typed::Message(message) if message.trim().is_empty() => continue,
+                Typed::Message(message) => message,
+                Typed::Interrupt => {
+                    output::eprint_line(format_args!("Ctrl-D ends the chat."));
+                    continue;
+                }
+                Typed::End => break,
+            };
+            runs += 1;
+            match self.turn(&message, &mut signals).await? {
+                Turn::Ended(ended) if !self.is_interactive && ended != ExitCode::SUCCESS => {
+                    code = ended
+                }
+                Turn::Ended(_) => {}
+                Turn::Stopped => break,
+            }
+        }
+        if runs > 0 && self.is_kept && self.is_interactive {
+            output::eprint_line(format_args!(
+                "axed: to continue: axed chat {} --session {}{}",
+                self.args.agent,
+                self.session,
+                match &self.args.data {
+                    Some(dir) => format!(" --data {}", dir.display()),
+                    None => String::new(),
+                }
+            ));
+        }
+        Ok(code)
+    }
+
+    /// Sends a message, shows the run, and waits for its end. A signal cancels the run.
+    async fn turn(&self, message: &str, signals: &mut Signals) -> anyhow::Result<Turn> {
+        let mut body = json!({ "input": message, "session": self.session, "stream": true });
+        if let Some(model) = &self.args.model {
+            body["model"] = model.as_str().into();
+        }
+        if let Some(timeout) = self.args.timeout {
+            body["timeout"] = timeout.into();
+        }
+        let view = RefCell::new(ChatView::new(
+            self.args.verbose,
+            self.client.base_without_slash(),
+        ));
+        let (started, mut id) = watch::channel(None);
+        let on_event = |event: &Value| {
+            if started.borrow().is_none() {
+                started.send_replace(event["run_id"].as_str().map(str::to_owned));
+            }
+            view.borrow_mut().on_event(event);
+        };
+        let stream = self
+            .client
+            .create_streamed_run(&self.args.agent, &body, on_event);
+        let mut stream = pin!(stream);
+        let mut is_stopped = false;
+        let streamed = tokio::select! {
+            streamed = &mut stream => streamed,
+            is_interrupt = signals.wait_for_interrupt() => {
+                is_stopped = !is_interrupt;
+                tokio::select! {
+                    streamed = &mut stream => streamed,
+                    cancelled = self.cancel(id.clone()) => {
+                        cancelled?;
+                        stream.await
+                    }
+                }
+            }
+        };
+        let Some(id) = id.borrow_and_update().clone() else {
+            return match streamed {
+                // Another message may fare better.
+                Err(error) if self.is_interactive => {
+                    output::eprint_line(format_args!("axed: {error}"));
+                    Ok(Turn::Ended(ExitCode::FAILURE))
+                }
+                Err(error) => Err(error.into()),
+                Ok(()) => anyhow::bail!("the daemon sent no events of the run"),
+            };
+        };
+        // If the stream broke off, the run still ends.
+        let run = run::wait_until_finished(self.client, &id).await?;
+        view.borrow_mut().finish(run["content"].as_str())?;
+        let run: RunView = serde_json::from_value(run)?;
+        if run.status != Status::Completed {
+            output::eprint_line(format_args!("axed: {}", run.outcome()));
+        }
+        Ok(match is_stopped {
+            true => Turn::Stopped,
+            false => Turn::Ended(run::exit_code(&run)),
+        })
+    }
+
+    /// Cancels the run as soon as its id is known.
+    async fn cancel(&self, mut id: watch::Receiver<Option<String>>) -> anyhow::Result<()> {
+        // If the request failed, there is no run to cancel.
+        if let Ok(id) = id.wait_for(Option::is_some).await
+            && let Some(id) = &*id
+        {
+            let reason = "interrupted in axed chat";
+            self.client.cancel(id, reason).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,96 @@
+//! Shows a run of a chat: its text as the model writes it, and what it does in between.
+
+use std::io::IsTerminal;
+
+use serde_json::Value;
+
+use crate::cli::event_lines::EventLines;
+use crate::cli::output;
+use crate::cli::progress::approval_hint;
+use crate::cli::style::{Color, Styled};
+
+pub struct ChatView {
+    lines: EventLines,
+    is_verbose: bool,
+    server: String,
+    /// Whether text is shown while the model writes it.
+    is_streaming: bool,
+    /// The text of the root's last turn that is on the terminal.
+    shown: String,
+}
+
+impl ChatView {
+    /// For a run of the daemon at `server`.
+    pub fn new(is_verbose: bool, server: String) -> Self {
+        Self {
+            lines: EventLines::default(),
+            is_verbose,
+            server,
+            is_streaming: std::io::stdout().is_terminal(),
+            shown: String::new(),
+        }
+    }
+
+    pub fn on_event(&mut self, event: &Value) {
+        let name = event["type"].as_str().unwrap_or_default();
+        let is_root = event["depth"] == 0;
+        // Every line is described, so that later ones can refer to it.
+        let line = self.lines.line(event);
+        match name {
+            "text.delta" if is_root => self.show_text(event["text"].as_str().unwrap_or_default()),
+            "text.withdrawn" if is_root => {
+                self.end_line();
+                let note = Styled::default().colored(Color::Yellow, "(the model starts again)");
+                output::eprint_styled(&note);
+                self.shown.clear();
+            }
+            "turn.started" if is_root => {
+                self.end_line();
+                self.shown.clear();
+                self.show_line(line.filter(|_| self.is_verbose));
+            }
+            "turn.started" | "turn.completed" => self.show_line(line.filter(|_| self.is_verbose)),
+            "tool.completed" if event["is_error"] != true => {
+                self.show_line(line.filter(|_| self.is_verbose));
+            }
+            // The end of the run is shown by `finish`.
+            "run.failed" | "run.cancelled" if is_root => {}
+            _ => self.show_line(line),
+        }
+        if let Some(hint) = approval_hint(event, &self.server) {
+            output::eprint_line(format_args!("{hint}"));
+        }
+    }
+
+    /// Shows what is not on the terminal yet of a run that has ended.
+    pub fn finish(&mut self, content: Option<&str>) -> anyhow::Result<()> {
+        let content = content.unwrap_or_default();
+        if self.shown.trim_end() == content.trim_end() {
+            self.end_line();
+            return Ok(());
+        }
+        self.end_line();
+        output::print_line(format_args!("{}", content.trim_end()))
+    }
+
+    fn show_text(&mut self, text: &str) {
+        if self.is_streaming {
+            self.shown.push_str(text);
+            output::print_part(text);
+        }
+    }
+
+    fn show_line(&mut self, line: Option<Styled>) {
+        if let Some(line) = line {
+            self.end_line();
+            output::eprint_styled(&line);
+        }
+    }
+
+    /// Ends the line that the model's text has begun.
+    fn end_line(&mut self) {
+        if !self.shown.is_empty() && !self.shown.ends_with('\n') {
+            self.show_text("\n");
+        }
+    }
+}
