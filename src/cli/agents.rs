@@ -5,22 +5,29 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use comfy_table::{Table, presets};
+use serde_json::{Value, json};
 
 use crate::catalog::reload::Catalog;
 use crate::catalog::template::template;
 use crate::catalog::{Entry, Rules};
 use crate::cli::check::{Report, RequestedPath, check_agents};
 use crate::cli::exit::InvalidInput;
+use crate::cli::output::FormatArgs;
 use crate::cli::sources::{Sources, load_quiet_config};
+use crate::cli::style::Color;
+use crate::cli::table::{Cell, Column, Table};
 use crate::cli::{agent_toml, output};
 use crate::domain::agent::is_agent_name;
-use crate::domain::terminal_text;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// List the agents, with the errors of invalid ones
+    #[command(
+        after_help = "Examples:\n  axed agents list\n  axed agents list -o json | jq -r '.data[].name'"
+    )]
     List {
+        #[command(flatten)]
+        format: FormatArgs,
         #[command(flatten)]
         sources: Sources,
     },
@@ -52,7 +59,7 @@ pub enum Command {
 
 pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::List { sources } => list(sources),
+        Command::List { format, sources } => list(format, sources),
         Command::Show { name, sources } => show(&name, sources),
         Command::Init { name, sources } => init(&name, sources),
         Command::Check {
@@ -63,35 +70,69 @@ pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn list(sources: Sources) -> anyhow::Result<ExitCode> {
+fn list(format: FormatArgs, sources: Sources) -> anyhow::Result<ExitCode> {
     let config = load_quiet_config(&sources.flags())?;
     let dirs = &config.agents.dirs;
     let agents = Catalog::open(dirs.clone(), Rules::from_config(&config)).current();
-    if agents.entries.is_empty() {
-        output::eprint_line(format_args!("axed: no agents in {}", join_paths(dirs)));
+    let entries = agents.entries.values();
+    if format.is_json() {
+        let agents: Vec<_> = entries.map(entry_json).collect();
+        output::print_json(&json!({ "data": agents }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
-    table.set_header(["agent", "model", "description"]);
-    for entry in agents.entries.values() {
-        let (model, description) = match (&entry.agent, &entry.error) {
-            (Some(agent), None) => (
-                agent.model.to_string(),
-                agent.description.clone().unwrap_or_default(),
-            ),
-            (Some(agent), Some(error)) => (
-                agent.model.to_string(),
-                format!("the last good definition is in force; the file is invalid: {error}"),
-            ),
-            (None, Some(error)) => (String::new(), format!("invalid: {error}")),
-            (None, None) => continue,
-        };
-        let description = terminal_text::sanitize_lines(&description);
-        table.add_row([entry.name.clone(), model, description]);
+    if agents.entries.is_empty() {
+        output::eprint_line(format_args!(
+            "axed: no agents in {}; axed agents init NAME writes one",
+            join_paths(dirs)
+        ));
+        return Ok(ExitCode::SUCCESS);
     }
-    output::print_line(format_args!("{table}"))?;
+    let columns = ["agent", "model"].map(Column::text);
+    let file = Column::flexible("file");
+    let description = [Column::flexible("description")].into_iter();
+    let mut table = Table::new(
+        columns
+            .into_iter()
+            .chain(description)
+            .chain(format.is_wide().then_some(file)),
+    );
+    for entry in entries {
+        let model = entry.agent.as_ref().map(|agent| agent.model.to_string());
+        let description = entry
+            .agent
+            .as_ref()
+            .and_then(|agent| agent.description.clone());
+        let description = match (&entry.agent, &entry.error) {
+            (_, None) => Cell::new(description.unwrap_or_default()),
+            (Some(_), Some(error)) => Cell::new(format!(
+                "the last good definition is in force; the file is invalid: {error}"
+            ))
+            .colored(Color::Yellow),
+            (None, Some(error)) => Cell::new(format!("invalid: {error}")).colored(Color::Red),
+        };
+        let file = format.is_wide().then(|| Cell::new(entry.path.display()));
+        let cells = [
+            Cell::new(&entry.name),
+            Cell::new(model.unwrap_or_default()),
+            description,
+        ];
+        table.row(cells.into_iter().chain(file));
+    }
+    table.print()?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn entry_json(entry: &Entry) -> Value {
+    let agent = entry.agent.as_ref();
+    json!({
+        "name": entry.name,
+        "model": agent.map(|agent| agent.model.to_string()),
+        "description": agent.and_then(|agent| agent.description.clone()),
+        "file": entry.path.to_string_lossy(),
+        "valid": entry.error.is_none(),
+        "error": entry.error.as_ref().map(ToString::to_string),
+        "warnings": entry.warnings,
+    })
 }
 
 fn show(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {

@@ -4,16 +4,24 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::cli::style::When;
 use crate::tools::shell::supervisor;
 
+mod age;
 mod agent_toml;
 mod agents;
 mod check;
+mod chat;
+mod chat_input;
+mod chat_view;
 mod client;
+mod completions;
 mod data;
 mod demo;
+mod dry_run;
+mod event_lines;
 mod exit;
 mod gc;
 mod health;
@@ -24,11 +32,15 @@ mod openapi;
 mod output;
 mod progress;
 mod run;
+mod run_input;
 mod runs;
 mod serve;
+mod server;
 mod service_manager;
 mod signals;
 mod sources;
+mod style;
+mod table;
 mod temp_dir;
 mod tree;
 
@@ -50,6 +62,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
+    cli.color.apply();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -62,14 +75,39 @@ pub fn main() -> ExitCode {
     runtime.shutdown_timeout(Duration::from_secs(1));
     result.unwrap_or_else(|error| {
         output::eprint_line(format_args!("axed: {error:#}"));
+        if let Some(hint) = exit::hint_for_error(&error) {
+            output::eprint_line(format_args!("axed: {hint}"));
+        }
         ExitCode::from(exit::code_for_error(&error))
     })
 }
 
 /// Serves LLM agents over HTTP. An agent is a TOML file; agents can call others.
 #[derive(Debug, Parser)]
-#[command(name = "axed", version, arg_required_else_help = true)]
+#[command(
+    name = "axed",
+    version,
+    arg_required_else_help = true,
+    after_help = "Start here:
+  axed demo                       agents that delegate, without a key
+  axed agents init helper         a new agent file that explains every key
+  axed run helper \"Say hello\"     one run in this process
+  axed serve                      the HTTP API on http://127.0.0.1:8080
+
+AXED_SERVER and AXED_KEY name the daemon and the key for it."
+)]
 struct Cli {
+    /// When to use colours: auto, always or never
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        value_enum,
+        default_value_t,
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
+    color: When,
     #[command(subcommand)]
     command: Command,
 }
@@ -82,10 +120,12 @@ enum Command {
     Demo(demo::Args),
     /// Run one agent and print its final text
     Run(run::Args),
+    /// Talk with an agent in the terminal
+    Chat(chat::Args),
     /// List, show, write and check agent files
     #[command(subcommand)]
     Agents(agents::Command),
-    /// List, show, approve and cancel the runs of a daemon
+    /// List, show, follow, cancel and approve the runs of a daemon
     #[command(subcommand)]
     Runs(runs::Command),
     /// Let models analyse the memories of their agents, then trim them
@@ -102,6 +142,10 @@ enum Command {
     Openapi(openapi::Args),
     /// Check whether a daemon is alive: exit code 0 or 1
     Health(health::Args),
+    /// Print a script that completes commands in a shell
+    Completions(completions::Completions),
+    /// Write manual pages
+    Man(completions::Man),
 }
 
 impl Command {
@@ -110,6 +154,7 @@ impl Command {
             Self::Serve(args) => serve::serve(args).await,
             Self::Demo(args) => demo::demo(args).await,
             Self::Run(args) => run::run(args).await,
+            Self::Chat(args) => chat::chat(args).await,
             Self::Agents(command) => agents::agents(command),
             Self::Runs(command) => runs::runs(command).await,
             Self::Gc(args) => gc::gc(args).await,
@@ -118,6 +163,8 @@ impl Command {
             Self::Models(args) => models::models(args),
             Self::Openapi(args) => openapi::openapi(args),
             Self::Health(args) => health::health(args).await,
+            Self::Completions(args) => completions::completions(&args, Cli::command()),
+            Self::Man(args) => completions::man(&args, Cli::command()),
         }
     }
 }

@@ -2,24 +2,30 @@
 
 use std::process::ExitCode;
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::cli::output;
+use crate::cli::output::{self, FormatArgs};
 use crate::cli::sources::{Sources, load_quiet_config};
+use crate::cli::table::{Cell, Column, Table};
 use crate::config::models::ModelFacts;
 use crate::domain::agent::params::Effort;
 use crate::domain::usage::LongPrice;
 
 #[derive(Debug, clap::Args)]
-#[command(next_line_help = true)]
+#[command(
+    next_line_help = true,
+    after_help = "Prices are USD per million tokens; -o json prints every fact.
+
+Examples:
+  axed models claude
+  axed models openai/ -o json | jq '.data[] | {model, input, output}'"
+)]
 pub struct Args {
     /// Only models whose provider/model contains this text
     filter: Option<String>,
-    /// Print all facts as JSON; prices are USD per million tokens
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: FormatArgs,
     #[command(flatten)]
     sources: Sources,
 }
@@ -85,37 +91,35 @@ pub fn models(args: Args) -> anyhow::Result<ExitCode> {
         .filter(|(provider, model, _)| is_wanted(provider, model))
         .map(|(provider, model, facts)| ModelRow::new(provider, model, facts))
         .collect();
-    if args.json {
+    if args.format.is_json() {
         output::print_json(&json!({ "data": rows }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([
-        "model", "input", "output", "window", "reply", "takes", "effort",
+    let mut table = Table::new([
+        Column::flexible("model"),
+        Column::number("input"),
+        Column::number("output"),
+        Column::number("window"),
+        Column::number("reply"),
+        Column::text("takes"),
+        Column::text("effort"),
     ]);
-    for column in 1..=4 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
     for row in &rows {
         let usd = |price: Option<f64>| price.map(|usd| usd.to_string()).unwrap_or_default();
-        table.add_row([
-            format!("{}/{}", row.provider, row.model),
-            usd(row.input),
-            usd(row.output),
-            row.context_window.map(tokens).unwrap_or_default(),
-            row.max_output
-                .map(|max| tokens(max.into()))
-                .unwrap_or_default(),
-            input_kinds(row),
-            effort_range(row),
+        let max_output = row.max_output.map(|max| tokens(max.into()));
+        table.row([
+            Cell::new(format!("{}/{}", row.provider, row.model)),
+            Cell::new(usd(row.input)),
+            Cell::new(usd(row.output)),
+            Cell::new(row.context_window.map(tokens).unwrap_or_default()),
+            Cell::new(max_output.unwrap_or_default()),
+            Cell::new(input_kinds(row)),
+            Cell::new(effort_range(row)),
         ]);
     }
-    output::print_line(format_args!("{}", table.trim_fmt()))?;
+    table.print()?;
     output::eprint_line(format_args!(
-        "{} models; prices are USD per million tokens; `axed models --json` prints everything",
+        "{} models; prices are USD per million tokens; axed models -o json prints everything",
         rows.len()
     ));
     Ok(ExitCode::SUCCESS)
