@@ -10,7 +10,7 @@ const PROMPT: &str = "> ";
 
 pub enum ChatInput {
     /// `None` while a line is read.
-    Terminal(Option<DefaultEditor>),
+    Terminal(Option<Box<DefaultEditor>>),
     Pipe,
 }
 
@@ -25,7 +25,7 @@ pub enum Typed {
 impl ChatInput {
     pub fn new(is_interactive: bool) -> anyhow::Result<Self> {
         Ok(match is_interactive {
-            true => Self::Terminal(Some(DefaultEditor::new()?)),
+            true => Self::Terminal(Some(Box::new(DefaultEditor::new()?))),
             false => Self::Pipe,
         })
     }
@@ -38,7 +38,7 @@ impl ChatInput {
         };
         let mut own = match editor.take() {
             Some(editor) => editor,
-            None => DefaultEditor::new()?,
+            None => Box::new(DefaultEditor::new()?),
         };
         let (own, typed) = spawn_blocking(move || {
             let typed = own.readline(PROMPT);

@@ -9,7 +9,6 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::age::parse_seconds;
 use crate::cli::client::{Client, RunView};
-use crate::cli::event_lines::EventLines;
 use crate::cli::exit::{self, InvalidInput};
 use crate::cli::output::FormatArgs;
 use crate::cli::progress::{Progress, Totals};
@@ -122,7 +121,7 @@ async fn run_on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<Ex
         return Ok(ExitCode::SUCCESS);
     }
     let mut progress = if args.verbose {
-        Progress::Lines(Box::new(EventLines::default()))
+        Progress::Lines(Box::default())
     } else if std::io::stderr().is_terminal() {
         Progress::Line(Totals::default())
     } else {
