@@ -17,6 +17,7 @@ use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
 use crate::cli::{agent_toml, output};
+use crate::config::document::Problem;
 use crate::domain::agent::is_agent_name;
 
 #[derive(Debug, clap::Subcommand)]
@@ -131,7 +132,7 @@ fn entry_json(entry: &Entry) -> Value {
         "file": entry.path.to_string_lossy(),
         "valid": entry.error.is_none(),
         "error": entry.error.as_ref().map(ToString::to_string),
-        "warnings": entry.warnings,
+        "warnings": entry.warnings.iter().map(Problem::message).collect::<Vec<_>>(),
     })
 }
 
