@@ -85,6 +85,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
         steps: Vec::new(),
         events: Vec::new(),
         deliveries: Vec::new(),
+        warnings: None,
     };
     let continuation = ResumeState {
         definition: "{}".into(),

@@ -128,6 +128,7 @@ impl BenchRun<'_> {
             steps,
             events,
             deliveries: Vec::new(),
+            warnings: None,
         }
     }
 

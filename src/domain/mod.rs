@@ -19,4 +19,5 @@ pub mod suggestion;
 pub mod terminal_text;
 pub mod trace;
 pub mod usage;
+pub mod warning;
 pub mod webhook;

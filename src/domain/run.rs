@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::domain::approval::ApprovalRequest;
 use crate::domain::content::Content;
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::warning::RunWarning;
 
 /// The deepest tree that any configuration may allow, in levels below the root.
 pub const HARD_MAX_DEPTH: u8 = 5;
@@ -287,6 +288,13 @@ pub enum FailureCode {
     Internal,
 }
 
+/// As in JSON.
+impl fmt::Display for FailureCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -380,6 +388,8 @@ pub struct Run {
     pub last_event: u64,
     /// What it waits for while it is `waiting`.
     pub waiting_for: Option<WaitingFor>,
+    /// What went wrong without failing it.
+    pub warnings: Vec<RunWarning>,
     /// The calls of the run and its descendants that wait for approval, as far as the store has read them.
     pub pending_approvals: Vec<PendingApproval>,
     /// Whether its texts are only their beginnings.
@@ -446,6 +456,7 @@ impl Run {
             waiting_for: None,
             pending_approvals: Vec::new(),
             is_cut: false,
+            warnings: Vec::new(),
             last_event: 0,
         }
     }
@@ -458,8 +469,9 @@ impl Run {
     /// The size in bytes of the texts of clients and models, which make up most of a record.
     pub fn text_bytes(&self) -> usize {
         let texts = [&self.content, &self.partial_content, &self.task];
-        let texts = texts.into_iter().flatten().map(String::len);
-        self.input.text_bytes() + texts.sum::<usize>()
+        let texts = texts.into_iter().flatten();
+        let messages = self.warnings.iter().map(|warning| &warning.message);
+        self.input.text_bytes() + texts.chain(messages).map(String::len).sum::<usize>()
     }
 
     /// Milliseconds from start to end, or to `now` while it runs; 0 before it starts.

@@ -14,6 +14,7 @@ use crate::domain::event::Event;
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::run::{Outcome, Run, RunId, WaitingFor};
 use crate::domain::usage::{CallLimit, TreeUsage, Usage};
+use crate::domain::warning::RunWarning;
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::workdirs::file_id::FileId;
 
@@ -96,6 +97,8 @@ pub struct Write {
     pub events: Vec<Event>,
     /// Webhook deliveries to make after the commit.
     pub deliveries: Vec<NewDelivery>,
+    /// All warnings of the run, if there are new ones.
+    pub warnings: Option<Vec<RunWarning>>,
 }
 
 /// A delivery that is committed with a write, due at once.

@@ -110,11 +110,8 @@ impl Journal {
         kinds: Vec<EventKind>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
-        let result = self
-            .store
-            .write(build_write(run, change, steps, kinds))
-            .await;
-        suspend_on_error(run, result)
+        let write = with_warnings(run, build_write(run, change, steps, kinds));
+        suspend_on_error(run, self.store.write(write).await)
     }
 
     /// Commits a change that a client requested. If that fails, only the client is notified: the run continues.
@@ -138,11 +135,8 @@ impl Journal {
         kinds: Vec<EventKind>,
     ) -> Result<(), StoreError> {
         check_not_suspended(run)?;
-        let result = self
-            .store
-            .enqueue(build_write(run, change, steps, kinds))
-            .await;
-        suspend_on_error(run, result)
+        let write = with_warnings(run, build_write(run, change, steps, kinds));
+        suspend_on_error(run, self.store.enqueue(write).await)
     }
 
     /// Commits a change like [`Journal::append`], with writes about other runs in the same transaction.
@@ -155,7 +149,7 @@ impl Journal {
         others: Vec<Write>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
-        let write = build_write(run, change, vec![step], kinds);
+        let write = with_warnings(run, build_write(run, change, vec![step], kinds));
         let result = self.store.write_with(write, others).await;
         suspend_on_error(run, result)
     }
@@ -174,6 +168,7 @@ impl Journal {
             steps: Vec::new(),
             events: vec![new_event(run, kind)],
             deliveries: Vec::new(),
+            warnings: None,
         };
         self.store.write(write).await.map(drop)
     }
@@ -216,6 +211,7 @@ impl Journal {
                 (&run.usage, &run.tree),
             ),
             events: vec![event],
+            warnings: None,
         };
         self.store.write(write).await.map(drop)
     }
@@ -263,6 +259,14 @@ fn new_event(run: &Run, kind: EventKind) -> Event {
     }
 }
 
+/// The write with the warnings that are not recorded yet. If it fails, the tree is suspended and keeps them.
+fn with_warnings(run: &ActiveRun, write: Write) -> Write {
+    Write {
+        warnings: run.take_unrecorded_warnings(),
+        ..write
+    }
+}
+
 /// A write about an active run, including its webhook deliveries.
 pub fn build_write(
     run: &ActiveRun,
@@ -286,5 +290,6 @@ pub fn build_write(
         steps,
         events,
         deliveries,
+        warnings: None,
     }
 }

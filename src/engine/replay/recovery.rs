@@ -12,6 +12,7 @@ use crate::domain::webhook::Webhook;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::agent_snapshots;
+use crate::engine::run_loop::finish;
 use crate::engine::state::active_run::{ActiveRun, RestoredState};
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
@@ -122,9 +123,10 @@ pub async fn interrupt(
         "the daemon stopped while this run was {}",
         run.status.as_str()
     );
-    engine
-        .journal
-        .close_orphan(&run, webhooks, failures::interrupted(&message))
+    let failure = failures::interrupted(&message);
+    let journal = &engine.journal;
+    journal
+        .close_orphan(&run, webhooks, failure.clone())
         .await?;
     engine
         .metrics
@@ -133,6 +135,12 @@ pub async fn interrupt(
         run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
         "{} was {} when the daemon stopped and cannot be resumed; it fails as interrupted", run.id, run.status.as_str()
     );
+    finish::log_end(&Run {
+        status: Status::Failed,
+        error: Some(failure),
+        finished_at: Some(now()),
+        ..run
+    });
     Ok(())
 }
 
@@ -185,6 +193,7 @@ pub fn recover(
         workdir: RunWorkdir::with_id(continuation.workdir),
         usage: run.usage,
         tree_usage: run.tree,
+        warnings: run.warnings.clone(),
     };
     let active_run = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
     if let Some((at, seconds)) = continuation.deadline {

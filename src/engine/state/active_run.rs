@@ -12,10 +12,12 @@ use crate::domain::event::{Event, EventKind};
 use crate::domain::message::ToolResult;
 use crate::domain::run::{Run, Scope, now};
 use crate::domain::usage::{CallLimit, TreeUsage, Usage};
+use crate::domain::warning::{RunWarning, Warning};
 use crate::engine::state::budget::{AccountIds, BudgetExceeded, BudgetRefusal};
 use crate::engine::state::clock::Clock;
 use crate::engine::state::deadline::Deadline;
 use crate::engine::state::pending_batch::PendingBatchCell;
+use crate::engine::state::run_warnings::RunWarnings;
 use crate::engine::state::run_workdir::RunWorkdir;
 use crate::engine::state::tree::Tree;
 use crate::engine::state::usage::UsageCounter;
@@ -45,8 +47,7 @@ pub struct ActiveRun {
     usage: UsageCounter,
     /// The refusals of calls of this run or of runs below it, one for each limit.
     refusals: Mutex<Vec<BudgetRefusal>>,
-    /// Warnings that are recorded already.
-    recorded_warnings: Mutex<Vec<String>>,
+    warnings: Mutex<RunWarnings>,
     end: watch::Sender<EndState>,
 }
 
@@ -89,6 +90,7 @@ pub struct RestoredState {
     pub workdir: RunWorkdir,
     pub usage: Usage,
     pub tree_usage: TreeUsage,
+    pub warnings: Vec<RunWarning>,
 }
 
 impl ActiveRun {
@@ -112,6 +114,7 @@ impl ActiveRun {
                 workdir: RunWorkdir::default(),
                 usage: Usage::default(),
                 tree_usage: TreeUsage::default(),
+                warnings: Vec::new(),
             },
         );
         run.self_and_ancestors()
@@ -133,6 +136,7 @@ impl ActiveRun {
             workdir,
             usage,
             tree_usage,
+            warnings,
         } = state;
         let cancel_token = parent
             .as_ref()
@@ -155,7 +159,7 @@ impl ActiveRun {
             usage: UsageCounter::new(usage, tree_usage),
             refusals: Mutex::default(),
             pending_batch: PendingBatchCell::default(),
-            recorded_warnings: Mutex::default(),
+            warnings: Mutex::new(RunWarnings::restored(warnings)),
             end: watch::Sender::new(EndState::Pending),
         })
     }
@@ -234,14 +238,27 @@ impl ActiveRun {
         }
     }
 
-    /// Returns whether this warning is new to the run.
-    pub fn insert_warning(&self, warning: &str) -> bool {
-        let mut warnings = lock(&self.recorded_warnings);
-        let is_new = !warnings.iter().any(|known| known == warning);
+    /// Adds a warning to the run, which the next write records, and logs it. Returns false if the run has it already.
+    /// `turn` is `None` before the first turn.
+    pub fn warn(&self, warning: Warning, turn: Option<u32>) -> bool {
+        let warning = warning.in_turn(turn);
+        let is_new = lock(&self.warnings).insert(warning.clone());
         if is_new {
-            warnings.push(warning.to_owned());
+            tracing::warn!(
+                run.id = %self.scope.run, run.root = %self.scope.root, agent = %self.agent.name,
+                depth = self.scope.depth.0, code = %warning.code, "{}", warning.message
+            );
         }
         is_new
+    }
+
+    /// All warnings, if there are new ones since the last call.
+    pub fn take_unrecorded_warnings(&self) -> Option<Vec<RunWarning>> {
+        lock(&self.warnings).take_unrecorded()
+    }
+
+    pub fn warnings(&self) -> Vec<RunWarning> {
+        lock(&self.warnings).to_vec()
     }
 
     pub fn check_budgets(&self) -> Result<(), BudgetExceeded> {
@@ -294,6 +311,7 @@ impl ActiveRun {
     pub fn inherit_from(&self, suspended: &Self, attempts: u32) {
         let results = std::mem::take(&mut *suspended.tree.suspension.unrecorded_results());
         *self.tree.suspension.unrecorded_results() = results;
+        lock(&self.warnings).inherit_from(&lock(&suspended.warnings));
         let _ = self
             .tree
             .suspension

@@ -14,6 +14,7 @@ pub mod pending_approvals;
 pub mod pending_batch;
 pub mod provider_keys;
 pub mod root_permit;
+pub mod run_warnings;
 pub mod run_workdir;
 pub mod tree;
 pub mod tree_trace;

@@ -25,6 +25,8 @@ pub struct EncodedWrite {
     /// The pictures and files in its steps, each once.
     pub attachments: Vec<Attachment>,
     pub deliveries: Vec<NewDelivery>,
+    /// The run's warnings as JSON, if there are new ones.
+    pub warnings: Option<String>,
     /// Writes to other runs in the same transaction. The cell gets the number of the write's last event when it is known.
     pub others: Vec<(EncodedWrite, Cell<u64>)>,
 }
@@ -45,6 +47,7 @@ impl EncodedWrite {
             approvals: approval_changes::changes(&write.events),
             attachments: attachments::distinct(&write.steps),
             deliveries: write.deliveries,
+            warnings: rows::warnings_value(write.warnings.as_deref())?,
             others: Vec::new(),
         };
         if encoded.bytes() > MAX_WRITE_BYTES {

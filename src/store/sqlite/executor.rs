@@ -126,6 +126,11 @@ impl<'c> Executor<'c> {
         if !self.update_run(write, run_seq)? {
             return Ok(0);
         }
+        if let Some(warnings) = &write.warnings {
+            let id = rows::id_bytes(&write.run);
+            let params = named_params! {":id": id, ":warnings": warnings};
+            self.sql.update_warnings.execute(params)?;
+        }
         if write.event_count > 0 || write.steps.is_some() {
             self.sql.insert_entry.execute(named_params! {
                 ":root": rows::id_bytes(&write.root),

@@ -12,6 +12,7 @@ use crate::domain::content::Content;
 use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId, now};
 use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
+use crate::domain::warning::RunWarning;
 use crate::store::{ClaimedRun, ResumeState, Step, StoreError};
 use crate::workdirs::file_id::FileId;
 
@@ -88,6 +89,7 @@ macro_rules! run_columns {
             Waited: "r.waited",
             WaitingSince: "r.waiting_since",
             WaitingFor: "r.waiting_for",
+            Warnings: "r.warnings",
         }
     };
 }
@@ -174,6 +176,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         waiting_for: json(row, C::WaitingFor as usize)?,
         pending_approvals: Vec::new(),
         is_cut: false,
+        warnings: json(row, C::Warnings as usize)?.unwrap_or_default(),
     })
 }
 
@@ -391,6 +394,12 @@ pub fn signed(count: u64) -> i64 {
 /// A negative number becomes 0.
 pub fn unsigned(count: i64) -> u64 {
     u64::try_from(count).unwrap_or(0)
+}
+
+/// The warnings of a run as JSON.
+pub fn warnings_value(warnings: Option<&[RunWarning]>) -> Result<Option<String>, StoreError> {
+    let json = warnings.map(serde_json::to_string).transpose();
+    json.map_err(|error| StoreError::Backend(format!("a warning could not be written: {error}")))
 }
 
 /// The steps of an entry as JSON; `None` if there are none.

@@ -25,6 +25,7 @@ const MIGRATIONS: &[&str] = &[
     WAITING_FOR,
     APPROVALS,
     SESSION_NAMES,
+    WARNINGS,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -187,6 +188,8 @@ CREATE INDEX definitions_used ON definitions (used_until);
 
 /// What a run waits for, as JSON; null for a run that began to wait before this migration.
 const WAITING_FOR: &str = "ALTER TABLE runs ADD COLUMN waiting_for TEXT;";
+/// What went wrong in a run, a JSON array; null without warnings.
+const WARNINGS: &str = "ALTER TABLE runs ADD COLUMN warnings TEXT;";
 /// Since when a run waits for approval.
 const WAITING: &str = "ALTER TABLE runs ADD COLUMN waiting_since INTEGER;";
 // The session of a root run. The index has only runs of sessions; it alone tells which run the next one of a session

@@ -92,6 +92,9 @@ statements! {
              tree_tool_calls = :tree_tool_calls, tree_cost = :tree_cost, tree_unreported = :tree_unreported, \
              structured = :structured, completion_status = coalesce(:completion_status, completion_status) \
              WHERE id = :id AND finished_at IS NULL",
+        /// The list only grows: a shorter one is older.
+        update_warnings: "UPDATE runs SET warnings = :warnings \
+             WHERE id = :id AND coalesce(octet_length(warnings), 0) < octet_length(:warnings)",
         insert_entry: "INSERT INTO entries (root, last_seq, run, count, events, steps) \
              VALUES (:root, :last_seq, :run, :count, :events, :steps)",
         /// The number of a tree's last event; no row if the root does not exist.

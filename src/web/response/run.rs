@@ -12,6 +12,7 @@ use crate::domain::content::Content;
 use crate::domain::run::{Failure, PendingApproval, Run, RunId, Status, WaitingFor};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::warning::RunWarning;
 
 /// A run.
 #[derive(Serialize, JsonSchema)]
@@ -52,6 +53,8 @@ pub struct RunView<'a> {
     waiting_for: Option<WaitingFor>,
     /// The tool calls of the run and its descendants that wait for approval, at most 100.
     pending_approvals: &'a [PendingApproval],
+    /// What went wrong without failing the run.
+    warnings: &'a [RunWarning],
     /// Null unless failed.
     error: Option<&'a Failure>,
     cancel_reason: Option<&'a str>,
@@ -107,6 +110,7 @@ impl<'a> RunView<'a> {
             tool_calls: run.usage.tool_calls,
             duration_ms: run.duration_ms(now),
             tree: TreeUsageView::from(&run.tree),
+            warnings: &run.warnings,
             error: run.error.as_ref(),
             cancel_reason: run.cancel_reason.as_deref(),
             label: run.label.as_deref(),

@@ -125,6 +125,7 @@ pub fn write(scope: &Scope, change: Change, events: u32) -> Write {
         steps: Vec::new(),
         events: (1..=events).map(|turn| event(scope, turn)).collect(),
         deliveries: Vec::new(),
+        warnings: None,
     }
 }
 
