@@ -2,10 +2,11 @@
 //! I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::catalog::omissions::{Omissions, describe_error};
 use crate::domain::glob;
 use crate::workdirs::handle::WorkdirHandle;
 use crate::workdirs::workdir::Workdir;
@@ -28,8 +29,16 @@ pub struct ContextFile {
     pub text: String,
 }
 
-/// Returns the files that match the globs, sorted by path. Skips binary and unreadable files, files that resolve
-/// outside of the workdir, and the daemon's own files.
+/// The context files of a prompt, sorted by path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContextFiles {
+    pub files: Vec<ContextFile>,
+    /// Why other matches are not among the files, for a person; the first ten, then the number of the others.
+    pub omissions: Vec<String>,
+}
+
+/// Returns the files that match the globs. Omits binary and unreadable files, files that resolve outside of the workdir,
+/// and the daemon's own files.
 ///
 /// # Errors
 /// A glob is invalid, or the files exceed `max_bytes` in total.
@@ -37,18 +46,26 @@ pub fn collect(
     globs: &[String],
     workdir: &Arc<Workdir>,
     max_bytes: usize,
-) -> Result<Vec<ContextFile>, String> {
+) -> Result<ContextFiles, String> {
     if globs.is_empty() {
-        return Ok(Vec::new());
+        return Ok(ContextFiles::default());
     }
     let access = WorkdirHandle::new(Arc::clone(workdir));
     let mut search = GlobSearch::new(&access, MAX_VISITED);
+    let mut omissions = Omissions::new(globs);
     for glob in globs {
+        if is_outside_workdir(glob) {
+            omissions.add(glob, "leads out of the workdir");
+        }
         for steps in compile(glob)? {
             search.walk(Path::new(""), "", &steps)?;
         }
     }
-    read_all(&access, search.matches, max_bytes)
+    let files = read_all(&access, search.matches, max_bytes, &mut omissions)?;
+    Ok(ContextFiles {
+        files,
+        omissions: omissions.into_messages(),
+    })
 }
 
 /// Whether the glob matches any file. Visits at most `visits` directory entries, and subtracts those that it visited;
@@ -82,20 +99,34 @@ fn read_all(
     access: &WorkdirHandle,
     matches: BTreeMap<String, PathBuf>,
     max_bytes: usize,
+    omissions: &mut Omissions<'_>,
 ) -> Result<Vec<ContextFile>, String> {
     let mut files = Vec::new();
     let mut resolved = BTreeSet::new();
     let mut total: u64 = 0;
     for (path, path_in_workdir) in matches {
-        let Ok(resolved_path) = access.canonicalize(&path_in_workdir) else {
-            continue;
+        let resolved_path = match access.canonicalize(&path_in_workdir) {
+            Ok(resolved_path) => resolved_path,
+            Err(error) => {
+                // A glob with wildcards, such as `*/README.md`, also finds names that do not exist.
+                let is_found = access.symlink_metadata(&path_in_workdir).is_ok();
+                if is_found || omissions.is_named(&path) {
+                    omissions.add(&path, describe_error(&error));
+                }
+                continue;
+            }
         };
         if !resolved.insert(resolved_path.clone()) {
             continue;
         }
         let remaining = (max_bytes as u64).saturating_sub(total);
-        let Some((size, text)) = read_text(access, &resolved_path, remaining) else {
-            continue;
+        let (size, text) = match read_text(access, &resolved_path, remaining) {
+            Ok(Some(read)) => read,
+            Ok(None) => continue,
+            Err(reason) => {
+                omissions.add(&path, reason);
+                continue;
+            }
         };
         // Beyond the limit, sizes are still added up for the error message.
         total = total.saturating_add(size);
@@ -117,28 +148,39 @@ fn read_all(
     Ok(files)
 }
 
-/// The size and text of a regular text file; if the file exceeds the limit, only the size.
-fn read_text(access: &WorkdirHandle, path: &Path, max_bytes: u64) -> Option<(u64, String)> {
-    let mut file = access.open_regular(path).ok()??;
+/// The size and text of a text file; if the file exceeds the limit, only the size. `None` for a directory.
+fn read_text(
+    access: &WorkdirHandle,
+    path: &Path,
+    max_bytes: u64,
+) -> Result<Option<(u64, String)>, &'static str> {
+    let unreadable = |error: io::Error| describe_error(&error);
+    let Some(mut file) = access.open_regular(path).map_err(unreadable)? else {
+        let is_dir = access.metadata(path).is_ok_and(|meta| meta.is_dir());
+        return match is_dir {
+            true => Ok(None),
+            false => Err("is not a regular file"),
+        };
+    };
     let mut bytes = Vec::new();
-    file.by_ref()
-        .take(SNIFF_BYTES)
-        .read_to_end(&mut bytes)
-        .ok()?;
+    let mut beginning = file.by_ref().take(SNIFF_BYTES);
+    beginning.read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.contains(&0) {
-        return None;
+        return Err("is a binary file");
     }
-    let size = file.metadata().ok()?.len().max(bytes.len() as u64);
+    let length = file.metadata().map_err(unreadable)?.len();
+    let size = length.max(bytes.len() as u64);
     if size > max_bytes {
-        return Some((size, String::new()));
+        return Ok(Some((size, String::new())));
     }
     // The file may have grown since.
     let remaining = (max_bytes + 1).saturating_sub(bytes.len() as u64);
-    file.take(remaining).read_to_end(&mut bytes).ok()?;
+    let mut rest = file.take(remaining);
+    rest.read_to_end(&mut bytes).map_err(unreadable)?;
     let size = bytes.len() as u64;
-    let mut text = String::from_utf8(bytes).ok()?;
+    let mut text = String::from_utf8(bytes).map_err(|_| "is not UTF-8 text")?;
     text.truncate(text.trim_end_matches(['\n', '\r']).len());
-    Some((size, text))
+    Ok(Some((size, text)))
 }
 
 /// A path component of a glob.
@@ -393,7 +435,7 @@ mod tests {
     fn names(root: &Path, globs: &[&str]) -> Vec<String> {
         let globs: Vec<String> = globs.iter().map(|glob| (*glob).to_owned()).collect();
         let files = collect(&globs, &workdir(root), 1 << 20).expect("files");
-        files.into_iter().map(|file| file.path).collect()
+        files.files.into_iter().map(|file| file.path).collect()
     }
 
     #[test]
@@ -474,6 +516,45 @@ mod tests {
     }
 
     #[test]
+    fn omitted_files_are_named_with_the_reason() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path().join("work");
+        write(
+            dir.path(),
+            &[
+                ("work/a.md", b"a"),
+                ("work/bin.md", b"x\0y"),
+                ("work/latin.md", b"\xe4"),
+                ("work/docs/b.md", b"b"),
+                ("out/secret.md", b"s"),
+            ],
+        );
+        symlink("../out/secret.md", root.join("link.md")).expect("a link");
+        symlink("nothing", root.join("lost.md")).expect("a link");
+        let globs = ["*.md", "missing.md", "*/missing.md", "docs", "../out/*"];
+        let globs = globs.map(str::to_owned);
+        let found = collect(&globs, &workdir(&root), 1 << 20).expect("files");
+        assert_eq!(found.files.len(), 1);
+        assert_eq!(
+            found.omissions,
+            [
+                "context file ../out/* is left out: it leads out of the workdir",
+                "context file bin.md is left out: it is a binary file",
+                "context file latin.md is left out: it is not UTF-8 text",
+                "context file link.md is left out: it leads out of the workdir",
+                "context file lost.md is left out: it does not exist",
+                "context file missing.md is left out: it does not exist",
+            ]
+        );
+        for index in 0..9 {
+            write(&root, &[(&format!("z{index}.md"), b"\0")]);
+        }
+        let found = collect(&globs[..1], &workdir(&root), 1 << 20).expect("files");
+        assert_eq!(found.omissions.len(), 11);
+        assert_eq!(found.omissions[10], "3 more context files are left out");
+    }
+
+    #[test]
     fn pipes_are_not_opened() {
         let dir = tempfile::tempdir().expect("a directory");
         let status = std::process::Command::new("mkfifo")
@@ -492,7 +573,7 @@ mod tests {
         );
         let globs = ["*".to_owned()];
         assert_eq!(
-            collect(&globs, &workdir(dir.path()), 120).map(|files| files.len()),
+            collect(&globs, &workdir(dir.path()), 120).map(|files| files.files.len()),
             Ok(2)
         );
         let why = collect(&globs, &workdir(dir.path()), 119).expect_err("too much");

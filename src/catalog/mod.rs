@@ -13,6 +13,7 @@ use crate::domain::agent::model_ref::ModelRefError;
 pub mod context_files;
 pub mod file_reader;
 pub mod mcp_servers;
+pub mod omissions;
 pub mod prompt;
 pub mod read;
 pub mod reload;

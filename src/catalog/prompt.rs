@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::catalog::context_files::{self, ContextFile};
+use crate::catalog::context_files::{self, ContextFile, ContextFiles};
 use crate::config::environment::{expand_home, home_dir};
 use crate::domain::content::Content;
 use crate::workdirs::registry::Workdirs;
@@ -57,8 +57,15 @@ pub enum PromptError {
     Workdir { agent: String, why: String },
 }
 
-/// Returns the system prompt; empty if every part is empty.
-pub fn system_prompt(parts: &PromptParts<'_>) -> Result<String, PromptError> {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SystemPrompt {
+    /// Empty if every part is empty.
+    pub text: String,
+    /// Context files that are not in it, and why.
+    pub omissions: Vec<String>,
+}
+
+pub fn system_prompt(parts: &PromptParts<'_>) -> Result<SystemPrompt, PromptError> {
     let mut sections = vec![parts.system_prompt.to_owned()];
     if let Some(skill) = parts.skill {
         let path = skill_path(skill, parts.config_dir);
@@ -74,9 +81,9 @@ pub fn system_prompt(parts: &PromptParts<'_>) -> Result<String, PromptError> {
     }
     let files = match &parts.workdir {
         Some(workdir) => context_files::collect(parts.files, workdir, parts.max_file_bytes),
-        None => Ok(Vec::new()),
+        None => Ok(ContextFiles::default()),
     };
-    let files = files.map_err(|why| PromptError::Files {
+    let ContextFiles { files, omissions } = files.map_err(|why| PromptError::Files {
         agent: parts.agent.to_owned(),
         why,
     })?;
@@ -84,7 +91,10 @@ pub fn system_prompt(parts: &PromptParts<'_>) -> Result<String, PromptError> {
     sections.push(section("## Context Files", &blocks.join("\n\n")));
     sections.push(section("## Memory", parts.memory));
     sections.retain(|section| !section.trim().is_empty());
-    Ok(sections.join(SECTION_SEPARATOR))
+    Ok(SystemPrompt {
+        text: sections.join(SECTION_SEPARATOR),
+        omissions,
+    })
 }
 
 /// The absolute path of `own` (from the definition), or else of the daemon's directory.
@@ -222,7 +232,9 @@ mod tests {
 
     use crate::domain::content::Content;
 
-    use super::{PromptParts, child_message, root_message, skill_path, system_prompt, workdir};
+    use super::{
+        PromptParts, SystemPrompt, child_message, root_message, skill_path, system_prompt, workdir,
+    };
 
     #[test]
     fn the_prompt_has_these_bytes() {
@@ -247,7 +259,7 @@ mod tests {
             memory: "## 2026-01-01T00:00:00Z\n**Task:** t\n**Result:** r\n\n",
         };
         assert_eq!(
-            system_prompt(&all_parts).expect("a prompt"),
+            system_prompt(&all_parts).expect("a prompt").text,
             "You review.\n\n---\n\n## Skill\n\nBe kind.\n\n---\n\n## Context Files\n\n\
              ### Makefile\n```\nall:\n```\n\n### a.rs\n```rs\nfn main() {}\n```\n\n\
              ### b.md\n````md\n# B\n```sh\nls\n```\n````\n\n---\n\n\
@@ -260,7 +272,7 @@ mod tests {
             memory: " ",
             ..all_parts.clone()
         };
-        assert_eq!(system_prompt(&bare), Ok(String::new()));
+        assert_eq!(system_prompt(&bare), Ok(SystemPrompt::default()));
         let lost = PromptParts {
             skill: Some("lost"),
             ..all_parts.clone()
