@@ -60,8 +60,12 @@ async fn authorize(
             ),
         ));
     }
-    request.extensions_mut().insert(Principal(Some(key)));
-    Ok(next.run(request).await)
+    let principal = Principal(Some(key));
+    request.extensions_mut().insert(principal.clone());
+    let mut response = next.run(request).await;
+    // For the access log.
+    response.extensions_mut().insert(principal);
+    Ok(response)
 }
 
 /// Like [`require_scope`], but accepts `?ticket=` in place of a key, for the run of the path.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::header::AUTHORIZATION;
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
@@ -23,6 +23,7 @@ use tracing::{debug, error, warn};
 
 use crate::config::Cors;
 use crate::domain::run::RunId;
+use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::server::cors::cors_layer;
 use crate::web::server::forwarded::{PeerAddress, TrustedProxies};
@@ -138,9 +139,14 @@ async fn handle_request(
         }
     }
     let status = response.status().as_u16();
+    let principal = response.extensions().get::<Principal>();
     debug!(
         request.id = request_id_text,
+        http.method = method.as_str(),
+        url.path = path,
         http.status = status,
+        key = principal.and_then(Principal::key_name),
+        bytes = response.body().size_hint().exact(),
         client.address = client.address.map(display),
         url.scheme = client.scheme,
         server.address = client.host.as_ref().map(display),
