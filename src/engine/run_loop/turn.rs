@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::event::EventKind;
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::context::RunContext;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::provider_request::{self, Target};
@@ -50,11 +51,17 @@ pub async fn request(
         }
         match request_with_retries(context, &turn_request, target, streamed).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
-                last_error = Some(error);
+                last_error = Some(error.with(&model.to_string()));
+            }
+            Err(TurnError::Provider(error)) => {
+                return Err(TurnError::Provider(error.with(&model.to_string())));
             }
             result => {
                 if result.is_ok() {
                     context.engine.metrics.turn_completed(started_at.elapsed());
+                    if let Some(error) = &last_error {
+                        warn_of_fallback(context, turn_request.turn, model, error);
+                    }
                 }
                 return result;
             }
@@ -64,13 +71,21 @@ pub async fn request(
     Err(last_error.map_or(TurnError::Cancelled, TurnError::Provider))
 }
 
+fn warn_of_fallback(context: &RunContext, turn: u32, model: &ModelRef, error: &ProviderError) {
+    let own_model = &context.run.agent.model;
+    let category = error.category.as_str();
+    let message = format!("{own_model} gave no reply ({category}): the fallback {model} replied");
+    let warning = Warning::new(WarningCode::FallbackUsed, &message);
+    context.run.warn(warning, Some(turn));
+}
+
 fn resolve_target<'a>(
     context: &'a RunContext,
     model: &'a ModelRef,
 ) -> Result<Target<'a>, TurnError> {
     let keys = &context.run.tree.provider_keys;
     let key = keys.get(&context.run.agent, &model.provider);
-    let key = key.map_err(TurnError::Provider)?;
+    let key = key.map_err(|error| TurnError::Provider(error.with(&model.to_string())))?;
     let provider = context
         .engine
         .providers
@@ -121,8 +136,8 @@ async fn request_with_retries(
         }
         tracing::warn!(
             run.id = %context.run.scope.run, run.root = %context.run.scope.root, agent = %context.run.agent.name,
-            depth = context.run.scope.depth.0, provider = %provider.name,
-            "{} failed ({error}), retrying in {wait:?}", provider.name
+            depth = context.run.scope.depth.0, provider = %provider.name, model = %model.model,
+            "{model} failed ({error}), retrying in {wait:?}"
         );
         context.engine.metrics.request_retried(&provider.name);
         let retry = Retry {

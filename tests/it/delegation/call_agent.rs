@@ -308,7 +308,7 @@ async fn a_child_that_fails_is_an_error_result() {
     assert_eq!(
         reported.tool_results(),
         [
-            failed("refused", "auth: no such key"),
+            failed("refused", "auth: no such key (anthropic/refused)"),
             failed(
                 "endless",
                 "sub-agent exceeded maximum conversation turns (1)"
@@ -507,7 +507,10 @@ async fn one_failing_child_does_not_affect_the_others() {
     let reported = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
         reported.tool_results(),
-        [failed("bad", "bad_request: nonsense"), "fine".to_owned()]
+        [
+            failed("bad", "bad_request: nonsense (anthropic/bad)"),
+            "fine".to_owned()
+        ]
     );
     assert_eq!(reported.tool_result_errors(), [true, false]);
 }

@@ -228,7 +228,10 @@ async fn a_provider_that_breaks_off() {
 #[tokio::test]
 async fn a_provider_with_an_endless_reply() {
     for message in failures(says("on").endless()).await {
-        assert_eq!(message, "server: response too large");
+        assert!(
+            message.starts_with("server: response too large ("),
+            "{message}"
+        );
     }
 }
 

@@ -152,7 +152,10 @@ async fn retries_end() {
     app.provider.always("never", |_| fails(503, "down"));
 
     let run = app.run("twice", "go").await;
-    assert_eq!(run.failure(), ("provider_server", "server: down"));
+    assert_eq!(
+        run.failure(),
+        ("provider_server", "server: down (anthropic/twice)")
+    );
     assert_eq!(app.provider.requests_for("twice").len(), 3);
 
     let run = app.run("never", "go").await;
@@ -210,7 +213,7 @@ async fn a_fallback_without_a_provider_is_skipped() {
     assert_eq!(app.run("solo", "go").await.output(), "here I am");
     assert_eq!(
         app.run("alone", "go").await.failure(),
-        ("provider_overloaded", "overloaded: busy")
+        ("provider_overloaded", "overloaded: busy (anthropic/alone)")
     );
 }
 

@@ -248,7 +248,8 @@ async fn errors_of_every_wire_keep_the_services_message() {
             app.provider
                 .will(wire.name(), [fails(status, "in its own words")]);
             let run = app.run(wire.name(), "go").await;
-            let message = format!("{category}: in its own words");
+            let name = wire.name();
+            let message = format!("{category}: in its own words ({name}/{name})");
             assert_eq!(run.failure(), (code, message.as_str()), "{wire:?} {status}");
             assert_eq!(run["error"]["category"], category);
             assert_eq!(run["error"]["retryable"], retryable, "{wire:?} {status}");
@@ -270,7 +271,7 @@ async fn an_unreachable_provider_is_a_server_error() {
         run.failure(),
         (
             "provider_server",
-            "server: connection refused: is Ollama running? (expected at http://127.0.0.1:9)"
+            "server: connection refused: is Ollama running? (expected at http://127.0.0.1:9) (gone/model)"
         )
     );
 }

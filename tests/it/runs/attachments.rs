@@ -539,9 +539,9 @@ async fn a_provider_error_about_a_file_names_the_setting() {
         (
             "provider_bad_request",
             "bad_request: unsupported type (the request has PDF files; if the model takes none, set pdf = false in \
-             [providers.openai.models.\"solo\"])"
+             [providers.openai.models.\"solo\"]) (openai/solo)"
         )
     );
     let failed = app.run("solo", "no file").await;
-    assert_eq!(failed.failure().1, "bad_request: no");
+    assert_eq!(failed.failure().1, "bad_request: no (openai/solo)");
 }
