@@ -7,6 +7,7 @@ pub mod blocking;
 pub mod cancel;
 pub mod context;
 pub mod delegation;
+pub mod dry_run;
 pub mod memory;
 pub mod prepare;
 pub mod record;

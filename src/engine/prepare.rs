@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Map;
 
-use crate::catalog::prompt::{self, PromptError, PromptParts};
+use crate::catalog::prompt::{self, PromptError, PromptParts, SystemPrompt};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::overrides::ParamsOverride;
 use crate::domain::agent::response_format::ResponseFormat;
@@ -15,11 +15,11 @@ use crate::domain::agent::{Agent, Budget};
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::Message;
-use crate::domain::run::{RunId, Scope};
+use crate::domain::run::Scope;
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
-use crate::engine::record::webhook_events;
-use crate::engine::request::{DryLimits, DryRun, DrySubAgents, Overrides, RunRequest, StartError};
+use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::settings::Settings;
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::workdir;
@@ -34,7 +34,9 @@ pub struct Prompt {
     pub system: String,
     pub input: RunInput,
     /// Why the agent's memory is missing from the prompt, if it is.
-    pub memory_warning: Option<String>,
+    pub memory_warning: Option<Warning>,
+    /// What else is missing from the prompt.
+    pub warnings: Vec<Warning>,
 }
 
 /// The messages that a run starts with.
@@ -128,14 +130,14 @@ fn check_provider_keys(engine: &Engine, keys: &Keys, agent: &Agent) -> Result<()
 }
 
 /// Checks that every model of a run with a cost budget has a price: without one, a model costs nothing. A model of the
-/// request must have a price; the operator is warned about those of the agent's settings.
+/// request must have a price; returns warnings about those of the agent's settings.
 pub fn check_prices(
     engine: &Engine,
     request: &RunRequest,
     agent: &Agent,
-) -> Result<(), StartError> {
+) -> Result<Vec<Warning>, StartError> {
     if agent.budget.max_cost.is_none() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let is_unpriced = |model: &ModelRef| {
         let is_free = |provider: &Arc<ProviderHandle>| provider.is_free;
@@ -160,13 +162,15 @@ pub fn check_prices(
         .filter(|model| is_unpriced(model))
         .map(ModelRef::to_string)
         .collect();
-    for model in unpriced {
-        tracing::warn!(
-            agent = %agent.name,
-            "Agent {} has a budget in money, but the price of {model} is not known, so that nothing is counted for it: add [prices.\"{model}\"] to the configuration", agent.name
+    let warning = |model: String| {
+        let message = format!(
+            "agent {} has a budget in money, but the price of {model} is not known, so that nothing is counted for it: \
+             add [prices.\"{model}\"] to the configuration",
+            agent.name
         );
-    }
-    Ok(())
+        Warning::new(WarningCode::PriceUnknown, &message)
+    };
+    Ok(unpriced.into_iter().map(warning).collect())
 }
 
 /// The time limit of a root run.
@@ -246,10 +250,13 @@ fn assemble_prompt_blocking(
         .then(|| engine.memories.for_prompt(agent, owner))
     {
         Some(Ok(memory)) => (memory, None),
-        Some(Err(error)) => (String::new(), Some(error.to_string())),
+        Some(Err(error)) => {
+            let warning = Warning::new(WarningCode::MemoryNotRead, &error.to_string());
+            (String::new(), Some(warning))
+        }
         None => (String::new(), None),
     };
-    let system = prompt::system_prompt(&PromptParts {
+    let SystemPrompt { text, omissions } = prompt::system_prompt(&PromptParts {
         agent: &agent.name,
         system_prompt: &agent.system_prompt,
         skill: agent.skill.as_deref(),
@@ -260,70 +267,30 @@ fn assemble_prompt_blocking(
         max_file_bytes: engine.settings.max_context_file_bytes,
         memory: &memory,
     })?;
+    let omissions = omissions.iter();
+    let warnings = omissions.map(|it| Warning::new(WarningCode::ContextFileLeftOut, it));
     Ok(Prompt {
-        system,
+        system: text,
         input,
         memory_warning,
+        warnings: warnings.collect(),
     })
 }
 
-pub async fn dry_run(engine: &Arc<Engine>, request: RunRequest) -> Result<DryRun, StartError> {
-    let agent = resolve_agent(engine, &request).await?;
-    check_prices(engine, &request, &agent)?;
-    webhook_events::for_run(&engine.settings, &request, &agent)?;
-    let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
-    let message = prompt::root_message(request.input.as_ref(), request.context.as_deref());
-    let mut open_workdir = None;
-    if workdir::is_used(engine, &agent) {
-        open_workdir = Some(workdir::open_dir(engine, &agent, None).await?);
+/// Tools in the agent's file that the model is not offered.
+pub fn missing_tools(engine: &Engine, agent: &Agent, toolbox: &Toolbox) -> Vec<Warning> {
+    if agent.ad_hoc.is_some() {
+        // Its caller's run has the warnings.
+        return Vec::new();
     }
-    let (owner, input) = (request.owner.as_deref(), RunInput::from(message));
-    let prompt = assemble_prompt(engine, &agent, open_workdir.as_ref(), owner, input).await?;
-    if let Some(warning) = prompt.memory_warning {
-        return Err(StartError::Memory(warning));
-    }
-    let task_agent = Arc::clone(&agent);
-    let workdir =
-        run_blocking(move || prompt::workdir(&task_agent.name, task_agent.workdir.as_deref()))
-            .await?;
-    let mut offer = McpToolset::default();
-    if !agent.mcp_servers.is_empty() {
-        offer = engine.mcp.list_tools(&agent.mcp_servers).await;
-        for warning in offer.warnings.iter().chain(&offer.required_failure) {
-            tracing::warn!(agent = %agent.name, "{warning}");
-        }
-    }
-    let toolbox = build_toolbox(engine, &agent, &scope, open_workdir.as_ref(), offer);
-    Ok(DryRun {
-        agent: agent.name.clone(),
-        agent_version: agent.version.clone(),
-        model: agent.model.clone(),
-        fallback_models: agent.fallback_models.clone(),
-        system_prompt: prompt.system,
-        message: prompt.input.message.into_redacted(),
-        workdir,
-        params: agent.params.clone(),
-        tools: toolbox.offered_specs().to_vec(),
-        deferred_tools: toolbox.deferred().to_vec(),
-        sub_agents: DrySubAgents {
-            names: agent.sub_agents.clone(),
-            max_depth: scope.max_depth,
-            parallel: agent.delegation.parallel,
-            timeout: agent
-                .delegation
-                .timeout
-                .map_or(0, |timeout| timeout.as_secs()),
-        },
-        limits: DryLimits {
-            max_turns: agent.max_turns,
-            timeout: root_timeout(&engine.settings, &request, &agent).as_secs(),
-            max_tokens: agent.budget.max_tokens,
-            max_cost_usd: agent.budget.max_cost.map(|cost| cost.to_usd()),
-            max_tool_calls: agent.budget.max_tool_calls,
-            max_runs: agent.budget.max_runs,
-        },
-        context: agent.context,
-    })
+    let is_offered = |name: &&String| {
+        let mut offered = toolbox.offered_specs().iter();
+        offered.any(|spec| spec.name == **name)
+    };
+    let missing = agent.tools.iter().filter(|name| !is_offered(name));
+    let messages = missing.map(|name| engine.tool_registry.describe_missing(name));
+    let warnings = messages.map(|it| Warning::new(WarningCode::ToolNotOffered, &it));
+    warnings.collect()
 }
 
 fn is_empty(overrides: &Overrides) -> bool {

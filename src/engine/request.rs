@@ -19,6 +19,7 @@ use crate::domain::context::ContextSettings;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
+use crate::domain::warning::RunWarning;
 use crate::engine::admission::sessions::OnBusy;
 use crate::engine::state::provider_keys::Keys;
 use crate::fair::admission::QueueFull;
@@ -169,6 +170,8 @@ pub struct DryRun {
     pub limits: DryLimits,
     /// What becomes of a conversation that outgrows the model's window.
     pub context: ContextSettings,
+    /// What would go wrong without failing the run, as far as it is known before the first turn.
+    pub warnings: Vec<RunWarning>,
 }
 
 /// The delegation part of a dry run.

@@ -20,6 +20,7 @@ use crate::engine::approval::decision::{self, DecideError};
 use crate::engine::approval::person_wait;
 use crate::engine::cancel;
 use crate::engine::context::{Engine, EngineDeps, RunContext};
+use crate::engine::dry_run;
 use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
@@ -134,7 +135,7 @@ impl Runner {
         }
         let agent = prepare::resolve_agent(engine, &request).await?;
         prepare::check_provider(engine, &agent)?;
-        prepare::check_prices(engine, &request, &agent)?;
+        let warnings = prepare::check_prices(engine, &request, &agent)?;
         let timeout = prepare::root_timeout(&engine.settings, &request, &agent);
         let webhooks = webhook_events::for_run(&engine.settings, &request, &agent)?;
         let (id, session_guard) = self.enter_session(&request).await?;
@@ -170,10 +171,14 @@ impl Runner {
         let _ = tree.budgets.count_run(&accounts);
         let agent_json = engine.agent_snapshots.agent_json(&agent);
         let active_run = ActiveRun::new(scope, agent, tree, None, accounts, agent_json);
+        for warning in warnings {
+            active_run.warn(warning, None);
+        }
         let run = Arc::new(Run {
             input: request.input.unwrap_or_default().into_redacted(),
             labels: request.labels,
             session: request.session,
+            warnings: active_run.warnings(),
             ..run_record::new_run(&active_run)
         });
         Ok(NewRoot {
@@ -245,7 +250,7 @@ impl Runner {
 
     /// Returns what the run would be. Sends nothing to a model and needs no key.
     pub async fn dry_run(&self, request: RunRequest) -> Result<DryRun, StartError> {
-        prepare::dry_run(&self.engine, request).await
+        dry_run::dry_run(&self.engine, request).await
     }
 
     /// Waits until the run is terminal, at most for `timeout`, and returns its record; `None` if there is no such run.

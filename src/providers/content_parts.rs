@@ -11,6 +11,7 @@ use crate::config::models::ModelFacts;
 use crate::domain::attachment::{Attachment, MediaType};
 use crate::domain::content::Part;
 use crate::domain::message::{Message, ToolResult};
+use crate::domain::warning::{Warning, WarningCode};
 use crate::providers::ChatRequest;
 
 /// A part of a message, before a wire serializes it.
@@ -192,11 +193,12 @@ pub fn attachment_warnings(
     model: &str,
     messages: &[Message],
     facts: Option<&ModelFacts>,
-) -> Vec<String> {
+) -> Vec<Warning> {
     let mut warnings = Vec::new();
     for attachment in messages.iter().flat_map(Message::attachments) {
         if let Some(kind) = unsupported_kind(attachment.media_type, facts) {
-            let warning = format!("{model} takes no {kind}: a text replaces them");
+            let message = format!("{model} takes no {kind}: a text replaces them");
+            let warning = Warning::new(WarningCode::AttachmentReplaced, &message);
             if !warnings.contains(&warning) {
                 warnings.push(warning);
             }

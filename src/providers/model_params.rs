@@ -5,13 +5,14 @@ use std::borrow::Cow;
 use crate::config::models::ModelFacts;
 use crate::domain::agent::params::{Effort, Params};
 use crate::domain::service::Service;
+use crate::domain::warning::{Warning, WarningCode};
 
 /// Returns the parameters that the model takes, and a warning for each change.
 pub fn fit_to_model<'a>(
     model: &str,
     params: &'a Params,
     facts: Option<&ModelFacts>,
-) -> (Cow<'a, Params>, Vec<String>) {
+) -> (Cow<'a, Params>, Vec<Warning>) {
     let (mut params, mut warnings) = (Cow::Borrowed(params), Vec::new());
     let Some(facts) = facts else {
         return (params, warnings);
@@ -31,10 +32,11 @@ pub fn fit_to_model<'a>(
             params.top_p.take().map(|_| "top_p"),
         ];
         let dropped: Vec<_> = dropped.into_iter().flatten().collect();
-        warnings.push(format!(
+        let message = format!(
             "{model} does not take {}: left out of the request",
             dropped.join(" and ")
-        ));
+        );
+        warnings.push(Warning::new(WarningCode::ParamDropped, &message));
     }
     (params, warnings)
 }
@@ -46,16 +48,16 @@ pub fn fit_service_tier(
     params: &mut Cow<'_, Params>,
     facts: Option<&ModelFacts>,
     available: &[Service],
-) -> Option<String> {
+) -> Option<Warning> {
     let wanted = params.service.filter(|it| *it != Service::Default)?;
     if available.contains(&wanted) && facts.is_none_or(|facts| facts.is_sold_on(wanted)) {
         return None;
     }
     params.to_mut().service = None;
     let wanted = wanted.as_str();
-    Some(format!(
-        "{model} is not offered with service \"{wanted}\": sent with the default"
-    ))
+    let message =
+        format!("{model} is not offered with service \"{wanted}\": sent with the default");
+    Some(Warning::new(WarningCode::ServiceChanged, &message))
 }
 
 fn fit_effort(wanted: Effort, levels: &[Effort]) -> Option<Effort> {
@@ -72,20 +74,17 @@ fn fit_effort(wanted: Effort, levels: &[Effort]) -> Option<Effort> {
 }
 
 /// `None` if nothing changes for the user: the effort is "none" and the model takes no effort.
-fn effort_warning(model: &str, wanted: Effort, fitted: Option<Effort>) -> Option<String> {
+fn effort_warning(model: &str, wanted: Effort, fitted: Option<Effort>) -> Option<Warning> {
     let wanted = wanted.as_str();
-    match fitted {
+    let message = match fitted {
         Some(level) => {
             let level = level.as_str();
-            Some(format!(
-                "{model} does not take effort \"{wanted}\": sent the nearest, \"{level}\""
-            ))
+            format!("{model} does not take effort \"{wanted}\": sent the nearest, \"{level}\"")
         }
-        None if wanted == "none" => None,
-        None => Some(format!(
-            "{model} takes no effort: \"{wanted}\" was left out"
-        )),
-    }
+        None if wanted == "none" => return None,
+        None => format!("{model} takes no effort: \"{wanted}\" was left out"),
+    };
+    Some(Warning::new(WarningCode::EffortChanged, &message))
 }
 
 #[cfg(test)]
@@ -93,6 +92,7 @@ mod tests {
     use super::fit_to_model;
     use crate::config::models::{ModelFacts, Sampling};
     use crate::domain::agent::params::{Effort, Params};
+    use crate::domain::warning::{Warning, WarningCode};
 
     fn params(effort: Option<Effort>, temperature: Option<f64>) -> Params {
         Params {
@@ -133,7 +133,11 @@ mod tests {
         let requested = params(Some(Effort::High), Some(0.0));
         let (fitted, messages) = fit_to_model("p/m", &requested, Some(&plain));
         assert_eq!((fitted.effort, fitted.temperature), (None, Some(0.0)));
-        assert_eq!(messages, ["p/m takes no effort: \"high\" was left out"]);
+        let message = "p/m takes no effort: \"high\" was left out";
+        assert_eq!(
+            messages,
+            [Warning::new(WarningCode::EffortChanged, message)]
+        );
         let (fitted, messages) = fit_to_model("p/m", &requested, None);
         assert_eq!((fitted.effort, messages.len()), (Some(Effort::High), 0));
     }

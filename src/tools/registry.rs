@@ -81,6 +81,24 @@ impl ToolRegistry {
         self.commands_disabled_reason.as_deref()
     }
 
+    /// Why a model is not offered this built-in tool, which its agent's file lists.
+    pub fn describe_missing(&self, name: &str) -> String {
+        if let (shell::tool::NAME, Some(reason)) = (name, &self.commands_disabled_reason) {
+            return reason.clone();
+        }
+        let reason = match name {
+            _ if self.get(name).is_some() => {
+                "commands could reach files of the daemon from this workdir; give the agent its own workdir"
+            }
+            shell::tool::NAME => {
+                "the server allows no commands; set allow_commands = true in [tools]"
+            }
+            search::NAME => "the server has no search service; set url in [tools.web_search]",
+            _ => "the server does not have it",
+        };
+        format!("{name} is not offered: {reason}")
+    }
+
     /// Whether `run_command` exists and is sandboxed.
     pub fn is_sandboxed(&self) -> bool {
         self.is_sandboxed

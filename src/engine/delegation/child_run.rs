@@ -6,6 +6,7 @@ use crate::catalog::{LoadError, prompt};
 use crate::domain::agent::Agent;
 use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::run_record;
@@ -21,17 +22,18 @@ pub struct ChildRun {
     pub message: String,
 }
 
-/// Creates a child of `parent` under this id.
+/// Creates a child of `parent`, which is in this turn, under this id.
 pub fn prepare(
     parent: &RunContext,
+    turn: u32,
     request: &ChildRequest<'_>,
     id: RunId,
 ) -> Result<ChildRun, String> {
     let name = request.agent;
     let agents = parent.engine.catalog.current();
-    let mut agent = Arc::clone(agents.get(name).map_err(|error| match error {
-        LoadError::Model(error) => format!("invalid model for agent \"{name}\": {error}"),
-        other => format!("failed to load agent \"{name}\": {other}"),
+    let mut agent = Arc::clone(agents.get(name).map_err(|error| {
+        parent.run.warn(load_warning(name, &error), Some(turn));
+        describe_load_error(name, &error)
     })?);
     let hosts = &parent.run.agent.allowed_hosts;
     if agent.allowed_hosts.is_empty() && !hosts.is_empty() {
@@ -39,6 +41,11 @@ pub fn prepare(
         // child's children.
         Arc::make_mut(&mut agent).allowed_hosts.clone_from(hosts);
     }
+    check_provider(parent, &agent).inspect_err(|reason| {
+        let message = format!("sub-agent \"{name}\" could not be started: {reason}");
+        let warning = Warning::new(WarningCode::SubAgentUnavailable, &message);
+        parent.run.warn(warning, Some(turn));
+    })?;
     let max_depth = parent.run.scope.max_depth;
     let mut child = build(parent, agent, max_depth, &parent.run.accounts, id)?;
     child.message = prompt::child_message(request.task, request.context);
@@ -58,6 +65,7 @@ pub fn prepare_ad_hoc(
     let agent = ad_hoc::derive_agent(&parent.run.agent, request);
     let settings = ad_hoc::subagent_settings(&parent.run.agent);
     let max_depth = parent.run.scope.max_ad_hoc_depth(settings.max_depth);
+    check_provider(parent, &agent)?;
     let accounts = ad_hoc::account_ids(&parent.run);
     let mut child = build(parent, agent, max_depth, &accounts, id)?;
     request.task.clone_into(&mut child.message);
@@ -69,6 +77,38 @@ pub fn prepare_ad_hoc(
     Ok(child)
 }
 
+/// The warning that a sub-agent's definition cannot be loaded.
+pub fn load_warning(name: &str, error: &LoadError) -> Warning {
+    match error {
+        LoadError::NotFound(_) => Warning::new(
+            WarningCode::SubAgentNotFound,
+            &format!("sub-agent \"{name}\" does not exist"),
+        ),
+        LoadError::Model(_) | LoadError::Invalid(_) => {
+            let reason = describe_load_error(name, error);
+            let message = format!("sub-agent \"{name}\" could not be started: {reason}");
+            Warning::new(WarningCode::SubAgentUnavailable, &message)
+        }
+    }
+}
+
+/// The texts are fixed by the contract.
+fn describe_load_error(name: &str, error: &LoadError) -> String {
+    match error {
+        LoadError::Model(error) => format!("invalid model for agent \"{name}\": {error}"),
+        other => format!("failed to load agent \"{name}\": {other}"),
+    }
+}
+
+fn check_provider(parent: &RunContext, agent: &Agent) -> Result<(), String> {
+    let provider = &agent.model.provider;
+    let has_key = parent.run.tree.provider_keys.has_own_key(agent, provider);
+    let found = parent.engine.providers.get_with_key(provider, has_key);
+    found
+        .map(drop)
+        .map_err(|unavailable| unavailable.to_string())
+}
+
 /// `max_depth` is the deepest level allowed; `accounts` are the child's budget accounts beside its own.
 fn build(
     parent: &RunContext,
@@ -77,13 +117,6 @@ fn build(
     accounts: &[usize],
     id: RunId,
 ) -> Result<ChildRun, String> {
-    let provider = &agent.model.provider;
-    let has_key = parent.run.tree.provider_keys.has_own_key(&agent, provider);
-    parent
-        .engine
-        .providers
-        .get_with_key(provider, has_key)
-        .map_err(|unavailable| unavailable.to_string())?;
     let child_scope: Option<Scope> =
         parent
             .run

@@ -34,6 +34,8 @@ pub type DriveFn =
 
 pub struct RunDelegate {
     context: RunContext,
+    /// The turn whose reply made the calls.
+    turn: u32,
     child_permits: Option<Arc<Semaphore>>,
     recorded_calls: Arc<RecordedCalls>,
     /// Permits of children that an earlier process started, by call. New children wait behind them.
@@ -49,7 +51,7 @@ impl Delegate for RunDelegate {
                 Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
                 Some(child) => self.resume_child(child).await?,
                 None => {
-                    let prepare = |id| child_run::prepare(&self.context, &request, id);
+                    let prepare = |id| child_run::prepare(&self.context, self.turn, &request, id);
                     self.start_child(call, request.task, prepare).await?
                 }
             };
@@ -126,7 +128,12 @@ impl Delegate for RunDelegate {
 
 impl RunDelegate {
     /// For the calls of one reply of this run. `drive` drives the children.
-    pub fn new(context: &RunContext, recorded_calls: &Arc<RecordedCalls>, drive: DriveFn) -> Self {
+    pub fn new(
+        context: &RunContext,
+        turn: u32,
+        recorded_calls: &Arc<RecordedCalls>,
+        drive: DriveFn,
+    ) -> Self {
         let max_concurrent = context.run.agent.delegation.max_concurrent;
         let child_permits = max_concurrent.map(|max| Arc::new(Semaphore::new(max)));
         let unfinished = recorded_calls
@@ -142,6 +149,7 @@ impl RunDelegate {
         let reserved_permits = Mutex::new(permits.collect());
         Self {
             context: context.clone(),
+            turn,
             child_permits,
             recorded_calls: Arc::clone(recorded_calls),
             reserved_permits,

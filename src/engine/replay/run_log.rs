@@ -118,6 +118,7 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
                         compaction: None,
                     },
                     memory_warning: None,
+                    warnings: Vec::new(),
                 });
                 recorded.compaction = None;
             }

@@ -7,6 +7,7 @@ use crate::domain::event::EventKind;
 use crate::domain::message::Message;
 use crate::domain::run::Failure;
 use crate::domain::usage::TokenUsage;
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::conversation::Conversation;
 use crate::engine::run_loop::ending::{Ending, error_ending};
@@ -135,6 +136,8 @@ async fn warn_of_failure(
         failure.message
     );
     let context = turn_loop.context;
+    let warning = Warning::new(WarningCode::NotSummarized, &message);
+    context.run.warn(warning, Some(turn));
     let progress = &mut turn_loop.state.progress;
     progress.usage = context.run.usage().0;
     let change = Change::Progress(progress.clone());

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::domain::event::EventKind;
 use crate::domain::excerpt::TextExcerpt;
 use crate::domain::run::{Outcome, Run, now};
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::child_result;
@@ -49,7 +50,8 @@ pub async fn commit_end(
             partial: state.partial.take(),
         },
         None => {
-            events.extend(append_memory(context, &loop_outcome, record.attempt).await);
+            let turn = state.progress.turns;
+            events.extend(append_memory(context, &loop_outcome, record.attempt, turn).await);
             own_outcome(context, loop_outcome, state.partial.take())
         }
     };
@@ -79,7 +81,9 @@ pub async fn commit_end(
     if let Some(requested_at) = cancel_requested_at {
         metrics.cancel_completed(requested_at.elapsed());
     }
-    Ok(Arc::new(final_record(record, finished, last_event)))
+    let mut record = final_record(record, finished, last_event);
+    record.warnings = run.warnings();
+    Ok(Arc::new(record))
 }
 
 /// The outcome of a run that was not cancelled while it finished.
@@ -174,6 +178,7 @@ async fn append_memory(
     context: &RunContext,
     loop_outcome: &LoopOutcome,
     attempt: u32,
+    turn: u32,
 ) -> Option<EventKind> {
     let LoopOutcome::Completed {
         content,
@@ -201,22 +206,23 @@ async fn append_memory(
     })
     .await;
     let max = context.run.agent.memory.max_entries as usize;
-    let message = match result {
-        Ok(Ok(count)) if max > 0 && count >= max => format!(
-            "memory of agent \"{}\" has {count} entries (max_entries is {max}); run its garbage collection",
-            context.run.agent.name
-        ),
+    let (code, message) = match result {
+        Ok(Ok(count)) if max > 0 && count >= max => {
+            let message = format!(
+                "memory of agent \"{}\" has {count} entries (max_entries is {max}); run its garbage collection",
+                context.run.agent.name
+            );
+            (WarningCode::MemoryFull, message)
+        }
         Ok(Ok(_)) => return None,
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => format!(
-            "memory of agent \"{}\": writing it panicked",
-            context.run.agent.name
-        ),
+        Ok(Err(error)) => (WarningCode::MemoryNotWritten, error.to_string()),
+        Err(_) => {
+            let name = &context.run.agent.name;
+            let message = format!("memory of agent \"{name}\": writing it panicked");
+            (WarningCode::MemoryNotWritten, message)
+        }
     };
-    tracing::warn!(
-        run.id = %context.run.scope.run, run.root = %context.run.scope.root, agent = %context.run.agent.name,
-        depth = context.run.scope.depth.0, "{message}"
-    );
+    context.run.warn(Warning::new(code, &message), Some(turn));
     Some(EventKind::MemoryWarning { message })
 }
 
@@ -238,6 +244,7 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
     match &end_result {
         Ok(run) => {
             run_spans::end_run(&context.run, run);
+            log_end(run);
             if let Some(error) = &run.error {
                 tracing::warn!(
                     run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
@@ -255,6 +262,20 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
     let run = end_result.ok();
     context.run.publish_end(run.clone());
     run
+}
+
+/// One line for each run that ended, without any text of a client or a model.
+pub fn log_end(run: &Run) {
+    let status = run.status.as_str();
+    let usage = &run.usage;
+    let duration_ms = run.duration_ms(now());
+    tracing::info!(
+        run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0, status,
+        error = run.error.as_ref().map(|error| error.code.to_string()),
+        duration_ms, turns = run.turns, input_tokens = usage.tokens.input, output_tokens = usage.tokens.output,
+        tool_calls = usage.tool_calls, cost_usd = usage.cost.map(|cost| cost.to_usd()),
+        "{} of agent {} is {status} after {duration_ms} ms", run.id, run.agent
+    );
 }
 
 /// Ends a run without the loop: it was cancelled before its clock started, or its record cannot be read. Its permits

@@ -10,6 +10,7 @@ use crate::domain::agent::params::{Cache, Params};
 use crate::domain::event::EventKind;
 use crate::domain::service::Service;
 use crate::domain::usage::{Cost, Price, TokenUsage, Usage};
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
@@ -102,7 +103,7 @@ struct ProviderRequest<'a> {
     model_name: String,
     facts: Option<&'a ModelFacts>,
     params: Cow<'a, Params>,
-    warnings: Vec<String>,
+    warnings: Vec<Warning>,
 }
 
 impl<'a> ProviderRequest<'a> {
@@ -175,13 +176,15 @@ impl<'a> ProviderRequest<'a> {
     }
 
     /// What the request leaves out or changes. Takes the warnings collected so far.
-    fn take_warnings(&mut self, has_blobs: bool) -> Vec<String> {
+    fn take_warnings(&mut self, has_blobs: bool) -> Vec<Warning> {
         let mut warnings = std::mem::take(&mut self.warnings);
         let Target {
             model, provider, ..
         } = self.target;
         let provider = &provider.provider;
-        warnings.extend(provider.dropped_params_warning(&model.model, &self.params, self.facts));
+        let dropped = provider.dropped_params_warning(&model.model, &self.params, self.facts);
+        let dropped = dropped.map(|message| Warning::new(WarningCode::ParamDropped, &message));
+        warnings.extend(dropped);
         if has_blobs || self.is_batch() {
             let messages = self.turn_request.messages;
             warnings.extend(content_parts::attachment_warnings(
@@ -368,12 +371,13 @@ impl BilledTokens {
 async fn record_warnings(
     context: &RunContext,
     turn: u32,
-    warnings: Vec<String>,
+    warnings: Vec<Warning>,
 ) -> Result<(), StoreError> {
     let new_warnings = warnings
         .into_iter()
-        .filter(|it| context.run.insert_warning(it));
+        .filter(|it| context.run.warn(it.clone(), Some(turn)));
     let events: Vec<_> = new_warnings
+        .map(|warning| warning.message)
         .map(|message| EventKind::ModelWarning { turn, message })
         .collect();
     if events.is_empty() {

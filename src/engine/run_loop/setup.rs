@@ -54,9 +54,16 @@ pub async fn set_up(
     };
     if !is_prompt_recorded {
         start_write.steps.extend(prompt_steps(&prompt));
-        let warning = prompt.memory_warning.clone();
-        let warning = warning.map(|message| EventKind::MemoryWarning { message });
-        start_write.events.extend(warning);
+        for warning in std::mem::take(&mut prompt.warnings) {
+            context.run.warn(warning, None);
+        }
+        if let Some(warning) = prompt.memory_warning.take() {
+            let message = warning.message.clone();
+            context.run.warn(warning, None);
+            start_write
+                .events
+                .push(EventKind::MemoryWarning { message });
+        }
     }
     let mut pending_write = Some(start_write);
     if links::has_links(&prompt.input) {
@@ -74,6 +81,9 @@ pub async fn set_up(
         context.run.workdir.dir(),
         offer,
     );
+    for warning in prepare::missing_tools(&context.engine, &context.run.agent, &toolbox) {
+        context.run.warn(warning, None);
+    }
     let recorded_compaction = recorded_run.as_ref().and_then(|run| run.compaction.clone());
     prompt.input.compaction = prompt.input.compaction.or(recorded_compaction);
     Ok(Setup {
@@ -194,13 +204,15 @@ async fn list_mcp_tools(
     let mut offer = limits::within_deadline(run, listed)
         .await
         .unwrap_or_default();
-    for message in std::mem::take(&mut offer.warnings) {
-        tracing::warn!(
-            run.id = %run.scope.run, run.root = %run.scope.root, agent = %run.agent.name,
-            depth = run.scope.depth.0, "{message}"
-        );
-        let events = &mut pending_write.get_or_insert_default().events;
-        events.push(EventKind::ToolsWarning { message });
+    for warning in std::mem::take(&mut offer.skipped) {
+        run.warn(warning, None);
+    }
+    for warning in std::mem::take(&mut offer.warnings) {
+        let message = warning.message.clone();
+        if run.warn(warning, None) {
+            let events = &mut pending_write.get_or_insert_default().events;
+            events.push(EventKind::ToolsWarning { message });
+        }
     }
     if let Some(reason) = offer.required_failure.take() {
         write_pending(context, pending_write).await?;

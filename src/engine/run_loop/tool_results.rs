@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::RunId;
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::context::RunContext;
 use crate::engine::delegation::delegate::RunDelegate;
 use crate::engine::replay::run_log::RecordedCalls;
@@ -84,7 +85,7 @@ async fn execute_batch(
     } = call_batch;
     let context = turn_loop.context;
     let toolbox = &turn_loop.preamble.toolbox;
-    let delegate = RunDelegate::new(context, &recorded_calls, turn_loop.drive_child);
+    let delegate = RunDelegate::new(context, turn, &recorded_calls, turn_loop.drive_child);
     let batch = BatchContext {
         context: context.clone(),
         toolbox: Arc::clone(toolbox),
@@ -107,10 +108,13 @@ async fn execute_batch(
 }
 
 async fn warn_of_loop(context: &RunContext, turn: u32, repeats: u32) -> Result<(), StoreError> {
+    let message = failures::loop_detected(repeats).message;
+    let warning = Warning::new(WarningCode::CallsRepeated, &message);
+    context.run.warn(warning, Some(turn));
     let warning = EventKind::LoopWarning {
         turn,
         repeats,
-        message: failures::loop_detected(repeats).message,
+        message,
     };
     let journal = &context.engine.journal;
     journal

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::domain::warning::Warning;
 use crate::tools::Tool;
 
 mod close_state;
@@ -28,7 +29,9 @@ pub struct McpToolset {
     pub tools: Vec<(String, Arc<dyn Tool>)>,
     /// Servers that could not list their tools.
     pub unavailable: Vec<UnavailableServer>,
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Warning>,
+    /// Warnings about listed tools that are not offered.
+    pub skipped: Vec<Warning>,
     /// Why a required server is not available.
     pub required_failure: Option<String>,
 }

@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::environment::Environment;
 use crate::domain::mcp::{McpServer, McpTransport, TOOL_NAME_SEPARATOR};
+use crate::domain::warning::{Warning, WarningCode};
 use crate::tools::mcp::connection::{Connection, SharedState};
 use crate::tools::mcp::failure::ServerUnavailable;
 use crate::tools::mcp::list::ToolList;
@@ -109,19 +110,23 @@ impl McpToolset {
             return None;
         }
         if cached.is_some() {
-            self.warnings.push(format!(
+            let message = format!(
                 "the tools of MCP server \"{name}\" are those that it listed last: {error}"
-            ));
+            );
+            self.warn(WarningCode::McpServerUnavailable, &message);
             return cached;
         }
-        self.warnings.push(format!(
-            "the tools of MCP server \"{name}\" are missing: {error}"
-        ));
+        let message = format!("the tools of MCP server \"{name}\" are missing: {error}");
+        self.warn(WarningCode::McpServerUnavailable, &message);
         self.unavailable.push(UnavailableServer {
             prefix: format!("{name}{TOOL_NAME_SEPARATOR}"),
             reason: error.to_string(),
         });
         None
+    }
+
+    fn warn(&mut self, code: WarningCode, message: &str) {
+        self.warnings.push(Warning::new(code, message));
     }
 
     /// Adds the listed tools that the server's definition selects.
@@ -131,13 +136,14 @@ impl McpToolset {
         connection: &Arc<Connection>,
         tool_list: &ToolList,
     ) {
+        let skipped = tool_list.skipped.iter();
+        let skipped = skipped.map(|it| Warning::new(WarningCode::McpToolMissing, it));
+        self.skipped.extend(skipped);
         for wanted in &server.tools {
             let mut tools = tool_list.tools.iter();
             if !tools.any(|tool| tool.original_name == *wanted) {
-                self.warnings.push(format!(
-                    "MCP server \"{}\" has no tool \"{wanted}\"",
-                    server.name
-                ));
+                let message = format!("MCP server \"{}\" has no tool \"{wanted}\"", server.name);
+                self.warn(WarningCode::McpToolMissing, &message);
             }
         }
         let is_selected = |name: &String| server.tools.is_empty() || server.tools.contains(name);
