@@ -10,6 +10,7 @@ use crate::config::positions::Positions;
 use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRefError;
 
+pub mod braces;
 pub mod context_files;
 pub mod file_reader;
 pub mod mcp_servers;

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::{Failure, RunId, Status};
+use crate::domain::warning::RunWarning;
 
 pub struct Client {
     http: reqwest::Client,
@@ -58,6 +59,8 @@ pub struct RunView {
     pub partial_content: Option<String>,
     pub error: Option<Failure>,
     pub cancel_reason: Option<String>,
+    #[serde(default)]
+    pub warnings: Vec<RunWarning>,
 }
 
 impl RunView {

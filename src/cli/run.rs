@@ -185,6 +185,9 @@ pub fn print_run(run: &Value, json: bool) -> anyhow::Result<ExitCode> {
     } else if let Some(content) = &view.content {
         output::print_document(&format!("{content}\n"))?;
     }
+    for warning in &view.warnings {
+        output::eprint_line(format_args!("warning: {}", warning.message));
+    }
     if view.status != Status::Completed {
         output::eprint_line(format_args!("axed: {}", view.outcome()));
         if let (Some(partial), false) = (&view.partial_content, json)

@@ -18,3 +18,4 @@ mod sessions;
 mod structured_output;
 mod timeouts;
 mod usage;
+mod warnings;
