@@ -15,15 +15,15 @@ use crate::domain::usage::Usage;
 /// An event that has no number yet.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Event {
-    /// The run it is about.
+    /// The run that the event is about.
     pub run_id: RunId,
-    /// The root of that run's tree.
+    /// The root of the run's tree.
     pub root_id: RunId,
-    /// That run's depth.
+    /// Levels of the run below the root.
     pub depth: u8,
-    /// That run's agent.
+    /// The name of the run's agent.
     pub agent: Arc<str>,
-    /// When it happened.
+    /// When the event happened.
     pub time: Timestamp,
     #[serde(flatten)]
     pub kind: EventKind,
@@ -33,176 +33,319 @@ pub struct Event {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]
 pub enum EventKind {
+    /// The run is accepted. Always its first event.
     #[serde(rename = "run.queued")]
     RunQueued {
+        /// The run that called it; absent for a root run.
         #[serde(skip_serializing_if = "Option::is_none")]
         parent_id: Option<RunId>,
+        /// The tool call of the parent that started it; absent for a root run.
         #[serde(skip_serializing_if = "Option::is_none")]
         tool_call_id: Option<String>,
     },
+    /// The run leaves the queue.
     #[serde(rename = "run.started")]
     RunStarted {
+        /// The requested model: `provider/model`.
         model: String,
+        /// The version of the definition that the run uses.
         agent_version: String,
     },
+    /// The run continues after a restart of the daemon.
     #[serde(rename = "run.resumed")]
-    RunResumed { attempt: u32 },
+    RunResumed {
+        /// How often the run was started, this time included.
+        attempt: u32,
+    },
+    /// The run was asked to stop; it ends when its current steps end.
     #[serde(rename = "run.cancelling")]
-    RunCancelling { reason: String },
+    RunCancelling {
+        /// Why the run is cancelled.
+        reason: String,
+    },
+    /// The run has ended with a final text. Its last event.
     #[serde(rename = "run.completed")]
     RunCompleted {
+        /// The number of turns.
         turns: u32,
+        /// The length of the final text in characters.
         characters: usize,
         /// The final text; if `truncated`, its first 16 KiB.
         content: String,
+        /// Whether `content` is only the beginning; absent if not.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
     },
+    /// The run has failed. Its last event.
     #[serde(rename = "run.failed")]
-    RunFailed { error: Failure },
+    RunFailed {
+        /// Why the run failed.
+        error: Failure,
+    },
+    /// The run has ended by a cancellation. Its last event.
     #[serde(rename = "run.cancelled")]
-    RunCancelled { reason: String },
+    RunCancelled {
+        /// Why the run was cancelled.
+        reason: String,
+    },
+    /// A request goes to the model.
     #[serde(rename = "turn.started")]
     TurnStarted {
+        /// The number of the turn, from 1.
         turn: u32,
+        /// The number of messages of the conversation so far.
         messages: usize,
+        /// The number of tool results that the model has not seen yet.
         results: usize,
     },
+    /// The model has replied.
     #[serde(rename = "turn.completed")]
     TurnCompleted {
+        /// The number of the turn.
         turn: u32,
+        /// The model that replied, as the provider names it.
         model: String,
+        /// Why the reply ended, in the provider's own word.
         stop_reason: Option<String>,
+        /// Input tokens, cached ones included.
         input_tokens: u64,
+        /// Output tokens.
         output_tokens: u64,
+        /// The input tokens that were read from the provider's cache.
         cache_read_tokens: u64,
+        /// The input tokens that were written to the provider's cache.
         cache_write_tokens: u64,
+        /// The output tokens that are reasoning, if the provider reports them.
         #[serde(skip_serializing_if = "Option::is_none")]
         reasoning_tokens: Option<u64>,
+        /// The tool calls that the reply requests.
         tool_calls: Vec<CalledTool>,
     },
+    /// A tool call is executed.
     #[serde(rename = "tool.started")]
     ToolStarted {
+        /// The number of the turn whose reply requests the call.
         turn: u32,
+        /// The call's id.
         tool_call_id: String,
+        /// The name of the tool.
         tool: String,
         /// What the model wrote; if `truncated`, the first 2 KiB of its JSON as a string.
         arguments: Arc<RawValue>,
+        /// Whether `arguments` is only the beginning; absent if not.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
     },
+    /// A tool call has its result.
     #[serde(rename = "tool.completed")]
     ToolCompleted {
+        /// The number of the turn whose reply requests the call.
         turn: u32,
+        /// The call's id.
         tool_call_id: String,
+        /// The name of the tool.
         tool: String,
+        /// How long the call took, in milliseconds.
         duration_ms: u64,
+        /// Whether the result is an error.
         is_error: bool,
         /// What the model gets; if `truncated`, its first 2 KiB.
         result: String,
+        /// Whether `result` is only the beginning; absent if not.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
     },
+    /// A tool call starts a child run.
     #[serde(rename = "agent.called")]
     AgentCalled {
+        /// The call's id.
         tool_call_id: String,
+        /// The child run.
         child_id: RunId,
+        /// The name of the agent of the child run.
         child_agent: String,
+        /// Levels of the child below the root.
         child_depth: u8,
+        /// The first 80 characters of the task.
         task: String,
     },
+    /// A child run has ended.
     #[serde(rename = "agent.returned")]
     AgentReturned {
+        /// The call's id.
         tool_call_id: String,
+        /// The child run.
         child_id: RunId,
+        /// The name of the agent of the child run.
         child_agent: String,
+        /// How long the child run took, in milliseconds.
         duration_ms: u64,
+        /// The length of its final text in characters; absent if it has none.
         #[serde(skip_serializing_if = "Option::is_none")]
         characters: Option<usize>,
+        /// Why it did not complete; absent if it did.
         #[serde(skip_serializing_if = "Option::is_none")]
         error: Option<String>,
+        /// Input tokens of the child run and its descendants.
         input_tokens: u64,
+        /// Output tokens of the child run and its descendants.
         output_tokens: u64,
+        /// Executed tool calls of the child run and its descendants.
         tool_calls: u64,
     },
+    /// A tool call waits for a person's approval.
     #[serde(rename = "approval.requested")]
     ApprovalRequested {
+        /// The number of the turn whose reply requests the call.
         turn: u32,
+        /// The call's id.
         tool_call_id: String,
+        /// The name of the tool.
         tool: String,
+        /// What the model wrote; if `truncated`, the beginning of its JSON as a string.
         arguments: Arc<RawValue>,
+        /// Whether `arguments` is only the beginning; absent if not.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
+        /// When the call is denied if nobody decides; absent if it waits without a limit.
         #[serde(skip_serializing_if = "Option::is_none")]
         deadline: Option<Timestamp>,
     },
+    /// The call is approved or denied, or nobody decided in time.
     #[serde(rename = "approval.decided")]
     ApprovalDecided {
+        /// The call's id.
         tool_call_id: String,
+        /// The outcome.
         decision: Decision,
+        /// Why, if a person gave a reason.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
+        /// The name of the key that decided; absent without keys.
         #[serde(skip_serializing_if = "Option::is_none")]
         by: Option<String>,
     },
+    /// A request to the model failed and is repeated.
     #[serde(rename = "retry.scheduled")]
     RetryScheduled {
+        /// The number of the turn.
         turn: u32,
+        /// The model that did not reply.
         model: String,
+        /// The number of the attempt that failed, from 1.
         attempt: u32,
+        /// The delay before the next attempt, in milliseconds.
         wait_ms: u64,
+        /// Why the request failed.
         reason: String,
     },
+    /// The request is in a batch of the provider.
     #[serde(rename = "batch.submitted")]
     BatchSubmitted {
+        /// The number of the turn.
         turn: u32,
+        /// The model that will reply.
         model: String,
+        /// The provider's id of the batch.
         batch_id: String,
     },
+    /// The agent has more memory entries than its limit.
     #[serde(rename = "memory.warning")]
-    MemoryWarning { message: String },
-    #[serde(rename = "tools.warning")]
-    ToolsWarning { message: String },
-    #[serde(rename = "loop.warning")]
-    LoopWarning {
-        turn: u32,
-        repeats: u32,
+    MemoryWarning {
+        /// What is wrong; for people.
         message: String,
     },
+    /// Some tools of the run are unavailable.
+    #[serde(rename = "tools.warning")]
+    ToolsWarning {
+        /// What is wrong; for people.
+        message: String,
+    },
+    /// The model repeats the same tool calls with the same results.
+    #[serde(rename = "loop.warning")]
+    LoopWarning {
+        /// The number of the turn.
+        turn: u32,
+        /// The number of repetitions.
+        repeats: u32,
+        /// What is wrong; for people.
+        message: String,
+    },
+    /// A setting does not fit the model and was changed or ignored.
     #[serde(rename = "model.warning")]
-    ModelWarning { turn: u32, message: String },
+    ModelWarning {
+        /// The number of the turn.
+        turn: u32,
+        /// What is wrong; for people.
+        message: String,
+    },
+    /// The conversation was shortened to fit the model's window.
     #[serde(rename = "context.compacted")]
     ContextCompacted {
+        /// The number of the turn.
         turn: u32,
+        /// How it was shortened.
         strategy: ContextStrategy,
+        /// The first turn that was shortened.
         from_turn: u32,
+        /// The last turn that was shortened.
         to_turn: u32,
+        /// The number of messages that were replaced.
         messages: usize,
+        /// The number of tool results that were replaced.
         results: usize,
+        /// Estimated tokens of the request before.
         tokens_before: u64,
+        /// Estimated tokens of the request after.
         tokens_after: u64,
+        /// The model that wrote the summary; absent if there is none.
         #[serde(skip_serializing_if = "Option::is_none")]
         model: Option<String>,
+        /// Input tokens of the summary.
         input_tokens: u64,
+        /// Output tokens of the summary.
         output_tokens: u64,
     },
+    /// The model reasons. Live only.
     #[serde(rename = "reasoning.started")]
-    ReasoningStarted { turn: u32 },
+    ReasoningStarted {
+        /// The number of the turn.
+        turn: u32,
+    },
+    /// A piece of a summary of the model's reasoning. Live only.
     #[serde(rename = "reasoning.delta")]
-    ReasoningDelta { turn: u32, text: String },
+    ReasoningDelta {
+        /// The number of the turn.
+        turn: u32,
+        /// The piece.
+        text: String,
+    },
+    /// A piece of the reply's text. Live only.
     #[serde(rename = "text.delta")]
-    TextDelta { turn: u32, text: String },
+    TextDelta {
+        /// The number of the turn.
+        turn: u32,
+        /// The piece.
+        text: String,
+    },
+    /// The text of the turn so far is not part of the reply. Live only.
     #[serde(rename = "text.withdrawn")]
-    TextWithdrawn { turn: u32, reason: String },
+    TextWithdrawn {
+        /// The number of the turn.
+        turn: u32,
+        /// Why the text is withdrawn.
+        reason: String,
+    },
 }
 
 /// The outcome of a request for approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ApprovalOutcome")]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// The call is executed.
     Approved,
-    /// A person said no.
+    /// A person denied the call.
     Denied,
     /// Nobody decided in time.
     TimedOut,
@@ -211,7 +354,9 @@ pub enum Decision {
 /// A tool call of a reply.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct CalledTool {
+    /// The call's id.
     pub id: String,
+    /// The name of the tool.
     pub name: String,
 }
 
