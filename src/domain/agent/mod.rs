@@ -18,6 +18,7 @@ use crate::domain::service::Service;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
 
+pub mod descriptions;
 pub mod model_ref;
 pub mod overrides;
 pub mod params;
@@ -487,14 +488,15 @@ impl Section for Retry {
 
 /// How the delay before a retry grows with the number of retries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "RetryBackoff")]
 #[serde(rename_all = "lowercase")]
 pub enum Backoff {
-    /// Doubles.
+    /// The delay doubles.
     #[default]
     Exponential,
-    /// Grows by the initial delay.
+    /// The delay grows by the initial delay.
     Linear,
-    /// Stays.
+    /// The delay does not change.
     Fixed,
 }
 

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
+use crate::domain::agent::descriptions::{describe, describe_section};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::settings::{MAX_COUNT, Presence, Section, Setting, Visitor};
@@ -56,6 +57,7 @@ pub fn section_schema<S: Section>(
         properties: Map::new(),
         required: Vec::new(),
         omits_unset: S::OMITS_UNSET,
+        section: S::SCHEMA,
     };
     if has_enabled {
         visitor.add("enabled", true, json!({"type": "boolean"}));
@@ -65,6 +67,10 @@ pub fn section_schema<S: Section>(
     properties.retain(|key, _| !omitted.contains(&key.as_str()));
     required.retain(|key| !omitted.contains(key));
     let mut schema = json_schema!({"type": "object", "properties": properties});
+    let description = describe_section(S::SCHEMA);
+    if !description.is_empty() {
+        schema.insert("description".to_owned(), description.into());
+    }
     if !required.is_empty() {
         schema.insert("required".to_owned(), required.into());
     }
@@ -76,10 +82,16 @@ struct SchemaVisitor<'g> {
     properties: Map<String, Value>,
     required: Vec<&'static str>,
     omits_unset: bool,
+    /// The name of the section's schema.
+    section: &'static str,
 }
 
 impl SchemaVisitor<'_> {
-    fn add(&mut self, key: &'static str, is_required: bool, schema: Value) {
+    fn add(&mut self, key: &'static str, is_required: bool, mut schema: Value) {
+        let description = describe(self.section, key);
+        if !description.is_empty() {
+            schema["description"] = description.into();
+        }
         self.properties.insert(key.to_owned(), schema);
         if is_required {
             self.required.push(key);
@@ -98,11 +110,7 @@ impl Visitor for SchemaVisitor<'_> {
             false => json!({"type": ["string", "null"]}),
         };
         let schema = match setting {
-            Setting::Text(_) => json!({"type": "string"}),
-            Setting::Url(_) => json!({
-                "type": "string",
-                "description": "Without its query, which may hold a secret.",
-            }),
+            Setting::Text(_) | Setting::Url(_) => json!({"type": "string"}),
             Setting::OptionalText(_) | Setting::Path(_) | Setting::VariableName(_) => nullable_text,
             Setting::Flag(_) => json!({"type": "boolean"}),
             Setting::Texts(..) => json!({"type": "array", "items": {"type": "string"}}),
@@ -115,15 +123,9 @@ impl Visitor for SchemaVisitor<'_> {
                 json!({"type": "number", "minimum": range.start(), "maximum": range.end()})
             }
             Setting::Usd(max, _) => json!({"type": "number", "minimum": 0.0, "maximum": max}),
-            Setting::Seconds(_) => json!({
-                "type": "integer",
-                "minimum": 0,
-                "maximum": MAX_COUNT,
-                "description": "In seconds; 0 means none.",
-            }),
-            Setting::Milliseconds(_) => whole_schema(0, MAX_COUNT),
+            Setting::Seconds(_) | Setting::Milliseconds(_) => whole_schema(0, MAX_COUNT),
             Setting::ResponseFormat(_) => self.refer_to::<ResponseFormat>(),
-            Setting::Extra(_) => json!({"type": "object"}),
+            Setting::Extra(_) => json!({"type": "object", "additionalProperties": {}}),
             Setting::McpServers(_) => self.refer_to::<Vec<McpServerView<'static>>>(),
         };
         self.add(key, !self.omits_unset, schema);
@@ -151,7 +153,7 @@ impl Visitor for SchemaVisitor<'_> {
 /// Omits a maximum that only prevents overflow.
 fn whole_schema(min: u64, max: u64) -> Value {
     match max > MAX_COUNT {
-        true => json!({"type": "integer", "minimum": min}),
-        false => json!({"type": "integer", "minimum": min, "maximum": max}),
+        true => json!({"type": "integer", "format": "int64", "minimum": min}),
+        false => json!({"type": "integer", "format": "int64", "minimum": min, "maximum": max}),
     }
 }
