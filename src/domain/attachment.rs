@@ -22,11 +22,11 @@ pub type Blobs = BTreeMap<Digest, Bytes>;
 pub struct Attachment {
     /// The SHA-256 digest of its bytes, in hexadecimal digits.
     pub sha256: Digest,
-    /// What it is.
+    /// The media type, detected from its bytes.
     pub media_type: MediaType,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Its name, if the request gave one.
+    /// The name of a file, if the request gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The bytes until they are stored.
@@ -65,7 +65,7 @@ impl fmt::Debug for Attachment {
 /// A SHA-256 digest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
+#[schemars(with = "String", inline)]
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
@@ -113,19 +113,19 @@ impl TryFrom<String> for Digest {
 /// The media types that models accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum MediaType {
-    /// A picture.
+    /// A PNG image.
     #[serde(rename = "image/png")]
     Png,
-    /// A picture.
+    /// A JPEG image.
     #[serde(rename = "image/jpeg")]
     Jpeg,
-    /// A picture.
+    /// A WebP image.
     #[serde(rename = "image/webp")]
     Webp,
-    /// A picture.
+    /// A GIF image.
     #[serde(rename = "image/gif")]
     Gif,
-    /// A document.
+    /// A PDF document.
     #[serde(rename = "application/pdf")]
     Pdf,
 }

@@ -23,21 +23,21 @@ const MAX_FILE_TOKENS: usize = 200_000;
 pub enum Content {
     /// A text.
     Text(String),
-    /// Parts in their order.
+    /// Texts, images and files, in their order.
     Parts(Vec<Part>),
 }
 
 /// A part of a user message. JSON contains the digests of images and files, not their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schemars(rename = "MessagePart")]
+#[schemars(rename = "ContentPart")]
 pub enum Part {
     /// A text.
     Text {
-        /// It.
+        /// The text.
         text: String,
     },
-    /// A picture.
+    /// An image.
     Image(Attachment),
     /// A file that is not an image.
     File(Attachment),
@@ -47,16 +47,16 @@ pub enum Part {
 
 /// An image or a file that is fetched before the run's first turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "MessageLink")]
+#[schemars(inline)]
 pub struct AttachmentLink {
     /// The URL. Responses omit its query, which may contain a secret.
     pub url: String,
-    /// Whether it is a picture.
+    /// Whether it is an image; otherwise it is a file.
     pub is_image: bool,
-    /// The media type that the request declares.
+    /// The media type that the request declared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<MediaType>,
-    /// A file's name.
+    /// The name of a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }

@@ -70,8 +70,12 @@ impl McpTransport {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentMcpServer")]
 pub struct McpServerView<'a> {
+    /// The server's name: the prefix of its tools' names.
     name: &'a str,
+    /// How axed connects to the server.
+    #[schemars(extend("enum" = ["stdio", "streamable-http"]))]
     transport: &'static str,
+    /// The program of a server that axed starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,11 +84,13 @@ pub struct McpServerView<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     env: Option<BTreeMap<&'a str, &'a str>>,
+    /// The URL of a remote server, without its query.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     headers: Option<BTreeMap<&'a str, &'a str>>,
+    /// The tools that the agent gets, with the server's own names; empty means all.
     tools: &'a [String],
     /// The longest time that one call may take, in seconds.
     timeout: u64,

@@ -106,7 +106,7 @@ impl ToolCall {
 /// The result of a tool call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ToolResult {
-    /// The call's `id`.
+    /// The `id` of the tool call.
     pub call_id: String,
     /// The text for the model.
     pub content: String,
@@ -136,7 +136,8 @@ pub struct ToolSpec {
     pub name: String,
     /// What the tool does, for the model.
     pub description: String,
-    /// The JSON Schema of its arguments, an object.
+    /// The JSON Schema of the tool's arguments.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     pub parameters: Arc<RawValue>,
 }
 

@@ -181,10 +181,11 @@ impl Scope {
 /// The status of a run. The last three are terminal: a run never leaves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "RunStatus")]
 pub enum Status {
-    /// Accepted and committed, waiting for a slot.
+    /// Accepted and stored, but not started yet.
     Queued,
-    /// At work.
+    /// Sending requests to its model, executing tools, or waiting for its children.
     Running,
     /// Waiting for an approval, a batch of its provider, or waiting child runs.
     Waiting,
@@ -241,10 +242,11 @@ impl FromStr for Status {
 
 /// Why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "RunError")]
 pub struct Failure {
-    /// The stable code of the failure.
+    /// The kind of the failure; for programs.
     pub code: FailureCode,
-    /// A description of the failure. Contains no secrets.
+    /// What failed; for people. Contains no secrets.
     pub message: String,
     /// The provider's error category, or `timeout`, `config`, `budget`, `agent`, `internal`.
     pub category: String,
@@ -252,9 +254,10 @@ pub struct Failure {
     pub retryable: bool,
 }
 
-/// The stable codes of failures.
+/// Identifies the kind of a failure. Codes do not change between versions; later versions may add codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "RunErrorCode")]
 pub enum FailureCode {
     /// The agent's definition is invalid, or the prompt could not be assembled.
     Config,
@@ -270,7 +273,7 @@ pub enum FailureCode {
     ProviderServer,
     /// The deadline passed.
     Timeout,
-    /// The turns ran out.
+    /// The run needed more turns than its agent allows.
     MaxTurns,
     /// A budget is spent.
     BudgetExceeded,
@@ -284,7 +287,7 @@ pub enum FailureCode {
     Refused,
     /// The daemon stopped during the run.
     Interrupted,
-    /// A fault of ours.
+    /// An error of the daemon.
     Internal,
 }
 
@@ -401,7 +404,9 @@ pub struct Run {
 pub struct PendingApproval {
     /// The run that made the call: decide on it there.
     pub run_id: RunId,
+    /// The root of the run's tree.
     pub root_id: RunId,
+    /// The name of the run's agent.
     pub agent: String,
     #[serde(flatten)]
     pub request: ApprovalRequest,
@@ -411,11 +416,11 @@ pub struct PendingApproval {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum WaitingFor {
-    /// An approval of one of its tool calls.
+    /// An approval of one of the run's tool calls.
     Approval,
-    /// A batch that it submitted to its provider.
+    /// A batch that the run submitted to its provider.
     Batch,
-    /// Its children, all of which are waiting.
+    /// The run's children, all of which are waiting.
     Children,
 }
 

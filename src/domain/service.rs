@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::agent::settings::Choice;
 
-/// A service's tier.
+/// The tier of a provider's service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "ServiceTier")]
 pub enum Service {
     /// Immediately, at the standard price.
     #[default]

@@ -144,15 +144,15 @@ pub enum StartError {
 /// A dry run: what a run would do, without a request to a model.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct DryRun {
-    /// The agent.
+    /// The name of the agent.
     pub agent: String,
-    /// Its definition's version.
+    /// The version of the agent's definition.
     pub agent_version: String,
-    /// Who would answer.
+    /// The model that would reply.
     pub model: ModelRef,
-    /// Tried next.
+    /// Tried in order if the model is overloaded, rate-limited or down.
     pub fallback_models: Vec<ModelRef>,
-    /// The assembled prompt.
+    /// The assembled system prompt.
     pub system_prompt: String,
     /// The user message; contains the digests of images and files, not their bytes.
     pub message: Content,
@@ -160,13 +160,13 @@ pub struct DryRun {
     pub workdir: PathBuf,
     /// The parameters of provider requests.
     pub params: Params,
-    /// The tools on offer.
+    /// The tools that the model can call.
     pub tools: Vec<ToolSpec>,
     /// The names of further tools, which the model can find with `tool_search`.
     pub deferred_tools: Vec<String>,
     /// How the run may delegate.
     pub sub_agents: DrySubAgents,
-    /// What bounds it.
+    /// The limits of the run.
     pub limits: DryLimits,
     /// What becomes of a conversation that outgrows the model's window.
     pub context: ContextSettings,
@@ -176,10 +176,11 @@ pub struct DryRun {
 
 /// The delegation part of a dry run.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "DryRunSubAgents")]
 pub struct DrySubAgents {
-    /// Names.
+    /// The agents that the run may call.
     pub names: Vec<String>,
-    /// The tree's limit.
+    /// The deepest level of the tree, counted from the root.
     pub max_depth: u8,
     /// Whether the calls of one reply run concurrently.
     pub parallel: bool,
@@ -189,8 +190,9 @@ pub struct DrySubAgents {
 
 /// The limits part of a dry run.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "DryRunLimits")]
 pub struct DryLimits {
-    /// Turns.
+    /// The most turns of the run.
     pub max_turns: u32,
     /// The time limit in seconds.
     pub timeout: u64,

@@ -127,7 +127,7 @@ pub enum DeliveryStatus {
     Pending,
     /// The receiver has accepted it.
     Delivered,
-    /// Given up.
+    /// The last attempt failed, and there is no other.
     Failed,
 }
 

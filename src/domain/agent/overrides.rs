@@ -18,14 +18,18 @@ use crate::domain::usage::Cost;
     default,
     bound(deserialize = "F: Deserialize<'de>")
 )]
-#[schemars(rename = "ParamsOverride")]
+#[schemars(rename = "ParamsInput")]
 pub struct ParamsOverride<F> {
+    /// How random replies are.
     #[schemars(range(min = 0.0))]
     pub temperature: Option<f64>,
+    /// The most tokens of one reply.
     #[schemars(range(min = 1))]
     pub max_tokens: Option<u32>,
+    /// The share of likely tokens that replies are sampled from (nucleus sampling).
     #[schemars(range(min = 0.0, max = 1.0))]
     pub top_p: Option<f64>,
+    /// Texts that end a reply.
     pub stop: Option<Vec<String>>,
     /// The same as the request's own `response_format`; only one of them may be set.
     pub response_format: Option<F>,
@@ -39,12 +43,17 @@ pub struct ParamsOverride<F> {
 
 /// Limits of a request's whole tree. 0 sets no limit, as in an agent's file.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
+#[schemars(rename = "BudgetInput")]
 #[serde(deny_unknown_fields, default)]
 pub struct BudgetOverride {
+    /// The most input and output tokens together.
     pub max_tokens: Option<u64>,
+    /// The highest cost in US dollars, at the configured prices.
     #[schemars(range(min = 0.0))]
     pub max_cost_usd: Option<f64>,
+    /// The most executed tool calls.
     pub max_tool_calls: Option<u64>,
+    /// The most runs, the root included.
     pub max_runs: Option<u64>,
 }
 

@@ -13,30 +13,31 @@ const MAX_TEMPERATURE: f64 = 100.0;
 
 /// `[params]`: parameters of provider requests. Parameters that are unset are not sent.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "RunParams")]
 pub struct Params {
-    /// 0.0 is sent like any other value; it does not mean unset.
+    /// How random replies are; null means the provider's default. 0 is a value like any other.
     pub temperature: Option<f64>,
-    /// The most tokens of one reply.
+    /// The most tokens of one reply; null means no limit, or the provider's.
     pub max_tokens: Option<u32>,
-    /// Nucleus sampling.
+    /// The share of likely tokens that replies are sampled from (nucleus sampling); null means the provider's default.
     pub top_p: Option<f64>,
     /// Texts that end a reply.
     pub stop: Vec<String>,
     /// The format of the final text.
     pub response_format: ResponseFormat,
-    /// The reasoning effort; `None` means the provider's default.
+    /// The reasoning effort; null means the provider's default.
     #[serde(default)]
     pub effort: Option<Effort>,
-    /// The requested length of a summary of the model's reasoning; `None` requests no summary.
+    /// The requested length of a summary of the model's reasoning; absent means no summary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_summary: Option<ReasoningSummary>,
-    /// Merged into the body of each request; see [`check_extra`].
+    /// Merged into the body of each provider request.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub extra: Map<String, Value>,
     /// How long the provider caches the prompt for the run's next turns.
     #[serde(default)]
     pub cache: Cache,
-    /// The service tier; unset means the provider's default.
+    /// The service tier; null means the provider's default.
     #[serde(default)]
     pub service: Option<Service>,
 }
@@ -86,12 +87,15 @@ impl Section for Params {
     }
 }
 
-/// The length of the requested summary of the model's reasoning, with OpenAI's names.
+/// The length of a summary of the model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ReasoningSummary {
+    /// The provider decides.
     Auto,
+    /// Short.
     Concise,
+    /// Long.
     Detailed,
 }
 
@@ -113,12 +117,13 @@ impl ReasoningSummary {
 
 /// How long a provider caches a prompt. Ignored for providers that cache on their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "PromptCache")]
 pub enum Cache {
-    /// Five minutes after its last use.
+    /// For five minutes after its last use.
     #[default]
     #[serde(rename = "5m")]
     FiveMinutes,
-    /// An hour after its last use, at a higher price.
+    /// For an hour after its last use, at a higher price.
     #[serde(rename = "1h")]
     OneHour,
     /// Not at all.
@@ -179,6 +184,7 @@ pub fn check_extra(extra: &Map<String, Value>) -> Result<(), String> {
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "ReasoningEffort")]
 pub enum Effort {
     None,
     Minimal,

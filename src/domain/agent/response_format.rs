@@ -22,20 +22,29 @@ pub enum ResponseFormat {
     JsonSchema(Arc<RawValue>),
 }
 
+/// The format of a run's final text.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponseFormat")]
 struct ResponseFormatRepr {
+    /// The kind of format.
     r#type: FormatKind,
+    /// The JSON Schema of the final text, for `json_schema` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Map<String, Value>>")]
     schema: Option<Arc<RawValue>>,
 }
 
-#[derive(Clone, Copy, Serialize, Deserialize, JsonSchema)]
+/// The kind of a format.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponseFormatType")]
 #[serde(rename_all = "snake_case")]
-enum FormatKind {
+pub enum FormatKind {
+    /// Free text.
+    #[default]
     Text,
+    /// Any JSON object.
     JsonObject,
+    /// JSON that matches a JSON Schema.
     JsonSchema,
 }
 

@@ -35,22 +35,23 @@ pub struct MemoryEntry {
     text: String,
 }
 
-/// The result of a garbage collection.
+/// The result of a collection of memory.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "CollectMemoryReport")]
 pub struct GcReport {
-    /// The agent.
+    /// The name of the agent.
     pub agent: String,
     /// The model's analysis; empty if there was nothing to analyze.
     pub analysis: String,
-    /// Entries before.
+    /// The number of entries before.
     pub entries_before: usize,
-    /// Entries after.
+    /// The number of entries after.
     pub entries_after: usize,
     /// Whether the memory was left unchanged.
     pub dry_run: bool,
-    /// What the analysis used.
+    /// Input tokens of the analysis.
     pub input_tokens: u64,
-    /// What the analysis used.
+    /// Output tokens of the analysis.
     pub output_tokens: u64,
 }
 
