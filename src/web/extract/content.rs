@@ -23,7 +23,7 @@ const MAX_FILE_NAME: usize = 255;
 
 /// A text or a list of parts.
 #[derive(Debug, JsonSchema)]
-#[schemars(rename = "WrittenContent", untagged)]
+#[schemars(rename = "ContentInput", untagged)]
 pub enum ContentInput {
     /// A text.
     Text(String),
@@ -37,25 +37,54 @@ impl From<String> for ContentInput {
     }
 }
 
-/// A part: `text` has a `text`; `image` and `file` have a `media_type` and their `data`.
+// As it is read. `PartSchema` tells which part has which fields; an error names the field.
+/// A part of a message.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "WrittenPart")]
 #[serde(deny_unknown_fields)]
+#[schemars(with = "PartSchema", rename = "ContentPartInput")]
 pub struct PartInput {
     r#type: PartKind,
     text: Option<String>,
-    /// `image/png`, `image/jpeg`, `image/webp` or `image/gif` for an image; `application/pdf` for a file.
     media_type: Option<String>,
-    /// The bytes in Base64.
     data: Option<Base64Bytes>,
-    /// An https URL, instead of `data`. The bytes are fetched before the first turn.
     url: Option<String>,
-    /// A file's name.
     name: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[schemars(rename = "WrittenPartType")]
+/// A part of a message.
+#[derive(Deserialize, JsonSchema)]
+#[expect(dead_code, reason = "only its schema is read")]
+#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+#[schemars(rename = "ContentPartInput")]
+enum PartSchema {
+    /// A text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// An image: `media_type` and `data`, or `url`.
+    Image {
+        /// `image/png`, `image/jpeg`, `image/webp` or `image/gif`; required with `data`.
+        media_type: Option<String>,
+        /// The bytes in Base64.
+        data: Option<String>,
+        /// An https URL, instead of `data`. The bytes are fetched before the first turn.
+        url: Option<String>,
+    },
+    /// A file that is not an image: `media_type` and `data`, or `url`.
+    File {
+        /// `application/pdf`; required with `data`.
+        media_type: Option<String>,
+        /// The bytes in Base64.
+        data: Option<String>,
+        /// An https URL, instead of `data`. The bytes are fetched before the first turn.
+        url: Option<String>,
+        /// The name of the file.
+        name: Option<String>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum PartKind {
     Text,
@@ -64,8 +93,6 @@ enum PartKind {
 }
 
 /// Bytes that are decoded from Base64.
-#[derive(JsonSchema)]
-#[schemars(with = "String")]
 struct Base64Bytes(Bytes);
 
 impl fmt::Debug for Base64Bytes {

@@ -1,10 +1,11 @@
 //! Parses JSON bodies. An error names the place in the body as a JSON Pointer.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
 use axum::http::StatusCode;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -130,8 +131,26 @@ pub fn nesting_depth(json: &str) -> usize {
 }
 
 /// A `T` that is read only from a JSON object. serde would also read a struct from an array of its fields.
-#[derive(Debug, Default, JsonSchema)]
+#[derive(Debug, Default)]
 pub struct Object<T>(pub T);
+
+impl<T: JsonSchema> JsonSchema for Object<T> {
+    fn inline_schema() -> bool {
+        T::inline_schema()
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn schema_id() -> Cow<'static, str> {
+        T::schema_id()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        T::json_schema(generator)
+    }
+}
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

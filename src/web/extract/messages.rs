@@ -14,9 +14,10 @@ use crate::web::extract::content::{AttachmentCounter, ContentInput};
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::problem_code::ProblemCode;
 
-/// A message, in the form that `GET /runs/{id}/messages` returns.
+// As it is read. `MessageSchema` tells which message has which fields.
+/// An earlier message, in the form that `GET /runs/{id}/messages` returns.
 #[derive(Deserialize, JsonSchema)]
-#[schemars(rename = "WrittenMessage")]
+#[schemars(with = "MessageSchema", rename = "MessageInput")]
 #[serde(deny_unknown_fields)]
 pub struct MessageInput {
     role: Role,
@@ -25,8 +26,32 @@ pub struct MessageInput {
     tool_results: Option<Vec<Object<ToolResultInput>>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[schemars(rename = "WrittenRole")]
+/// An earlier message, in the form that `GET /runs/{id}/messages` returns.
+#[derive(Deserialize, JsonSchema)]
+#[expect(dead_code, reason = "only its schema is read")]
+#[schemars(rename = "MessageInput")]
+#[serde(tag = "role", rename_all = "lowercase", deny_unknown_fields)]
+enum MessageSchema {
+    /// A message of the user.
+    User {
+        /// A text, or parts.
+        content: ContentInput,
+    },
+    /// A reply of the model. It has a text, tool calls, or both.
+    Assistant {
+        /// The text.
+        content: Option<String>,
+        /// The tool calls that the reply requests.
+        tool_calls: Option<Vec<ToolCallInput>>,
+    },
+    /// The results of all tool calls of the message before.
+    Tool {
+        /// One result for each call.
+        tool_results: Vec<ToolResultInput>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Role {
     User,
@@ -34,21 +59,28 @@ enum Role {
     Tool,
 }
 
+/// A tool call of an earlier reply.
 #[derive(Deserialize, JsonSchema)]
-#[schemars(rename = "WrittenCall")]
 #[serde(deny_unknown_fields)]
 struct ToolCallInput {
+    /// The call's id, unique within its message.
     id: String,
+    /// The name of the tool.
     name: String,
+    /// The arguments; absent means none.
+    #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
     arguments: Option<Box<RawValue>>,
 }
 
+/// The result of a tool call of the message before.
 #[derive(Deserialize, JsonSchema)]
-#[schemars(rename = "WrittenResult")]
 #[serde(deny_unknown_fields)]
 struct ToolResultInput {
+    /// The `id` of the tool call.
     call_id: String,
+    /// A text, or parts.
     content: ContentInput,
+    /// Whether the content is an error.
     #[serde(default)]
     is_error: bool,
 }

@@ -39,7 +39,7 @@ impl FromRequestParts<AppState> for DeliveryPath {
     }
 }
 
-/// `{id}` and `{call}` of a path. The run is checked as in [`RunPath`], the call id is not.
+/// `{id}` and `{tool_call_id}` of a path. The run is checked as in [`RunPath`], the call id is not.
 pub struct CallPath(pub RunId, pub String);
 
 impl FromRequestParts<AppState> for CallPath {

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::overrides::{BudgetOverride, InvalidOverride, ParamsOverride};
-use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::agent::response_format::{FormatKind, ResponseFormat};
 use crate::engine::admission::sessions::OnBusy;
 use crate::engine::blocking;
 use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
@@ -77,47 +77,51 @@ pub async fn build_run_request(
 #[schemars(rename = "RunRequest")]
 #[serde(deny_unknown_fields, default)]
 pub struct CreateRunRequest {
-    /// The user message.
+    /// The user message. Without it, the message is the agent's default.
     input: Option<ContentInput>,
-    /// Appended to it after a blank line.
+    /// Appended to `input` after a blank line.
     context: Option<String>,
-    /// `provider/model`, instead of the file's.
+    /// `provider/model`, instead of the agent's.
     model: Option<String>,
-    /// Instead of the file's; only within `tools.roots`.
+    /// The path or the name of a skill, instead of the agent's; only within `tools.roots`.
     skill: Option<String>,
-    /// Instead of the file's; only within `tools.roots`.
+    /// The directory of the run's files and tools, instead of the agent's; only within `tools.roots`.
     workdir: Option<String>,
-    /// Each one that is set wins over the file's.
+    /// Parameters of provider requests. Each one that is set replaces the agent's.
     params: Option<Object<ParamsOverride<Object<ResponseFormatInput>>>>,
-    /// The run's deadline in seconds, at most `server.max_timeout`; 0 leaves it to the file.
+    /// The run's time limit in seconds, at most `server.max_timeout`; 0 means the agent's.
     timeout: Option<u64>,
-    /// Bounds of the whole tree; 0 leaves one to the file.
+    /// Limits of the whole tree. 0 means the agent's limit.
     budget: Option<Object<BudgetOverride>>,
-    /// For finding the run again: keys of 1 to 64 characters, values of at most 256.
+    /// Labels to find the run by: keys of 1 to 64 characters, values of at most 256.
     labels: Option<BTreeMap<String, String>>,
-    /// The shape of the final text.
+    /// The format of the final text.
     response_format: Option<Object<ResponseFormatInput>>,
-    /// Whether the tree asks its providers for deltas.
+    /// Whether the runs of the tree stream replies from their providers.
     stream: Option<bool>,
-    /// A webhook in addition to that of the agent's file.
+    /// A webhook in addition to the agent's.
     webhook: Option<Object<WebhookInput>>,
-    /// The conversation that it goes on with: the last completed run of this session and agent left it.
+    /// Continues the conversation of this session's last completed run of the agent; a new name starts a session.
     session: Option<String>,
-    /// What becomes of the run while another one of the session is at work.
+    /// What happens to the run if another run of the session is active or queued; only with `session`.
     on_busy: Option<OnBusyInput>,
-    /// What was said before, oldest first; not beside `session`.
+    /// The earlier conversation, oldest message first; not with `session`.
     messages: Option<Vec<Object<MessageInput>>>,
     /// The form that the other fields come from, with its own input.
     #[serde(skip)]
     form: Option<Box<Form>>,
 }
 
+/// What happens to a run if another run of its session is active or queued.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "OnBusy")]
 #[serde(rename_all = "snake_case")]
 enum OnBusyInput {
+    /// The run is queued; the default.
     Queue,
+    /// The request is refused with 409.
     Reject,
+    /// The other runs are cancelled.
     CancelPrevious,
 }
 
@@ -132,28 +136,25 @@ impl From<OnBusyInput> for OnBusy {
 }
 
 // Not `Debug`: its address may hold a secret.
+/// A receiver of the events of a run.
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct WebhookInput {
+    /// An https URL.
     url: Option<String>,
+    /// The types of events to send; absent means those that end a run.
     events: Option<Vec<String>>,
 }
 
+/// The format of the final text.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct ResponseFormatInput {
+    /// The kind of format.
     r#type: FormatKind,
-    /// A JSON Schema, for `json_schema` only.
+    /// The JSON Schema of the final text, for `json_schema` only.
+    #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
     schema: Option<Box<RawValue>>,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-enum FormatKind {
-    #[default]
-    Text,
-    JsonObject,
-    JsonSchema,
 }
 
 impl CreateRunRequest {

@@ -12,33 +12,48 @@ use crate::store::runs::PAGE_BYTES;
 /// A run's conversation as recorded.
 #[derive(Serialize, JsonSchema)]
 pub struct Conversation<'a> {
+    /// The system prompt; null until the run has started.
     system: Option<&'a str>,
+    /// The messages, oldest first.
     data: Vec<MessageView<'a>>,
     /// The `after` of the next page; null on the last page.
     next_after: Option<usize>,
 }
 
+/// A message of a conversation.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Message")]
 #[serde(tag = "role", rename_all = "lowercase")]
 enum MessageView<'a> {
+    /// A message of the user, or of the parent run.
     User {
+        /// A text, or parts.
         content: &'a Content,
     },
+    /// A reply of the model.
     Assistant {
+        /// The text; may be empty if there are tool calls.
         content: &'a str,
+        /// The tool calls that the model requests.
         tool_calls: Vec<ToolCallView<'a>>,
     },
+    /// The results of the tool calls of the message before.
     Tool {
+        /// In the order of the calls.
         tool_results: &'a [ToolResult],
     },
 }
 
+/// A tool call that a model requests.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ToolCall")]
 struct ToolCallView<'a> {
+    /// The call's id, unique within the run.
     id: &'a str,
+    /// The name of the tool.
     name: &'a str,
+    /// The arguments.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     arguments: &'a RawValue,
 }
 

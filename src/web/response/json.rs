@@ -11,8 +11,9 @@ use crate::web::error::Problem;
 
 /// A complete list.
 #[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
+#[schemars(rename = "{T}List")]
 pub struct ListResponse<T> {
+    /// The entries.
     pub data: Vec<T>,
 }
 

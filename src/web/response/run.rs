@@ -14,60 +14,79 @@ use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::warning::RunWarning;
 
-/// A run.
+/// A run: one execution of an agent.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Run")]
 pub struct RunView<'a> {
+    /// The run's id.
     id: RunId,
+    /// The name of the agent.
     agent: &'a str,
+    /// The version of the agent's definition: `sha256:` and the digest of its file.
     agent_version: &'a str,
+    /// The run's status.
     status: Status,
+    /// The run that called this one; null for a root run.
     parent_id: Option<RunId>,
+    /// The root of the run's tree; the run itself if it is a root run.
     root_id: RunId,
-    /// Levels below the root.
+    /// Levels below the root; 0 for a root run.
     depth: u8,
-    /// The parent's tool call that started it.
+    /// The tool call of the parent that started the run; null for a root run.
     tool_call_id: Option<&'a str>,
     /// The user message.
     input: &'a Content,
-    /// The final text, once completed.
+    /// The final text; null until the run is completed.
     content: Option<&'a str>,
-    /// The last text of a run that did not complete.
+    /// The last text of the model, if the run failed or was cancelled.
     partial_content: Option<&'a str>,
-    /// `content` parsed as JSON, if the request has a `response_format` of JSON.
+    /// `content` as JSON, if a JSON `response_format` was requested; otherwise null.
     structured: Option<&'a RawValue>,
-    /// The model of the last reply.
+    /// The model that the provider named in its last reply; before the first reply, the requested model.
     model: &'a str,
-    /// Why the last reply ended, in the provider's own terms.
+    /// Why the last reply ended, in the provider's own word.
     stop_reason: Option<&'a str>,
+    /// The number of turns: requests to the model with their replies.
     turns: u32,
+    /// Input tokens of all turns of this run, cached ones included.
     input_tokens: u64,
+    /// Output tokens of all turns of this run.
     output_tokens: u64,
+    /// Executed tool calls of this run, failed ones included.
     tool_calls: u64,
+    /// Milliseconds from the start to the end, or until now.
     duration_ms: u64,
     /// Usage of the run and all its descendants, also while it runs.
     tree: TreeUsageView,
     /// The session that it continues; only root runs have one.
     session: Option<&'a str>,
-    /// What a run of status `waiting` waits for.
+    /// What the run waits for; null unless its status is `waiting`.
     waiting_for: Option<WaitingFor>,
     /// The tool calls of the run and its descendants that wait for approval, at most 100.
     pending_approvals: &'a [PendingApproval],
     /// What went wrong without failing the run.
     warnings: &'a [RunWarning],
-    /// Null unless failed.
+    /// Why the run failed; null unless its status is `failed`.
     error: Option<&'a Failure>,
+    /// Why the run was cancelled; null if it was not, or without a reason.
     cancel_reason: Option<&'a str>,
+    /// The label that the parent gave to an ad-hoc sub-agent.
     label: Option<&'a str>,
+    /// `complete` or `incomplete`, for an ad-hoc sub-agent that has ended.
     completion_status: Option<&'a str>,
+    /// The labels of the request that started the run.
     labels: &'a BTreeMap<String, String>,
     /// How often the run was started; above 1 after a restart of the daemon.
     attempt: u32,
+    /// When the run was accepted.
     created_at: Timestamp,
+    /// When the run left the queue; null while it is queued.
     started_at: Option<Timestamp>,
+    /// When the run ended; null until then.
     finished_at: Option<Timestamp>,
     /// The number of the run's last event; for a root run, of its tree's last event.
     last_event: u64,
+    /// Paths of routes about the run.
     links: Links<'a>,
     /// Present if texts were cut because the request did not say `full=true`: `GET /runs/{id}` has all of them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -136,6 +155,7 @@ impl<'a> RunView<'a> {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TreeUsage")]
 struct TreeUsageView {
+    /// The number of runs, this one included.
     runs: u64,
     #[serde(flatten)]
     usage: UsageView,
@@ -154,11 +174,17 @@ impl From<&TreeUsage> for TreeUsageView {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Usage")]
 pub struct UsageView {
+    /// Input tokens, cached ones included.
     input_tokens: u64,
+    /// Output tokens.
     output_tokens: u64,
+    /// The input tokens that were read from the provider's cache.
     cache_read_tokens: u64,
+    /// The input tokens that were written to the provider's cache.
     cache_write_tokens: u64,
+    /// Replies of models.
     model_calls: u64,
+    /// Executed tool calls, failed ones included.
     tool_calls: u64,
     /// US dollars; null if no price is known for any model that was used.
     cost_usd: Option<f64>,
@@ -181,17 +207,23 @@ impl From<&Usage> for UsageView {
     }
 }
 
+/// Paths of routes about a run.
 #[derive(Serialize, JsonSchema)]
+#[schemars(rename = "RunLinks")]
 struct Links<'a> {
+    /// The run.
     #[serde(rename = "self")]
     this: Link<'a>,
+    /// The run's events.
     events: Link<'a>,
+    /// Cancels the run.
     cancel: Link<'a>,
+    /// The run's tree.
     tree: Link<'a>,
 }
 
 #[derive(JsonSchema)]
-#[schemars(into = "String")]
+#[schemars(into = "String", inline)]
 struct Link<'a> {
     prefix: &'a str,
     id: RunId,
@@ -209,11 +241,13 @@ impl Serialize for Link<'_> {
 
 /// A direct child: the run object with the task and the run's own usage.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Child")]
+#[schemars(rename = "ChildRun")]
 pub struct ChildView<'a> {
     #[serde(flatten)]
     run: RunView<'a>,
+    /// The task that the parent gave.
     task: Option<&'a str>,
+    /// The usage of the child alone.
     usage: UsageView,
 }
 

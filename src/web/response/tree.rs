@@ -13,23 +13,36 @@ use crate::web::response::run::UsageView;
 
 /// The summary of a run, with those of its children in it.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Tree")]
+#[schemars(rename = "RunTree")]
 pub struct RunSummary<'a> {
+    /// The run's id.
     id: RunId,
+    /// The name of the agent.
     agent: &'a str,
+    /// The run's status.
     status: Status,
+    /// Levels below the root of the whole tree.
     depth: u8,
+    /// The label that the parent gave to an ad-hoc sub-agent.
     label: Option<&'a str>,
+    /// The tool call of the parent that started the run; null for a root run.
     tool_call_id: Option<&'a str>,
+    /// The task that the parent gave; null for a root run.
     task: Option<&'a str>,
     /// True if `task` is only the beginning of the task.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     truncated: bool,
+    /// The model of the last reply.
     model: &'a str,
+    /// The number of turns.
     turns: u32,
+    /// The usage of the run alone.
     usage: UsageView,
+    /// Milliseconds from the start to the end, or until now.
     duration_ms: u64,
+    /// Why the run failed; null unless its status is `failed`.
     error: Option<&'a Failure>,
+    /// The runs that this one called, in the order of the calls.
     children: Vec<RunSummary<'a>>,
 }
 

@@ -121,28 +121,34 @@ fn parse_key_name(text: &str) -> Option<String> {
 
 /// How a memory is collected.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
-#[schemars(rename = "GcRequest")]
+#[schemars(rename = "CollectMemoryRequest")]
 #[serde(deny_unknown_fields, default)]
 pub struct GcRequest {
-    /// Whether it is only analysed.
+    /// Whether the memory is only analysed, and nothing is removed.
     dry_run: Option<bool>,
 }
 
 /// An agent as the list shows it.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "AgentBrief")]
+#[schemars(rename = "AgentSummary")]
 pub struct AgentBrief<'a> {
+    /// The agent's name: that of its file without `.toml`.
     name: &'a str,
-    /// The version in force: of a file that broke later, the last good one's.
+    /// The version in use: `sha256:` and the digest of the file. The last valid one, if the file became invalid later.
     version: Option<&'a str>,
-    /// Whether the file as it is now is a definition.
+    /// Whether the file is valid now.
     valid: bool,
+    /// Why the file is invalid.
     error: Option<String>,
     /// What is suspicious in the file, and what this server lacks for the definition in force.
     warnings: Vec<Cow<'a, str>>,
+    /// What the agent does, for people and for the models of agents that may call it.
     description: Option<&'a str>,
+    /// The model that replies.
     model: Option<&'a ModelRef>,
+    /// The agents that it may call.
     sub_agents: &'a [String],
+    /// The built-in tools that it may use.
     tools: &'a [String],
 }
 
@@ -167,9 +173,10 @@ impl<'a> AgentBrief<'a> {
     }
 }
 
-/// An agent with its definition, where there is one.
+/// An agent with its definition: every key of its file, with defaults filled in. Without the definition if the file was never
+/// valid.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Agent")]
+#[schemars(rename = "Agent", extend("x-keeps-null" = true))]
 pub struct AgentView<'a> {
     #[serde(flatten)]
     brief: AgentBrief<'a>,

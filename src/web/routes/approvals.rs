@@ -27,27 +27,33 @@ use crate::web::state::AppState;
 
 /// A person's decision on a tool call.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
-#[schemars(rename = "DecisionRequest", extend("required" = ["decision"]))]
+#[schemars(rename = "DecisionRequest")]
 #[serde(deny_unknown_fields, default)]
 pub struct DecisionRequest {
-    #[schemars(required)]
+    /// Whether the call is executed.
+    #[schemars(required, with = "Verdict")]
     decision: Option<Verdict>,
     /// The model reads this if the call is denied.
     #[schemars(length(max = 1000))]
     reason: Option<String>,
 }
 
+/// A decision on a tool call.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "Decision")]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
+    /// The call is executed.
     Approve,
+    /// The call is not executed; the model reads the reason.
     Deny,
 }
 
 /// A page of the tool calls that wait for approval, by age of their runs.
 #[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
+#[schemars(rename = "ApprovalPage")]
 pub struct ApprovalsPage {
+    /// The calls.
     data: Vec<PendingApproval>,
     /// The `cursor` of the next page; null on the last page.
     next_cursor: Option<RunId>,

@@ -23,13 +23,21 @@ use crate::web::state::AppState;
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Delivery")]
 pub struct DeliveryView {
+    /// The delivery's id; the header `webhook-id` of all attempts.
     id: DeliveryId,
+    /// The run that the event is about.
     run_id: RunId,
+    /// The type of the event.
     event: String,
+    /// The receiver.
     url: String,
+    /// The delivery's status.
     status: DeliveryStatus,
+    /// When the event happened.
     created_at: Timestamp,
+    /// The last attempts, oldest first.
     attempts: Vec<DeliveryAttempt>,
+    /// When the next attempt is due; null if there is none.
     next_attempt_at: Option<Timestamp>,
 }
 

@@ -11,9 +11,10 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
+use serde_json::Value;
 
-use crate::domain::event::Event;
+use crate::domain::event::{Event, STORED_EVENT_NAMES};
 use crate::domain::run::Run;
 use crate::engine::record::journal::Subscription;
 use crate::store::events::EventQuery;
@@ -76,22 +77,45 @@ pub fn stream_from_start(
 // Only for the OpenAPI document: events are stored as JSON, and a page is joined from them.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is read")]
-#[schemars(inline)]
+#[schemars(rename = "RunEventPage")]
 pub struct EventPage {
+    /// The events, in the order of their numbers.
     data: Vec<NumberedEvent>,
     /// The `after` of the next page; null if the run has ended and this is its last page.
     next_after: Option<u64>,
 }
 
-/// An event as it was committed. In streams, `text.…` and `reasoning.…` events have no `seq`.
+/// An event of a run. `text.…` and `reasoning.…` events occur only in streams and have no `seq`.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is read")]
-#[schemars(rename = "Event")]
+#[schemars(rename = "RunEvent", transform = number_stored_events)]
 struct NumberedEvent {
     /// The event's number in the tree, from 1 without gaps.
     seq: u64,
     #[schemars(flatten)]
     event: Event,
+}
+
+/// Moves `seq` from the properties of all events to those of the events that are stored.
+fn number_stored_events(schema: &mut Schema) {
+    let seq = schema.get_mut("properties").and_then(Value::as_object_mut);
+    let Some(seq) = seq.and_then(|properties| properties.shift_remove("seq")) else {
+        return;
+    };
+    if let Some(Value::Array(required)) = schema.get_mut("required") {
+        required.retain(|name| name != "seq");
+    }
+    let variants = schema.get_mut("oneOf").and_then(Value::as_array_mut);
+    for variant in variants.into_iter().flatten() {
+        let name = variant["properties"]["type"]["const"].as_str();
+        if name.is_some_and(|name| STORED_EVENT_NAMES.contains(&name)) {
+            variant["properties"]["seq"] = seq.clone();
+            let required = variant["required"].as_array_mut();
+            required
+                .into_iter()
+                .for_each(|names| names.insert(0, "seq".into()));
+        }
+    }
 }
 
 #[derive(Default)]

@@ -18,42 +18,65 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The process responds.
 #[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Liveness")]
 pub struct Alive {
+    /// Always `ok`.
+    #[schemars(extend("enum" = ["ok"]))]
     status: &'static str,
 }
 
 /// Whether the daemon accepts new runs.
 #[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Readiness")]
 pub struct Ready {
+    /// Whether all checks have passed.
+    #[schemars(extend("enum" = ["ready", "not ready"]))]
     status: &'static str,
+    /// The checks.
     checks: Checks,
 }
 
+/// What the daemon needs to accept runs.
 #[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ReadinessChecks")]
 struct Checks {
+    /// Whether the store can be read and written.
     store: Check,
+    /// The agents that are loaded. This check always passes.
     catalog: CatalogCheck,
+    /// Whether the daemon is not shutting down.
     accepting: Check,
 }
 
+/// The result of a check.
 #[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ReadinessCheck")]
 struct Check {
+    /// Whether the check has passed.
     ok: bool,
+    /// Why the check has failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<&'static str>,
 }
 
+/// The agents that are loaded.
 #[derive(Serialize, JsonSchema)]
 struct CatalogCheck {
+    /// Always true: an invalid file does not make the daemon unready.
     ok: bool,
+    /// The number of agents.
     agents: usize,
+    /// The number of agents whose file is invalid.
     invalid: usize,
 }
 
 /// Name and version of the daemon.
 #[derive(Serialize, JsonSchema)]
+#[schemars(rename = "VersionInfo")]
 pub struct Version {
+    /// The name of the program.
     name: &'static str,
+    /// The version of the program.
     version: &'static str,
 }
 

@@ -51,8 +51,9 @@ const FILTER_PARAMS: [&str; 11] = [
 
 /// A page of runs, newest first.
 #[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
+#[schemars(rename = "RunPage")]
 pub struct RunsPage<'a> {
+    /// The runs.
     data: Vec<RunView<'a>>,
     /// The `cursor` of the next page; null on the last page.
     next_cursor: Option<RunId>,
@@ -60,8 +61,9 @@ pub struct RunsPage<'a> {
 
 /// A page of a run's children, in the order of the calls.
 #[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
+#[schemars(rename = "ChildRunPage")]
 pub struct ChildrenPage<'a> {
+    /// The children.
     data: Vec<ChildView<'a>>,
     /// The `cursor` of the next page; null on the last page.
     next_cursor: Option<RunId>,
@@ -72,6 +74,7 @@ pub struct ChildrenPage<'a> {
 #[schemars(rename = "CancelRequest")]
 #[serde(deny_unknown_fields, default)]
 pub struct CancelRequest {
+    /// Why the run is cancelled; shown as its `cancel_reason`.
     #[schemars(length(max = 1000))]
     reason: Option<String>,
 }

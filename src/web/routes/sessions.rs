@@ -58,14 +58,17 @@ pub struct SessionBrief {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Session")]
 pub struct SessionView<'a> {
+    /// The session's name.
     name: &'a str,
     /// The agent of `run`.
     agent: Option<&'a str>,
-    /// The last completed run.
+    /// The last completed run, whose conversation the next run continues.
     run: Option<RunId>,
-    /// The number of messages of that run's conversation, which the next run of the session continues.
+    /// The number of messages of that conversation.
     messages: usize,
+    /// The page of runs, newest first.
     data: Vec<RunView<'a>>,
+    /// The `cursor` of the next page; null on the last page.
     next_cursor: Option<RunId>,
 }
 
