@@ -1,20 +1,48 @@
 //! Builds the OpenAPI 3.1 document from the route table, from the description of each route, and from the types of request
 //! and response bodies.
 
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
+use crate::config::KeyScope;
 use crate::web::error::ProblemBody;
-use crate::web::openapi::operation::{Operation, Schemas};
+use crate::web::openapi::examples;
+use crate::web::openapi::operation::Operation;
+use crate::web::openapi::schemas::Schemas;
 use crate::web::route::Route;
 
 const PROBLEM_JSON: &str = "application/problem+json";
 const DESCRIPTION: &str = "\
     Serves LLM agents. An agent is a TOML file; a POST starts a run of it; agents can call other agents.\n\n\
-    Every `GET` route supports `HEAD`. Every response has the header `x-request-id`. Unknown or repeated query \
-    parameters and unknown body fields are refused. Later versions may add fields to responses, and types of events.";
+    Every `GET` route supports `HEAD`. Unknown or repeated query parameters and unknown body fields are refused. Later \
+    versions may add fields to responses, types of events, and codes of problems: clients should ignore what they do not \
+    know.";
 const BEARER_DESCRIPTION: &str = "\
-    A key of the daemon's configuration. Each operation names the scope that the key needs; the scope `admin` \
-    includes all others. If no keys are configured, no request needs one.";
+    A key of the daemon's configuration, sent as `Authorization: Bearer <key>`. Each operation names the scope that the \
+    key needs. If no keys are configured, no request needs one.";
+const TAGS: &[(&str, &str)] = &[
+    ("runs", "Start, read, follow, cancel and delete runs."),
+    (
+        "agents",
+        "The agents that the daemon serves, and their memory.",
+    ),
+    ("sessions", "Conversations that several runs continue."),
+    ("approvals", "Tool calls that wait for a person's decision."),
+    ("webhooks", "Deliveries of events to other servers."),
+    ("daemon", "The state of the daemon, and this document."),
+];
+const SCOPES: &[(KeyScope, &str)] = &[
+    (
+        KeyScope::Run,
+        "start runs, dry-run them, and decide about tool calls that wait for approval",
+    ),
+    (KeyScope::Read, "read agents, runs, events and sessions"),
+    (KeyScope::Cancel, "cancel runs"),
+    (
+        KeyScope::Admin,
+        "delete runs, collect memory, read and resend webhook deliveries, see the runs of all keys, and everything above",
+    ),
+    (KeyScope::Metrics, "read the metrics"),
+];
 
 /// The document, indented. `prefix` is the server's path prefix.
 pub fn document(prefix: &str, routes: &[Route]) -> String {
@@ -26,10 +54,14 @@ pub fn document(prefix: &str, routes: &[Route]) -> String {
         let operations = paths.entry(route.path).or_insert_with(|| json!({}));
         operations[route.method] = operation_json;
     }
-    let problem = json!({
-        "description": "Problem details (RFC 9457). `code` is stable; `detail` is for people.",
-        "content": {PROBLEM_JSON: {"schema": schemas.response_schema::<ProblemBody<'static>>()}},
-    });
+    let problem = schemas.response_schema::<ProblemBody<'static>>();
+    let tags = TAGS
+        .iter()
+        .map(|(name, description)| json!({"name": name, "description": description}));
+    let scopes = SCOPES
+        .iter()
+        .map(|(scope, allows)| format!("- `{}`: {allows}", scope.as_str()));
+    let scopes = scopes.collect::<Vec<_>>().join("\n");
     let document = json!({
         "openapi": "3.1.0",
         "info": {
@@ -38,17 +70,76 @@ pub fn document(prefix: &str, routes: &[Route]) -> String {
             "description": DESCRIPTION,
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": if prefix.is_empty() { "/" } else { prefix }}],
+        "servers": [{
+            "url": if prefix.is_empty() { "/" } else { prefix },
+            "description": "The daemon that served this document.",
+        }],
+        "tags": tags.collect::<Vec<_>>(),
         "paths": paths,
         "components": {
             "schemas": schemas.into_components(),
-            "responses": {"Problem": problem},
+            "responses": problem_responses(&problem),
+            "headers": headers(),
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": BEARER_DESCRIPTION},
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": format!("{BEARER_DESCRIPTION}\n\n{scopes}"),
+                },
             },
         },
     });
     format!("{document:#}\n")
+}
+
+/// The responses to failed requests. They differ in their headers.
+fn problem_responses(schema: &Value) -> Value {
+    let response = |description: &str, example: Value, header: Option<(&str, &str)>| {
+        let mut headers = json!({"x-request-id": {"$ref": "#/components/headers/RequestId"}});
+        if let Some((name, component)) = header {
+            headers[name] = json!({"$ref": format!("#/components/headers/{component}")});
+        }
+        json!({
+            "description": description,
+            "headers": headers,
+            "content": {PROBLEM_JSON: {"schema": schema, "example": example}},
+        })
+    };
+    json!({
+        "Problem": response(
+            "The request failed. `code` is stable; `detail` is for people.",
+            examples::invalid_field(),
+            None,
+        ),
+        "Unauthorized": response(
+            "The key is missing or unknown.",
+            examples::unauthorized(),
+            Some(("WWW-Authenticate", "WWWAuthenticate")),
+        ),
+        "RetryLater": response(
+            "The daemon cannot do this now. `Retry-After` tells when to retry.",
+            examples::queue_full(),
+            Some(("Retry-After", "RetryAfter")),
+        ),
+    })
+}
+
+fn headers() -> Value {
+    json!({
+        "RequestId": {
+            "description": "The id of the request, which the daemon's log has too. A request may bring its own: 1 to 128 visible characters.",
+            "required": true,
+            "schema": {"type": "string"},
+        },
+        "RetryAfter": {
+            "description": "Seconds after which a retry may succeed.",
+            "schema": {"type": "integer", "minimum": 1},
+        },
+        "WWWAuthenticate": {
+            "description": "The scheme of keys.",
+            "schema": {"type": "string", "const": "Bearer"},
+        },
+    })
 }
 
 #[cfg(test)]

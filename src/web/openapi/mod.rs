@@ -1,5 +1,8 @@
 //! The OpenAPI 3.1 document, built from the route table and from the types of requests and responses.
 
 pub mod document;
+pub mod examples;
 pub mod operation;
 pub mod operations;
+pub mod schemas;
+pub mod tidy;

@@ -1,66 +1,28 @@
-//! One operation of the OpenAPI document, and the schemas that all operations share.
+//! One operation of the OpenAPI document.
 
 use std::collections::BTreeMap;
 
-use schemars::generate::SchemaSettings;
-use schemars::{JsonSchema, SchemaGenerator};
+use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use crate::config::KeyScope;
 use crate::domain::run::RunId;
+use crate::domain::webhook::DeliveryId;
+use crate::web::openapi::schemas::Schemas;
 
 const JSON: &str = "application/json";
+const INVALID_REQUEST: &str = "`invalid_parameter`, `unknown_parameter`, `malformed_query`, `malformed_body`, `invalid_json`, \
+                               `not_utf8`, `invalid_host`: a parameter, a header or the body is invalid; nothing was done.";
 
-/// The schemas of all bodies. The request and the response schema of a type may differ, so they are generated separately.
-pub struct Schemas {
-    request_generator: SchemaGenerator,
-    response_generator: SchemaGenerator,
-    requests: Map<String, Value>,
-}
-
-impl Schemas {
-    pub(in crate::web) fn new() -> Self {
-        let settings = || {
-            SchemaSettings::draft2020_12().with(|settings| {
-                settings.meta_schema = None;
-                settings.definitions_path = "/components/schemas".into();
-            })
-        };
-        let request_settings = settings().with(|settings| settings.inline_subschemas = true);
-        Self {
-            request_generator: request_settings.for_deserialize().into_generator(),
-            response_generator: settings().for_serialize().into_generator(),
-            requests: Map::new(),
-        }
-    }
-
-    fn request_schema<T: JsonSchema>(&mut self) -> Value {
-        let name = T::schema_name();
-        debug_assert!(
-            name.ends_with("Request"),
-            "{name} may also be the name of a response"
-        );
-        let mut schema = self.request_generator.root_schema_for::<T>();
-        schema.remove("title");
-        self.requests.insert(name.to_string(), schema.to_value());
-        json!({"$ref": format!("#/components/schemas/{name}")})
-    }
-
-    pub fn response_schema<T: JsonSchema>(&mut self) -> Value {
-        self.response_generator.subschema_for::<T>().to_value()
-    }
-
-    /// Sorted by name.
-    pub fn into_components(mut self) -> BTreeMap<String, Value> {
-        let response_schemas = self.response_generator.take_definitions(true);
-        response_schemas.into_iter().chain(self.requests).collect()
-    }
-}
-
-/// Describes one route. Problems that follow from a path parameter, a query, a body or a scope are added automatically.
+/// Describes one route. Problems that follow from a path parameter, a query, a body or a scope are added automatically, and so
+/// are headers that belong to a status.
 pub struct Operation<'s> {
     schemas: &'s mut Schemas,
-    properties: Map<String, Value>,
+    scope: Option<KeyScope>,
+    tag: String,
+    id: String,
+    summary: String,
+    details: String,
     parameters: Vec<Value>,
     body: Option<Value>,
     responses: BTreeMap<String, Value>,
@@ -68,57 +30,90 @@ pub struct Operation<'s> {
 
 impl<'s> Operation<'s> {
     pub fn new(path: &str, scope: Option<KeyScope>, schemas: &'s mut Schemas) -> Self {
-        let mut properties = Map::new();
         let first = path.split('/').nth(1).unwrap_or_default();
         let tag = match scope {
             None | Some(KeyScope::Metrics) => "daemon",
             Some(_) => first,
         };
-        properties.insert("tags".to_owned(), json!([tag]));
         let mut operation = Self {
             schemas,
-            properties,
+            scope,
+            tag: tag.to_owned(),
+            id: String::new(),
+            summary: String::new(),
+            details: String::new(),
             parameters: Vec::new(),
             body: None,
             responses: BTreeMap::new(),
         };
+        operation.add_problem(
+            400,
+            "`invalid_host`: the request names no host, or several.",
+        );
+        if let Some(scope) = scope {
+            operation.add_problem(401, "`unauthorized`: the key is missing or unknown.");
+            let why = format!(
+                "`insufficient_scope`: the key does not have the scope `{}`.",
+                scope.as_str()
+            );
+            operation.add_problem(403, &why);
+            operation.add_problem(
+                503,
+                "`store_unavailable`, `store_full`: the store cannot be used now; `Retry-After` tells when to retry.",
+            );
+        }
         let names = path.split('/').filter_map(|segment| {
             let name = segment.strip_prefix('{')?;
             name.strip_suffix('}')
         });
         for name in names {
-            let schema = match name {
-                "id" => operation.schemas.response_schema::<RunId>(),
-                _ => json!({"type": "string"}),
-            };
-            operation
-                .parameters
-                .push(json!({"name": name, "in": "path", "required": true, "schema": schema}));
-            operation.add_problem(404, "Not found, or not visible to this key.");
+            operation.add_path_parameter(first, name);
         }
-        operation.add_problem(
-            400,
-            "`invalid_host`: the request names no host, or several.",
+        operation
+    }
+
+    fn add_path_parameter(&mut self, first: &str, name: &str) {
+        let text = || json!({"type": "string"});
+        let (schema, description, codes) = match (first, name) {
+            ("agents", "name") => (text(), "The agent's name.", "`agent_not_found`"),
+            ("sessions", "name") => (text(), "The session's name.", "`session_not_found`"),
+            (_, "id") => {
+                let schema = self.schemas.response_schema::<RunId>();
+                (schema, "The run's id.", "`run_not_found`")
+            }
+            (_, "delivery") => {
+                let schema = self.schemas.response_schema::<DeliveryId>();
+                let codes = "`run_not_found`, `delivery_not_found`";
+                (schema, "The id of the webhook delivery.", codes)
+            }
+            (_, "tool_call_id") => (text(), "The id of the tool call.", "`run_not_found`"),
+            _ => (text(), "", "`route_not_found`"),
+        };
+        self.parameters.push(json!({
+            "name": name, "in": "path", "required": true, "schema": schema, "description": description,
+        }));
+        self.add_problem(
+            404,
+            &format!("{codes}: not found, or not visible to this key."),
         );
-        let mut security = Vec::new();
-        if let Some(scope) = scope {
-            security.push(json!({"key": [scope.as_str()]}));
-            operation.add_problem(401, "`unauthorized`: the key is missing or unknown.");
-            operation.add_problem(
-                403,
-                "`insufficient_scope`: the key does not have the scope.",
-            );
-        }
-        operation
-            .properties
-            .insert("security".to_owned(), Value::Array(security));
-        operation
     }
 
     /// `id` is the operation's name in generated clients.
     pub fn describe(mut self, id: &str, summary: &str) -> Self {
-        self.properties.insert("operationId".to_owned(), id.into());
-        self.properties.insert("summary".to_owned(), summary.into());
+        id.clone_into(&mut self.id);
+        summary.clone_into(&mut self.summary);
+        self
+    }
+
+    /// What the operation does beyond its summary, in Markdown.
+    pub fn details(mut self, details: &str) -> Self {
+        details.clone_into(&mut self.details);
+        self
+    }
+
+    /// Replaces the tag, which is the first segment of the path. Each tag has an entry in the document's list.
+    pub fn tag(mut self, tag: &str) -> Self {
+        tag.clone_into(&mut self.tag);
         self
     }
 
@@ -127,10 +122,7 @@ impl<'s> Operation<'s> {
         self.parameters.push(
             json!({"name": name, "in": "query", "schema": schema, "description": description}),
         );
-        self.add_problem(
-            400,
-            "A parameter, a header (such as `Host`) or the body is invalid; nothing was done.",
-        );
+        self.add_problem(400, INVALID_REQUEST);
         self
     }
 
@@ -147,17 +139,18 @@ impl<'s> Operation<'s> {
         let schema = self.schemas.request_schema::<T>();
         self.body = Some(json!({"content": {JSON: {"schema": schema}}}));
         for (status, why) in [
-            (
-                400,
-                "A parameter, a header (such as `Host`) or the body is invalid; nothing was done.",
-            ),
+            (400, INVALID_REQUEST),
             (408, "`request_timeout`: the body did not arrive in time."),
             (413, "`body_too_large`: above `server.max_body`."),
             (
                 415,
-                "The body's type, charset or encoding is not supported.",
+                "`unsupported_media_type`, `unsupported_charset`, `unsupported_encoding`: the body's type, charset or \
+                 encoding is not supported.",
             ),
-            (422, "The body has an invalid field; `errors` points to it."),
+            (
+                422,
+                "`unknown_field`, `invalid_field`: the body has an invalid field; `errors` points to it.",
+            ),
         ] {
             self.add_problem(status, why);
         }
@@ -168,6 +161,14 @@ impl<'s> Operation<'s> {
     pub fn body_required(mut self) -> Self {
         if let Some(body) = &mut self.body {
             body["required"] = true.into();
+        }
+        self
+    }
+
+    /// Adds an example of the JSON body. `name` identifies it within the operation.
+    pub fn request_example(mut self, name: &str, summary: &str, value: Value) -> Self {
+        if let Some(body) = &mut self.body {
+            body["content"][JSON]["examples"][name] = json!({"summary": summary, "value": value});
         }
         self
     }
@@ -184,7 +185,11 @@ impl<'s> Operation<'s> {
     /// Adds a form as an alternative to the JSON body.
     pub fn or_form(mut self, description: &str) -> Self {
         if let Some(body) = &mut self.body {
-            let input = json!({"type": "array", "items": {"type": "string", "format": "binary"}});
+            let input = json!({
+                "type": "array",
+                "items": {"type": "string", "format": "binary"},
+                "description": "Texts and files, in order.",
+            });
             body["content"]["multipart/form-data"] = json!({"schema": {
                 "type": "object",
                 "properties": {"input": input},
@@ -201,10 +206,26 @@ impl<'s> Operation<'s> {
         self.add_response(status, description, JSON, schema)
     }
 
+    /// Adds an example of a JSON response that was added before.
+    pub fn example(mut self, status: u16, value: Value) -> Self {
+        if let Some(response) = self.responses.get_mut(&status.to_string()) {
+            response["content"][JSON]["example"] = value;
+        }
+        self
+    }
+
     /// Adds a text response of this type, beside a JSON response of the same status.
     pub fn text_response(self, status: u16, content_type: &str, description: &str) -> Self {
         let schema = json!({"type": "string", "description": description});
         self.add_response(status, description, content_type, schema)
+    }
+
+    /// Adds an example of a text response that was added before.
+    pub fn text_example(mut self, status: u16, content_type: &str, text: &str) -> Self {
+        if let Some(response) = self.responses.get_mut(&status.to_string()) {
+            response["content"][content_type]["example"] = text.into();
+        }
+        self
     }
 
     /// Adds a response without a body.
@@ -223,14 +244,20 @@ impl<'s> Operation<'s> {
         self
     }
 
-    /// Adds a problem; the description names its codes.
+    /// Adds a problem; the description begins with its codes, in backticks.
     pub fn problem(mut self, status: u16, description: &str) -> Self {
         self.add_problem(status, description);
         self
     }
 
     fn add_problem(&mut self, status: u16, description: &str) {
-        let problem = json!({"$ref": "#/components/responses/Problem", "description": description});
+        let component = match status {
+            401 => "Unauthorized",
+            429 | 503 => "RetryLater",
+            _ => "Problem",
+        };
+        let component = format!("#/components/responses/{component}");
+        let problem = json!({"$ref": component, "description": description});
         self.responses.insert(status.to_string(), problem);
     }
 
@@ -242,23 +269,51 @@ impl<'s> Operation<'s> {
         schema: Value,
     ) -> Self {
         let response = self.responses.entry(status.to_string());
-        let response = response.or_insert_with(|| json!({"description": description}));
+        let is_problem = |response: &Value| response.get("$ref").is_some();
+        let response = response
+            .and_modify(|response| {
+                if is_problem(response) {
+                    *response = json!({"description": description});
+                }
+            })
+            .or_insert_with(|| json!({"description": description}));
         response["content"][content_type] = json!({"schema": schema});
         self
     }
 
     pub fn into_json(self) -> Value {
-        let mut operation = self.properties;
+        let scopes: Vec<&str> = self.scope.iter().map(|scope| scope.as_str()).collect();
+        let access = match self.scope {
+            Some(scope) => format!("Scope: `{}`.", scope.as_str()),
+            None => "Needs no key.".to_owned(),
+        };
+        let security: Vec<Value> = match self.scope {
+            Some(_) => vec![json!({"key": scopes})],
+            None => Vec::new(),
+        };
+        let mut operation = json!({
+            "tags": [self.tag],
+            "operationId": self.id,
+            "summary": self.summary,
+            "description": format!("{}\n\n{access}", self.details).trim_start(),
+            "security": security,
+        });
         if !self.parameters.is_empty() {
-            operation.insert("parameters".to_owned(), self.parameters.into());
+            operation["parameters"] = self.parameters.into();
         }
         if let Some(body) = self.body {
-            operation.insert("requestBody".to_owned(), body);
+            operation["requestBody"] = body;
         }
         let mut responses: Map<String, Value> = self.responses.into_iter().collect();
+        for response in responses.values_mut() {
+            if response.get("$ref").is_none() {
+                response["headers"]["x-request-id"] =
+                    json!({"$ref": "#/components/headers/RequestId"});
+            }
+        }
         let other = json!({"$ref": "#/components/responses/Problem"});
         responses.insert("default".to_owned(), other);
-        operation.insert("responses".to_owned(), responses.into());
-        operation.into()
+        operation["responses"] = responses.into();
+        operation
     }
 }
