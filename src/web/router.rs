@@ -66,7 +66,7 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         )
         .with_scope(Cancel),
         post(
-            "/runs/{id}/approvals/{call}",
+            "/runs/{id}/approvals/{tool_call_id}",
             approvals::decide,
             describe::decide,
         )

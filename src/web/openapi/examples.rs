@@ -17,6 +17,12 @@ const VERSION: &str = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd1
 const DELIVERY: &str = "whd_019a1f3c-b000-7d32-9e77-5b308c9d0e1f";
 const CREATED_AT: &str = "2026-03-01T09:30:00Z";
 
+/// The beginning of an event stream.
+pub const EVENT_STREAM: &str = "\
+    id: 1\nevent: run.queued\nretry: 2000\ndata: {\"seq\":1,\"run_id\":\"run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d\",\
+    \"root_id\":\"run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d\",\"depth\":0,\"agent\":\"planner\",\
+    \"time\":\"2026-03-01T09:30:00Z\",\"type\":\"run.queued\"}\n\n";
+
 /// A completed root run with one child.
 pub fn run() -> Value {
     view(&completed_run())
@@ -209,6 +215,21 @@ pub fn conversation() -> Value {
         ],
         "next_after": null,
     })
+}
+
+pub fn session_summary() -> Value {
+    json!({
+        "name": "ada", "runs": 2, "messages": 4, "last_run": ROOT, "agent": "planner", "created_at": CREATED_AT,
+        "updated_at": CREATED_AT,
+    })
+}
+
+pub fn session_conversation() -> Value {
+    let mut conversation = conversation();
+    conversation["name"] = "ada".into();
+    conversation["agent"] = "planner".into();
+    conversation["run"] = ROOT.into();
+    conversation
 }
 
 pub fn agent_summary() -> Value {

@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::domain::run::Status;
 use crate::engine::memory::memories::{GcReport, MemoryEntry};
 use crate::engine::request::DryRun;
 use crate::web::extract::run_request::CreateRunRequest;
+use crate::web::openapi::examples;
 use crate::web::openapi::operation::Operation;
+use crate::web::openapi::tidy::reference;
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::ListResponse;
 use crate::web::response::run::RunView;
@@ -23,34 +24,49 @@ use crate::web::routes::tickets::TicketView;
 const MEMORY_KEY_DESCRIPTION: &str = "The key that owns the memory; by default the request's own. Another key needs the scope `admin`.";
 const SESSION_KEY_DESCRIPTION: &str = "The key that owns the sessions; by default the request's own. Another key needs the scope `admin`.";
 const SESSION_AGENT_DESCRIPTION: &str = "Only the runs and the conversation of this agent.";
-const FULL_DESCRIPTION: &str = "Return long texts whole. By default texts above 1 KiB are cut, and a run with such a text has `truncated`.";
+const FULL_DESCRIPTION: &str = "Whether to return long texts whole. By default texts above 1 KiB are cut, and a run with such a text has `truncated`.";
+const CURSOR_DESCRIPTION: &str = "The `next_cursor` of the previous page.";
+const AFTER_DESCRIPTION: &str =
+    "The number of messages to skip: the `next_after` of the previous page.";
 const EVENT_STREAM: &str = "text/event-stream";
+const STREAM_DESCRIPTION: &str = "\
+    Server-Sent Events. Each block has `event:` (the type), `data:` (a `RunEvent` as JSON on one line) and, if the event is \
+    stored, `id:` (its `seq`). `text.…` and `reasoning.…` events are live only, without an id. A comment is sent at least \
+    every 10 seconds. The stream ends after the run's last event.";
 
 pub fn list_agents(operation: Operation<'_>) -> Operation<'_> {
     let operation = operation
-        .describe(
-            "list_agents",
-            "The agents, sorted by name, including invalid ones",
-        )
-        .response::<ListResponse<AgentBrief<'static>>>(200, "The agents.");
+        .describe("list_agents", "Lists the agents")
+        .details("Sorted by name, including agents whose file is invalid.")
+        .response::<ListResponse<AgentBrief<'static>>>(200, "The agents.")
+        .example(200, json!({"data": [examples::agent_summary()]}));
     with_etag(operation)
 }
 
 pub fn agent(operation: Operation<'_>) -> Operation<'_> {
     let operation = operation
         .describe("get_agent", "Returns an agent with its definition")
-        .response::<AgentView<'static>>(200, "The agent.");
+        .details("An agent whose file was never valid has no definition, only its error.")
+        .response::<AgentView<'static>>(200, "The agent.")
+        .example(200, examples::agent_summary());
     with_etag(operation)
 }
 
 pub fn create(operation: Operation<'_>) -> Operation<'_> {
+    let location = "The path of the run.";
+    let replayed = "`true` if an earlier request with the same `Idempotency-Key` started the run.";
     with_run_body(operation)
         .describe("create_run", "Starts a run")
+        .details(
+            "Responds at once with 202, unless the client waits (`wait` or `Prefer`) and the run ends in time, or wants \
+             the events (`Accept: text/event-stream`). The run continues if the client disconnects. A failed run is not an \
+             HTTP error: its `status` is `failed`, and its `error` has the reason.",
+        )
+        .tag("runs")
         .header(
             "Idempotency-Key",
             json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
-            "A POST that is repeated with the same key within 24 hours returns the run of the first \
-             one.",
+            "A POST that is repeated with the same key within 24 hours returns the run of the first one.",
         )
         .header(
             "traceparent",
@@ -65,26 +81,24 @@ pub fn create(operation: Operation<'_>) -> Operation<'_> {
         )
         .response::<RunView<'static>>(
             200,
-            "The run, if it ended while the client waited; or its events, if `Accept` names an \
-             event stream.",
+            "The run, if it ended while the client waited; or its events, if `Accept` names an event stream.",
         )
-        .text_response(
-            200,
-            EVENT_STREAM,
-            "All events of the run, each an `Event`, until it ends.",
-        )
-        .response::<RunView<'static>>(202, "The run is accepted and stored; it continues without the client.")
-        .response_header(200, "Location", "The path of the run.")
-        .response_header(202, "Location", "The path of the run.")
-        .response_header(
-            200,
-            "Idempotency-Replayed",
-            "`true` if an earlier request started the run.",
-        )
-        .response_header(
+        .example(200, examples::run())
+        .text_response(200, EVENT_STREAM, STREAM_DESCRIPTION)
+        .text_example(200, EVENT_STREAM, examples::EVENT_STREAM)
+        .response::<RunView<'static>>(
             202,
-            "Idempotency-Replayed",
-            "`true` if an earlier request started the run.",
+            "The run is accepted and stored; it continues without the client.",
+        )
+        .example(202, examples::accepted_run())
+        .response_header(200, "Location", location)
+        .response_header(202, "Location", location)
+        .response_header(200, "Idempotency-Replayed", replayed)
+        .response_header(202, "Idempotency-Replayed", replayed)
+        .problem(
+            409,
+            "`session_busy`: another run of the session is active, and `on_busy` is `reject`. `idempotency_conflict`: a \
+             request with the same key is still being accepted.",
         )
         .problem(
             429,
@@ -92,38 +106,50 @@ pub fn create(operation: Operation<'_>) -> Operation<'_> {
         )
         .problem(
             503,
-            "`draining`, `store_unavailable`: `Retry-After` tells when to retry.",
+            "`draining`, `store_unavailable`, `store_full`: `Retry-After` tells when to retry.",
         )
 }
 
 pub fn dry_run(operation: Operation<'_>) -> Operation<'_> {
     with_run_body(operation)
-        .describe(
-            "dry_run",
-            "Checks a run and returns what it would do, without a request to a model",
+        .describe("dry_run", "Shows what a run would do, without starting it")
+        .details(
+            "Checks the request as `create_run` does, and returns the assembled prompt, the tools and the limits. Sends no \
+             request to a model.",
         )
+        .tag("runs")
         .response::<DryRun>(200, "What the run would do.")
+        .example(200, examples::dry_run())
 }
 
 pub fn memory(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe(
-            "get_memory",
-            "Returns the memory of an agent, oldest entry first",
-        )
+        .describe("get_agent_memory", "Returns the memory of an agent")
+        .details("The oldest entry is first.")
         .query("key", json!({"type": "string"}), MEMORY_KEY_DESCRIPTION)
         .response::<ListResponse<MemoryEntry>>(200, "The entries.")
+        .example(200, json!({"data": [examples::memory_entry()]}))
+        .problem(
+            404,
+            "`agent_not_found`, `memory_disabled`: not found, or not visible to this key.",
+        )
 }
 
 pub fn gc(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe(
-            "collect_memory",
-            "Lets an agent's model analyse its memory, and trims it",
+        .describe("collect_agent_memory", "Trims the memory of an agent")
+        .details(
+            "The agent's model names the entries that can be removed. With `dry_run` nothing is removed.",
         )
         .query("key", json!({"type": "string"}), MEMORY_KEY_DESCRIPTION)
         .request_body::<GcRequest>()
+        .request_example("analyse", "Only analyse", json!({"dry_run": true}))
         .response::<GcReport>(200, "The result of the collection.")
+        .example(200, examples::gc_report())
+        .problem(
+            404,
+            "`agent_not_found`, `memory_disabled`: not found, or not visible to this key.",
+        )
         .problem(502, "`provider_failed`: the request to the model failed.")
 }
 
@@ -131,71 +157,84 @@ pub fn list_runs(operation: Operation<'_>) -> Operation<'_> {
     let text = || json!({"type": "string"});
     let time = || json!({"type": "string", "format": "date-time"});
     operation
-        .describe("list_runs", "A page of runs, newest first")
-        .query("agent", text(), "Filter by agent.")
-        .query("status", json!({"enum": Status::ALL}), "Filter by status.")
-        .query("root", text(), "Filter by root run: its whole tree.")
+        .describe("list_runs", "Lists runs, newest first")
+        .details(
+            "Root runs only, unless `all` or `root` is given. Several filters must all match. Pass `next_cursor` as \
+             `cursor` to get the next page.",
+        )
+        .query("agent", text(), "Only runs of this agent.")
+        .query("status", reference("RunStatus"), "Only runs with this status.")
+        .query(
+            "root",
+            text(),
+            "Only the tree of this root run, which is included.",
+        )
         .query(
             "all",
             json!({"type": "boolean", "default": false}),
-            "Include child runs.",
+            "Whether to include child runs.",
         )
-        .query("session", text(), "Filter by session.")
+        .query("session", text(), "Only runs of this session.")
         .query("since", time(), "Only runs accepted at this time or later.")
         .query("until", time(), "Only runs accepted before this time.")
-        .query(
-            "limit",
-            integer_schema(1, 200, 50),
-            "Maximum runs of a page.",
-        )
+        .query("limit", integer_schema(1, 200, 50), "Maximum runs of a page.")
         .query("full", full_schema(), FULL_DESCRIPTION)
-        .query("cursor", text(), "The `next_cursor` of the previous page.")
+        .query("cursor", text(), CURSOR_DESCRIPTION)
         // Each property of this object is a query parameter: OpenAPI's way to describe parameters by prefix.
         .query(
             "label.",
             json!({
                 "type": "object",
-                "patternProperties": {"^label\\..": {"type": "string"}},
-                "additionalProperties": false,
+                "propertyNames": {"pattern": "^label\\.."},
+                "additionalProperties": {"type": "string"},
                 "maxProperties": 64,
             }),
-            "`label.<key>=<value>`: filter by label. Several labels must all match.",
+            "`label.<key>=<value>`: only runs with this label. Several labels must all match.",
         )
         .response::<RunsPage<'static>>(200, "The page.")
+        .example(200, json!({"data": [examples::run()], "next_cursor": null}))
 }
 
 pub fn run(operation: Operation<'_>) -> Operation<'_> {
     let operation = with_wait(operation)
         .describe("get_run", "Returns a run")
+        .details("Responds at once, unless the client waits for the run's end.")
         .query(
             "fields",
             json!({"type": "string", "examples": ["id,status,content"]}),
-            "Only these fields of the run, separated by commas.",
+            "Only these fields of the run, separated by commas. The others are absent, required or not.",
         )
-        .response::<RunView<'static>>(200, "The run. If the client waits, the run has ended.")
-        .response::<RunView<'static>>(202, "The run, if it has not ended while the client waited.");
+        .response::<RunView<'static>>(200, "The run. If the client waited, the run has ended.")
+        .example(200, examples::run())
+        .response::<RunView<'static>>(202, "The run, if it did not end while the client waited.")
+        .example(202, examples::accepted_run());
     with_etag(operation)
 }
 
 pub fn delete(operation: Operation<'_>) -> Operation<'_> {
     operation
         .describe("delete_run", "Deletes a root run with its tree")
-        .empty_response(204, "Deleted.")
-        .problem(409, "`run_not_terminal`, `not_a_root`.")
+        .details("Deletes its descendants, events, conversation and deliveries, too.")
+        .empty_response(204, "The tree is deleted.")
+        .problem(
+            409,
+            "`run_not_terminal`: the run has not ended; cancel it first. `not_a_root`: the run is a child run.",
+        )
 }
 
 pub fn events(operation: Operation<'_>) -> Operation<'_> {
-    let seq = || json!({"type": "integer", "minimum": 0});
+    let seq = || json!({"type": "integer", "format": "int64", "minimum": 0});
     operation
-        .describe(
-            "list_events",
-            "The event log of a run and its descendants, as a page or as a stream",
+        .describe("list_run_events", "Returns the events of a run and its descendants")
+        .details(
+            "A page as JSON; or a stream that follows the run, if `Accept` names `text/event-stream`. A stream that was \
+             interrupted continues without a gap after `Last-Event-ID`.",
         )
         .query("after", seq(), "Only events with a larger number.")
         .query(
             "scope",
-            json!({"enum": ["tree", "self"], "default": "tree"}),
-            "`self` excludes the descendants.",
+            json!({"type": "string", "enum": ["tree", "self"], "default": "tree"}),
+            "`self` excludes the events of descendants.",
         )
         .query(
             "limit",
@@ -216,97 +255,102 @@ pub fn events(operation: Operation<'_>) -> Operation<'_> {
             200,
             "The page; or the stream, if `Accept` names an event stream.",
         )
-        .text_response(
-            200,
-            EVENT_STREAM,
-            "Stored events, then live ones, each an `Event`, until the run ends.",
-        )
+        .example(200, json!({"data": examples::events(), "next_after": 3}))
+        .text_response(200, EVENT_STREAM, STREAM_DESCRIPTION)
+        .text_example(200, EVENT_STREAM, examples::EVENT_STREAM)
         .empty_response(
             204,
-            "The client already has the final event and should not reconnect.",
+            "The run has ended, and `Last-Event-ID` is its last event: the client should not reconnect.",
         )
 }
 
 pub fn ticket(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe(
-            "create_event_ticket",
-            "Issues a ticket, which opens the events of this run for 60 s without a key",
-        )
+        .describe("create_event_ticket", "Issues a ticket for the events of a run")
+        .details("The ticket opens the events of this run for 60 seconds without a key. It is never logged.")
         .response::<TicketView>(201, "The ticket, for the parameter `ticket` of the events.")
+        .example(
+            201,
+            json!({"ticket": "tkt_4f7b0c1d2e", "expires_at": "2026-03-01T09:31:00Z"}),
+        )
         .problem(
             429,
-            "`too_many_tickets`: this key has too many valid tickets.",
+            "`too_many_tickets`: this key has too many valid tickets; `Retry-After` tells when to retry.",
         )
 }
 
 pub fn tree(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe(
-            "get_tree",
-            "Returns the summary of a run with those of its descendants",
-        )
+        .describe("get_run_tree", "Returns the tree of a run")
+        .details("The summary of the run, with those of its descendants in the order of the calls.")
         .response::<RunSummary<'static>>(200, "The tree.")
+        .example(200, examples::tree())
 }
 
 pub fn children(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe(
-            "list_children",
-            "The direct children of a run, in the order of the calls",
-        )
+        .describe("list_child_runs", "Lists the direct children of a run")
+        .details("In the order of the calls.")
         .query(
             "limit",
             integer_schema(1, 1000, 1000),
             "Maximum children of a page.",
         )
-        .query(
-            "cursor",
-            json!({"type": "string"}),
-            "The `next_cursor` of the previous page.",
+        .query("cursor", json!({"type": "string"}), CURSOR_DESCRIPTION)
+        .response::<ChildrenPage<'static>>(200, "The page.")
+        .example(
+            200,
+            json!({"data": [examples::child_run()], "next_cursor": null}),
         )
-        .response::<ChildrenPage<'static>>(200, "The children.")
 }
 
 pub fn messages(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe("list_messages", "The conversation of a run as recorded")
-        .query(
-            "after",
-            json!({"type": "integer", "minimum": 0, "default": 0}),
-            "The number of messages to skip: the `next_after` of the previous page.",
-        )
-        .response::<Conversation<'static>>(200, "The conversation.")
+        .describe("list_run_messages", "Returns the conversation of a run")
+        .details("As recorded, also while the run is active.")
+        .query("after", message_number_schema(), AFTER_DESCRIPTION)
+        .response::<Conversation<'static>>(200, "The page of the conversation.")
+        .example(200, examples::conversation())
 }
 
 pub fn cancel(operation: Operation<'_>) -> Operation<'_> {
     with_wait(operation)
         .describe("cancel_run", "Cancels a run and its descendants")
+        .details("Changes nothing if the run has ended.")
         .request_body::<CancelRequest>()
+        .request_example(
+            "reason",
+            "With a reason",
+            json!({"reason": "no longer needed"}),
+        )
         .response::<RunView<'static>>(200, "The run, if it has ended.")
+        .example(200, examples::cancelled_run())
         .response::<RunView<'static>>(202, "The run, if it is still being cancelled.")
+        .example(202, examples::accepted_run())
 }
 
 pub fn list_sessions(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe("list_sessions", "The sessions of a key, sorted by name")
+        .describe("list_sessions", "Lists the sessions of a key")
+        .details("Sorted by name.")
         .query(
             "limit",
             integer_schema(1, 200, 50),
             "Maximum sessions of a page.",
         )
-        .query(
-            "cursor",
-            json!({"type": "string"}),
-            "The `next_cursor` of the previous page.",
-        )
+        .query("cursor", json!({"type": "string"}), CURSOR_DESCRIPTION)
         .query("key", json!({"type": "string"}), SESSION_KEY_DESCRIPTION)
         .response::<SessionsPage>(200, "The page.")
+        .example(
+            200,
+            json!({"data": [examples::session_summary()], "next_cursor": null}),
+        )
 }
 
 pub fn session(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe("get_session", "The runs of a session, newest first")
+        .describe("get_session", "Returns a session with its runs")
+        .details("The newest run is first.")
         .query(
             "agent",
             json!({"type": "string"}),
@@ -317,127 +361,155 @@ pub fn session(operation: Operation<'_>) -> Operation<'_> {
             integer_schema(1, 200, 50),
             "Maximum runs of a page.",
         )
-        .query(
-            "cursor",
-            json!({"type": "string"}),
-            "The `next_cursor` of the previous page.",
-        )
+        .query("cursor", json!({"type": "string"}), CURSOR_DESCRIPTION)
         .query("full", full_schema(), FULL_DESCRIPTION)
         .query("key", json!({"type": "string"}), SESSION_KEY_DESCRIPTION)
         .response::<SessionView<'static>>(200, "The session.")
+        .example(
+            200,
+            json!({
+                "name": "ada", "agent": "planner", "run": examples::run()["id"], "messages": 4,
+                "data": [examples::run()], "next_cursor": null,
+            }),
+        )
 }
 
 pub fn session_messages(operation: Operation<'_>) -> Operation<'_> {
     operation
         .describe(
             "list_session_messages",
-            "The conversation of a session, which its next run continues",
+            "Returns the conversation of a session",
         )
+        .details("The next run of the session continues this conversation.")
         .query(
             "agent",
             json!({"type": "string"}),
             SESSION_AGENT_DESCRIPTION,
         )
-        .query(
-            "after",
-            json!({"type": "integer", "minimum": 0, "default": 0}),
-            "The number of messages to skip: the `next_after` of the previous page.",
-        )
+        .query("after", message_number_schema(), AFTER_DESCRIPTION)
         .query("key", json!({"type": "string"}), SESSION_KEY_DESCRIPTION)
-        .response::<SessionConversation<'static>>(200, "The conversation.")
+        .response::<SessionConversation<'static>>(200, "The page of the conversation.")
+        .example(200, examples::session_conversation())
 }
 
 pub fn delete_session(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe(
-            "delete_session",
-            "Deletes a session with its conversation; its runs stay",
-        )
+        .describe("delete_session", "Deletes a session with its conversation")
+        .details("The runs of the session stay.")
         .query("key", json!({"type": "string"}), SESSION_KEY_DESCRIPTION)
-        .empty_response(204, "Deleted.")
+        .empty_response(204, "The session is deleted.")
         .problem(409, "`session_busy`: a run of the session has not ended.")
 }
 
 pub fn decide(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe(
-            "decide",
-            "Approves or denies a tool call that waits for approval",
-        )
+        .describe("decide_tool_call", "Approves or denies a tool call")
+        .details("Only while the tool call waits for approval. The run then continues.")
+        .tag("approvals")
         .request_body::<DecisionRequest>()
         .body_required()
+        .request_example("approve", "Approve", json!({"decision": "approve"}))
+        .request_example(
+            "deny",
+            "Deny, with a reason for the model",
+            json!({"decision": "deny", "reason": "use the copy in /tmp"}),
+        )
         .response::<RunView<'static>>(202, "The run; the decision is stored.")
+        .example(202, examples::accepted_run())
         .problem(
             409,
-            "`nothing_waits`: no such tool call waits for approval (any more).",
+            "`nothing_waits`: the tool call does not wait for approval, or no longer.",
         )
         .problem(
             503,
-            "`draining`, `store_unavailable`: `Retry-After` tells when to retry.",
+            "`draining`, `store_unavailable`, `store_full`: `Retry-After` tells when to retry.",
         )
 }
 
 pub fn list_approvals(operation: Operation<'_>) -> Operation<'_> {
     let text = || json!({"type": "string"});
     operation
-        .describe(
-            "list_approvals",
-            "The tool calls that wait for approval, oldest runs first",
-        )
+        .describe("list_approvals", "Lists the tool calls that wait for approval")
+        .details("Of all runs that the key may see, the oldest run first.")
         .query("root", text(), "Only calls of this root run's tree.")
         .query(
             "limit",
             integer_schema(1, 200, 50),
             "Maximum calls of a page. All calls of a run are on one page, which may therefore be longer.",
         )
-        .query("cursor", text(), "The `next_cursor` of the previous page.")
+        .query("cursor", text(), CURSOR_DESCRIPTION)
         .response::<ApprovalsPage>(200, "The page.")
+        .example(
+            200,
+            json!({"data": [examples::pending_approval()], "next_cursor": null}),
+        )
 }
 
 pub fn deliveries(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe(
-            "list_deliveries",
-            "The webhook deliveries of a run, oldest first",
-        )
-        .response::<ListResponse<DeliveryView>>(200, "The newest 1,000 deliveries.")
+        .describe("list_deliveries", "Lists the webhook deliveries of a run")
+        .details("The newest 1,000 deliveries; the oldest of them is first.")
+        .tag("webhooks")
+        .response::<ListResponse<DeliveryView>>(200, "The deliveries.")
+        .example(200, json!({"data": [examples::delivery()]}))
 }
 
 pub fn resend(operation: Operation<'_>) -> Operation<'_> {
     operation
         .describe("resend_delivery", "Sends a webhook delivery again")
+        .details("The delivery keeps its id, so that the receiver can detect the repetition.")
+        .tag("webhooks")
         .response::<DeliveryView>(202, "The delivery; it is due now.")
+        .example(202, examples::delivery())
 }
 
 pub fn livez(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe("livez", "Whether the process responds")
-        .response::<Alive>(200, "It responds.")
+        .describe("get_liveness", "Whether the process responds")
+        .response::<Alive>(200, "The process responds.")
+        .example(200, json!({"status": "ok"}))
 }
 
 pub fn readyz(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe("readyz", "Whether the daemon accepts new runs")
-        .response::<Ready>(200, "It does.")
-        .response::<Ready>(503, "It does not; a failed check has a `detail`.")
+        .describe("get_readiness", "Whether the daemon accepts new runs")
+        .response::<Ready>(200, "The daemon accepts runs.")
+        .example(200, examples::ready())
+        .response::<Ready>(
+            503,
+            "The daemon does not accept runs; a failed check has a `detail`.",
+        )
+        .example(503, examples::not_ready())
 }
 
 pub fn version(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe("version", "Name and version of the daemon")
+        .describe(
+            "get_version",
+            "Returns the name and the version of the daemon",
+        )
         .response::<Version>(200, "Name and version.")
+        .example(
+            200,
+            json!({"name": "axed", "version": env!("CARGO_PKG_VERSION")}),
+        )
 }
 
 pub fn openapi(operation: Operation<'_>) -> Operation<'_> {
     let operation = operation
-        .describe("openapi", "This document")
-        .response::<serde_json::Map<String, Value>>(200, "An OpenAPI 3.1 document.");
+        .describe("get_openapi_document", "Returns this document")
+        .response::<serde_json::Map<String, Value>>(200, "An OpenAPI 3.1 document.")
+        .example(200, json!({"openapi": "3.1.0"}));
     with_etag(operation)
 }
 
 pub fn metrics(operation: Operation<'_>) -> Operation<'_> {
     operation
-        .describe("metrics", "The daemon's metrics, for Prometheus")
+        .describe(
+            "get_metrics",
+            "Returns the daemon's metrics, for Prometheus",
+        )
+        .details("`docs/OPERATIONS.md` describes each metric.")
         .text_response(200, "text/plain", "The Prometheus text format.")
 }
 
@@ -449,14 +521,46 @@ fn with_etag(operation: Operation<'_>) -> Operation<'_> {
             json!({"type": "string"}),
             "The `ETag` of the response that the client has.",
         )
-        .response_header(200, "ETag", "Of a run only once it has ended.")
+        .response_header(
+            200,
+            "ETag",
+            "Identifies the content; of a run only once it has ended.",
+        )
         .empty_response(304, "The client has this response already.")
+        .response_header(304, "ETag", "Identifies the content that the client has.")
 }
 
 /// The parts of the two routes with the body of a run.
 fn with_run_body(operation: Operation<'_>) -> Operation<'_> {
     with_wait(operation)
         .request_body::<CreateRunRequest>()
+        .request_example("text", "A text", json!({"input": "summarize the report"}))
+        .request_example(
+            "limits",
+            "With limits, labels and a session",
+            json!({
+                "input": "summarize the report", "timeout": 120, "budget": {"max_tokens": 50000},
+                "labels": {"team": "blue"}, "session": "ada",
+            }),
+        )
+        .request_example(
+            "parts",
+            "A text and an image by URL",
+            json!({"input": [
+                {"type": "text", "text": "describe the image"},
+                {"type": "image", "url": "https://example.com/chart.png"},
+            ]}),
+        )
+        .problem(
+            413,
+            "`body_too_large`: above `server.max_body`. `attachments_too_large`: too many images and files, or too large.",
+        )
+        .problem(
+            422,
+            "`unknown_field`, `invalid_field`, `invalid_body`, `invalid_messages`, `invalid_model`, `invalid_override`, \
+             `unpriced_model`: the body has an invalid field; `errors` points to it. `agent_invalid`, `prompt_invalid`, \
+             `provider_unavailable`, `provider_key_refused`, `idempotency_mismatch`: the run cannot start.",
+        )
         .or_text("The run's input.")
         .or_form(
             "`input` fields are texts and files (images, PDF, text), in order. The other fields of the JSON body are text; \
@@ -484,6 +588,10 @@ fn with_wait(operation: Operation<'_>) -> Operation<'_> {
 
 fn full_schema() -> Value {
     json!({"type": "boolean", "default": false})
+}
+
+fn message_number_schema() -> Value {
+    json!({"type": "integer", "format": "int64", "minimum": 0, "default": 0})
 }
 
 fn integer_schema(minimum: u32, maximum: u32, default_value: u32) -> Value {

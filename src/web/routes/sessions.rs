@@ -29,8 +29,9 @@ use crate::web::state::AppState;
 
 /// A page of sessions, sorted by name.
 #[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
+#[schemars(rename = "SessionPage")]
 pub struct SessionsPage {
+    /// The sessions.
     data: Vec<SessionBrief>,
     /// The `cursor` of the next page; null on the last page.
     next_cursor: Option<String>,
@@ -38,13 +39,15 @@ pub struct SessionsPage {
 
 /// A session as the list shows it.
 #[derive(Serialize, JsonSchema)]
+#[schemars(rename = "SessionSummary")]
 pub struct SessionBrief {
+    /// The session's name.
     name: String,
-    /// The number of its runs.
+    /// The number of the session's runs.
     runs: u64,
     /// The number of messages of the conversation that the next run of `agent` continues.
     messages: usize,
-    /// Its last run.
+    /// The session's last run.
     last_run: RunId,
     /// The agent of `last_run`.
     agent: String,
@@ -76,6 +79,7 @@ pub struct SessionView<'a> {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "SessionConversation")]
 pub struct SessionConversation<'a> {
+    /// The session's name.
     name: &'a str,
     /// The agent of `run`.
     agent: Option<&'a str>,
