@@ -9,6 +9,8 @@ mod events;
 mod idempotency;
 mod nginx;
 mod openapi;
+mod openapi_document;
+mod openapi_rules;
 mod proxies;
 mod streams;
 mod transfer;
