@@ -57,7 +57,7 @@ pub enum EventKind {
         /// How often the run was started, this time included.
         attempt: u32,
     },
-    /// The run was asked to stop; it ends when its current steps end.
+    /// A cancellation is requested; the run ends when its current steps end.
     #[serde(rename = "run.cancelling")]
     RunCancelling {
         /// Why the run is cancelled.
@@ -252,13 +252,13 @@ pub enum EventKind {
     /// The agent has more memory entries than its limit.
     #[serde(rename = "memory.warning")]
     MemoryWarning {
-        /// What is wrong; for people.
+        /// The warning, for people.
         message: String,
     },
     /// Some tools of the run are unavailable.
     #[serde(rename = "tools.warning")]
     ToolsWarning {
-        /// What is wrong; for people.
+        /// The warning, for people.
         message: String,
     },
     /// The model repeats the same tool calls with the same results.
@@ -268,7 +268,7 @@ pub enum EventKind {
         turn: u32,
         /// The number of repetitions.
         repeats: u32,
-        /// What is wrong; for people.
+        /// The warning, for people.
         message: String,
     },
     /// A setting does not fit the model and was changed or ignored.
@@ -276,7 +276,7 @@ pub enum EventKind {
     ModelWarning {
         /// The number of the turn.
         turn: u32,
-        /// What is wrong; for people.
+        /// The warning, for people.
         message: String,
     },
     /// The conversation was shortened to fit the model's window.

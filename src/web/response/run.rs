@@ -80,7 +80,7 @@ pub struct RunView<'a> {
     attempt: u32,
     /// When the run was accepted.
     created_at: Timestamp,
-    /// When the run left the queue; null while it is queued.
+    /// When the run started; null while it is queued.
     started_at: Option<Timestamp>,
     /// When the run ended; null until then.
     finished_at: Option<Timestamp>,
