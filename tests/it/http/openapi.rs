@@ -45,7 +45,7 @@ async fn it_is_openapi_3_1_and_the_command_prints_the_same() {
         .map(|error| format!("{}: {error}", error.instance_path()))
         .collect();
     assert!(errors.is_empty(), "{errors:#?}");
-    assert_eq!(document.0["servers"], json!([{"url": "/axed"}]));
+    assert_eq!(document.0["servers"][0]["url"], "/axed");
     for (name, schema) in document.0["components"]["schemas"]
         .as_object()
         .expect("schemas")
