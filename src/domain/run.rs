@@ -336,7 +336,6 @@ impl Outcome {
 pub struct Run {
     pub id: RunId,
     pub root_id: RunId,
-    /// The run that started it.
     pub parent_id: Option<RunId>,
     /// The name of the key that started its root; `None` without keys. Not visible to clients.
     pub owner: Option<String>,
@@ -379,11 +378,9 @@ pub struct Run {
     pub cancel_reason: Option<String>,
     /// How often it was started; more than 1 after a restart.
     pub attempt: u32,
-    /// When it was accepted.
     pub created_at: Timestamp,
     /// When it left the admission queue.
     pub started_at: Option<Timestamp>,
-    /// When it became terminal.
     pub finished_at: Option<Timestamp>,
     /// How long it was paused after its start, in milliseconds; its deadline does not count this time.
     pub waited_ms: u64,
