@@ -12,6 +12,8 @@ use crate::tools::shell::supervisor;
 mod age;
 mod agent_toml;
 mod agents;
+mod approval_prompt;
+mod approvals;
 mod chat;
 mod chat_input;
 mod chat_view;
@@ -30,6 +32,7 @@ mod keys;
 mod models;
 mod openapi;
 mod output;
+mod pending;
 mod progress;
 mod run;
 mod run_input;
@@ -128,6 +131,8 @@ enum Command {
     /// List, show, follow, cancel and approve the runs of a daemon
     #[command(subcommand)]
     Runs(runs::Command),
+    /// List the tool calls of a daemon that wait for approval
+    Approvals(approvals::Args),
     /// Let models analyse the memories of their agents, then trim them
     Gc(gc::Args),
     /// Check and copy the database
@@ -157,6 +162,7 @@ impl Command {
             Self::Chat(args) => chat::chat(args).await,
             Self::Agents(command) => agents::agents(command),
             Self::Runs(command) => runs::runs(command).await,
+            Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Gc(args) => gc::gc(args).await,
             Self::Data(command) => data::data(command),
             Self::Keys(command) => keys::keys(command),

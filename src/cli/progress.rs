@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::cli::event_lines::{EventLines, number_field, text_field};
 use crate::cli::output;
+use crate::cli::pending::approve_command;
 
 pub enum Progress {
     Silent,
@@ -21,35 +22,30 @@ pub struct Totals {
 }
 
 impl Progress {
-    /// Shows an event of a run of the daemon at `server`.
-    pub fn on_event(&mut self, event: &Value, server: &str) {
-        let approval_hint = approval_hint(event, server);
+    /// Shows an event, except requests for approval: whoever has them decided shows them. While `is_asking`, the last line
+    /// of the terminal is a question.
+    pub fn on_event(&mut self, event: &Value, is_asking: bool) {
+        if event["type"] == "approval.requested" {
+            return;
+        }
         match self {
             Self::Silent => {}
             Self::Line(totals) => {
                 totals.add(event);
-                if let Some(approval_hint) = &approval_hint
-                    && let Some(line) = EventLines::default().line(event)
-                {
-                    output::eprint_status(format_args!(""));
-                    output::eprint_styled(&line);
-                    output::eprint_line(format_args!("{approval_hint}"));
-                }
                 let Totals {
                     runs,
                     turns,
                     tokens,
                 } = totals;
-                output::eprint_status(format_args!(
-                    "{runs} runs, {turns} turns, {tokens} tokens …"
-                ));
+                if !is_asking {
+                    output::eprint_status(format_args!(
+                        "{runs} runs, {turns} turns, {tokens} tokens …"
+                    ));
+                }
             }
             Self::Lines(lines) => {
                 if let Some(line) = lines.line(event) {
                     output::eprint_styled(&line);
-                }
-                if let Some(approval_hint) = approval_hint {
-                    output::eprint_line(format_args!("{approval_hint}"));
                 }
             }
         }
@@ -80,21 +76,10 @@ impl Totals {
 /// The command that approves the tool call, if the event requests approval.
 pub fn approval_hint(event: &Value, server: &str) -> Option<String> {
     let is_approval = event["type"].as_str()? == "approval.requested";
-    let field = |key| text_field(event, key);
-    // Models choose ids, and the user may copy the line into a shell.
-    let shell_quoted = |id: &str| {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
-        if !id.is_empty() && id.chars().all(is_plain) {
-            return id.to_owned();
-        }
-        format!("'{}'", id.replace('\'', "'\\''"))
-    };
     is_approval.then(|| {
-        format!(
-            "  axed runs approve {} {} --server {server}   (or deny, with --reason)",
-            field("run_id"),
-            shell_quoted(&field("tool_call_id"))
-        )
+        let call = text_field(event, "tool_call_id");
+        let command = approve_command(&text_field(event, "run_id"), &call, server);
+        format!("  {command}   (or deny, with --reason)")
     })
 }
 

@@ -1,5 +1,6 @@
 //! `axed run`: runs one agent, in process or on a daemon, and prints its final text on stdout.
 
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,6 +9,7 @@ use anyhow::Context;
 use serde_json::{Map, Value, json};
 
 use crate::cli::age::parse_seconds;
+use crate::cli::approval_prompt::ApprovalPrompt;
 use crate::cli::client::{Client, RunView};
 use crate::cli::exit::{self, InvalidInput};
 use crate::cli::output::FormatArgs;
@@ -149,16 +151,21 @@ async fn run_on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<Ex
     print_run(&run, args.format.is_json())
 }
 
-/// Shows the run's progress and returns its final record.
+/// Shows the run's progress, has its pending calls decided, and returns its final record.
 async fn follow_run(client: &Client, id: &str, progress: &mut Progress) -> anyhow::Result<Value> {
-    if !matches!(progress, Progress::Silent) {
-        // Progress is optional: if the stream breaks off, the code below still waits for the run.
-        let server = client.base_without_slash();
-        let _ = client
-            .follow(id, 0, |event| progress.on_event(event, &server))
-            .await;
-    }
-    wait_until_finished(client, id).await
+    let is_asking = Cell::new(false);
+    let mut prompt = ApprovalPrompt::new(client, &is_asking);
+    let show_progress = async {
+        if !matches!(progress, Progress::Silent) {
+            // Progress is optional: if the stream breaks off, the run is still waited for.
+            let on_event = |event: &Value| progress.on_event(event, is_asking.get());
+            let _ = client.follow(id, 0, on_event).await;
+        }
+        anyhow::Ok(())
+    };
+    // The last events are shown before the end; an error ends the command at once.
+    let (run, ()) = tokio::try_join!(prompt.wait_until_finished(id), show_progress)?;
+    Ok(run)
 }
 
 async fn cancel_run(client: &Client, id: &str) -> anyhow::Result<Value> {

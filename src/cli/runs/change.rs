@@ -1,4 +1,4 @@
-//! `axed runs cancel`, `delete`, `approve` and `deny`.
+//! `axed runs cancel` and `delete`.
 
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::run;
@@ -46,24 +46,6 @@ pub struct Delete {
     daemon: DaemonArgs,
 }
 
-#[derive(Debug, clap::Args)]
-#[command(next_line_help = true)]
-pub struct Decide {
-    /// Id of the run, or its beginning
-    #[arg(value_name = "RUN")]
-    id: RunRef,
-    /// Id of the tool call, as in the event approval.requested
-    #[arg(value_name = "CALL")]
-    call: String,
-    /// Reason; the model gets it if the call is denied
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
-    #[command(flatten)]
-    format: FormatArgs,
-    #[command(flatten)]
-    daemon: DaemonArgs,
-}
-
 pub async fn cancel(args: &Cancel) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
     let id = args.id.resolve(&client).await?;
@@ -90,17 +72,4 @@ pub async fn delete(args: &Delete) -> anyhow::Result<()> {
         output::print_line(format_args!("{id} is deleted"))?;
     }
     Ok(())
-}
-
-pub async fn decide(args: &Decide, decision: &str) -> anyhow::Result<()> {
-    let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
-    let run = client
-        .decide(&id, &args.call, decision, args.reason.as_deref())
-        .await?;
-    if args.format.is_json() {
-        return output::print_json(&run);
-    }
-    let run = parse_run(run)?;
-    output::print_line(format_args!("{} is {}", run.id, run.status.as_str()))
 }

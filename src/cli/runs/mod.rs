@@ -3,12 +3,13 @@
 use std::process::ExitCode;
 
 mod change;
-mod conversation;
+pub mod conversation;
+mod decide;
 mod follow;
 mod list;
 pub mod run_ref;
 mod show;
-mod view;
+pub mod view;
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "Examples:
@@ -45,9 +46,9 @@ pub enum Command {
     /// Delete runs that have ended, with their descendants
     Delete(change::Delete),
     /// Approve a tool call that waits for approval
-    Approve(change::Decide),
+    Approve(decide::Approve),
     /// Deny a tool call that waits for approval
-    Deny(change::Decide),
+    Deny(decide::Deny),
 }
 
 pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
@@ -61,8 +62,8 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Messages(args) => conversation::messages(&args).await?,
         Command::Cancel(args) => change::cancel(&args).await?,
         Command::Delete(args) => change::delete(&args).await?,
-        Command::Approve(args) => change::decide(&args, "approve").await?,
-        Command::Deny(args) => change::decide(&args, "deny").await?,
+        Command::Approve(args) => decide::approve(&args).await?,
+        Command::Deny(args) => decide::deny(&args).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,94 @@
+//! `axed approvals`: lists the tool calls of a daemon that wait for approval.
+
+use std::process::ExitCode;
+
+use jiff::Timestamp;
+
+use crate::cli::age::ago;
+use crate::cli::output::{self, FormatArgs};
+use crate::cli::pending::PendingCall;
+use crate::cli::server::DaemonArgs;
+use crate::cli::table::{Cell, Column, Table};
+use crate::domain::message::shorten;
+
+/// Most calls of one page, as in the API.
+const MAX_PAGE: usize = 200;
+/// Most characters of arguments without `-o wide`.
+const MAX_ARGUMENTS: usize = 60;
+
+const COLUMNS: [Column; 6] = [
+    Column::text("run"),
+    Column::text("call"),
+    Column::flexible("agent"),
+    Column::text("tool"),
+    Column::number("age"),
+    Column::flexible("arguments"),
+];
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "With -o json each call is one line.
+
+Examples:
+  axed approvals
+  axed runs approve run_019a2b3c
+  axed runs deny run_019a2b3c --reason \"not on a Friday\""
+)]
+pub struct Args {
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+pub async fn approvals(args: &Args) -> anyhow::Result<ExitCode> {
+    let client = args.daemon.client()?;
+    let mut table = Table::new(COLUMNS);
+    let now = Timestamp::now();
+    let mut is_empty = true;
+    let mut cursor: Option<String> = None;
+    loop {
+        let page = client.list_approvals(MAX_PAGE, cursor.as_deref()).await?;
+        is_empty &= page.data.is_empty();
+        for approval in page.data {
+            match args.format.is_json() {
+                true => output::print_json_line(&approval)?,
+                false => {
+                    let call = PendingCall::parse(approval)?;
+                    table.row(row(&call, now, args.format.is_wide()));
+                }
+            }
+        }
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    if args.format.is_json() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    match is_empty {
+        true => output::eprint_line(format_args!(
+            "axed: nothing waits for approval at {}",
+            client.base()
+        )),
+        false => table.print()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn row(call: &PendingCall, now: Timestamp, wide: bool) -> Vec<Cell> {
+    let arguments = call.arguments_line();
+    vec![
+        Cell::new(call.run_id),
+        Cell::new(&call.tool_call_id),
+        Cell::new(&call.agent),
+        Cell::new(&call.tool),
+        Cell::new(ago(call.requested_at, now)),
+        Cell::new(match wide {
+            true => arguments,
+            false => shorten(&arguments, MAX_ARGUMENTS),
+        }),
+    ]
+}

@@ -1,0 +1,133 @@
+//! `axed runs approve` and `deny`.
+
+use crate::cli::client::Client;
+use crate::cli::exit::InvalidInput;
+use crate::cli::output::{self, FormatArgs};
+use crate::cli::pending::PendingCall;
+use crate::cli::runs::run_ref::RunRef;
+use crate::cli::runs::view::parse_run;
+use crate::cli::server::DaemonArgs;
+use crate::domain::terminal_text::sanitize_line;
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "RUN may also be the root of the run that waits.
+
+Examples:
+  axed approvals
+  axed runs approve run_019a2b3c
+  axed runs approve run_019a2b3c --deny --reason \"not on a Friday\"
+  axed runs approve run_019a2b3c toolu_1"
+)]
+pub struct Approve {
+    #[command(flatten)]
+    call: CallArgs,
+    /// Deny the call instead
+    #[arg(long)]
+    deny: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "RUN may also be the root of the run that waits.
+
+Example:
+  axed runs deny run_019a2b3c --reason \"not on a Friday\""
+)]
+pub struct Deny {
+    #[command(flatten)]
+    call: CallArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct CallArgs {
+    /// Id of the run, or its beginning
+    #[arg(value_name = "RUN")]
+    id: RunRef,
+    /// Id of the tool call; needed only if several calls wait
+    #[arg(value_name = "CALL", conflicts_with = "all")]
+    call: Option<String>,
+    /// Decide all calls of the run and its descendants that wait
+    #[arg(long)]
+    all: bool,
+    /// Reason; the model gets it if the call is denied
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+pub async fn approve(args: &Approve) -> anyhow::Result<()> {
+    decide(&args.call, if args.deny { "deny" } else { "approve" }).await
+}
+
+pub async fn deny(args: &Deny) -> anyhow::Result<()> {
+    decide(&args.call, "deny").await
+}
+
+async fn decide(args: &CallArgs, decision: &str) -> anyhow::Result<()> {
+    let client = args.daemon.client()?;
+    let id = args.id.resolve(&client).await?;
+    for (run, call) in chosen_calls(&client, args, &id).await? {
+        let reason = args.reason.as_deref();
+        let decided = client.decide(&run, &call, decision, reason).await?;
+        if args.format.is_json() {
+            output::print_json(&decided)?;
+            continue;
+        }
+        let run = parse_run(decided)?;
+        let past = if decision == "deny" {
+            "denied"
+        } else {
+            "approved"
+        };
+        output::print_line(format_args!(
+            "{} is {}: {} {past}",
+            run.id,
+            run.status.as_str(),
+            sanitize_line(&call)
+        ))?;
+    }
+    Ok(())
+}
+
+/// The runs and ids of the calls to decide: the named one, or all, or the only one that waits.
+async fn chosen_calls(
+    client: &Client,
+    args: &CallArgs,
+    id: &str,
+) -> anyhow::Result<Vec<(String, String)>> {
+    let run = client.get_run(id, 0).await?;
+    let pending = PendingCall::all_of(&run)?;
+    let of = |call: &PendingCall| (call.run_id.to_string(), call.tool_call_id.clone());
+    if let Some(named) = &args.call {
+        let found = pending.iter().find(|call| call.tool_call_id == *named);
+        // The daemon explains why an unknown call cannot be decided.
+        return Ok(vec![found.map_or((id.to_owned(), named.clone()), of)]);
+    }
+    match pending.as_slice() {
+        [] => {
+            let status = sanitize_line(run["status"].as_str().unwrap_or_default());
+            let message = format!("no tool call of {id} waits for approval; it is {status}");
+            Err(InvalidInput(message).into())
+        }
+        [call] => Ok(vec![of(call)]),
+        several if args.all => Ok(several.iter().map(of).collect()),
+        several => {
+            let calls = several.iter().map(|call| {
+                let id = sanitize_line(&call.tool_call_id);
+                format!("\n  {id}  {}", call.line())
+            });
+            let message = format!(
+                "{} tool calls of {id} wait for approval; name one, or decide --all:{}",
+                several.len(),
+                calls.collect::<String>()
+            );
+            Err(InvalidInput(message).into())
+        }
+    }
+}
