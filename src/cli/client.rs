@@ -289,6 +289,69 @@ impl Client {
         self.read(self.http.get(url)).await
     }
 
+    /// A page of the tool calls that wait for approval, from a cursor on.
+    pub async fn list_approvals(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> Result<RunPage, ClientError> {
+        let mut url = self.url(&["approvals"]);
+        url.query_pairs_mut()
+            .append_pair("limit", &limit.to_string())
+            .extend_pairs(cursor.map(|cursor| ("cursor", cursor)));
+        self.read(self.http.get(url)).await
+    }
+
+    /// A page of the sessions of the key with this name, else of the client's key, from a cursor on.
+    pub async fn list_sessions(
+        &self,
+        owner: Option<&str>,
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> Result<RunPage, ClientError> {
+        let mut url = self.url(&["sessions"]);
+        url.query_pairs_mut()
+            .append_pair("limit", &limit.to_string())
+            .extend_pairs(cursor.map(|cursor| ("cursor", cursor)))
+            .extend_pairs(owner.map(|owner| ("key", owner)));
+        self.read(self.http.get(url)).await
+    }
+
+    /// A session with its newest runs.
+    pub async fn get_session(
+        &self,
+        name: &str,
+        agent: Option<&str>,
+        owner: Option<&str>,
+    ) -> Result<Value, ClientError> {
+        let mut url = self.session_url(name, &[], owner)?;
+        url.query_pairs_mut()
+            .append_pair("limit", "20")
+            .extend_pairs(agent.map(|agent| ("agent", agent)));
+        self.json(self.http.get(url)).await
+    }
+
+    /// A page of a session's conversation, after its first messages.
+    pub async fn get_session_messages(
+        &self,
+        name: &str,
+        agent: Option<&str>,
+        owner: Option<&str>,
+        after: u64,
+    ) -> Result<MessagePage, ClientError> {
+        let mut url = self.session_url(name, &["messages"], owner)?;
+        url.query_pairs_mut()
+            .append_pair("after", &after.to_string())
+            .extend_pairs(agent.map(|agent| ("agent", agent)));
+        self.read(self.http.get(url)).await
+    }
+
+    /// Deletes a session with its conversation; its runs stay.
+    pub async fn delete_session(&self, name: &str, owner: Option<&str>) -> Result<(), ClientError> {
+        let url = self.session_url(name, &[], owner)?;
+        self.send(self.http.delete(url)).await.map(drop)
+    }
+
     /// Deletes a run that has ended, and its descendants.
     pub async fn delete_run(&self, id: &str) -> Result<(), ClientError> {
         let request = self.http.delete(self.url(&["runs", id]));
@@ -366,6 +429,27 @@ impl Client {
         let segments = ["agents", agent, route];
         let count = if route.is_empty() { 2 } else { 3 };
         Ok(self.url(&segments[..count]))
+    }
+
+    fn session_url(
+        &self,
+        name: &str,
+        route: &[&str],
+        owner: Option<&str>,
+    ) -> Result<Url, ClientError> {
+        // A text that is not a name could change the path, and the daemon would not find it either.
+        if !is_agent_name(name) {
+            return Err(ClientError::ErrorResponse {
+                status: 404,
+                code: "session_not_found".to_owned(),
+                detail: format!("there is no session {name:?}"),
+            });
+        }
+        let mut url = self.url(&[&["sessions", name], route].concat());
+        if let Some(owner) = owner {
+            url.query_pairs_mut().append_pair("key", owner);
+        }
+        Ok(url)
     }
 
     fn get(&self, segments: &[&str]) -> RequestBuilder {

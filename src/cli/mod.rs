@@ -40,6 +40,7 @@ mod runs;
 mod serve;
 mod server;
 mod service_manager;
+mod sessions;
 mod signals;
 mod sources;
 mod style;
@@ -133,6 +134,9 @@ enum Command {
     Runs(runs::Command),
     /// List the tool calls of a daemon that wait for approval
     Approvals(approvals::Args),
+    /// List, show and delete the sessions of a daemon
+    #[command(subcommand)]
+    Sessions(sessions::Command),
     /// Let models analyse the memories of their agents, then trim them
     Gc(gc::Args),
     /// Check and copy the database
@@ -163,6 +167,7 @@ impl Command {
             Self::Agents(command) => agents::agents(command),
             Self::Runs(command) => runs::runs(command).await,
             Self::Approvals(args) => approvals::approvals(&args).await,
+            Self::Sessions(command) => sessions::sessions(command).await,
             Self::Gc(args) => gc::gc(args).await,
             Self::Data(command) => data::data(command),
             Self::Keys(command) => keys::keys(command),

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::cli::client::{ClientError, MessagePage};
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
@@ -35,21 +36,36 @@ pub struct Messages {
 pub async fn messages(args: &Messages) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
     let id = args.id.resolve(&client).await?;
-    let mut system = None;
-    let mut messages = Vec::new();
-    let mut after = Some(0);
-    while let Some(count) = after {
-        let page = client.get_messages(&id, count).await?;
-        system = page.system.or(system);
-        messages.extend(page.data);
-        after = page.next_after;
+    let pages = collect(async |after| client.get_messages(&id, after).await);
+    print(pages.await?, args.format)
+}
+
+/// Reads all pages of a conversation.
+pub async fn collect(
+    read: impl AsyncFn(u64) -> Result<MessagePage, ClientError>,
+) -> Result<MessagePage, ClientError> {
+    let mut whole = read(0).await?;
+    while let Some(after) = whole.next_after {
+        let page = read(after).await?;
+        whole.data.extend(page.data);
+        whole.next_after = page.next_after;
     }
-    if args.format.is_json() {
+    Ok(whole)
+}
+
+/// Prints a whole conversation.
+pub fn print(conversation: MessagePage, format: FormatArgs) -> anyhow::Result<()> {
+    let MessagePage {
+        system,
+        data: messages,
+        ..
+    } = conversation;
+    if format.is_json() {
         return output::print_json(
             &json!({ "system": system, "data": messages, "next_after": null }),
         );
     }
-    let max_result = match args.format.is_wide() {
+    let max_result = match format.is_wide() {
         true => usize::MAX,
         false => MAX_RESULT,
     };
