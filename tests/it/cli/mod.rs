@@ -1,8 +1,10 @@
 //! The commands.
 
+mod approvals;
 mod chat;
 mod checks;
 mod commands;
 mod home;
 mod run;
 mod runs;
+mod sessions;

@@ -1,0 +1,157 @@
+//! Deciding at the command line: `axed approvals`, `axed runs approve` and `deny`, and what `axed run` says on a pipe.
+
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::ChildStderr;
+
+use crate::cli::home::{Ended, Home, ended};
+use crate::support::app::TestApp;
+use crate::support::daemon::axed_command;
+use crate::support::provider::answer::{calls, delegates, says};
+use crate::support::within_timeout;
+use crate::tools::approvals::{careful, requests, sent, writes, wrote};
+
+async fn axed(app: &TestApp, arguments: &[&str]) -> Ended {
+    let arguments = [arguments, &["--server", &app.daemon.url]].concat();
+    ended(axed_command(&app.path("."), &arguments)).await
+}
+
+/// Waits for a line of stderr with this text, and returns it.
+async fn line_with(lines: &mut Lines<BufReader<ChildStderr>>, text: &str) -> String {
+    within_timeout(text, async {
+        while let Some(line) = lines.next_line().await.expect("UTF-8") {
+            if line.contains(text) {
+                return line;
+            }
+        }
+        panic!("stderr ended without {text}");
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_run_on_a_pipe_prints_the_command_that_decides_its_call() {
+    let home = Home::new();
+    let script = "[[replies]]\n[[replies.tool_calls]]\nname = \"write_file\"\n\
+        arguments = { path = \"note.md\", content = \"found\" }\n[[replies]]\ntext = \"On it: {{result.1}}\"\n";
+    let agent = "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]";
+    home.write("work/.keep", "");
+    home.agent("fixer", agent, script);
+    let mut command = home.command(&["run", "fixer", "go"]);
+    command
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut child = command.kill_on_drop(true).spawn().expect("run axed");
+    let mut lines = BufReader::new(child.stderr.take().expect("stderr")).lines();
+
+    let waiting = line_with(&mut lines, "waits for approval").await;
+    assert!(
+        waiting.contains(
+            "fixer waits for approval of write_file {\"path\":\"note.md\",\"content\":\"found\"}"
+        ),
+        "{waiting}"
+    );
+    let hint = line_with(&mut lines, "to decide").await;
+    let (_, decision) = hint.split_once("axed runs approve ").expect("a command");
+    let (decision, _) = decision.split_once("   (or deny").expect("an alternative");
+    let arguments: Vec<&str> = ["runs", "approve"]
+        .into_iter()
+        .chain(decision.split(' '))
+        .collect();
+    let decided = home.axed(&arguments).await;
+    assert!(decided.with(0).contains(" approved"), "{}", decided.out);
+
+    let ended = within_timeout("the run's end", child.wait_with_output()).await;
+    let ended = ended.expect("an end");
+    assert!(ended.status.success());
+    let out = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(out.starts_with("On it: wrote 5 bytes"), "{out}");
+    assert_eq!(home.read("work/note.md"), "found");
+}
+
+#[tokio::test]
+async fn the_only_call_that_waits_needs_no_id() {
+    let app = careful("").spawn().await;
+    app.provider
+        .will("planner", [delegates([("careful", "write")]), says("done")]);
+    app.provider.will("careful", [writes("a"), says("written")]);
+    let (id, _) = sent(&app, "planner").await;
+    // The root names the call of its child.
+    let approved = axed(&app, &["runs", "approve", &id]).await;
+    assert!(
+        approved.with(0).trim_end().ends_with(" approved"),
+        "{}",
+        approved.out
+    );
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "done");
+    assert!(wrote(&app, "a"));
+    let late = axed(&app, &["runs", "approve", &id]).await;
+    late.with(2);
+    let expected = format!("no tool call of {id} waits for approval; it is completed");
+    assert!(late.err.contains(&expected), "{}", late.err);
+
+    app.provider.will("careful", [writes("b"), says("denied")]);
+    let (id, _) = sent(&app, "careful").await;
+    let arguments = [
+        "runs",
+        "approve",
+        &id,
+        "--deny",
+        "--reason",
+        "not on a Friday",
+    ];
+    assert!(axed(&app, &arguments).await.with(0).contains(" denied"));
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "denied");
+    let seen = app.provider.wait_for_request("careful", 4).await;
+    assert_eq!(
+        seen.tool_results(),
+        ["The call of write_file was denied: not on a Friday"]
+    );
+}
+
+#[tokio::test]
+async fn several_calls_that_wait_are_listed() {
+    let app = careful("").spawn().await;
+    let file = |path: &str| ("write_file", json!({"path": path, "content": "\u{1b}[2J"}));
+    app.provider.will(
+        "careful",
+        [calls([file("a"), file("b"), file("c")]), says("done")],
+    );
+    let id = app.start("careful", "go").await.id().to_owned();
+    let requests = requests(&app, &id, 3).await;
+    let call = |at: usize| requests[at]["tool_call_id"].as_str().expect("an id");
+
+    let several = axed(&app, &["runs", "approve", &id]).await;
+    several.with(2);
+    assert!(several.err.contains("3 tool calls of"), "{}", several.err);
+    for at in 0..3 {
+        let line = format!("\n  {}  write_file {{\"path\":", call(at));
+        assert!(several.err.contains(&line), "{}", several.err);
+    }
+    let listed = axed(&app, &["approvals"]).await;
+    let lines: Vec<&str> = listed.with(0).lines().collect();
+    assert_eq!(lines.len(), 4, "{}", listed.out);
+    assert!(lines[0].starts_with("run\tcall\tagent\ttool\tage\targuments"));
+    assert!(lines[1].starts_with(&format!("{id}\t")), "{}", lines[1]);
+    assert!(lines[1].contains("\\u001b[2J"), "{}", lines[1]);
+    let json = axed(&app, &["approvals", "-o", "json"]).await;
+    let first: Value =
+        serde_json::from_str(json.with(0).lines().next().expect("a line")).expect("JSON");
+    assert_eq!(first, app.get("/approvals").await.json()["data"][0]);
+
+    axed(&app, &["runs", "deny", &id, call(0)]).await.with(0);
+    let rest = axed(&app, &["runs", "approve", &id, "--all"]).await;
+    assert_eq!(rest.with(0).lines().count(), 2);
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
+    let none = axed(&app, &["approvals"]).await;
+    assert_eq!(none.with(0), "");
+    assert!(
+        none.err.contains("nothing waits for approval"),
+        "{}",
+        none.err
+    );
+}
