@@ -33,6 +33,9 @@ pub fn cut_texts(run: &mut Run) {
     if let Some(failure) = &mut run.error {
         is_cut |= cut(&mut failure.message);
     }
+    for warning in &mut run.warnings {
+        is_cut |= cut(&mut warning.message);
+    }
     is_cut |= run.pending_approvals.len() > MAX_APPROVALS;
     run.pending_approvals.truncate(MAX_APPROVALS);
     for approval in &mut run.pending_approvals {
