@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_path_to_error::{Path, Segment};
 
 use crate::web::error::{Problem, did_you_mean, quote};
+use crate::web::extract::known_fields;
 use crate::web::json_pointer;
 use crate::web::problem_code::ProblemCode;
 
@@ -30,16 +31,27 @@ pub fn decode_utf8(bytes: &[u8]) -> Result<&str, Problem> {
 }
 
 /// Parses a JSON body. 400 if it is not JSON; 422 with a pointer if it is JSON of another shape.
-pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+pub fn parse_json<T: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<T, Problem> {
+    parse_json_with_places(bytes, |_| None)
+}
+
+/// Like [`parse_json`]. If no part of the body has an unknown field, the error says what `other_place` says about it.
+pub fn parse_json_with_places<T: DeserializeOwned + JsonSchema>(
+    bytes: &[u8],
+    other_place: fn(&str) -> Option<String>,
+) -> Result<T, Problem> {
     let text = decode_utf8(bytes)?;
     match serde_json::from_str::<Object<T>>(text) {
         Ok(Object(value)) => Ok(value),
-        Err(_) => Err(parse_error::<T>(text)),
+        Err(_) => Err(parse_error::<T>(text, other_place)),
     }
 }
 
 /// Parses again, slowly, to find the error. A syntax error is reported before an invalid field.
-fn parse_error<T: DeserializeOwned>(text: &str) -> Problem {
+fn parse_error<T: DeserializeOwned + JsonSchema>(
+    text: &str,
+    other_place: fn(&str) -> Option<String>,
+) -> Problem {
     if nesting_depth(text) > MAX_DEPTH {
         return too_deep();
     }
@@ -49,7 +61,7 @@ fn parse_error<T: DeserializeOwned>(text: &str) -> Problem {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     match serde_path_to_error::deserialize::<_, Object<T>>(&mut deserializer) {
         Err(error) if error.inner().is_data() => {
-            shape_error(error.path(), &error.inner().to_string())
+            shape_error::<T>(error.path(), &error.inner().to_string(), other_place)
         }
         Err(error) => syntax_error(error.inner()),
         Ok(_) => Problem::new(
@@ -77,7 +89,11 @@ fn syntax_error(error: &serde_json::Error) -> Problem {
     )
 }
 
-fn shape_error(path: &Path, error: &str) -> Problem {
+fn shape_error<T: JsonSchema>(
+    path: &Path,
+    error: &str,
+    other_place: fn(&str) -> Option<String>,
+) -> Problem {
     let message = error.split(" at line ").next().unwrap_or(error);
     let pointer = pointer_to(path);
     if !message.starts_with("unknown field") {
@@ -88,16 +104,30 @@ fn shape_error(path: &Path, error: &str) -> Problem {
         return Problem::invalid_field(pointer, detail);
     }
     // serde quotes the field and the known fields in backticks; the field is also the path's last segment.
-    let known_fields = message
+    let known = message
         .rsplit_once("expected")
         .map_or("", |(_, known)| known);
     let field = match path.iter().next_back() {
         Some(Segment::Map { key }) => key.as_str(),
         _ => "",
     };
-    let hint = did_you_mean(field, known_fields.split('`').skip(1).step_by(2));
+    let hint = match known_fields::place_in_body::<T>(field, &parent_of(path)) {
+        Some(place) => format!("; {place}"),
+        None => did_you_mean(field, known.split('`').skip(1).step_by(2)),
+    };
+    let hint = match (hint.is_empty(), other_place(field)) {
+        (true, Some(place)) => format!("; {place}"),
+        _ => hint,
+    };
     let detail = format!("unknown field {}{hint}", quote(field));
     Problem::field(ProblemCode::UnknownField, pointer, detail)
+}
+
+/// The path of the object that has the field, with dots.
+fn parent_of(path: &Path) -> String {
+    let mut names: Vec<String> = path.iter().map(ToString::to_string).collect();
+    names.pop();
+    names.join(".")
 }
 
 /// The JSON Pointer to a path; empty for the body itself.
@@ -174,11 +204,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 
 #[cfg(test)]
 mod tests {
+    use schemars::JsonSchema;
     use serde::Deserialize;
 
     use super::{Object, nesting_depth, parse_json};
 
-    #[derive(Debug, Default, Deserialize)]
+    #[derive(Debug, Default, Deserialize, JsonSchema)]
     #[serde(deny_unknown_fields, default)]
     #[allow(dead_code, reason = "only the errors are read")]
     struct Sample {
@@ -187,7 +218,7 @@ mod tests {
         params: Option<Object<Inner>>,
     }
 
-    #[derive(Debug, Default, Deserialize)]
+    #[derive(Debug, Default, Deserialize, JsonSchema)]
     #[serde(deny_unknown_fields, default)]
     #[allow(dead_code, reason = "only the errors are read")]
     struct Inner {
@@ -222,6 +253,8 @@ mod tests {
             "{\"timeout\": 1.5}",
             "{\"params\": [0.5]}",
             "{\"params\": {\"temprature\": 1}}",
+            "{\"temperature\": 1}",
+            "{\"params\": {\"timeout\": 1}}",
             "{\"params\": {\"stop\": [\"a\", 2]}}",
             "{\"params\": {\"temperature\": 1e999}}",
             "{\"a/b~c\": 1}",

@@ -5,6 +5,7 @@ pub mod form;
 pub mod gzip;
 pub mod idempotency;
 pub mod json_body;
+pub mod known_fields;
 pub mod large_body;
 pub mod link_prefix;
 pub mod messages;

@@ -7,6 +7,7 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use crate::config::AttachmentLimits;
@@ -43,7 +44,7 @@ impl RequestBody {
     }
 
     /// The JSON body as a `T`; the default if there is no body. Other content types are refused.
-    pub fn json<T: DeserializeOwned + Default>(&self) -> Result<T, Problem> {
+    pub fn json<T: DeserializeOwned + Default + JsonSchema>(&self) -> Result<T, Problem> {
         match self {
             Self::Empty => Ok(T::default()),
             Self::Json(bytes) => parse_json(bytes),

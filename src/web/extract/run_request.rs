@@ -21,6 +21,7 @@ use crate::web::error::Problem;
 use crate::web::extract::content::{AttachmentCounter, ContentInput};
 use crate::web::extract::form::Form;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
+use crate::web::extract::known_fields;
 use crate::web::extract::messages::{self, MessageInput};
 use crate::web::extract::request_body::RequestBody;
 use crate::web::json_pointer;
@@ -46,7 +47,7 @@ pub async fn build_run_request(
             ..RunRequest::default()
         }),
         RequestBody::Form(form) => {
-            let mut request = json_body::parse_json::<CreateRunRequest>(form.fields.as_bytes())?;
+            let mut request = parse_body(form.fields.as_bytes())?;
             request.form = Some(form);
             Box::pin(request.into_run_request(agent, owner, settings)).await
         }
@@ -59,17 +60,16 @@ pub async fn build_run_request(
         RequestBody::Json(bytes) => {
             let request = match bytes.len() > settings.max_body {
                 // Pictures and files take their time to be decoded.
-                true => {
-                    blocking::run_blocking(move || {
-                        json_body::parse_json::<CreateRunRequest>(&bytes)
-                    })
-                    .await?
-                }
-                false => json_body::parse_json::<CreateRunRequest>(&bytes)?,
+                true => blocking::run_blocking(move || parse_body(&bytes)).await?,
+                false => parse_body(&bytes)?,
             };
             Box::pin(request.into_run_request(agent, owner, settings)).await
         }
     }
+}
+
+fn parse_body(bytes: &[u8]) -> Result<CreateRunRequest, Problem> {
+    json_body::parse_json_with_places(bytes, known_fields::place_in_agent_file)
 }
 
 /// The request of a run. Every field is optional.
@@ -369,12 +369,11 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::CreateRunRequest;
+    use super::parse_body;
     use crate::domain::agent::response_format::ResponseFormat;
     use crate::domain::usage::Cost;
     use crate::engine::request::RunRequest;
     use crate::web::error::Problem;
-    use crate::web::extract::json_body;
     use crate::web::server::forwarded::TrustedProxies;
     use crate::web::state::Settings;
 
@@ -398,7 +397,7 @@ mod tests {
             client_timeout: Duration::from_secs(30),
             max_labels: 64,
         };
-        let request = json_body::parse_json::<CreateRunRequest>(body.to_string().as_bytes())?;
+        let request = parse_body(body.to_string().as_bytes())?;
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let run_request = request.into_run_request("a".to_owned(), None, &settings);
         runtime.expect("a runtime").block_on(run_request)
@@ -464,6 +463,11 @@ mod tests {
             json!({"params": {"response_format": {"type": "text"}}, "response_format": {}}),
             json!({"budget": {"max_cost_usd": -1}}),
             json!({"budget": {"max_token": 1}}),
+            json!({"temperature": 1}),
+            json!({"max_tokens": 1}),
+            json!({"params": {"timeout": 1}}),
+            json!({"max_turns": 3}),
+            json!({"system_prompt": "Be kind."}),
             json!({"response_format": {"type": "json_schema"}}),
             json!({"response_format": {"type": "json_schema", "schema": []}}),
             json!({"response_format": {"type": "json_schema", "schema": deep(140)}}),
