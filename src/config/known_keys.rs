@@ -32,6 +32,24 @@ impl KnownKeys {
         }
     }
 
+    /// The tables with their keys that are no tables. Omits tables whose names users choose.
+    pub(in crate::config) fn settings(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        let tables: BTreeSet<&str> = self.0.values().flatten().map(String::as_str).collect();
+        let all = self.0.iter().flat_map(|(key, tables)| {
+            let tables = tables.iter().map(String::as_str);
+            tables.map(move |table| (table, *key))
+        });
+        let is_fixed = |table: &str| {
+            let is_builtin_provider = table.starts_with("providers.");
+            !is_builtin_provider && !table.contains("<name>") && !table.is_empty()
+        };
+        all.filter(move |(table, key)| {
+            let full = join(table, key);
+            let is_table = |it: &&str| *it == full || it.starts_with(&format!("{full}."));
+            is_fixed(table) && !tables.iter().any(is_table)
+        })
+    }
+
     /// What the user probably meant.
     pub(in crate::config) fn explain(&self, unknown: UnknownKey) -> Problem {
         let UnknownKey {
@@ -94,7 +112,7 @@ fn join(table: &str, key: &str) -> String {
 }
 
 /// The key as TOML writes it.
-pub(in crate::config) fn quote_key(name: &str) -> String {
+pub fn quote_key(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     match !name.is_empty() && name.chars().all(is_bare) {
         true => name.to_owned(),

@@ -10,8 +10,10 @@ use secrecy::SecretString;
 
 use crate::config::document::{self, Node, Origin, Problem, Table, Value};
 use crate::config::environment::{Environment, check_variable_name, env_value};
+use crate::config::in_force::{self, SettingInForce};
 use crate::config::load_context::LoadContext;
 use crate::config::models::{ConfiguredPrice, MAX_PRICE, Models, ProviderModels};
+use crate::config::positions::Positions;
 use crate::config::secrets::{self, read_secret};
 use crate::config::table_reader::{self, MAX_COUNT, TableReader};
 use crate::config::variables::{
@@ -54,42 +56,129 @@ pub struct Flags {
 #[error("{0}")]
 pub struct ConfigError(pub String);
 
+/// The configuration with everything that `axed config` shows.
+pub struct LoadedConfig {
+    /// The path of the config file for messages.
+    pub file: String,
+    /// `None` if the file is not TOML.
+    pub config: Option<Config>,
+    /// Every error.
+    pub problems: Vec<Problem>,
+    pub positions: Positions,
+    /// Empty if there are errors.
+    pub settings: Vec<SettingInForce>,
+}
+
 pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigError> {
+    let (file, sources) = merge_sources(flags, environment)?;
+    let read = sources.and_then(|sources| sources.read(environment));
+    read.map_err(|problems| ConfigError(document::format_problems(&problems, &file, "\n")))
+}
+
+/// Loads the configuration for `axed config`.
+///
+/// # Errors
+/// The file or a flag cannot be read at all.
+pub fn load_with_sources(
+    flags: &Flags,
+    environment: &Environment,
+) -> Result<LoadedConfig, ConfigError> {
+    let (file, sources) = merge_sources(flags, environment)?;
+    let mut loaded = LoadedConfig {
+        file,
+        config: None,
+        problems: Vec::new(),
+        positions: Positions::default(),
+        settings: Vec::new(),
+    };
+    let sources = match sources {
+        Ok(sources) => sources,
+        Err(problems) => return Ok(LoadedConfig { problems, ..loaded }),
+    };
+    let table = sources.table.clone();
+    loaded.positions = Positions::of(&table);
+    let context = sources.context(environment);
+    let known_keys = table_reader::known_keys(SAMPLE, |top| read_config(top, &context));
+    match sources.read(environment) {
+        Ok(config) => {
+            loaded.settings = in_force::list(&table, &known_keys, &config, environment);
+            loaded.config = Some(config);
+        }
+        Err(problems) => loaded.problems = problems,
+    }
+    Ok(loaded)
+}
+
+/// The file, the environment and the flags, merged.
+struct Sources {
+    /// `None` if there is no file.
+    file: Option<PathBuf>,
+    table: Table,
+    /// Those of the environment.
+    problems: Vec<Problem>,
+}
+
+/// Also returns the name of the config file for messages.
+fn merge_sources(
+    flags: &Flags,
+    environment: &Environment,
+) -> Result<(String, Result<Sources, Vec<Problem>>), ConfigError> {
     let file = find_config_file(flags, environment)?;
     let label = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display();
     let label = label.to_string();
     let mut table = match &file {
-        Some(path) => read_file(path, &label)?,
+        Some(path) => match document::parse(&read_file(path, &label)?) {
+            Ok(table) => table,
+            Err(problems) => return Ok((label, Err(problems))),
+        },
         None => Table::new(),
     };
-    let mut problems = apply_environment(&mut table, environment);
+    let problems = apply_environment(&mut table, environment);
     apply_flags(&mut table, flags)?;
-    providers::add_builtin(&mut table);
+    let sources = Sources {
+        file,
+        table,
+        problems,
+    };
+    Ok((label, Ok(sources)))
+}
 
-    let config_dir = match &file {
-        Some(path) => path
-            .parent()
-            .filter(|dir| !dir.as_os_str().is_empty())
-            .unwrap_or(Path::new(".")),
-        None => Path::new("config"),
-    };
-    let context = LoadContext {
-        environment,
-        home: env_value(environment, "HOME").map(PathBuf::from),
-        config_dir: config_dir.to_owned(),
-        config_file: file.unwrap_or_else(|| DEFAULT_FILE.into()),
-    };
-    let (config, more) = table_reader::read_table(table, SAMPLE, |top| read_config(top, &context));
-    problems.extend(more);
-    problems.extend(webhook_secret_problems(&config, environment));
-    match problems.is_empty() {
-        true => Ok(Config {
-            secret_files: secret_files(&config, environment),
-            ..config
-        }),
-        false => Err(ConfigError(document::format_problems(
-            &problems, &label, "\n",
-        ))),
+impl Sources {
+    fn context<'e>(&self, environment: &'e Environment) -> LoadContext<'e> {
+        let config_dir = match &self.file {
+            Some(path) => path
+                .parent()
+                .filter(|dir| !dir.as_os_str().is_empty())
+                .unwrap_or(Path::new(".")),
+            None => Path::new("config"),
+        };
+        LoadContext {
+            environment,
+            home: env_value(environment, "HOME").map(PathBuf::from),
+            config_dir: config_dir.to_owned(),
+            config_file: self.file.clone().unwrap_or_else(|| DEFAULT_FILE.into()),
+        }
+    }
+
+    fn read(self, environment: &Environment) -> Result<Config, Vec<Problem>> {
+        let context = self.context(environment);
+        let Self {
+            mut table,
+            mut problems,
+            ..
+        } = self;
+        providers::add_builtin(&mut table);
+        let (config, more) =
+            table_reader::read_table(table, SAMPLE, |top| read_config(top, &context));
+        problems.extend(more);
+        problems.extend(webhook_secret_problems(&config, environment));
+        match problems.is_empty() {
+            true => Ok(Config {
+                secret_files: secret_files(&config, environment),
+                ..config
+            }),
+            false => Err(problems),
+        }
     }
 }
 
@@ -111,11 +200,9 @@ fn find_config_file(
     }
 }
 
-fn read_file(path: &Path, label: &str) -> Result<Table, ConfigError> {
-    let bytes = std::fs::read(path)
-        .map_err(|error| ConfigError(format!("could not read config file {label}: {error}")))?;
-    document::parse(&bytes)
-        .map_err(|problems| ConfigError(document::format_problems(&problems, label, "\n")))
+fn read_file(path: &Path, label: &str) -> Result<Vec<u8>, ConfigError> {
+    std::fs::read(path)
+        .map_err(|error| ConfigError(format!("could not read config file {label}: {error}")))
 }
 
 fn apply_flags(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {

@@ -38,13 +38,16 @@ impl Positions {
         }
     }
 
-    /// Whether the document has this table.
-    pub fn has_table(&self, path: &str) -> bool {
+    /// The names of the keys of the table at a path, without quotes.
+    pub fn tables(&self, path: &str) -> Vec<String> {
         let prefix = format!("{path}.");
-        let mut after = self.0.range(prefix.clone()..);
-        after
-            .next()
-            .is_some_and(|(path, _)| path.starts_with(&prefix))
+        let below = self.0.range(prefix.clone()..);
+        let below = below.map_while(|(path, _)| path.strip_prefix(&prefix));
+        let names = below.filter_map(|rest| match rest.strip_prefix('"') {
+            Some(quoted) => quoted.strip_suffix('"').filter(|it| !it.contains('"')),
+            None => Some(rest).filter(|it| !it.contains(['.', '['])),
+        });
+        names.map(str::to_owned).collect()
     }
 
     pub fn warning(&self, path: &str, text: String) -> Problem {
@@ -123,6 +126,7 @@ mod tests {
             );
         }
         assert_eq!(positions.find("model"), Origin::Whole);
-        assert!(positions.has_table("params") && !positions.has_table("tools"));
+        assert_eq!(positions.tables("params"), ["temperature"]);
+        assert!(positions.tables("tools").is_empty());
     }
 }

@@ -334,17 +334,7 @@ fn read_api_key(
 fn read_base_url(name: &str, s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Option<String> {
     let is_overridden = s.is_from_env_or_flag("base_url");
     let configured = s.parsed_text("base_url", parse_base_url);
-    let axed_variable = (format!("AXED_{}_BASE_URL", variable_name(name)), false);
-    let service_variable = match name {
-        "anthropic" | "openai" => Some((format!("{}_BASE_URL", variable_name(name)), false)),
-        "ollama" => Some(("OLLAMA_HOST".to_owned(), true)),
-        _ => None,
-    };
-    let mut variables = vec![axed_variable];
-    if !is_overridden {
-        variables.extend(service_variable);
-    }
-    for (variable, is_host) in variables {
+    for (variable, is_host) in base_url_variables(name, is_overridden) {
         let Some(text) = env_value(context.environment, &variable) else {
             continue;
         };
@@ -361,6 +351,25 @@ fn read_base_url(name: &str, s: &mut TableReader<'_>, context: &LoadContext<'_>)
         };
     }
     configured
+}
+
+/// The variables that may hold a provider's base URL, the strongest first, and whether each holds a host as Ollama has it.
+/// A value from a variable or flag of the configuration overrides the service's own variable.
+pub(in crate::config) fn base_url_variables(
+    name: &str,
+    is_overridden: bool,
+) -> Vec<(String, bool)> {
+    let axed_variable = (format!("AXED_{}_BASE_URL", variable_name(name)), false);
+    let service_variable = match name {
+        "anthropic" | "openai" => Some((format!("{}_BASE_URL", variable_name(name)), false)),
+        "ollama" => Some(("OLLAMA_HOST".to_owned(), true)),
+        _ => None,
+    };
+    let mut variables = vec![axed_variable];
+    if !is_overridden {
+        variables.extend(service_variable);
+    }
+    variables
 }
 
 /// Checks an http or https URL without credentials and query, and strips the trailing slash.

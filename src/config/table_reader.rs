@@ -21,27 +21,36 @@ pub fn read_table<T>(
     sample: &str,
     read: impl Fn(&mut TableReader<'_>) -> T,
 ) -> (T, Vec<Problem>) {
-    let read_all = |table| {
-        let mut findings = Findings::default();
-        let top = Origin::File { line: 1, column: 1 };
-        let value = read_nested(String::new(), top, table, &mut findings, &read);
-        (value, findings)
-    };
-    let (value, findings) = read_all(table);
+    let (value, findings) = read_all(table, &read);
     let Findings {
         mut problems,
         unknown_keys,
         ..
     } = findings;
     if !unknown_keys.is_empty() {
-        let sample = document::parse(sample.as_bytes()).unwrap_or_default();
-        let known_keys = read_all(sample).1.known_keys;
+        let known_keys = known_keys(sample, &read);
         let placed = unknown_keys.into_iter().map(|key| known_keys.explain(key));
         problems.extend(placed);
     }
     // A stable sort: problems at one position keep the order in which they were found.
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
     (value, problems)
+}
+
+/// The keys that `read` asks for in a sample document.
+pub(in crate::config) fn known_keys<T>(
+    sample: &str,
+    read: impl Fn(&mut TableReader<'_>) -> T,
+) -> KnownKeys {
+    let sample = document::parse(sample.as_bytes()).unwrap_or_default();
+    read_all(sample, read).1.known_keys
+}
+
+fn read_all<T>(table: Table, read: impl Fn(&mut TableReader<'_>) -> T) -> (T, Findings) {
+    let mut findings = Findings::default();
+    let top = Origin::File { line: 1, column: 1 };
+    let value = read_nested(String::new(), top, table, &mut findings, read);
+    (value, findings)
 }
 
 /// What reading a table finds besides its value.

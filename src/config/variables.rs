@@ -48,15 +48,19 @@ pub(in crate::config) fn secret_of_file_variable(name: &str) -> Option<&str> {
     let path = variable_path(secret)?;
     let path: Vec<String> = path.iter().map(|part| part.to_ascii_lowercase()).collect();
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
-    let is_secret = matches!(
-        path.as_slice(),
+    is_secret(&path).then_some(secret)
+}
+
+/// Whether the key at this path can hold a secret.
+pub(in crate::config) fn is_secret(path: &[&str]) -> bool {
+    matches!(
+        path,
         ["auth", "keys", _, "sha256"]
             | ["providers", _, "api_key"]
             | ["providers", _, "headers", _]
             | ["telemetry", "otlp_headers", _]
             | ["tools", "web_search", "url"]
-    );
-    is_secret.then_some(secret)
+    )
 }
 
 pub(in crate::config) fn secret_problem(error: SecretError) -> Problem {

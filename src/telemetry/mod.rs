@@ -18,15 +18,7 @@ const DEFAULT_FILTER: &str = "info";
 
 /// Starts logging to stderr. Only the first call in a process has an effect. Fails if `telemetry.log` is not a valid filter.
 pub fn init(settings: &Telemetry) -> Result<(), String> {
-    let directives = settings.log.as_deref().unwrap_or(DEFAULT_FILTER);
-    let filter = EnvFilter::builder().parse(directives).map_err(|error| {
-        format!("telemetry.log: \"{directives}\" is not a filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
-    })?;
-    // The MCP library logs whole messages, which may contain secrets. We log its errors ourselves.
-    let filter = match (directives.contains("rmcp"), "rmcp=off".parse()) {
-        (false, Ok(rmcp_off)) => filter.add_directive(rmcp_off),
-        _ => filter,
-    };
+    let filter = parse_filter(settings)?;
     let terminal = std::io::stderr().is_terminal();
     let format = settings.log_format.unwrap_or(if terminal {
         LogFormat::Human
@@ -50,6 +42,26 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
     // An error means that this process logs already.
     drop(started);
     Ok(())
+}
+
+/// Checks the filter of the log.
+///
+/// # Errors
+/// What is wrong with it; the text starts with its key.
+pub fn check(settings: &Telemetry) -> Result<(), String> {
+    parse_filter(settings).map(drop)
+}
+
+fn parse_filter(settings: &Telemetry) -> Result<EnvFilter, String> {
+    let directives = settings.log.as_deref().unwrap_or(DEFAULT_FILTER);
+    let filter = EnvFilter::builder().parse(directives).map_err(|error| {
+        format!("telemetry.log: \"{directives}\" is not a filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
+    })?;
+    // The MCP library logs whole messages, which may contain secrets. We log its errors ourselves.
+    Ok(match (directives.contains("rmcp"), "rmcp=off".parse()) {
+        (false, Ok(rmcp_off)) => filter.add_directive(rmcp_off),
+        _ => filter,
+    })
 }
 
 /// Writes log lines to stderr without control characters: names and errors in them come from models and servers.

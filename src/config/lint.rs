@@ -1,0 +1,92 @@
+//! Finds what is suspicious in a valid configuration: settings without effect, and things that it names and that do not
+//! exist. Blocking I/O.
+
+use crate::config::Config;
+use crate::config::document::Problem;
+use crate::config::known_keys::quote_key;
+use crate::config::positions::{Positions, item};
+use crate::config::secrets::is_process_secret_set;
+use crate::domain::suggestion;
+
+pub fn lint(config: &Config, positions: &Positions) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut warn = |path: &str, text: String, hint: Option<String>| {
+        problems.push(positions.warning(path, text).with_hint(hint));
+    };
+    let server = &config.server;
+    let addresses = [
+        ("server.listen", Some(server.listen)),
+        ("server.metrics_listen", server.metrics_listen),
+    ];
+    for (path, address) in addresses {
+        let is_open = |address: &std::net::SocketAddr| !address.ip().is_loopback();
+        if let (Some(address), true) = (address.filter(is_open), config.auth.keys.is_empty()) {
+            let text = format!(
+                "{path} {address} is not a loopback address, and no keys are configured, so that only --insecure-no-auth starts"
+            );
+            warn(path, text, Some("axed keys new prints a key".to_owned()));
+        }
+    }
+    if server.default_timeout > server.max_timeout {
+        let text = "server.default_timeout is above server.max_timeout, which holds for all runs";
+        warn("server.default_timeout", text.to_owned(), None);
+    }
+    let (loop_warn, loop_stop) = (config.limits.loop_warn, config.limits.loop_stop);
+    if loop_stop > 0 && loop_warn >= loop_stop {
+        let text = "limits.loop_warn is not below limits.loop_stop, so that runs fail without a hint before";
+        warn("limits.loop_warn", text.to_owned(), None);
+    }
+    for dir in &config.agents.dirs {
+        if !dir.is_dir() {
+            let shown = dir.display().to_string();
+            let path = item("agents.dirs", &shown);
+            warn(&path, format!("there is no agents directory {shown}"), None);
+        }
+    }
+    for root in &config.tools.roots {
+        if !root.is_dir() {
+            let shown = root.display().to_string();
+            let path = item("tools.roots", &shown);
+            let text = format!("tools.roots names {shown}, which is not a directory");
+            warn(&path, text, None);
+        }
+    }
+    for (path, variable) in secret_variables(config) {
+        if !is_process_secret_set(&variable) {
+            let text = format!("{path} names the variable {variable}, which is not set");
+            warn(&path, text, None);
+        }
+    }
+    for model in positions.tables("prices") {
+        let provider = model.split('/').next().unwrap_or_default();
+        if !config.providers.contains_key(provider) {
+            let known = config.providers.keys().map(String::as_str);
+            let closest = suggestion::closest(provider, known);
+            let hint = closest.map(|name| format!("did you mean \"{name}\"?"));
+            let path = format!("prices.{}", quote_key(&model));
+            let text = format!("{path}: there is no provider \"{provider}\"");
+            warn(&path, text, hint);
+        }
+    }
+    problems
+}
+
+/// The variables that must hold secrets, with the keys that name them.
+fn secret_variables(config: &Config) -> Vec<(String, String)> {
+    let keys = config.auth.keys.iter().map(|key| {
+        let path = format!("auth.keys.{}.webhook_secret_env", quote_key(&key.name));
+        (path, key.webhook_secret_env.clone())
+    });
+    let search = config.tools.web_search.as_ref();
+    let search = search.and_then(|search| search.api_key_env.clone());
+    let others = [
+        ("webhooks.secret_env", config.webhooks.secret_env.clone()),
+        ("tools.web_search.api_key_env", search),
+    ];
+    let others = others
+        .into_iter()
+        .map(|(path, variable)| (path.to_owned(), variable));
+    let all = keys.chain(others);
+    all.filter_map(|(path, variable)| Some((path, variable?)))
+        .collect()
+}
