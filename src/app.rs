@@ -14,10 +14,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::{Catalog, Watch};
 use crate::catalog::{Agents, LoadError, Rules};
+use crate::config::document::{Problem, ProblemKind};
 use crate::config::environment::process_environment;
+use crate::config::known_keys::quote_key;
 use crate::config::load::ConfigError;
 use crate::config::models;
+use crate::config::positions::Positions;
 use crate::config::{AllowedOrigins, Config};
+use crate::domain::suggestion;
 use crate::engine::agent_check::AgentCheck;
 use crate::engine::context::EngineDeps;
 use crate::engine::memory::memories::Memories;
@@ -214,6 +218,53 @@ pub fn agent_check(config: &Config) -> anyhow::Result<AgentCheck> {
         &workdirs,
         environment,
     ))
+}
+
+/// Returns what a start with this configuration would fail at or warn about, besides [`lint`](crate::config::lint::lint).
+pub fn config_problems(config: &Config, positions: &Positions) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    match ProviderRegistry::build(&config.providers) {
+        Ok(providers) => {
+            let configured = config.providers.keys().map(|name| {
+                let path = format!("providers.{}", quote_key(name));
+                (name, path)
+            });
+            for (name, path) in configured.filter(|(_, path)| positions.get(path).is_some()) {
+                if let Err(why) = providers.get(name) {
+                    problems.push(positions.warning(&path, why.to_string()));
+                }
+            }
+        }
+        Err(error) => {
+            let path = format!("providers.{}", quote_key(&error.name));
+            let kind = ProblemKind::RuleViolation;
+            problems.push(positions.problem(&path, error.to_string(), kind));
+        }
+    }
+    match workdirs(config) {
+        Ok(workdirs) => {
+            let tools = ToolRegistry::new(&config.tools, workdirs.reserved(), &[]);
+            let reason = tools.commands_disabled_reason();
+            let path = "tools.allow_commands";
+            problems.extend(reason.map(|why| positions.warning(path, why.to_owned())));
+        }
+        Err(error) => problems.push(Problem::of_file(
+            ProblemKind::RuleViolation,
+            error.to_string(),
+        )),
+    }
+    let agents = Catalog::open(config.agents.dirs.clone(), Rules::from_config(config)).current();
+    for name in config.runs.per_agent.keys() {
+        if !agents.entries.contains_key(name) {
+            let path = format!("runs.per_agent.{}", quote_key(name));
+            let text = format!("runs.per_agent limits {name}, but there is no such agent");
+            let known = agents.entries.keys().map(String::as_str);
+            let hint = suggestion::closest(name, known);
+            let hint = hint.map(|name| format!("did you mean \"{name}\"?"));
+            problems.push(positions.warning(&path, text).with_hint(hint));
+        }
+    }
+    problems
 }
 
 fn settings(config: &Config) -> Settings {

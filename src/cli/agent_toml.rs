@@ -110,7 +110,7 @@ fn bare_key(key: &str) -> String {
 }
 
 /// A JSON value on one line; `None` for null, which TOML does not have.
-fn inline_value(value: &Value) -> Option<String> {
+pub fn inline_value(value: &Value) -> Option<String> {
     Some(match value {
         Value::Null => return None,
         Value::String(text) => basic_string(text),

@@ -20,6 +20,7 @@ mod chat_view;
 mod check;
 mod client;
 mod completions;
+mod config;
 mod data;
 mod demo;
 mod dry_run;
@@ -129,6 +130,9 @@ enum Command {
     /// List, show, write and check agent files
     #[command(subcommand)]
     Agents(agents::Command),
+    /// Check the configuration, and show what is in force
+    #[command(subcommand)]
+    Config(config::Command),
     /// List, show, follow, cancel and approve the runs of a daemon
     #[command(subcommand)]
     Runs(runs::Command),
@@ -165,6 +169,7 @@ impl Command {
             Self::Run(args) => run::run(args).await,
             Self::Chat(args) => chat::chat(args).await,
             Self::Agents(command) => agents::agents(command),
+            Self::Config(command) => config::config(command),
             Self::Runs(command) => runs::runs(command).await,
             Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Sessions(command) => sessions::sessions(command).await,

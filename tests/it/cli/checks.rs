@@ -1,7 +1,8 @@
-//! `axed agents check`: what it finds, its lines and its exit codes.
+//! `axed agents check`, `axed config check` and `axed config show`: what they find, their lines and their exit codes.
 
-use crate::cli::home::{Ended, Home};
+use crate::cli::home::{Home, ended};
 use crate::support::app::TestApp;
+use serde_json::{Value, json};
 
 const ECHO: &str = "[[replies]]\ntext = \"got: {{input}}\"\n";
 
@@ -75,7 +76,7 @@ async fn warnings_fail_a_check_only_if_it_is_strict() {
     );
     let fine = check(&["--strict", "agents/echo.toml"]).await;
     assert_eq!(fine.with(0), "agents/echo.toml: ok\n");
-    let wrong: Ended = check(&["work/a.md"]).await;
+    let wrong = check(&["work/a.md"]).await;
     wrong.with(2);
     assert!(wrong.err.contains("is no agent file"), "{}", wrong.err);
 }
@@ -125,4 +126,116 @@ async fn warnings_are_listed_and_follow_what_the_disk_has() {
         !got.text.contains("skill not found")
     })
     .await;
+}
+
+#[tokio::test]
+async fn every_error_of_the_configuration_is_found_at_once() {
+    let home = Home::new();
+    let mut wrong =
+        String::from("[server]\nmax_tree = 3\nlistne = 1\n[tools]\nmax_wait = 2\n[runs]\n");
+    for number in 0..12 {
+        wrong.push_str(&format!("zzz{number} = 1\n"));
+    }
+    home.write("config/axed.toml", &wrong);
+    let check = home.axed(&["config", "check"]).await;
+    let lines: Vec<&str> = check.with(2).lines().collect();
+    assert_eq!(
+        lines[..3],
+        [
+            "config/axed.toml:2:1: error: unknown key \"server.max_tree\"; it belongs in [runs]",
+            "config/axed.toml:3:1: error: unknown key \"server.listne\"; did you mean \"server.listen\"?",
+            "config/axed.toml:5:1: error: unknown key \"tools.max_wait\"; it belongs in [server]",
+        ]
+    );
+    assert_eq!(lines.len(), 15);
+    assert_eq!(check.err, "axed: 1 file checked: 15 errors, 0 warnings\n");
+
+    home.write("config/axed.toml", "[server\n");
+    let check = home.axed(&["config", "check"]).await;
+    assert!(
+        check.with(2).starts_with("config/axed.toml:1:"),
+        "{}",
+        check.out
+    );
+    home.write("config/axed.toml", "[telemetry]\nlog = \"=,=/[\"\n");
+    let check = home.axed(&["config", "check"]).await;
+    let expected = "config/axed.toml:2:1: error: telemetry.log: ";
+    assert!(check.with(2).contains(expected), "{}", check.out);
+}
+
+#[tokio::test]
+async fn a_check_of_the_configuration_warns_about_what_it_names_and_is_missing() {
+    let home = Home::new();
+    home.agent("echo", "", ECHO);
+    let config = r#"[server]
+listen = "0.0.0.0:8080"
+default_timeout = 100000
+[limits]
+loop_warn = 6
+[tools]
+roots = ["nowhere"]
+[webhooks]
+secret_env = "NO_SUCH_VARIABLE"
+[runs.per_agent]
+ecko = 2
+[providers.scripted]
+scripts = ["scripts"]
+[providers.groq]
+timeout = 5
+[prices."opnai/gpt-5"]
+input = 1
+"#;
+    home.write("config/axed.toml", config);
+    let check = home.axed(&["config", "check"]).await;
+    insta::assert_snapshot!(check.with(0));
+    home.axed(&["config", "check", "--strict"]).await.with(2);
+    home.write(
+        "config/axed.toml",
+        "[providers.scripted]\nscripts = [\"none\"]\n",
+    );
+    let check = home.axed(&["config", "check"]).await;
+    let expected = "config/axed.toml:1:12: error: [providers.scripted]: ";
+    assert!(check.with(2).starts_with(expected), "{}", check.out);
+}
+
+#[tokio::test]
+async fn settings_are_shown_with_their_sources_and_without_secrets() {
+    let home = Home::new();
+    let config = "[server]\nmax_wait = 7\n[providers.vllm]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1\"\n\
+                  api_key = \"sk-file\"\nheaders = { x-team = \"sk-header\" }\n[prices.\"vllm/m\"]\ninput = 0.5\n";
+    home.write("config/axed.toml", config);
+    let show = async |arguments: &[&str]| {
+        let arguments = [&["config", "show", "--agents", "mine"], arguments].concat();
+        let mut command = home.command(&arguments);
+        command
+            .env("AXED_RUNS__MAX_RUNNING", "9")
+            .env("AXED_VLLM_BASE_URL", "http://127.0.0.1:2")
+            .env("ANTHROPIC_API_KEY", "sk-variable");
+        ended(command).await
+    };
+    let shown = show(&[]).await;
+    insta::assert_snapshot!(shown.with(0));
+    let json = show(&["--json"]).await;
+    for secret in ["sk-file", "sk-header", "sk-variable"] {
+        assert!(!shown.out.contains(secret) && !json.out.contains(secret));
+    }
+    let json: Value = serde_json::from_str(json.with(0)).expect("JSON");
+    let settings = json["data"].as_array().expect("data");
+    let setting = |key: &str| {
+        let found = settings.iter().find(|it| it["key"] == key);
+        found.expect("a setting").clone()
+    };
+    assert_eq!(
+        setting("server.max_wait"),
+        json!({"key": "server.max_wait", "value": 7, "source": {"kind": "file", "file": "config/axed.toml", "line": 2}})
+    );
+    assert_eq!(
+        setting("runs.max_running")["source"],
+        json!({"kind": "environment", "name": "AXED_RUNS__MAX_RUNNING"})
+    );
+    assert_eq!(
+        setting("agents.dirs")["source"],
+        json!({"kind": "flag", "name": "--agents"})
+    );
+    assert_eq!(setting("server.listen")["source"]["kind"], "default");
 }
