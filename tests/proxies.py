@@ -51,30 +51,13 @@ scripts = ["{home}/scripts"]
 log = "axed=debug"
 log_format = "json"
 """
-CADDY = """
-{{
-    admin off
-    auto_https off
-    persist_config off
-    servers {{
-        protocols h1 h2c
-    }}
-}}
-http://:{port} {{
-    bind 127.0.0.1
-    handle_path /gw/* {{
-        reverse_proxy {daemon} {{
-            header_up X-Forwarded-Prefix /gw
-            header_up -Forwarded
-        }}
-    }}
-    handle {{
-        reverse_proxy h2c://{daemon} {{
-            header_up -X-Forwarded-Prefix
-            header_up -Forwarded
-        }}
-    }}
-}}
+CADDY = """{
+	admin off
+	auto_https off
+	servers {
+		protocols h1 h2c
+	}
+}
 """
 HAPROXY = """
 global
@@ -139,7 +122,13 @@ def nginx(home, daemon, port, h2):
 
 
 def caddy(home, daemon, port, h2):
-    (home / "Caddyfile").write_text(CADDY.format(daemon=daemon, port=port))
+    """deploy/Caddyfile without TLS, and the same again below a prefix that it removes."""
+    text = pathlib.Path("deploy/Caddyfile").read_text().replace("axed:8080", daemon)
+    text = text.replace("axed.example.com {", f"http://:{port} {{\n\tbind 127.0.0.1")
+    site = re.search(r"\treverse_proxy .*?\n\t\}\n", text, re.S).group(0)
+    below = site.replace("header_up -X-Forwarded-Prefix", "header_up X-Forwarded-Prefix /gw")
+    text = text.replace(site, f"\thandle_path /gw/* {{\n{below}\t}}\n{site}")
+    (home / "Caddyfile").write_text(CADDY + text)
     return ["caddy", "run", "--config", str(home / "Caddyfile"), "--adapter", "caddyfile"]
 
 

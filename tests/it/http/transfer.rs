@@ -132,6 +132,8 @@ fn post_packed(app: &TestApp, kind: &str, body: Vec<u8>) -> RequestBuilder {
     app.request(Method::POST, "/agents/solo/runs?wait=30")
         .header("content-type", kind)
         .header("content-encoding", "gzip")
+        // The daemon closes the connection of a body that it does not read whole.
+        .header("connection", "close")
         .body(body)
 }
 
@@ -195,10 +197,13 @@ async fn limits_of_a_body_apply_to_its_decompressed_size() {
     send(post_packed(&app, "text/plain", bomb))
         .await
         .problem(413);
-    // Many bytes that decompress to nothing.
-    let nothing = gzip(b"").repeat(20_000);
-    let refused = send(post_packed(&app, "text/plain", nothing)).await;
-    assert!(matches!(refused.status, 400 | 413), "{}", refused.text);
+    // Many bytes that decompress to nothing, on a route without attachments.
+    let nothing = app
+        .request(Method::POST, "/agents/solo/gc")
+        .header("connection", "close")
+        .header("content-encoding", "gzip")
+        .body(gzip(b"").repeat(20_000));
+    send(nothing).await.problem(400);
     for broken in [b"no gzip".to_vec(), gzip(b"cut off")[..12].to_vec()] {
         let refused = send(post_packed(&app, "text/plain", broken)).await;
         assert!(
