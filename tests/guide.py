@@ -52,7 +52,7 @@ curl() {
   local code=0 body
   body=$(command curl --fail-with-body --max-time 60 "$@") || code=$?
   printf '%s\n' "$body"
-  [ $code = 0 ] || [[ $body == *nothing_waits* ]]
+  [ $code = 0 ] || [[ $body == *'"status":409'* ]]
 }
 cargo() { shift 3; axed "$@"; }  # cargo run --release -- …
 axed() { case "$1" in runs) command axed "$@" --server "$URL" ;; *) command axed "$@" ;; esac; }
