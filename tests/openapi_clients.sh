@@ -52,7 +52,7 @@ quietly() {
 "$AXED" demo --serve >"$work/daemon" 2>&1 &
 daemon=$!
 for _ in $(seq 300); do
-  server=$(grep -om1 '^  curl http://127.0.0.1:[0-9]*' "$work/daemon" | cut -d' ' -f4) && break
+  server=$(grep -om1 '^  curl http://127.0.0.1:[0-9]*' "$work/daemon" 2>/dev/null | cut -d' ' -f4) && break
   kill -0 "$daemon" || { cat "$work/daemon"; exit 1; }
   sleep 0.2
 done

@@ -255,6 +255,7 @@ pub fn dry_run() -> Value {
         "limits": {"max_turns": 50, "timeout": 600, "max_tokens": null, "max_cost_usd": 0.5,
                    "max_tool_calls": null, "max_runs": null},
         "context": {"compact_at": 0.8, "strategy": "compact", "recall": false},
+        "warnings": [],
     })
 }
 
