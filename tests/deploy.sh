@@ -64,6 +64,10 @@ package=("$work"/out/*.deb)
 dpkg-deb --extract "${package[0]}" "$work/installed"
 dpkg-deb --control "${package[0]}" "$work/control"
 (cd "$work/installed" && md5sum --quiet --check ../control/md5sums)
+for file in bash-completion/completions/axed zsh/vendor-completions/_axed fish/vendor_completions.d/axed.fish \
+  man/man1/axed.1.gz man/man1/axed-serve.1.gz; do
+  [ -s "$work/installed/usr/share/$file" ]
+done
 for script in postinst prerm postrm; do
   [ -x "$work/control/$script" ]
   sh -n "$work/control/$script"

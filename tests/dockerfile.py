@@ -200,7 +200,11 @@ def distroless():
     def build(root):
         with tempfile.TemporaryDirectory() as packages:
             os.chmod(packages, 0o777)
-            run(["apt-get", "download", "-qq", *DISTROLESS], cwd=packages)
+            download = ["apt-get", "download", "-qq", *DISTROLESS]
+            # A new machine has no list of packages, or an old one.
+            if subprocess.run(download, cwd=packages, check=False).returncode != 0:
+                run(["apt-get", "update", "-qq"])
+                run(download, cwd=packages)
             for package in pathlib.Path(packages).iterdir():
                 run(["dpkg-deb", "--extract", package, root])
         certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
