@@ -1,7 +1,7 @@
 //! `/approvals` and `/runs/{id}/approvals/{tool_call_id}`: lists the tool calls that wait for approval, approves and denies
 //! them.
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
@@ -81,15 +81,19 @@ pub async fn list(
         .await?;
     let mut data = page.approvals;
     if !principal.can_see_all_runs() {
-        let mut visible_roots = HashMap::new();
-        for root in data.iter().map(|approval| approval.root_id) {
-            if !visible_roots.contains_key(&root) {
-                let run = store.run(root).await?.into_iter().collect();
-                let runs = principal.visible_runs(run, store.as_ref()).await?;
-                visible_roots.insert(root, !runs.is_empty());
+        let roots: BTreeSet<RunId> = data.iter().map(|approval| approval.root_id).collect();
+        let mut visible_roots = BTreeSet::new();
+        for root in roots {
+            let run = store.run(root).await?.into_iter().collect();
+            if !principal
+                .visible_runs(run, store.as_ref())
+                .await?
+                .is_empty()
+            {
+                visible_roots.insert(root);
             }
         }
-        data.retain(|approval| visible_roots.get(&approval.root_id) == Some(&true));
+        data.retain(|approval| visible_roots.contains(&approval.root_id));
     }
     let next_cursor = page.next;
     Ok(json_response(
