@@ -18,6 +18,7 @@ pub struct Job {
     pub reply: Option<oneshot::Sender<JobResult>>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "almost all tasks are writes")]
 pub enum Task {
     /// Commits a write and returns the number of its last event.
     Write(EncodedWrite),
