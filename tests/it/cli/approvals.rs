@@ -50,7 +50,7 @@ async fn a_run_on_a_pipe_prints_the_command_that_decides_its_call() {
     let waiting = line_with(&mut lines, "waits for approval").await;
     assert!(
         waiting.contains(
-            "fixer waits for approval of write_file {\"path\":\"note.md\",\"content\":\"found\"}"
+            "fixer waits for approval of write_file {\"content\":\"found\",\"path\":\"note.md\"}"
         ),
         "{waiting}"
     );

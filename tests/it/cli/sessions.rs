@@ -49,7 +49,7 @@ async fn sessions_are_listed_shown_read_and_deleted() {
     let messages = axed(&app, &["sessions", "messages", "talk"]).await;
     assert_eq!(
         messages.with(0),
-        "user:\n1\nassistant:\none\nuser:\n2\nassistant:\ntwo\u{fffd}[2J\n"
+        "user:\n1\n\nassistant:\none\n\nuser:\n2\n\nassistant:\ntwo\u{fffd}[2J\n\n"
     );
     let of_session = axed(&app, &["runs", "list", "--session", "talk"]).await;
     assert_eq!(of_session.with(0).lines().count(), 3);
