@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use crate::cli::age::ago;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::pending::PendingCall;
+use crate::cli::runs::run_ref::ShortIds;
 use crate::cli::server::DaemonArgs;
 use crate::cli::table::{Cell, Column, Table};
 use crate::domain::message::shorten;
@@ -16,14 +17,15 @@ const MAX_PAGE: usize = 200;
 /// Most characters of arguments without `-o wide`.
 const MAX_ARGUMENTS: usize = 60;
 
-const COLUMNS: [Column; 6] = [
+const COLUMNS: [Column; 5] = [
     Column::text("run"),
-    Column::text("call"),
-    Column::flexible("agent"),
-    Column::text("tool"),
+    Column::flexible("call"),
+    Column::flexible("tool"),
     Column::number("age"),
     Column::flexible("arguments"),
 ];
+/// With `-o wide`.
+const WIDE_COLUMN: Column = Column::flexible("agent");
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -44,21 +46,24 @@ pub struct Args {
 
 pub async fn approvals(args: &Args) -> anyhow::Result<ExitCode> {
     let client = args.daemon.client()?;
-    let mut table = Table::new(COLUMNS);
+    let more = args.format.is_wide().then_some(WIDE_COLUMN);
+    let mut table = Table::new(COLUMNS.into_iter().chain(more));
     let now = Timestamp::now();
     let mut is_empty = true;
     let mut cursor: Option<String> = None;
     loop {
         let page = client.list_approvals(MAX_PAGE, cursor.as_deref()).await?;
         is_empty &= page.data.is_empty();
+        let mut calls = Vec::with_capacity(page.data.len());
         for approval in page.data {
             match args.format.is_json() {
                 true => output::print_json_line(&approval)?,
-                false => {
-                    let call = PendingCall::parse(approval)?;
-                    table.row(row(&call, now, args.format.is_wide()));
-                }
+                false => calls.push(PendingCall::parse(approval)?),
             }
+        }
+        let short_ids = ShortIds::new(calls.iter().map(|call| call.run_id));
+        for call in &calls {
+            table.row(row(call, &short_ids, now, args.format.is_wide()));
         }
         cursor = page.next_cursor;
         if cursor.is_none() {
@@ -78,17 +83,20 @@ pub async fn approvals(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn row(call: &PendingCall, now: Timestamp, wide: bool) -> Vec<Cell> {
+fn row(call: &PendingCall, short_ids: &ShortIds, now: Timestamp, wide: bool) -> Vec<Cell> {
     let arguments = call.arguments_line();
-    vec![
-        Cell::new(call.run_id),
+    let mut cells = vec![
+        Cell::new(call.run_id).or_short(short_ids.short(call.run_id)),
         Cell::new(&call.tool_call_id),
-        Cell::new(&call.agent),
         Cell::new(&call.tool),
         Cell::new(ago(call.requested_at, now)),
         Cell::new(match wide {
             true => arguments,
             false => shorten(&arguments, MAX_ARGUMENTS),
         }),
-    ]
+    ];
+    if wide {
+        cells.push(Cell::new(&call.agent));
+    }
+    cells
 }

@@ -135,7 +135,7 @@ async fn several_calls_that_wait_are_listed() {
     let listed = axed(&app, &["approvals"]).await;
     let lines: Vec<&str> = listed.with(0).lines().collect();
     assert_eq!(lines.len(), 4, "{}", listed.out);
-    assert!(lines[0].starts_with("run\tcall\tagent\ttool\tage\targuments"));
+    assert!(lines[0].starts_with("run\tcall\ttool\tage\targuments"));
     assert!(lines[1].starts_with(&format!("{id}\t")), "{}", lines[1]);
     assert!(lines[1].contains("\\u001b[2J"), "{}", lines[1]);
     let json = axed(&app, &["approvals", "-o", "json"]).await;
