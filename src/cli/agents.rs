@@ -33,6 +33,7 @@ pub enum Command {
         sources: Sources,
     },
     /// Print an agent's settings, with defaults filled in
+    #[command(after_help = "Example:\n  axed agents show helper > agents/copy.toml")]
     Show {
         /// Name of the agent
         name: String,
@@ -40,6 +41,9 @@ pub enum Command {
         sources: Sources,
     },
     /// Write a new agent file that explains every key
+    #[command(
+        after_help = "Example:\n  axed agents init helper && $EDITOR agents/helper.toml && axed run helper"
+    )]
     Init {
         /// Name of the new agent
         name: String,
@@ -47,6 +51,9 @@ pub enum Command {
         sources: Sources,
     },
     /// Check agent files against the configuration and each other; exit code 2 if any has an error
+    #[command(
+        after_help = "Examples:\n  axed agents check\n  axed agents check agents/helper.toml"
+    )]
     Check {
         /// Files and directories [default: the configured directories]
         paths: Vec<PathBuf>,

@@ -17,7 +17,11 @@ pub enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_line_help = true)]
+#[command(
+    next_line_help = true,
+    after_help = "Example:
+  axed data check --data /var/lib/axed"
+)]
 pub struct DataDir {
     /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
     #[arg(long, value_name = "FILE")]
@@ -28,7 +32,11 @@ pub struct DataDir {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_line_help = true)]
+#[command(
+    next_line_help = true,
+    after_help = "Example:
+  axed data backup /backup/axed-$(date +%F).db --data /var/lib/axed"
+)]
 pub struct Backup {
     /// The copy
     file: PathBuf,

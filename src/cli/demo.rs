@@ -18,6 +18,7 @@ use crate::domain::run::Status;
 use crate::telemetry;
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  axed demo\n  axed demo --serve")]
 pub struct Args {
     /// Keep the daemon running afterwards and print requests to try
     #[arg(long)]

@@ -24,6 +24,7 @@ pub enum Command {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  axed keys new mobile-app")]
 pub struct New {
     /// Name of the key, which owns the runs that the key starts
     #[arg(default_value = "client")]

@@ -9,6 +9,7 @@ use crate::config::load::{self, Flags};
 use crate::web::router;
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  axed openapi > openapi.json")]
 pub struct Args {
     /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
     #[arg(long, value_name = "FILE")]

@@ -19,7 +19,13 @@ use crate::config::load::{self, Flags};
 use crate::telemetry;
 
 #[derive(Debug, clap::Args)]
-#[command(next_line_help = true)]
+#[command(
+    next_line_help = true,
+    after_help = "Examples:
+  axed serve
+  axed serve --listen 127.0.0.1:0 --data /var/lib/axed
+  AXED_TELEMETRY__LOG=debug axed serve --config /etc/axed/axed.toml"
+)]
 pub struct Args {
     #[command(flatten)]
     sources: Sources,
