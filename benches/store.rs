@@ -140,6 +140,7 @@ impl BenchRun<'_> {
             ..Run::queued(&Scope::root(self.id, None), self.agent.to_string())
         };
         let queued = self.event(EventKind::RunQueued {
+            request: None,
             parent_id: None,
             tool_call_id: None,
         });

@@ -42,6 +42,10 @@ pub enum EventKind {
         /// The tool call of the parent that started it; absent for a root run.
         #[serde(skip_serializing_if = "Option::is_none")]
         tool_call_id: Option<String>,
+        /// What the request of a root run set besides its input and labels, as in the body.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
+        request: Option<Arc<RawValue>>,
     },
     /// The run leaves the queue.
     #[serde(rename = "run.started")]

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::value::RawValue;
+
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
 use crate::engine::admission::run_permits::RunPermits;
@@ -38,6 +40,8 @@ pub struct NewRoot {
     /// The time limit, from the run's start.
     pub timeout: Duration,
     pub claim: Option<IdempotencyClaim>,
+    /// What the request set, for the run's first event.
+    pub request: Option<Arc<RawValue>>,
     pub admission: Admission,
     pub session_guard: Option<SessionGuard>,
     /// Whether the runs before it in its session are cancelled.
@@ -67,6 +71,7 @@ impl NewRoot {
             input,
             timeout,
             claim,
+            request,
             admission: place,
             cancels_previous: cancels,
             ..
@@ -79,6 +84,7 @@ impl NewRoot {
                 RunStart::New {
                     accepted: Some(accepted),
                     claim,
+                    request,
                 },
             ),
             admission => {
@@ -90,8 +96,13 @@ impl NewRoot {
                 let cancels =
                     cancel::begin_cancels(&context.engine, predecessors.unwrap_or_default(), id)
                         .await;
+                let queued = EventKind::RunQueued {
+                    parent_id: None,
+                    tool_call_id: None,
+                    request,
+                };
                 let opening = opening_entry(&context.run, &run, &input, timeout, claim);
-                if !commit_queued(&context, &run, opening, cancels, accepted).await {
+                if !commit_queued(&context, &run, (opening, queued), cancels, accepted).await {
                     if !context.run.is_suspended() {
                         unregister(&context.engine, context.run.scope.run);
                     }
@@ -331,14 +342,11 @@ fn opening_entry(
 async fn commit_queued(
     context: &RunContext,
     run: &Arc<Run>,
-    (change, prompt): (Change, Step),
+    ((change, prompt), queued): ((Change, Step), EventKind),
     cancels: PendingCancels<'_>,
     accepted: AcceptedSender,
 ) -> bool {
-    let queued = vec![EventKind::RunQueued {
-        parent_id: None,
-        tool_call_id: None,
-    }];
+    let queued = vec![queued];
     let journal = &context.engine.journal;
     let committed = match cancels.is_empty() {
         true => {

@@ -26,6 +26,7 @@ use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
 use crate::engine::record::agent_snapshots::AgentSnapshots;
 use crate::engine::record::journal::Subscription;
+use crate::engine::record::recorded_request::recorded_request;
 use crate::engine::record::run_record;
 use crate::engine::record::webhook_events;
 use crate::engine::replay::recovery;
@@ -145,6 +146,7 @@ impl Runner {
             false => engine.queue.enter(owner, &agent.name),
         };
         let admission = admission.map_err(StartError::QueueFull)?;
+        let recorded_request = recorded_request(&request);
         let input = RunInput {
             earlier: request.messages,
             message: prompt::root_message(request.input.as_ref(), request.context.as_deref()),
@@ -187,6 +189,7 @@ impl Runner {
             input,
             timeout,
             claim: request.claim,
+            request: recorded_request,
             admission,
             session_guard,
             cancels_previous: request.on_busy == OnBusy::CancelPrevious,

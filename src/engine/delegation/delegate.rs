@@ -218,6 +218,7 @@ impl RunDelegate {
         let entry = RunStart::New {
             accepted: None,
             claim: None,
+            request: None,
         };
         let child_context = RunContext::new(engine, &child);
         (self.drive)(&child_context, run, RunInput::from(message), entry)

@@ -4,5 +4,6 @@ pub mod agent_snapshots;
 pub mod blobs;
 pub mod journal;
 pub mod links;
+pub mod recorded_request;
 pub mod run_record;
 pub mod webhook_events;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
+use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
 use crate::domain::event::EventKind;
@@ -29,6 +30,8 @@ pub enum RunStart {
         accepted: Option<AcceptedSender>,
         /// The idempotency key that the run claims.
         claim: Option<IdempotencyClaim>,
+        /// What the request of a root run set, for its first event.
+        request: Option<Arc<RawValue>>,
     },
 }
 
@@ -147,10 +150,15 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
                 deadline: run_record::wall_clock_deadline(&context.run).unwrap_or((at, 0)),
             })
         },
-        RunStart::New { accepted, claim } => {
+        RunStart::New {
+            accepted,
+            claim,
+            request,
+        } => {
             let queued = EventKind::RunQueued {
                 parent_id: run.parent_id,
                 tool_call_id: run.tool_call_id.clone(),
+                request,
             };
             PendingWrite {
                 events: vec![queued, started],
