@@ -86,16 +86,20 @@ pub struct Events {
 pub async fn watch(args: &Watch) -> anyhow::Result<ExitCode> {
     let client = args.daemon.client()?;
     let id = args.id.resolve(&client).await?;
+    watch_run(&client, &id, args.format.is_json()).await
+}
+
+/// Prints a run's events to its end, and then its final text.
+pub async fn watch_run(client: &Client, id: &str, json: bool) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
-    let json = args.format.is_json();
     tokio::select! {
-        followed = follow_to_end(&client, &id, json) => followed?,
+        followed = follow_to_end(client, id, json) => followed?,
         () = signals.wait_for_stop() => {
             output::eprint_line(format_args!("axed: run {id} continues; axed runs cancel {id} stops it"));
             return Ok(ExitCode::FAILURE);
         }
     }
-    let run = run::wait_until_finished(&client, &id).await?;
+    let run = run::wait_until_finished(client, id).await?;
     match json {
         true => Ok(run::exit_code(&serde_json::from_value(run)?)),
         false => run::print_run(&run, false),

@@ -7,6 +7,7 @@ pub mod conversation;
 mod decide;
 mod follow;
 mod list;
+mod rerun;
 pub mod run_ref;
 mod show;
 pub mod view;
@@ -41,6 +42,8 @@ pub enum Command {
     Events(follow::Events),
     /// Print the conversation of a run
     Messages(conversation::Messages),
+    /// Start a new run with the request of another one
+    Rerun(rerun::Rerun),
     /// Cancel a run and its descendants
     Cancel(change::Cancel),
     /// Delete runs that have ended, with their descendants
@@ -60,6 +63,7 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Wait(args) => return follow::wait(&args).await,
         Command::Events(args) => follow::events(&args).await?,
         Command::Messages(args) => conversation::messages(&args).await?,
+        Command::Rerun(args) => return rerun::rerun(&args).await,
         Command::Cancel(args) => change::cancel(&args).await?,
         Command::Delete(args) => change::delete(&args).await?,
         Command::Approve(args) => decide::approve(&args).await?,

@@ -332,3 +332,29 @@ async fn a_conversation_is_printed_and_a_run_deleted() {
     );
     assert_eq!(app.get(&format!("/runs/{}", run.id())).await.status, 404);
 }
+
+#[tokio::test]
+async fn a_run_is_repeated_with_its_recorded_request() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider
+        .will("solo", [says("one"), says("two"), says("three")]);
+    let request = json!({"input": "go", "context": "there", "labels": {"team": "a"}, "timeout": 77,
+        "params": {"temperature": 0.5}, "messages": [{"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"}]});
+    let first = app.run_with("solo", request).await.id().to_owned();
+    let reported = printed(&app, &["rerun", &first]).await;
+    let (second, rest) = reported.split_once(' ').expect("an id");
+    assert_eq!(rest, format!("repeats {first}\n"));
+    let (code, _, err) = ended(&app, &app.daemon.url, &["wait", second]).await;
+    assert_eq!(code, 0, "{err}");
+    let sent = app.provider.requests_for("solo");
+    assert_eq!(sent.len(), 2);
+    assert_eq!(sent[0].body, sent[1].body);
+    let run = app.get(&format!("/runs/{second}")).await.json();
+    assert_eq!(run["labels"], json!({"team": "a"}));
+    assert_eq!(run["input"], "go");
+    let events = app.get(&format!("/runs/{second}/events")).await.json();
+    assert_eq!(events["data"][0]["request"]["timeout"], 77, "{events}");
+    let watched = printed(&app, &["rerun", second, "--watch"]).await;
+    assert!(watched.ends_with("\nthree\n"), "{watched}");
+}
