@@ -1,4 +1,4 @@
-//! Decisions on tool calls during `axed run`: on a terminal the user is prompted, otherwise stderr says how to decide.
+//! Decisions on tool calls during `axed run` and `axed chat`: on a terminal the user is prompted, otherwise stderr says how to decide.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -26,7 +26,8 @@ pub struct ApprovalPrompt<'a> {
     is_asking: &'a Cell<bool>,
     /// Calls that were shown, and are not shown again.
     shown: HashSet<CallKey>,
-    /// A line that is being read. A read cannot be cancelled: the next question takes over its line.
+    /// A line that is being read. A read cannot be cancelled, not even by dropping a question: the next question takes over
+    /// its line.
     line: Option<JoinHandle<Option<String>>>,
 }
 
@@ -60,6 +61,15 @@ impl<'a> ApprovalPrompt<'a> {
                     self.handle(id, &call).await?;
                 }
             }
+        }
+    }
+
+    /// Returns once no question reads stdin any more.
+    pub async fn release_stdin(&mut self) {
+        if let Some(line) = self.line.take() {
+            output::eprint_line(format_args!("\nPress Enter to continue."));
+            // What it reads answers nothing.
+            let _ = line.await;
         }
     }
 
@@ -145,14 +155,15 @@ impl<'a> ApprovalPrompt<'a> {
         call: &PendingCall,
     ) -> anyhow::Result<Answer> {
         output::eprint_status(format_args!("{question}"));
-        let mut line = self
+        let line = self
             .line
-            .take()
-            .unwrap_or_else(|| tokio::task::spawn_blocking(read_line));
+            .get_or_insert_with(|| tokio::task::spawn_blocking(read_line));
         tokio::select! {
-            read = &mut line => Ok(Answer::Line(read.ok().flatten())),
+            read = line => {
+                self.line = None;
+                Ok(Answer::Line(read.ok().flatten()))
+            }
             changed = until_decided(self.client, root, call) => {
-                self.line = Some(line);
                 changed?;
                 output::eprint_line(format_args!("\naxed: the call does not wait any more"));
                 Ok(Answer::Changed)

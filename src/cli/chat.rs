@@ -1,6 +1,6 @@
 //! `axed chat`: a conversation with an agent in the terminal. Each line is a run of one session.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::cli::age::parse_seconds;
+use crate::cli::approval_prompt::ApprovalPrompt;
 use crate::cli::chat_input::{ChatInput, Typed};
 use crate::cli::chat_view::ChatView;
 use crate::cli::client::{Client, RunView};
@@ -162,10 +163,9 @@ impl<'a> Chat<'a> {
         if let Some(timeout) = self.args.timeout {
             body["timeout"] = timeout.into();
         }
-        let view = RefCell::new(ChatView::new(
-            self.args.verbose,
-            self.client.base_without_slash(),
-        ));
+        let view = RefCell::new(ChatView::new(self.args.verbose));
+        let is_asking = Cell::new(false);
+        let mut prompt = ApprovalPrompt::new(self.client, &is_asking);
         let (started, mut id) = watch::channel(None);
         let on_event = |event: &Value| {
             if started.borrow().is_none() {
@@ -179,7 +179,15 @@ impl<'a> Chat<'a> {
         let mut stream = pin!(stream);
         let mut is_stopped = false;
         let streamed = tokio::select! {
-            streamed = &mut stream => streamed,
+            streamed = async {
+                tokio::select! {
+                    streamed = &mut stream => Ok(streamed),
+                    decided = decide_calls(&mut prompt, id.clone()) => {
+                        decided?;
+                        anyhow::Ok((&mut stream).await)
+                    }
+                }
+            } => streamed?,
             is_interrupt = signals.wait_for_interrupt() => {
                 is_stopped = !is_interrupt;
                 tokio::select! {
@@ -203,7 +211,8 @@ impl<'a> Chat<'a> {
             };
         };
         // If the stream broke off, the run still ends.
-        let run = run::wait_until_finished(self.client, &id).await?;
+        let run = prompt.wait_until_finished(&id).await?;
+        prompt.release_stdin().await;
         view.borrow_mut().finish(run["content"].as_str())?;
         let run: RunView = serde_json::from_value(run)?;
         if run.status != Status::Completed {
@@ -226,4 +235,16 @@ impl<'a> Chat<'a> {
         }
         Ok(())
     }
+}
+
+/// Has the calls of the run decided that wait for approval, until the run ends.
+async fn decide_calls(
+    prompt: &mut ApprovalPrompt<'_>,
+    mut id: watch::Receiver<Option<String>>,
+) -> anyhow::Result<()> {
+    let id = id.wait_for(Option::is_some).await?.clone();
+    prompt
+        .wait_until_finished(&id.unwrap_or_default())
+        .await
+        .map(drop)
 }

@@ -6,13 +6,11 @@ use serde_json::Value;
 
 use crate::cli::event_lines::EventLines;
 use crate::cli::output;
-use crate::cli::progress::approval_hint;
 use crate::cli::style::{Color, Styled};
 
 pub struct ChatView {
     lines: EventLines,
     is_verbose: bool,
-    server: String,
     /// Whether text is shown while the model writes it.
     is_streaming: bool,
     /// The text of the root's last turn that is on the terminal.
@@ -20,12 +18,10 @@ pub struct ChatView {
 }
 
 impl ChatView {
-    /// For a run of the daemon at `server`.
-    pub fn new(is_verbose: bool, server: String) -> Self {
+    pub fn new(is_verbose: bool) -> Self {
         Self {
             lines: EventLines::default(),
             is_verbose,
-            server,
             is_streaming: std::io::stdout().is_terminal(),
             shown: String::new(),
         }
@@ -53,12 +49,11 @@ impl ChatView {
             "tool.completed" if event["is_error"] != true => {
                 self.show_line(line.filter(|_| self.is_verbose));
             }
+            // Whoever has the call decided shows it.
+            "approval.requested" => {}
             // The end of the run is shown by `finish`.
             "run.failed" | "run.cancelled" if is_root => {}
             _ => self.show_line(line),
-        }
-        if let Some(hint) = approval_hint(event, &self.server) {
-            output::eprint_line(format_args!("{hint}"));
         }
     }
 

@@ -65,7 +65,7 @@ impl PendingCall {
 }
 
 /// The command that approves a call at another terminal.
-pub fn approve_command(run: &str, call: &str, server: &str) -> String {
+fn approve_command(run: &str, call: &str, server: &str) -> String {
     let call = shell_quoted(&sanitize_line(call));
     format!("axed runs approve {run} {call} --server {server}")
 }

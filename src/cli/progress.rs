@@ -2,9 +2,8 @@
 
 use serde_json::Value;
 
-use crate::cli::event_lines::{EventLines, number_field, text_field};
+use crate::cli::event_lines::{EventLines, number_field};
 use crate::cli::output;
-use crate::cli::pending::approve_command;
 
 pub enum Progress {
     Silent,
@@ -70,40 +69,5 @@ impl Totals {
             }
             _ => {}
         }
-    }
-}
-
-/// The command that approves the tool call, if the event requests approval.
-pub fn approval_hint(event: &Value, server: &str) -> Option<String> {
-    let is_approval = event["type"].as_str()? == "approval.requested";
-    is_approval.then(|| {
-        let call = text_field(event, "tool_call_id");
-        let command = approve_command(&text_field(event, "run_id"), &call, server);
-        format!("  {command}   (or deny, with --reason)")
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::approval_hint;
-
-    #[test]
-    fn an_approval_shows_the_command_that_decides_it() {
-        let approval = json!({"type": "approval.requested", "agent": "a", "depth": 0, "run_id": "run_1",
-            "tool_call_id": "c1", "tool": "write_file", "arguments": {"path": "x"}});
-        assert_eq!(
-            approval_hint(&approval, "http://h").as_deref(),
-            Some("  axed runs approve run_1 c1 --server http://h   (or deny, with --reason)")
-        );
-        let mut hostile = approval;
-        hostile["tool_call_id"] = json!("c'; rm -rf ~ #");
-        assert_eq!(
-            approval_hint(&hostile, "http://h").as_deref(),
-            Some(
-                "  axed runs approve run_1 'c'\\''; rm -rf ~ #' --server http://h   (or deny, with --reason)"
-            )
-        );
     }
 }
