@@ -139,7 +139,8 @@ pub fn events() -> Value {
             0,
             EventKind::RunQueued {
                 parent_id: None,
-                tool_call_id: None
+                tool_call_id: None,
+                request: None,
             }
         ),
         event(
