@@ -235,10 +235,6 @@ impl Client {
         self.json(self.http.post(url).json(&body)).await
     }
 
-    pub fn base_without_slash(&self) -> String {
-        self.base.as_str().trim_end_matches('/').to_owned()
-    }
-
     /// Cancels a run and its descendants.
     pub async fn cancel(&self, id: &str, reason: &str) -> Result<Value, ClientError> {
         let body = serde_json::json!({ "reason": reason });
