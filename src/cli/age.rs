@@ -62,7 +62,7 @@ mod tests {
             ("90s", 90),
             (" 2m", 120),
             ("1h30m", 5_400),
-            ("1d", 86_400),
+            ("24h", 86_400),
         ] {
             assert_eq!(parse_seconds(text), Ok(seconds), "{text}");
         }
