@@ -49,7 +49,7 @@ impl ChatView {
             "tool.completed" if event["is_error"] != true => {
                 self.show_line(line.filter(|_| self.is_verbose));
             }
-            // Whoever has the call decided shows it.
+            // The prompt for the decision shows it.
             "approval.requested" => {}
             // The end of the run is shown by `finish`.
             "run.failed" | "run.cancelled" if is_root => {}
