@@ -89,9 +89,9 @@ impl<'a> ApprovalPrompt<'a> {
             call.arguments_text()
         ));
         self.is_asking.set(true);
-        let asked = self.ask_and_decide(root, call).await;
+        let result = self.ask_and_decide(root, call).await;
         self.is_asking.set(false);
-        asked
+        result
     }
 
     fn show_command(&self, what: &str, call: &PendingCall) {

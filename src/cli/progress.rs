@@ -21,7 +21,7 @@ pub struct Totals {
 }
 
 impl Progress {
-    /// Shows an event, except requests for approval: whoever has them decided shows them. While `is_asking`, the last line
+    /// Shows an event, except requests for approval, which the prompt for them shows. While `is_asking`, the last line
     /// of the terminal is a question.
     pub fn on_event(&mut self, event: &Value, is_asking: bool) {
         if event["type"] == "approval.requested" {
