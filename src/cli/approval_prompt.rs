@@ -16,6 +16,10 @@ use crate::domain::terminal_text::sanitize_line;
 /// HTTP's status for a call that somebody else has decided.
 const CONFLICT: u16 = 409;
 
+/// Most seconds of one request for the run. If a call has come to wait just before the request, the daemon responds only at
+/// the end of this time.
+const MAX_WAIT_SECONDS: u64 = 2;
+
 type CallKey = (RunId, String);
 
 pub struct ApprovalPrompt<'a> {
@@ -50,8 +54,10 @@ impl<'a> ApprovalPrompt<'a> {
 
     /// Waits for the end of a run and returns its record. Meanwhile has its pending calls decided.
     pub async fn wait_until_finished(&mut self, id: &str) -> anyhow::Result<Value> {
+        let mut wait = 0;
         loop {
-            let run = self.client.get_run(id, 30).await?;
+            let run = self.client.get_run(id, wait).await?;
+            wait = MAX_WAIT_SECONDS;
             let status = run["status"].as_str().unwrap_or_default();
             if status.parse().is_ok_and(Status::is_terminal) {
                 return Ok(run);
@@ -59,6 +65,7 @@ impl<'a> ApprovalPrompt<'a> {
             for call in PendingCall::all_of(&run)? {
                 if self.shown.insert((call.run_id, call.tool_call_id.clone())) {
                     self.handle(id, &call).await?;
+                    wait = 0;
                 }
             }
         }
