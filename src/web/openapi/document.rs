@@ -46,7 +46,7 @@ const SCOPES: &[(KeyScope, &str)] = &[
 
 /// The document, indented. `prefix` is the server's path prefix.
 pub fn document(prefix: &str, routes: &[Route]) -> String {
-    let mut schemas = Schemas::new();
+    let mut schemas = Schemas::default();
     let mut paths = Map::new();
     for route in routes {
         let operation = Operation::new(route.path, route.scope, &mut schemas);

@@ -15,8 +15,8 @@ pub struct Schemas {
     responses: SchemaGenerator,
 }
 
-impl Schemas {
-    pub fn new() -> Self {
+impl Default for Schemas {
+    fn default() -> Self {
         let settings = || {
             SchemaSettings::draft2020_12().with(|settings| {
                 settings.meta_schema = None;
@@ -28,7 +28,9 @@ impl Schemas {
             responses: settings().for_serialize().into_generator(),
         }
     }
+}
 
+impl Schemas {
     pub fn request_schema<T: JsonSchema>(&mut self) -> Value {
         let mut schema = self.requests.subschema_for::<T>().to_value();
         simplify(&mut schema, Side::Request);
