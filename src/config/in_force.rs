@@ -141,6 +141,9 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("server.listen", json!(server.listen)),
         ("server.path_prefix", json!(server.path_prefix)),
         ("server.trusted_proxies", json!([])),
+        ("server.compression", json!(server.compression)),
+        ("server.cors.origins", json!([])),
+        ("server.cors.credentials", json!(false)),
         ("server.max_body", json!(server.max_body)),
         (
             "server.max_pending_per_address",

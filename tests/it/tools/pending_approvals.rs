@@ -216,6 +216,9 @@ async fn a_waiting_client_is_answered_when_a_run_comes_to_wait_for_a_person() {
     let path = format!("/runs/{}", run["id"].as_str().expect("an id"));
     let waiting_path = format!("{path}?wait={wait}");
     let (changed, ()) = tokio::join!(app.get(&waiting_path), async {
+        // A wait for a run that waits already ends with its time. The longer wait has begun by then.
+        let unchanged = app.get(&format!("{path}?wait=0.5")).await;
+        assert_eq!(unchanged.json()["status"], "waiting");
         let pending = &run["pending_approvals"][0];
         let field = |key: &str| pending[key].as_str().expect("a text");
         let approval = format!(
