@@ -21,10 +21,12 @@ pub struct Totals {
 }
 
 impl Progress {
-    /// Shows an event, except requests for approval, which the prompt for them shows. While `is_asking`, the last line
-    /// of the terminal is a question.
+    /// Shows an event, except requests for approval, which the prompt for them shows, and warnings of the root run, which
+    /// are printed after its text. While `is_asking`, the last line of the terminal is a question.
     pub fn on_event(&mut self, event: &Value, is_asking: bool) {
-        if event["type"] == "approval.requested" {
+        let name = event["type"].as_str().unwrap_or_default();
+        let is_root = event["run_id"] == event["root_id"];
+        if name == "approval.requested" || (is_root && name.ends_with(".warning")) {
             return;
         }
         match self {
