@@ -76,7 +76,7 @@ impl Tickets {
         Ok(text)
     }
 
-    /// The key that a valid ticket for this run stands for; the inner `None` if no keys are configured. Every ticket of
+    /// The key that requested a valid ticket for this run; the inner `None` if no keys are configured. Every ticket of
     /// the run is compared, so that the time does not tell which one matched.
     pub fn redeem(&self, run: RunId, text: &str, now: Instant) -> Option<Option<Arc<ClientKey>>> {
         let hash = KeyHash::digest(text.as_bytes());

@@ -33,7 +33,7 @@ const MAX_LABEL_VALUE: usize = 256;
 /// Maximum bytes of a path, which is the kernel's limit.
 const MAX_PATH: usize = 4096;
 
-/// The wish that a body says.
+/// Builds the request for a run from a body.
 pub async fn build_run_request(
     body: RequestBody,
     agent: String,
@@ -158,7 +158,7 @@ struct ResponseFormatInput {
 }
 
 impl CreateRunRequest {
-    /// The wish that the body says, checked as far as it can be without the agent.
+    /// The request of the body, checked as far as is possible without the agent.
     pub async fn into_run_request(
         self,
         agent: String,
