@@ -377,7 +377,7 @@ async fn runs_suspended_at_shutdown_are_resumed_by_the_next_process() {
 
 /// Restarts the app's daemon with a data directory of this size; false if that is not permitted.
 async fn restart_in_little_room(app: &mut TestApp) -> bool {
-    let mount = "mount -t tmpfs -o size=6m tmpfs data";
+    let mount = "mount -t tmpfs -o size=16m tmpfs data";
     let unshare = ["--user", "--map-root-user", "--mount", "sh", "-c"];
     let permitted = Blocking::new("unshare")
         .args(unshare)
@@ -433,7 +433,7 @@ async fn active_runs_survive_a_full_disk() {
         app.path("data").display()
     );
     // It ends with an error: no space left.
-    assert!(fs::write(&filler, vec![0; 16 << 20]).is_err());
+    assert!(fs::write(&filler, vec![0; 32 << 20]).is_err());
     gate.open();
     app.daemon
         .wait_for_log("is suspended until the store works")
