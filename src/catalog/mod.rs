@@ -43,12 +43,21 @@ pub struct Entry {
     pub error: Option<LoadError>,
     /// Everything that is wrong with the file's current content, sorted by position; empty if it is valid.
     pub problems: Vec<Problem>,
+    /// The content of an invalid file without its errors.
+    pub draft: Option<Arc<Draft>>,
     /// Warnings about a valid file that need no other file and no server.
     pub file_warnings: Vec<Problem>,
     /// All warnings: those of the file, then what this server lacks for the current definition.
     pub warnings: Vec<Problem>,
     /// The positions of the keys of a valid file.
     pub positions: Arc<Positions>,
+}
+
+/// An agent whose wrong and missing settings have their defaults, and the positions of the keys.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    pub agent: Agent,
+    pub positions: Positions,
 }
 
 /// Settings of the server that every definition is checked against.

@@ -1,12 +1,13 @@
 //! Reads one agent file strictly: errors name the file, line, key and the nearest known key.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use crate::catalog::LoadError;
 use crate::catalog::context_files;
 use crate::catalog::file_reader::{FileReader, ModelProblems, non_blank};
+use crate::catalog::{Draft, LoadError};
 use crate::config::document::{self, MAX_SHOWN_PROBLEMS, Problem, ProblemKind};
 use crate::config::positions::{self, Positions};
 use crate::config::table_reader::{self, TableReader};
@@ -31,12 +32,14 @@ pub struct AgentFile {
 }
 
 /// Why a file is no definition.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct InvalidFile {
     /// For clients that start a run: the contract's texts.
     pub error: LoadError,
     /// Every error, sorted by position.
     pub problems: Vec<Problem>,
+    /// What the file would define without its errors, for a check; `None` if it is not TOML.
+    pub draft: Option<Arc<Draft>>,
 }
 
 /// Parses the bytes of `<name>.toml`.
@@ -49,7 +52,11 @@ pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<AgentFile, InvalidF
         let details = document::format_problems(&problems, &file, "; ");
         let text = format!("failed to parse agent config \"{name}\": {details}");
         let error = LoadError::Invalid(text);
-        InvalidFile { error, problems }
+        InvalidFile {
+            error,
+            problems,
+            draft: None,
+        }
     };
     let table = document::parse(bytes).map_err(malformed)?;
     let positions = Positions::of(&table);
@@ -88,6 +95,7 @@ pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<AgentFile, InvalidF
         // A misspelled key is missing, too: only a check lists both.
         invalid.problems.extend(missing);
         invalid.problems = sorted(invalid.problems);
+        invalid.draft = Some(Arc::new(Draft { agent, positions }));
         return Err(invalid);
     }
     let all = [missing, others].concat();
@@ -96,8 +104,11 @@ pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<AgentFile, InvalidF
             Some((_, error)) if all.len() == 1 => LoadError::Model(error),
             _ => LoadError::Invalid(join_texts(&all)),
         };
-        let problems = sorted(all);
-        return Err(InvalidFile { error, problems });
+        return Err(InvalidFile {
+            error,
+            problems: sorted(all),
+            draft: Some(Arc::new(Draft { agent, positions })),
+        });
     }
     let warnings = lint(&agent, own_name.as_deref().unwrap_or_default(), &positions);
     Ok(AgentFile {

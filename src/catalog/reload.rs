@@ -378,6 +378,7 @@ fn build_entry(
         agent: active,
         error: None,
         problems: Vec::new(),
+        draft: None,
         file_warnings: Vec::new(),
         warnings: Vec::new(),
         positions: Arc::default(),
@@ -388,9 +389,10 @@ fn build_entry(
             entry.file_warnings = file.warnings;
             entry.positions = Arc::new(file.positions);
         }
-        Err(InvalidFile { error, problems }) => {
-            entry.error = Some(error);
-            entry.problems = problems;
+        Err(invalid) => {
+            entry.error = Some(invalid.error);
+            entry.problems = invalid.problems;
+            entry.draft = invalid.draft;
         }
     }
     entry
@@ -403,6 +405,7 @@ fn unreadable(name: &str, path: &Path, why: &str) -> InvalidFile {
             "failed to parse agent config \"{name}\": {path}: {why}"
         )),
         problems: vec![Problem::of_file(ProblemKind::Malformed, why)],
+        draft: None,
     }
 }
 
@@ -421,6 +424,7 @@ fn check_rules(rules: &Rules, file: &AgentFile) -> Result<(), InvalidFile> {
     Err(InvalidFile {
         error: LoadError::Invalid(format!("agent config \"{}\": {text}", agent.name)),
         problems: vec![problem],
+        draft: None,
     })
 }
 

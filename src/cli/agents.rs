@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::catalog::reload::Catalog;
 use crate::catalog::template::template;
+use crate::catalog::view::{Audience, SectionView};
 use crate::catalog::{Entry, Rules};
 use crate::cli::check::{Report, RequestedPath, check_agents};
 use crate::cli::exit::InvalidInput;
@@ -38,6 +39,8 @@ pub enum Command {
         /// Name of the agent
         name: String,
         #[command(flatten)]
+        format: FormatArgs,
+        #[command(flatten)]
         sources: Sources,
     },
     /// Write a new agent file that explains every key
@@ -61,6 +64,8 @@ pub enum Command {
         #[arg(long)]
         strict: bool,
         #[command(flatten)]
+        format: FormatArgs,
+        #[command(flatten)]
         sources: Sources,
     },
 }
@@ -68,13 +73,18 @@ pub enum Command {
 pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List { format, sources } => list(format, sources),
-        Command::Show { name, sources } => show(&name, sources),
+        Command::Show {
+            name,
+            format,
+            sources,
+        } => show(&name, format, sources),
         Command::Init { name, sources } => init(&name, sources),
         Command::Check {
             paths,
             strict,
+            format,
             sources,
-        } => check(&paths, strict, sources),
+        } => check(&paths, strict, format, sources),
     }
 }
 
@@ -143,13 +153,22 @@ fn entry_json(entry: &Entry) -> Value {
     })
 }
 
-fn show(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
+fn show(name: &str, format: FormatArgs, sources: Sources) -> anyhow::Result<ExitCode> {
     let config = load_quiet_config(&sources.flags())?;
     let rules = Rules::from_config(&config);
     let agents = Catalog::open(config.agents.dirs, rules).current();
     let agent = agents
         .get(name)
         .map_err(|error| InvalidInput(error.to_string()))?;
+    if format.is_json() {
+        let mut settings = json!({"name": agent.name, "version": agent.version});
+        let view = serde_json::to_value(SectionView::new(&**agent, Audience::Operator))?;
+        if let (Value::Object(settings), Value::Object(view)) = (&mut settings, view) {
+            settings.extend(view);
+        }
+        output::print_json(&settings)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(Entry { path, .. }) = agents.entries.get(name) {
         output::print_line(format_args!(
             "# {}\n# version {}",
@@ -191,13 +210,18 @@ fn init(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(paths: &[PathBuf], strict: bool, sources: Sources) -> anyhow::Result<ExitCode> {
+fn check(
+    paths: &[PathBuf],
+    strict: bool,
+    format: FormatArgs,
+    sources: Sources,
+) -> anyhow::Result<ExitCode> {
     let config = load_quiet_config(&sources.flags())?;
     let requested = paths.iter().map(|path| RequestedPath::new(path));
     let requested = requested.collect::<anyhow::Result<Vec<_>>>()?;
-    let mut report = Report::default();
+    let mut report = Report::new(format);
     check_agents(&mut report, &config, &requested)?;
-    Ok(report.finish(strict))
+    report.finish(strict)
 }
 
 fn join_paths(dirs: &[PathBuf]) -> String {

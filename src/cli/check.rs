@@ -5,47 +5,63 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use serde_json::{Value, json};
+
 use crate::app;
 use crate::catalog::reload::{self, Catalog, Inspector};
 use crate::catalog::{Agents, Rules};
 use crate::cli::exit::InvalidInput;
-use crate::cli::output;
+use crate::cli::output::{self, FormatArgs};
 use crate::config::Config;
-use crate::config::document::{Problem, ProblemKind};
+use crate::config::document::{Origin, Problem, ProblemKind};
 
 /// Prints problems on stdout, and counts them.
-#[derive(Default)]
 pub struct Report {
-    files: usize,
+    format: FormatArgs,
+    /// For JSON, which is printed at the end.
+    files: Vec<Value>,
     errors: usize,
     warnings: usize,
 }
 
 impl Report {
+    pub fn new(format: FormatArgs) -> Self {
+        Self {
+            format,
+            files: Vec::new(),
+            errors: 0,
+            warnings: 0,
+        }
+    }
+
     /// Prints the file's problems, or that it has none.
     pub fn add_file<'p>(
         &mut self,
         file: &str,
         problems: impl IntoIterator<Item = &'p Problem>,
     ) -> anyhow::Result<()> {
-        self.files += 1;
-        let mut problems = problems.into_iter().peekable();
-        if problems.peek().is_none() {
+        let problems: Vec<&Problem> = problems.into_iter().collect();
+        let errors = problems.iter().filter(|problem| problem.is_error()).count();
+        self.errors += errors;
+        self.warnings += problems.len() - errors;
+        let entries: Value = problems.iter().map(|it| problem_json(it)).collect();
+        self.files.push(json!({"file": file, "problems": entries}));
+        if self.format.is_json() {
+            return Ok(());
+        }
+        if problems.is_empty() {
             output::print_line(format_args!("{file}: ok"))?;
         }
         for problem in problems {
-            match problem.is_error() {
-                true => self.errors += 1,
-                false => self.warnings += 1,
-            }
             output::print_line(format_args!("{}", problem.format_with_severity(file)))?;
         }
         Ok(())
     }
 
     /// Prints the sum on stderr. The exit code is 2 if there are errors, or, if `strict`, warnings.
-    pub fn finish(self, strict: bool) -> ExitCode {
+    pub fn finish(self, strict: bool) -> anyhow::Result<ExitCode> {
         let Self {
+            format,
             files,
             errors,
             warnings,
@@ -56,15 +72,36 @@ impl Report {
         };
         output::eprint_line(format_args!(
             "axed: {} checked: {}, {}",
-            count(files, "file"),
+            count(files.len(), "file"),
             count(errors, "error"),
             count(warnings, "warning")
         ));
+        if format.is_json() {
+            output::print_json(&json!({"data": files, "errors": errors, "warnings": warnings}))?;
+        }
         match errors > 0 || (strict && warnings > 0) {
-            true => ExitCode::from(2),
-            false => ExitCode::SUCCESS,
+            true => Ok(ExitCode::from(2)),
+            false => Ok(ExitCode::SUCCESS),
         }
     }
+}
+
+fn problem_json(problem: &Problem) -> Value {
+    let severity = if problem.is_error() {
+        "error"
+    } else {
+        "warning"
+    };
+    let mut entry = json!({"severity": severity, "message": problem.message()});
+    match &problem.origin {
+        Origin::Whole => {}
+        Origin::File { line, column } => {
+            entry["line"] = json!(line);
+            entry["column"] = json!(column);
+        }
+        Origin::External(name) => entry["source"] = json!(name),
+    }
+    entry
 }
 
 /// Checks agent files against the configuration, and against each other.

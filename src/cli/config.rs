@@ -9,7 +9,7 @@ use crate::app;
 use crate::cli::agent_toml::inline_value;
 use crate::cli::check::{Report, check_agents};
 use crate::cli::exit::InvalidInput;
-use crate::cli::output;
+use crate::cli::output::{self, FormatArgs};
 use crate::cli::sources::Sources;
 use crate::config::document::{self, Origin, Problem, ProblemKind};
 use crate::config::environment::process_environment;
@@ -26,13 +26,14 @@ pub enum Command {
         #[arg(long)]
         strict: bool,
         #[command(flatten)]
+        format: FormatArgs,
+        #[command(flatten)]
         sources: Sources,
     },
     /// Print the settings in force, each with its source: a flag, a variable, a line of the file, or the default
     Show {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        format: FormatArgs,
         #[command(flatten)]
         sources: Sources,
     },
@@ -40,24 +41,29 @@ pub enum Command {
 
 pub fn config(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Check { strict, sources } => check(strict, sources),
-        Command::Show { json, sources } => show(json, sources),
+        Command::Check {
+            strict,
+            format,
+            sources,
+        } => check(strict, format, sources),
+        Command::Show { format, sources } => show(format, sources),
     }
 }
 
-fn check(strict: bool, sources: Sources) -> anyhow::Result<ExitCode> {
+fn check(strict: bool, format: FormatArgs, sources: Sources) -> anyhow::Result<ExitCode> {
     let loaded = load::load_with_sources(&sources.flags(), &process_environment())?;
     let LoadedConfig {
         file,
+        file_exists,
         config,
         mut problems,
         positions,
         ..
     } = loaded;
-    let mut report = Report::default();
+    let mut report = Report::new(format);
     let Some(config) = config else {
         report.add_file(&file, &problems)?;
-        return Ok(report.finish(strict));
+        return report.finish(strict);
     };
     // The problems are printed; the parts that are built for the check would log some of them again.
     let mut log = config.telemetry.clone();
@@ -70,14 +76,20 @@ fn check(strict: bool, sources: Sources) -> anyhow::Result<ExitCode> {
     problems.extend(lint::lint(&config, &positions));
     problems.extend(app::config_problems(&config, &positions));
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
-    report.add_file(&file, &problems)?;
+    if file_exists || !problems.is_empty() {
+        report.add_file(&file, &problems)?;
+    } else {
+        output::eprint_line(format_args!(
+            "axed: {file} does not exist, so the defaults are in force"
+        ));
+    }
     if !problems.iter().any(Problem::is_error) {
         check_agents(&mut report, &config, &[])?;
     }
-    Ok(report.finish(strict))
+    report.finish(strict)
 }
 
-fn show(json: bool, sources: Sources) -> anyhow::Result<ExitCode> {
+fn show(format: FormatArgs, sources: Sources) -> anyhow::Result<ExitCode> {
     let loaded = load::load_with_sources(&sources.flags(), &process_environment())?;
     let LoadedConfig {
         file,
@@ -89,7 +101,7 @@ fn show(json: bool, sources: Sources) -> anyhow::Result<ExitCode> {
         let text = document::format_problems(&problems, &file, "\n");
         return Err(InvalidInput(text).into());
     }
-    if json {
+    if format.is_json() {
         let settings = settings.iter().map(|it| setting_json(it, &file));
         output::print_json(&json!({"data": settings.collect::<Value>()}))?;
         return Ok(ExitCode::SUCCESS);

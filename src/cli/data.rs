@@ -1,9 +1,11 @@
 //! `axed data`: checks and copies the database, whether or not a daemon uses it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::cli::output;
+use serde_json::json;
+
+use crate::cli::output::{self, FormatArgs};
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::config::load::Flags;
 use crate::store::open;
@@ -11,7 +13,7 @@ use crate::store::open;
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Check the database for damage: exit code 0 if it has none, else 1
-    Check(DataDir),
+    Check(Check),
     /// Copy the database to a file, also while a daemon uses it
     Backup(Backup),
 }
@@ -22,6 +24,14 @@ pub enum Command {
     after_help = "Example:
   axed data check --data /var/lib/axed"
 )]
+pub struct Check {
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+#[derive(Debug, clap::Args)]
 pub struct DataDir {
     /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
     #[arg(long, value_name = "FILE")]
@@ -63,7 +73,7 @@ impl DataDir {
 
 pub fn data(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Check(data_dir) => check(&data_dir.resolve()?),
+        Command::Check(args) => check(&args.data_dir.resolve()?, args.format),
         Command::Backup(args) => {
             let bytes = open::backup(&args.data_dir.resolve()?, &args.file, args.force)?;
             output::print_line(format_args!(
@@ -75,8 +85,15 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn check(dir: &std::path::Path) -> anyhow::Result<ExitCode> {
+fn check(dir: &Path, format: FormatArgs) -> anyhow::Result<ExitCode> {
     let findings = open::check(dir)?;
+    if format.is_json() {
+        output::print_json(&json!({"dir": dir.to_string_lossy(), "data": findings}))?;
+        return Ok(match findings.is_empty() {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        });
+    }
     if findings.is_empty() {
         output::print_line(format_args!(
             "The database in {} has no damage",

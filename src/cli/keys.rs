@@ -6,10 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use secrecy::SecretString;
+use serde_json::json;
 
 use crate::cli::client::{Client, ClientError};
 use crate::cli::exit::InvalidInput;
-use crate::cli::output;
+use crate::cli::output::{self, FormatArgs};
 use crate::config::environment::is_valid_name;
 use crate::config::key_hash::KeyHash;
 use crate::config::secrets;
@@ -29,6 +30,8 @@ pub struct New {
     /// Name of the key, which owns the runs that the key starts
     #[arg(default_value = "client")]
     name: String,
+    #[command(flatten)]
+    format: FormatArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -65,12 +68,12 @@ fn parse_secret(text: &str) -> Result<SecretString, Infallible> {
 
 pub fn keys(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::New(New { name }) => print_new_key(&name)?,
+        Command::New(New { name, format }) => print_new_key(&name, format)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_new_key(name: &str) -> anyhow::Result<()> {
+fn print_new_key(name: &str, format: FormatArgs) -> anyhow::Result<()> {
     if !is_valid_name(name) {
         let reason =
             "is not a valid key name: up to 64 letters, digits, - _ . without two _ in a row";
@@ -82,12 +85,17 @@ fn print_new_key(name: &str) -> anyhow::Result<()> {
     for byte in random {
         key.push_str(&format!("{byte:02x}"));
     }
+    let sha256 = KeyHash::digest(key.as_bytes());
+    if format.is_json() {
+        return output::print_json(
+            &json!({"name": name, "key": key, "sha256": sha256.to_string()}),
+        );
+    }
     output::print_line(format_args!(
         "{key}\n\n\
          # This is the key; it is shown only once. Add these lines to the server's configuration:\n\
          [auth.keys.\"{name}\"]\n\
-         sha256 = \"{}\"\n\
-         scopes = [\"run\", \"read\", \"cancel\"]",
-        KeyHash::digest(key.as_bytes())
+         sha256 = \"{sha256}\"\n\
+         scopes = [\"run\", \"read\", \"cancel\"]"
     ))
 }

@@ -60,6 +60,7 @@ pub struct ConfigError(pub String);
 pub struct LoadedConfig {
     /// The path of the config file for messages.
     pub file: String,
+    pub file_exists: bool,
     /// `None` if the file is not TOML.
     pub config: Option<Config>,
     /// Every error.
@@ -86,6 +87,7 @@ pub fn load_with_sources(
     let (file, sources) = merge_sources(flags, environment)?;
     let mut loaded = LoadedConfig {
         file,
+        file_exists: true,
         config: None,
         problems: Vec::new(),
         positions: Positions::default(),
@@ -95,6 +97,7 @@ pub fn load_with_sources(
         Ok(sources) => sources,
         Err(problems) => return Ok(LoadedConfig { problems, ..loaded }),
     };
+    loaded.file_exists = sources.file.is_some();
     let table = sources.table.clone();
     loaded.positions = Positions::of(&table);
     let context = sources.context(environment);

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::catalog::reload::Catalog;
-use crate::catalog::{Agents, Entry, context_files, prompt};
+use crate::catalog::{Agents, context_files, prompt};
 use crate::config::Config;
 use crate::config::document::{Problem, ProblemKind};
 use crate::config::environment::Environment;
 use crate::config::models::Models;
-use crate::config::positions::item;
+use crate::config::positions::{Positions, item};
 use crate::config::secrets::{is_process_secret_set, is_secret_set};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
@@ -122,22 +122,32 @@ impl AgentCheck {
         }
     }
 
-    /// The problems of all current definitions, by agent.
+    /// The problems of all current definitions, by agent; for an invalid file without a definition, those of what it has
+    /// beside its errors.
     pub fn check(&self, agents: &Agents) -> BTreeMap<String, Vec<Problem>> {
         let mut visits = MAX_VISITS;
         let mut problems = BTreeMap::new();
         for (name, entry) in &agents.entries {
-            if let Some(agent) = &entry.agent {
-                let mut check = EntryCheck {
-                    server: self,
-                    agents,
-                    entry,
-                    agent,
-                    problems: Vec::new(),
-                };
-                check.run(&mut visits);
-                problems.insert(name.clone(), check.problems);
-            }
+            let (agent, positions) = match (&entry.agent, &entry.draft) {
+                (Some(agent), _) => (&**agent, &*entry.positions),
+                (None, Some(draft)) => (&draft.agent, &draft.positions),
+                (None, None) => continue,
+            };
+            let mut check = EntryCheck {
+                server: self,
+                agents,
+                positions,
+                agent,
+                problems: Vec::new(),
+            };
+            check.run(&mut visits);
+            // A value that is invalid itself is reported once.
+            let is_new =
+                |found: &Problem| !entry.problems.iter().any(|it| it.origin == found.origin);
+            check
+                .problems
+                .retain(|found| entry.agent.is_some() || is_new(found));
+            problems.insert(name.clone(), check.problems);
         }
         problems
     }
@@ -160,7 +170,7 @@ fn missing_tool(tool: &str, tool_registry: &ToolRegistry) -> String {
 struct EntryCheck<'a> {
     server: &'a AgentCheck,
     agents: &'a Agents,
-    entry: &'a Entry,
+    positions: &'a Positions,
     agent: &'a Agent,
     problems: Vec<Problem>,
 }
@@ -191,7 +201,7 @@ impl EntryCheck<'_> {
     }
 
     fn warn_with_hint(&mut self, path: &str, text: String, hint: Option<String>) {
-        let problem = self.entry.positions.warning(path, text);
+        let problem = self.positions.warning(path, text);
         self.problems.push(problem.with_hint(hint));
     }
 
@@ -207,10 +217,7 @@ impl EntryCheck<'_> {
                 key_of(path)
             );
             let known = self.server.providers.keys().map(String::as_str);
-            let problem = self
-                .entry
-                .positions
-                .problem(path, text, ProblemKind::Unusable);
+            let problem = self.positions.problem(path, text, ProblemKind::Unusable);
             self.problems
                 .push(problem.with_hint(did_you_mean(provider, known)));
             return;
@@ -444,7 +451,10 @@ fn models(agent: &Agent) -> Vec<(String, &ModelRef)> {
     let ad_hoc = agent.subagent.iter().flat_map(|it| &it.model);
     let ad_hoc = ad_hoc.map(|it| ("subagent.model".to_owned(), it));
     let own = std::iter::once(("model".to_owned(), &agent.model));
-    own.chain(fallbacks).chain(ad_hoc).collect()
+    let all = own.chain(fallbacks).chain(ad_hoc);
+    // That of a file without a model is empty.
+    all.filter(|(_, model)| !model.provider.is_empty())
+        .collect()
 }
 
 /// The path without the item of its list.

@@ -252,6 +252,7 @@ mod tests {
             path: PathBuf::from("agents/planner.toml"),
             agent: Some(Arc::new(agent)),
             error: None,
+            draft: None,
             problems: Vec::new(),
             file_warnings: Vec::new(),
             warnings: Vec::new(),

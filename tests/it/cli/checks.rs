@@ -62,6 +62,56 @@ async fn a_check_lists_what_agents_name_and_the_server_lacks() {
 }
 
 #[tokio::test]
+async fn a_file_with_errors_is_compared_with_the_server_too() {
+    let home = lacking_home();
+    home.write(
+        "agents/wrong.toml",
+        "name = \"wrong\"\nmodel = \"opnai/x\"\nmax_turns = 3\nsub_agents = [\"ecko\"]\ntols = []\n",
+    );
+    let check = home.axed(&["agents", "check", "agents/wrong.toml"]).await;
+    let lines: Vec<&str> = check.with(2).lines().collect();
+    let expected = [
+        "2:1: error: model: unsupported provider \"opnai\"",
+        "3:1: error: unknown key \"max_turns\"; it belongs in [limits]",
+        "4:15: warning: sub_agents",
+        "5:1: error: unknown key \"tols\"",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+    for (line, expected) in lines.iter().zip(expected) {
+        let expected = format!("agents/wrong.toml:{expected}");
+        assert!(line.starts_with(&expected), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn checks_print_json() {
+    let home = lacking_home();
+    let check = home
+        .axed(&["agents", "check", "-o", "json", "agents/bad.toml"])
+        .await;
+    let report: Value = serde_json::from_str(check.with(2)).expect("JSON");
+    let problem = &report["data"][0]["problems"][0];
+    assert_eq!(problem["severity"], "error", "{report}");
+    assert_eq!(
+        problem["message"],
+        "agent config missing required field: model"
+    );
+    assert_eq!(report["errors"], 1);
+
+    let none = Home::new();
+    none.write("agents/empty/README", "");
+    std::fs::remove_file(none.path().join("config/axed.toml")).expect("the file");
+    let check = none.axed(&["config", "check", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(check.with(0)).expect("JSON");
+    assert_eq!(report, json!({"data": [], "errors": 0, "warnings": 0}));
+    assert!(
+        check.err.contains("config/axed.toml does not exist"),
+        "{}",
+        check.err
+    );
+}
+
+#[tokio::test]
 async fn warnings_fail_a_check_only_if_it_is_strict() {
     let home = lacking_home();
     let check =
