@@ -8,3 +8,4 @@ mod home;
 mod run;
 mod runs;
 mod sessions;
+mod terminal;
