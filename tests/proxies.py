@@ -64,6 +64,7 @@ global
     log stderr format raw local0 warning
 defaults
     mode http
+    option http-no-delay
     timeout connect 5s
     timeout client 60s
     timeout server 330s
