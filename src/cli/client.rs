@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
-use crate::domain::run::{Failure, RunId, Status};
+use crate::domain::failure::Failure;
+use crate::domain::run::{RunId, Status};
 use crate::domain::warning::RunWarning;
 
 pub struct Client {

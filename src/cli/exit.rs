@@ -3,7 +3,8 @@
 
 use crate::cli::client::ClientError;
 use crate::config::load::ConfigError;
-use crate::domain::run::{FailureCode, Status};
+use crate::domain::failure::FailureCode;
+use crate::domain::run::Status;
 use crate::providers::registry::RegistryError;
 
 /// A missing or invalid thing that the user named: exit code 2.
@@ -86,7 +87,8 @@ mod tests {
     use super::{InvalidInput, code_for_error, code_for_run};
     use crate::cli::client::ClientError;
     use crate::config::load::ConfigError;
-    use crate::domain::run::{FailureCode, Status};
+    use crate::domain::failure::FailureCode;
+    use crate::domain::run::Status;
 
     #[test]
     fn exit_codes_match_the_contract() {

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::context::ContextStrategy;
+use crate::domain::failure::Failure;
 use crate::domain::message::ToolCall;
-use crate::domain::run::{Failure, RunId};
+use crate::domain::run::RunId;
 use crate::domain::usage::Usage;
 
 /// An event that has no number yet.

@@ -7,6 +7,7 @@ pub mod content;
 pub mod context;
 pub mod event;
 pub mod excerpt;
+pub mod failure;
 pub mod glob;
 pub mod json_schema;
 pub mod mcp;

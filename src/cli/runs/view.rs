@@ -6,7 +6,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::domain::content::Content;
-use crate::domain::run::{Failure, RunId, Status};
+use crate::domain::failure::Failure;
+use crate::domain::run::{RunId, Status};
 
 #[derive(Deserialize)]
 pub struct RunDetails {

@@ -1,7 +1,8 @@
 //! The end of a child run as its caller gets it: a result for the caller's model, and an event.
 
 use crate::domain::event::{EventKind, usage_totals};
-use crate::domain::run::{FailureCode, Run, Status, now};
+use crate::domain::failure::FailureCode;
+use crate::domain::run::{Run, Status, now};
 
 /// The `completion_status` of a task that ran out of turns.
 pub const INCOMPLETE: &str = "incomplete";

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::broadcast;
 
 use crate::domain::event::{Event, EventKind, StoredEvent};
-use crate::domain::run::{Failure, Outcome, Run, RunId, now};
+use crate::domain::failure::Failure;
+use crate::domain::run::{Outcome, Run, RunId, now};
 use crate::domain::webhook::Webhook;
 use crate::engine::record::webhook_events;
 use crate::engine::state::active_run::ActiveRun;

@@ -2,7 +2,7 @@
 
 use crate::config::models::Models;
 use crate::domain::agent::Agent;
-use crate::domain::run::Failure;
+use crate::domain::failure::Failure;
 use crate::engine::run_loop::request_size;
 use crate::engine::state::failures;
 

@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 
 use crate::domain::event::EventKind;
-use crate::domain::run::{Failure, Run};
+use crate::domain::failure::Failure;
+use crate::domain::run::Run;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::engine::state::turn_error::TurnError;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::domain::event::EventKind;
-use crate::domain::run::{Failure, Run};
+use crate::domain::failure::Failure;
+use crate::domain::run::Run;
 use crate::engine::context::RunContext;
 use crate::engine::prepare::{self, Prompt, RunInput};
 use crate::engine::record::links;

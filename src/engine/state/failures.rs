@@ -1,7 +1,7 @@
 //! The failures of runs, and the results of interrupted calls.
 
+use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::message::shorten;
-use crate::domain::run::{Failure, FailureCode};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::BudgetExceeded;
 use crate::engine::state::deadline::Deadline;

@@ -9,7 +9,8 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
-use crate::domain::run::{Failure, PendingApproval, Run, RunId, Status, WaitingFor};
+use crate::domain::failure::Failure;
+use crate::domain::run::{PendingApproval, Run, RunId, Status, WaitingFor};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::warning::RunWarning;

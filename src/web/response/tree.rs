@@ -6,7 +6,8 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::domain::run::{Failure, Run, RunId, Status};
+use crate::domain::failure::Failure;
+use crate::domain::run::{Run, RunId, Status};
 use crate::store::Step;
 use crate::store::runs::TASK_CHARS;
 use crate::web::response::run::UsageView;

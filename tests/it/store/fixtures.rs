@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use axed::config::{Data, Durability, Retention};
 use axed::domain::event::{Event, EventKind, StoredEvent};
-use axed::domain::run::{Failure, FailureCode, Outcome, Run, RunId, Scope, now};
+use axed::domain::failure::{Failure, FailureCode};
+use axed::domain::run::{Outcome, Run, RunId, Scope, now};
 use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use axed::domain::webhook::Webhook;
 use axed::store::events::EventQuery;
