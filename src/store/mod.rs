@@ -22,11 +22,13 @@ pub mod approvals;
 pub mod events;
 pub mod open;
 pub mod outbox;
+pub mod request_delta;
 pub mod retention;
 pub mod run_store;
 pub mod runs;
 pub mod sessions;
 pub mod sqlite;
+pub mod turn_record;
 
 /// A new run.
 #[derive(Clone, Debug)]

@@ -48,6 +48,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("prost", &["telemetry/otlp"]),
     ("rmcp", &["tools/mcp"]),
     ("rusqlite", &["store"]),
+    ("memchr", &["store/request_delta"]),
     (
         "anstream",
         &["cli/output", "cli/style", "tools/shell/supervisor"],

@@ -1,0 +1,496 @@
+//! Stores the body of a request as what is new in it: the lengths of what it has in common with the run's previous request
+//! at its beginning and its end, and what is between. Texts that the run's steps have are stored as references. Pure.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::domain::attachment::{Attachment, Blobs, Digest};
+use crate::domain::content::{Content, Part};
+use crate::domain::message::{AssistantMessage, Message};
+use crate::store::Step;
+use crate::store::turn_record::BodyDelta;
+
+/// A shorter text is stored again: a reference would not be much shorter.
+const MIN_TEXT_BYTES: usize = 24;
+/// How many bytes a search for texts may read. Afterwards the rest is stored as it is.
+const MAX_SEARCHED_BYTES: usize = 256 << 20;
+
+const LITERAL: u8 = 0;
+const TEXT: u8 = 1;
+const RAW_TEXT: u8 = 2;
+const ATTACHMENT: u8 = 3;
+
+/// Identifies a text in the steps of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TextKey {
+    /// A text of the prompt, counted from 0.
+    Prompt(u32),
+    /// A text of the reply of this turn.
+    Reply(u32, u32),
+    /// The result of the call at this position in the reply of this turn.
+    Result(u32, u32),
+    /// The bytes of an image or a file, in base64.
+    Attachment(Digest),
+}
+
+impl TextKey {
+    /// The turn whose reply or results have the text.
+    pub fn turn(self) -> Option<u32> {
+        match self {
+            Self::Prompt(_) | Self::Attachment(_) => None,
+            Self::Reply(turn, _) | Self::Result(turn, _) => Some(turn),
+        }
+    }
+}
+
+/// A text that a request may contain.
+#[derive(Clone, Debug)]
+pub struct RecordedText {
+    pub key: TextKey,
+    pub text: String,
+    /// Whether a request may contain it as JSON, not only as a JSON string.
+    pub is_json: bool,
+}
+
+/// The texts of a step that are long enough for a reference.
+pub fn step_texts(step: &Step) -> Vec<RecordedText> {
+    let mut texts = all_texts(step);
+    texts.retain(|text| text.text.len() >= MIN_TEXT_BYTES);
+    texts
+}
+
+/// The texts of all steps by their key, for [`decode`].
+pub fn texts_by_key(steps: &[Step]) -> HashMap<TextKey, String> {
+    let texts = steps.iter().flat_map(step_texts);
+    texts.map(|text| (text.key, text.text)).collect()
+}
+
+/// The images and files in base64, as requests contain them.
+pub fn attachment_texts(blobs: &Blobs) -> impl Iterator<Item = RecordedText> {
+    blobs.iter().map(|(digest, data)| RecordedText {
+        key: TextKey::Attachment(*digest),
+        text: STANDARD.encode(data),
+        is_json: true,
+    })
+}
+
+/// The images and files that steps refer to.
+pub fn digests(steps: &[Step]) -> Vec<Digest> {
+    let all = steps.iter().flat_map(Step::attachments);
+    all.map(|attachment: &Attachment| attachment.sha256)
+        .collect()
+}
+
+fn all_texts(step: &Step) -> Vec<RecordedText> {
+    let mut texts = Texts::default();
+    match step {
+        Step::Prompt {
+            system,
+            message,
+            earlier,
+        } => {
+            texts.push(system);
+            texts.push_content(message);
+            earlier
+                .iter()
+                .for_each(|message| texts.push_message(message));
+            texts.with_keys(TextKey::Prompt)
+        }
+        Step::Reply { turn, message } => {
+            texts.push_reply(message);
+            texts.with_keys(|index| TextKey::Reply(*turn, index))
+        }
+        Step::Result {
+            turn,
+            position,
+            result,
+            ..
+        } => {
+            texts.push(&result.content);
+            texts.with_keys(|_| TextKey::Result(*turn, *position))
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[derive(Default)]
+struct Texts(Vec<(String, bool)>);
+
+impl Texts {
+    fn push(&mut self, text: &str) {
+        self.0.push((text.to_owned(), false));
+    }
+
+    fn push_json(&mut self, text: &str) {
+        self.0.push((text.to_owned(), true));
+    }
+
+    fn push_content(&mut self, content: &Content) {
+        match content {
+            Content::Text(text) => self.push(text),
+            Content::Parts(parts) => parts.iter().for_each(|part| {
+                if let Part::Text { text } = part {
+                    self.push(text);
+                }
+            }),
+        }
+    }
+
+    fn push_reply(&mut self, reply: &AssistantMessage) {
+        if let Some(echo) = &reply.echo {
+            self.push_json(echo.body.get());
+        }
+        self.push(&reply.content);
+        for call in &reply.tool_calls {
+            self.push_json(call.arguments.get());
+        }
+    }
+
+    fn push_message(&mut self, message: &Message) {
+        match message {
+            Message::User { content } => self.push_content(content),
+            Message::Assistant(reply) => self.push_reply(reply),
+            Message::Tool { tool_results } => {
+                tool_results.iter().for_each(|it| self.push(&it.content));
+            }
+        }
+    }
+
+    fn with_keys(self, key: impl Fn(u32) -> TextKey) -> Vec<RecordedText> {
+        let texts = (0..).zip(self.0);
+        texts
+            .map(|(index, (text, is_json))| RecordedText {
+                key: key(index),
+                text,
+                is_json,
+            })
+            .collect()
+    }
+}
+
+/// Encodes a body against the run's previous one, if there is one.
+pub fn encode<'a>(
+    previous: Option<&[u8]>,
+    body: &[u8],
+    texts: impl IntoIterator<Item = &'a RecordedText>,
+) -> BodyDelta {
+    let (prefix, mut suffix) = previous.map_or((0, 0), |previous| {
+        let prefix = common_prefix(previous, body);
+        (prefix, common_suffix(&previous[prefix..], &body[prefix..]))
+    });
+    let mut end = body.len() - suffix;
+    let mut matches = Vec::new();
+    for found in find_texts(&body[prefix..], texts) {
+        if prefix + found.start >= end {
+            break;
+        }
+        // A text that begins before the common end is referred to as a whole.
+        end = end.max(prefix + found.end);
+        matches.push(found);
+    }
+    suffix = body.len() - end;
+    let between = &body[prefix..end];
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    for found in matches {
+        push_literal(&mut pieces, &between[at..found.start]);
+        push_reference(&mut pieces, found.key, found.is_raw);
+        at = found.end;
+    }
+    push_literal(&mut pieces, &between[at..]);
+    BodyDelta {
+        common: previous.map(|_| (prefix as u64, suffix as u64)),
+        pieces,
+    }
+}
+
+/// The body; `None` if it does not fit the previous body or the texts.
+pub fn decode(
+    delta: &BodyDelta,
+    previous: Option<&[u8]>,
+    texts: &HashMap<TextKey, String>,
+) -> Option<Vec<u8>> {
+    let (before, after) = match delta.common {
+        None => (&[][..], &[][..]),
+        Some((prefix, suffix)) => {
+            let previous = previous?;
+            let prefix = previous.get(..usize::try_from(prefix).ok()?)?;
+            let start = previous.len().checked_sub(usize::try_from(suffix).ok()?)?;
+            (prefix, previous.get(start..)?)
+        }
+    };
+    let mut body = before.to_vec();
+    let mut pieces = PieceReader(&delta.pieces);
+    while let Some(tag) = pieces.next_byte() {
+        match tag {
+            LITERAL => {
+                let len = usize::try_from(pieces.number()?).ok()?;
+                body.extend_from_slice(pieces.bytes(len)?);
+            }
+            TEXT => body.extend(json_string(texts.get(&pieces.key()?)?)?),
+            RAW_TEXT => body.extend_from_slice(texts.get(&pieces.key()?)?.as_bytes()),
+            ATTACHMENT => {
+                let digest = Digest(pieces.bytes(32)?.try_into().ok()?);
+                let text = texts.get(&TextKey::Attachment(digest))?;
+                body.extend_from_slice(text.as_bytes());
+            }
+            _ => return None,
+        }
+    }
+    body.extend_from_slice(after);
+    Some(body)
+}
+
+fn common_prefix(a: &[u8], b: &[u8]) -> usize {
+    const BLOCK: usize = 256;
+    let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
+    let start = BLOCK * blocks.take_while(|(a, b)| a == b).count();
+    let rest = a[start..].iter().zip(&b[start..]);
+    start + rest.take_while(|(a, b)| a == b).count()
+}
+
+fn common_suffix(a: &[u8], b: &[u8]) -> usize {
+    const BLOCK: usize = 256;
+    let blocks = a.rchunks_exact(BLOCK).zip(b.rchunks_exact(BLOCK));
+    let end = BLOCK * blocks.take_while(|(a, b)| a == b).count();
+    let rest = a[..a.len() - end]
+        .iter()
+        .rev()
+        .zip(b[..b.len() - end].iter().rev());
+    end + rest.take_while(|(a, b)| a == b).count()
+}
+
+struct FoundText {
+    start: usize,
+    end: usize,
+    key: TextKey,
+    is_raw: bool,
+}
+
+/// Where the body has the texts, without overlaps, in the order of the body.
+fn find_texts<'a>(
+    body: &[u8],
+    texts: impl IntoIterator<Item = &'a RecordedText>,
+) -> Vec<FoundText> {
+    let mut found: Vec<FoundText> = Vec::new();
+    let mut remaining = MAX_SEARCHED_BYTES;
+    // Texts mostly come in the order of the steps.
+    let mut cursor = 0;
+    for text in texts {
+        if text.text.len() > body.len() {
+            continue;
+        }
+        let forms = [true, false].into_iter().skip(usize::from(!text.is_json));
+        for is_raw in forms {
+            let needle = match is_raw {
+                true => Cow::Borrowed(text.text.as_bytes()),
+                false => Cow::Owned(json_string(&text.text).unwrap_or_default()),
+            };
+            if needle.len() < MIN_TEXT_BYTES || needle.len() > body.len() {
+                continue;
+            }
+            let mut search = |from: usize| {
+                remaining = remaining.checked_sub(body.len() - from)?;
+                memchr::memmem::find(&body[from..], &needle).map(|at| from + at)
+            };
+            let Some(start) = search(cursor).or_else(|| search(0)) else {
+                continue;
+            };
+            let end = start + needle.len();
+            let index = found.partition_point(|it| it.start < start);
+            let overlaps = found.get(index).is_some_and(|next| next.start < end)
+                || index > 0 && found[index - 1].end > start;
+            if !overlaps {
+                let key = text.key;
+                found.insert(
+                    index,
+                    FoundText {
+                        start,
+                        end,
+                        key,
+                        is_raw,
+                    },
+                );
+                cursor = end;
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// The text within a JSON string, as requests and steps are written.
+fn json_string(text: &str) -> Option<Vec<u8>> {
+    let mut json = serde_json::to_vec(text).ok()?;
+    json.pop();
+    json.drain(..1);
+    Some(json)
+}
+
+fn push_literal(pieces: &mut Vec<u8>, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        pieces.push(LITERAL);
+        push_number(pieces, bytes.len() as u64);
+        pieces.extend_from_slice(bytes);
+    }
+}
+
+fn push_reference(pieces: &mut Vec<u8>, key: TextKey, is_raw: bool) {
+    let (kind, numbers) = match key {
+        TextKey::Attachment(digest) => {
+            pieces.push(ATTACHMENT);
+            pieces.extend_from_slice(&digest.0);
+            return;
+        }
+        TextKey::Prompt(index) => (0, [0, index]),
+        TextKey::Reply(turn, index) => (1, [turn, index]),
+        TextKey::Result(turn, position) => (2, [turn, position]),
+    };
+    pieces.extend([if is_raw { RAW_TEXT } else { TEXT }, kind]);
+    for number in numbers {
+        push_number(pieces, number.into());
+    }
+}
+
+/// Appends a number in 7 bits a byte, the lowest first.
+pub fn push_number(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+/// Reads what [`encode`] and [`push_number`] wrote. Every read is `None` at the end.
+pub struct PieceReader<'a>(pub &'a [u8]);
+
+impl<'a> PieceReader<'a> {
+    pub fn next_byte(&mut self) -> Option<u8> {
+        let (byte, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*byte)
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    pub fn number(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.next_byte()?;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn key(&mut self) -> Option<TextKey> {
+        let kind = self.next_byte()?;
+        let first = u32::try_from(self.number()?).ok()?;
+        let second = u32::try_from(self.number()?).ok()?;
+        match kind {
+            0 => Some(TextKey::Prompt(second)),
+            1 => Some(TextKey::Reply(first, second)),
+            2 => Some(TextKey::Result(first, second)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::{RecordedText, TextKey, decode, encode, push_number};
+
+    fn texts(texts: &[(u32, &str, bool)]) -> Vec<RecordedText> {
+        let text = |(turn, text, is_json): &(u32, &str, bool)| RecordedText {
+            key: TextKey::Result(*turn, 0),
+            text: (*text).to_owned(),
+            is_json: *is_json,
+        };
+        texts.iter().map(text).collect()
+    }
+
+    fn by_key(texts: &[RecordedText]) -> HashMap<TextKey, String> {
+        let pairs = texts.iter().map(|it| (it.key, it.text.clone()));
+        pairs.collect()
+    }
+
+    #[test]
+    fn a_text_of_a_step_is_stored_as_a_reference() {
+        let long = "a line\nand \"another\" ".repeat(50);
+        let escaped = serde_json::to_string(&long).expect("JSON");
+        let previous = br#"{"messages":[1],"tools":[]}"#;
+        let body = format!(r#"{{"messages":[1,{{"content":{escaped}}}],"tools":[]}}"#);
+        let texts = texts(&[(1, &long, false)]);
+        let delta = encode(Some(previous), body.as_bytes(), &texts);
+        assert_eq!(delta.common, Some((14, 13)));
+        assert!(delta.pieces.len() < 40, "{} bytes", delta.pieces.len());
+        let decoded = decode(&delta, Some(previous), &by_key(&texts));
+        assert_eq!(decoded.as_deref(), Some(body.as_bytes()));
+        assert_eq!(decode(&delta, Some(previous), &HashMap::new()), None);
+        assert_eq!(decode(&delta, Some(b"{}"), &by_key(&texts)), None);
+    }
+
+    #[test]
+    fn a_text_that_ends_like_the_one_before_is_stored_as_a_reference() {
+        let ending = "the same ending of two results ".repeat(20);
+        let (first, second) = (format!("first {ending}"), format!("second {ending}"));
+        let previous = format!(r#"[{{"c":"{first}"}}]"#);
+        let body = format!(r#"[{{"c":"{first}"}},{{"c":"{second}"}}]"#);
+        let texts = texts(&[(2, &second, false)]);
+        let delta = encode(Some(previous.as_bytes()), body.as_bytes(), &texts);
+        assert!(delta.pieces.len() < 30, "{} bytes", delta.pieces.len());
+        let decoded = decode(&delta, Some(previous.as_bytes()), &by_key(&texts));
+        assert_eq!(decoded.as_deref(), Some(body.as_bytes()));
+    }
+
+    #[test]
+    fn damaged_pieces_are_no_body() {
+        let body = b"0123456789".repeat(4);
+        let whole = encode(None, &body, &[]);
+        for len in 1..whole.pieces.len() {
+            let mut cut = whole.clone();
+            cut.pieces.truncate(len);
+            assert_eq!(decode(&cut, None, &HashMap::new()), None, "{len} bytes");
+        }
+        let mut huge = whole;
+        huge.pieces = vec![0];
+        push_number(&mut huge.pieces, u64::MAX);
+        assert_eq!(decode(&huge, None, &HashMap::new()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_decoded_body_is_the_encoded_one(
+            previous in proptest::option::of("[ab\"\\\\\n]{0,600}"),
+            body in "[ab\"\\\\\n]{0,600}",
+            results in proptest::collection::vec(("[ab\"\\\\\n]{0,60}", any::<bool>()), 0..6),
+            places in proptest::collection::vec((0..600_usize, 0..6_usize, any::<bool>()), 0..6),
+        ) {
+            let numbered: Vec<_> = (0..).zip(&results).map(|(turn, (text, is_json))| (turn, text.as_str(), *is_json)).collect();
+            let texts = texts(&numbered);
+            let mut body = body;
+            for (at, text, is_raw) in places {
+                let Some((text, _)) = results.get(text) else { continue };
+                let escaped = serde_json::to_string(text).expect("JSON");
+                body.insert_str(at.min(body.len()), if is_raw { text } else { &escaped });
+            }
+            let previous = previous.as_deref().map(str::as_bytes);
+            let delta = encode(previous, body.as_bytes(), &texts);
+            let decoded = decode(&delta, previous, &by_key(&texts));
+            prop_assert_eq!(decoded.as_deref(), Some(body.as_bytes()));
+        }
+    }
+}
