@@ -86,6 +86,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
         events: Vec::new(),
         deliveries: Vec::new(),
         warnings: None,
+        turns: Vec::new(),
     };
     let continuation = ResumeState {
         definition: "{}".into(),

@@ -129,6 +129,7 @@ impl BenchRun<'_> {
             events,
             deliveries: Vec::new(),
             warnings: None,
+            turns: Vec::new(),
         }
     }
 

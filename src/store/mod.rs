@@ -1,6 +1,6 @@
 //! The store's contract: runs, their steps, their events and their webhook deliveries. This file has the values of a write
-//! and the errors. The traits are in `runs`, `events`, `approvals`, `sessions`, `outbox` and
-//! `retention`; `run_store` has all of them as one.
+//! and the errors. The traits are in `runs`, `events`, `approvals`, `sessions`, `turns`, `outbox`
+//! and `retention`; `run_store` has all of them as one.
 
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use crate::domain::run::{Outcome, Run, RunId, WaitingFor};
 use crate::domain::usage::{CallLimit, TreeUsage, Usage};
 use crate::domain::warning::RunWarning;
 use crate::domain::webhook::{DeliveryId, Webhook};
+use crate::store::turn_record::TurnEntry;
 use crate::workdirs::file_id::FileId;
 
 pub mod approvals;
@@ -29,6 +30,7 @@ pub mod runs;
 pub mod sessions;
 pub mod sqlite;
 pub mod turn_record;
+pub mod turns;
 
 /// A new run.
 #[derive(Clone, Debug)]
@@ -101,6 +103,8 @@ pub struct Write {
     pub deliveries: Vec<NewDelivery>,
     /// All warnings of the run, if there are new ones.
     pub warnings: Option<Vec<RunWarning>>,
+    /// Turns to add, in order.
+    pub turns: Vec<TurnEntry>,
 }
 
 /// A delivery that is committed with a write, due at once.

@@ -9,10 +9,11 @@ use crate::store::outbox::Outbox;
 use crate::store::retention::RunRetention;
 use crate::store::runs::RunRecords;
 use crate::store::sessions::SessionIndex;
+use crate::store::turns::TurnRecords;
 
 /// A write spans several parts, so one engine implements all of them. Callers that need one part take that part.
 pub trait RunStore:
-    RunRecords + EventLog + ApprovalIndex + SessionIndex + Outbox + RunRetention
+    RunRecords + TurnRecords + EventLog + ApprovalIndex + SessionIndex + Outbox + RunRetention
 {
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;

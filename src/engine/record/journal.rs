@@ -170,6 +170,7 @@ impl Journal {
             events: vec![new_event(run, kind)],
             deliveries: Vec::new(),
             warnings: None,
+            turns: Vec::new(),
         };
         self.store.write(write).await.map(drop)
     }
@@ -213,6 +214,7 @@ impl Journal {
             ),
             events: vec![event],
             warnings: None,
+            turns: Vec::new(),
         };
         self.store.write(write).await.map(drop)
     }
@@ -292,5 +294,6 @@ pub fn build_write(
         events,
         deliveries,
         warnings: None,
+        turns: Vec::new(),
     }
 }

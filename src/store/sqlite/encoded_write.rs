@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::domain::attachment::Attachment;
 use crate::domain::run::{Outcome, RunId};
 use crate::store::sqlite::approval_changes::{self, ApprovalChange};
-use crate::store::sqlite::{attachments, rows};
+use crate::store::sqlite::{attachments, rows, turns};
 use crate::store::{Change, NewDelivery, StoreError, Write};
 
 /// SQLite rejects texts above 10⁹ bytes. A write far below that cannot fail for its length in the middle of a batch.
@@ -27,6 +27,7 @@ pub struct EncodedWrite {
     pub deliveries: Vec<NewDelivery>,
     /// The run's warnings as JSON, if there are new ones.
     pub warnings: Option<String>,
+    pub turns: Option<Vec<u8>>,
     /// Writes to other runs in the same transaction. The cell gets the number of the write's last event when it is known.
     pub others: Vec<(EncodedWrite, Cell<u64>)>,
 }
@@ -48,6 +49,7 @@ impl EncodedWrite {
             attachments: attachments::distinct(&write.steps),
             deliveries: write.deliveries,
             warnings: rows::warnings_value(write.warnings.as_deref())?,
+            turns: turns::turns_value(write.turns)?,
             others: Vec::new(),
         };
         if encoded.bytes() > MAX_WRITE_BYTES {
@@ -75,7 +77,8 @@ impl EncodedWrite {
         let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let data = self.attachments.iter().filter_map(|it| it.data.as_ref());
         let data_bytes: usize = data.map(Bytes::len).sum();
-        len(&self.steps) + len(&self.events) + self.change_bytes() + data_bytes
+        let turn_bytes = self.turns.as_ref().map_or(0, Vec::len);
+        len(&self.steps) + len(&self.events) + turn_bytes + self.change_bytes() + data_bytes
     }
 
     fn change_bytes(&self) -> usize {

@@ -131,7 +131,7 @@ impl<'c> Executor<'c> {
             let params = named_params! {":id": id, ":warnings": warnings};
             self.sql.update_warnings.execute(params)?;
         }
-        if write.event_count > 0 || write.steps.is_some() {
+        if write.event_count > 0 || write.steps.is_some() || write.turns.is_some() {
             self.sql.insert_entry.execute(named_params! {
                 ":root": rows::id_bytes(&write.root),
                 ":last_seq": rows::signed(last_seq),
@@ -139,6 +139,7 @@ impl<'c> Executor<'c> {
                 ":count": rows::signed(write.event_count),
                 ":events": write.events,
                 ":steps": write.steps,
+                ":turns": write.turns,
             })?;
         }
         approvals::apply(&mut self.sql, write.run, &write.approvals, previous_seq + 1)?;

@@ -11,7 +11,7 @@ use crate::store::StoreError;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::files::DATABASE_FILE;
 use crate::store::sqlite::rows::{self, RUN_COLUMNS};
-use crate::store::sqlite::{files, schema};
+use crate::store::sqlite::{files, schema, turns};
 
 /// A check ends after this many findings.
 const MAX_FINDINGS: usize = 100;
@@ -27,7 +27,11 @@ pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
             findings.push(finding);
         }
     };
-    let results = [check_runs(&db, &mut report), check_steps(&db, &mut report)];
+    let results = [
+        check_runs(&db, &mut report),
+        check_steps(&db, &mut report),
+        check_turns(&db, &mut report),
+    ];
     for error in results.into_iter().filter_map(Result::err) {
         report(store_error(error).to_string());
     }
@@ -142,6 +146,21 @@ fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Re
             match rows::id(row, "run") {
                 Ok(id) => report(format!("a step of {id} cannot be read: {error}")),
                 Err(_) => report(format!("a step cannot be read: {error}")),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_turns(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
+    let mut sql = db.prepare("SELECT run, turns FROM entries WHERE turns IS NOT NULL")?;
+    let mut found = sql.query([])?;
+    while let Some(row) = found.next()? {
+        let value = row.get_ref("turns")?.as_blob();
+        if !value.is_ok_and(turns::is_readable) {
+            match rows::id(row, "run") {
+                Ok(id) => report(format!("a turn of {id} cannot be read")),
+                Err(_) => report("a turn cannot be read".to_owned()),
             }
         }
     }

@@ -29,6 +29,8 @@ use crate::store::sqlite::job::{Job, Task};
 use crate::store::sqlite::reader_pool::ReaderPool;
 use crate::store::sqlite::sessions::ForgetProgress;
 use crate::store::sqlite::writer::{WriterCallbacks, WriterResources};
+use crate::store::turn_record::{TurnEntry, TurnRecord};
+use crate::store::turns::{RecordedTurn, TurnRecords};
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 mod approval_changes;
@@ -59,6 +61,7 @@ mod search;
 mod sessions;
 mod sql_parts;
 mod statements;
+mod turns;
 mod vacuum;
 mod writer;
 
@@ -242,6 +245,32 @@ impl RunRecords for SqliteStore {
         key: IdempotencyKey,
     ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::claimed_run(db, &key)))
+    }
+}
+
+impl TurnRecords for SqliteStore {
+    fn turns(&self, run: RunId) -> BoxFuture<'_, Result<Vec<TurnRecord>, StoreError>> {
+        Box::pin(self.readers.read(move |db| turns::turns(db, run)))
+    }
+
+    fn turn(
+        &self,
+        run: RunId,
+        turn: u32,
+    ) -> BoxFuture<'_, Result<Option<RecordedTurn>, StoreError>> {
+        Box::pin(self.readers.read(move |db| turns::turn(db, run, turn)))
+    }
+
+    fn copied_turns(
+        &self,
+        source: RunId,
+        last: u32,
+        steps: Vec<Step>,
+    ) -> BoxFuture<'_, Result<Vec<TurnEntry>, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| turns::copied_turns(db, source, last, &steps)),
+        )
     }
 }
 

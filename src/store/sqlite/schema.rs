@@ -26,6 +26,7 @@ const MIGRATIONS: &[&str] = &[
     APPROVALS,
     SESSION_NAMES,
     WARNINGS,
+    TURNS,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -190,6 +191,8 @@ CREATE INDEX definitions_used ON definitions (used_until);
 const WAITING_FOR: &str = "ALTER TABLE runs ADD COLUMN waiting_for TEXT;";
 /// What went wrong in a run, a JSON array; null without warnings.
 const WARNINGS: &str = "ALTER TABLE runs ADD COLUMN warnings TEXT;";
+/// What a write adds to the turns of its run: see the module `turns`. Null for a write without a reply.
+const TURNS: &str = "ALTER TABLE entries ADD COLUMN turns BLOB;";
 /// Since when a run waits for approval.
 const WAITING: &str = "ALTER TABLE runs ADD COLUMN waiting_since INTEGER;";
 // The session of a root run. The index has only runs of sessions; it alone tells which run the next one of a session

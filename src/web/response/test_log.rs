@@ -18,6 +18,8 @@ use crate::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
+use crate::store::turn_record::{TurnEntry, TurnRecord};
+use crate::store::turns::{RecordedTurn, TurnRecords};
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 /// A store in memory with an event log that can be read while it grows.
@@ -90,6 +92,25 @@ impl RunRecords for Log {
         _: IdempotencyKey,
     ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
         unreachable!("a stream accepts nothing")
+    }
+}
+
+impl TurnRecords for Log {
+    fn turns(&self, _: RunId) -> BoxFuture<'_, Result<Vec<TurnRecord>, StoreError>> {
+        unreachable!("events are no turns")
+    }
+
+    fn turn(&self, _: RunId, _: u32) -> BoxFuture<'_, Result<Option<RecordedTurn>, StoreError>> {
+        unreachable!("events are no turns")
+    }
+
+    fn copied_turns(
+        &self,
+        _: RunId,
+        _: u32,
+        _: Vec<Step>,
+    ) -> BoxFuture<'_, Result<Vec<TurnEntry>, StoreError>> {
+        unreachable!("events are no turns")
     }
 }
 

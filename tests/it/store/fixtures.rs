@@ -127,6 +127,7 @@ pub fn write(scope: &Scope, change: Change, events: u32) -> Write {
         events: (1..=events).map(|turn| event(scope, turn)).collect(),
         deliveries: Vec::new(),
         warnings: None,
+        turns: Vec::new(),
     }
 }
 

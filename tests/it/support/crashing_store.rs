@@ -17,6 +17,8 @@ use axed::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
 use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
+use axed::store::turn_record::{TurnEntry, TurnRecord};
+use axed::store::turns::{RecordedTurn, TurnRecords};
 use axed::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 use futures_util::future::{BoxFuture, pending};
 use tokio::sync::{Notify, watch};
@@ -141,6 +143,29 @@ impl RunRecords for CrashingStore {
         key: IdempotencyKey,
     ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
         self.inner.claimed_run(key)
+    }
+}
+
+impl TurnRecords for CrashingStore {
+    fn turns(&self, run: RunId) -> BoxFuture<'_, Result<Vec<TurnRecord>, StoreError>> {
+        self.inner.turns(run)
+    }
+
+    fn turn(
+        &self,
+        run: RunId,
+        turn: u32,
+    ) -> BoxFuture<'_, Result<Option<RecordedTurn>, StoreError>> {
+        self.inner.turn(run, turn)
+    }
+
+    fn copied_turns(
+        &self,
+        source: RunId,
+        last: u32,
+        steps: Vec<Step>,
+    ) -> BoxFuture<'_, Result<Vec<TurnEntry>, StoreError>> {
+        self.inner.copied_turns(source, last, steps)
     }
 }
 
