@@ -23,7 +23,7 @@ async fn a_file_from_before_webhooks_is_migrated() {
     opened.store.close().await;
     sql(
         dir,
-        "ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+        "ALTER TABLE entries DROP COLUMN turns; ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
          ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );
@@ -51,7 +51,7 @@ async fn a_file_from_before_several_webhooks_is_migrated() {
     sql(
         dir,
         "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); \
-         ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
+         ALTER TABLE entries DROP COLUMN turns; ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
          ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN workdir_device; \
           ALTER TABLE runs DROP COLUMN workdir_inode; DROP INDEX deliveries_due; \
           ALTER TABLE deliveries DROP COLUMN owner; CREATE INDEX deliveries_due ON deliveries (host); \
@@ -100,7 +100,7 @@ async fn a_file_from_before_pending_approvals_is_migrated() {
     store.close().await;
     sql(
         dir,
-        "ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; PRAGMA user_version = 12",
+        "ALTER TABLE entries DROP COLUMN turns; ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; PRAGMA user_version = 12",
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");

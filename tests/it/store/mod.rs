@@ -23,3 +23,4 @@ mod outbox;
 mod retention;
 mod run_lists;
 mod run_records;
+mod turns;
