@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
+use crate::engine::run_loop::loop_guard::{LoopGuard, LoopVerdict};
 use crate::engine::run_loop::request_messages::RequestMessages;
 use crate::engine::run_loop::request_size;
 use crate::providers::{Reply, reasoning};
@@ -49,16 +49,6 @@ impl ReplyAction {
     }
 }
 
-/// The loop guard's verdict on a batch of results.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoopVerdict {
-    Continue,
-    /// The same batch came this many times in a row; a hint was added to its results.
-    Warn(u32),
-    /// The same batch came too many times; the run has to fail.
-    Stop(u32),
-}
-
 impl Conversation {
     /// Starts with the user's message, after the messages of earlier runs.
     pub fn new(
@@ -82,12 +72,7 @@ impl Conversation {
             max_turns,
             max_calls,
             call_ids,
-            loop_guard: LoopGuard {
-                warn_after: loop_warn,
-                stop_after: loop_stop,
-                last_batch_hash: None,
-                repeats: 0,
-            },
+            loop_guard: LoopGuard::new(loop_warn, loop_stop),
             is_repaired: false,
             prefix_changes: 0,
         }
@@ -315,47 +300,13 @@ fn carried_tokens(tokens: &TokenUsage, reply: &AssistantMessage) -> u64 {
     tokens.total().saturating_sub(dropped)
 }
 
-/// Compares the batches (names, arguments, raw results) of successive turns.
-#[derive(Debug)]
-struct LoopGuard {
-    warn_after: u32,
-    stop_after: u32,
-    last_batch_hash: Option<u64>,
-    repeats: u32,
-}
-
-impl LoopGuard {
-    fn compare(&mut self, calls: &[ToolCall], results: &[ToolResult]) -> LoopVerdict {
-        let mut hasher = DefaultHasher::new();
-        for call in calls {
-            (&call.name, call.arguments.get()).hash(&mut hasher);
-        }
-        for result in results {
-            (&result.content, result.is_error).hash(&mut hasher);
-            let attachments = result.attachments.iter();
-            attachments.for_each(|attachment| attachment.sha256.hash(&mut hasher));
-        }
-        let batch_hash = Some(hasher.finish());
-        self.repeats = if self.last_batch_hash == batch_hash {
-            self.repeats + 1
-        } else {
-            1
-        };
-        self.last_batch_hash = batch_hash;
-        match self.repeats {
-            times if self.stop_after > 0 && times >= self.stop_after => LoopVerdict::Stop(times),
-            times if self.warn_after > 0 && times >= self.warn_after => LoopVerdict::Warn(times),
-            _ => LoopVerdict::Continue,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Conversation, LoopVerdict, ReplyAction};
+    use super::{Conversation, ReplyAction};
     use crate::domain::message::{
         AssistantMessage, Echo, Message, ToolCall, ToolResult, empty_arguments,
     };
+    use crate::engine::run_loop::loop_guard::LoopVerdict;
     use crate::providers::Reply;
 
     fn tool_call_reply(ids: &[&str]) -> Reply {

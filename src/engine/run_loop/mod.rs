@@ -9,6 +9,7 @@ pub mod ending;
 pub mod final_text;
 pub mod finish;
 pub mod limits;
+pub mod loop_guard;
 pub mod provider_request;
 pub mod recall;
 pub mod request_bounds;
