@@ -195,6 +195,7 @@ impl BenchRun<'_> {
             ..Usage::default()
         };
         let finished = FinishedRun {
+            messages: None,
             completion_status: None,
             outcome: Outcome::Completed {
                 content: content.clone(),

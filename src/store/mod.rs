@@ -86,6 +86,17 @@ pub struct ClaimedRun {
     pub run: RunId,
     /// See [`IdempotencyClaim::body_hash`].
     pub body_hash: [u8; 32],
+    /// The number of the message that the request added; `None` if it started the run.
+    pub message: Option<u32>,
+}
+
+/// A message that is added to an unfinished run.
+#[derive(Debug)]
+pub struct NewMessage {
+    /// Counts the messages of the run from 1.
+    pub number: u32,
+    /// The idempotency key that it was sent with.
+    pub claim: Option<IdempotencyClaim>,
 }
 
 /// What one transaction changes of one run.
@@ -153,7 +164,11 @@ pub enum Change {
     RequestCancel {
         reason: String,
     },
-    /// The run has ended. Fails with [`StoreError::AlreadyTerminal`] if it had ended before: a final status is written once.
+    /// A message is added to the run. Fails with [`StoreError::AlreadyTerminal`] if the run has ended or is being
+    /// cancelled, and with [`StoreError::MessagesChanged`] if its number is not the next one.
+    AddMessage(Box<NewMessage>),
+    /// The run has ended. Fails with [`StoreError::MessagesChanged`] if it has other messages than the writer knows, and
+    /// with [`StoreError::AlreadyTerminal`] if it had ended before: a final status is written once.
     Finish(Box<FinishedRun>),
 }
 
@@ -179,6 +194,8 @@ pub struct FinishedRun {
     pub completion_status: Option<&'static str>,
     /// Usage of the run with all its descendants, all of which have ended.
     pub tree_usage: TreeUsage,
+    /// How many messages were added to it; `None` if the writer does not know.
+    pub messages: Option<u32>,
 }
 
 /// An entry of a run's record.
@@ -219,6 +236,10 @@ pub enum Step {
     },
     /// A message to the model after a reply that did not end the run.
     Said { content: String },
+    /// A message that was sent to the run. Its number is its position among these steps, from 1.
+    Message { content: Content },
+    /// The conversation has all messages up to this number, from the request of this turn on.
+    MessagesRead { turn: u32, last: u32 },
     /// A summary of the oldest messages is requested next.
     Compacting,
     /// Later requests leave out some messages.
@@ -236,9 +257,11 @@ impl Step {
                 message.attachments().chain(earlier).collect()
             }
             Self::Result { result, .. } => result.attachments.iter().collect(),
+            Self::Message { content } => content.attachments().collect(),
             Self::Reply { .. }
             | Self::Remembers { .. }
             | Self::Said { .. }
+            | Self::MessagesRead { .. }
             | Self::Compacting
             | Self::Compacted { .. } => Vec::new(),
         }
@@ -252,6 +275,9 @@ pub enum StoreError {
     Closed,
     #[error("{0} has already ended")]
     AlreadyTerminal(RunId),
+    /// The run has more or fewer messages than the writer assumes.
+    #[error("{0} has got other messages meanwhile")]
+    MessagesChanged(RunId),
     #[error("the idempotency key has accepted {} before", .0.run)]
     AlreadyClaimed(ClaimedRun),
     /// The run to change does not exist.

@@ -14,7 +14,9 @@ use crate::store::sqlite::job::Task;
 use crate::store::sqlite::run_inserts::RunInserts;
 use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::vacuum::Vacuum;
-use crate::store::sqlite::{approvals, attachments, outbox, rows, run_changes, sessions};
+use crate::store::sqlite::{
+    approvals, attachments, outbox, rows, run_changes, run_inserts, sessions,
+};
 use crate::store::{Change, StoreError};
 
 /// Trees whose last event number is cached. The number of another tree is read from its log.
@@ -166,16 +168,35 @@ impl<'c> Executor<'c> {
             self.inserts.insert(connection, sql, new_run, last_event)?;
             return Ok(true);
         }
+        let claim = match &write.change {
+            Change::AddMessage(message) => message.claim.as_ref().zip(Some(message.number)),
+            _ => None,
+        };
+        if let Some((claim, _)) = claim {
+            run_inserts::check_unclaimed(&mut self.sql, claim)?;
+        }
         if run_changes::update(&mut self.sql, id, last_event, &write.change)? > 0 {
+            if let Some((claim, number)) = claim {
+                run_inserts::insert_claim(&mut self.sql, claim, write.run, Some(number))?;
+            }
             return Ok(true);
         }
+        let is_other = |sql: &mut Statements<'_>| match &write.change {
+            Change::AddMessage(_) => sql.accepts_messages.exists(named_params! {":id": id}),
+            Change::Finish(_) => sql.has_unfinished_run.exists(named_params! {":id": id}),
+            _ => Ok(false),
+        };
         if !self.sql.has_run.exists(named_params! {":id": id})? {
             return Err(WriteError::Rejected(StoreError::RunNotFound(write.run)));
         }
         if matches!(write.change, Change::RequestCancel { .. }) {
             return Ok(false);
         }
-        Err(WriteError::Rejected(StoreError::AlreadyTerminal(write.run)))
+        let error = match is_other(&mut self.sql)? {
+            true => StoreError::MessagesChanged(write.run),
+            false => StoreError::AlreadyTerminal(write.run),
+        };
+        Err(WriteError::Rejected(error))
     }
 
     fn delete(&mut self, root: RunId) -> Result<u64, WriteError> {

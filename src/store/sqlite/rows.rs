@@ -257,11 +257,12 @@ fn workdir(row: &Row<'_>) -> rusqlite::Result<Option<FileId>> {
     }))
 }
 
-/// Reads the columns `run` and `body` of a claim.
+/// Reads the columns `run`, `body` and `message` of a claim.
 pub fn claimed_run(row: &Row<'_>) -> rusqlite::Result<ClaimedRun> {
     Ok(ClaimedRun {
         run: id(row, "run")?,
         body_hash: row.get("body")?,
+        message: row.get("message")?,
     })
 }
 

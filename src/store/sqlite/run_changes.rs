@@ -8,7 +8,8 @@ use crate::store::sqlite::statements::Statements;
 use crate::store::{Change, FinishedRun, Progress};
 
 /// Applies a change, and raises the run's last event to `last_event` if that is greater. Returns the number of rows that
-/// changed: 0 if the run does not exist or has ended, or if its cancel was requested before.
+/// changed: 0 if the run does not exist or has ended, if its cancel was requested before, or if it has other messages than the
+/// change assumes.
 pub fn update(
     sql: &mut Statements<'_>,
     id: &[u8; 16],
@@ -46,6 +47,11 @@ pub fn update(
             ":id": id,
             ":last_event": last_event,
             ":reason": reason,
+        }),
+        Change::AddMessage(message) => sql.add_message.execute(named_params! {
+            ":id": id,
+            ":last_event": last_event,
+            ":number": message.number,
         }),
         Change::Finish(finished) => finish(sql, id, last_event, finished),
     }
@@ -128,5 +134,6 @@ fn finish(
         ":tree_unreported": tree.unreported,
         ":structured": is_structured.then_some(true),
         ":completion_status": finished.completion_status,
+        ":messages": finished.messages,
     })
 }

@@ -60,7 +60,7 @@ impl RunInserts {
             sql.insert_label.execute(label)?;
         }
         if let Some(claim) = &new_run.claim {
-            insert_claim(sql, claim, run.id)?;
+            insert_claim(sql, claim, run.id, None)?;
         }
         self.update_clock_skew(connection, run)
     }
@@ -165,7 +165,10 @@ fn insert_row(
 }
 
 /// Fails if the key has accepted a run and has not expired.
-fn check_unclaimed(sql: &mut Statements<'_>, claim: &IdempotencyClaim) -> Result<(), WriteError> {
+pub fn check_unclaimed(
+    sql: &mut Statements<'_>,
+    claim: &IdempotencyClaim,
+) -> Result<(), WriteError> {
     let key = &claim.key;
     let params = named_params! {
         ":credential": key.credential,
@@ -179,10 +182,12 @@ fn check_unclaimed(sql: &mut Statements<'_>, claim: &IdempotencyClaim) -> Result
     }
 }
 
-fn insert_claim(
+/// `message` is the number of the message that the key belongs to; `None` if it started the run.
+pub fn insert_claim(
     sql: &mut Statements<'_>,
     claim: &IdempotencyClaim,
     run: RunId,
+    message: Option<u32>,
 ) -> rusqlite::Result<()> {
     sql.delete_expired_claims
         .execute(named_params! {":now": now().as_millisecond()})?;
@@ -195,6 +200,7 @@ fn insert_claim(
             ":run": rows::id_bytes(&run),
             ":body": claim.body_hash,
             ":expires": claim.expires_at.as_millisecond(),
+            ":message": message,
         })
         .map(drop)
 }

@@ -27,6 +27,7 @@ const MIGRATIONS: &[&str] = &[
     SESSION_NAMES,
     WARNINGS,
     TURNS,
+    MESSAGES,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -256,6 +257,12 @@ CREATE TABLE approvals (
 ) WITHOUT ROWID;
 CREATE INDEX approvals_root ON approvals (root);
 CREATE INDEX approvals_owner ON approvals (owner) WHERE owner IS NOT NULL;
+";
+
+// How many messages were added to a run, and which of them an idempotency key belongs to.
+const MESSAGES: &str = "
+ALTER TABLE runs ADD COLUMN messages INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE claims ADD COLUMN message INTEGER;
 ";
 
 /// Sorts the sessions of a key by name.

@@ -5,7 +5,7 @@ use rusqlite::Connection;
 use crate::store::sqlite::prepared::PreparedStatement;
 
 /// The run that an idempotency key has accepted, and the hash of the request's body.
-pub const FIND_CLAIM: &str = "SELECT run, body FROM claims \
+pub const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
      WHERE credential = :credential AND route = :route AND key = :key AND expires > :now \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)";
 
@@ -42,8 +42,8 @@ statements! {
              :deadline_seconds, :timeout, :stream, :webhook, :session, :workdir_device, :workdir_inode)",
         find_claim: FIND_CLAIM,
         /// A new idempotency key, or an expired one that is used again.
-        upsert_claim: "INSERT OR REPLACE INTO claims (credential, route, key, run, body, expires) \
-             VALUES (:credential, :route, :key, :run, :body, :expires)",
+        upsert_claim: "INSERT OR REPLACE INTO claims (credential, route, key, run, body, expires, message) \
+             VALUES (:credential, :route, :key, :run, :body, :expires, :message)",
         /// Removes several, so that a backlog shrinks while new ones arrive.
         delete_expired_claims: "DELETE FROM claims WHERE id IN \
              (SELECT id FROM claims WHERE expires <= :now ORDER BY expires LIMIT 4)",
@@ -80,6 +80,8 @@ statements! {
              WHERE id = :id AND finished_at IS NULL",
         request_cancel: "UPDATE runs SET last_event = max(last_event, :last_event), status = 'cancelling', \
              cancel_reason = :reason WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling'",
+        add_message: "UPDATE runs SET last_event = max(last_event, :last_event), messages = :number \
+             WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling' AND messages = :number - 1",
         finish_run: "UPDATE runs SET last_event = max(last_event, :last_event), turns = :turns, \
              model = coalesce(nullif(:model, ''), model), stop_reason = :stop_reason, \
              input_tokens = :input_tokens, output_tokens = :output_tokens, cache_read_tokens = :cache_read_tokens, \
@@ -91,7 +93,7 @@ statements! {
              tree_cache_write_tokens = :tree_cache_write_tokens, tree_model_calls = :tree_model_calls, \
              tree_tool_calls = :tree_tool_calls, tree_cost = :tree_cost, tree_unreported = :tree_unreported, \
              structured = :structured, completion_status = coalesce(:completion_status, completion_status) \
-             WHERE id = :id AND finished_at IS NULL",
+             WHERE id = :id AND finished_at IS NULL AND messages = coalesce(:messages, messages)",
         /// The list only grows: a shorter one is older.
         update_warnings: "UPDATE runs SET warnings = :warnings \
              WHERE id = :id AND coalesce(octet_length(warnings), 0) < octet_length(:warnings)",
@@ -101,6 +103,8 @@ statements! {
         last_seq: "SELECT coalesce((SELECT last_seq FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT 1), 0) \
              AS last_seq FROM runs WHERE id = :root",
         has_run: "SELECT 1 FROM runs WHERE id = :id",
+        has_unfinished_run: "SELECT 1 FROM runs WHERE id = :id AND finished_at IS NULL",
+        accepts_messages: "SELECT 1 FROM runs WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling'",
         /// The oldest runs of a session.
         session_runs: "SELECT id FROM runs INDEXED BY runs_session_names WHERE session IS NOT NULL AND owner IS :owner \
              AND session = :session ORDER BY id LIMIT :limit",

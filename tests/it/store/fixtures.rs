@@ -202,6 +202,7 @@ pub fn progress(tokens: u64) -> Progress {
 pub fn closing(scope: &Scope, outcome: Outcome) -> Write {
     let usage = usage(10);
     let closing = FinishedRun {
+        messages: None,
         completion_status: None,
         outcome,
         finished_at: now(),

@@ -21,6 +21,7 @@ async fn a_key_accepts_one_run(opened: &Opened) {
     let wanted = ClaimedRun {
         run: scopes[won].run,
         body_hash: [won as u8; 32],
+        message: None,
     };
     for (n, result) in results.iter().enumerate() {
         let refused = matches!(result, Err(StoreError::AlreadyClaimed(by)) if *by == wanted);
