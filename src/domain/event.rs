@@ -230,6 +230,20 @@ pub enum EventKind {
         #[serde(skip_serializing_if = "Option::is_none")]
         by: Option<String>,
     },
+    /// A client added a message to the run; its next request includes it.
+    #[serde(rename = "message.added")]
+    MessageAdded {
+        /// Counts the messages that were added to the run, from 1.
+        number: u32,
+        /// The text of the message; if `truncated`, its first 16 KiB.
+        content: String,
+        /// Whether `content` is only the beginning; absent if not.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        truncated: bool,
+        /// The name of the key that sent it; absent without keys.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
     /// A request to the model failed and is repeated.
     #[serde(rename = "retry.scheduled")]
     RetryScheduled {
@@ -393,6 +407,7 @@ impl EventKind {
             Self::AgentReturned { .. } => "agent.returned",
             Self::ApprovalRequested { .. } => "approval.requested",
             Self::ApprovalDecided { .. } => "approval.decided",
+            Self::MessageAdded { .. } => "message.added",
             Self::RetryScheduled { .. } => "retry.scheduled",
             Self::BatchSubmitted { .. } => "batch.submitted",
             Self::MemoryWarning { .. } => "memory.warning",
@@ -409,7 +424,7 @@ impl EventKind {
 }
 
 /// The names of all numbered events, in the order of [`EventKind`].
-pub const STORED_EVENT_NAMES: [&str; 22] = [
+pub const STORED_EVENT_NAMES: [&str; 23] = [
     "run.queued",
     "run.started",
     "run.resumed",
@@ -425,6 +440,7 @@ pub const STORED_EVENT_NAMES: [&str; 22] = [
     "agent.returned",
     "approval.requested",
     "approval.decided",
+    "message.added",
     "retry.scheduled",
     "batch.submitted",
     "memory.warning",

@@ -8,6 +8,7 @@ pub mod budget;
 pub mod clock;
 pub mod deadline;
 pub mod failures;
+pub mod inbox;
 pub mod orphans;
 pub mod pause;
 pub mod pending_approvals;
