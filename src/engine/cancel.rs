@@ -38,7 +38,7 @@ async fn cancel_active(journal: &Journal, run: &ActiveRun, reason: &str) -> Resu
         return Ok(());
     };
     let (change, event) = cancel_entry(&reason);
-    let recorded = journal.append_request(run, change, event).await;
+    let recorded = journal.append_request(run, change, Vec::new(), event).await;
     match recorded {
         Ok(()) => run.cancel(&reason),
         Err(_) => run.withdraw_cancel(),
@@ -72,7 +72,10 @@ async fn cancel_inactive(engine: &Engine, id: RunId, reason: &str) -> Result<(),
         return Ok(());
     }
     let (change, event) = cancel_entry(reason);
-    engine.journal.append_inactive(&run, change, event).await?;
+    let journal = &engine.journal;
+    journal
+        .append_inactive(&run, change, Vec::new(), event)
+        .await?;
     if engine.orphans.cancel(id, reason) {
         return Ok(());
     }

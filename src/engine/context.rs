@@ -63,6 +63,9 @@ pub struct Engine {
     /// The permits of root runs, and the runs that wait for one.
     pub queue: AdmissionQueue,
     pub pending_approvals: PendingApprovals,
+    /// Held while a message is recorded for a run that is not driven, and before the record of a recovered child is read,
+    /// so that it has the message.
+    pub inactive_inbox_lock: tokio::sync::Mutex<()>,
     /// Cancelled when the daemon drains: new runs are refused, and runs that wait for approval are suspended.
     pub draining: CancellationToken,
     pub sessions: Sessions,

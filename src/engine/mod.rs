@@ -1,5 +1,6 @@
 //! Runs agents: the loop, delegation, budgets, the record. Knows nothing of HTTP and nothing of storage engines.
 
+pub mod add_message;
 pub mod admission;
 pub mod agent_check;
 pub mod approval;

@@ -203,6 +203,10 @@ impl ResumedRoot {
                 return;
             }
         };
+        let recorded_messages = &recorded_run.messages;
+        let mut messages = context.run.inbox.lock().await;
+        messages.restore(&recorded_messages.contents, recorded_messages.read);
+        drop(messages);
         // The record of a queued run has its messages; its prompt is assembled when it starts.
         let input = match &recorded_run.prompt {
             Some(prompt) => prompt.input.clone(),

@@ -14,6 +14,7 @@ use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
+use crate::engine::add_message::{self, AddMessageError, MessageRequest};
 use crate::engine::admission::delete_session::{self, DeleteSessionError};
 use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
 use crate::engine::approval::decision::{self, DecideError};
@@ -93,6 +94,7 @@ impl Runner {
             settings,
             queue,
             pending_approvals: PendingApprovals::default(),
+            inactive_inbox_lock: tokio::sync::Mutex::default(),
             draining: CancellationToken::new(),
             sessions: Sessions::default(),
             tasks: TaskTracker::new(),
@@ -345,6 +347,24 @@ impl Runner {
         decision::decide(&self.engine, id, call, decision).await?;
         let run = self.store().run(id).await?;
         run.ok_or(DecideError::RunNotFound(id))
+    }
+
+    /// Adds a message to an unfinished run, and returns its number once it is committed.
+    pub async fn add_message(
+        &self,
+        id: RunId,
+        request: MessageRequest,
+    ) -> Result<u32, AddMessageError> {
+        let (sender, receiver) = oneshot::channel();
+        let engine = Arc::clone(&self.engine);
+        // In a task of its own: a client that disconnects must not interrupt the write.
+        self.engine.tasks.spawn(async move {
+            tokio::select! {
+                added = add_message::add_message(&engine, id, &request) => drop(sender.send(added)),
+                () = engine.shutdown.cancelled() => {}
+            }
+        });
+        receiver.await.unwrap_or(Err(StoreError::Closed.into()))
     }
 
     /// Deletes a session in which no run is unfinished: its name and its conversation; its runs stay.

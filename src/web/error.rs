@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::catalog::LoadError;
 use crate::domain::suggestion;
+use crate::engine::add_message::AddMessageError;
 use crate::engine::admission::delete_session::DeleteSessionError;
 use crate::engine::approval::decision::DecideError;
 use crate::engine::memory::memories::MemoryError;
@@ -277,6 +278,7 @@ impl From<StoreError> for Problem {
             .with_cause(error.to_string()),
             StoreError::Closed
             | StoreError::Suspended
+            | StoreError::MessagesChanged(_)
             | StoreError::Locked { .. }
             | StoreError::Backend(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -285,6 +287,28 @@ impl From<StoreError> for Problem {
             )
             .with_retry_after(RETRY_INTERVAL_SECS)
             .with_cause(error.to_string()),
+        }
+    }
+}
+
+impl From<AddMessageError> for Problem {
+    fn from(error: AddMessageError) -> Self {
+        let detail = error.to_string();
+        match error {
+            AddMessageError::RunNotFound(id) => Self::run_not_found(id),
+            AddMessageError::RunEnded { .. } => {
+                Self::new(StatusCode::CONFLICT, ProblemCode::RunEnded, detail)
+            }
+            AddMessageError::TooManyUnread(_) => {
+                Self::new(StatusCode::CONFLICT, ProblemCode::TooManyMessages, detail)
+            }
+            AddMessageError::Draining => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                ProblemCode::Draining,
+                detail,
+            )
+            .with_retry_after(RESTART_INTERVAL_SECS),
+            AddMessageError::Store(error) => error.into(),
         }
     }
 }

@@ -103,6 +103,8 @@ problem_codes! {
     RouteNotFound = "route_not_found",
     /// The run does not exist, or belongs to another key.
     RunNotFound = "run_not_found",
+    /// The run has ended, or is being cancelled: it does not change any more.
+    RunEnded = "run_ended",
     /// The run has not ended.
     RunNotTerminal = "run_not_terminal",
     /// The run has ended.
@@ -119,6 +121,8 @@ problem_codes! {
     StoreUnavailable = "store_unavailable",
     /// The key is missing or unknown.
     Unauthorized = "unauthorized",
+    /// The run has as many unread messages as it may have.
+    TooManyMessages = "too_many_messages",
     /// The key has too many valid tickets; retry after `Retry-After`.
     TooManyTickets = "too_many_tickets",
     /// The body has a field that does not exist.

@@ -263,13 +263,13 @@ async fn decide_early(
     match active_run {
         Some(active_run) => {
             let journal = &engine.journal;
-            let commit = journal.append_request(&active_run, Change::Unchanged, event);
+            let commit = journal.append_request(&active_run, Change::Unchanged, Vec::new(), event);
             commit.await?;
             active_run.tree.root_permit.changed.notify_waiters();
         }
         None => {
             let journal = &engine.journal;
-            let commit = journal.append_inactive(&run, Change::Unchanged, event);
+            let commit = journal.append_inactive(&run, Change::Unchanged, Vec::new(), event);
             commit.await?;
         }
     }

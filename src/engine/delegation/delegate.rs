@@ -262,7 +262,6 @@ impl RunDelegate {
             None => context.run.accounts.clone(),
         };
         let handle_store_error = |error| self.handle_store_error(error);
-        let recorded_run = run_log::load(engine, child).await;
         // From here on the child is driven to its end, which also unregisters it.
         let Some((child, run)) = recovery::recover_child(context, child.id, &account_ids) else {
             let interrupted = recovery::interrupt(engine, child.id, &[]).await;
@@ -271,8 +270,10 @@ impl RunDelegate {
             let stored_run = stored_run.map_err(handle_store_error)?;
             return stored_run.map(Arc::new).ok_or_else(unrecorded_message);
         };
+        // A message to the child is in its record from here on, or reaches the active run.
+        drop(engine.inactive_inbox_lock.lock().await);
         let child_context = RunContext::new(engine, &child);
-        let recorded_run = match recorded_run {
+        let recorded_run = match run_log::load(engine, &run).await {
             Ok(recorded_run) => recorded_run,
             Err(error) => {
                 let (run, permits) = (Arc::new(run), RunPermits::default());
@@ -281,6 +282,10 @@ impl RunDelegate {
                 return finished_run.ok_or_else(unrecorded_message);
             }
         };
+        let messages = &recorded_run.messages;
+        let mut inbox = child.inbox.lock().await;
+        inbox.restore(&messages.contents, messages.read);
+        drop(inbox);
         let input = RunInput::from(run.input.clone());
         let entry = RunStart::Resumed(Box::new(recorded_run));
         (self.drive)(&child_context, Arc::new(run), input, entry)

@@ -120,10 +120,11 @@ impl Journal {
         &self,
         run: &ActiveRun,
         change: Change,
+        steps: Vec<Step>,
         event: EventKind,
     ) -> Result<(), StoreError> {
         check_not_suspended(run)?;
-        let write = build_write(run, change, Vec::new(), vec![event]);
+        let write = build_write(run, change, steps, vec![event]);
         self.store.write(write).await.map(drop)
     }
 
@@ -155,18 +156,19 @@ impl Journal {
         suspend_on_error(run, result)
     }
 
-    /// Commits an event of a run that is not driven at the moment.
+    /// Commits a change and an event of a run that is not driven at the moment.
     pub async fn append_inactive(
         &self,
         run: &Run,
         change: Change,
+        steps: Vec<Step>,
         kind: EventKind,
     ) -> Result<(), StoreError> {
         let write = Write {
             run: run.id,
             root: run.root_id,
             change,
-            steps: Vec::new(),
+            steps,
             events: vec![new_event(run, kind)],
             deliveries: Vec::new(),
             warnings: None,
@@ -200,6 +202,7 @@ impl Journal {
                 usage: run.usage,
             },
             tree_usage: run.tree,
+            messages: None,
         };
         let change = Change::Finish(Box::new(closing));
         let write = Write {

@@ -41,6 +41,7 @@ impl RecordedConversation {
             }
         }
         let mut conversation = Self::default();
+        let (mut added, mut read_count) = (Vec::new(), 0);
         for step in others {
             match step {
                 Step::Prompt {
@@ -72,6 +73,15 @@ impl RecordedConversation {
                     }
                 }
                 Step::Remembers { .. } => {}
+                Step::Message { content } => added.push(content.into_redacted()),
+                Step::MessagesRead { last, .. } => {
+                    let read =
+                        added.drain(..added.len().min((last as usize).saturating_sub(read_count)));
+                    conversation
+                        .messages
+                        .extend(read.map(|content| Message::User { content }));
+                    read_count = last as usize;
+                }
                 Step::Said { content } => conversation.messages.push(Message::user(content)),
                 Step::Compacted { compaction } => conversation.compaction = Some(compaction),
                 Step::Result { .. } | Step::Compacting => {}

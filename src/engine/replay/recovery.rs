@@ -18,6 +18,7 @@ use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
 use crate::engine::state::deadline::{self, Deadline};
 use crate::engine::state::failures;
+use crate::engine::state::inbox::Inbox;
 use crate::engine::state::pause::{Calls, Pause};
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
@@ -194,6 +195,7 @@ pub fn recover(
         usage: run.usage,
         tree_usage: run.tree,
         warnings: run.warnings.clone(),
+        inbox: Inbox::unrestored(),
     };
     let active_run = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
     if let Some((at, seconds)) = continuation.deadline {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde::Deserialize;
 
+use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
@@ -42,6 +43,50 @@ pub struct RecordedRun {
     pub compaction: Option<Compaction>,
     /// Whether a summary was requested and not recorded.
     pub is_compacting: bool,
+    /// The messages that the first request has beside the prompt.
+    pub first_messages: Vec<Content>,
+    pub messages: RecordedMessages,
+}
+
+/// The messages that clients added to a run.
+#[derive(Debug, Default)]
+pub struct RecordedMessages {
+    /// Oldest first.
+    pub contents: Vec<Content>,
+    /// How many of them the conversation has.
+    pub read: u32,
+    /// The turn whose request was the first with the last of those; 0 for none.
+    pub read_in_turn: u32,
+}
+
+impl RecordedMessages {
+    pub async fn read(engine: &Engine, run: RunId) -> Result<Self, StoreError> {
+        let mut messages = Self::default();
+        for step in engine.journal.store().steps(run).await? {
+            match step {
+                Step::Message { content } => messages.contents.push(content),
+                Step::MessagesRead { turn, last } => drop(messages.mark_read(turn, last)),
+                _ => {}
+            }
+        }
+        Ok(messages)
+    }
+
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.contents.len()).unwrap_or(u32::MAX)
+    }
+
+    pub fn unread(&self) -> &[Content] {
+        self.contents.get(self.read as usize..).unwrap_or_default()
+    }
+
+    /// Marks the messages up to `last` as read in this turn, and returns those that were not before.
+    fn mark_read(&mut self, turn: u32, last: u32) -> Vec<Content> {
+        let newly_read = self.contents.get(self.read as usize..last as usize);
+        let newly_read = newly_read.unwrap_or_default().to_vec();
+        (self.read, self.read_in_turn) = (last, turn);
+        newly_read
+    }
 }
 
 /// A reply and the recorded results of its calls.
@@ -53,6 +98,8 @@ pub struct RecordedTurn {
     pub results: Vec<Option<ToolResult>>,
     /// The message to the model if the reply was not the last one.
     pub followup: Option<String>,
+    /// The messages of clients that came before the next request.
+    pub messages: Vec<Content>,
     /// What later requests omit.
     pub compaction: Option<Compaction>,
 }
@@ -86,6 +133,13 @@ pub struct RecordedCalls {
 }
 
 impl RecordedRun {
+    fn mark_messages_read(&mut self, turn: u32, last: u32) {
+        let newly_read = self.messages.mark_read(turn, last);
+        let turn_messages = self.turns.last_mut().map(|it| &mut it.messages);
+        let messages = turn_messages.unwrap_or(&mut self.first_messages);
+        messages.extend(newly_read);
+    }
+
     /// The batch of a turn that started and has no reply.
     pub fn pending_batch(&self) -> PendingBatch {
         let (last_turn, last_reply) = (self.calls.last_turn, self.turns.last());
@@ -129,10 +183,13 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
                     message,
                     results,
                     followup: None,
+                    messages: Vec::new(),
                     compaction: None,
                 });
                 recorded.is_compacting = false;
             }
+            Step::Message { content } => recorded.messages.contents.push(content),
+            Step::MessagesRead { turn, last } => recorded.mark_messages_read(turn, last),
             Step::Remembers { at } => recorded.memory_time = Some(at),
             Step::Compacting => recorded.is_compacting = true,
             Step::Compacted { compaction } => {

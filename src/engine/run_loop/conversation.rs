@@ -129,9 +129,18 @@ impl Conversation {
         self.request_messages.push(Message::Assistant(message));
     }
 
+    /// Adds a message that a client sent to the run.
+    pub fn push_message(&mut self, content: Content) {
+        self.request_messages.push(Message::User { content });
+    }
+
+    pub fn has_turn_left(&self) -> bool {
+        self.turn < self.max_turns
+    }
+
     /// Whether the model may correct an invalid final text: once, and only if a turn is left.
     pub fn may_repair(&self) -> bool {
-        !self.is_repaired && self.turn < self.max_turns
+        !self.is_repaired && self.has_turn_left()
     }
 
     /// Adds a final text that the run does not end with, and the message that the model is sent about it.
@@ -197,7 +206,9 @@ impl Conversation {
 
     /// The number of tool results that the next request adds.
     pub fn results_pending(&self) -> usize {
-        match self.messages().last() {
+        let is_user = |message: &&Message| matches!(message, Message::User { .. });
+        // Messages to the run come after the results.
+        match self.messages().iter().rev().find(|it| !is_user(it)) {
             Some(Message::Tool { tool_results }) => tool_results.len(),
             _ => 0,
         }

@@ -20,6 +20,7 @@ use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState, error_endi
 use crate::engine::run_loop::final_text;
 use crate::engine::run_loop::finish;
 use crate::engine::run_loop::limits::{check_conversation_size, check_limits};
+use crate::engine::run_loop::new_messages;
 use crate::engine::run_loop::resume;
 use crate::engine::run_loop::setup;
 use crate::engine::run_loop::start::{PendingWrite, RunStart};
@@ -116,6 +117,7 @@ async fn take_turn(turn_loop: &mut TurnLoop<'_>) -> Result<Turn, Ending> {
     if !matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_)) {
         pause::ensure_running(context).await?;
     }
+    new_messages::read_new(turn_loop).await?;
     if let Some(bounds) = turn_loop.bounds
         && bounds.is_exceeded(&turn_loop.conversation)
     {

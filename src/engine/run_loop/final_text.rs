@@ -6,6 +6,7 @@ use crate::domain::event::EventKind;
 use crate::domain::structured;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::limits;
+use crate::engine::run_loop::new_messages;
 use crate::engine::run_loop::summary;
 use crate::engine::run_loop::turn_loop::{NewReply, TurnLoop};
 use crate::engine::state::active_run::ActiveRun;
@@ -33,11 +34,14 @@ impl From<Result<bool, Vec<String>>> for OutputCheck {
     }
 }
 
-/// Returns if the model has to correct its reply in another turn.
+/// Returns if the model has to correct its reply in another turn, or to read messages that were added to the run.
 ///
 /// # Errors
 /// The run's ending, a successful one too.
 pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(), Ending> {
+    if new_messages::needs_turn(turn_loop).await {
+        return Ok(record_unfinished(turn_loop, reply).await?);
+    }
     if let Some(summary_prompt) = summary::summary_prompt(&turn_loop.context.run) {
         return Err(summarize_task(turn_loop, reply, summary_prompt).await);
     }
@@ -54,6 +58,11 @@ pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(),
         events: vec![completed],
     };
     match check_output(turn_loop, &message.content, &mut unrecorded).await? {
+        OutputCheck::Valid { .. } if !new_messages::close(turn_loop).await => {
+            unrecorded.record(turn_loop).await?;
+            turn_loop.conversation.restore_reply(turn, message);
+            Ok(())
+        }
         OutputCheck::Valid { structured } => {
             Err(complete(turn_loop, message.content, structured, unrecorded).await)
         }
@@ -72,6 +81,25 @@ pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(),
             Ok(())
         }
     }
+}
+
+/// Records a text that the run does not end with, because it has messages to read.
+async fn record_unfinished(
+    turn_loop: &mut TurnLoop<'_>,
+    reply: NewReply,
+) -> Result<(), StoreError> {
+    let NewReply {
+        turn,
+        message,
+        completed,
+    } = reply;
+    let step = Step::Reply {
+        turn,
+        message: message.clone(),
+    };
+    turn_loop.record(vec![step], vec![completed]).await?;
+    turn_loop.conversation.restore_reply(turn, message);
+    Ok(())
 }
 
 /// Records the final text of an ad-hoc sub-agent's task and requests its summary.

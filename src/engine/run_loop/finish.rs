@@ -13,6 +13,7 @@ use crate::engine::delegation::child_result;
 use crate::engine::memory::memories::NewEntry;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
 use crate::engine::run_spans;
+use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::store::{Change, FinishedRun, Progress, StoreError};
 
@@ -41,6 +42,7 @@ pub async fn commit_end(
     if run.is_suspended() {
         return Err(StoreError::Suspended);
     }
+    let messages = close_inbox(run, state.progress.turns).await;
     let is_incomplete = matches!(loop_outcome, LoopOutcome::Incomplete);
     let (cancel_reason, cancel_requested_at) = run.begin_finish().await.unzip();
     let mut events = ending.events;
@@ -68,6 +70,7 @@ pub async fn commit_end(
         finished_at: now(),
         progress: state.progress,
         tree_usage,
+        messages,
     };
     let change = Change::Finish(Box::new(finished.clone()));
     let journal = &context.engine.journal;
@@ -84,6 +87,21 @@ pub async fn commit_end(
     let mut record = final_record(record, finished, last_event);
     record.warnings = run.warnings();
     Ok(Arc::new(record))
+}
+
+/// Accepts no more messages of a run that ends, and warns of unread ones. Returns how many messages the run has, if that is
+/// known.
+async fn close_inbox(run: &ActiveRun, turn: u32) -> Option<u32> {
+    let mut messages = run.inbox.lock().await;
+    messages.close();
+    let text = match messages.unread_count() {
+        0 => return messages.count(),
+        1 => "a message was not read: the run ended before its next request".to_owned(),
+        count => format!("{count} messages were not read: the run ended before its next request"),
+    };
+    let warning = Warning::new(WarningCode::MessageUnread, &text);
+    run.warn(warning, (turn > 0).then_some(turn));
+    messages.count()
 }
 
 /// The outcome of a run that was not cancelled while it finished.

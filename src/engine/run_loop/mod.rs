@@ -10,6 +10,7 @@ pub mod final_text;
 pub mod finish;
 pub mod limits;
 pub mod loop_guard;
+pub mod new_messages;
 pub mod provider_request;
 pub mod recall;
 pub mod request_bounds;

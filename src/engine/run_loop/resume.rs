@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, ToolCall};
 use crate::domain::structured;
 use crate::domain::usage::Usage;
@@ -13,6 +14,7 @@ use crate::engine::replay::run_log::{RecordedCalls, RecordedRun, RecordedTurn};
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::final_text::{self, MAX_RESUMED_CHECKS, OutputCheck};
 use crate::engine::run_loop::limits::check_limits;
+use crate::engine::run_loop::new_messages;
 use crate::engine::run_loop::summary;
 use crate::engine::run_loop::tool_results::{self, CallBatch};
 use crate::engine::run_loop::turn_loop::TurnLoop;
@@ -34,16 +36,20 @@ pub async fn resume(
             ..Usage::default()
         });
     }
+    turn_loop.repeats_turn = has_started_turn(turn_loop.context, &recorded);
     turn_loop.write_pending().await?;
     let RecordedRun {
         turns,
+        first_messages,
         calls,
         memory_time,
         ..
     } = recorded;
     let calls = Arc::new(calls);
     let mut task_text = None;
-    for mut recorded_turn in turns {
+    push_messages(turn_loop, first_messages);
+    let last_index = turns.len().saturating_sub(1);
+    for (index, mut recorded_turn) in turns.into_iter().enumerate() {
         let message = &recorded_turn.message;
         if !message.content.is_empty() {
             turn_loop.state.partial = Some(message.content.clone());
@@ -54,7 +60,10 @@ pub async fn resume(
             let has_summary = summary::summary_prompt(&turn_loop.context.run).is_some();
             task_text = has_summary.then(|| message.content.clone());
             restore_followup(turn_loop, recorded_turn, followup);
+        } else if index < last_index || !recorded_turn.messages.is_empty() {
+            restore_unfinished(turn_loop, recorded_turn);
         } else {
+            let is_summary = task_text.is_some();
             let content = match task_text.take() {
                 Some(task_text) if message.content.trim().is_empty() => task_text,
                 _ => message.content.clone(),
@@ -64,6 +73,7 @@ pub async fn resume(
                 content,
                 memory_time,
                 resume_count: calls.resume_count,
+                is_summary,
             };
             restore_final_text(turn_loop, turn, message, final_text).await?;
         }
@@ -77,16 +87,45 @@ pub async fn resume(
 /// Whether a request was under way when the earlier process stopped. A known batch is not lost.
 fn has_lost_request(context: &RunContext, recorded: &RecordedRun) -> bool {
     let is_batch_known = matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_));
-    let last_reply = recorded.turns.last().map_or(0, |last| last.turn);
-    recorded.is_compacting || (!is_batch_known && recorded.calls.last_turn > last_reply)
+    recorded.is_compacting || (!is_batch_known && recorded.calls.last_turn > last_reply(recorded))
+}
+
+/// Whether the request of the next turn may have been sent, or has a batch.
+fn has_started_turn(context: &RunContext, recorded: &RecordedRun) -> bool {
+    let started_turn = recorded.calls.last_turn.max(recorded.messages.read_in_turn);
+    let has_batch = matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_));
+    has_batch || started_turn > last_reply(recorded)
+}
+
+/// The turn of the last recorded reply; 0 for none.
+fn last_reply(recorded: &RecordedRun) -> u32 {
+    recorded.turns.last().map_or(0, |last| last.turn)
+}
+
+fn push_messages(turn_loop: &mut TurnLoop<'_>, messages: Vec<Content>) {
+    for mut content in messages {
+        content.drop_data();
+        turn_loop.conversation.push_message(content);
+    }
+}
+
+/// Restores a text that the run did not end with, because it had messages to read.
+fn restore_unfinished(turn_loop: &mut TurnLoop<'_>, recorded_turn: RecordedTurn) {
+    let conversation = &mut turn_loop.conversation;
+    conversation.restore_reply(recorded_turn.turn, recorded_turn.message);
+    push_messages(turn_loop, recorded_turn.messages);
+    if let Some(compaction) = recorded_turn.compaction {
+        turn_loop.conversation.compact(compaction);
+    }
 }
 
 /// Restores a text that the run did not end with, and the message that followed it.
 fn restore_followup(turn_loop: &mut TurnLoop<'_>, recorded_turn: RecordedTurn, followup: String) {
     let conversation = &mut turn_loop.conversation;
     conversation.push_followup(recorded_turn.turn, recorded_turn.message, followup);
+    push_messages(turn_loop, recorded_turn.messages);
     if let Some(compaction) = recorded_turn.compaction {
-        conversation.compact(compaction);
+        turn_loop.conversation.compact(compaction);
     }
 }
 
@@ -95,6 +134,8 @@ struct RecordedText {
     content: String,
     memory_time: Option<Timestamp>,
     resume_count: u32,
+    /// Whether it is the summary of an ad-hoc sub-agent.
+    is_summary: bool,
 }
 
 /// Ends the run with a recorded text, or adds the message that asks the model to correct it.
@@ -108,10 +149,21 @@ async fn restore_final_text(
         content,
         memory_time,
         resume_count,
+        is_summary,
     } = final_text;
     let context = turn_loop.context;
+    // Once its memory entry may be written, the run only ends.
+    let may_continue = !is_summary && memory_time.is_none();
+    if may_continue && new_messages::needs_turn(turn_loop).await {
+        turn_loop.conversation.restore_reply(turn, message);
+        return Ok(());
+    }
     let checked = final_text::check_recorded_output(&context.run, &content, resume_count);
     let errors = match Box::pin(checked).await? {
+        OutputCheck::Valid { .. } if may_continue && !new_messages::close(turn_loop).await => {
+            turn_loop.conversation.restore_reply(turn, message);
+            return Ok(());
+        }
         OutputCheck::Valid { structured } => {
             return Err(Ending::new(LoopOutcome::Completed {
                 content,
@@ -162,6 +214,7 @@ async fn restore_calls(
         turn,
         message,
         results,
+        messages,
         compaction,
         ..
     } = recorded_turn;
@@ -183,6 +236,7 @@ async fn restore_calls(
     };
     turn_loop.conversation.restore_reply(turn, message);
     tool_results::execute_calls(turn_loop, batch).await?;
+    push_messages(turn_loop, messages);
     if let Some(compaction) = compaction {
         turn_loop.conversation.compact(compaction);
     }

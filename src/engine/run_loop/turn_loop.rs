@@ -27,6 +27,8 @@ pub struct TurnLoop<'a> {
     pub bounds: Option<RequestBounds>,
     /// What the next commit writes first.
     pub pending_write: Option<Box<PendingWrite>>,
+    /// Whether an earlier process has sent the request of the next turn, which is sent again unchanged.
+    pub repeats_turn: bool,
     pub drive_child: DriveFn,
 }
 
@@ -77,6 +79,7 @@ impl<'a> TurnLoop<'a> {
                 hash: OnceLock::new(),
             },
             pending_write,
+            repeats_turn: false,
             drive_child,
         }
     }

@@ -16,6 +16,7 @@ use crate::domain::warning::{RunWarning, Warning};
 use crate::engine::state::budget::{AccountIds, BudgetExceeded, BudgetRefusal};
 use crate::engine::state::clock::Clock;
 use crate::engine::state::deadline::Deadline;
+use crate::engine::state::inbox::Inbox;
 use crate::engine::state::pending_batch::PendingBatchCell;
 use crate::engine::state::run_warnings::RunWarnings;
 use crate::engine::state::run_workdir::RunWorkdir;
@@ -41,6 +42,7 @@ pub struct ActiveRun {
     pub cancel_token: CancellationToken,
     /// The batch that an earlier process submitted, until its turn is done.
     pub pending_batch: PendingBatchCell,
+    pub inbox: Inbox,
     agent_name: Arc<str>,
     clock: Mutex<Clock>,
     phase: Mutex<Phase>,
@@ -91,6 +93,7 @@ pub struct RestoredState {
     pub usage: Usage,
     pub tree_usage: TreeUsage,
     pub warnings: Vec<RunWarning>,
+    pub inbox: Inbox,
 }
 
 impl ActiveRun {
@@ -115,6 +118,7 @@ impl ActiveRun {
                 usage: Usage::default(),
                 tree_usage: TreeUsage::default(),
                 warnings: Vec::new(),
+                inbox: Inbox::default(),
             },
         );
         run.self_and_ancestors()
@@ -137,6 +141,7 @@ impl ActiveRun {
             usage,
             tree_usage,
             warnings,
+            inbox,
         } = state;
         let cancel_token = parent
             .as_ref()
@@ -159,6 +164,7 @@ impl ActiveRun {
             usage: UsageCounter::new(usage, tree_usage),
             refusals: Mutex::default(),
             pending_batch: PendingBatchCell::default(),
+            inbox,
             warnings: Mutex::new(RunWarnings::restored(warnings)),
             end: watch::Sender::new(EndState::Pending),
         })

@@ -131,6 +131,8 @@ pub fn call_ids(steps: &[Step]) -> Vec<String> {
             Step::Reply { message, .. } => Some(&message.tool_calls),
             Step::Prompt { .. }
             | Step::Said { .. }
+            | Step::Message { .. }
+            | Step::MessagesRead { .. }
             | Step::Result { .. }
             | Step::Remembers { .. }
             | Step::Compacting

@@ -452,6 +452,9 @@ impl Life {
                         (*turn, 0)
                     }
                     Step::Result { turn, position, .. } => (*turn, 1 + position),
+                    Step::Message { .. } | Step::MessagesRead { .. } => {
+                        unreachable!("no client sends any")
+                    }
                     Step::Said { .. } => unreachable!("no run requests a shape"),
                     // A time.
                     Step::Remembers { .. } => continue,

@@ -1,0 +1,177 @@
+//! Adds a message to an unfinished run. It is committed first; the run's next request includes it.
+
+use std::sync::Arc;
+
+use crate::domain::content::Content;
+use crate::domain::event::EventKind;
+use crate::domain::excerpt::TextExcerpt;
+use crate::domain::run::{RunId, Status};
+use crate::engine::context::Engine;
+use crate::engine::replay::run_log::RecordedMessages;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::inbox;
+use crate::store::{Change, IdempotencyClaim, NewMessage, Step, StoreError};
+
+/// The longest text in an event; the run's messages have all of it.
+const MAX_CONTENT_BYTES: usize = 16 << 10;
+
+/// How often the number of a message is corrected by the record.
+const MAX_RENUMBERINGS: usize = 3;
+
+pub struct MessageRequest {
+    pub content: Content,
+    /// The name of the sending key; `None` without keys.
+    pub by: Option<String>,
+    pub claim: Option<IdempotencyClaim>,
+}
+
+/// Why a message was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum AddMessageError {
+    #[error("there is no run {0}")]
+    RunNotFound(RunId),
+    #[error("{run} is {}: it reads no more messages", .status.as_str())]
+    RunEnded { run: RunId, status: Status },
+    #[error(
+        "{0} has not read its last messages yet, and more would be too many: at most {max} may wait",
+        max = inbox::MAX_UNREAD
+    )]
+    TooManyUnread(RunId),
+    #[error("the daemon is stopping; look at the run and try again")]
+    Draining,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Commits a message and returns its number. Does not depend on whether the run is driven at the moment.
+pub async fn add_message(
+    engine: &Engine,
+    id: RunId,
+    request: &MessageRequest,
+) -> Result<u32, AddMessageError> {
+    loop {
+        let ending_run = {
+            let _gate = engine.suspension.resume_lock.read().await;
+            match engine.active_runs.get(id) {
+                Some(run) => match add_to_active(engine, &run, request).await? {
+                    Some(number) => return Ok(number),
+                    None => run,
+                },
+                None => match add_to_inactive(engine, id, request).await? {
+                    Some(number) => return Ok(number),
+                    None => continue,
+                },
+            }
+        };
+        return Err(match ending_run.wait_for_end().await {
+            Some(run) => AddMessageError::RunEnded {
+                run: id,
+                status: run.status,
+            },
+            None if ending_run.is_suspended() => StoreError::Suspended.into(),
+            None => AddMessageError::Draining,
+        });
+    }
+}
+
+/// Returns `None` if the run is ending.
+async fn add_to_active(
+    engine: &Engine,
+    run: &Arc<ActiveRun>,
+    request: &MessageRequest,
+) -> Result<Option<u32>, AddMessageError> {
+    let id = run.scope.run;
+    let mut messages = run.inbox.lock().await;
+    if messages.is_closed() {
+        return Ok(None);
+    }
+    let mut result = Err(StoreError::MessagesChanged(id));
+    for _ in 0..MAX_RENUMBERINGS {
+        if !messages.has_capacity(inbox::content_bytes(&request.content)) {
+            return Err(AddMessageError::TooManyUnread(id));
+        }
+        let number = messages.next_number();
+        let (change, step, event) = entry(number, request);
+        let journal = &engine.journal;
+        result = journal
+            .append_request(run, change, vec![step], event)
+            .await
+            .map(|()| number);
+        if !matches!(result, Err(StoreError::MessagesChanged(_))) {
+            break;
+        }
+        let recorded = RecordedMessages::read(engine, id).await?;
+        messages.restore(&recorded.contents, recorded.read);
+    }
+    match result {
+        Ok(number) => {
+            messages.push(request.content.clone());
+            Ok(Some(number))
+        }
+        Err(StoreError::AlreadyTerminal(_)) => Err(ended(engine, id).await?),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns `None` if the run is driven now.
+async fn add_to_inactive(
+    engine: &Engine,
+    id: RunId,
+    request: &MessageRequest,
+) -> Result<Option<u32>, AddMessageError> {
+    let _guard = engine.inactive_inbox_lock.lock().await;
+    if engine.active_runs.get(id).is_some() {
+        return Ok(None);
+    }
+    let run = engine.journal.store().run(id).await?;
+    let run = run.ok_or(AddMessageError::RunNotFound(id))?;
+    if run.status.is_terminal() || run.status == Status::Cancelling {
+        let status = run.status;
+        return Err(AddMessageError::RunEnded { run: id, status });
+    }
+    let recorded = RecordedMessages::read(engine, id).await?;
+    let bytes = inbox::content_bytes(&request.content);
+    if !inbox::has_capacity(recorded.unread().iter(), bytes) {
+        return Err(AddMessageError::TooManyUnread(id));
+    }
+    let number = recorded.count() + 1;
+    let (change, step, event) = entry(number, request);
+    let journal = &engine.journal;
+    match journal
+        .append_inactive(&run, change, vec![step], event)
+        .await
+    {
+        Ok(()) => Ok(Some(number)),
+        Err(StoreError::MessagesChanged(_)) => Ok(None),
+        Err(StoreError::AlreadyTerminal(_)) => Err(ended(engine, id).await?),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn ended(engine: &Engine, id: RunId) -> Result<AddMessageError, StoreError> {
+    let run = engine.journal.store().run(id).await?;
+    Ok(match run {
+        Some(run) => AddMessageError::RunEnded {
+            run: id,
+            status: run.status,
+        },
+        None => AddMessageError::RunNotFound(id),
+    })
+}
+
+fn entry(number: u32, request: &MessageRequest) -> (Change, Step, EventKind) {
+    let text = request.content.to_plain_text();
+    let excerpt = TextExcerpt::new(&text, MAX_CONTENT_BYTES);
+    let event = EventKind::MessageAdded {
+        number,
+        content: excerpt.text,
+        truncated: excerpt.truncated,
+        by: request.by.clone(),
+    };
+    let step = Step::Message {
+        content: request.content.clone(),
+    };
+    let claim = request.claim.clone();
+    let change = Change::AddMessage(Box::new(NewMessage { number, claim }));
+    (change, step, event)
+}

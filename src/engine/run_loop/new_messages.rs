@@ -1,0 +1,43 @@
+//! Reads the messages that clients add to a run: before each request, and before the run ends.
+
+use crate::engine::run_loop::turn_loop::TurnLoop;
+use crate::store::{Change, Step, StoreError};
+
+/// Adds the messages that have come to the conversation, after it is recorded that the next turn reads them: a recovered
+/// turn sends the same request.
+pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
+    let context = turn_loop.context;
+    if std::mem::take(&mut turn_loop.repeats_turn) {
+        return Ok(());
+    }
+    let Some((contents, last)) = context.run.inbox.lock().await.take_unread() else {
+        return Ok(());
+    };
+    turn_loop.write_pending().await?;
+    let step = Step::MessagesRead {
+        turn: turn_loop.conversation.turn() + 1,
+        last,
+    };
+    let journal = &context.engine.journal;
+    let recorded = journal.append(&context.run, Change::Unchanged, vec![step], Vec::new());
+    recorded.await?;
+    for content in contents {
+        turn_loop.conversation.push_message(content);
+    }
+    Ok(())
+}
+
+/// Whether the run has to take another turn, which reads messages that are unread.
+pub async fn needs_turn(turn_loop: &TurnLoop<'_>) -> bool {
+    turn_loop.conversation.has_turn_left() && turn_loop.context.run.inbox.lock().await.has_unread()
+}
+
+/// Accepts no more messages, unless the run has to take another turn to read them; false in that case.
+pub async fn close(turn_loop: &TurnLoop<'_>) -> bool {
+    let mut messages = turn_loop.context.run.inbox.lock().await;
+    if turn_loop.conversation.has_turn_left() && messages.has_unread() {
+        return false;
+    }
+    messages.close();
+    true
+}
