@@ -11,11 +11,12 @@ use bytes::Bytes;
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::openapi::{document, operations as describe};
+use crate::web::openapi::{document, operations as describe, steering};
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
-    agents, approvals, create_run, deliveries, events, health, metrics, runs, sessions, tickets,
+    agents, approvals, create_run, deliveries, events, health, messages, metrics, runs, sessions,
+    tickets,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -50,6 +51,7 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         get("/runs/{id}/tree", runs::tree, describe::tree).with_scope(Read),
         get("/runs/{id}/children", runs::children, describe::children).with_scope(Read),
         get("/runs/{id}/messages", runs::messages, describe::messages).with_scope(Read),
+        post("/runs/{id}/messages", messages::add, steering::add_message).with_scope(Run),
         post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
         get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
         get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),
@@ -68,10 +70,10 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         post(
             "/runs/{id}/approvals/{tool_call_id}",
             approvals::decide,
-            describe::decide,
+            steering::decide,
         )
         .with_scope(Run),
-        get("/approvals", approvals::list, describe::list_approvals).with_scope(Read),
+        get("/approvals", approvals::list, steering::list_approvals).with_scope(Read),
         get(
             "/runs/{id}/deliveries",
             deliveries::list,

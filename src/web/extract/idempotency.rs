@@ -10,7 +10,7 @@ use crate::store::{ClaimedRun, IdempotencyClaim, IdempotencyKey};
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 
-/// The response header of a request whose run was started by an earlier request.
+/// The response header of a request whose run or message was accepted by an earlier request.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 const HEADER: &str = "Idempotency-Key";
@@ -70,7 +70,8 @@ pub fn check_same_body(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result
         StatusCode::UNPROCESSABLE_ENTITY,
         ProblemCode::IdempotencyMismatch,
         format!(
-            "this {HEADER} has started {} with another body or content type; send a new key for a new run",
+            "this {HEADER} has {} {} with another body or content type; send a new key for a new one",
+            claimed.message.map_or("started", |_| "added a message to"),
             claimed.run
         ),
     ))

@@ -11,7 +11,7 @@ use crate::domain::run::{Depth, Run, RunId, Scope, Status};
 use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use crate::web::response::run::{ChildView, RunView};
 
-const ROOT: &str = "run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d";
+pub const ROOT: &str = "run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d";
 const CHILD: &str = "run_019a1f3c-9a10-7c21-8d66-4a2f7b8c9d0e";
 const VERSION: &str = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 const DELIVERY: &str = "whd_019a1f3c-b000-7d32-9e77-5b308c9d0e1f";

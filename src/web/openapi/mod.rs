@@ -5,4 +5,5 @@ pub mod examples;
 pub mod operation;
 pub mod operations;
 pub mod schemas;
+pub mod steering;
 pub mod tidy;

@@ -13,7 +13,6 @@ use crate::web::response::json::ListResponse;
 use crate::web::response::run::RunView;
 use crate::web::response::tree::RunSummary;
 use crate::web::routes::agents::{AgentBrief, AgentView, GcRequest};
-use crate::web::routes::approvals::{ApprovalsPage, DecisionRequest};
 use crate::web::routes::deliveries::DeliveryView;
 use crate::web::routes::events::EventPage;
 use crate::web::routes::health::{Alive, Ready, Version};
@@ -25,7 +24,7 @@ const MEMORY_KEY_DESCRIPTION: &str = "The key that owns the memory; by default t
 const SESSION_KEY_DESCRIPTION: &str = "The key that owns the sessions; by default the request's own. Another key needs the scope `admin`.";
 const SESSION_AGENT_DESCRIPTION: &str = "Only the runs and the conversation of this agent.";
 const FULL_DESCRIPTION: &str = "Whether to return long texts whole. By default texts above 1 KiB are cut, and a run with such a text has `truncated`.";
-const CURSOR_DESCRIPTION: &str = "The `next_cursor` of the previous page.";
+pub const CURSOR_DESCRIPTION: &str = "The `next_cursor` of the previous page.";
 const AFTER_DESCRIPTION: &str =
     "The number of messages to skip: the `next_after` of the previous page.";
 const EVENT_STREAM: &str = "text/event-stream";
@@ -401,50 +400,6 @@ pub fn delete_session(operation: Operation<'_>) -> Operation<'_> {
         .problem(409, "`session_busy`: a run of the session has not ended.")
 }
 
-pub fn decide(operation: Operation<'_>) -> Operation<'_> {
-    operation
-        .describe("decide_tool_call", "Approves or denies a tool call")
-        .details("Only while the tool call waits for approval. The run then continues.")
-        .tag("approvals")
-        .request_body::<DecisionRequest>()
-        .body_required()
-        .request_example("approve", "Approve", json!({"decision": "approve"}))
-        .request_example(
-            "deny",
-            "Deny, with a reason for the model",
-            json!({"decision": "deny", "reason": "use the copy in /tmp"}),
-        )
-        .response::<RunView<'static>>(202, "The run; the decision is stored.")
-        .example(202, examples::accepted_run())
-        .problem(
-            409,
-            "`nothing_waits`: the tool call does not wait for approval, or no longer.",
-        )
-        .problem(
-            503,
-            "`draining`, `store_unavailable`, `store_full`: `Retry-After` tells when to retry.",
-        )
-}
-
-pub fn list_approvals(operation: Operation<'_>) -> Operation<'_> {
-    let text = || json!({"type": "string"});
-    operation
-        .describe("list_approvals", "Lists the tool calls that wait for approval")
-        .details("Of all runs that the key may see, the oldest run first.")
-        .query("root", text(), "Only calls of this root run's tree.")
-        .query(
-            "limit",
-            integer_schema(1, 200, 50),
-            "Maximum calls of a page. All calls of a run are on one page, which may therefore be longer.",
-        )
-        .query("cursor", text(), CURSOR_DESCRIPTION)
-        .response::<ApprovalsPage>(200, "The page.")
-        .example(
-            200,
-            json!({"data": [examples::pending_approval()], "next_cursor": null}),
-        )
-}
-
 pub fn deliveries(operation: Operation<'_>) -> Operation<'_> {
     operation
         .describe("list_deliveries", "Lists the webhook deliveries of a run")
@@ -594,6 +549,6 @@ fn message_number_schema() -> Value {
     json!({"type": "integer", "format": "int64", "minimum": 0, "default": 0})
 }
 
-fn integer_schema(minimum: u32, maximum: u32, default_value: u32) -> Value {
+pub fn integer_schema(minimum: u32, maximum: u32, default_value: u32) -> Value {
     json!({"type": "integer", "minimum": minimum, "maximum": maximum, "default": default_value})
 }

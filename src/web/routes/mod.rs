@@ -6,6 +6,7 @@ pub mod create_run;
 pub mod deliveries;
 pub mod events;
 pub mod health;
+pub mod messages;
 pub mod metrics;
 pub mod runs;
 pub mod sessions;

@@ -1,0 +1,119 @@
+//! `POST /runs/{id}/messages`: adds a message to an unfinished run.
+
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use crate::domain::content::{Content, Part};
+use crate::domain::run::RunId;
+use crate::engine::add_message::{AddMessageError, MessageRequest};
+use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
+use crate::web::auth::Principal;
+use crate::web::error::Problem;
+use crate::web::extract::content::{AttachmentCounter, ContentInput};
+use crate::web::extract::idempotency;
+use crate::web::extract::path::RunPath;
+use crate::web::extract::query::Query;
+use crate::web::extract::request_body::{self, RequestBody};
+use crate::web::response::json::json_response;
+use crate::web::state::{AppState, Settings};
+
+/// A message to a run that has not ended.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[schemars(rename = "MessageRequest")]
+#[serde(deny_unknown_fields, default)]
+pub struct NewMessageRequest {
+    /// The message: a text, or parts. Images and files need `data`.
+    #[schemars(required, with = "ContentInput")]
+    content: Option<ContentInput>,
+}
+
+/// A message that was added to a run.
+#[derive(Serialize, JsonSchema)]
+pub struct AddedMessage {
+    /// The run that reads it.
+    run_id: RunId,
+    /// Counts the messages that were added to the run, from 1; the run reads them in this order.
+    number: u32,
+}
+
+/// 202 once the message is committed.
+pub async fn add(
+    State(state): State<AppState>,
+    principal: Principal,
+    RunPath(id): RunPath,
+    request: Request,
+) -> Result<Response, Problem> {
+    let by = principal.key_name().map(str::to_owned);
+    let (parts, body) = request.into_parts();
+    Query::read(&parts.uri, &[])?;
+    let key = idempotency::read_key(&parts.headers)?;
+    let limits = state.settings.body_limits_with_attachments();
+    let body = Box::pin(request_body::read(&parts.headers, body, limits)).await?;
+    let claim = key.map(|key| {
+        let content_type = parts.headers.get(CONTENT_TYPE);
+        let content_type = content_type.map_or(&b""[..], HeaderValue::as_bytes);
+        let hash = idempotency::fingerprint(content_type, body.identity_bytes());
+        let route = format!("POST /runs/{id}/messages");
+        idempotency::new_claim(by.as_deref(), route, key, hash)
+    });
+    if let Some(claim) = &claim
+        // Before anything is checked: a repetition is answered also if the run has ended since.
+        && let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await?
+    {
+        return replay(claim, &claimed);
+    }
+    let content = parse_content(body, &state.settings)?;
+    let message = MessageRequest {
+        content,
+        by,
+        claim: claim.clone(),
+    };
+    let number = match (state.runner.add_message(id, message).await, claim) {
+        (Ok(number), _) => number,
+        // Another request with the same key was quicker.
+        (Err(AddMessageError::Store(StoreError::AlreadyClaimed(claimed))), Some(claim)) => {
+            return replay(&claim, &claimed);
+        }
+        (Err(error), _) => return Err(error.into()),
+    };
+    info!(run.id = %id, "Message {number} was added to {id}");
+    Ok(added_response(id, number))
+}
+
+fn added_response(run_id: RunId, number: u32) -> Response {
+    json_response(StatusCode::ACCEPTED, &AddedMessage { run_id, number })
+}
+
+fn replay(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result<Response, Problem> {
+    idempotency::check_same_body(claim, claimed)?;
+    let mut response = added_response(claimed.run, claimed.message.unwrap_or_default());
+    response
+        .headers_mut()
+        .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));
+    Ok(response)
+}
+
+fn parse_content(body: RequestBody, settings: &Settings) -> Result<Content, Problem> {
+    let input = match body {
+        RequestBody::Text(text) => Some(text.into()),
+        other => other.json::<NewMessageRequest>()?.content,
+    };
+    let mut counter = AttachmentCounter::new(settings.attachments);
+    let content = input.map(|input| input.into_content("/content", &mut counter));
+    let content = content.transpose()?.unwrap_or_default();
+    if content.is_blank() {
+        let why = "is required: a text, or parts";
+        return Err(Problem::invalid_field("/content", why));
+    }
+    let mut parts = content.parts().unwrap_or_default().iter();
+    if let Some(at) = parts.position(|part| matches!(part, Part::Link(_))) {
+        let why = "is fetched only for the input of a new run; send the bytes as data";
+        return Err(Problem::invalid_field(format!("/content/{at}/url"), why));
+    }
+    Ok(content)
+}
