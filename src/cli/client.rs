@@ -236,6 +236,13 @@ impl Client {
         self.json(self.http.post(url).json(&body)).await
     }
 
+    /// Adds a message to an unfinished run.
+    pub async fn add_message(&self, id: &str, content: &Value) -> Result<Value, ClientError> {
+        let body = serde_json::json!({ "content": content });
+        let url = self.url(&["runs", id, "messages"]);
+        self.json(self.http.post(url).json(&body)).await
+    }
+
     /// Cancels a run and its descendants.
     pub async fn cancel(&self, id: &str, reason: &str) -> Result<Value, ClientError> {
         let body = serde_json::json!({ "reason": reason });

@@ -74,6 +74,7 @@ impl EventLines {
                 ),
                 None => text_field(event, "decision"),
             }),
+            "message.added" => usual(describe_message(event)),
             "retry.scheduled" => Some((Some(Color::Yellow), describe_retry(event))),
             "memory.warning" | "tools.warning" | "loop.warning" | "model.warning" => {
                 let message = text_field(event, "message");
@@ -221,6 +222,14 @@ fn describe_turn_start(event: &Value) -> String {
         counted(number_field(event, "messages"), "message"),
         counted(number_field(event, "results"), "pending result"),
     )
+}
+
+fn describe_message(event: &Value) -> String {
+    let content = shorten(&text_field(event, "content"), MAX_RESULT);
+    match text_field(event, "by") {
+        by if by.is_empty() => format!("message: {content}"),
+        by => format!("message from {by}: {content}"),
+    }
 }
 
 fn describe_retry(event: &Value) -> String {

@@ -23,12 +23,29 @@ pub const MAX_BODY_BYTES: usize = 8 * MAX_INPUT_BYTES;
 /// The input of the argument, or that of stdin if the argument is `-`, or is missing and stdin is no terminal. `None` means
 /// the default message.
 pub fn read(argument: Option<&str>, has_files: bool) -> anyhow::Result<Option<String>> {
-    let stdin = std::io::stdin();
-    match argument {
-        Some("-") => {}
-        None if !stdin.is_terminal() => {}
-        input => return Ok(input.map(str::to_owned)),
+    let is_stdin = is_stdin(argument);
+    let text = read_text(argument)?;
+    if is_stdin && text.is_none() && !has_files {
+        output::eprint_line(format_args!(
+            "axed: stdin is empty; the message is \"{DEFAULT_INPUT}\""
+        ));
     }
+    Ok(text)
+}
+
+fn is_stdin(argument: Option<&str>) -> bool {
+    match argument {
+        Some(argument) => argument == "-",
+        None => !std::io::stdin().is_terminal(),
+    }
+}
+
+/// As [`read`], where `None` means that there is no text.
+pub fn read_text(argument: Option<&str>) -> anyhow::Result<Option<String>> {
+    if !is_stdin(argument) {
+        return Ok(argument.map(str::to_owned));
+    }
+    let stdin = std::io::stdin();
     let mut bytes = Vec::new();
     stdin
         .take(MAX_INPUT_BYTES as u64 + 1)
@@ -43,13 +60,7 @@ pub fn read(argument: Option<&str>, has_files: bool) -> anyhow::Result<Option<St
     }
     let text = String::from_utf8(bytes)
         .map_err(|error| InvalidInput(format!("the input on stdin is not UTF-8: {error}")))?;
-    let is_empty = text.trim().is_empty();
-    if is_empty && !has_files {
-        output::eprint_line(format_args!(
-            "axed: stdin is empty; the message is \"{DEFAULT_INPUT}\""
-        ));
-    }
-    Ok(Some(text).filter(|_| !is_empty))
+    Ok(Some(text).filter(|text| !text.trim().is_empty()))
 }
 
 /// The input as parts: the text, then the files.

@@ -7,6 +7,7 @@ pub mod conversation;
 mod decide;
 mod follow;
 mod list;
+mod message;
 mod rerun;
 pub mod run_ref;
 mod show;
@@ -44,6 +45,8 @@ pub enum Command {
     Messages(conversation::Messages),
     /// Start a new run with the request of another one
     Rerun(rerun::Rerun),
+    /// Send a message to a run that has not ended
+    Message(message::Message),
     /// Cancel a run and its descendants
     Cancel(change::Cancel),
     /// Delete runs that have ended, with their descendants
@@ -64,6 +67,7 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Events(args) => follow::events(&args).await?,
         Command::Messages(args) => conversation::messages(&args).await?,
         Command::Rerun(args) => return rerun::rerun(&args).await,
+        Command::Message(args) => message::message(&args).await?,
         Command::Cancel(args) => change::cancel(&args).await?,
         Command::Delete(args) => change::delete(&args).await?,
         Command::Approve(args) => decide::approve(&args).await?,
