@@ -11,6 +11,7 @@ mod earlier_messages;
 mod memory;
 mod partial_content;
 mod run_loop;
+mod run_messages;
 mod session_context;
 mod session_queue;
 mod session_routes;
