@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod approval;
 pub mod attachment;
+pub mod calendar;
 pub mod content;
 pub mod context;
 pub mod event;
@@ -20,5 +21,6 @@ pub mod suggestion;
 pub mod terminal_text;
 pub mod trace;
 pub mod usage;
+pub mod usage_sums;
 pub mod warning;
 pub mod webhook;
