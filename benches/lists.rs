@@ -56,6 +56,7 @@ fn open_in(dir: &std::path::Path) -> Result<Arc<dyn RunStore>, StoreError> {
         dir: dir.to_owned(),
         durability: Durability::Process,
         retention: Retention::default(),
+        usage_retention: None,
     };
     open(&data, Box::new(|_, _| {}), Box::new(|_| false))
 }
@@ -128,6 +129,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
             model: "model-large".to_owned(),
             stop_reason: None,
             usage: Usage::default(),
+            models: Vec::new(),
         },
         tree_usage: TreeUsage::default(),
     };

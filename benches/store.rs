@@ -60,6 +60,7 @@ fn open_in(dir: &std::path::Path, durability: Durability) -> Result<Arc<dyn RunS
         dir: dir.to_owned(),
         durability,
         retention: axed::config::Retention::default(),
+        usage_retention: None,
     };
     open(&data, Box::new(|_, _| {}), Box::new(|_| false))
 }
@@ -207,6 +208,7 @@ impl BenchRun<'_> {
                 model: MODEL.to_owned(),
                 stop_reason: Some("end_turn".to_owned()),
                 usage,
+                models: Vec::new(),
             },
             tree_usage: TreeUsage { runs: 1, usage },
         };

@@ -186,6 +186,24 @@ impl Usage {
     }
 }
 
+/// The usage of the replies of one model within a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelUsage {
+    /// As the provider named it; the requested one if no reply named any.
+    pub model: String,
+    /// Without tool calls. Its `reasoning` is a sum.
+    pub usage: Usage,
+}
+
+impl ModelUsage {
+    /// Adds usage of this model, with its reasoning tokens.
+    pub fn add(&mut self, usage: &Usage) {
+        self.usage.add(usage);
+        let reasoning = &mut self.usage.tokens.reasoning;
+        *reasoning = reasoning.saturating_add(usage.tokens.reasoning);
+    }
+}
+
 /// The usage of a run with all its descendants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeUsage {

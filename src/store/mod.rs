@@ -1,6 +1,6 @@
 //! The store's contract: runs, their steps, their events and their webhook deliveries. This file has the values of a write
-//! and the errors. The traits are in `runs`, `events`, `approvals`, `sessions`, `turns`, `outbox`
-//! and `retention`; `run_store` has all of them as one.
+//! and the errors. The traits are in `runs`, `events`, `approvals`, `sessions`, `turns`, `outbox`,
+//! `usage` and `retention`; `run_store` has all of them as one.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::domain::context::Compaction;
 use crate::domain::event::Event;
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::run::{Outcome, Run, RunId, WaitingFor};
-use crate::domain::usage::{CallLimit, TreeUsage, Usage};
+use crate::domain::usage::{CallLimit, ModelUsage, TreeUsage, Usage};
 use crate::domain::warning::RunWarning;
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::store::turn_record::TurnEntry;
@@ -31,6 +31,7 @@ pub mod sessions;
 pub mod sqlite;
 pub mod turn_record;
 pub mod turns;
+pub mod usage;
 
 /// A new run.
 #[derive(Clone, Debug)]
@@ -183,6 +184,8 @@ pub struct Progress {
     pub stop_reason: Option<String>,
     /// Without that of descendants.
     pub usage: Usage,
+    /// The same by model, without tool calls; empty if all of it is that of `model`, without reasoning tokens.
+    pub models: Vec<ModelUsage>,
 }
 
 #[derive(Clone, Debug)]

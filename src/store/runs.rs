@@ -5,6 +5,7 @@ use jiff::Timestamp;
 
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::run::{Run, RunId, Status};
+use crate::domain::usage::ModelUsage;
 use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, Step, StoreError, Write};
 
 /// A page of runs ends when their texts have this many bytes: each run may have megabytes.
@@ -86,6 +87,8 @@ pub struct UnfinishedRun {
     pub run: Run,
     /// `None` if an older version accepted the run.
     pub resume_state: Option<ResumeState>,
+    /// Its usage by model, without tool calls; empty before the first reply.
+    pub models: Vec<ModelUsage>,
 }
 
 /// Selects the runs of a page. Conditions that are `None` or empty match every run.

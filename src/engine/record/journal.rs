@@ -200,6 +200,7 @@ impl Journal {
                 model: run.model.clone(),
                 stop_reason: run.stop_reason.clone(),
                 usage: run.usage,
+                models: Vec::new(),
             },
             tree_usage: run.tree,
             messages: None,

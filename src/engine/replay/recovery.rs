@@ -156,6 +156,7 @@ pub fn recover(
     let UnfinishedRun {
         run,
         resume_state: continuation,
+        models,
     } = unfinished;
     let continuation = continuation.as_ref()?;
     let agent = agent_snapshots::parse(&continuation.definition)?;
@@ -194,6 +195,7 @@ pub fn recover(
         workdir: RunWorkdir::with_id(continuation.workdir),
         usage: run.usage,
         tree_usage: run.tree,
+        models: models.clone(),
         warnings: run.warnings.clone(),
         inbox: Inbox::unrestored(),
     };

@@ -139,7 +139,7 @@ async fn warn_of_failure(
     let warning = Warning::new(WarningCode::NotSummarized, &message);
     context.run.warn(warning, Some(turn));
     let progress = &mut turn_loop.state.progress;
-    progress.usage = context.run.usage().0;
+    context.run.update_progress(progress);
     let change = Change::Progress(progress.clone());
     let warning = vec![EventKind::ModelWarning { turn, message }];
     let journal = &context.engine.journal;
@@ -253,7 +253,8 @@ async fn record_compaction(
     turn_loop: &mut TurnLoop<'_>,
     compacted: EventKind,
 ) -> Result<(), StoreError> {
-    turn_loop.state.progress.usage = turn_loop.context.run.usage().0;
+    let run = &turn_loop.context.run;
+    run.update_progress(&mut turn_loop.state.progress);
     let compaction = turn_loop.conversation.request_messages().compaction();
     let step = Step::Compacted {
         compaction: compaction.clone(),

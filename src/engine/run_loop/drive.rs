@@ -190,8 +190,10 @@ fn push_reply(
         turns: turn,
         model: reply.model.clone().unwrap_or(requested_model.model),
         stop_reason: reply.stop_reason.clone(),
-        usage: turn_loop.context.run.usage().0,
+        ..Progress::default()
     };
+    let run = &turn_loop.context.run;
+    run.update_progress(&mut turn_loop.state.progress);
     let (preamble, conversation) = (&turn_loop.preamble, &mut turn_loop.conversation);
     conversation.set_echo_prefix(&mut reply, || preamble.hash());
     let has_tools = !preamble.toolbox.offered_specs().is_empty();

@@ -25,6 +25,7 @@ impl LoopState {
                 model: run.model.clone(),
                 stop_reason: run.stop_reason.clone(),
                 usage: run.usage,
+                models: Vec::new(),
             },
             partial: None,
         }

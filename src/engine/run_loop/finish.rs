@@ -58,8 +58,8 @@ pub async fn commit_end(
         }
     };
     events.push(end_event(&outcome, &state.progress));
-    let (own_usage, tree_usage) = run.usage();
-    state.progress.usage = own_usage;
+    let (_, tree_usage) = run.usage();
+    run.update_progress(&mut state.progress);
     let finished = FinishedRun {
         completion_status: match &outcome {
             Outcome::Completed { .. } if is_incomplete => Some(child_result::INCOMPLETE),
@@ -179,6 +179,7 @@ fn final_record(record: Arc<Run>, finished: FinishedRun, last_event: u64) -> Run
         model,
         stop_reason,
         usage,
+        ..
     } = finished.progress;
     Run {
         turns,

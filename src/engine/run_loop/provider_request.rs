@@ -82,7 +82,8 @@ pub async fn send(
     }
     if let Some(billed) = BilledTokens::of(&result, deltas.reported_usage) {
         let usage = billed.usage(request.price(deltas.billed_service));
-        run.add_usage(&usage);
+        let replied_model = result.as_ref().ok().and_then(|reply| reply.model.as_ref());
+        run.add_model_usage(replied_model.unwrap_or(&target.model.model), &usage);
         if billed.is_complete || billed.tokens.is_some() {
             let metrics = &context.engine.metrics;
             metrics.record_usage(&request.model_name, &usage.tokens, usage.cost);

@@ -96,7 +96,7 @@ fn push_summary(
     let progress = &mut turn_loop.state.progress;
     progress.model = reply.model.unwrap_or(requested_model.model);
     progress.stop_reason = reply.stop_reason;
-    progress.usage = turn_loop.context.run.usage().0;
+    turn_loop.context.run.update_progress(progress);
     let completed = turn_loop.completed_event(turn, reply.usage.unwrap_or_default(), &[]);
     let mut message = reply.message;
     message.tool_calls.clear();

@@ -11,7 +11,7 @@ use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind};
 use crate::domain::message::ToolResult;
 use crate::domain::run::{Run, Scope, now};
-use crate::domain::usage::{CallLimit, TreeUsage, Usage};
+use crate::domain::usage::{CallLimit, ModelUsage, TreeUsage, Usage};
 use crate::domain::warning::{RunWarning, Warning};
 use crate::engine::state::budget::{AccountIds, BudgetExceeded, BudgetRefusal};
 use crate::engine::state::clock::Clock;
@@ -22,7 +22,7 @@ use crate::engine::state::run_warnings::RunWarnings;
 use crate::engine::state::run_workdir::RunWorkdir;
 use crate::engine::state::tree::Tree;
 use crate::engine::state::usage::UsageCounter;
-use crate::store::StoreError;
+use crate::store::{Progress, StoreError};
 
 /// After this many suspensions in a row, about a minute, an unreadable record counts as damaged.
 const MAX_READ_ATTEMPTS: u32 = 8;
@@ -92,6 +92,8 @@ pub struct RestoredState {
     pub workdir: RunWorkdir,
     pub usage: Usage,
     pub tree_usage: TreeUsage,
+    /// The usage by model, without tool calls.
+    pub models: Vec<ModelUsage>,
     pub warnings: Vec<RunWarning>,
     pub inbox: Inbox,
 }
@@ -117,6 +119,7 @@ impl ActiveRun {
                 workdir: RunWorkdir::default(),
                 usage: Usage::default(),
                 tree_usage: TreeUsage::default(),
+                models: Vec::new(),
                 warnings: Vec::new(),
                 inbox: Inbox::default(),
             },
@@ -140,6 +143,7 @@ impl ActiveRun {
             workdir,
             usage,
             tree_usage,
+            models,
             warnings,
             inbox,
         } = state;
@@ -161,7 +165,7 @@ impl ActiveRun {
             agent_name,
             clock: Mutex::default(),
             phase: Mutex::new(Phase::Open),
-            usage: UsageCounter::new(usage, tree_usage),
+            usage: UsageCounter::new(usage, tree_usage, models),
             refusals: Mutex::default(),
             pending_batch: PendingBatchCell::default(),
             inbox,
@@ -347,6 +351,19 @@ impl ActiveRun {
         self.usage.add_own(usage);
         self.self_and_ancestors()
             .for_each(|run| run.usage.add_to_tree(usage));
+    }
+
+    /// Adds usage of a request to this model to this run and all its ancestors.
+    pub fn add_model_usage(&self, model: &str, usage: &Usage) {
+        self.usage.add_own_of_model(model, usage);
+        self.self_and_ancestors()
+            .for_each(|run| run.usage.add_to_tree(usage));
+    }
+
+    /// Sets the usage of the run's progress to what it has used so far.
+    pub fn update_progress(&self, progress: &mut Progress) {
+        progress.usage = self.usage.get().0;
+        progress.models = self.usage.models_besides(&progress.model);
     }
 
     /// Its own usage, and that of its whole subtree.
