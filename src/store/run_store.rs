@@ -10,10 +10,18 @@ use crate::store::retention::RunRetention;
 use crate::store::runs::RunRecords;
 use crate::store::sessions::SessionIndex;
 use crate::store::turns::TurnRecords;
+use crate::store::usage::UsageLog;
 
 /// A write spans several parts, so one engine implements all of them. Callers that need one part take that part.
 pub trait RunStore:
-    RunRecords + TurnRecords + EventLog + ApprovalIndex + SessionIndex + Outbox + RunRetention
+    RunRecords
+    + TurnRecords
+    + EventLog
+    + ApprovalIndex
+    + SessionIndex
+    + Outbox
+    + RunRetention
+    + UsageLog
 {
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;

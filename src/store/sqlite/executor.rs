@@ -13,6 +13,7 @@ use crate::store::sqlite::failed_runs::FailedRuns;
 use crate::store::sqlite::job::Task;
 use crate::store::sqlite::run_inserts::RunInserts;
 use crate::store::sqlite::statements::Statements;
+use crate::store::sqlite::usage_rollup::UsageRollup;
 use crate::store::sqlite::vacuum::Vacuum;
 use crate::store::sqlite::{
     approvals, attachments, outbox, rows, run_changes, run_inserts, sessions,
@@ -31,6 +32,7 @@ pub struct Executor<'c> {
     /// The number of the last event, by root.
     last_seqs: HashMap<RunId, u64>,
     inserts: RunInserts,
+    usage: UsageRollup,
 }
 
 impl<'c> Executor<'c> {
@@ -43,6 +45,7 @@ impl<'c> Executor<'c> {
             vacuum: Vacuum::new(connection)?,
             last_seqs: HashMap::new(),
             inserts: RunInserts::new(connection)?,
+            usage: UsageRollup::default(),
         })
     }
 
@@ -50,12 +53,21 @@ impl<'c> Executor<'c> {
     pub fn reset(&mut self) {
         self.last_seqs.clear();
         self.inserts.reset();
+        self.usage.reset();
         self.deletions = Deletions::load(self.connection).unwrap_or_default();
+    }
+
+    /// Writes what the tasks of the transaction have added up. Called before its commit.
+    pub fn flush(&mut self) -> rusqlite::Result<()> {
+        self.usage.flush(&mut self.sql)
     }
 
     /// On a full disk only tasks that free space are executed.
     pub fn execute(&mut self, task: &Task, is_disk_full: bool) -> Result<u64, WriteError> {
-        let frees_space = matches!(task, Task::Delete(_) | Task::Vacuum | Task::Close(_));
+        let frees_space = matches!(
+            task,
+            Task::Delete(_) | Task::Vacuum | Task::TrimUsage(_) | Task::Close(_)
+        );
         if is_disk_full && !frees_space {
             return Err(WriteError::Rejected(StoreError::DiskFull));
         }
@@ -72,6 +84,10 @@ impl<'c> Executor<'c> {
                 Ok(progress as u64)
             }
             Task::Vacuum => self.vacuum_step(is_disk_full),
+            Task::TrimUsage(before) => {
+                let has_more = self.usage.trim(&mut self.sql, *before)?;
+                Ok(u64::from(has_more))
+            }
             Task::ClearFailed(roots) => {
                 roots.iter().for_each(|root| self.failed_runs.remove(*root));
                 Ok(0)
@@ -175,7 +191,12 @@ impl<'c> Executor<'c> {
         if let Some((claim, _)) = claim {
             run_inserts::check_unclaimed(&mut self.sql, claim)?;
         }
-        if run_changes::update(&mut self.sql, id, last_event, &write.change)? > 0 {
+        if let Change::Finish(finished) = &write.change {
+            if let Some(ended) = run_changes::finish(&mut self.sql, id, last_event, finished)? {
+                self.usage.count(&mut self.sql, write.root, ended)?;
+                return Ok(true);
+            }
+        } else if run_changes::update(&mut self.sql, id, last_event, &write.change)? > 0 {
             if let Some((claim, number)) = claim {
                 run_inserts::insert_claim(&mut self.sql, claim, write.run, Some(number))?;
             }

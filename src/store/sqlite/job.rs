@@ -2,6 +2,7 @@
 
 use std::thread::JoinHandle;
 
+use jiff::Timestamp;
 use tokio::sync::oneshot;
 
 use crate::domain::run::RunId;
@@ -35,6 +36,8 @@ pub enum Task {
     /// Removes a few unused definitions and returns a little unused space to the file system. Returns 1 if there may be
     /// more, else 0.
     Vacuum,
+    /// Removes a few sums of usage of days that ended before this time. Returns 1 if there may be more, else 0.
+    TrimUsage(Timestamp),
     /// Accepts writes of these trees again after a failed fire-and-forget write; returns 0.
     ClearFailed(Vec<RunId>),
     /// Writes to the database and returns 0.
@@ -62,7 +65,9 @@ impl Task {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Write(write) => write.bytes(),
-            Self::Delete(_) | Self::ForgetSession(..) | Self::Vacuum => 64 << 10,
+            Self::Delete(_) | Self::ForgetSession(..) | Self::Vacuum | Self::TrimUsage(_) => {
+                64 << 10
+            }
             _ => 0,
         }
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::config::Durability;
@@ -31,6 +32,7 @@ use crate::store::sqlite::sessions::ForgetProgress;
 use crate::store::sqlite::writer::{WriterCallbacks, WriterResources};
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords};
+use crate::store::usage::{UsageLog, UsageQuery, UsageReport};
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 mod approval_changes;
@@ -62,6 +64,9 @@ mod sessions;
 mod sql_parts;
 mod statements;
 mod turns;
+mod usage_fill;
+mod usage_queries;
+mod usage_rollup;
 mod vacuum;
 mod writer;
 
@@ -362,6 +367,19 @@ impl RunRetention for SqliteStore {
 
     fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move { Ok(self.request(Task::Vacuum).await? > 0) })
+    }
+}
+
+impl UsageLog for SqliteStore {
+    fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| usage_queries::report(db, &query)),
+        )
+    }
+
+    fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(self.request(Task::TrimUsage(before)).await? > 0) })
     }
 }
 

@@ -108,7 +108,12 @@ pub fn unfinished_runs(db: &Connection) -> StoreResult<Vec<UnfinishedRun>> {
             }
             Err(error) => return Err(error),
         };
-        found.push(UnfinishedRun { run, resume_state });
+        let models = rows::resumed_models(row, &run).map_err(store_error)?;
+        found.push(UnfinishedRun {
+            run,
+            resume_state,
+            models,
+        });
     }
     Ok(found)
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::domain::content::Content;
 use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId, now};
-use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
+use crate::domain::usage::{Cost, ModelUsage, TokenUsage, TreeUsage, Usage};
 use crate::domain::warning::RunWarning;
 use crate::store::{ClaimedRun, ResumeState, Step, StoreError};
 use crate::workdirs::file_id::FileId;
@@ -117,7 +117,8 @@ pub const SUMMARY_COLUMNS: &str = run_columns!(
 /// What [`definition_hash`] and [`resume_state`] read besides a run. Their names are unique behind [`RUN_COLUMNS`].
 pub const RESUME_COLUMNS: &str = "r.definition AS definition, r.deadline_at AS deadline_at, \
      r.deadline_seconds AS deadline_seconds, r.timeout AS timeout, r.stream AS stream, r.webhook AS webhooks, \
-     r.waiting_since AS paused_since, r.workdir_device AS workdir_device, r.workdir_inode AS workdir_inode";
+     r.waiting_since AS paused_since, r.workdir_device AS workdir_device, r.workdir_inode AS workdir_inode, \
+     r.model_usage AS model_usage";
 
 /// The SHA-256 of a definition's text, which is its key in the table.
 pub type Hash = [u8; 32];
@@ -372,6 +373,33 @@ pub fn labels_value(labels: &BTreeMap<String, String>) -> Option<String> {
 pub fn labels(text: Option<&str>) -> BTreeMap<String, String> {
     text.and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default()
+}
+
+/// The usage of several models as JSON; `None` if there are none.
+pub fn model_usage_value(models: &[ModelUsage]) -> Option<String> {
+    (!models.is_empty()).then(|| serde_json::to_string(models).unwrap_or_default())
+}
+
+pub fn model_usage(text: Option<&str>) -> Vec<ModelUsage> {
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
+}
+
+/// [`RESUME_COLUMNS`]: the usage of a run by model, without tool calls; empty before the first reply.
+pub fn resumed_models(row: &Row<'_>, run: &Run) -> rusqlite::Result<Vec<ModelUsage>> {
+    let stored: Option<String> = row.get("model_usage")?;
+    let models = model_usage(stored.as_deref());
+    let has_usage = run.usage.model_calls > 0 || run.usage.unreported > 0;
+    Ok(match models.is_empty() && has_usage {
+        true => vec![ModelUsage {
+            model: run.model.clone(),
+            usage: Usage {
+                tool_calls: 0,
+                ..run.usage
+            },
+        }],
+        false => models,
+    })
 }
 
 pub fn id_bytes(id: &RunId) -> &[u8; 16] {

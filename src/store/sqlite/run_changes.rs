@@ -5,6 +5,7 @@ use rusqlite::named_params;
 use crate::domain::run::Outcome;
 use crate::store::sqlite::rows::{self, UsageValues};
 use crate::store::sqlite::statements::Statements;
+use crate::store::sqlite::usage_rollup::{EndedRow, EndedRun};
 use crate::store::{Change, FinishedRun, Progress};
 
 /// Applies a change, and raises the run's last event to `last_event` if that is greater. Returns the number of rows that
@@ -18,8 +19,8 @@ pub fn update(
 ) -> rusqlite::Result<usize> {
     let only_event = named_params! {":id": id, ":last_event": last_event};
     match change {
-        // The caller inserts these.
-        Change::Create(_) => Ok(0),
+        // The caller inserts and finishes runs.
+        Change::Create(_) | Change::Finish(_) => Ok(0),
         Change::Start { at, deadline } => sql.start_run.execute(named_params! {
             ":id": id,
             ":last_event": last_event,
@@ -53,7 +54,6 @@ pub fn update(
             ":last_event": last_event,
             ":number": message.number,
         }),
-        Change::Finish(finished) => finish(sql, id, last_event, finished),
     }
 }
 
@@ -78,15 +78,17 @@ fn update_progress(
         ":tool_calls": usage.tool_calls,
         ":cost": usage.cost,
         ":unreported": usage.unreported,
+        ":model_usage": rows::model_usage_value(&progress.models),
     })
 }
 
-fn finish(
+/// Ends a run and returns what is counted of it. `None` if the run does not exist or has ended.
+pub fn finish(
     sql: &mut Statements<'_>,
     id: &[u8; 16],
     last_event: i64,
     finished: &FinishedRun,
-) -> rusqlite::Result<usize> {
+) -> rusqlite::Result<Option<EndedRun>> {
     let is_structured = matches!(
         finished.outcome,
         Outcome::Completed {
@@ -103,7 +105,7 @@ fn finish(
     let progress = &finished.progress;
     let own = UsageValues::from(&progress.usage);
     let tree = UsageValues::from(&finished.tree_usage.usage);
-    sql.finish_run.execute(named_params! {
+    let params = named_params! {
         ":id": id,
         ":last_event": last_event,
         ":turns": progress.turns,
@@ -135,5 +137,8 @@ fn finish(
         ":structured": is_structured.then_some(true),
         ":completion_status": finished.completion_status,
         ":messages": finished.messages,
-    })
+        ":model_usage": rows::model_usage_value(&progress.models),
+    };
+    let row = sql.finish_run.query_row(params, EndedRow::read)?;
+    Ok(row.map(|row| row.ended(finished)))
 }

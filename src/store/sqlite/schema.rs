@@ -7,7 +7,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::config::Durability;
 use crate::store::StoreError;
-use crate::store::sqlite::{approvals, clock};
+use crate::store::sqlite::{approvals, clock, usage_fill};
 
 /// Step `n` migrates a file of version `n` to version `n + 1`. Shipped steps are never edited.
 const MIGRATIONS: &[&str] = &[
@@ -28,6 +28,7 @@ const MIGRATIONS: &[&str] = &[
     WARNINGS,
     TURNS,
     MESSAGES,
+    USAGE,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -269,6 +270,36 @@ ALTER TABLE claims ADD COLUMN message INTEGER;
 const SESSION_NAMES: &str =
     "CREATE INDEX runs_session_names ON runs (owner, session, id) WHERE session IS NOT NULL;";
 
+// The usage of ended runs. `usage_series` has the values that runs are counted under: empty texts stand for absent ones,
+// `last_day` is the last day (of 1970) on which a run had them. `usage_quarters` has one row for each series and quarter hour
+// in which roots were accepted, `usage_days` the same sums by day in UTC, so that a long period is read quickly.
+// `usage_values` has the distinct values of each owner, whose number is limited. `model_usage` is the usage of a run by model,
+// if that is not all of its last model's.
+const USAGE: &str = "
+ALTER TABLE runs ADD COLUMN model_usage TEXT;
+CREATE TABLE usage_series (
+  id INTEGER PRIMARY KEY,
+  owner TEXT NOT NULL,
+  session TEXT NOT NULL,
+  labels TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  model TEXT NOT NULL,
+  last_day INTEGER NOT NULL,
+  UNIQUE (owner, session, labels, agent, model)
+);
+CREATE INDEX usage_series_days ON usage_series (last_day);
+CREATE TABLE usage_values (
+  owner TEXT NOT NULL,
+  name TEXT NOT NULL,
+  value TEXT NOT NULL,
+  last_day INTEGER NOT NULL,
+  PRIMARY KEY (owner, name, value)
+) WITHOUT ROWID;
+CREATE INDEX usage_values_days ON usage_values (last_day);
+CREATE TABLE usage_quarters (start INTEGER NOT NULL, series INTEGER NOT NULL, sums BLOB NOT NULL, PRIMARY KEY (start, series)) WITHOUT ROWID;
+CREATE TABLE usage_days (start INTEGER NOT NULL, series INTEGER NOT NULL, sums BLOB NOT NULL, PRIMARY KEY (start, series)) WITHOUT ROWID;
+";
+
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.
 const MAX_REBUILD_BYTES: i64 = 64 << 20;
 
@@ -363,6 +394,9 @@ fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     }
     if pending.contains(&APPROVALS) {
         approvals::collect(&transaction).map_err(to_store_error)?;
+    }
+    if pending.contains(&USAGE) {
+        usage_fill::fill(&transaction).map_err(to_store_error)?;
     }
     transaction
         .pragma_update(None, "application_id", APPLICATION_ID)

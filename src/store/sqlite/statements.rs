@@ -25,7 +25,7 @@ macro_rules! statements {
 
 statements! {
     /// The writer's statements, in the order: transactions, new runs, changes of a run, the log, sessions, approvals,
-    /// attachments, deliveries, deletions.
+    /// attachments, deliveries, deletions, usage.
     pub struct Statements {
         begin: "BEGIN IMMEDIATE",
         commit: "COMMIT",
@@ -75,7 +75,8 @@ statements! {
              model = coalesce(nullif(:model, ''), model), stop_reason = :stop_reason, \
              input_tokens = :input_tokens, output_tokens = :output_tokens, cache_read_tokens = :cache_read_tokens, \
              cache_write_tokens = :cache_write_tokens, model_calls = :model_calls, tool_calls = :tool_calls, \
-             cost = :cost, unreported = :unreported WHERE id = :id AND finished_at IS NULL",
+             cost = :cost, unreported = :unreported, model_usage = coalesce(:model_usage, model_usage) \
+             WHERE id = :id AND finished_at IS NULL",
         count_tool_call: "UPDATE runs SET last_event = max(last_event, :last_event), tool_calls = tool_calls + 1 \
              WHERE id = :id AND finished_at IS NULL",
         request_cancel: "UPDATE runs SET last_event = max(last_event, :last_event), status = 'cancelling', \
@@ -92,8 +93,10 @@ statements! {
              tree_output_tokens = :tree_output_tokens, tree_cache_read_tokens = :tree_cache_read_tokens, \
              tree_cache_write_tokens = :tree_cache_write_tokens, tree_model_calls = :tree_model_calls, \
              tree_tool_calls = :tree_tool_calls, tree_cost = :tree_cost, tree_unreported = :tree_unreported, \
-             structured = :structured, completion_status = coalesce(:completion_status, completion_status) \
-             WHERE id = :id AND finished_at IS NULL AND messages = coalesce(:messages, messages)",
+             structured = :structured, completion_status = coalesce(:completion_status, completion_status), \
+             model_usage = coalesce(:model_usage, model_usage) \
+             WHERE id = :id AND finished_at IS NULL AND messages = coalesce(:messages, messages) \
+             RETURNING child, agent, model, model_usage, started_at, created_at, owner, session, labels",
         /// The list only grows: a shorter one is older.
         update_warnings: "UPDATE runs SET warnings = :warnings \
              WHERE id = :id AND coalesce(octet_length(warnings), 0) < octet_length(:warnings)",
@@ -162,5 +165,29 @@ statements! {
         delete_old_definitions: "DELETE FROM definitions WHERE hash IN \
              (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
         oldest_run: "SELECT min(id) AS id FROM runs",
+        /// What a root's row has for the usage of all runs of its tree.
+        usage_root: "SELECT created_at, owner, session, labels FROM runs WHERE id = :id",
+        upsert_usage_series: "INSERT INTO usage_series (owner, session, labels, agent, model, last_day) \
+             VALUES (:owner, :session, :labels, :agent, :model, :day) \
+             ON CONFLICT (owner, session, labels, agent, model) DO UPDATE SET last_day = max(last_day, excluded.last_day) \
+             RETURNING id",
+        touch_usage_value: "UPDATE usage_values SET last_day = max(last_day, :day) \
+             WHERE owner = :owner AND name = :name AND value = :value",
+        count_usage_values: "SELECT count(*) AS count FROM usage_values WHERE owner = :owner AND name = :name",
+        insert_usage_value: "INSERT INTO usage_values (owner, name, value, last_day) VALUES (:owner, :name, :value, :day)",
+        find_usage_quarter: "SELECT sums FROM usage_quarters WHERE start = :start AND series = :series",
+        find_usage_day: "SELECT sums FROM usage_days WHERE start = :start AND series = :series",
+        upsert_usage_quarter: "INSERT INTO usage_quarters (start, series, sums) VALUES (:start, :series, :sums) \
+             ON CONFLICT (start, series) DO UPDATE SET sums = excluded.sums",
+        upsert_usage_day: "INSERT INTO usage_days (start, series, sums) VALUES (:start, :series, :sums) \
+             ON CONFLICT (start, series) DO UPDATE SET sums = excluded.sums",
+        trim_usage_quarters: "DELETE FROM usage_quarters WHERE (start, series) IN \
+             (SELECT start, series FROM usage_quarters WHERE start < :before ORDER BY start, series LIMIT :limit)",
+        trim_usage_days: "DELETE FROM usage_days WHERE (start, series) IN \
+             (SELECT start, series FROM usage_days WHERE start < :before ORDER BY start, series LIMIT :limit)",
+        trim_usage_series: "DELETE FROM usage_series WHERE id IN \
+             (SELECT id FROM usage_series WHERE last_day < :before ORDER BY last_day LIMIT :limit)",
+        trim_usage_values: "DELETE FROM usage_values WHERE (owner, name, value) IN \
+             (SELECT owner, name, value FROM usage_values WHERE last_day < :before ORDER BY last_day LIMIT :limit)",
     }
 }

@@ -294,6 +294,7 @@ impl<'c> Writer<'c> {
                 Err(WriteError::Database(error)) => return Err(error),
             }
         }
+        self.executor.flush()?;
         self.executor.sql.commit.execute(&[])?;
         self.commit_count.fetch_add(1, Ordering::Relaxed);
         Ok(())

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use tokio::sync::Notify;
 
 use crate::domain::attachment::{Blobs, Digest};
@@ -20,6 +21,7 @@ use crate::store::runs::{
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords};
+use crate::store::usage::{UsageLog, UsageQuery, UsageReport};
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 /// A store in memory with an event log that can be read while it grows.
@@ -196,6 +198,16 @@ impl RunRetention for Log {
 
     fn delete(&self, _: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
         unreachable!("a reader does not write")
+    }
+}
+
+impl UsageLog for Log {
+    fn usage(&self, _: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
+        unreachable!("a stream sums nothing")
+    }
+
+    fn trim_usage(&self, _: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        unreachable!("a stream removes nothing")
     }
 }
 

@@ -9,6 +9,14 @@ use crate::store::fixtures::{
     count, opening, root, sql, sqlite, sqlite_in, stored, webhook, write,
 };
 
+/// Undoes the steps from 15 on, one after another: a newer step adds its own line.
+pub const STEPS_FROM_15: [&str; 3] = [
+    "ALTER TABLE entries DROP COLUMN turns;",
+    "ALTER TABLE runs DROP COLUMN messages; ALTER TABLE claims DROP COLUMN message;",
+    "ALTER TABLE runs DROP COLUMN model_usage; DROP TABLE usage_series; DROP TABLE usage_values; \
+     DROP TABLE usage_quarters; DROP TABLE usage_days;",
+];
+
 /// A file from before webhooks keeps its runs, and can hold deliveries from then on.
 #[tokio::test]
 async fn a_file_from_before_webhooks_is_migrated() {
@@ -23,9 +31,10 @@ async fn a_file_from_before_webhooks_is_migrated() {
     opened.store.close().await;
     sql(
         dir,
-        "ALTER TABLE entries DROP COLUMN turns; ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+        &(STEPS_FROM_15.concat()
+            + "ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
-         ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
+         ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1"),
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");
@@ -50,12 +59,13 @@ async fn a_file_from_before_several_webhooks_is_migrated() {
     opened.store.close().await;
     sql(
         dir,
-        "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); \
-         ALTER TABLE entries DROP COLUMN turns; ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
+        &(STEPS_FROM_15.concat()
+            + "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); \
+         ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
          ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN workdir_device; \
           ALTER TABLE runs DROP COLUMN workdir_inode; DROP INDEX deliveries_due; \
           ALTER TABLE deliveries DROP COLUMN owner; CREATE INDEX deliveries_due ON deliveries (host); \
-          PRAGMA user_version = 6",
+          PRAGMA user_version = 6"),
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");
@@ -100,7 +110,8 @@ async fn a_file_from_before_pending_approvals_is_migrated() {
     store.close().await;
     sql(
         dir,
-        "ALTER TABLE entries DROP COLUMN turns; ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; PRAGMA user_version = 12",
+        &(STEPS_FROM_15.concat()
+            + "ALTER TABLE runs DROP COLUMN warnings; DROP INDEX runs_session_names; DROP TABLE approvals; PRAGMA user_version = 12"),
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");

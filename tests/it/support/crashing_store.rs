@@ -19,8 +19,10 @@ use axed::store::runs::{
 use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use axed::store::turn_record::{TurnEntry, TurnRecord};
 use axed::store::turns::{RecordedTurn, TurnRecords};
+use axed::store::usage::{UsageLog, UsageQuery, UsageReport};
 use axed::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 use futures_util::future::{BoxFuture, pending};
+use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 
 /// The store until it dies.
@@ -238,6 +240,16 @@ impl RunRetention for CrashingStore {
 
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.inner.delete(root)
+    }
+}
+
+impl UsageLog for CrashingStore {
+    fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
+        self.inner.usage(query)
+    }
+
+    fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.trim_usage(before)
     }
 }
 

@@ -1,0 +1,46 @@
+//! Counts the usage of the runs that an older version has recorded, when its file is migrated.
+
+use rusqlite::{Connection, Row, named_params};
+
+use crate::domain::run::Status;
+use crate::store::sqlite::rows::{self, USAGE_COLUMNS, UsageColumns};
+use crate::store::sqlite::statements::Statements;
+use crate::store::sqlite::usage_rollup::{EndedRow, EndedRun, UsageRollup};
+
+/// Only the newest runs are counted, so that a migration takes seconds.
+const MAX_RUNS: u32 = 500_000;
+/// Rows that are written at once.
+const FLUSH_ROWS: usize = 4_096;
+
+pub fn fill(db: &Connection) -> rusqlite::Result<()> {
+    let mut statements = Statements::new(db)?;
+    let mut usage = UsageRollup::default();
+    let mut sql = db.prepare(&format!(
+        "SELECT r.id AS id, r.root AS root, r.child AS child, r.agent AS agent, r.model AS model, \
+         r.model_usage AS model_usage, r.started_at AS started_at, r.created_at AS created_at, r.owner AS owner, \
+         r.session AS session, r.labels AS labels, r.finished_at AS finished_at, r.status AS status, {USAGE_COLUMNS} \
+         FROM runs r WHERE r.finished_at IS NOT NULL ORDER BY r.id DESC LIMIT :limit"
+    ))?;
+    let columns = UsageColumns::find(&sql)?;
+    let mut found = sql.query(named_params! {":limit": MAX_RUNS})?;
+    while let Some(row) = found.next()? {
+        // A damaged row is not counted.
+        if let Ok(ended) = ended_run(row, &columns) {
+            usage.count(&mut statements, rows::id(row, "root")?, ended)?;
+        }
+        if usage.pending() >= FLUSH_ROWS {
+            usage.flush(&mut statements)?;
+        }
+    }
+    usage.flush(&mut statements)
+}
+
+fn ended_run(row: &Row<'_>, columns: &UsageColumns) -> rusqlite::Result<EndedRun> {
+    let status: String = row.get("status")?;
+    Ok(EndedRun {
+        row: EndedRow::read(row)?,
+        status: status.parse().unwrap_or(Status::Completed),
+        finished_at: row.get("finished_at")?,
+        usage: rows::usage(row, columns)?,
+    })
+}
