@@ -48,6 +48,7 @@ pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, PublishedEvents), Sto
         dir: dir.to_owned(),
         durability: Durability::Process,
         retention: Retention::default(),
+        usage_retention: None,
     };
     let store = open(
         &data,
@@ -196,6 +197,7 @@ pub fn progress(tokens: u64) -> Progress {
         model: "answered".to_owned(),
         stop_reason: Some("end_turn".to_owned()),
         usage: usage(tokens),
+        models: Vec::new(),
     }
 }
 

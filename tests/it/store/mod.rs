@@ -24,3 +24,4 @@ mod retention;
 mod run_lists;
 mod run_records;
 mod turns;
+mod usage;

@@ -79,7 +79,7 @@ async fn keeping<T>(
     meanwhile: impl Future<Output = T>,
 ) -> T {
     let stop = CancellationToken::new();
-    let keeping = retention::run(store.clone(), retention, stop.clone());
+    let keeping = retention::run(store.clone(), retention, None, stop.clone());
     let meanwhile = async {
         let done = meanwhile.await;
         stop.cancel();
