@@ -160,6 +160,7 @@ impl Services {
         retention_tasks.spawn(retention::run(
             store,
             config.data.retention,
+            config.data.usage_retention,
             retention_stop.clone(),
         ));
         retention_tasks.close();

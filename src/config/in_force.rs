@@ -169,6 +169,7 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("data.durability", json!("process")),
         ("data.retention.age", json!(0)),
         ("data.retention.count", json!(0)),
+        ("data.usage_retention", json!("400d")),
         ("runs.max_running", json!(runs.max_running)),
         ("runs.max_queued", json!(runs.max_queued)),
         ("runs.max_tree", json!(unlimited(runs.max_tree))),

@@ -34,6 +34,9 @@ const DEFAULT_FILE: &str = "config/axed.toml";
 /// The name in `[runs.per_key]` for every key without a limit of its own.
 const WILDCARD_KEY: &str = "*";
 
+/// A year with a month before it.
+const DEFAULT_USAGE_RETENTION: Duration = Duration::from_secs(400 * 86_400);
+
 /// A document with every table whose name the user chooses, for messages about keys in the wrong table.
 const SAMPLE: &str = r#"
 [auth.keys."<name>"]
@@ -363,6 +366,8 @@ fn read_data(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Data {
             .unwrap_or_else(|| PathBuf::from("data")),
         durability: s.one_of("durability", &durabilities).unwrap_or_default(),
         retention: s.nested("retention", read_retention),
+        usage_retention: Some(s.age("usage_retention").unwrap_or(DEFAULT_USAGE_RETENTION))
+            .filter(|age| !age.is_zero()),
     }
 }
 

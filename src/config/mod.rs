@@ -162,6 +162,8 @@ pub struct Data {
     /// What a committed step survives.
     pub durability: Durability,
     pub retention: Retention,
+    /// How long sums of usage are kept; `None` means for ever.
+    pub usage_retention: Option<Duration>,
 }
 
 /// `[data.retention]`: how long ended root runs are kept, each with its tree. The default keeps them for ever.

@@ -12,6 +12,8 @@ use crate::config::{Retention, RetentionLimit};
 use crate::domain::run::{RunId, Status, now};
 use crate::store::StoreError;
 use crate::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery, RunRetention};
+use crate::store::run_store::RunStore;
+use crate::store::usage::UsageLog;
 
 /// The time between two passes, unless an age requires a shorter one. Passes also return the space of trees that
 /// clients deleted.
@@ -25,11 +27,20 @@ const COUNT_PAGE: usize = 5_000;
 
 /// Runs passes until `stop` is cancelled. A later pass, also in another process, deletes what an interrupted one did
 /// not.
-pub async fn run(store: Arc<dyn RunRetention>, retention: Retention, stop: CancellationToken) {
+pub async fn run(
+    store: Arc<dyn RunStore>,
+    retention: Retention,
+    usage_retention: Option<Duration>,
+    stop: CancellationToken,
+) {
     let interval = interval(&retention);
     let passes = async {
         loop {
-            match run_pass(store.as_ref(), &retention).await {
+            let pass = async {
+                trim_usage(store.as_ref(), usage_retention).await?;
+                run_pass(store.as_ref(), &retention).await
+            };
+            match pass.await {
                 Ok(0) => {}
                 Ok(removed) => {
                     tracing::info!("Removed {removed} ended root runs with their trees: retention");
@@ -74,6 +85,18 @@ async fn run_pass(store: &dyn RunRetention, retention: &Retention) -> Result<usi
         throttle(&mut step_started).await;
     }
     Ok(removed)
+}
+
+/// Removes the sums of usage that are older than `max_age`.
+async fn trim_usage(store: &dyn UsageLog, max_age: Option<Duration>) -> Result<(), StoreError> {
+    let Some(before) = max_age.and_then(|age| now().checked_sub(age).ok()) else {
+        return Ok(());
+    };
+    let mut step_started = Instant::now();
+    while store.trim_usage(before).await? {
+        throttle(&mut step_started).await;
+    }
+    Ok(())
 }
 
 /// The newest roots that have expired, by age and by count.

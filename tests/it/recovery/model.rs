@@ -370,6 +370,7 @@ impl Life {
             dir: place.join("data"),
             durability: Durability::Process,
             retention: Default::default(),
+            usage_retention: None,
         };
         let real = open(&data, Box::new(|_, _| ()), Box::new(|_| false)).expect("a store");
         let store = Arc::new(CrashingStore::new(real, lets_through));
