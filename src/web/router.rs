@@ -11,12 +11,12 @@ use bytes::Bytes;
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::openapi::{document, operations as describe, steering};
+use crate::web::openapi::{document, operations as describe, steering, usage_operations};
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
     agents, approvals, create_run, deliveries, events, health, messages, metrics, runs, sessions,
-    tickets,
+    tickets, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -86,6 +86,7 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
             describe::resend,
         )
         .with_scope(Admin),
+        get("/usage", usage::usage, usage_operations::usage).with_scope(Read),
         get("/livez", health::livez, describe::livez),
         get("/readyz", health::readyz, describe::readyz),
         get("/version", health::version, describe::version),

@@ -14,3 +14,4 @@ pub mod provider_keys;
 pub mod query;
 pub mod request_body;
 pub mod run_request;
+pub mod time;

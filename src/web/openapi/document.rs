@@ -27,6 +27,7 @@ const TAGS: &[(&str, &str)] = &[
     ),
     ("sessions", "Conversations that several runs continue."),
     ("approvals", "Tool calls that wait for a person's decision."),
+    ("usage", "What runs have used, summed over time."),
     ("webhooks", "Deliveries of events to other servers."),
     ("daemon", "The state of the daemon, and this document."),
 ];
@@ -35,7 +36,10 @@ const SCOPES: &[(KeyScope, &str)] = &[
         KeyScope::Run,
         "start runs, dry-run them, and decide about tool calls that wait for approval",
     ),
-    (KeyScope::Read, "read agents, runs, events and sessions"),
+    (
+        KeyScope::Read,
+        "read agents, runs, events, sessions and usage",
+    ),
     (KeyScope::Cancel, "cancel runs"),
     (
         KeyScope::Admin,

@@ -7,3 +7,4 @@ pub mod operations;
 pub mod schemas;
 pub mod steering;
 pub mod tidy;
+pub mod usage_operations;

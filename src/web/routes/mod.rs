@@ -11,3 +11,4 @@ pub mod metrics;
 pub mod runs;
 pub mod sessions;
 pub mod tickets;
+pub mod usage;

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
-use jiff::Timestamp;
-use jiff::fmt::temporal::Pieces;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::info;
@@ -22,6 +20,7 @@ use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::{Query, count_up_to, parse_flag};
 use crate::web::extract::request_body;
+use crate::web::extract::time::parse_time;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::json_response;
@@ -357,25 +356,6 @@ fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {
 pub fn wants_full_texts(query: &Query) -> Result<bool, Problem> {
     let full = query.parse("full", "true or false", parse_flag)?;
     Ok(full.unwrap_or_default())
-}
-
-/// An RFC 3339 time. A `+` that was not percent-encoded arrives as a space.
-fn parse_time(text: &str) -> Option<Timestamp> {
-    bound(text).or_else(|| bound(&text.replace(' ', "+")))
-}
-
-/// A time. A time beyond the range of timestamps becomes the first or the last one, which is before or after every run.
-fn bound(text: &str) -> Option<Timestamp> {
-    if let Ok(time) = text.parse() {
-        return Some(time);
-    }
-    let pieces = Pieces::parse(text).ok()?;
-    pieces.time().and(pieces.to_numeric_offset())?;
-    Some(match pieces.date().year() {
-        9999 => Timestamp::MAX,
-        -9999 => Timestamp::MIN,
-        _ => return None,
-    })
 }
 
 /// The reason, if it is not blank; an error if it is too long.

@@ -1,0 +1,262 @@
+//! `/usage`: what ended runs have used, in groups.
+
+use std::collections::BTreeMap;
+
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use axum::response::Response;
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::domain::calendar::time_zone;
+use crate::domain::usage_sums::UsageSums;
+use crate::store::usage::{UsageDimension, UsageQuery, UsageReport, UsageRow};
+use crate::web::auth::Principal;
+use crate::web::error::{Problem, quote};
+use crate::web::extract::query::Query;
+use crate::web::extract::time::parse_time;
+use crate::web::problem_code::ProblemCode;
+use crate::web::response::json::json_response;
+use crate::web::state::AppState;
+
+/// Groups that a response may have.
+const MAX_ROWS: usize = 10_000;
+/// Values that `by` may have.
+const MAX_DIMENSIONS: usize = 8;
+/// Labels of one filter.
+const MAX_LABELS: usize = 64;
+const PARAMS: [&str; 6] = ["by", "since", "until", "agent", "tz", "label."];
+const DIMENSIONS: &str = "agent, model, label.<name>, session, key, day";
+
+/// What ended runs have used, in groups.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "UsageReport")]
+pub struct UsageView {
+    /// One entry for each group, sorted by its values. Without `by` one entry; empty if no run is counted.
+    data: Vec<UsageGroup>,
+    /// The sums over all groups.
+    totals: UsageNumbers,
+    /// From when on runs are counted: the quarter hour of `since`, or of the first run that is kept. Null if none is counted.
+    since: Option<Timestamp>,
+    /// Until when runs are counted: the end of the quarter hour of `until`, or of the last run that is counted.
+    until: Option<Timestamp>,
+}
+
+/// The usage of the runs of one group. It has the values that `by` names; null stands for runs without that value.
+#[derive(Serialize, JsonSchema)]
+pub struct UsageGroup {
+    /// The agent of the runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent: Option<Option<String>>,
+    /// The model that replied, as the provider names it. Runs, tool calls and durations count under the model of the run's
+    /// last reply.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<Option<String>>,
+    /// The session of the root runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<Option<String>>,
+    /// The name of the key that started the root runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<Option<String>>,
+    /// The day, in the zone `tz`, on which the root runs were accepted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    day: Option<Date>,
+    /// `label.<name>`: the value of the root runs' label.
+    #[serde(flatten)]
+    labels: BTreeMap<String, Option<String>>,
+    #[serde(flatten)]
+    numbers: UsageNumbers,
+}
+
+/// Exact sums over runs that have ended, and percentiles of their durations.
+#[derive(Serialize, JsonSchema)]
+pub struct UsageNumbers {
+    /// The number of runs, child runs included.
+    runs: u64,
+    /// The number of root runs.
+    roots: u64,
+    /// The number of runs that failed.
+    failed: u64,
+    /// The number of runs that were cancelled.
+    cancelled: u64,
+    /// Input tokens, cached ones included.
+    input_tokens: u64,
+    /// Output tokens.
+    output_tokens: u64,
+    /// The input tokens that were read from the provider's cache.
+    cache_read_tokens: u64,
+    /// The input tokens that were written to the provider's cache.
+    cache_write_tokens: u64,
+    /// The output tokens that are reasoning, as far as providers report them.
+    reasoning_tokens: u64,
+    /// The number of replies.
+    model_calls: u64,
+    /// The number of executed tool calls, including failed ones.
+    tool_calls: u64,
+    /// The cost in USD; null if no price is known for any of the models.
+    cost_usd: Option<f64>,
+    /// Whether providers reported the usage of every request.
+    complete: bool,
+    /// The duration in milliseconds that half of the runs do not exceed, within 2 %; null if none has started.
+    duration_p50_ms: Option<u64>,
+    /// The duration in milliseconds that 95 % of the runs do not exceed, within 2 %; null if none has started.
+    duration_p95_ms: Option<u64>,
+}
+
+/// `GET /usage`
+pub async fn usage(
+    State(state): State<AppState>,
+    principal: Principal,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let query = parse_query(&Query::read(&uri, &PARAMS)?)?;
+    let by = query.by.clone();
+    let query = UsageQuery {
+        owner: principal.owner_filter().map(str::to_owned),
+        ..query
+    };
+    let report = state.runner.store().usage(query).await?;
+    let UsageReport {
+        rows,
+        totals,
+        since,
+        until,
+    } = report;
+    let Some(rows) = rows else {
+        return Err(Problem::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            ProblemCode::InvalidParameter,
+            format!(
+                "\"by\": there are more than {MAX_ROWS} groups; name fewer values, or a shorter time with since and until"
+            ),
+        ));
+    };
+    let view = UsageView {
+        data: rows.into_iter().map(|row| group(&by, row)).collect(),
+        totals: UsageNumbers::from(&totals),
+        since,
+        until,
+    };
+    Ok(json_response(StatusCode::OK, &view))
+}
+
+fn parse_query(query: &Query) -> Result<UsageQuery, Problem> {
+    let zone = query.parse("tz", "a time zone, such as Europe/Berlin or UTC", time_zone)?;
+    let zone = zone.unwrap_or(TimeZone::UTC);
+    let expected = "an RFC 3339 time or a date, such as 2026-01-31";
+    let time = |text: &str| parse_time(text).or_else(|| midnight(&zone, text));
+    let (since, until) = (
+        query.parse("since", expected, time)?,
+        query.parse("until", expected, time)?,
+    );
+    if since.zip(until).is_some_and(|(since, until)| since > until) {
+        return Err(Problem::parameter("until", "is before since"));
+    }
+    let labels = query.with_prefix("label.");
+    if labels.len() > MAX_LABELS {
+        let why = format_args!("{} labels are more than {MAX_LABELS}", labels.len());
+        return Err(Problem::parameter("label.", why));
+    }
+    Ok(UsageQuery {
+        by: query.get("by").map_or(Ok(Vec::new()), parse_by)?,
+        since,
+        until,
+        owner: None,
+        agent: query.get("agent").map(str::to_owned),
+        labels,
+        max_rows: MAX_ROWS,
+        time_zone: zone,
+    })
+}
+
+/// The beginning of a date.
+fn midnight(zone: &TimeZone, text: &str) -> Option<Timestamp> {
+    let is_date = text.len() == 10 && text.bytes().all(|it| it.is_ascii_digit() || it == b'-');
+    let date: Date = text.parse().ok().filter(|_| is_date)?;
+    Some(date.to_zoned(zone.clone()).ok()?.timestamp())
+}
+
+fn parse_by(text: &str) -> Result<Vec<UsageDimension>, Problem> {
+    let mut dimensions = Vec::new();
+    for name in text
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+    {
+        let dimension = match (name, name.strip_prefix("label.")) {
+            ("agent", _) => UsageDimension::Agent,
+            ("model", _) => UsageDimension::Model,
+            ("session", _) => UsageDimension::Session,
+            ("key", _) => UsageDimension::Key,
+            ("day", _) => UsageDimension::Day,
+            (_, Some(label)) if !label.is_empty() => UsageDimension::Label(label.to_owned()),
+            _ => {
+                let why = format_args!("{} is not one of: {DIMENSIONS}", quote(name));
+                return Err(Problem::parameter("by", why));
+            }
+        };
+        if dimensions.contains(&dimension) {
+            let why = format_args!("{} is given twice", quote(name));
+            return Err(Problem::parameter("by", why));
+        }
+        dimensions.push(dimension);
+    }
+    if dimensions.len() > MAX_DIMENSIONS {
+        let why = format_args!("names more than {MAX_DIMENSIONS} values");
+        return Err(Problem::parameter("by", why));
+    }
+    Ok(dimensions)
+}
+
+fn group(by: &[UsageDimension], row: UsageRow) -> UsageGroup {
+    let mut group = UsageGroup {
+        agent: None,
+        model: None,
+        session: None,
+        key: None,
+        day: row.day,
+        labels: BTreeMap::new(),
+        numbers: UsageNumbers::from(&row.sums),
+    };
+    let named = by.iter().filter(|it| **it != UsageDimension::Day);
+    for (dimension, value) in named.zip(row.values) {
+        match dimension {
+            UsageDimension::Agent => group.agent = Some(value),
+            UsageDimension::Model => group.model = Some(value),
+            UsageDimension::Session => group.session = Some(value),
+            UsageDimension::Key => group.key = Some(value),
+            UsageDimension::Label(name) => {
+                group.labels.insert(format!("label.{name}"), value);
+            }
+            UsageDimension::Day => {}
+        }
+    }
+    group
+}
+
+impl From<&UsageSums> for UsageNumbers {
+    fn from(sums: &UsageSums) -> Self {
+        let count = |number: i128| u64::try_from(number.max(0)).unwrap_or(u64::MAX);
+        Self {
+            runs: count(sums.runs),
+            roots: count(sums.roots),
+            failed: count(sums.failed),
+            cancelled: count(sums.cancelled),
+            input_tokens: count(sums.input_tokens),
+            output_tokens: count(sums.output_tokens),
+            cache_read_tokens: count(sums.cache_read_tokens),
+            cache_write_tokens: count(sums.cache_write_tokens),
+            reasoning_tokens: count(sums.reasoning_tokens),
+            model_calls: count(sums.model_calls),
+            tool_calls: count(sums.tool_calls),
+            cost_usd: (sums.priced > 0).then_some(sums.cost as f64 / 1e12),
+            complete: sums.unreported <= 0,
+            duration_p50_ms: sums.durations.percentile(50),
+            duration_p95_ms: sums.durations.percentile(95),
+        }
+    }
+}
