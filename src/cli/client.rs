@@ -273,6 +273,13 @@ impl Client {
         self.read(self.http.get(url)).await
     }
 
+    /// Sums of usage, as JSON.
+    pub async fn get_usage(&self, parameters: &[(String, String)]) -> Result<Value, ClientError> {
+        let mut url = self.url(&["usage"]);
+        url.query_pairs_mut().extend_pairs(parameters);
+        self.json(self.http.get(url)).await
+    }
+
     pub async fn check_liveness(&self, timeout: Duration) -> Result<(), ClientError> {
         self.send(self.get(&["livez"]).timeout(timeout))
             .await

@@ -48,6 +48,7 @@ mod style;
 mod table;
 mod temp_dir;
 mod tree;
+mod usage;
 
 pub fn main() -> ExitCode {
     // A model's command runs under this binary as its supervisor. Users never type this subcommand.
@@ -141,6 +142,8 @@ enum Command {
     /// List, show and delete the sessions of a daemon
     #[command(subcommand)]
     Sessions(sessions::Command),
+    /// Sum what the runs of a daemon have used: tokens, cost, durations
+    Usage(usage::Args),
     /// Let models analyse the memories of their agents, then trim them
     Gc(gc::Args),
     /// Check and copy the database
@@ -173,6 +176,7 @@ impl Command {
             Self::Runs(command) => runs::runs(command).await,
             Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Sessions(command) => sessions::sessions(command).await,
+            Self::Usage(args) => usage::usage(&args).await,
             Self::Gc(args) => gc::gc(args).await,
             Self::Data(command) => data::data(command),
             Self::Keys(command) => keys::keys(command),

@@ -13,6 +13,7 @@ const DEFAULT_WIDTH: u16 = 80;
 
 pub struct Table {
     columns: Vec<Column>,
+    titles: Vec<String>,
     rows: Vec<Vec<Cell>>,
 }
 
@@ -85,10 +86,17 @@ impl Cell {
 
 impl Table {
     pub fn new(columns: impl IntoIterator<Item = Column>) -> Self {
+        let columns: Vec<Column> = columns.into_iter().collect();
         Self {
-            columns: columns.into_iter().collect(),
+            titles: columns.iter().map(|it| it.title.to_owned()).collect(),
+            columns,
             rows: Vec::new(),
         }
+    }
+
+    /// Replaces the title of a column by a text of any origin.
+    pub fn rename(&mut self, column: usize, title: &str) {
+        self.titles[column] = terminal_text::sanitize_line(title);
     }
 
     pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
@@ -105,8 +113,7 @@ impl Table {
     }
 
     pub fn for_pipe(&self) -> String {
-        let titles = self.columns.iter().map(|column| column.title);
-        let mut text = titles.collect::<Vec<_>>().join("\t");
+        let mut text = self.titles.join("\t");
         text.push('\n');
         for row in &self.rows {
             let cells = row.iter().map(|cell| cell.text.as_str());
@@ -142,9 +149,8 @@ impl Table {
             .enforce_styling()
             .set_width(width);
         table.style_text_only();
-        let header =
-            |column: &Column| comfy_table::Cell::new(column.title).add_attribute(Attribute::Dim);
-        table.set_header(self.columns.iter().map(header));
+        let header = |title| comfy_table::Cell::new(title).add_attribute(Attribute::Dim);
+        table.set_header(self.titles.iter().map(header));
         for row in &self.rows {
             table.add_row(row.iter().map(|cell| {
                 let shown = comfy_table::Cell::new(text(cell));

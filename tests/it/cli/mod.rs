@@ -9,3 +9,4 @@ mod run;
 mod runs;
 mod sessions;
 mod terminal;
+mod usage;
