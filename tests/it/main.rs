@@ -16,4 +16,5 @@ mod store;
 mod support;
 mod telemetry;
 mod tools;
+mod usage;
 mod webhooks;

@@ -11,6 +11,7 @@ use crate::support::events::{Event, assert_complete, count};
 use crate::support::provider::FakeProvider;
 use crate::support::provider::answer::{ScriptedAnswer, calls, says};
 use crate::support::provider::recorded_request::RecordedRequest;
+use crate::support::usage_sums::assert_equals_runs;
 
 /// The number of kills without `AXED_KILLS`.
 const KILLS: usize = 25;
@@ -48,6 +49,7 @@ async fn random_kills_neither_lose_nor_repeat_a_run() {
     }
     story.nothing_recorded_was_asked_again(&app.provider);
     story.is_accounted_for(&app).await;
+    assert_equals_runs(&app).await;
 }
 
 fn scenario() -> Setup {

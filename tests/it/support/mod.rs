@@ -12,6 +12,7 @@ pub mod hostile;
 pub mod provider;
 pub mod replay;
 pub mod run;
+pub mod usage_sums;
 pub mod webhook_receiver;
 
 use std::future::Future;

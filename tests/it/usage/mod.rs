@@ -1,0 +1,3 @@
+//! What ended runs have used, summed over time, and budgets over time.
+
+mod sums;
