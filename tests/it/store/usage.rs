@@ -16,6 +16,7 @@ use jiff::tz::TimeZone;
 use crate::store::fixtures::{
     completing, count, fresh, record, root, sql, sqlite, sqlite_in, write,
 };
+use crate::store::migrations::STEPS_FROM_15;
 
 fn at(text: &str) -> Timestamp {
     text.parse().expect("a time")
@@ -209,11 +210,8 @@ async fn a_file_from_before_the_sums_is_counted() {
     ];
     let before = opened.store.usage(query(&by)).await.expect("a report");
     opened.store.close().await;
-    sql(
-        dir,
-        "ALTER TABLE runs DROP COLUMN model_usage; DROP TABLE usage_series; DROP TABLE usage_values; \
-         DROP TABLE usage_quarters; DROP TABLE usage_days; PRAGMA user_version = 15",
-    );
+    let sums_and_newer = STEPS_FROM_15[2..].concat();
+    sql(dir, &(sums_and_newer + "PRAGMA user_version = 17"));
 
     let (store, _) = sqlite_in(dir).expect("a store");
     let after = store.usage(query(&by)).await.expect("a report");
