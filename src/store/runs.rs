@@ -1,5 +1,7 @@
 //! The contract for runs: writing them, reading them, and listing them.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 
@@ -66,6 +68,10 @@ pub trait RunRecords: Send + Sync + 'static {
 
     /// The steps of a run, in order.
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;
+
+    /// The recorded definition of a run's agent: see [`ResumeState::definition`]. `None` if an older version accepted the
+    /// run.
+    fn definition(&self, id: RunId) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>>;
 
     /// The bytes with these digests. Digests that no run refers to are left out.
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>>;

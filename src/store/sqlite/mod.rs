@@ -237,6 +237,10 @@ impl RunRecords for SqliteStore {
         Box::pin(self.readers.read(move |db| queries::steps(db, id)))
     }
 
+    fn definition(&self, id: RunId) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::definition(db, id)))
+    }
+
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
         Box::pin(self.readers.read(move |db| attachments::read(db, &digests)))
     }

@@ -361,6 +361,20 @@ fn query_runs(db: &Connection, sql: &str, params: Named<'_>) -> StoreResult<Vec<
     Ok(runs)
 }
 
+/// The recorded definition of a run's agent.
+pub fn definition(db: &Connection, id: RunId) -> StoreResult<Option<Arc<str>>> {
+    let sql = format!(
+        "SELECT d.body AS body FROM runs r JOIN definitions d ON d.hash = r.definition \
+         WHERE r.id = :id AND {NOT_DELETED}"
+    );
+    db.prepare_cached(&sql)
+        .and_then(|mut sql| {
+            let params = named_params! {":id": rows::id_bytes(&id)};
+            sql.query_row(params, |row| row.get("body")).optional()
+        })
+        .map_err(store_error)
+}
+
 /// The text of a definition. Many runs share one, so it is read once and cached.
 fn load_definition(
     db: &Connection,

@@ -85,6 +85,10 @@ impl RunRecords for Log {
         unreachable!("a stream reads no steps")
     }
 
+    fn definition(&self, _: RunId) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        unreachable!("a stream reads no definitions")
+    }
+
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
         unreachable!("a stream does not list")
     }

@@ -132,6 +132,10 @@ impl RunRecords for CrashingStore {
         self.inner.steps(id)
     }
 
+    fn definition(&self, id: RunId) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        self.inner.definition(id)
+    }
+
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
         self.inner.blobs(digests)
     }
