@@ -14,6 +14,7 @@ use crate::workdirs::workdir::Workdir;
 
 /// Separates the parts of a system prompt.
 const SECTION_SEPARATOR: &str = "\n\n---\n\n";
+const MEMORY_HEADING: &str = "## Memory";
 /// The input of a run whose request has none.
 pub const DEFAULT_INPUT: &str = "Execute the task described in your instructions.";
 
@@ -89,12 +90,32 @@ pub fn system_prompt(parts: &PromptParts<'_>) -> Result<SystemPrompt, PromptErro
     })?;
     let blocks: Vec<String> = files.iter().map(file_block).collect();
     sections.push(section("## Context Files", &blocks.join("\n\n")));
-    sections.push(section("## Memory", parts.memory));
+    sections.push(section(MEMORY_HEADING, parts.memory));
     sections.retain(|section| !section.trim().is_empty());
     Ok(SystemPrompt {
         text: sections.join(SECTION_SEPARATOR),
         omissions,
     })
+}
+
+/// Splits a system prompt into what precedes the agent's memory, and the memory; `None` if it has none.
+pub fn split_memory(system: &str) -> Option<(&str, &str)> {
+    let heading = memory_heading();
+    let split = system.rsplit_once(&format!("{SECTION_SEPARATOR}{heading}"));
+    split.or_else(|| Some(("", system.strip_prefix(&heading)?)))
+}
+
+/// Reverses [`split_memory`].
+pub fn join_memory(before: &str, memory: &str) -> String {
+    let separator = match before.is_empty() {
+        true => "",
+        false => SECTION_SEPARATOR,
+    };
+    format!("{before}{separator}{}{memory}", memory_heading())
+}
+
+fn memory_heading() -> String {
+    format!("{MEMORY_HEADING}\n\n")
 }
 
 /// The absolute path of `own` (from the definition), or else of the daemon's directory.

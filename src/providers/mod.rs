@@ -304,6 +304,19 @@ impl ErrorCategory {
         }
     }
 
+    /// Reverses [`ErrorCategory::as_str`].
+    pub fn parse(name: &str) -> Option<Self> {
+        let all = [
+            Self::Auth,
+            Self::BadRequest,
+            Self::RateLimit,
+            Self::Overloaded,
+            Self::Server,
+            Self::Timeout,
+        ];
+        all.into_iter().find(|category| category.as_str() == name)
+    }
+
     /// Whether the same request may succeed if it is sent again.
     pub fn is_retryable(self) -> bool {
         matches!(
