@@ -1,0 +1,251 @@
+//! The part of a recording that describes one run: the neutral form of its requests, its replies and its results.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::catalog::prompt;
+use crate::domain::agent::Agent;
+use crate::domain::context::Compaction;
+use crate::domain::failure::{Failure, FailureCode};
+use crate::domain::message::{Message, ToolCall};
+use crate::domain::recording::{
+    CallRecording, CompactionRecording, ErrorRecording, HistoryMessage, HistoryResult, HistoryRole,
+    OutcomeRecording, ResultRecording, RunRecording, TurnRecording, UsageRecording,
+};
+use crate::domain::run::{Run, Scope};
+use crate::engine::context::Engine;
+use crate::engine::delegation::ad_hoc;
+use crate::engine::record::agent_snapshots;
+use crate::engine::replay::recording::RecordingError;
+use crate::engine::replay::recording::neutral::{neutral_params, plain_text, result_text};
+use crate::engine::replay::recording::offer::{self, ToolTable};
+use crate::engine::replay::recording::run_events::RunEvents;
+use crate::providers::ErrorCategory;
+use crate::store::Step;
+
+pub struct CapturedRun {
+    pub recording: RunRecording,
+    pub position: TreePosition,
+}
+
+/// What the offer of a child depends on.
+pub struct TreePosition {
+    scope: Scope,
+    agent: Arc<Agent>,
+}
+
+pub async fn capture(
+    engine: &Arc<Engine>,
+    run: &Run,
+    path: String,
+    parent: Option<&TreePosition>,
+    events: &RunEvents,
+    tools: &mut ToolTable,
+) -> Result<CapturedRun, RecordingError> {
+    let store = engine.journal.store();
+    let incomplete = |reason: &str| RecordingError::Incomplete {
+        run: run.id,
+        reason: reason.to_owned(),
+    };
+    let definition = store.definition(run.id).await?;
+    let agent = definition.and_then(|json| agent_snapshots::parse(&json));
+    let agent = agent.ok_or_else(|| incomplete("its definition is not recorded"))?;
+    let scope = scope(run, &agent, parent)
+        .ok_or_else(|| incomplete("its position in the tree is not recorded"))?;
+    let position = TreePosition {
+        scope,
+        agent: Arc::clone(&agent),
+    };
+    let params = neutral_params(&agent.params);
+    let mut recording = RunRecording {
+        path,
+        agent: run.agent.clone(),
+        definition: run.agent_version.clone(),
+        model: agent.model.to_string(),
+        effort: params.effort,
+        params: params.others,
+        response_format: params.response_format,
+        error: run.error.as_ref().and_then(provider_error),
+        ..RunRecording::default()
+    };
+    for step in store.steps(run.id).await? {
+        add_step(&mut recording, step);
+    }
+    if recording.turns.is_empty() && recording.error.is_none() {
+        return Err(incomplete("it has no turn"));
+    }
+    let with_memory = agent
+        .memory
+        .enabled
+        .then(|| prompt::split_memory(&recording.system));
+    if let Some((system, memory)) = with_memory.flatten() {
+        (recording.system, recording.memory) = (system.to_owned(), Some(memory.to_owned()));
+    }
+    for turn in &mut recording.turns {
+        add_events(turn, events, &agent);
+    }
+    if let Some(turn) = recording.turns.last_mut() {
+        turn.outcome = match run.error.as_ref().map(|failure| failure.code) {
+            Some(FailureCode::OutputTruncated) => OutcomeRecording::Truncated,
+            Some(FailureCode::Refused) => OutcomeRecording::Refused,
+            Some(_) | None => OutcomeRecording::Complete,
+        };
+    }
+    for result in &mut recording.results {
+        let turn = recording.turns.iter().find(|it| it.turn == result.turn);
+        let call = turn.and_then(|turn| turn.calls.get(result.position - 1));
+        if let Some(call) = call {
+            result.tool.clone_from(&call.tool);
+            result.decision = events.decisions.get(&call.id).copied();
+        }
+    }
+    recording
+        .results
+        .sort_by_key(|result| (result.turn, result.position));
+    let offer = offer::offered_tools(engine, &agent, &scope).await;
+    recording.tools = tools.add(&offer);
+    Ok(CapturedRun {
+        recording,
+        position,
+    })
+}
+
+/// The scope that the run had.
+fn scope(run: &Run, agent: &Agent, parent: Option<&TreePosition>) -> Option<Scope> {
+    let Some(parent) = parent else {
+        return Some(Scope::root(run.id, agent.delegation.max_depth));
+    };
+    let limit = match agent.ad_hoc {
+        Some(_) => {
+            let settings = ad_hoc::subagent_settings(&parent.agent);
+            parent.scope.max_ad_hoc_depth(settings.max_depth)
+        }
+        None => parent.scope.max_depth,
+    };
+    parent
+        .scope
+        .child(run.id, agent.delegation.max_depth, limit)
+}
+
+fn add_step(recording: &mut RunRecording, step: Step) {
+    match step {
+        Step::Prompt {
+            system,
+            message,
+            earlier,
+        } => {
+            recording.system = system;
+            recording.message = plain_text(&message);
+            recording.history = earlier.iter().map(history_message).collect();
+            recording.compaction = None;
+        }
+        Step::Reply { turn, message } => recording.turns.push(TurnRecording {
+            turn,
+            reply: message.content,
+            calls: message.tool_calls.iter().map(call_recording).collect(),
+            ..TurnRecording::default()
+        }),
+        Step::Result {
+            turn,
+            position,
+            result,
+            ..
+        } => {
+            // A later result of the same call replaces an earlier one, as in the conversation.
+            let position = position as usize + 1;
+            recording
+                .results
+                .retain(|it| (it.turn, it.position) != (turn, position));
+            recording.results.push(ResultRecording {
+                turn,
+                position,
+                text: result_text(&result),
+                is_error: result.is_error,
+                ..ResultRecording::default()
+            });
+        }
+        Step::Said { content } => {
+            if let Some(turn) = recording.turns.last_mut() {
+                turn.followup = Some(content);
+            }
+        }
+        Step::Compacted { compaction } => {
+            let compaction = Some(compaction_recording(compaction));
+            match recording.turns.last_mut() {
+                Some(turn) => turn.compaction = compaction,
+                None => recording.compaction = compaction,
+            }
+        }
+        Step::Remembers { .. } | Step::Compacting => {}
+    }
+}
+
+fn add_events(turn: &mut TurnRecording, events: &RunEvents, agent: &Agent) {
+    let Some(event) = events.turns.get(&turn.turn) else {
+        return;
+    };
+    turn.model = (event.model != agent.model.model).then(|| event.model.clone());
+    turn.stop_reason.clone_from(&event.stop_reason);
+    turn.usage = (event.usage != UsageRecording::default()).then_some(event.usage);
+}
+
+/// A provider's error. The run's other failures come about again in a test.
+fn provider_error(failure: &Failure) -> Option<ErrorRecording> {
+    let category = ErrorCategory::parse(&failure.category)?;
+    let prefix = format!("{}: ", category.as_str());
+    let message = &failure.message;
+    Some(ErrorRecording {
+        category: failure.category.clone(),
+        message: message.strip_prefix(&prefix).unwrap_or(message).to_owned(),
+    })
+}
+
+fn history_message(message: &Message) -> HistoryMessage {
+    match message {
+        Message::User { content } => HistoryMessage {
+            role: HistoryRole::User,
+            content: plain_text(content),
+            ..HistoryMessage::default()
+        },
+        Message::Assistant(reply) => HistoryMessage {
+            role: HistoryRole::Assistant,
+            content: reply.content.clone(),
+            calls: reply.tool_calls.iter().map(call_recording).collect(),
+            ..HistoryMessage::default()
+        },
+        Message::Tool { tool_results } => HistoryMessage {
+            role: HistoryRole::Tool,
+            results: tool_results
+                .iter()
+                .map(|result| HistoryResult {
+                    call: result.call_id.clone(),
+                    text: result_text(result),
+                    is_error: result.is_error,
+                })
+                .collect(),
+            ..HistoryMessage::default()
+        },
+    }
+}
+
+fn call_recording(call: &ToolCall) -> CallRecording {
+    let json = call.arguments.get();
+    CallRecording {
+        id: call.id.clone(),
+        tool: call.name.clone(),
+        arguments: match serde_json::from_str(json) {
+            Ok(Value::Object(fields)) => Value::Object(fields),
+            Ok(_) | Err(_) => Value::String(json.to_owned()),
+        },
+    }
+}
+
+fn compaction_recording(compaction: Compaction) -> CompactionRecording {
+    CompactionRecording {
+        before: compaction.before,
+        task: compaction.task,
+        results_before: compaction.results_before,
+        summary: compaction.summary,
+    }
+}
