@@ -1,0 +1,235 @@
+//! Compares a request of today with a recorded one. Pure.
+
+use std::borrow::Cow;
+
+use regex::Regex;
+use serde_json::Value;
+
+use crate::domain::message::{Message, ToolResult};
+use crate::domain::recording::{RunRecording, ToolRecording};
+use crate::engine::replay::playback::observed::ObservedRun;
+use crate::engine::replay::recording::neutral::{plain_text, result_text};
+
+/// What a missing part is shown as.
+const NONE: &str = "(none)";
+
+/// A part of a request that is not as recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub field: String,
+    pub recorded: String,
+    pub now: String,
+}
+
+impl Difference {
+    pub fn new(field: &str, recorded: impl Into<String>, now: impl Into<String>) -> Self {
+        Self {
+            field: field.to_owned(),
+            recorded: recorded.into(),
+            now: now.into(),
+        }
+    }
+}
+
+/// Texts that differ each time.
+#[derive(Debug, Default)]
+pub struct Ignore(Vec<Regex>);
+
+impl Ignore {
+    /// # Errors
+    /// Which pattern is invalid, and why.
+    pub fn new(patterns: &[String]) -> Result<Self, (usize, regex::Error)> {
+        let compiled = patterns.iter().enumerate();
+        let compiled = compiled.map(|(index, it)| Regex::new(it).map_err(|error| (index, error)));
+        compiled.collect::<Result<_, _>>().map(Self)
+    }
+
+    pub fn is_same(&self, recorded: &str, now: &str) -> bool {
+        recorded == now || self.normalize(recorded) == self.normalize(now)
+    }
+
+    fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let mut text = Cow::Borrowed(text);
+        for pattern in &self.0 {
+            if let Cow::Owned(replaced) = pattern.replace_all(&text, "…") {
+                text = Cow::Owned(replaced);
+            }
+        }
+        text
+    }
+}
+
+/// The first difference in what all requests of a run have in common.
+pub fn compare_preamble(
+    ignore: &Ignore,
+    recorded: &RunRecording,
+    tools: &[&ToolRecording],
+    now: &ObservedRun,
+) -> Option<Difference> {
+    let json = |value: Option<&Value>| value.map_or(NONE.to_owned(), pretty);
+    let text = |value: Option<&String>| value.map_or(NONE, String::as_str).to_owned();
+    let (params, params_now) = (
+        Value::Object(recorded.params.clone()),
+        Value::Object(now.params.clone()),
+    );
+    let fields = [
+        ("model", recorded.model.clone(), now.model.clone()),
+        (
+            "effort",
+            text(recorded.effort.as_ref()),
+            text(now.effort.as_ref()),
+        ),
+        ("params", pretty(&params), pretty(&params_now)),
+        (
+            "response_format",
+            json(recorded.response_format.as_ref()),
+            json(now.response_format.as_ref()),
+        ),
+        ("system", recorded.system.clone(), now.system.clone()),
+        (
+            "memory",
+            text(recorded.memory.as_ref()),
+            text(now.memory.as_ref()),
+        ),
+    ];
+    let mut fields = fields.into_iter();
+    let different = fields.find(|(_, recorded, now)| !ignore.is_same(recorded, now));
+    let different = different.map(|(field, recorded, now)| Difference::new(field, recorded, now));
+    different.or_else(|| compare_tools(ignore, tools, &now.tools))
+}
+
+fn compare_tools(
+    ignore: &Ignore,
+    recorded: &[&ToolRecording],
+    now: &[ToolRecording],
+) -> Option<Difference> {
+    let names = |tools: &[&ToolRecording]| {
+        let names: Vec<_> = tools.iter().map(|tool| tool.name()).collect();
+        names.join("\n")
+    };
+    let (names, names_now) = (names(recorded), names(&now.iter().collect::<Vec<_>>()));
+    if names != names_now {
+        return Some(Difference::new("tools", names, names_now));
+    }
+    recorded.iter().zip(now).find_map(|(recorded, now)| {
+        let field = |part: &str| format!("tools.{}.{part}", now.name());
+        if !ignore.is_same(&recorded.description, &now.description) {
+            let field = field("description");
+            return Some(Difference::new(
+                &field,
+                recorded.description.as_str(),
+                now.description.as_str(),
+            ));
+        }
+        let json = |text: &str| serde_json::from_str::<Value>(text).ok();
+        let (schema, schema_now) = (json(&recorded.parameters), json(&now.parameters));
+        if schema == schema_now {
+            return None;
+        }
+        let shown = |schema: Option<Value>| schema.as_ref().map_or(String::new(), pretty);
+        Some(Difference::new(
+            &field("parameters"),
+            shown(schema),
+            shown(schema_now),
+        ))
+    })
+}
+
+fn pretty(value: &Value) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default()
+}
+
+/// The first difference in the messages. Replies are not compared: both come from the recording.
+pub fn compare_messages(
+    ignore: &Ignore,
+    recorded: &[Message],
+    now: &[Message],
+) -> Option<Difference> {
+    let count = recorded.len().max(now.len());
+    (0..count).find_map(|index| {
+        let field = format!("messages[{index}]");
+        match (recorded.get(index), now.get(index)) {
+            (Some(Message::Assistant(_)), Some(Message::Assistant(_))) => None,
+            (
+                Some(Message::Tool {
+                    tool_results: recorded,
+                }),
+                Some(Message::Tool { tool_results: now }),
+            ) => compare_results(ignore, &field, recorded, now),
+            (recorded, now) => {
+                let (recorded, now) = (describe(recorded), describe(now));
+                (!ignore.is_same(&recorded, &now)).then(|| Difference::new(&field, recorded, now))
+            }
+        }
+    })
+}
+
+fn compare_results(
+    ignore: &Ignore,
+    field: &str,
+    recorded: &[ToolResult],
+    now: &[ToolResult],
+) -> Option<Difference> {
+    (0..recorded.len().max(now.len())).find_map(|index| {
+        let text = |results: &[ToolResult]| {
+            let result = results.get(index);
+            result.map_or(NONE.to_owned(), |result| {
+                let error = if result.is_error { "error: " } else { "" };
+                format!("{error}{}", result_text(result))
+            })
+        };
+        let (recorded, now) = (text(recorded), text(now));
+        let field = format!("{field}.results[{index}]");
+        (!ignore.is_same(&recorded, &now)).then(|| Difference::new(&field, recorded, now))
+    })
+}
+
+fn describe(message: Option<&Message>) -> String {
+    match message {
+        None => NONE.to_owned(),
+        Some(Message::User { content }) => plain_text(content),
+        Some(Message::Assistant(reply)) => format!("(a reply) {}", reply.content),
+        Some(Message::Tool { tool_results }) => {
+            format!("(the results of {} calls)", tool_results.len())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ignore, compare_messages};
+    use crate::domain::message::{Message, ToolResult};
+
+    #[test]
+    fn ignored_texts_make_no_difference() {
+        let ignore = Ignore::new(&[r"\d+ ms".to_owned()]).expect("a pattern");
+        assert!(ignore.is_same("took 3 ms", "took 12 ms"));
+        assert!(!ignore.is_same("took 3 ms", "took 3 s"));
+        assert_eq!(
+            Ignore::new(&["ok".to_owned(), "(".to_owned()])
+                .err()
+                .map(|it| it.0),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn the_first_different_message_is_named() {
+        let results = |text: &str| Message::Tool {
+            tool_results: vec![
+                ToolResult::text("a", "same", false),
+                ToolResult::text("b", text, false),
+            ],
+        };
+        let compare = |recorded: &[Message], now: &[Message]| {
+            compare_messages(&Ignore::default(), recorded, now)
+        };
+        let recorded = [Message::user("go"), results("old")];
+        let found = compare(&recorded, &[Message::user("go"), results("new")]).expect("one");
+        assert_eq!(found.field, "messages[1].results[1]");
+        assert_eq!((&*found.recorded, &*found.now), ("old", "new"));
+        let shorter = compare(&recorded, &recorded[..1]).expect("one");
+        assert_eq!((&*shorter.field, &*shorter.now), ("messages[1]", "(none)"));
+        assert_eq!(compare(&recorded, &recorded), None);
+    }
+}

@@ -1,0 +1,120 @@
+//! The messages that a recorded run sent in each turn: its recorded replies and results, added to a conversation as the
+//! loop adds them.
+
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+
+use crate::domain::context::Compaction;
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, empty_arguments};
+use crate::domain::recording::{
+    CallRecording, CompactionRecording, HistoryMessage, HistoryRole, RunRecording, TurnRecording,
+    arguments_text,
+};
+use crate::engine::run_loop::conversation::Conversation;
+
+#[derive(Debug)]
+pub struct ExpectedMessages {
+    conversation: Conversation,
+    /// The turns whose reply and results are in the conversation.
+    turns: u32,
+}
+
+impl ExpectedMessages {
+    /// `loop_warn` is the server's setting.
+    pub fn new(run: &RunRecording, loop_warn: u32) -> Self {
+        let message = run.message.as_str().into();
+        let mut conversation =
+            Conversation::new(history(run), message, u32::MAX, usize::MAX, loop_warn, 0);
+        if let Some(compaction) = &run.compaction {
+            conversation.compact(to_compaction(compaction));
+        }
+        Self {
+            conversation,
+            turns: 0,
+        }
+    }
+
+    /// The messages of the request of this turn. Turns are requested in order.
+    pub fn of_turn(&mut self, run: &RunRecording, turn: u32) -> &[Message] {
+        while self.turns + 1 < turn {
+            self.turns += 1;
+            if let Some(recorded) = run.turn(self.turns) {
+                self.add(run, recorded);
+            }
+        }
+        self.conversation.messages()
+    }
+
+    fn add(&mut self, run: &RunRecording, turn: &TurnRecording) {
+        let message = reply_message(turn);
+        if !message.tool_calls.is_empty() {
+            let results = message.tool_calls.iter().enumerate();
+            let results = results.map(|(index, call)| {
+                let recorded = run.result(turn.turn, index + 1);
+                let text = recorded.map_or("", |result| &result.text);
+                ToolResult::text(&call.id, text, recorded.is_some_and(|it| it.is_error))
+            });
+            let results = results.collect();
+            self.conversation.restore_reply(turn.turn, message);
+            self.conversation.push_results(results);
+        } else if let Some(followup) = &turn.followup {
+            self.conversation
+                .push_followup(turn.turn, message, followup.clone());
+        }
+        if let Some(compaction) = &turn.compaction {
+            self.conversation.compact(to_compaction(compaction));
+        }
+    }
+}
+
+/// The messages before the run.
+pub fn history(run: &RunRecording) -> Vec<Message> {
+    run.history.iter().map(to_message).collect()
+}
+
+fn to_message(message: &HistoryMessage) -> Message {
+    match message.role {
+        HistoryRole::User => Message::user(message.content.as_str()),
+        HistoryRole::Assistant => Message::Assistant(AssistantMessage {
+            content: message.content.clone(),
+            tool_calls: message.calls.iter().map(to_call).collect(),
+            echo: None,
+        }),
+        HistoryRole::Tool => Message::Tool {
+            tool_results: message
+                .results
+                .iter()
+                .map(|result| ToolResult::text(&result.call, result.text.as_str(), result.is_error))
+                .collect(),
+        },
+    }
+}
+
+/// The recorded reply as the provider sent it.
+pub fn reply_message(turn: &TurnRecording) -> AssistantMessage {
+    AssistantMessage {
+        content: turn.reply.clone(),
+        tool_calls: turn.calls.iter().map(to_call).collect(),
+        echo: None,
+    }
+}
+
+fn to_call(call: &CallRecording) -> ToolCall {
+    let arguments = RawValue::from_string(arguments_text(&call.arguments));
+    ToolCall {
+        id: call.id.clone(),
+        provider_id: String::new(),
+        name: call.tool.clone(),
+        arguments: arguments.map_or_else(|_| empty_arguments(), Arc::from),
+    }
+}
+
+pub fn to_compaction(compaction: &CompactionRecording) -> Compaction {
+    Compaction {
+        before: compaction.before,
+        task: compaction.task,
+        summary: compaction.summary.clone(),
+        results_before: compaction.results_before,
+    }
+}
