@@ -1,0 +1,506 @@
+//! Plays a recording back: gives a run of a test its replies and results from the recording, and notes where the run
+//! differs. Only the engine of a test has playbacks.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::domain::agent::params::Params;
+use crate::domain::context::Compaction;
+use crate::domain::mcp::McpServer;
+use crate::domain::message::{Message, ToolCall, ToolResult, ToolSpec};
+use crate::domain::recording::{
+    DecisionRecording, OutcomeRecording, Recording, ResultRecording, RunRecording, ToolRecording,
+    arguments_text,
+};
+use crate::domain::run::RunId;
+use crate::domain::run_path;
+use crate::engine::replay::playback::compare::{Difference, Ignore};
+use crate::engine::replay::playback::expected::ExpectedMessages;
+use crate::engine::replay::playback::observed::{ObservedResult, ObservedRun};
+use crate::engine::replay::recording::neutral::{
+    neutral_params, plain_text, result_text, tool_recording,
+};
+use crate::providers::{ErrorCategory, ProviderError, Reply, ReplyOutcome};
+use crate::tools::ToolOutput;
+use crate::tools::mcp::McpToolset;
+
+pub mod compare;
+pub mod expected;
+pub mod observed;
+pub mod recorded_tool;
+
+/// What a test does not take from its recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    pub models: bool,
+    pub tools: bool,
+}
+
+#[derive(Debug)]
+pub struct Playback {
+    recording: Arc<Recording>,
+    ignore: Ignore,
+    pub live: Live,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    paths: HashMap<RunId, String>,
+    /// The turn and the position of calls, by the calling run.
+    calls: HashMap<(RunId, String), (u32, usize)>,
+    runs: BTreeMap<String, PlayedRun>,
+    differences: Vec<Divergence>,
+    performed: Vec<PlayedCall>,
+    /// The results that live models have received, by path, turn and position.
+    used: HashSet<(usize, usize)>,
+}
+
+#[derive(Debug)]
+struct PlayedRun {
+    expected: Option<ExpectedMessages>,
+    observed: ObservedRun,
+}
+
+/// Where a test differs from its recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    pub path: String,
+    pub turn: u32,
+    pub difference: Difference,
+}
+
+/// A tool call of a test.
+#[derive(Clone, Debug)]
+pub struct PlayedCall {
+    pub path: String,
+    pub turn: u32,
+    /// From 1.
+    pub position: usize,
+    pub tool: String,
+    /// JSON.
+    pub arguments: String,
+}
+
+/// A request of a test.
+pub struct PlayedRequest<'a> {
+    pub run: RunId,
+    pub turn: u32,
+    /// False for a summary of the conversation.
+    pub is_turn: bool,
+    pub definition: &'a str,
+    /// `provider/model`.
+    pub model: &'a str,
+    pub system: &'a str,
+    /// The agent's memory in the system prompt, which then is without it.
+    pub memory: Option<&'a str>,
+    pub messages: &'a [Message],
+    pub tools: &'a [ToolSpec],
+    pub params: &'a Params,
+    pub loop_warn: u32,
+}
+
+/// What a test found.
+#[derive(Debug, Default)]
+pub struct PlaybackReport {
+    /// In the order of the recording.
+    pub divergences: Vec<Divergence>,
+    /// In the order of the calls, whichever ended first.
+    pub calls: Vec<PlayedCall>,
+    /// By path.
+    pub observed: BTreeMap<String, ObservedRun>,
+}
+
+impl Playback {
+    pub fn new(recording: Arc<Recording>, ignore: Ignore, live: Live) -> Self {
+        Self {
+            recording,
+            ignore,
+            live,
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recorded(&self, path: &str) -> Option<&RunRecording> {
+        self.recording.runs.iter().find(|run| run.path == path)
+    }
+
+    pub fn start_root(&self, run: RunId, agent: &str) {
+        self.state().paths.insert(run, agent.to_owned());
+    }
+
+    /// A call of `parent` starts a run of `agent`.
+    pub fn start_child(&self, parent: RunId, call: &str, child: RunId, agent: &str) {
+        let mut state = self.state();
+        let position = state.calls.get(&(parent, call.to_owned())).copied();
+        if let (Some(path), Some((turn, position))) = (state.paths.get(&parent), position) {
+            let path = run_path::child(path, turn, position, agent);
+            state.paths.insert(child, path);
+        }
+    }
+
+    /// The recorded conversation before the run.
+    pub fn history(&self, run: RunId) -> (Vec<Message>, Option<Compaction>) {
+        let path = self.state().path(run);
+        let Some(recorded) = self.recorded(&path) else {
+            return (Vec::new(), None);
+        };
+        let compaction = recorded.compaction.as_ref().map(expected::to_compaction);
+        (expected::history(recorded), compaction)
+    }
+
+    /// The recorded memory of the run's agent.
+    pub fn memory(&self, run: RunId) -> String {
+        let path = self.state().path(run);
+        let memory = self.recorded(&path).and_then(|it| it.memory.clone());
+        memory.unwrap_or_default()
+    }
+
+    /// The recorded tools of these servers.
+    pub fn mcp_toolset(&self, servers: &[McpServer]) -> McpToolset {
+        recorded_tool::toolset(&self.recording, servers)
+    }
+
+    /// Compares the request with the recording, and returns the recorded reply.
+    pub fn reply(&self, request: &PlayedRequest<'_>) -> Result<Reply, ProviderError> {
+        let mut state = self.state();
+        let path = state.path(request.run);
+        let recorded = self.recorded(&path);
+        if !request.is_turn {
+            let summary = recorded.and_then(|run| summary_before(run, request.turn));
+            return summary.ok_or_else(|| no_reply("it has no summary at this point"));
+        }
+        state.observe(&path, request);
+        let Some(recorded) = recorded else {
+            let message = request.messages.last().map(message_text);
+            state.diverge(
+                &path,
+                request.turn,
+                Difference::new("run", "(none)", message.unwrap_or_default()),
+            );
+            return Err(no_reply(&format!("it has no run {path}")));
+        };
+        if let Some(difference) = self.compare(&mut state, &path, recorded, request) {
+            state.diverge(&path, request.turn, difference);
+        }
+        if let Some(turn) = recorded.turn(request.turn) {
+            return Ok(Reply {
+                message: expected::reply_message(turn),
+                usage: turn.usage.map(Into::into),
+                stop_reason: turn.stop_reason.clone(),
+                model: turn.model.clone(),
+                outcome: match turn.outcome {
+                    OutcomeRecording::Complete => ReplyOutcome::Complete,
+                    OutcomeRecording::Truncated => ReplyOutcome::Truncated,
+                    OutcomeRecording::Refused => ReplyOutcome::Refused,
+                },
+            });
+        }
+        if let Some(error) = &recorded.error {
+            let category = ErrorCategory::parse(&error.category);
+            let category = category.unwrap_or(ErrorCategory::Server);
+            return Err(ProviderError::new(category, error.message.clone()));
+        }
+        let ended = format!("the run ended after turn {}", recorded.turns.len());
+        let difference = Difference::new("turn", ended, format!("turn {}", request.turn));
+        state.diverge(&path, request.turn, difference);
+        Err(no_reply(&format!("{path} has no turn {}", request.turn)))
+    }
+
+    fn compare(
+        &self,
+        state: &mut State,
+        path: &str,
+        recorded: &RunRecording,
+        request: &PlayedRequest<'_>,
+    ) -> Option<Difference> {
+        let played = state.runs.get_mut(path)?;
+        if request.turn <= 1 {
+            let tools = self.recorded_tools(recorded);
+            let found = compare::compare_preamble(&self.ignore, recorded, &tools, &played.observed);
+            if found.is_some() {
+                return found;
+            }
+        }
+        if self.live.tools {
+            // What the tools return today may differ.
+            return None;
+        }
+        let new = || ExpectedMessages::new(recorded, request.loop_warn);
+        let expected = played.expected.get_or_insert_with(new);
+        let messages = expected.of_turn(recorded, request.turn);
+        compare::compare_messages(&self.ignore, messages, request.messages)
+    }
+
+    /// The recorded tools with these ids.
+    fn recorded_tools(&self, run: &RunRecording) -> Vec<&ToolRecording> {
+        let recording = &self.recording;
+        let of_servers = recording.mcp.iter().flat_map(|server| &server.tools);
+        let all: HashMap<&str, _> = of_servers
+            .chain(&recording.tools)
+            .map(|tool| (tool.id.as_str(), tool))
+            .collect();
+        let ids = run.tools.iter();
+        ids.filter_map(|id| all.get(id.as_str()).copied()).collect()
+    }
+
+    /// A call begins. `position` counts from 1.
+    pub fn begin_call(&self, run: RunId, turn: u32, position: usize, call: &ToolCall) {
+        let mut state = self.state();
+        let path = state.path(run);
+        state.calls.insert((run, call.id.clone()), (turn, position));
+        state.performed.push(PlayedCall {
+            path,
+            turn,
+            position,
+            tool: call.name.clone(),
+            arguments: call.arguments.get().to_owned(),
+        });
+    }
+
+    /// Why the call is not executed, if a person denied it. Notes whether it needs an approval as it did when it was
+    /// recorded. Nobody decides during a test: with live tools, a call without a recorded approval is denied.
+    pub fn refusal(&self, run: RunId, call: &ToolCall, needs_approval: bool) -> Option<String> {
+        let mut state = self.state();
+        let recorded = self.recorded_result(&state, run, call);
+        let decision = recorded.and_then(|result| result.decision);
+        if recorded.is_some() && decision.is_some() != needs_approval {
+            let describe = |needed| if needed { "needed" } else { "not needed" };
+            let difference = Difference::new(
+                &format!("approval of {}", call.name),
+                describe(decision.is_some()),
+                describe(needs_approval),
+            );
+            let path = state.path(run);
+            let turn = state.position(run, &call.id).0;
+            state.diverge(&path, turn, difference);
+        }
+        match decision {
+            Some(DecisionRecording::Approved) => None,
+            Some(DecisionRecording::Denied | DecisionRecording::TimedOut) => {
+                recorded.map(|result| result.text.clone())
+            }
+            None if needs_approval && self.live.tools => Some(format!(
+                "The call of {} was denied: the recording has no approval of it",
+                call.name
+            )),
+            None => None,
+        }
+    }
+
+    /// The recorded result of the call.
+    pub fn result(&self, run: RunId, call: &ToolCall) -> Result<ToolOutput, String> {
+        let mut state = self.state();
+        let result = match self.live.models {
+            true => self.result_of_same_call(&mut state, call),
+            false => self.recorded_result(&state, run, call),
+        };
+        let Some(result) = result else {
+            let text = format!(
+                "The recording has no result of this call of {}. Record the run again, or use live tools.",
+                call.name
+            );
+            if !self.live.models {
+                let path = state.path(run);
+                let (turn, position) = state.position(run, &call.id);
+                let field = format!("result {turn}.{position} of {}", call.name);
+                let difference = Difference::new(&field, "(none)", call.arguments.get());
+                state.diverge(&path, turn, difference);
+            }
+            return Err(text);
+        };
+        match result.is_error {
+            true => Err(result.text.clone()),
+            false => Ok(result.text.clone().into()),
+        }
+    }
+
+    fn recorded_result(
+        &self,
+        state: &State,
+        run: RunId,
+        call: &ToolCall,
+    ) -> Option<&ResultRecording> {
+        if self.live.models {
+            return None;
+        }
+        let (turn, position) = state.position(run, &call.id);
+        let result = self.recorded(&state.path(run))?.result(turn, position)?;
+        (result.tool.is_empty() || result.tool == call.name).then_some(result)
+    }
+
+    /// The first unused result of a call with the same arguments, wherever it was made.
+    fn result_of_same_call(&self, state: &mut State, call: &ToolCall) -> Option<&ResultRecording> {
+        let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();
+        let arguments = json(call.arguments.get());
+        let runs = self.recording.runs.iter().enumerate();
+        for (run_index, run) in runs {
+            for (index, result) in run.results.iter().enumerate() {
+                let turn = run.turn(result.turn);
+                let recorded = turn.and_then(|it| it.calls.get(result.position.wrapping_sub(1)));
+                let is_same = recorded.is_some_and(|recorded| {
+                    recorded.tool == call.name
+                        && json(&arguments_text(&recorded.arguments)) == arguments
+                });
+                if is_same && state.used.insert((run_index, index)) {
+                    return Some(result);
+                }
+            }
+        }
+        None
+    }
+
+    /// Notes what a call of another agent returned.
+    pub fn delegated(&self, run: RunId, call: &ToolCall, result: &ToolResult) {
+        let mut state = self.state();
+        let (path, position) = (state.path(run), state.position(run, &call.id));
+        if let Some(played) = state.runs.get_mut(&path) {
+            let observed = ObservedResult {
+                text: result_text(result),
+                is_error: result.is_error,
+            };
+            played.observed.results.insert(position, observed);
+        }
+    }
+
+    /// What the test found. Call it when the tree has ended.
+    pub fn finish(&self) -> PlaybackReport {
+        let mut state = self.state();
+        for recorded in &self.recording.runs {
+            let played = state.runs.get(&recorded.path);
+            let turns = played.map_or(0, |played| played.observed.turns);
+            let recorded_turns = recorded.turns.last().map_or(0, |turn| turn.turn);
+            if turns >= recorded_turns {
+                continue;
+            }
+            let now = match turns {
+                0 => "the run did not start".to_owned(),
+                _ => format!("the run ended after turn {turns}"),
+            };
+            let difference = Difference::new("turn", format!("turn {}", turns + 1), now);
+            state.diverge(&recorded.path, turns + 1, difference);
+        }
+        let mut state = std::mem::take(&mut *state);
+        if self.live.models {
+            state.differences.clear();
+        }
+        let order = |path: &str, turn: u32, position: usize| {
+            let mut calls = run_path::calls(path);
+            calls.push((turn, position));
+            calls
+        };
+        let differences = &mut state.differences;
+        differences.sort_by_cached_key(|it| order(&it.path, it.turn, 0));
+        let performed = &mut state.performed;
+        performed.sort_by_cached_key(|it| order(&it.path, it.turn, it.position));
+        let runs = state.runs.into_iter();
+        PlaybackReport {
+            divergences: state.differences,
+            calls: state.performed,
+            observed: runs.map(|(path, run)| (path, run.observed)).collect(),
+        }
+    }
+}
+
+impl State {
+    fn path(&self, run: RunId) -> String {
+        self.paths.get(&run).cloned().unwrap_or_default()
+    }
+
+    fn position(&self, run: RunId, call: &str) -> (u32, usize) {
+        let position = self.calls.get(&(run, call.to_owned()));
+        position.copied().unwrap_or_default()
+    }
+
+    fn diverge(&mut self, path: &str, turn: u32, difference: Difference) {
+        self.differences.push(Divergence {
+            path: path.to_owned(),
+            turn,
+            difference,
+        });
+    }
+
+    fn observe(&mut self, path: &str, request: &PlayedRequest<'_>) {
+        let played = self.runs.entry(path.to_owned()).or_insert_with(|| {
+            let params = neutral_params(request.params);
+            let observed = ObservedRun {
+                definition: request.definition.to_owned(),
+                model: request.model.to_owned(),
+                effort: params.effort,
+                params: params.others,
+                response_format: params.response_format,
+                tools: request.tools.iter().map(tool_recording).collect(),
+                system: request.system.to_owned(),
+                memory: request.memory.map(str::to_owned),
+                message: request
+                    .messages
+                    .last()
+                    .map(message_text)
+                    .unwrap_or_default(),
+                ..ObservedRun::default()
+            };
+            PlayedRun {
+                expected: None,
+                observed,
+            }
+        });
+        let observed = &mut played.observed;
+        observed.turns = observed.turns.max(request.turn);
+        if let (Some(message @ Message::User { .. }), true) =
+            (request.messages.last(), request.turn > 1)
+        {
+            let followup = message_text(message);
+            observed.followups.insert(request.turn - 1, followup);
+        }
+    }
+}
+
+fn message_text(message: &Message) -> String {
+    match message {
+        Message::User { content } => plain_text(content),
+        Message::Assistant(reply) => reply.content.clone(),
+        Message::Tool { .. } => String::new(),
+    }
+}
+
+/// The recorded summary that was requested before this turn.
+fn summary_before(run: &RunRecording, turn: u32) -> Option<Reply> {
+    let compaction = match turn.checked_sub(1) {
+        None | Some(0) => run.compaction.as_ref(),
+        Some(last) => run.turn(last).and_then(|turn| turn.compaction.as_ref()),
+    };
+    let mut reply = Reply::default();
+    reply.message.content.clone_from(&compaction?.summary);
+    Some(reply)
+}
+
+fn no_reply(why: &str) -> ProviderError {
+    let message = format!("the recording has no reply: {why}");
+    ProviderError::new(ErrorCategory::BadRequest, message)
+}
+
+/// The playbacks of the trees of an engine that runs tests.
+#[derive(Debug, Default)]
+pub struct Playbacks(Mutex<HashMap<RunId, Arc<Playback>>>);
+
+impl Playbacks {
+    pub fn insert(&self, root: RunId, playback: Arc<Playback>) {
+        self.lock().insert(root, playback);
+    }
+
+    pub fn remove(&self, root: RunId) {
+        self.lock().remove(&root);
+    }
+
+    pub fn get(&self, root: RunId) -> Option<Arc<Playback>> {
+        self.lock().get(&root).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Arc<Playback>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

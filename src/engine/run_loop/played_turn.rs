@@ -1,0 +1,67 @@
+//! A turn of a test: its reply comes from a recording instead of a provider. Counts like any other turn.
+
+use crate::catalog::prompt;
+use crate::domain::usage::Usage;
+use crate::engine::context::RunContext;
+use crate::engine::replay::playback::{Playback, PlayedRequest};
+use crate::engine::run_loop::limits;
+use crate::engine::run_loop::turn_request::{TurnReply, TurnRequest};
+use crate::engine::state::budget::Amount;
+use crate::engine::state::turn_error::TurnError;
+
+pub async fn request(
+    context: &RunContext,
+    turn_request: &TurnRequest<'_>,
+    playback: &Playback,
+) -> Result<TurnReply, TurnError> {
+    let run = &context.run;
+    let model = &run.agent.model;
+    let reserved = run.tree.budgets.reserve(&run.accounts, Amount::default());
+    let reservation = limits::within_deadline(run, reserved)
+        .await?
+        .map_err(TurnError::Budget)?;
+    let settings = &context.engine.settings;
+    let memory = match run.agent.memory.enabled {
+        true => prompt::split_memory(turn_request.system),
+        false => None,
+    };
+    let (system, memory) = match memory {
+        Some((system, memory)) => (system, Some(memory)),
+        None => (turn_request.system, None),
+    };
+    let reply = playback.reply(&PlayedRequest {
+        run: run.scope.run,
+        turn: turn_request.turn,
+        is_turn: turn_request.is_turn,
+        definition: &run.agent.version,
+        model: &model.to_string(),
+        system,
+        memory,
+        messages: turn_request.messages,
+        tools: turn_request.tools,
+        params: turn_request.params,
+        loop_warn: settings.loop_warn,
+    });
+    let reply = reply.map_err(TurnError::Provider)?;
+    let facts = settings.models.get(&model.provider, &model.model);
+    let service = turn_request.params.service.unwrap_or_default();
+    let price = facts.and_then(|facts| facts.price_for(service));
+    let usage = Usage {
+        tokens: reply.usage.unwrap_or_default(),
+        model_calls: 1,
+        cost: price
+            .zip(reply.usage)
+            .map(|(price, tokens)| price.cost(&tokens)),
+        unreported: u64::from(reply.usage.is_none()),
+        ..Usage::default()
+    };
+    run.add_usage(&usage);
+    reservation.settle(Amount {
+        tokens: usage.tokens.total(),
+        cost: usage.cost.unwrap_or_default(),
+    });
+    Ok(TurnReply {
+        reply,
+        requested_model: model.clone(),
+    })
+}
