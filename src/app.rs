@@ -26,6 +26,7 @@ use crate::engine::agent_check::AgentCheck;
 use crate::engine::context::EngineDeps;
 use crate::engine::memory::memories::Memories;
 use crate::engine::record::journal::{EventBroadcaster, Journal};
+use crate::engine::replay::playback::Playbacks;
 use crate::engine::retention;
 use crate::engine::runner::Runner;
 use crate::engine::settings::{HistoryLimits, Settings};
@@ -108,6 +109,18 @@ impl Services {
     /// # Errors
     /// A provider cannot be built, or the data directory is not writable or in use by another process.
     pub async fn build(config: &Config) -> anyhow::Result<Self> {
+        Self::build_with(config, None).await
+    }
+
+    /// As [`Services::build`], for tests of agents: runs are played back from recordings.
+    ///
+    /// # Errors
+    /// Those of [`Services::build`].
+    pub async fn build_for_tests(config: &Config) -> anyhow::Result<Self> {
+        Self::build_with(config, Some(Playbacks::default())).await
+    }
+
+    async fn build_with(config: &Config, playbacks: Option<Playbacks>) -> anyhow::Result<Self> {
         let providers = ProviderRegistry::build(&config.providers)?;
         let workdirs = Arc::new(workdirs(config)?);
         let key_names: Vec<String> = keys(config).into_keys().collect();
@@ -140,6 +153,7 @@ impl Services {
             memories,
             settings: settings(config),
             traces,
+            playbacks,
         });
         runner.recover().await?;
         let watch =

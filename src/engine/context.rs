@@ -11,6 +11,7 @@ use crate::engine::admission::sessions::Sessions;
 use crate::engine::memory::memories::Memories;
 use crate::engine::record::agent_snapshots::AgentSnapshots;
 use crate::engine::record::journal::Journal;
+use crate::engine::replay::playback::{Playback, Playbacks};
 use crate::engine::replay::suspension::Suspension;
 use crate::engine::settings::Settings;
 use crate::engine::state::active_run::ActiveRun;
@@ -36,6 +37,8 @@ pub struct EngineDeps {
     pub settings: Settings,
     /// `None` if traces are not exported.
     pub traces: Option<SpanSender>,
+    /// Only for tests of agents: the recordings that runs are played back from.
+    pub playbacks: Option<Playbacks>,
 }
 
 pub type SuperviseFn = fn(Arc<Engine>) -> BoxFuture<'static, ()>;
@@ -73,6 +76,8 @@ pub struct Engine {
     pub tasks: TaskTracker,
     /// Cancelled for an immediate shutdown: every run is dropped and stays as last committed.
     pub shutdown: CancellationToken,
+    /// See [`EngineDeps::playbacks`].
+    pub playbacks: Option<Playbacks>,
 }
 
 /// A run that this process drives, and the engine that drives it.
@@ -88,5 +93,21 @@ impl RunContext {
             engine: Arc::clone(engine),
             run: Arc::clone(run),
         }
+    }
+
+    /// The recording that the run is played back from, in a test.
+    pub fn playback(&self) -> Option<Arc<Playback>> {
+        let playbacks = self.engine.playbacks.as_ref()?;
+        playbacks.get(self.run.scope.root)
+    }
+
+    /// As [`RunContext::playback`], unless its models are live.
+    pub fn model_playback(&self) -> Option<Arc<Playback>> {
+        self.playback().filter(|playback| !playback.live.models)
+    }
+
+    /// As [`RunContext::playback`], unless its tools are live.
+    pub fn tool_playback(&self) -> Option<Arc<Playback>> {
+        self.playback().filter(|playback| !playback.live.tools)
     }
 }

@@ -208,13 +208,21 @@ pub fn build_toolbox(
     )
 }
 
-/// Assembles the prompt of a run of this key, with context files from this directory. Files are read off the runtime's
+/// Where the memory in a prompt comes from.
+pub enum MemorySource {
+    /// The agent's file, that of this key if the agent has one for each.
+    Files(Option<String>),
+    /// A recording.
+    Recorded(String),
+}
+
+/// Assembles the prompt of a run, with context files from this directory. Files are read off the runtime's
 /// threads.
 pub async fn assemble_prompt(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
     workdir: Option<&Arc<Workdir>>,
-    owner: Option<&str>,
+    memory: MemorySource,
     input: RunInput,
 ) -> Result<Prompt, PromptError> {
     let reads_files = agent.skill.is_some()
@@ -222,33 +230,28 @@ pub async fn assemble_prompt(
         || agent.workdir.is_some()
         || agent.memory.enabled;
     if !reads_files {
-        return assemble_prompt_blocking(engine, agent, None, owner, input);
+        return assemble_prompt_blocking(engine, agent, None, memory, input);
     }
     let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
     let workdir = workdir.map(Arc::clone);
-    let owner = owner.map(str::to_owned);
-    run_blocking(move || {
-        assemble_prompt_blocking(&engine, &agent, workdir, owner.as_deref(), input)
-    })
-    .await
+    run_blocking(move || assemble_prompt_blocking(&engine, &agent, workdir, memory, input)).await
 }
 
 fn assemble_prompt_blocking(
     engine: &Engine,
     agent: &Agent,
     workdir: Option<Arc<Workdir>>,
-    owner: Option<&str>,
+    memory: MemorySource,
     input: RunInput,
 ) -> Result<Prompt, PromptError> {
     if workdir.is_none() && agent.workdir.is_some() {
         // The directory is not used, but an error in its configuration is still reported.
         prompt::workdir(&agent.name, agent.workdir.as_deref())?;
     }
-    let (memory, memory_warning) = match agent
-        .memory
-        .enabled
-        .then(|| engine.memories.for_prompt(agent, owner))
-    {
+    let (memory, memory_warning) = match agent.memory.enabled.then(|| match memory {
+        MemorySource::Files(owner) => engine.memories.for_prompt(agent, owner.as_deref()),
+        MemorySource::Recorded(memory) => Ok(memory),
+    }) {
         Some(Ok(memory)) => (memory, None),
         Some(Err(error)) => {
             let warning = Warning::new(WarningCode::MemoryNotRead, &error.to_string());

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -21,6 +22,7 @@ use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
 use crate::domain::warning::RunWarning;
 use crate::engine::admission::sessions::OnBusy;
+use crate::engine::replay::playback::Playback;
 use crate::engine::state::provider_keys::Keys;
 use crate::fair::admission::QueueFull;
 use crate::providers::registry::ProviderUnavailable;
@@ -54,6 +56,8 @@ pub struct RunRequest {
     pub trace: Option<Box<TraceContext>>,
     /// The client's own provider keys for the tree's requests.
     pub provider_keys: Keys,
+    /// The recording that a test plays back. Only for an engine that runs tests.
+    pub playback: Option<Arc<Playback>>,
 }
 
 /// Settings of the request that replace the agent's.

@@ -30,6 +30,7 @@ use crate::engine::record::journal::Subscription;
 use crate::engine::record::recorded_request::recorded_request;
 use crate::engine::record::run_record;
 use crate::engine::record::webhook_events;
+use crate::engine::replay::recording::{RecordingError, capture, text};
 use crate::engine::replay::recovery;
 use crate::engine::replay::resume_suspended;
 use crate::engine::replay::suspension::Suspension;
@@ -69,6 +70,7 @@ impl Runner {
             memories,
             settings,
             traces,
+            playbacks,
         } = deps;
         let queue = AdmissionQueue::new(settings.queue_limits());
         let active_runs = Arc::<ActiveRuns>::default();
@@ -99,6 +101,7 @@ impl Runner {
             sessions: Sessions::default(),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
+            playbacks,
         };
         Self {
             engine: Arc::new(engine),
@@ -137,11 +140,22 @@ impl Runner {
             return Err(StoreError::Suspended.into());
         }
         let agent = prepare::resolve_agent(engine, &request).await?;
-        prepare::check_provider(engine, &agent)?;
+        let is_played = request.playback.as_ref().is_some_and(|it| !it.live.models);
+        if !is_played {
+            prepare::check_provider(engine, &agent)?;
+        }
         let warnings = prepare::check_prices(engine, &request, &agent)?;
         let timeout = prepare::root_timeout(&engine.settings, &request, &agent);
-        let webhooks = webhook_events::for_run(&engine.settings, &request, &agent)?;
+        let webhooks = match request.playback {
+            None => webhook_events::for_run(&engine.settings, &request, &agent)?,
+            // A test sends none.
+            Some(_) => Vec::new(),
+        };
         let (id, session_guard) = self.enter_session(&request).await?;
+        if let (Some(playbacks), Some(playback)) = (&engine.playbacks, &request.playback) {
+            playback.start_root(id, &agent.name);
+            playbacks.insert(id, Arc::clone(playback));
+        }
         let owner = request.owner.as_deref();
         let admission = match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
             true => engine.queue.enter_deferred(owner, &agent.name),
@@ -415,6 +429,24 @@ impl Runner {
         dry_run: bool,
     ) -> Result<GcReport, MemoryError> {
         memory_gc::collect(&self.engine, agent, key, dry_run).await
+    }
+
+    /// Forgets the playback of a root that has ended.
+    pub fn end_playback(&self, root: RunId) {
+        if let Some(playbacks) = &self.engine.playbacks {
+            playbacks.remove(root);
+        }
+    }
+
+    /// The recording of a root's tree, as the text of a file.
+    pub async fn recording(&self, root: &Run) -> Result<String, RecordingError> {
+        let recording = capture::capture(&self.engine, root).await?;
+        let header = format!(
+            "Recording of {} from {}. axed test runs it against the agents of today.",
+            root.id,
+            root.created_at.strftime("%Y-%m-%d")
+        );
+        Ok(text::to_toml(&recording, &header))
     }
 
     pub fn catalog(&self) -> &Arc<Catalog> {

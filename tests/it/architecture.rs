@@ -62,6 +62,16 @@ const CRATES: &[(&str, &[&str])] = &[
     ("rustyline", &["cli/chat_input"]),
     ("terminal_size", &["cli/output"]),
     ("toml", &["config", "catalog", "providers/scripted"]),
+    ("toml_edit", &["engine/replay/recording"]),
+    ("similar", &["cli/test"]),
+    (
+        "regex",
+        &[
+            "engine/replay/recording",
+            "engine/replay/playback",
+            "cli/test",
+        ],
+    ),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),
     ("jsonschema", &["domain/json_schema"]),

@@ -101,6 +101,9 @@ fn describe_load_error(name: &str, error: &LoadError) -> String {
 }
 
 fn check_provider(parent: &RunContext, agent: &Agent) -> Result<(), String> {
+    if parent.model_playback().is_some() {
+        return Ok(());
+    }
     let provider = &agent.model.provider;
     let has_key = parent.run.tree.provider_keys.has_own_key(agent, provider);
     let found = parent.engine.providers.get_with_key(provider, has_key);

@@ -203,6 +203,10 @@ impl RunDelegate {
             run,
             message,
         } = prepare(recorded_id.unwrap_or_default())?;
+        if let Some(playback) = context.playback() {
+            let (parent, child) = (context.run.scope.run, &child);
+            playback.start_child(parent, call, child.scope.run, &child.agent.name);
+        }
         let called_event = EventKind::AgentCalled {
             tool_call_id: call.to_owned(),
             child_id: child.scope.run,

@@ -1,6 +1,8 @@
-//! Runs that continue after a restart or a store failure, from their recorded steps.
+//! Runs that start from what is recorded: after a restart or a store failure, and in tests.
 
 pub mod history;
+pub mod playback;
+pub mod recording;
 pub mod recovery;
 pub mod resume_suspended;
 pub mod run_log;

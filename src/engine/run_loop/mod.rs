@@ -11,6 +11,7 @@ pub mod finish;
 pub mod limits;
 pub mod loop_guard;
 pub mod new_messages;
+pub mod played_turn;
 pub mod provider_request;
 pub mod recall;
 pub mod request_bounds;

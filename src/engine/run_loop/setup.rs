@@ -6,7 +6,7 @@ use crate::domain::event::EventKind;
 use crate::domain::failure::Failure;
 use crate::domain::run::Run;
 use crate::engine::context::RunContext;
-use crate::engine::prepare::{self, Prompt, RunInput};
+use crate::engine::prepare::{self, MemorySource, Prompt, RunInput};
 use crate::engine::record::links;
 use crate::engine::replay::history::{self, SessionHistory};
 use crate::engine::replay::run_log::RecordedRun;
@@ -73,7 +73,10 @@ pub async fn set_up(
     let is_new = recorded_run.is_none();
     let offer = match context.run.agent.mcp_servers.is_empty() {
         true => McpToolset::default(),
-        false => Box::pin(list_mcp_tools(context, &mut pending_write, is_new)).await?,
+        false => match context.tool_playback() {
+            Some(playback) => playback.mcp_toolset(&context.run.agent.mcp_servers),
+            None => Box::pin(list_mcp_tools(context, &mut pending_write, is_new)).await?,
+        },
     };
     let toolbox = prepare::build_toolbox(
         &context.engine,
@@ -133,8 +136,13 @@ async fn load_prompt(
         })?;
         (input.earlier, input.compaction) = (messages, compaction);
     }
-    let (dir, owner) = (context.run.workdir.dir(), context.run.tree.owner.as_deref());
-    let assembled = prepare::assemble_prompt(&context.engine, agent, dir, owner, input);
+    let mut memory = MemorySource::Files(context.run.tree.owner.clone());
+    if let Some(playback) = context.playback() {
+        (input.earlier, input.compaction) = playback.history(context.run.scope.run);
+        memory = MemorySource::Recorded(playback.memory(context.run.scope.run));
+    }
+    let dir = context.run.workdir.dir();
+    let assembled = prepare::assemble_prompt(&context.engine, agent, dir, memory, input);
     Box::pin(assembled)
         .await
         .map_err(|error| config_failure(error.to_string()))

@@ -216,10 +216,21 @@ async fn execute_when_approved(
         recorded_calls,
         ..
     } = batch;
+    let playback = context.playback();
+    if let Some(playback) = &playback {
+        playback.begin_call(context.run.scope.run, *turn, position + 1, call);
+    }
     let needs_approval = context.run.agent.approve.contains(&call.name)
         && !batch.has_started(call)
         // A call that would be rejected anyway needs no approval.
         && Box::pin(batch.toolbox.can_call(call, context.run.tree.owner.as_deref())).await;
+    if let Some(playback) = playback {
+        let refusal = playback.refusal(context.run.scope.run, call, needs_approval);
+        return match refusal {
+            Some(reason) => record_refusal(batch, position, call, reason).await,
+            None => execute_call(batch, position, call).await,
+        };
+    }
     if !needs_approval {
         return execute_call(batch, position, call).await;
     }
@@ -233,7 +244,16 @@ async fn execute_when_approved(
     let Permission::Refused(reason) = permission else {
         return execute_call(batch, position, call).await;
     };
-    // The call never started: it does not count, and it took no time.
+    record_refusal(batch, position, call, reason).await
+}
+
+/// Records the result of a call that never started: it does not count, and it took no time.
+async fn record_refusal(
+    batch: &BatchContext,
+    position: usize,
+    call: &ToolCall,
+    reason: String,
+) -> Result<ToolResult, StoreError> {
     let result = ToolResult::text(&call.id, reason, true);
     let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
     record_result(batch, completed, Vec::new()).await?;
@@ -270,6 +290,11 @@ async fn execute_call(
     let must_stash =
         matches!(outcome, ToolOutcome::Finished(_)) && effect == Some(Effect::Mutating);
     let result = outcome.into_result(call);
+    if effect == Some(Effect::Delegating)
+        && let Some(playback) = batch.context.playback()
+    {
+        playback.delegated(run.scope.run, call, &result);
+    }
     run_spans::end_tool_call(run, batch.turn, call, &result, duration);
     let completed = CompletedCall::new(position, call, &result, duration);
     match record_result(batch, completed, Vec::new()).await {
@@ -359,6 +384,11 @@ impl ToolOutcome {
 
 async fn run_tool(batch: &BatchContext, call: &ToolCall, effect: Option<Effect>) -> ToolOutcome {
     let run = &batch.context.run;
+    if effect != Some(Effect::Delegating)
+        && let Some(playback) = batch.context.tool_playback()
+    {
+        return ToolOutcome::Finished(playback.result(run.scope.run, call));
+    }
     let (owner, delegate) = (run.tree.owner.as_deref(), batch.delegate.as_ref());
     let work = batch.toolbox.call(call, &run.scope, owner, delegate);
     let work = AssertUnwindSafe(work).catch_unwind();

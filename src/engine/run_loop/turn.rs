@@ -10,6 +10,7 @@ use crate::domain::event::EventKind;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::context::RunContext;
 use crate::engine::run_loop::limits;
+use crate::engine::run_loop::played_turn;
 use crate::engine::run_loop::provider_request::{self, Target};
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::pending_batch::PendingBatch;
@@ -23,6 +24,9 @@ pub async fn request(
     turn_request: TurnRequest<'_>,
     streamed: &mut StreamedReply,
 ) -> Result<TurnReply, TurnError> {
+    if let Some(playback) = context.model_playback() {
+        return Box::pin(played_turn::request(context, &turn_request, &playback)).await;
+    }
     let (agent, started_at) = (&context.run.agent, Instant::now());
     let mut last_error: Option<ProviderError> = None;
     let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);

@@ -230,6 +230,7 @@ impl CreateRunRequest {
                 events: webhook.events.unwrap_or_default(),
             }),
             stream: self.stream,
+            playback: None,
         })
     }
 }

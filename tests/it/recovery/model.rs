@@ -391,6 +391,7 @@ impl Life {
             memories: Memories::new(&data.dir.join("memory")),
             settings: settings(place),
             traces: None,
+            playbacks: None,
         });
         Self {
             store,
