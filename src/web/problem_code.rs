@@ -83,6 +83,8 @@ problem_codes! {
     MethodNotAllowed = "method_not_allowed",
     /// The run is a child run; the operation requires its root run.
     NotARoot = "not_a_root",
+    /// The record lacks what the operation needs.
+    NotRecorded = "not_recorded",
     /// The body or the path is not UTF-8.
     NotUtf8 = "not_utf8",
     /// The tool call does not wait for an approval.

@@ -11,12 +11,14 @@ use bytes::Bytes;
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::openapi::{document, operations as describe, steering, usage_operations};
+use crate::web::openapi::{
+    document, operations as describe, recordings as describe_recordings, steering, usage_operations,
+};
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
-    agents, approvals, create_run, deliveries, events, health, messages, metrics, runs, sessions,
-    tickets, usage,
+    agents, approvals, create_run, deliveries, events, health, messages, metrics, recordings, runs,
+    sessions, tickets, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -52,6 +54,12 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         get("/runs/{id}/children", runs::children, describe::children).with_scope(Read),
         get("/runs/{id}/messages", runs::messages, describe::messages).with_scope(Read),
         post("/runs/{id}/messages", messages::add, steering::add_message).with_scope(Run),
+        get(
+            "/runs/{id}/recording",
+            recordings::get,
+            describe_recordings::recording,
+        )
+        .with_scope(Read),
         post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
         get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
         get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),

@@ -4,6 +4,7 @@ pub mod document;
 pub mod examples;
 pub mod operation;
 pub mod operations;
+pub mod recordings;
 pub mod schemas;
 pub mod steering;
 pub mod tidy;
