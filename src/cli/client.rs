@@ -300,6 +300,13 @@ impl Client {
         self.read(self.http.get(url)).await
     }
 
+    /// The text of a tree's recording.
+    pub async fn get_recording(&self, id: &str) -> Result<String, ClientError> {
+        let response = self.send(self.http.get(self.url(&["runs", id, "recording"])));
+        let text = response.await?.text().await;
+        text.map_err(|source| self.unreachable_error(source))
+    }
+
     /// A page of the tool calls that wait for approval, from a cursor on.
     pub async fn list_approvals(
         &self,

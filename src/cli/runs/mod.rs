@@ -10,6 +10,7 @@ mod list;
 mod message;
 mod rerun;
 pub mod run_ref;
+mod save;
 mod show;
 pub mod view;
 
@@ -47,6 +48,8 @@ pub enum Command {
     Rerun(rerun::Rerun),
     /// Send a message to a run that has not ended
     Message(message::Message),
+    /// Write a run with its descendants to a file for axed test
+    Save(save::Save),
     /// Cancel a run and its descendants
     Cancel(change::Cancel),
     /// Delete runs that have ended, with their descendants
@@ -68,6 +71,7 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Messages(args) => conversation::messages(&args).await?,
         Command::Rerun(args) => return rerun::rerun(&args).await,
         Command::Message(args) => message::message(&args).await?,
+        Command::Save(args) => save::save(&args).await?,
         Command::Cancel(args) => change::cancel(&args).await?,
         Command::Delete(args) => change::delete(&args).await?,
         Command::Approve(args) => decide::approve(&args).await?,
