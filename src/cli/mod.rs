@@ -47,6 +47,7 @@ mod sources;
 mod style;
 mod table;
 mod temp_dir;
+mod test;
 mod tree;
 mod usage;
 
@@ -137,6 +138,8 @@ enum Command {
     /// List, show, follow, cancel and approve the runs of a daemon
     #[command(subcommand)]
     Runs(runs::Command),
+    /// Test agents against recorded runs, without a network
+    Test(test::Args),
     /// List the tool calls of a daemon that wait for approval
     Approvals(approvals::Args),
     /// List, show and delete the sessions of a daemon
@@ -174,6 +177,7 @@ impl Command {
             Self::Agents(command) => agents::agents(command),
             Self::Config(command) => config::config(command),
             Self::Runs(command) => runs::runs(command).await,
+            Self::Test(args) => test::test(args).await,
             Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Sessions(command) => sessions::sessions(command).await,
             Self::Usage(args) => usage::usage(&args).await,

@@ -90,6 +90,11 @@ impl Styled {
         self
     }
 
+    pub fn append(mut self, other: Self) -> Self {
+        self.0.push_str(&other.0);
+        self
+    }
+
     /// With the sequences of its colours.
     pub fn as_str(&self) -> &str {
         &self.0

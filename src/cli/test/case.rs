@@ -1,0 +1,221 @@
+//! One test: a recording, run as often as the command line says.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cli::test::assertions::{self, Failed};
+use crate::cli::test::files::FoundFile;
+use crate::cli::test::{judge, request};
+use crate::domain::failure::FailureCode;
+use crate::domain::run::Run;
+use crate::engine::replay::playback::{Divergence, Live, Playback, PlaybackReport};
+use crate::engine::replay::recording::accept;
+use crate::engine::replay::recording::read::{self, ReadRecording};
+use crate::engine::request::StartError;
+use crate::engine::runner::Runner;
+
+/// How long one look at a run waits for its end.
+const WAIT: Duration = Duration::from_secs(3600);
+
+#[derive(Clone, Copy)]
+pub struct CaseSettings {
+    pub live: Live,
+    pub repeat: u32,
+    /// The share of the attempts that must pass.
+    pub pass: f64,
+    pub accept: bool,
+}
+
+pub struct Case {
+    file: FoundFile,
+    settings: CaseSettings,
+}
+
+pub enum Outcome {
+    Passed,
+    Failed,
+    /// The file or the agent is invalid.
+    Invalid {
+        line: Option<usize>,
+        message: String,
+    },
+    /// A live provider gave no reply.
+    ProviderFailed {
+        message: String,
+    },
+}
+
+pub struct CaseResult {
+    pub path: PathBuf,
+    /// Empty if the file is invalid.
+    pub agent: String,
+    pub outcome: Outcome,
+    pub attempts: Vec<Attempt>,
+    /// Whether the file was changed.
+    pub is_accepted: bool,
+    pub duration: Duration,
+}
+
+/// One run of the test.
+pub struct Attempt {
+    /// The first difference from the recording.
+    pub divergence: Option<Divergence>,
+    pub failed: Vec<Failed>,
+    pub runs: u64,
+    pub tokens: u64,
+    pub cost_usd: Option<f64>,
+    report: PlaybackReport,
+}
+
+impl Attempt {
+    pub fn passed(&self) -> bool {
+        self.divergence.is_none() && self.failed.is_empty()
+    }
+}
+
+impl CaseResult {
+    pub fn passes(&self) -> usize {
+        self.attempts.iter().filter(|it| it.passed()).count()
+    }
+
+    /// The first attempt that failed.
+    pub fn failed_attempt(&self) -> Option<&Attempt> {
+        self.attempts.iter().find(|it| !it.passed())
+    }
+}
+
+impl Case {
+    pub fn new(file: FoundFile, settings: CaseSettings) -> Self {
+        Self { file, settings }
+    }
+
+    pub async fn run(self, runner: &Runner) -> CaseResult {
+        let started = Instant::now();
+        let mut result = CaseResult {
+            path: self.file.path.clone(),
+            agent: String::new(),
+            outcome: Outcome::Failed,
+            attempts: Vec::new(),
+            is_accepted: false,
+            duration: Duration::ZERO,
+        };
+        result.outcome = match Box::pin(self.run_attempts(runner, &mut result)).await {
+            Ok(()) => {
+                let count = result.attempts.len().max(1);
+                let share = result.passes() as f64 / count as f64;
+                match share >= self.settings.pass && result.passes() > 0 {
+                    true => Outcome::Passed,
+                    false => Outcome::Failed,
+                }
+            }
+            Err(outcome) => outcome,
+        };
+        result.duration = started.elapsed();
+        result
+    }
+
+    async fn run_attempts(&self, runner: &Runner, result: &mut CaseResult) -> Result<(), Outcome> {
+        let file = read_text(&self.file.text)?;
+        result.agent.clone_from(&file.recording.agent);
+        for _ in 0..self.settings.repeat {
+            let attempt = self.attempt(runner, &file).await?;
+            if self.settings.accept && attempt.divergence.is_some() {
+                let file = self.accept(&file, &attempt)?;
+                result.is_accepted = true;
+                result.attempts.push(self.attempt(runner, &file).await?);
+                continue;
+            }
+            result.attempts.push(attempt);
+        }
+        Ok(())
+    }
+
+    async fn attempt(&self, runner: &Runner, file: &ReadRecording) -> Result<Attempt, Outcome> {
+        let live = self.settings.live;
+        let recording = Arc::clone(&file.recording);
+        let playback = Arc::new(Playback::new(recording, file.ignore(), live));
+        let request = request::run_request(&file.recording, Some(Arc::clone(&playback)));
+        let request = request.map_err(invalid)?;
+        let started = runner.start(request).await;
+        let run = started.map_err(|error| start_failure(&error, live))?;
+        let run = wait(runner, &run).await.map_err(invalid)?;
+        runner.end_playback(run.id);
+        if let Some(message) = provider_failure(&run).filter(|_| live.models) {
+            return Err(Outcome::ProviderFailed { message });
+        }
+        let report = playback.finish();
+        let mut failed = assertions::check(file, &run, &report.calls);
+        if live.models {
+            let judged = judge::judge(runner, &file.recording.expect.judge, &run).await;
+            failed.extend(judged.map_err(|message| Outcome::ProviderFailed { message })?);
+        }
+        Ok(Attempt {
+            divergence: report.divergences.first().cloned(),
+            failed,
+            runs: run.tree.runs,
+            tokens: run.tree.usage.tokens.total(),
+            cost_usd: run.tree.usage.cost.map(|cost| cost.to_usd()),
+            report,
+        })
+    }
+
+    /// Writes to the file what the attempt sent, and returns the changed recording.
+    fn accept(&self, file: &ReadRecording, attempt: &Attempt) -> Result<ReadRecording, Outcome> {
+        let observed = &attempt.report.observed;
+        let text = accept::accept(&self.file.text, &file.recording, &file.ignore(), observed);
+        let text = text.map_err(|error| invalid(error.to_string()))?;
+        let changed = read_text(&text)?;
+        std::fs::write(&self.file.path, &text)
+            .map_err(|error| invalid(format!("could not write the file: {error}")))?;
+        Ok(changed)
+    }
+}
+
+fn read_text(text: &str) -> Result<ReadRecording, Outcome> {
+    read::read(text).map_err(|error| Outcome::Invalid {
+        line: error.line,
+        message: error.message,
+    })
+}
+
+pub async fn wait(runner: &Runner, run: &Run) -> Result<Arc<Run>, String> {
+    loop {
+        match runner.wait(run.id, WAIT).await {
+            Ok(Some(run)) if run.status.is_terminal() => return Ok(run),
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(format!("{} is gone", run.id)),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+fn invalid(message: String) -> Outcome {
+    Outcome::Invalid {
+        line: None,
+        message,
+    }
+}
+
+fn start_failure(error: &StartError, live: Live) -> Outcome {
+    match error {
+        StartError::Provider(_) if live.models => Outcome::ProviderFailed {
+            message: error.to_string(),
+        },
+        _ => invalid(error.to_string()),
+    }
+}
+
+/// The error of the provider that the run failed with.
+pub fn provider_failure(run: &Run) -> Option<String> {
+    let error = run.error.as_ref()?;
+    let is_providers = matches!(
+        error.code,
+        FailureCode::ProviderAuth
+            | FailureCode::ProviderBadRequest
+            | FailureCode::ProviderRateLimit
+            | FailureCode::ProviderOverloaded
+            | FailureCode::ProviderServer
+    );
+    is_providers.then(|| error.message.clone())
+}

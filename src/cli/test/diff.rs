@@ -1,0 +1,94 @@
+//! Shows how two texts differ, line by line, on a narrow terminal.
+
+use similar::{ChangeTag, TextDiff};
+
+use crate::cli::style::{Color, Styled};
+
+/// Columns of a line with its sign.
+const WIDTH: usize = 78;
+/// Unchanged lines around a change.
+const CONTEXT: usize = 2;
+/// More lines than this are counted instead of shown.
+const MAX_LINES: usize = 40;
+
+/// The changes from `recorded` to `now`, with a `-` or a `+` before each line.
+pub fn diff(recorded: &str, now: &str) -> Styled {
+    let mut lines: Vec<(ChangeTag, String)> = Vec::new();
+    let diff = TextDiff::from_lines(recorded, now);
+    for (index, group) in diff.grouped_ops(CONTEXT).iter().enumerate() {
+        if index > 0 {
+            lines.push((ChangeTag::Equal, "…".to_owned()));
+        }
+        for change in group.iter().flat_map(|op| diff.iter_changes(op)) {
+            let text = change.value().trim_end_matches('\n');
+            for part in wrap(text) {
+                lines.push((change.tag(), part));
+            }
+        }
+    }
+    let hidden = lines.len().saturating_sub(MAX_LINES);
+    let mut styled = Styled::default();
+    for (tag, line) in lines.iter().take(MAX_LINES) {
+        styled = match tag {
+            ChangeTag::Delete => styled.colored(Color::Red, format!("  - {line}")),
+            ChangeTag::Insert => styled.colored(Color::Green, format!("  + {line}")),
+            ChangeTag::Equal => styled.colored(Color::Dim, format!("    {line}")),
+        }
+        .plain("\n");
+    }
+    if hidden > 0 {
+        let more = format!("    … and {hidden} more lines; --json has all\n");
+        styled = styled.colored(Color::Dim, more);
+    }
+    styled
+}
+
+/// The line in parts that fit the terminal.
+fn wrap(line: &str) -> Vec<String> {
+    let width = WIDTH - 4;
+    let mut parts = Vec::new();
+    let mut part = String::new();
+    for word in line.split_inclusive(' ') {
+        let mut word: Vec<char> = word.chars().collect();
+        if part.chars().count() + word.len() > width && !part.is_empty() {
+            parts.push(std::mem::take(&mut part).trim_end().to_owned());
+        }
+        while word.len() > width {
+            parts.push(word.drain(..width).collect());
+        }
+        part.extend(word);
+    }
+    if !part.is_empty() || parts.is_empty() {
+        parts.push(part);
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::diff;
+
+    #[test]
+    fn changed_lines_are_shown_with_their_neighbours() {
+        let shown = diff("a\nb\nc\nd\ne\nf\n", "a\nb\nc\nD\ne\nf\n");
+        let plain = |text: &str| {
+            let mut plain = text.to_owned();
+            for code in ["\u{1b}[31m", "\u{1b}[32m", "\u{1b}[2m", "\u{1b}[0m"] {
+                plain = plain.replace(code, "");
+            }
+            plain
+        };
+        let expected = "    b\n    c\n  - d\n  + D\n    e\n    f\n";
+        assert_eq!(plain(shown.as_str()), expected);
+        let long = plain(diff(&"word ".repeat(40), &"x".repeat(200)).as_str());
+        assert!(
+            long.lines().all(|line| line.chars().count() <= 80),
+            "{long}"
+        );
+        let many = plain(diff("", &"line\n".repeat(90)).as_str());
+        assert!(
+            many.ends_with("… and 50 more lines; --json has all\n"),
+            "{many}"
+        );
+    }
+}

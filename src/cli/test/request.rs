@@ -1,0 +1,57 @@
+//! The request of a test's root run, as its recording has it.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::domain::agent::overrides::{BudgetOverride, ParamsOverride};
+use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::recording::Recording;
+use crate::engine::replay::playback::Playback;
+use crate::engine::request::{Overrides, RunRequest};
+
+/// `[request]` of a recording.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RequestTable {
+    context: Option<String>,
+    model: Option<String>,
+    skill: Option<String>,
+    workdir: Option<String>,
+    params: ParamsOverride<ResponseFormat>,
+    timeout: Option<u64>,
+    budget: BudgetOverride,
+    stream: Option<bool>,
+}
+
+/// # Errors
+/// Which field of `[request]` is invalid.
+pub fn run_request(
+    recording: &Recording,
+    playback: Option<Arc<Playback>>,
+) -> Result<RunRequest, String> {
+    let table: Map<String, Value> = recording.request.clone();
+    let table: RequestTable =
+        serde_path_to_error::deserialize(Value::Object(table)).map_err(|error| {
+            let path = error.path().to_string();
+            format!("[request] {path}: {}", error.into_inner())
+        })?;
+    let budget = table.budget.into_budget();
+    Ok(RunRequest {
+        agent: recording.agent.clone(),
+        input: Some(recording.input.as_str().into()),
+        context: table.context,
+        overrides: Overrides {
+            model: table.model,
+            skill: table.skill,
+            workdir: table.workdir.map(Into::into),
+            params: table.params,
+            timeout: table.timeout.map(std::time::Duration::from_secs),
+            budget: budget.map_err(|error| format!("[request] budget: {error}"))?,
+        },
+        stream: table.stream,
+        playback,
+        ..RunRequest::default()
+    })
+}
