@@ -5,6 +5,7 @@ mod chat;
 mod checks;
 mod commands;
 mod home;
+mod recordings;
 mod run;
 mod runs;
 mod sessions;

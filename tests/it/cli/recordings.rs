@@ -1,0 +1,345 @@
+//! `axed runs save` and `axed test`: a run becomes a test of its agents.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::cli::home::{Ended, ended};
+use crate::support::app::TestApp;
+use crate::support::daemon::axed_command;
+use crate::support::provider::answer::{calls, delegates, fails, says};
+
+/// Runs a command in the directory of the app.
+async fn axed(app: &TestApp, arguments: &[&str]) -> Ended {
+    ended(axed_command(&app.path("."), arguments)).await
+}
+
+async fn save(app: &TestApp, run: &str, file: &str) {
+    let arguments = ["runs", "save", run, file, "--server", &app.daemon.url];
+    let saved = axed(app, &arguments).await;
+    assert!(
+        saved.with(0).contains(&format!("axed test {file}")),
+        "{}",
+        saved.out
+    );
+}
+
+fn read(app: &TestApp, file: &str) -> String {
+    fs::read_to_string(app.path(file)).expect("a file")
+}
+
+/// Replaces a part of a file that occurs in it.
+fn edit(app: &TestApp, file: &str, from: &str, to: &str) {
+    let text = read(app, file);
+    assert!(text.contains(from), "{from} is not in {text}");
+    app.write(file, &text.replacen(from, to, 1));
+}
+
+/// The only test of `axed test --json`.
+async fn tested(app: &TestApp, code: i32, arguments: &[&str]) -> Value {
+    let arguments = [&["test", "--json"], arguments].concat();
+    let ended = axed(app, &arguments).await;
+    let report: Value = serde_json::from_str(ended.with(code)).expect("JSON");
+    let tests = report["tests"].as_array().expect("tests");
+    assert_eq!(tests.len(), 1, "{report}");
+    tests[0].clone()
+}
+
+const PLANNER: &str = "sub_agents = [\"reader\"]\nsystem_prompt = \"Plan.\"";
+
+/// A saved tree: a planner that calls a reader twice, one of which reads a file.
+async fn saved_tree() -> TestApp {
+    let app = TestApp::setup()
+        .agent("planner", PLANNER)
+        .agent(
+            "reader",
+            "tools = [\"read_file\"]\nsystem_prompt = \"Read.\"",
+        )
+        .file("notes.txt", "buy milk\n")
+        .spawn()
+        .await;
+    app.provider.always("reader", |request| {
+        let asks_for_notes = request.user_messages()[0].contains("notes");
+        match request.turn() == 1 && asks_for_notes {
+            true => calls([("read_file", json!({"path": "notes.txt"}))]),
+            false => says("I have read it"),
+        }
+    });
+    let first = delegates([("reader", "Read notes.txt"), ("reader", "Read the sky")]);
+    app.provider
+        .will("planner", [first, says("Buy milk first")]);
+    let run = app.run("planner", "What now?").await.id().to_owned();
+    save(&app, &run, "tests/plan.toml").await;
+    app
+}
+
+#[tokio::test]
+async fn a_saved_run_is_a_test_of_its_agents() {
+    let app = saved_tree().await;
+    let recording = read(&app, "tests/plan.toml");
+    for part in [
+        "path = \"planner/1.1:reader\"",
+        "path = \"planner/1.2:reader\"",
+        "arguments = { path = \"notes.txt\" }",
+        "text = \"1: buy milk\"",
+        "[expect]\ncompleted = true",
+    ] {
+        assert!(recording.contains(part), "{part} is not in {recording}");
+    }
+    assert!(!recording.contains("key-of-anthropic"), "{recording}");
+    let run = recording.split_whitespace().nth(3).expect("an id");
+    let again = [
+        "runs",
+        "save",
+        run,
+        "tests/plan.toml",
+        "--server",
+        &app.daemon.url,
+    ];
+    assert!(axed(&app, &again).await.err.contains("--force"));
+
+    // Neither the provider nor the file is needed.
+    let requests = app.provider.requests().len();
+    fs::remove_file(app.path("notes.txt")).expect("a file");
+    let passed = axed(&app, &["test"]).await;
+    assert!(
+        passed.with(0).starts_with("ok     tests/plan.toml"),
+        "{}",
+        passed.out
+    );
+    assert!(passed.err.contains("1 passed, 0 failed"), "{}", passed.err);
+    assert_eq!(app.provider.requests().len(), requests);
+}
+
+#[tokio::test]
+async fn the_first_difference_is_shown_and_can_be_accepted() {
+    let app = saved_tree().await;
+    app.write_agent(
+        "reader",
+        "tools = [\"read_file\"]\nsystem_prompt = \"Read aloud.\"",
+    );
+    let failed = axed(&app, &["test"]).await;
+    for line in [
+        "FAILED tests/plan.toml",
+        "  planner/1.1:reader\n  turn 1, system (- recorded, + now):\n",
+        "  - Read.\n  + Read aloud.\n",
+    ] {
+        assert!(
+            failed.with(1).contains(line),
+            "{line:?} is not in {}",
+            failed.out
+        );
+    }
+    edit(
+        &app,
+        "tests/plan.toml",
+        "[expect]",
+        "# Why it is here.\n[expect]",
+    );
+    let accepted = tested(&app, 0, &["--accept"]).await;
+    assert_eq!(
+        (&accepted["status"], &accepted["accepted"]),
+        (&json!("passed"), &json!(true))
+    );
+    let recording = read(&app, "tests/plan.toml");
+    assert!(
+        recording.contains("# Why it is here.\n[expect]\ncompleted = true"),
+        "{recording}"
+    );
+    assert_eq!(
+        recording.matches("system = \"Read aloud.\"").count(),
+        2,
+        "{recording}"
+    );
+    assert_eq!(tested(&app, 0, &[]).await["accepted"], json!(false));
+
+    // Another tool, another model, another prompt: each is found.
+    let difference = async |toml: &str| {
+        app.write_agent("planner", toml);
+        tested(&app, 1, &[]).await["attempts"][0]["divergence"].clone()
+    };
+    let found = difference(&format!("{PLANNER}\nmodel = \"anthropic/other\"")).await;
+    assert_eq!(
+        (&found["field"], &found["now"]),
+        (&json!("model"), &json!("anthropic/other"))
+    );
+    let found = difference(&format!("{PLANNER}\ntools = [\"grep\"]")).await;
+    assert_eq!(found["field"], "tools");
+    let found = difference(&format!("{PLANNER}\neffort = \"low\"")).await;
+    assert_eq!(
+        (&found["field"], &found["now"]),
+        (&json!("effort"), &json!("low"))
+    );
+    let found = difference(&format!("{PLANNER}\n[params]\nmax_tokens = 7")).await;
+    assert_eq!(found["field"], "params");
+    let found = difference(&format!("{PLANNER}\n[limits]\nmax_turns = 1")).await;
+    assert_eq!(
+        (&found["field"], &found["path"]),
+        (&json!("turn"), &json!("planner"))
+    );
+}
+
+#[tokio::test]
+async fn ignored_texts_may_differ() {
+    let app = saved_tree().await;
+    edit(
+        &app,
+        "tests/plan.toml",
+        "text = \"I have read it\"",
+        "text = \"I read it at 12:31\"",
+    );
+    let failed = tested(&app, 1, &[]).await;
+    let divergence = &failed["attempts"][0]["divergence"];
+    assert_eq!(divergence["field"], "messages[2].results[0]");
+    assert_eq!(divergence["turn"], 2);
+    let ignore = "ignore = ['(have )?read it( at \\d\\d:\\d\\d)?']";
+    edit(&app, "tests/plan.toml", "ignore = []", ignore);
+    tested(&app, 0, &[]).await;
+}
+
+#[tokio::test]
+async fn assertions_are_checked() {
+    let app = saved_tree().await;
+    let expect = r#"completed = true
+contains = ["milk", "first"]
+matches = '^Buy \w+'
+calls = ["call_agent", { tool = "read_file", arguments = { path = "notes.txt" }, agent = "reader" }, "call_agent"]
+no_call = ["write_file", { tool = "read_file", arguments = { path = "/etc/passwd" } }]
+max_tokens = 100000
+max_cost_usd = 1.0
+max_turns = 2"#;
+    edit(&app, "tests/plan.toml", "completed = true", expect);
+    tested(&app, 0, &[]).await;
+    let failing = r#"completed = false
+contains = "bread"
+matches = "^milk"
+schema = { type = "object" }
+calls = ["read_file", "read_file"]
+no_call = [{ tool = "call_agent", arguments = { agent = "reader" } }]
+max_tokens = 1
+max_turns = 1"#;
+    edit(&app, "tests/plan.toml", expect, failing);
+    let failed = tested(&app, 1, &["--junit", "junit.xml"]).await;
+    let failed = failed["attempts"][0]["failed"]
+        .as_array()
+        .expect("assertions");
+    let names: Vec<_> = failed.iter().map(|it| it["assertion"].as_str()).collect();
+    let all = [
+        "completed",
+        "contains",
+        "matches",
+        "schema",
+        "calls",
+        "no_call",
+        "max_tokens",
+        "max_turns",
+    ];
+    assert_eq!(names, all.map(Some));
+    let xml = read(&app, "junit.xml");
+    assert!(xml.contains("failures=\"1\""), "{xml}");
+    assert!(
+        xml.contains("expect.contains: &quot;bread&quot; is missing"),
+        "{xml}"
+    );
+
+    edit(
+        &app,
+        "tests/plan.toml",
+        "completed = false",
+        "complete = false",
+    );
+    let invalid = axed(&app, &["test"]).await;
+    assert!(
+        invalid
+            .with(2)
+            .contains("tests/plan.toml:9: unknown field `complete`"),
+        "{}",
+        invalid.out
+    );
+    let missing = axed(&app, &["test", "none.toml"]).await;
+    assert_eq!(missing.code, 2, "{}", missing.err);
+    fs::remove_file(app.path("agents/planner.toml")).expect("a file");
+    edit(
+        &app,
+        "tests/plan.toml",
+        "complete = false",
+        "completed = false",
+    );
+    assert_eq!(tested(&app, 2, &[]).await["status"], "invalid");
+}
+
+#[tokio::test]
+async fn decisions_failures_and_repairs_are_played_back() {
+    let app = TestApp::setup()
+        .agent(
+            "writer",
+            "tools = [\"write_file\"]\napprove = [\"write_file\"]\nsub_agents = [\"lost\"]",
+        )
+        .agent("lost", "[retry]\nmax_retries = 0")
+        .agent("json", "[params.response_format]\ntype = \"json_object\"")
+        .spawn()
+        .await;
+    app.provider.will("lost", [fails(400, "no such thing")]);
+    app.provider.will(
+        "writer",
+        [
+            calls([
+                ("write_file", json!({"path": "a.txt", "content": "a"})),
+                ("call_agent", json!({"agent": "lost", "task": "find it"})),
+            ]),
+            says("not written"),
+        ],
+    );
+    app.provider
+        .will("json", [says("no JSON"), says("{\"ok\": true}")]);
+    let run = app.start("writer", "write").await;
+    let waiting = app
+        .get_until(&format!("/runs/{}", run.id()), |run| {
+            run.json()["pending_approvals"][0].is_object()
+        })
+        .await
+        .json();
+    let call = waiting["pending_approvals"][0]["tool_call_id"]
+        .as_str()
+        .expect("a call");
+    let url = format!("/runs/{}/approvals/{call}", run.id());
+    app.post(&url, &json!({"decision": "deny", "reason": "not today"}))
+        .await;
+    app.get_until(&format!("/runs/{}", run.id()), |run| {
+        run.json()["status"] == "completed"
+    })
+    .await;
+    save(&app, run.id(), "tests/denied.toml").await;
+    let repaired = app.run("json", "go").await.id().to_owned();
+    save(&app, &repaired, "tests/repaired.toml").await;
+    assert!(read(&app, "tests/denied.toml").contains("decision = \"denied\""));
+
+    let passed = axed(&app, &["test"]).await;
+    assert_eq!(passed.with(0).lines().count(), 2, "{}", passed.out);
+    assert!(!app.path("a.txt").exists());
+    app.write_agent(
+        "writer",
+        "tools = [\"write_file\"]\nsub_agents = [\"lost\"]",
+    );
+    let failed = tested(&app, 1, &["tests/denied.toml"]).await;
+    let divergence = &failed["attempts"][0]["divergence"];
+    assert_eq!(divergence["field"], "approval of write_file");
+    assert_eq!(divergence["now"], "not needed");
+}
+
+#[tokio::test]
+async fn only_whole_trees_that_have_ended_are_saved() {
+    let app = saved_tree().await;
+    let roots = app.get("/runs").await.json();
+    let root = roots["data"][0]["id"].as_str().expect("an id").to_owned();
+    let children = app.get(&format!("/runs/{root}/children")).await.json();
+    let child = children["data"][0]["id"].as_str().expect("an id");
+    let refused = app.get(&format!("/runs/{child}/recording")).await;
+    refused.problem(409);
+    assert_eq!(refused.json()["code"], "not_a_root");
+    let unknown = "run_019a2b3c-0000-7000-8000-000000000000";
+    let missing = app.get(&format!("/runs/{unknown}/recording")).await;
+    missing.problem(404);
+    let found = app.get(&format!("/runs/{root}/recording")).await;
+    assert_eq!(found.header("content-type"), "application/toml");
+}
