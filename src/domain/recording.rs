@@ -160,6 +160,9 @@ pub struct CompactionRecording {
 pub struct TurnRecording {
     /// Counts from 1.
     pub turn: u32,
+    /// Messages that were sent to the run and that the request of this turn is the first to have.
+    #[serde(default)]
+    pub added: Vec<String>,
     #[serde(default)]
     pub reply: String,
     #[serde(default)]

@@ -10,6 +10,9 @@ pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
     if std::mem::take(&mut turn_loop.repeats_turn) {
         return Ok(());
     }
+    for text in played_messages(turn_loop) {
+        turn_loop.conversation.push_message(text.into());
+    }
     let Some((contents, last)) = context.run.inbox.lock().await.take_unread() else {
         return Ok(());
     };
@@ -29,7 +32,19 @@ pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
 
 /// Whether the run has to take another turn, which reads messages that are unread.
 pub async fn needs_turn(turn_loop: &TurnLoop<'_>) -> bool {
-    turn_loop.conversation.has_turn_left() && turn_loop.context.run.inbox.lock().await.has_unread()
+    if !turn_loop.conversation.has_turn_left() {
+        return false;
+    }
+    !played_messages(turn_loop).is_empty() || turn_loop.context.run.inbox.lock().await.has_unread()
+}
+
+/// In a test: the recorded messages for the next turn.
+fn played_messages(turn_loop: &TurnLoop<'_>) -> Vec<String> {
+    let context = turn_loop.context;
+    let next_turn = turn_loop.conversation.turn() + 1;
+    context.model_playback().map_or(Vec::new(), |playback| {
+        playback.added(context.run.scope.run, next_turn)
+    })
 }
 
 /// Accepts no more messages, unless the run has to take another turn to read them; false in that case.

@@ -18,6 +18,8 @@ pub struct ExpectedMessages {
     conversation: Conversation,
     /// The turns whose reply and results are in the conversation.
     turns: u32,
+    /// The turn whose added messages are in the conversation.
+    with_added: u32,
 }
 
 impl ExpectedMessages {
@@ -32,6 +34,7 @@ impl ExpectedMessages {
         Self {
             conversation,
             turns: 0,
+            with_added: 0,
         }
     }
 
@@ -41,6 +44,12 @@ impl ExpectedMessages {
             self.turns += 1;
             if let Some(recorded) = run.turn(self.turns) {
                 self.add(run, recorded);
+            }
+        }
+        if self.with_added < turn {
+            self.with_added = turn;
+            for text in run.turn(turn).iter().flat_map(|turn| &turn.added) {
+                self.conversation.push_message(text.as_str().into());
             }
         }
         self.conversation.messages()
@@ -61,6 +70,9 @@ impl ExpectedMessages {
         } else if let Some(followup) = &turn.followup {
             self.conversation
                 .push_followup(turn.turn, message, followup.clone());
+        } else {
+            // The reply was not the last one, because messages had been sent to the run.
+            self.conversation.restore_reply(turn.turn, message);
         }
         if let Some(compaction) = &turn.compaction {
             self.conversation.compact(to_compaction(compaction));

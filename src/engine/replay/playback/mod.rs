@@ -160,6 +160,13 @@ impl Playback {
         memory.unwrap_or_default()
     }
 
+    /// The recorded messages that were sent to the run before this turn.
+    pub fn added(&self, run: RunId, turn: u32) -> Vec<String> {
+        let path = self.state().path(run);
+        let turn = self.recorded(&path).and_then(|it| it.turn(turn));
+        turn.map_or(Vec::new(), |turn| turn.added.clone())
+    }
+
     /// The recorded tools of these servers.
     pub fn mcp_toolset(&self, servers: &[McpServer]) -> McpToolset {
         recorded_tool::toolset(&self.recording, servers)
@@ -174,7 +181,8 @@ impl Playback {
             let summary = recorded.and_then(|run| summary_before(run, request.turn));
             return summary.ok_or_else(|| no_reply("it has no summary at this point"));
         }
-        state.observe(&path, request);
+        let added = recorded.and_then(|run| run.turn(request.turn));
+        state.observe(&path, request, added.map_or(0, |turn| turn.added.len()));
         let Some(recorded) = recorded else {
             let message = request.messages.last().map(message_text);
             state.diverge(
@@ -424,7 +432,9 @@ impl State {
         });
     }
 
-    fn observe(&mut self, path: &str, request: &PlayedRequest<'_>) {
+    /// `added` is the number of messages at the end of the request that were sent to the run.
+    fn observe(&mut self, path: &str, request: &PlayedRequest<'_>, added: usize) {
+        let last = request.messages.iter().rev().nth(added);
         let played = self.runs.entry(path.to_owned()).or_insert_with(|| {
             let params = neutral_params(request.params);
             let observed = ObservedRun {
@@ -436,11 +446,7 @@ impl State {
                 tools: request.tools.iter().map(tool_recording).collect(),
                 system: request.system.to_owned(),
                 memory: request.memory.map(str::to_owned),
-                message: request
-                    .messages
-                    .last()
-                    .map(message_text)
-                    .unwrap_or_default(),
+                message: last.map(message_text).unwrap_or_default(),
                 ..ObservedRun::default()
             };
             PlayedRun {
@@ -450,9 +456,7 @@ impl State {
         });
         let observed = &mut played.observed;
         observed.turns = observed.turns.max(request.turn);
-        if let (Some(message @ Message::User { .. }), true) =
-            (request.messages.last(), request.turn > 1)
-        {
+        if let (Some(message @ Message::User { .. }), true) = (last, request.turn > 1) {
             let followup = message_text(message);
             observed.followups.insert(request.turn - 1, followup);
         }

@@ -1,5 +1,6 @@
 //! The part of a recording that describes one run: the neutral form of its requests, its replies and its results.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -69,8 +70,16 @@ pub async fn capture(
         error: run.error.as_ref().and_then(provider_error),
         ..RunRecording::default()
     };
+    let mut messages = AddedMessages::default();
     for step in store.steps(run.id).await? {
-        add_step(&mut recording, step);
+        match step {
+            Step::Message { content } => messages.texts.push(plain_text(&content)),
+            Step::MessagesRead { turn, last } => messages.read(turn, last),
+            step => add_step(&mut recording, step),
+        }
+    }
+    for turn in &mut recording.turns {
+        turn.added = messages.by_turn.remove(&turn.turn).unwrap_or_default();
     }
     if recording.turns.is_empty() && recording.error.is_none() {
         return Err(incomplete("it has no turn"));
@@ -109,6 +118,24 @@ pub async fn capture(
         recording,
         position,
     })
+}
+
+/// The messages that were sent to the run.
+#[derive(Default)]
+struct AddedMessages {
+    texts: Vec<String>,
+    read: usize,
+    by_turn: HashMap<u32, Vec<String>>,
+}
+
+impl AddedMessages {
+    /// The request of this turn is the first with the messages up to this number.
+    fn read(&mut self, turn: u32, last: u32) {
+        let last = (last as usize).min(self.texts.len());
+        let new = self.texts.get(self.read..last).unwrap_or_default();
+        self.by_turn.entry(turn).or_default().extend_from_slice(new);
+        self.read = self.read.max(last);
+    }
 }
 
 /// The scope that the run had.
@@ -177,7 +204,10 @@ fn add_step(recording: &mut RunRecording, step: Step) {
                 None => recording.compaction = compaction,
             }
         }
-        Step::Remembers { .. } | Step::Compacting => {}
+        Step::Remembers { .. }
+        | Step::Compacting
+        | Step::Message { .. }
+        | Step::MessagesRead { .. } => {}
     }
 }
 

@@ -111,6 +111,9 @@ fn write_history(file: &mut Writer, message: &HistoryMessage) {
 fn write_turn(file: &mut Writer, turn: &TurnRecording) {
     file.header("[[runs.turns]]");
     file.key("turn", i64::from(turn.turn));
+    if !turn.added.is_empty() {
+        file.key("added", array(&turn.added));
+    }
     if !turn.reply.is_empty() {
         file.key("reply", turn.reply.as_str());
     }
