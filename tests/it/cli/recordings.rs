@@ -1,6 +1,7 @@
 //! `axed runs save` and `axed test`: a run becomes a test of its agents.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -342,4 +343,14 @@ async fn only_whole_trees_that_have_ended_are_saved() {
     missing.problem(404);
     let found = app.get(&format!("/runs/{root}/recording")).await;
     assert_eq!(found.header("content-type"), "application/toml");
+}
+
+#[tokio::test]
+async fn the_shipped_agents_pass_their_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let passed = ended(axed_command(root, &["test"])).await;
+    for name in ["planner", "planner-scripted", "fixer", "librarian"] {
+        let line = format!("ok     tests/agents/{name}.toml");
+        assert!(passed.with(0).contains(&line), "{line} is not in {}", passed.out);
+    }
 }
