@@ -6,17 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::cli::test::assertions::{self, Failed};
 use crate::cli::test::files::FoundFile;
-use crate::cli::test::{judge, request};
-use crate::domain::failure::FailureCode;
-use crate::domain::run::Run;
+use crate::cli::test::{ended_run, judge, request};
 use crate::engine::replay::playback::{Divergence, Live, Playback, PlaybackReport};
 use crate::engine::replay::recording::accept;
 use crate::engine::replay::recording::read::{self, ReadRecording};
 use crate::engine::request::StartError;
 use crate::engine::runner::Runner;
-
-/// How long one look at a run waits for its end.
-const WAIT: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Copy)]
 pub struct CaseSettings {
@@ -139,9 +134,9 @@ impl Case {
         let request = request.map_err(invalid)?;
         let started = runner.start(request).await;
         let run = started.map_err(|error| start_failure(&error, live))?;
-        let run = wait(runner, &run).await.map_err(invalid)?;
+        let run = ended_run::wait(runner, &run).await.map_err(invalid)?;
         runner.end_playback(run.id);
-        if let Some(message) = provider_failure(&run).filter(|_| live.models) {
+        if let Some(message) = ended_run::provider_failure(&run).filter(|_| live.models) {
             return Err(Outcome::ProviderFailed { message });
         }
         let report = playback.finish();
@@ -179,17 +174,6 @@ fn read_text(text: &str) -> Result<ReadRecording, Outcome> {
     })
 }
 
-pub async fn wait(runner: &Runner, run: &Run) -> Result<Arc<Run>, String> {
-    loop {
-        match runner.wait(run.id, WAIT).await {
-            Ok(Some(run)) if run.status.is_terminal() => return Ok(run),
-            Ok(Some(_)) => {}
-            Ok(None) => return Err(format!("{} is gone", run.id)),
-            Err(error) => return Err(error.to_string()),
-        }
-    }
-}
-
 fn invalid(message: String) -> Outcome {
     Outcome::Invalid {
         line: None,
@@ -204,18 +188,4 @@ fn start_failure(error: &StartError, live: Live) -> Outcome {
         },
         _ => invalid(error.to_string()),
     }
-}
-
-/// The error of the provider that the run failed with.
-pub fn provider_failure(run: &Run) -> Option<String> {
-    let error = run.error.as_ref()?;
-    let is_providers = matches!(
-        error.code,
-        FailureCode::ProviderAuth
-            | FailureCode::ProviderBadRequest
-            | FailureCode::ProviderRateLimit
-            | FailureCode::ProviderOverloaded
-            | FailureCode::ProviderServer
-    );
-    is_providers.then(|| error.message.clone())
 }

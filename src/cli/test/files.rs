@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::cli::test::invalid;
+use crate::cli::exit::InvalidInput;
 use crate::domain::recording::MAX_BYTES;
 use crate::engine::replay::recording::read;
 
@@ -84,4 +84,8 @@ fn read(path: PathBuf) -> anyhow::Result<FoundFile> {
     }
     let text = fs::read_to_string(&path).map_err(|error| failed(error.to_string()))?;
     Ok(FoundFile { path, text })
+}
+
+fn invalid(message: String) -> anyhow::Error {
+    InvalidInput(message).into()
 }

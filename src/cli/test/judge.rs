@@ -7,7 +7,7 @@ use serde_json::json;
 use serde_json::value::to_raw_value;
 
 use crate::cli::test::assertions::Failed;
-use crate::cli::test::case;
+use crate::cli::test::ended_run;
 use crate::domain::agent::overrides::ParamsOverride;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::expect::Judge;
@@ -78,7 +78,7 @@ async fn ask(runner: &Runner, judge: &Judge, content: &str) -> Result<Answer, St
     };
     let started = runner.start(request).await;
     let run = started.map_err(|error| named(error.to_string()))?;
-    let run = case::wait(runner, &run).await.map_err(named)?;
+    let run = ended_run::wait(runner, &run).await.map_err(named)?;
     let Some(answer) = &run.content else {
         let why = run.error.as_ref().map(|error| error.message.clone());
         return Err(named(why.unwrap_or_else(|| "it gave no answer".to_owned())));

@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::StreamExt;
 use futures_util::stream;
 
 use crate::app::Services;
-use crate::cli::exit::InvalidInput;
 use crate::cli::in_process;
 use crate::cli::output;
 use crate::cli::signals::Signals;
@@ -22,6 +21,7 @@ use crate::engine::replay::playback::Live;
 mod assertions;
 mod case;
 mod diff;
+mod ended_run;
 mod files;
 mod judge;
 mod junit;
@@ -172,16 +172,4 @@ fn exit_code(results: &[CaseResult]) -> ExitCode {
         u8::from(has(|it| !matches!(it, Outcome::Passed)))
     };
     ExitCode::from(code)
-}
-
-/// Milliseconds below a second, else seconds.
-fn format_duration(duration: Duration) -> String {
-    match duration.as_millis() {
-        millis @ 0..1000 => format!("{millis} ms"),
-        _ => format!("{:.1} s", duration.as_secs_f64()),
-    }
-}
-
-fn invalid(message: String) -> anyhow::Error {
-    InvalidInput(message).into()
 }

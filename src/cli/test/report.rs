@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cli::output;
 use crate::cli::style::{Color, Styled};
 use crate::cli::test::case::{CaseResult, Outcome};
-use crate::cli::test::{diff, format_duration};
+use crate::cli::test::diff;
 
 /// Shows results on stdout as tests end.
 pub struct Progress {
@@ -226,6 +226,14 @@ pub fn failure_text(result: &CaseResult) -> Option<String> {
             let failed = failed.map(|it| format!("expect.{}: {}", it.assertion, it.message));
             Some(divergence.chain(failed).collect::<Vec<_>>().join("\n"))
         }
+    }
+}
+
+/// Milliseconds below a second, else seconds.
+fn format_duration(duration: Duration) -> String {
+    match duration.as_millis() {
+        millis @ 0..1000 => format!("{millis} ms"),
+        _ => format!("{:.1} s", duration.as_secs_f64()),
     }
 }
 

@@ -351,6 +351,10 @@ async fn the_shipped_agents_pass_their_tests() {
     let passed = ended(axed_command(root, &["test"])).await;
     for name in ["planner", "planner-scripted", "fixer", "librarian"] {
         let line = format!("ok     tests/agents/{name}.toml");
-        assert!(passed.with(0).contains(&line), "{line} is not in {}", passed.out);
+        assert!(
+            passed.with(0).contains(&line),
+            "{line} is not in {}",
+            passed.out
+        );
     }
 }

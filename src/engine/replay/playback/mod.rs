@@ -378,7 +378,12 @@ impl Playback {
     /// What the test found. Call it when the tree has ended.
     pub fn finish(&self) -> PlaybackReport {
         let mut state = self.state();
+        let mut ended_early: Vec<String> = Vec::new();
         for recorded in &self.recording.runs {
+            // A run that ended early explains the runs that it did not start.
+            if ended_early.iter().any(|it| recorded.path.starts_with(it)) {
+                continue;
+            }
             let played = state.runs.get(&recorded.path);
             let turns = played.map_or(0, |played| played.observed.turns);
             let recorded_turns = recorded.turns.last().map_or(0, |turn| turn.turn);
@@ -391,6 +396,7 @@ impl Playback {
             };
             let difference = Difference::new("turn", format!("turn {}", turns + 1), now);
             state.diverge(&recorded.path, turns + 1, difference);
+            ended_early.push(format!("{}/", recorded.path));
         }
         let mut state = std::mem::take(&mut *state);
         if self.live.models {

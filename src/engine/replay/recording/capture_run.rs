@@ -91,8 +91,19 @@ pub async fn capture(
     if let Some((system, memory)) = with_memory.flatten() {
         (recording.system, recording.memory) = (system.to_owned(), Some(memory.to_owned()));
     }
+    complete(&mut recording, run, events, &agent);
+    let offer = offer::offered_tools(engine, &agent, &scope).await;
+    recording.tools = tools.add(&offer);
+    Ok(CapturedRun {
+        recording,
+        position,
+    })
+}
+
+/// Adds what is not in the steps.
+fn complete(recording: &mut RunRecording, run: &Run, events: &RunEvents, agent: &Agent) {
     for turn in &mut recording.turns {
-        add_events(turn, events, &agent);
+        add_events(turn, events, agent);
     }
     if let Some(turn) = recording.turns.last_mut() {
         turn.outcome = match run.error.as_ref().map(|failure| failure.code) {
@@ -112,12 +123,6 @@ pub async fn capture(
     recording
         .results
         .sort_by_key(|result| (result.turn, result.position));
-    let offer = offer::offered_tools(engine, &agent, &scope).await;
-    recording.tools = tools.add(&offer);
-    Ok(CapturedRun {
-        recording,
-        position,
-    })
 }
 
 /// The messages that were sent to the run.
