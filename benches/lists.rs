@@ -96,6 +96,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
         stream: false,
         webhooks: Vec::new(),
         waiting_since: None,
+        is_held: false,
         workdir: None,
     };
     let opening = NewRun {

@@ -155,6 +155,7 @@ impl BenchRun<'_> {
                 stream: false,
                 webhooks: Vec::new(),
                 waiting_since: None,
+                is_held: false,
                 workdir: None,
             },
             claim: None,

@@ -55,8 +55,10 @@ pub struct ResumeState {
     pub stream: bool,
     /// Webhooks of a root; empty for other runs.
     pub webhooks: Vec<Arc<Webhook>>,
-    /// Since when the run waits for approval; its deadline is paused from then on.
+    /// Since when the run waits; its deadline is paused from then on.
     pub waiting_since: Option<Timestamp>,
+    /// Whether a client has paused it.
+    pub is_held: bool,
     /// The directory of its files; also `None` if an older version accepted the run.
     pub workdir: Option<FileId>,
 }
@@ -143,13 +145,13 @@ pub enum Change {
         /// See [`ResumeState::deadline`].
         deadline: (Timestamp, u64),
     },
-    /// The run waits for approval. The status of a run that is being cancelled stays `cancelling`.
+    /// The run waits, or waits for something else. The status of a run that is being cancelled stays `cancelling`.
     Pause {
-        /// When its deadline was paused.
+        /// When its deadline was paused, if it was not yet.
         since: Timestamp,
         waiting_for: WaitingFor,
     },
-    /// The run continues after approval.
+    /// The run does not wait any more.
     Unpause {
         /// See [`ResumeState::deadline`]; moved by the time that the run was paused.
         deadline: (Timestamp, u64),
@@ -161,6 +163,11 @@ pub enum Change {
     Progress(Progress),
     /// Increments the number of tool calls; concurrent calls may be written in any order.
     CountToolCall,
+    /// The run, and all below it, stop at their next step. Ignored, with its events, if it is held already; fails with
+    /// [`StoreError::AlreadyTerminal`] if it has ended or is being cancelled.
+    Hold,
+    /// The run continues. Ignored, with its events, if it is not held; fails as [`Change::Hold`] does.
+    Release,
     /// The run is to be cancelled. Ignored, with its events, if the run has ended or its cancel was requested before.
     RequestCancel {
         reason: String,

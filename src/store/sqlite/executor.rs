@@ -202,20 +202,27 @@ impl<'c> Executor<'c> {
             }
             return Ok(true);
         }
-        let is_other = |sql: &mut Statements<'_>| match &write.change {
-            Change::AddMessage(_) => sql.accepts_messages.exists(named_params! {":id": id}),
-            Change::Finish(_) => sql.has_unfinished_run.exists(named_params! {":id": id}),
-            _ => Ok(false),
-        };
-        if !self.sql.has_run.exists(named_params! {":id": id})? {
+        self.explain_unchanged(write)
+    }
+
+    /// Why a write changed no row: false if it is to be ignored.
+    fn explain_unchanged(&mut self, write: &EncodedWrite) -> Result<bool, WriteError> {
+        let params = named_params! {":id": rows::id_bytes(&write.run)};
+        if !self.sql.has_run.exists(params)? {
             return Err(WriteError::Rejected(StoreError::RunNotFound(write.run)));
         }
-        if matches!(write.change, Change::RequestCancel { .. }) {
-            return Ok(false);
-        }
-        let error = match is_other(&mut self.sql)? {
-            true => StoreError::MessagesChanged(write.run),
-            false => StoreError::AlreadyTerminal(write.run),
+        let error = match write.change {
+            Change::RequestCancel { .. } => return Ok(false),
+            Change::Hold | Change::Release if self.sql.is_changeable.exists(params)? => {
+                return Ok(false);
+            }
+            Change::AddMessage(_) if self.sql.is_changeable.exists(params)? => {
+                StoreError::MessagesChanged(write.run)
+            }
+            Change::Finish(_) if self.sql.has_unfinished_run.exists(params)? => {
+                StoreError::MessagesChanged(write.run)
+            }
+            _ => StoreError::AlreadyTerminal(write.run),
         };
         Err(WriteError::Rejected(error))
     }

@@ -117,7 +117,8 @@ pub const SUMMARY_COLUMNS: &str = run_columns!(
 /// What [`definition_hash`] and [`resume_state`] read besides a run. Their names are unique behind [`RUN_COLUMNS`].
 pub const RESUME_COLUMNS: &str = "r.definition AS definition, r.deadline_at AS deadline_at, \
      r.deadline_seconds AS deadline_seconds, r.timeout AS timeout, r.stream AS stream, r.webhook AS webhooks, \
-     r.waiting_since AS paused_since, r.workdir_device AS workdir_device, r.workdir_inode AS workdir_inode, \
+     r.waiting_since AS paused_since, r.held AS held, \
+     r.workdir_device AS workdir_device, r.workdir_inode AS workdir_inode, \
      r.model_usage AS model_usage";
 
 /// The SHA-256 of a definition's text, which is its key in the table.
@@ -245,6 +246,7 @@ pub fn resume_state(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<Res
         stream: count("stream")? != 0,
         webhooks: json(row, "webhooks")?.unwrap_or_default(),
         waiting_since: time(row, "paused_since")?,
+        is_held: count("held")? != 0,
         workdir: workdir(row)?,
     })
 }

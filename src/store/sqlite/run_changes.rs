@@ -49,6 +49,8 @@ pub fn update(
             ":last_event": last_event,
             ":reason": reason,
         }),
+        Change::Hold => sql.hold_run.execute(only_event),
+        Change::Release => sql.release_run.execute(only_event),
         Change::AddMessage(message) => sql.add_message.execute(named_params! {
             ":id": id,
             ":last_event": last_event,

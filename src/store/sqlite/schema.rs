@@ -29,6 +29,7 @@ const MIGRATIONS: &[&str] = &[
     TURNS,
     MESSAGES,
     USAGE,
+    HOLDS,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -264,6 +265,12 @@ CREATE INDEX approvals_owner ON approvals (owner) WHERE owner IS NOT NULL;
 const MESSAGES: &str = "
 ALTER TABLE runs ADD COLUMN messages INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE claims ADD COLUMN message INTEGER;
+";
+
+/// Whether a client has paused a run. Parents do not wait for `children` any more, but for what these wait for.
+const HOLDS: &str = "
+ALTER TABLE runs ADD COLUMN held INTEGER;
+UPDATE runs SET waiting_for = '{\"reason\":\"approval\"}' WHERE waiting_for = '{\"reason\":\"children\"}';
 ";
 
 /// Sorts the sessions of a key by name.

@@ -57,7 +57,8 @@ statements! {
              started_at = coalesce(started_at, :started_at), deadline_at = :deadline_at, \
              deadline_seconds = :deadline_seconds, status = CASE status WHEN 'queued' THEN 'running' ELSE status END \
              WHERE id = :id AND finished_at IS NULL",
-        pause_run: "UPDATE runs SET last_event = max(last_event, :last_event), waiting_since = :waiting_since, \
+        pause_run: "UPDATE runs SET last_event = max(last_event, :last_event), \
+             waiting_since = coalesce(waiting_since, :waiting_since), \
              waiting_for = :waiting_for, status = CASE status WHEN 'running' THEN 'waiting' ELSE status END \
              WHERE id = :id AND finished_at IS NULL",
         /// The deadline moves by the time that the run was paused.
@@ -81,6 +82,10 @@ statements! {
              WHERE id = :id AND finished_at IS NULL",
         request_cancel: "UPDATE runs SET last_event = max(last_event, :last_event), status = 'cancelling', \
              cancel_reason = :reason WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling'",
+        hold_run: "UPDATE runs SET last_event = max(last_event, :last_event), held = 1 \
+             WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling' AND held IS NULL",
+        release_run: "UPDATE runs SET last_event = max(last_event, :last_event), held = NULL \
+             WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling' AND held IS NOT NULL",
         add_message: "UPDATE runs SET last_event = max(last_event, :last_event), messages = :number \
              WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling' AND messages = :number - 1",
         finish_run: "UPDATE runs SET last_event = max(last_event, :last_event), turns = :turns, \
@@ -107,7 +112,8 @@ statements! {
              AS last_seq FROM runs WHERE id = :root",
         has_run: "SELECT 1 FROM runs WHERE id = :id",
         has_unfinished_run: "SELECT 1 FROM runs WHERE id = :id AND finished_at IS NULL",
-        accepts_messages: "SELECT 1 FROM runs WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling'",
+        /// Whether a client can change the run.
+        is_changeable: "SELECT 1 FROM runs WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling'",
         /// The oldest runs of a session.
         session_runs: "SELECT id FROM runs INDEXED BY runs_session_names WHERE session IS NOT NULL AND owner IS :owner \
              AND session = :session ORDER BY id LIMIT :limit",

@@ -66,6 +66,7 @@ pub fn fresh(run: Run) -> NewRun {
         stream: false,
         webhooks: Vec::new(),
         waiting_since: None,
+        is_held: false,
         workdir: Some(FileId {
             device: u64::MAX,
             inode: 7,

@@ -262,6 +262,7 @@ async fn a_resume_state_reads_back(opened: &Opened) {
         stream: deadline.is_none(),
         webhooks: deadline.is_none().then(webhook).into_iter().collect(),
         waiting_since: None,
+        is_held: false,
         workdir: Some(FileId {
             device: u64::MAX,
             inode: 7,
