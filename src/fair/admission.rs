@@ -37,8 +37,22 @@ impl AdmissionQueue {
         Ok(Admission::Queued(self.enqueue(&mut queue, quota_key)))
     }
 
+    /// As [`AdmissionQueue::enter_accepted`], for a run that released its permit while it waited for something else. It
+    /// comes before the key's runs that have not started.
+    pub fn enter_again(&self, key: Option<&str>, agent: &str) -> Admission {
+        let mut queue = lock(&self.0);
+        let quota_key = queue.quota_key(key, agent);
+        if queue.try_acquire(quota_key) {
+            return Admission::Permit(self.permit(quota_key));
+        }
+        Admission::Queued(Queued {
+            queue: Arc::clone(&self.0),
+            ticket: Some(queue.enqueue_first(quota_key, None)),
+        })
+    }
+
     /// As [`AdmissionQueue::enter`], for a run that was accepted before and is never rejected: one recovered after a
-    /// restart, or one that released its permit while it waited for something else.
+    /// restart.
     pub fn enter_accepted(&self, key: Option<&str>, agent: &str) -> Admission {
         let mut queue = lock(&self.0);
         let quota_key = queue.quota_key(key, agent);

@@ -10,6 +10,9 @@ use crate::fair::shares::Shares;
 /// The index of runs without a key, and of agents without a limit.
 const UNLIMITED: u32 = 0;
 
+/// Lower numbers are of waiters that come before all others.
+const FIRST_NUMBER: u64 = 1 << 62;
+
 /// The key and the agent whose limits a run counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaKey {
@@ -52,6 +55,8 @@ pub struct FairQueue<W> {
     granted: u64,
     /// Waiters so far.
     last_number: u64,
+    /// As `last_number`, of those that come before all others.
+    last_returned: u64,
 }
 
 impl<W> FairQueue<W> {
@@ -78,7 +83,8 @@ impl<W> FairQueue<W> {
             agent_indices,
             service_order: BTreeSet::new(),
             granted: 0,
-            last_number: 0,
+            last_number: FIRST_NUMBER,
+            last_returned: 0,
         }
     }
 
@@ -202,7 +208,16 @@ impl<W> FairQueue<W> {
     /// Adds a waiter at the end of the queue, even beyond its capacity.
     pub fn enqueue(&mut self, quota_key: QuotaKey, waiter: W) -> Ticket {
         self.last_number += 1;
-        let number = self.last_number;
+        self.insert(quota_key, self.last_number, waiter)
+    }
+
+    /// Adds a waiter before all that did not enter the queue like this, even beyond its capacity.
+    pub fn enqueue_first(&mut self, quota_key: QuotaKey, waiter: W) -> Ticket {
+        self.last_returned += 1;
+        self.insert(quota_key, self.last_returned, waiter)
+    }
+
+    fn insert(&mut self, quota_key: QuotaKey, number: u64, waiter: W) -> Ticket {
         self.count_queued(quota_key);
         self.waiting += 1;
         let key = self.key_mut(quota_key);
