@@ -56,11 +56,23 @@ pub enum EventKind {
         /// The version of the definition that the run uses.
         agent_version: String,
     },
-    /// The run continues after a restart of the daemon.
+    /// The run continues after a restart of the daemon, or after a pause.
     #[serde(rename = "run.resumed")]
     RunResumed {
-        /// How often the run was started, this time included.
+        /// How often the run was started, the last time included.
         attempt: u32,
+        /// Why it continues.
+        cause: ResumeCause,
+        /// The name of the key that resumed it; absent after a restart and without keys.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
+    /// A client pauses the run: it stops at its next step, and so do all runs below it.
+    #[serde(rename = "run.paused")]
+    RunPaused {
+        /// The name of the key that paused it; absent without keys.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
     },
     /// A cancellation is requested; the run ends when its current steps end.
     #[serde(rename = "run.cancelling")]
@@ -357,6 +369,16 @@ pub enum EventKind {
     },
 }
 
+/// Why a run continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ResumeCause {
+    /// The daemon was restarted, or its store works again.
+    Restart,
+    /// A client resumed the run.
+    Request,
+}
+
 /// The outcome of a request for approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "ApprovalOutcome")]
@@ -395,6 +417,7 @@ impl EventKind {
             Self::RunQueued { .. } => "run.queued",
             Self::RunStarted { .. } => "run.started",
             Self::RunResumed { .. } => "run.resumed",
+            Self::RunPaused { .. } => "run.paused",
             Self::RunCancelling { .. } => "run.cancelling",
             Self::RunCompleted { .. } => "run.completed",
             Self::RunFailed { .. } => "run.failed",
@@ -424,10 +447,11 @@ impl EventKind {
 }
 
 /// The names of all numbered events, in the order of [`EventKind`].
-pub const STORED_EVENT_NAMES: [&str; 23] = [
+pub const STORED_EVENT_NAMES: [&str; 24] = [
     "run.queued",
     "run.started",
     "run.resumed",
+    "run.paused",
     "run.cancelling",
     "run.completed",
     "run.failed",

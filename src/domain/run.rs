@@ -352,16 +352,16 @@ pub struct PendingApproval {
     pub request: ApprovalRequest,
 }
 
-/// What a run waits for.
+/// What a run, or all of its running children, waits for: the first that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum WaitingFor {
-    /// An approval of one of the run's tool calls.
+    /// An approval of a tool call.
     Approval,
-    /// A batch that the run submitted to its provider.
+    /// A client has paused the run, or one above it, and has to resume it.
+    Resume,
+    /// A batch that was submitted to a provider.
     Batch,
-    /// The run's children, all of which are waiting.
-    Children,
 }
 
 impl Run {
@@ -406,9 +406,10 @@ impl Run {
         }
     }
 
-    /// Whether the run does nothing until a person decides on one of its calls, or of its descendants'.
+    /// Whether the run does nothing until a person resumes it, or decides on a call of it or of a descendant.
     pub fn waits_for_person(&self) -> bool {
-        self.status == Status::Waiting && !self.pending_approvals.is_empty()
+        self.status == Status::Waiting
+            && (!self.pending_approvals.is_empty() || self.waiting_for == Some(WaitingFor::Resume))
     }
 
     /// The size in bytes of the texts of clients and models, which make up most of a record.

@@ -96,7 +96,7 @@ async fn add_to_active(
         result = journal
             .append_request(run, change, vec![step], event)
             .await
-            .map(|()| number);
+            .map(|_| number);
         if !matches!(result, Err(StoreError::MessagesChanged(_))) {
             break;
         }
@@ -141,7 +141,7 @@ async fn add_to_inactive(
         .append_inactive(&run, change, vec![step], event)
         .await
     {
-        Ok(()) => Ok(Some(number)),
+        Ok(_) => Ok(Some(number)),
         Err(StoreError::MessagesChanged(_)) => Ok(None),
         Err(StoreError::AlreadyTerminal(_)) => Err(ended(engine, id).await?),
         Err(error) => Err(error.into()),

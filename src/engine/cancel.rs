@@ -38,7 +38,10 @@ async fn cancel_active(journal: &Journal, run: &ActiveRun, reason: &str) -> Resu
         return Ok(());
     };
     let (change, event) = cancel_entry(&reason);
-    let recorded = journal.append_request(run, change, Vec::new(), event).await;
+    let recorded = journal
+        .append_request(run, change, Vec::new(), event)
+        .await
+        .map(drop);
     match recorded {
         Ok(()) => run.cancel(&reason),
         Err(_) => run.withdraw_cancel(),

@@ -69,6 +69,8 @@ pub struct Engine {
     /// Held while a message is recorded for a run that is not driven, and before the record of a recovered child is read,
     /// so that it has the message.
     pub inactive_inbox_lock: tokio::sync::Mutex<()>,
+    /// Held while a pause or its end is recorded and until it is in force, so that the last recorded one is.
+    pub hold_lock: tokio::sync::Mutex<()>,
     /// Cancelled when the daemon drains: new runs are refused, and runs that wait for approval are suspended.
     pub draining: CancellationToken,
     pub sessions: Sessions,

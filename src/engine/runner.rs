@@ -22,6 +22,7 @@ use crate::engine::approval::person_wait;
 use crate::engine::cancel;
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
+use crate::engine::hold::{self, HoldError};
 use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
@@ -97,6 +98,7 @@ impl Runner {
             queue,
             pending_approvals: PendingApprovals::default(),
             inactive_inbox_lock: tokio::sync::Mutex::default(),
+            hold_lock: tokio::sync::Mutex::default(),
             draining: CancellationToken::new(),
             sessions: Sessions::default(),
             tasks: TaskTracker::new(),
@@ -379,6 +381,28 @@ impl Runner {
             }
         });
         receiver.await.unwrap_or(Err(StoreError::Closed.into()))
+    }
+
+    /// Pauses a run with all below it, or resumes it. Returns its record and whether that changed anything.
+    pub async fn set_held(
+        &self,
+        id: RunId,
+        is_held: bool,
+        by: Option<String>,
+    ) -> Result<(Arc<Run>, bool), HoldError> {
+        let (sender, receiver) = oneshot::channel();
+        let engine = Arc::clone(&self.engine);
+        // In a task of its own: a client that disconnects must not interrupt the change.
+        self.engine.tasks.spawn(async move {
+            tokio::select! {
+                changed = hold::set_held(&engine, id, is_held, by) => drop(sender.send(changed)),
+                () = engine.shutdown.cancelled() => {}
+            }
+        });
+        let is_changed = receiver.await.unwrap_or(Err(StoreError::Closed.into()))?;
+        let run = self.store().run(id).await?;
+        let run = run.ok_or(HoldError::RunNotFound(id))?;
+        Ok((Arc::new(run), is_changed))
     }
 
     /// Deletes a session in which no run is unfinished: its name and its conversation; its runs stay.

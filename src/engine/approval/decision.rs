@@ -62,7 +62,9 @@ pub async fn await_decision(
     let name = shorten(&call.name, 200);
     let decision = match look_up(context, recorded_calls, call).await? {
         DecisionLookup::Decided(decision) => {
-            pause::ensure_running(context).await?;
+            if !context.run.is_held() {
+                pause::ensure_running(context).await?;
+            }
             decision
         }
         DecisionLookup::Pending(pending) => {
@@ -77,10 +79,13 @@ pub async fn await_decision(
             if let Err(TurnError::Store(error)) = received {
                 return Err(error);
             }
-            pause::unpause(context, PauseReason::Approval).await?;
             match received {
-                Ok(decision) => decision,
+                Ok(decision) => {
+                    pause::end_approval_wait(context).await?;
+                    decision
+                }
                 Err(error) => {
+                    pause::unpause(context, PauseReason::Approval).await?;
                     let reason = failures::interruption_message(&context.run, &error);
                     return Ok(Permission::Refused(reason));
                 }

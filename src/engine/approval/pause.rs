@@ -46,6 +46,55 @@ pub async fn unpause(context: &RunContext, reason: PauseReason) -> Result<(), St
     }
 }
 
+/// Waits while a client has paused the run, or one above it.
+///
+/// # Errors
+/// The run is cancelled or overdue, or the pause could not be recorded.
+pub async fn wait_while_held(context: &RunContext, reason: PauseReason) -> Result<(), TurnError> {
+    if !context.run.is_held() {
+        return Ok(());
+    }
+    Box::pin(async {
+        pause(context, reason, None).await?;
+        let released = wait_for_release(&context.run).await;
+        unpause(context, reason).await?;
+        released
+    })
+    .await
+}
+
+/// Ends the wait of a call for approval; if the run is held, the call then waits until it is not.
+pub async fn end_approval_wait(context: &RunContext) -> Result<(), StoreError> {
+    if !context.run.is_held() {
+        return unpause(context, PauseReason::Approval).await;
+    }
+    let change = PauseEvent::CallChanged {
+        from: PauseReason::Approval,
+        to: PauseReason::CallHeld,
+    };
+    let guard = context.run.tree.root_permit.update_lock.lock().await;
+    propagate_pause(context, change).await?;
+    drop(guard);
+    // A run that is cancelled or overdue meanwhile ends the call soon.
+    let _ = wait_for_release(&context.run).await;
+    unpause(context, PauseReason::CallHeld).await
+}
+
+async fn wait_for_release(run: &ActiveRun) -> Result<(), TurnError> {
+    let released = async {
+        loop {
+            // Subscribe before looking, so that no change is missed.
+            let mut changed = pin!(run.tree.root_permit.changed.notified());
+            changed.as_mut().enable();
+            if !run.is_held() {
+                return;
+            }
+            changed.await;
+        }
+    };
+    within_deadline(run, released).await
+}
+
 /// Marks a running call as finished.
 pub async fn finish_call(context: &RunContext) -> Result<(), StoreError> {
     {
@@ -135,7 +184,7 @@ async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
         let _guard = root_permit.acquire_lock.lock().await;
         if !root_permit.is_held() {
             let owner = context.run.tree.owner.as_deref();
-            let admission = context.engine.queue.enter_accepted(owner, &root.agent.name);
+            let admission = context.engine.queue.enter_again(owner, &root.agent.name);
             let _queued = root_permit.mark_queued();
             let permit = admission.permit().await;
             root_permit.set(permit);
@@ -160,17 +209,18 @@ async fn propagate_pause(context: &RunContext, event: PauseEvent) -> Result<(), 
             None => {}
         }
         if let Some(transition) = transition {
-            let is_paused = transition == Transition::Paused;
+            let is_paused = !matches!(transition, Transition::Resumed(_));
             run.tree.ad_hoc_quotas.set_paused(run.scope.run, is_paused);
         }
         let parent_event = match transition {
-            Some(Transition::Paused) => PauseEvent::ChildPaused,
-            Some(Transition::Resumed) => PauseEvent::ChildResumed,
+            Some(Transition::Paused(reason)) => PauseEvent::ChildPaused(reason),
+            Some(Transition::Resumed(reason)) => PauseEvent::ChildResumed(reason),
+            Some(Transition::Changed { from, to }) => PauseEvent::ChildChanged { from, to },
             None if event.is_resumption() => PauseEvent::Resumed,
             None => break,
         };
         next = run.parent.as_deref().map(|parent| (parent, parent_event));
-        if next.is_none() && transition == Some(Transition::Paused) {
+        if next.is_none() && matches!(transition, Some(Transition::Paused(_))) {
             drop(run.tree.root_permit.take());
         }
     }

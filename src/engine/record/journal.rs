@@ -116,16 +116,17 @@ impl Journal {
     }
 
     /// Commits a change that a client requested. If that fails, only the client is notified: the run continues.
+    /// Returns the event's number; 0 if the store ignored the change.
     pub async fn append_request(
         &self,
         run: &ActiveRun,
         change: Change,
         steps: Vec<Step>,
         event: EventKind,
-    ) -> Result<(), StoreError> {
+    ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
         let write = build_write(run, change, steps, vec![event]);
-        self.store.write(write).await.map(drop)
+        self.store.write(write).await
     }
 
     /// Writes a change without waiting for the commit, if the next recorded step makes up for its loss.
@@ -156,14 +157,15 @@ impl Journal {
         suspend_on_error(run, result)
     }
 
-    /// Commits a change and an event of a run that is not driven at the moment.
+    /// Commits a change and an event of a run that is not driven at the moment. Returns its number; 0 if the store ignored the
+    /// change.
     pub async fn append_inactive(
         &self,
         run: &Run,
         change: Change,
         steps: Vec<Step>,
         kind: EventKind,
-    ) -> Result<(), StoreError> {
+    ) -> Result<u64, StoreError> {
         let write = Write {
             run: run.id,
             root: run.root_id,
@@ -174,7 +176,7 @@ impl Journal {
             warnings: None,
             turns: Vec::new(),
         };
-        self.store.write(write).await.map(drop)
+        self.store.write(write).await
     }
 
     /// Commits the failure of a run that no process drives any more, and notifies its webhooks.

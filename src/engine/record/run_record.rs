@@ -37,6 +37,7 @@ pub fn continuation(run: &ActiveRun) -> ResumeState {
             Some(_) => Vec::new(),
         },
         waiting_since: None,
+        is_held: false,
         workdir: run.workdir.id(),
     }
 }

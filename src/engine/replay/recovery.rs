@@ -198,6 +198,7 @@ pub fn recover(
         models: models.clone(),
         warnings: run.warnings.clone(),
         inbox: Inbox::unrestored(),
+        is_held: continuation.is_held,
     };
     let active_run = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
     if let Some((at, seconds)) = continuation.deadline {
@@ -208,7 +209,9 @@ pub fn recover(
             seconds,
         });
         if continuation.waiting_since.is_some() {
-            active_run.clock().pause = Pause::Resuming(Calls::default());
+            let mut clock = active_run.clock();
+            clock.pause = Pause::Resuming(Calls::default());
+            clock.recorded = run.waiting_for;
         }
     }
     if run.status == Status::Cancelling {

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
+use crate::domain::event::ResumeCause;
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::{CallLimit, TokenUsage};
@@ -272,7 +273,7 @@ impl RecordedCalls {
             turn: u32,
         }
         match name {
-            "run.resumed" => self.resume_count += 1,
+            "run.resumed" if is_restart(data) => self.resume_count += 1,
             "turn.completed" | "tool.completed" | "approval.decided" => self.resume_count = 0,
             _ => {}
         }
@@ -309,6 +310,17 @@ impl RecordedCalls {
             _ => {}
         }
     }
+}
+
+/// Whether the run was resumed after a restart, and not by a client.
+fn is_restart(data: &str) -> bool {
+    #[derive(Deserialize)]
+    struct RunResumed {
+        /// Older versions did not write it.
+        cause: Option<ResumeCause>,
+    }
+    let resumed = serde_json::from_str::<RunResumed>(data);
+    resumed.is_ok_and(|resumed| resumed.cause != Some(ResumeCause::Request))
 }
 
 /// The tokens in `turn.completed`; `None` if the provider reported none.

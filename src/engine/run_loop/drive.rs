@@ -30,6 +30,7 @@ use crate::engine::run_loop::turn;
 use crate::engine::run_loop::turn_loop::{NewReply, TurnLoop};
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply};
 use crate::engine::state::failures;
+use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::engine::state::turn_error::TurnError;
 use crate::store::{Progress, Step, StoreError};
@@ -115,6 +116,7 @@ async fn take_turn(turn_loop: &mut TurnLoop<'_>) -> Result<Turn, Ending> {
     let context = turn_loop.context;
     // A run that still waits for its batch needs no permit.
     if !matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_)) {
+        wait_while_held(turn_loop).await?;
         pause::ensure_running(context).await?;
     }
     new_messages::read_new(turn_loop).await?;
@@ -126,6 +128,18 @@ async fn take_turn(turn_loop: &mut TurnLoop<'_>) -> Result<Turn, Ending> {
     let (turn, turn_write) = start_turn(turn_loop).await?;
     let turn_reply = request_reply(turn_loop, turn, turn_write).await?;
     push_reply(turn_loop, turn, turn_reply)
+}
+
+/// Does not begin a turn while a client has paused the run.
+async fn wait_while_held(turn_loop: &mut TurnLoop<'_>) -> Result<(), Ending> {
+    let context = turn_loop.context;
+    if !context.run.is_held() {
+        return Ok(());
+    }
+    // The pause is recorded of a run that has started.
+    turn_loop.write_pending().await?;
+    let released = pause::wait_while_held(context, PauseReason::TurnHeld).await;
+    released.map_err(|error| error_ending(&context.run, error))
 }
 
 /// Checks the limits and starts the next turn. Returns its number and what has to be committed with its start.

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
-use crate::domain::event::EventKind;
+use crate::domain::event::{EventKind, ResumeCause};
 use crate::domain::run::{Run, Status, now};
 use crate::engine::context::RunContext;
 use crate::engine::record::run_record;
@@ -119,6 +119,8 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
         record.attempt += 1;
         let resumed = EventKind::RunResumed {
             attempt: record.attempt,
+            cause: ResumeCause::Restart,
+            by: None,
         };
         return PendingWrite {
             events: vec![resumed],

@@ -1,6 +1,7 @@
 //! The summary of an ad-hoc sub-agent: one more turn after its task is done.
 
 use crate::domain::event::EventKind;
+use crate::engine::approval::pause;
 use crate::engine::run_loop::compaction;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::limits::check_limits;
@@ -9,6 +10,7 @@ use crate::engine::run_loop::turn;
 use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::pause::PauseReason;
 use crate::engine::state::turn_error::TurnError;
 use crate::providers::ReplyOutcome;
 use crate::store::{Change, Step};
@@ -60,6 +62,7 @@ async fn compact(turn_loop: &mut TurnLoop<'_>) -> Result<(), Ending> {
 
 async fn request(turn_loop: &TurnLoop<'_>, turn: u32) -> Result<TurnReply, TurnError> {
     let context = turn_loop.context;
+    pause::wait_while_held(context, PauseReason::TurnHeld).await?;
     check_limits(&context.run)?;
     let turn_started = EventKind::TurnStarted {
         turn,

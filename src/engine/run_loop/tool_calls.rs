@@ -20,7 +20,8 @@ use crate::engine::run_loop::limits;
 use crate::engine::run_spans;
 use crate::engine::state::budget::BudgetRefusal;
 use crate::engine::state::failures;
-use crate::engine::state::pause::PauseEvent;
+use crate::engine::state::pause::{PauseEvent, PauseReason};
+use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{Delegate, Effect, ToolOutput};
@@ -231,18 +232,20 @@ async fn execute_when_approved(
             None => execute_call(batch, position, call).await,
         };
     }
-    if !needs_approval {
-        return execute_call(batch, position, call).await;
-    }
-    let permission = Box::pin(decision::await_decision(
-        context,
-        recorded_calls,
-        *turn,
-        call,
-    ))
-    .await?;
-    let Permission::Refused(reason) = permission else {
-        return execute_call(batch, position, call).await;
+    let permission = match needs_approval {
+        true => {
+            let decided = decision::await_decision(context, recorded_calls, *turn, call);
+            Box::pin(decided).await?
+        }
+        false => Permission::Granted,
+    };
+    let reason = match permission {
+        Permission::Granted => match wait_while_held(batch, call).await {
+            Ok(()) => return execute_call(batch, position, call).await,
+            Err(TurnError::Store(error)) => return Err(error),
+            Err(error) => failures::interruption_message(&context.run, &error),
+        },
+        Permission::Refused(reason) => reason,
     };
     record_refusal(batch, position, call, reason).await
 }
@@ -258,6 +261,14 @@ async fn record_refusal(
     let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
     record_result(batch, completed, Vec::new()).await?;
     Ok(result)
+}
+
+/// Does not begin a call while a client has paused the run. What an earlier process began is not held: it ends first.
+async fn wait_while_held(batch: &BatchContext, call: &ToolCall) -> Result<(), TurnError> {
+    match batch.has_started(call) {
+        true => Ok(()),
+        false => pause::wait_while_held(&batch.context, PauseReason::CallHeld).await,
+    }
 }
 
 async fn execute_call(

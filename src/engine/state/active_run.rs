@@ -1,6 +1,7 @@
 //! A run that this process drives: its place in its tree, its cancel, its usage and its end.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -44,6 +45,8 @@ pub struct ActiveRun {
     pub pending_batch: PendingBatchCell,
     pub inbox: Inbox,
     agent_name: Arc<str>,
+    /// Whether a client has paused it.
+    is_held: AtomicBool,
     clock: Mutex<Clock>,
     phase: Mutex<Phase>,
     usage: UsageCounter,
@@ -96,6 +99,7 @@ pub struct RestoredState {
     pub models: Vec<ModelUsage>,
     pub warnings: Vec<RunWarning>,
     pub inbox: Inbox,
+    pub is_held: bool,
 }
 
 impl ActiveRun {
@@ -122,6 +126,7 @@ impl ActiveRun {
                 models: Vec::new(),
                 warnings: Vec::new(),
                 inbox: Inbox::default(),
+                is_held: false,
             },
         );
         run.self_and_ancestors()
@@ -146,6 +151,7 @@ impl ActiveRun {
             models,
             warnings,
             inbox,
+            is_held,
         } = state;
         let cancel_token = parent
             .as_ref()
@@ -163,6 +169,7 @@ impl ActiveRun {
             workdir,
             cancel_token,
             agent_name,
+            is_held: AtomicBool::new(is_held),
             clock: Mutex::default(),
             phase: Mutex::new(Phase::Open),
             usage: UsageCounter::new(usage, tree_usage, models),
@@ -207,6 +214,17 @@ impl ActiveRun {
     /// Whether the run is paused.
     pub fn is_waiting(&self) -> bool {
         self.clock().pause.paused_since().is_some()
+    }
+
+    /// Whether the run does not begin another step: a client has paused it, or one above it.
+    pub fn is_held(&self) -> bool {
+        let mut runs = self.self_and_ancestors();
+        runs.any(|run| run.is_held.load(Ordering::SeqCst))
+    }
+
+    pub fn set_held(&self, is_held: bool) {
+        self.is_held.store(is_held, Ordering::SeqCst);
+        self.tree.root_permit.changed.notify_waiters();
     }
 
     /// Changes of its calls need the tree's `update_lock`.

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use crate::domain::run::now;
+use crate::domain::run::{WaitingFor, now};
 use crate::engine::state::deadline::Deadline;
 use crate::engine::state::pause::{Pause, PauseEvent};
 use crate::store::Change;
@@ -12,6 +12,8 @@ pub struct Clock {
     /// `None` until the run starts. Moved by the length of each pause when it ends.
     pub deadline: Option<Deadline>,
     pub pause: Pause,
+    /// What the record says that the run waits for, while it is `waiting`.
+    pub recorded: Option<WaitingFor>,
 }
 
 /// What an event means beyond the run that it happened to.
@@ -22,10 +24,16 @@ pub struct PauseChange {
     pub record: Option<Change>,
 }
 
+/// With what the run waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
-    Paused,
-    Resumed,
+    Paused(WaitingFor),
+    Resumed(WaitingFor),
+    /// The run stays paused and waits for something else.
+    Changed {
+        from: WaitingFor,
+        to: WaitingFor,
+    },
 }
 
 impl Clock {
@@ -35,25 +43,32 @@ impl Clock {
         let before = self.pause;
         let instant = Instant::now();
         self.pause = before.next(event, instant);
+        let (from, to) = (before.waiting_for(), self.pause.waiting_for());
         let transition = match (before.paused_since(), self.pause.paused_since()) {
-            (None, Some(_)) => Some(Transition::Paused),
+            (None, Some(_)) => Some(Transition::Paused(to)),
             (Some(since), None) => {
                 if let Some(deadline) = self.deadline.as_mut().filter(|it| it.at > since) {
                     deadline.at += instant - since;
                 }
-                Some(Transition::Resumed)
+                Some(Transition::Resumed(from))
             }
+            (Some(_), Some(_)) if from != to => Some(Transition::Changed { from, to }),
             (None, None) | (Some(_), Some(_)) => None,
         };
-        let record = match (before.is_recorded(), self.pause.is_recorded()) {
-            (false, true) => Some(Change::Pause {
+        let is_paused = self.pause.paused_since().is_some();
+        let record = if is_paused && self.recorded != Some(to) {
+            self.recorded = Some(to);
+            Some(Change::Pause {
                 since: now(),
-                waiting_for: self.pause.waiting_for(),
-            }),
-            (true, false) => self.deadline.map(|deadline| Change::Unpause {
+                waiting_for: to,
+            })
+        } else if before.is_recorded() && !self.pause.is_recorded() {
+            self.recorded = None;
+            self.deadline.map(|deadline| Change::Unpause {
                 deadline: deadline.to_wall_clock(),
-            }),
-            (false, false) | (true, true) => None,
+            })
+        } else {
+            None
         };
         PauseChange { transition, record }
     }

@@ -49,6 +49,17 @@ impl OrphanedChildren {
         true
     }
 
+    /// Marks a child as paused by a client, or as resumed; false if it is not here.
+    pub fn set_held(&self, child: RunId, is_held: bool) -> bool {
+        let mut children = self.lock();
+        let state = children.get_mut(&child).map(|it| &mut it.resume_state);
+        if let Some(Some(state)) = state {
+            state.is_held = is_held;
+            return true;
+        }
+        false
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, UnfinishedRun>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -13,6 +13,10 @@ pub enum PauseReason {
     /// A call waits until fewer of its siblings run. Such a call does not pause its run, but it does not keep it running
     /// either.
     Queue,
+    /// A call waits until a client resumes the run.
+    CallHeld,
+    /// The turn itself, not a call, waits until a client resumes the run.
+    TurnHeld,
     /// The turn itself, not a call, waits for its batch.
     Batch,
 }
@@ -24,10 +28,20 @@ pub enum PauseEvent {
     CallFinished,
     CallPaused(PauseReason),
     CallResumed(PauseReason),
+    /// A call that waited for one thing waits for another now.
+    CallChanged {
+        from: PauseReason,
+        to: PauseReason,
+    },
     /// The child run of a call was paused.
-    ChildPaused,
-    /// The child run of a call was resumed.
-    ChildResumed,
+    ChildPaused(WaitingFor),
+    /// The child run of a call was resumed; it had waited for this.
+    ChildResumed(WaitingFor),
+    /// The paused child run of a call waits for something else now.
+    ChildChanged {
+        from: WaitingFor,
+        to: WaitingFor,
+    },
     /// The run, or a run below it, is about to do something, and no call has changed.
     Resumed,
 }
@@ -36,11 +50,10 @@ pub enum PauseEvent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     running: usize,
-    /// Calls that wait for approval or whose child run is paused, and a turn that waits for its batch.
-    waiting: usize,
-    /// The waiting calls that wait for approval.
-    pending_approvals: usize,
-    has_pending_batch: bool,
+    /// Calls that wait, or whose child run is paused, and a turn that waits: by what it is that they wait for.
+    approvals: usize,
+    resumes: usize,
+    batches: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +78,7 @@ impl Pause {
     /// The state after an event that happens at `now`.
     pub fn next(self, event: PauseEvent, now: Instant) -> Self {
         let calls = self.calls().after(event);
-        let is_paused = calls.waiting > 0 && calls.running == 0;
+        let is_paused = calls.waiting() > 0 && calls.running == 0;
         match (self, is_paused) {
             (Self::Paused { since, .. }, true) => Self::Paused { calls, since },
             (Self::Running(_) | Self::Resuming(_), true) => Self::Paused { calls, since: now },
@@ -90,16 +103,16 @@ impl Pause {
     }
 
     pub fn has_waiting_calls(&self) -> bool {
-        self.calls().waiting > 0
+        self.calls().waiting() > 0
     }
 
-    /// What a paused run waits for.
+    /// What a paused run waits for: the first that applies to it or to one of its children.
     pub fn waiting_for(&self) -> WaitingFor {
         let calls = self.calls();
-        match (calls.has_pending_batch, calls.pending_approvals) {
-            (true, _) => WaitingFor::Batch,
-            (false, 0) => WaitingFor::Children,
-            (false, _) => WaitingFor::Approval,
+        match (calls.approvals, calls.resumes) {
+            (0, 0) => WaitingFor::Batch,
+            (0, _) => WaitingFor::Resume,
+            _ => WaitingFor::Approval,
         }
     }
 
@@ -110,56 +123,99 @@ impl Pause {
     }
 }
 
+impl PauseReason {
+    /// `None` if the run does not wait for it.
+    fn waiting_for(self) -> Option<WaitingFor> {
+        match self {
+            Self::Approval => Some(WaitingFor::Approval),
+            Self::CallHeld | Self::TurnHeld => Some(WaitingFor::Resume),
+            Self::Batch => Some(WaitingFor::Batch),
+            Self::Queue => None,
+        }
+    }
+
+    fn is_of_call(self) -> bool {
+        match self {
+            Self::Approval | Self::Queue | Self::CallHeld => true,
+            Self::TurnHeld | Self::Batch => false,
+        }
+    }
+}
+
 impl PauseEvent {
     /// Whether the run does something after this event, so that the record must not say `waiting` any more.
     pub fn is_resumption(self) -> bool {
         match self {
-            Self::CallResumed(_) | Self::ChildResumed | Self::Resumed => true,
+            Self::CallResumed(_) | Self::ChildResumed(_) | Self::Resumed => true,
             Self::CallsStarted(_)
             | Self::CallFinished
             | Self::CallPaused(_)
-            | Self::ChildPaused => false,
+            | Self::CallChanged { .. }
+            | Self::ChildPaused(_)
+            | Self::ChildChanged { .. } => false,
         }
     }
 }
 
 impl Calls {
-    fn after(mut self, event: PauseEvent) -> Self {
+    fn waiting(self) -> usize {
+        self.approvals + self.resumes + self.batches
+    }
+
+    fn after(self, event: PauseEvent) -> Self {
         match event {
-            PauseEvent::CallsStarted(count) => self.running += count,
-            PauseEvent::CallFinished | PauseEvent::CallPaused(PauseReason::Queue) => {
-                self.running = self.running.saturating_sub(1);
+            PauseEvent::CallsStarted(count) => self.start(count),
+            PauseEvent::CallFinished => self.stop(),
+            PauseEvent::CallPaused(reason) if reason.is_of_call() => {
+                self.stop().wait_for(reason.waiting_for())
             }
-            PauseEvent::CallPaused(PauseReason::Approval) => {
-                self.running = self.running.saturating_sub(1);
-                self.waiting += 1;
-                self.pending_approvals += 1;
+            PauseEvent::CallPaused(reason) => self.wait_for(reason.waiting_for()),
+            PauseEvent::CallResumed(reason) if reason.is_of_call() => {
+                self.start(1).wait_no_more(reason.waiting_for())
             }
-            PauseEvent::CallPaused(PauseReason::Batch) => {
-                self.waiting += 1;
-                self.has_pending_batch = true;
+            PauseEvent::CallResumed(reason) => self.wait_no_more(reason.waiting_for()),
+            PauseEvent::CallChanged { from, to } => self
+                .wait_no_more(from.waiting_for())
+                .wait_for(to.waiting_for()),
+            PauseEvent::ChildPaused(reason) => self.stop().wait_for(Some(reason)),
+            PauseEvent::ChildResumed(reason) => self.start(1).wait_no_more(Some(reason)),
+            PauseEvent::ChildChanged { from, to } => {
+                self.wait_no_more(Some(from)).wait_for(Some(to))
             }
-            PauseEvent::CallResumed(PauseReason::Queue) => self.running += 1,
-            PauseEvent::CallResumed(PauseReason::Approval) => {
-                self.running += 1;
-                self.waiting = self.waiting.saturating_sub(1);
-                self.pending_approvals = self.pending_approvals.saturating_sub(1);
-            }
-            PauseEvent::CallResumed(PauseReason::Batch) => {
-                self.waiting = self.waiting.saturating_sub(1);
-                self.has_pending_batch = false;
-            }
-            PauseEvent::ChildPaused => {
-                self.running = self.running.saturating_sub(1);
-                self.waiting += 1;
-            }
-            PauseEvent::ChildResumed => {
-                self.running += 1;
-                self.waiting = self.waiting.saturating_sub(1);
-            }
-            PauseEvent::Resumed => {}
+            PauseEvent::Resumed => self,
+        }
+    }
+
+    fn start(mut self, count: usize) -> Self {
+        self.running += count;
+        self
+    }
+
+    fn stop(mut self) -> Self {
+        self.running = self.running.saturating_sub(1);
+        self
+    }
+
+    fn wait_for(mut self, reason: Option<WaitingFor>) -> Self {
+        if let Some(count) = self.count_mut(reason) {
+            *count += 1;
         }
         self
+    }
+
+    fn wait_no_more(mut self, reason: Option<WaitingFor>) -> Self {
+        if let Some(count) = self.count_mut(reason) {
+            *count = count.saturating_sub(1);
+        }
+        self
+    }
+
+    fn count_mut(&mut self, reason: Option<WaitingFor>) -> Option<&mut usize> {
+        Some(match reason? {
+            WaitingFor::Approval => &mut self.approvals,
+            WaitingFor::Resume => &mut self.resumes,
+            WaitingFor::Batch => &mut self.batches,
+        })
     }
 }
 
@@ -170,9 +226,10 @@ mod tests {
     use tokio::time::Instant;
 
     use super::PauseEvent::{
-        CallFinished, CallPaused, CallResumed, CallsStarted, ChildPaused, ChildResumed, Resumed,
+        CallChanged, CallFinished, CallPaused, CallResumed, CallsStarted, ChildChanged,
+        ChildPaused, ChildResumed, Resumed,
     };
-    use super::PauseReason::{Approval, Batch, Queue};
+    use super::PauseReason::{Approval, Batch, CallHeld, Queue, TurnHeld};
     use super::{Calls, Pause, PauseEvent};
     use crate::domain::run::WaitingFor;
 
@@ -200,7 +257,7 @@ mod tests {
         assert!(is_paused(&[
             CallsStarted(2),
             CallPaused(Approval),
-            ChildPaused
+            ChildPaused(WaitingFor::Approval)
         ]));
         let resumed = [CallsStarted(1), CallPaused(Approval), CallResumed(Approval)];
         assert_eq!(
@@ -209,13 +266,18 @@ mod tests {
         );
         assert!(is_paused(&[CallPaused(Batch)]));
         assert!(!is_paused(&[CallPaused(Batch), CallResumed(Batch)]));
-        assert!(!is_paused(&[CallsStarted(1), ChildPaused, ChildResumed]));
+        assert!(!is_paused(&[
+            CallsStarted(1),
+            ChildPaused(WaitingFor::Resume),
+            ChildResumed(WaitingFor::Resume)
+        ]));
     }
 
     #[test]
     fn a_queued_call_pauses_its_run_only_beside_a_waiting_one() {
         assert!(!is_paused(&[CallsStarted(1), CallPaused(Queue)]));
-        let both = [CallsStarted(2), ChildPaused, CallPaused(Queue)];
+        let child = ChildPaused(WaitingFor::Approval);
+        let both = [CallsStarted(2), child, CallPaused(Queue)];
         assert!(is_paused(&both));
         assert!(!after(after(Pause::default(), &both), &[CallResumed(Queue)]).is_recorded());
     }
@@ -248,12 +310,46 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_comes_before_approvals_and_children() {
+    fn a_held_turn_and_held_calls_pause_their_run() {
+        assert!(is_paused(&[CallPaused(TurnHeld)]));
+        assert!(!is_paused(&[CallPaused(TurnHeld), CallResumed(TurnHeld)]));
+        let one_held = [CallsStarted(2), CallPaused(CallHeld)];
+        assert!(!is_paused(&one_held));
+        assert!(is_paused(&[
+            CallsStarted(2),
+            CallPaused(CallHeld),
+            CallPaused(CallHeld)
+        ]));
+    }
+
+    #[test]
+    fn an_approval_comes_before_a_resume_and_a_batch() {
         let waiting_for = |events: &[PauseEvent]| after(Pause::default(), events).waiting_for();
         assert_eq!(waiting_for(&[CallPaused(Batch)]), WaitingFor::Batch);
-        let child = [CallsStarted(2), ChildPaused];
-        assert_eq!(waiting_for(&child), WaitingFor::Children);
-        let approval = [CallsStarted(2), ChildPaused, CallPaused(Approval)];
+        let held = [
+            CallsStarted(2),
+            ChildPaused(WaitingFor::Batch),
+            CallPaused(CallHeld),
+        ];
+        assert_eq!(waiting_for(&held), WaitingFor::Resume);
+        let child = ChildPaused(WaitingFor::Resume);
+        let approval = [CallsStarted(2), child, CallPaused(Approval)];
         assert_eq!(waiting_for(&approval), WaitingFor::Approval);
+        let decided = CallChanged {
+            from: Approval,
+            to: CallHeld,
+        };
+        assert_eq!(
+            waiting_for(&[approval.as_slice(), &[decided]].concat()),
+            WaitingFor::Resume
+        );
+        let of_child = ChildChanged {
+            from: WaitingFor::Resume,
+            to: WaitingFor::Batch,
+        };
+        assert_eq!(
+            waiting_for(&[CallsStarted(1), child, of_child]),
+            WaitingFor::Batch
+        );
     }
 }

@@ -143,7 +143,7 @@ async fn a_run_in_a_batch_uses_no_time_permit_or_request_slot() {
     let got = app
         .get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
-    assert_eq!(got.json()["waiting_for"], json!({"reason": "children"}));
+    assert_eq!(got.json()["waiting_for"], json!({"reason": "batch"}));
     assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
     // Longer than its timeout.
     let slow = app.start_with("slow", json!({"timeout": 1})).await;

@@ -1,0 +1,81 @@
+//! Pauses runs and resumes them on behalf of clients. A paused run and all below it stop at their next step; the record
+//! knows it, so that they stay paused after a restart.
+
+use crate::domain::event::{EventKind, ResumeCause};
+use crate::domain::run::{Run, RunId, Status};
+use crate::engine::context::Engine;
+use crate::store::{Change, StoreError};
+
+/// Why a run was not paused or resumed.
+#[derive(Debug, thiserror::Error)]
+pub enum HoldError {
+    #[error("there is no run {0}")]
+    RunNotFound(RunId),
+    #[error("{run} is {}: it can neither be paused nor resumed", .status.as_str())]
+    RunEnded { run: RunId, status: Status },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Commits the pause, or its end, and puts it in force. Returns false if the run was paused, or not paused, before.
+pub async fn set_held(
+    engine: &Engine,
+    id: RunId,
+    is_held: bool,
+    by: Option<String>,
+) -> Result<bool, HoldError> {
+    let _guard = engine.hold_lock.lock().await;
+    let _gate = engine.suspension.resume_lock.read().await;
+    let run = engine.journal.store().run(id).await?;
+    let run = run.ok_or(HoldError::RunNotFound(id))?;
+    if run.status.is_terminal() {
+        let status = run.status;
+        return Err(HoldError::RunEnded { run: id, status });
+    }
+    let (change, event) = entry(&run, is_held, by);
+    let active_run = engine.active_runs.get(id);
+    let journal = &engine.journal;
+    let written = match &active_run {
+        Some(active_run) => {
+            journal
+                .append_request(active_run, change, Vec::new(), event)
+                .await
+        }
+        None => {
+            journal
+                .append_inactive(&run, change, Vec::new(), event)
+                .await
+        }
+    };
+    match written {
+        Ok(0) => return Ok(false),
+        Ok(_) => {}
+        Err(StoreError::AlreadyTerminal(_)) => {
+            let run = engine.journal.store().run(id).await?;
+            let status = run.map_or(Status::Cancelling, |run| run.status);
+            return Err(HoldError::RunEnded { run: id, status });
+        }
+        Err(error) => return Err(error.into()),
+    }
+    // The parent of an inactive run may have reached it meanwhile.
+    if (active_run.is_some() || !engine.orphans.set_held(id, is_held))
+        && let Some(active_run) = engine.active_runs.get(id)
+    {
+        active_run.set_held(is_held);
+    }
+    Ok(true)
+}
+
+fn entry(run: &Run, is_held: bool, by: Option<String>) -> (Change, EventKind) {
+    match is_held {
+        true => (Change::Hold, EventKind::RunPaused { by }),
+        false => {
+            let event = EventKind::RunResumed {
+                attempt: run.attempt,
+                cause: ResumeCause::Request,
+                by,
+            };
+            (Change::Release, event)
+        }
+    }
+}
