@@ -12,6 +12,7 @@ use crate::domain::suggestion;
 use crate::engine::add_message::AddMessageError;
 use crate::engine::admission::delete_session::DeleteSessionError;
 use crate::engine::approval::decision::DecideError;
+use crate::engine::hold::HoldError;
 use crate::engine::memory::memories::MemoryError;
 use crate::engine::request::StartError;
 use crate::fair::admission::QueueFull;
@@ -309,6 +310,19 @@ impl From<AddMessageError> for Problem {
             )
             .with_retry_after(RESTART_INTERVAL_SECS),
             AddMessageError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<HoldError> for Problem {
+    fn from(error: HoldError) -> Self {
+        let detail = error.to_string();
+        match error {
+            HoldError::RunNotFound(id) => Self::run_not_found(id),
+            HoldError::RunEnded { .. } => {
+                Self::new(StatusCode::CONFLICT, ProblemCode::RunEnded, detail)
+            }
+            HoldError::Store(error) => error.into(),
         }
     }
 }

@@ -17,8 +17,8 @@ use crate::web::openapi::{
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
-    agents, approvals, create_run, deliveries, events, health, messages, metrics, recordings, runs,
-    sessions, tickets, usage,
+    agents, approvals, create_run, deliveries, events, health, messages, metrics, pause,
+    recordings, runs, sessions, tickets, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -60,6 +60,8 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
             describe_recordings::recording,
         )
         .with_scope(Read),
+        post("/runs/{id}/pause", pause::pause, steering::pause).with_scope(Run),
+        post("/runs/{id}/resume", pause::resume, steering::resume).with_scope(Run),
         post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
         get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
         get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),

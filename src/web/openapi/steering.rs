@@ -1,4 +1,4 @@
-//! Describes the routes that steer a run: messages to it, and decisions on its tool calls.
+//! Describes the routes that steer a run: messages to it, its pause, and decisions on its tool calls.
 
 use serde_json::json;
 
@@ -48,6 +48,37 @@ pub fn add_message(operation: Operation<'_>) -> Operation<'_> {
             503,
             "`draining`, `store_unavailable`, `store_full`: `Retry-After` tells when to retry.",
         )
+}
+
+pub fn pause(operation: Operation<'_>) -> Operation<'_> {
+    with_change(operation)
+        .describe("pause_run", "Pauses a run and its descendants")
+        .details(
+            "The run and all runs below it stop at their next step: requests to models and tool calls that have begun end \
+             first. Then they are `waiting` for `resume`, their time limits stand still, and the run holds no slot. A \
+             paused run can be cancelled and gets messages and decisions. A queued run stays queued until it has a slot.",
+        )
+        .response::<RunView<'static>>(200, "The run, if it was paused already.")
+        .example(200, examples::accepted_run())
+        .response::<RunView<'static>>(202, "The run; the pause is stored.")
+        .example(202, examples::accepted_run())
+}
+
+pub fn resume(operation: Operation<'_>) -> Operation<'_> {
+    with_change(operation)
+        .describe("resume_run", "Resumes a paused run")
+        .details(
+            "The run waits for a slot before all runs of its key that have not started. A run below one that is paused \
+             stays paused.",
+        )
+        .response::<RunView<'static>>(200, "The run, if it was not paused.")
+        .example(200, examples::accepted_run())
+        .response::<RunView<'static>>(202, "The run; the end of its pause is stored.")
+        .example(202, examples::accepted_run())
+}
+
+fn with_change(operation: Operation<'_>) -> Operation<'_> {
+    operation.problem(409, "`run_ended`: the run has ended or is being cancelled.")
 }
 
 pub fn decide(operation: Operation<'_>) -> Operation<'_> {

@@ -8,6 +8,7 @@ pub mod events;
 pub mod health;
 pub mod messages;
 pub mod metrics;
+pub mod pause;
 pub mod recordings;
 pub mod runs;
 pub mod sessions;
