@@ -236,6 +236,13 @@ impl Client {
         self.json(self.http.post(url).json(&body)).await
     }
 
+    /// Pauses a run with all below it, or resumes it.
+    pub async fn set_paused(&self, id: &str, is_paused: bool) -> Result<Value, ClientError> {
+        let action = if is_paused { "pause" } else { "resume" };
+        let url = self.url(&["runs", id, action]);
+        self.json(self.http.post(url)).await
+    }
+
     /// Adds a message to an unfinished run.
     pub async fn add_message(&self, id: &str, content: &Value) -> Result<Value, ClientError> {
         let body = serde_json::json!({ "content": content });

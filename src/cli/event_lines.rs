@@ -89,6 +89,10 @@ impl EventLines {
                 "waiting for batch {}",
                 text_field(event, "batch_id")
             )),
+            "run.paused" => Some((Some(Color::Yellow), "paused".to_owned() + &by(event))),
+            "run.resumed" if event["cause"] == "request" => {
+                usual("resumed".to_owned() + &by(event))
+            }
             "run.resumed" => usual("resumed after a restart of the daemon".to_owned()),
             "run.failed" => {
                 let message = text_field(&event["error"], "message");
@@ -222,6 +226,14 @@ fn describe_turn_start(event: &Value) -> String {
         counted(number_field(event, "messages"), "message"),
         counted(number_field(event, "results"), "pending result"),
     )
+}
+
+/// Who did it, after a space; empty without keys.
+fn by(event: &Value) -> String {
+    match text_field(event, "by") {
+        by if by.is_empty() => by,
+        by => format!(" by {by}"),
+    }
 }
 
 fn describe_message(event: &Value) -> String {

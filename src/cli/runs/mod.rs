@@ -8,6 +8,7 @@ mod decide;
 mod follow;
 mod list;
 mod message;
+mod pause;
 mod rerun;
 pub mod run_ref;
 mod save;
@@ -50,6 +51,10 @@ pub enum Command {
     Message(message::Message),
     /// Write a run with its descendants to a file for axed test
     Save(save::Save),
+    /// Pause a run and its descendants at their next step
+    Pause(pause::Pause),
+    /// Resume a paused run
+    Resume(pause::Resume),
     /// Cancel a run and its descendants
     Cancel(change::Cancel),
     /// Delete runs that have ended, with their descendants
@@ -72,6 +77,8 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Rerun(args) => return rerun::rerun(&args).await,
         Command::Message(args) => message::message(&args).await?,
         Command::Save(args) => save::save(&args).await?,
+        Command::Pause(args) => pause::pause(&args).await?,
+        Command::Resume(args) => pause::resume(&args).await?,
         Command::Cancel(args) => change::cancel(&args).await?,
         Command::Delete(args) => change::delete(&args).await?,
         Command::Approve(args) => decide::approve(&args).await?,
