@@ -10,6 +10,7 @@ mod context_window;
 mod earlier_messages;
 mod memory;
 mod partial_content;
+mod pause;
 mod run_loop;
 mod run_messages;
 mod session_context;

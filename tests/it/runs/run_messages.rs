@@ -161,8 +161,10 @@ async fn a_recovered_turn_sends_the_same_request() {
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
     let gate = Gate::closed();
     let first = says("too early").after_gate(&gate);
-    app.provider
-        .will("solo", [hangs(), first, hangs(), says("done")]);
+    app.provider.will(
+        "solo",
+        [hangs(), first, hangs(), says("done"), says("the end")],
+    );
     let id = app.start("solo", "go").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
     let mut events = app.events(&app.find(&id).await).await;
@@ -178,7 +180,6 @@ async fn a_recovered_turn_sends_the_same_request() {
     app.crash_and_restart().await;
 
     // The reply to the second turn does not end the run either.
-    app.provider.will("solo", [says("the end")]);
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "the end");
     assert_complete(&run.events().await);
@@ -201,15 +202,14 @@ async fn a_child_gets_its_messages_by_its_id() {
         .await;
     app.provider
         .will("planner", [delegates([("reader", "x")]), says("planned")]);
-    app.provider.will("reader", [hangs()]);
+    app.provider
+        .will("reader", [hangs(), says("too early"), says("read")]);
     let root = app.start("planner", "go").await.id().to_owned();
     app.provider.wait_for_request("reader", 1).await;
     let child = app.find(&root).await.children().await.remove(0);
     let child = child.id().to_owned();
     added(&app, &child, "for the child").await;
     app.crash_and_restart().await;
-    app.provider
-        .will("reader", [says("too early"), says("read")]);
 
     let run = app.find(&root).await.wait_for_end().await;
     assert_eq!(run.output(), "planned");
@@ -234,7 +234,8 @@ fn keyed(app: &TestApp, id: &str, key: &str, text: &str) -> RequestBuilder {
 #[tokio::test]
 async fn a_repeated_key_adds_one_message() {
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
-    app.provider.will("solo", [hangs()]);
+    app.provider
+        .will("solo", [hangs(), says("too early"), says("done")]);
     let id = app.start("solo", "go").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
     let many = (0..8).map(|_| send(keyed(&app, &id, "k", "once")));
@@ -252,7 +253,6 @@ async fn a_repeated_key_adds_one_message() {
     assert_eq!(code(&other), "idempotency_mismatch");
 
     app.crash_and_restart().await;
-    app.provider.will("solo", [says("too early"), says("done")]);
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(added_events(&run.events().await).len(), 1);
     let again = send(keyed(&app, &id, "k", "once")).await;
