@@ -395,10 +395,14 @@ impl ToolOutcome {
 
 async fn run_tool(batch: &BatchContext, call: &ToolCall, effect: Option<Effect>) -> ToolOutcome {
     let run = &batch.context.run;
-    if effect != Some(Effect::Delegating)
-        && let Some(playback) = batch.context.tool_playback()
-    {
-        return ToolOutcome::Finished(playback.result(run.scope.run, call));
+    if let Some(playback) = batch.context.playback() {
+        let is_played = match effect {
+            Some(Effect::Delegating) => playback.has_result_only(run.scope.run, call),
+            _ => !playback.live.tools,
+        };
+        if is_played {
+            return ToolOutcome::Finished(playback.result(run.scope.run, call));
+        }
     }
     let (owner, delegate) = (run.tree.owner.as_deref(), batch.delegate.as_ref());
     let work = batch.toolbox.call(call, &run.scope, owner, delegate);

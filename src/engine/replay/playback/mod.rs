@@ -300,6 +300,19 @@ impl Playback {
         }
     }
 
+    /// Whether the call of another agent has a recorded result, but no recorded run: a fork had taken the result over.
+    pub fn has_result_only(&self, run: RunId, call: &ToolCall) -> bool {
+        let state = self.state();
+        let result = self.recorded_result(&state, run, call);
+        let Some(result) = result.filter(|result| !result.is_error) else {
+            return false;
+        };
+        let (path, turn, position) = (state.path(run), result.turn, result.position);
+        let prefix = format!("{path}/{turn}.{position}:");
+        let mut runs = self.recording.runs.iter();
+        !runs.any(|run| run.path.starts_with(&prefix))
+    }
+
     /// The recorded result of the call.
     pub fn result(&self, run: RunId, call: &ToolCall) -> Result<ToolOutput, String> {
         let mut state = self.state();
