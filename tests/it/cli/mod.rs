@@ -5,6 +5,7 @@ mod chat;
 mod checks;
 mod commands;
 mod home;
+mod live_tests;
 mod recordings;
 mod run;
 mod runs;

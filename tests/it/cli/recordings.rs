@@ -11,11 +11,11 @@ use crate::support::daemon::axed_command;
 use crate::support::provider::answer::{calls, delegates, fails, says};
 
 /// Runs a command in the directory of the app.
-async fn axed(app: &TestApp, arguments: &[&str]) -> Ended {
+pub async fn axed(app: &TestApp, arguments: &[&str]) -> Ended {
     ended(axed_command(&app.path("."), arguments)).await
 }
 
-async fn save(app: &TestApp, run: &str, file: &str) {
+pub async fn save(app: &TestApp, run: &str, file: &str) {
     let arguments = ["runs", "save", run, file, "--server", &app.daemon.url];
     let saved = axed(app, &arguments).await;
     assert!(
@@ -25,19 +25,19 @@ async fn save(app: &TestApp, run: &str, file: &str) {
     );
 }
 
-fn read(app: &TestApp, file: &str) -> String {
+pub fn read(app: &TestApp, file: &str) -> String {
     fs::read_to_string(app.path(file)).expect("a file")
 }
 
 /// Replaces a part of a file that occurs in it.
-fn edit(app: &TestApp, file: &str, from: &str, to: &str) {
+pub fn edit(app: &TestApp, file: &str, from: &str, to: &str) {
     let text = read(app, file);
     assert!(text.contains(from), "{from} is not in {text}");
     app.write(file, &text.replacen(from, to, 1));
 }
 
 /// The only test of `axed test --json`.
-async fn tested(app: &TestApp, code: i32, arguments: &[&str]) -> Value {
+pub async fn tested(app: &TestApp, code: i32, arguments: &[&str]) -> Value {
     let arguments = [&["test", "--json"], arguments].concat();
     let ended = axed(app, &arguments).await;
     let report: Value = serde_json::from_str(ended.with(code)).expect("JSON");
