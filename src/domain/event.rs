@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::domain::context::ContextStrategy;
 use crate::domain::failure::Failure;
 use crate::domain::message::ToolCall;
-use crate::domain::run::RunId;
+use crate::domain::run::{ForkedFrom, Reused, RunId};
 use crate::domain::usage::Usage;
 
 /// An event that has no number yet.
@@ -47,6 +47,18 @@ pub enum EventKind {
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
         request: Option<Arc<RawValue>>,
+    },
+    /// The run continues from a copy of a part of another run's record. The second event of a fork.
+    #[serde(rename = "run.forked")]
+    RunForked {
+        /// Where the other run was forked.
+        forked_from: ForkedFrom,
+        /// The number of copied turns of the root.
+        turns: u32,
+        /// What the tree took over instead of doing it.
+        reused: Reused,
+        /// The parts that the request edited.
+        edited: Vec<&'static str>,
     },
     /// The run leaves the queue.
     #[serde(rename = "run.started")]
@@ -415,6 +427,7 @@ impl EventKind {
     pub fn name(&self) -> &'static str {
         match self {
             Self::RunQueued { .. } => "run.queued",
+            Self::RunForked { .. } => "run.forked",
             Self::RunStarted { .. } => "run.started",
             Self::RunResumed { .. } => "run.resumed",
             Self::RunPaused { .. } => "run.paused",
@@ -447,8 +460,9 @@ impl EventKind {
 }
 
 /// The names of all numbered events, in the order of [`EventKind`].
-pub const STORED_EVENT_NAMES: [&str; 24] = [
+pub const STORED_EVENT_NAMES: [&str; 25] = [
     "run.queued",
+    "run.forked",
     "run.started",
     "run.resumed",
     "run.paused",

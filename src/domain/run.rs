@@ -337,6 +337,60 @@ pub struct Run {
     pub pending_approvals: Vec<PendingApproval>,
     /// Whether its texts are only their beginnings.
     pub is_cut: bool,
+    /// What it took over; `None` for other runs.
+    pub fork: Option<Box<Fork>>,
+}
+
+/// What a run took over from the run that it is a copy of: the root of a fork, and the runs that were copied with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fork {
+    /// Only of the root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<ForkedFrom>,
+    /// Replies up to this turn are copies.
+    pub copied_turns: u32,
+    /// Copied messages that clients had added.
+    #[serde(default)]
+    pub copied_messages: u32,
+    /// Whether the prompt is assembled when the run starts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub assembles_prompt: bool,
+    /// By the run and those below it.
+    pub reused: Reused,
+    /// The children whose results were copied.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reused_runs: Vec<ReusedRun>,
+}
+
+/// Where a run was forked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ForkedFrom {
+    /// The root of the forked tree, which may be deleted.
+    pub run: RunId,
+    /// The run of that tree at which it was forked.
+    pub at_run: RunId,
+    /// The first turn of that run that the fork does itself, if only in part; 0 if its prompt is assembled anew.
+    pub turn: u32,
+}
+
+/// What a fork took over instead of doing it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Reused {
+    /// Finished runs whose results were copied, and the runs below them.
+    pub runs: u64,
+    /// Copied replies of models, and the replies of the reused runs.
+    pub turns: u64,
+}
+
+/// A finished run whose result was copied. It is not in the fork's tree, and may be deleted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ReusedRun {
+    /// The run.
+    pub id: RunId,
+    /// The name of its agent.
+    pub agent: String,
+    /// The call that it gave the result of.
+    pub tool_call_id: String,
 }
 
 /// A tool call that waits for approval.
@@ -401,6 +455,7 @@ impl Run {
             waiting_for: None,
             pending_approvals: Vec::new(),
             is_cut: false,
+            fork: None,
             warnings: Vec::new(),
             last_event: 0,
         }

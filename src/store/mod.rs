@@ -293,6 +293,9 @@ pub enum StoreError {
     /// The run to change does not exist.
     #[error("there is no {0} in the store")]
     RunNotFound(RunId),
+    /// The run to fork was deleted in the meantime.
+    #[error("{0} was deleted")]
+    SourceDeleted(RunId),
     /// The data directory belongs to another process.
     #[error(
         "the data directory {dir} is in use by {holder}; stop it, or choose another directory with --data"

@@ -99,6 +99,9 @@ pub struct Agent {
     /// The providers for which the root's request brought keys. The keys themselves are kept in memory only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_keys: Vec<String>,
+    /// Whether the tree of this root adds nothing to the memory of agents.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_memory: bool,
     /// The most turns of one run, 1 to [`MAX_TURNS`].
     pub max_turns: u32,
     /// What becomes of a conversation that outgrows the model's window.
@@ -156,6 +159,7 @@ impl Default for Agent {
             allow_extra: Vec::new(),
             allow_provider_keys: false,
             given_keys: Vec::new(),
+            keeps_memory: false,
             max_turns: MAX_TURNS,
             context: ContextSettings::default(),
             budget: Budget::default(),

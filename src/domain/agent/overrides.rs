@@ -42,7 +42,7 @@ pub struct ParamsOverride<F> {
 }
 
 /// Limits of a request's whole tree. 0 sets no limit, as in an agent's file.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "BudgetInput")]
 #[serde(deny_unknown_fields, default)]
 pub struct BudgetOverride {

@@ -90,6 +90,7 @@ macro_rules! run_columns {
             WaitingSince: "r.waiting_since",
             WaitingFor: "r.waiting_for",
             Warnings: "r.warnings",
+            Fork: "r.fork",
         }
     };
 }
@@ -179,6 +180,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         pending_approvals: Vec::new(),
         is_cut: false,
         warnings: json(row, C::Warnings as usize)?.unwrap_or_default(),
+        fork: json(row, C::Fork as usize)?,
     })
 }
 

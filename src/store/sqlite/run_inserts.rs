@@ -44,6 +44,9 @@ impl RunInserts {
             check_unclaimed(sql, claim)?;
         }
         let run = &new_run.run;
+        if let Some(source) = run.fork.as_ref().and_then(|fork| fork.from) {
+            check_exists(sql, source.run)?;
+        }
         let resume_state = &new_run.resume_state;
         let definition = self.store_definition(sql, &resume_state.definition, run.id)?;
         insert_row(sql, run, resume_state, definition, last_event)?;
@@ -154,6 +157,8 @@ fn insert_row(
         ":session": run.session,
         ":workdir_device": resume_state.workdir.map(|id| id.device.cast_signed()),
         ":workdir_inode": resume_state.workdir.map(|id| id.inode.cast_signed()),
+        ":messages": run.fork.as_ref().map_or(0, |fork| fork.copied_messages),
+        ":fork": run.fork.as_ref().map(|fork| serde_json::to_string(fork).unwrap_or_default()),
     });
     match inserted {
         Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
@@ -179,6 +184,17 @@ pub fn check_unclaimed(
     match sql.find_claim.query_row(params, rows::claimed_run)? {
         Some(claimed) => Err(WriteError::Rejected(StoreError::AlreadyClaimed(claimed))),
         None => Ok(()),
+    }
+}
+
+/// Fails if the run was deleted, if only in part: a copy of its record may have gaps.
+fn check_exists(sql: &mut Statements<'_>, source: RunId) -> Result<(), WriteError> {
+    let id = rows::id_bytes(&source);
+    let exists = sql.has_root.exists(named_params! {":id": id})?
+        && !sql.has_deletion.exists(named_params! {":root": id})?;
+    match exists {
+        true => Ok(()),
+        false => Err(WriteError::Rejected(StoreError::SourceDeleted(source))),
     }
 }
 

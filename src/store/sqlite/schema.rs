@@ -30,6 +30,7 @@ const MIGRATIONS: &[&str] = &[
     MESSAGES,
     USAGE,
     HOLDS,
+    FORKS,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -306,6 +307,8 @@ CREATE INDEX usage_values_days ON usage_values (last_day);
 CREATE TABLE usage_quarters (start INTEGER NOT NULL, series INTEGER NOT NULL, sums BLOB NOT NULL, PRIMARY KEY (start, series)) WITHOUT ROWID;
 CREATE TABLE usage_days (start INTEGER NOT NULL, series INTEGER NOT NULL, sums BLOB NOT NULL, PRIMARY KEY (start, series)) WITHOUT ROWID;
 ";
+/// What a run took over from the run that it was forked from, as JSON; null for other runs.
+const FORKS: &str = "ALTER TABLE runs ADD COLUMN fork TEXT;";
 
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.
 const MAX_REBUILD_BYTES: i64 = 64 << 20;

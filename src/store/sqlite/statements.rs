@@ -34,12 +34,12 @@ statements! {
              last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
              model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
              completion_status, labels, cancel_reason, input, task, owner, definition, deadline_at, \
-             deadline_seconds, timeout, stream, webhook, session, workdir_device, workdir_inode) \
+             deadline_seconds, timeout, stream, webhook, session, workdir_device, workdir_inode, messages, fork) \
              VALUES (:id, :root, :parent, :child, :depth, :status, :agent, :created_at, :started_at, \
              :last_event, :attempt, :turns, :input_tokens, :output_tokens, :cache_read_tokens, :cache_write_tokens, \
              :model_calls, :tool_calls, :cost, :unreported, :model, :stop_reason, :agent_version, :tool_call_id, :label, \
              :completion_status, :labels, :cancel_reason, :input, :task, :owner, :definition, :deadline_at, \
-             :deadline_seconds, :timeout, :stream, :webhook, :session, :workdir_device, :workdir_inode)",
+             :deadline_seconds, :timeout, :stream, :webhook, :session, :workdir_device, :workdir_inode, :messages, :fork)",
         find_claim: FIND_CLAIM,
         /// A new idempotency key, or an expired one that is used again.
         upsert_claim: "INSERT OR REPLACE INTO claims (credential, route, key, run, body, expires, message) \

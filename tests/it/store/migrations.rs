@@ -10,12 +10,13 @@ use crate::store::fixtures::{
 };
 
 /// Undoes the steps from 15 on, one after another: a newer step adds its own line.
-pub const STEPS_FROM_15: [&str; 4] = [
+pub const STEPS_FROM_15: [&str; 5] = [
     "ALTER TABLE entries DROP COLUMN turns;",
     "ALTER TABLE runs DROP COLUMN messages; ALTER TABLE claims DROP COLUMN message;",
     "ALTER TABLE runs DROP COLUMN model_usage; DROP TABLE usage_series; DROP TABLE usage_values; \
      DROP TABLE usage_quarters; DROP TABLE usage_days;",
     "ALTER TABLE runs DROP COLUMN held;",
+    "ALTER TABLE runs DROP COLUMN fork;",
 ];
 
 /// A file from before webhooks keeps its runs, and can hold deliveries from then on.
