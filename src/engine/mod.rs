@@ -9,6 +9,7 @@ pub mod cancel;
 pub mod context;
 pub mod delegation;
 pub mod dry_run;
+pub mod fork;
 pub mod hold;
 pub mod memory;
 pub mod prepare;
