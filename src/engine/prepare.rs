@@ -139,11 +139,7 @@ pub fn check_prices(
     if agent.budget.max_cost.is_none() {
         return Ok(Vec::new());
     }
-    let is_unpriced = |model: &ModelRef| {
-        let is_free = |provider: &Arc<ProviderHandle>| provider.is_free;
-        engine.settings.models.price(model).is_none()
-            && !engine.providers.get(&model.provider).is_ok_and(is_free)
-    };
+    let is_unpriced = |model: &ModelRef| is_unpriced(engine, model);
     if request.overrides.model.is_some() && is_unpriced(&agent.model) {
         return Err(StartError::Unpriced(agent.model.clone()));
     }
@@ -171,6 +167,13 @@ pub fn check_prices(
         Warning::new(WarningCode::PriceUnknown, &message)
     };
     Ok(unpriced.into_iter().map(warning).collect())
+}
+
+/// Whether nothing is counted for the model under a cost budget.
+pub fn is_unpriced(engine: &Engine, model: &ModelRef) -> bool {
+    let is_free = |provider: &Arc<ProviderHandle>| provider.is_free;
+    engine.settings.models.price(model).is_none()
+        && !engine.providers.get(&model.provider).is_ok_and(is_free)
 }
 
 /// The time limit of a root run.
@@ -313,7 +316,7 @@ fn is_empty(overrides: &Overrides) -> bool {
 }
 
 /// Whether the agent allows the parameters of a request, and its model is not known to reject them.
-fn check_params(
+pub fn check_params(
     engine: &Engine,
     agent: &Agent,
     patch: &ParamsOverride<ResponseFormat>,
@@ -347,7 +350,7 @@ fn check_params(
 }
 
 /// A request may lower the agent's limits, and set those that the agent has not.
-fn tighten_budget(budget: &mut Budget, requested: &Budget) {
+pub fn tighten_budget(budget: &mut Budget, requested: &Budget) {
     fn tighten_limit<T: Ord + Copy>(own: &mut Option<T>, requested: Option<T>) {
         *own = match (*own, requested) {
             (Some(own), Some(requested)) => Some(own.min(requested)),
@@ -361,7 +364,7 @@ fn tighten_budget(budget: &mut Budget, requested: &Budget) {
 }
 
 /// The path of an override, if it is within a configured root and has no symbolic link below that.
-async fn resolve_in_roots(
+pub async fn resolve_in_roots(
     field: &'static str,
     path: PathBuf,
     engine: &Arc<Engine>,

@@ -35,12 +35,7 @@ pub fn prepare(
         parent.run.warn(load_warning(name, &error), Some(turn));
         describe_load_error(name, &error)
     })?);
-    let hosts = &parent.run.agent.allowed_hosts;
-    if agent.allowed_hosts.is_empty() && !hosts.is_empty() {
-        // Set in the definition, which is recorded with the run: it then also holds after a restart, and for the
-        // child's children.
-        Arc::make_mut(&mut agent).allowed_hosts.clone_from(hosts);
-    }
+    inherit_hosts(&parent.run.agent, &mut agent);
     check_provider(parent, &agent).inspect_err(|reason| {
         let message = format!("sub-agent \"{name}\" could not be started: {reason}");
         let warning = Warning::new(WarningCode::SubAgentUnavailable, &message);
@@ -54,6 +49,16 @@ pub fn prepare(
     run.input = child.message.as_str().into();
     run.task = Some(request.task.to_owned());
     Ok(child)
+}
+
+/// A child without hosts of its own may request its caller's only.
+pub fn inherit_hosts(caller: &Agent, agent: &mut Arc<Agent>) {
+    let hosts = &caller.allowed_hosts;
+    if agent.allowed_hosts.is_empty() && !hosts.is_empty() {
+        // Set in the definition, which is recorded with the run: it then also holds after a restart, and for the
+        // child's children.
+        Arc::make_mut(agent).allowed_hosts.clone_from(hosts);
+    }
 }
 
 /// Creates an ad-hoc child of `parent` under this id.
@@ -128,11 +133,7 @@ fn build(
     let scope =
         child_scope.ok_or_else(|| format!("maximum sub-agent depth ({max_depth}) reached"))?;
     let accounts = reserve_run(parent, &agent, accounts)?;
-    let timeouts = [agent.timeout, parent.run.agent.delegation.timeout].into_iter();
-    let deadlines = timeouts.flatten().map(Deadline::within);
-    let deadline = deadlines
-        .chain(parent.run.deadline())
-        .min_by_key(|deadline| deadline.at);
+    let deadline = deadline(&parent.run, &agent);
     let agent_json = parent.engine.agent_snapshots.agent_json(&agent);
     let tree = Arc::clone(&parent.run.tree);
     let active_run = ActiveRun::new(
@@ -152,6 +153,15 @@ fn build(
         run,
         message: String::new(),
     })
+}
+
+/// When a child that starts now must have ended.
+pub fn deadline(parent: &ActiveRun, agent: &Agent) -> Option<Deadline> {
+    let timeouts = [agent.timeout, parent.agent.delegation.timeout].into_iter();
+    let deadlines = timeouts.flatten().map(Deadline::within);
+    deadlines
+        .chain(parent.deadline())
+        .min_by_key(|deadline| deadline.at)
 }
 
 /// Counts the new run against the server's limit and the budgets. Returns its budget accounts.

@@ -1,0 +1,153 @@
+//! The agents that copied runs continue with: as recorded or of today, with the edits of the request. A fork may not have
+//! what a new run may not request.
+
+use std::sync::Arc;
+
+use crate::domain::agent::{Agent, MAX_TURNS};
+use crate::engine::context::Engine;
+use crate::engine::delegation::child_run;
+use crate::engine::fork::request::{DefinitionChoice, ForkEdit, ForkError, ForkRequest};
+use crate::engine::fork::source::{RequestSettings, SourceRun};
+use crate::engine::prepare;
+use crate::engine::request::StartError;
+
+/// An agent, with its recorded form if it is unchanged.
+pub struct Definition {
+    pub agent: Arc<Agent>,
+    pub json: Option<Arc<str>>,
+}
+
+impl Definition {
+    pub fn json(&self, engine: &Engine) -> Arc<str> {
+        match &self.json {
+            Some(json) => Arc::clone(json),
+            None => engine.agent_snapshots.agent_json(&self.agent),
+        }
+    }
+}
+
+/// The definition that a copy of this run starts from. `caller` is its parent's; `request` is that of a root.
+pub async fn resolve(
+    engine: &Arc<Engine>,
+    source: &SourceRun,
+    choice: DefinitionChoice,
+    caller: Option<&Agent>,
+    request: Option<&RequestSettings>,
+) -> Result<Definition, ForkError> {
+    if choice == DefinitionChoice::Recorded || source.agent.ad_hoc.is_some() {
+        check_recorded_paths(engine, &source.agent).await?;
+        return Ok(Definition {
+            agent: Arc::clone(&source.agent),
+            json: Some(Arc::clone(&source.agent_json)),
+        });
+    }
+    let agents = engine.catalog.current();
+    let mut agent = Arc::clone(agents.get(&source.run.agent).map_err(StartError::from)?);
+    if let Some(caller) = caller {
+        child_run::inherit_hosts(caller, &mut agent);
+    }
+    if let Some(request) = request {
+        let overridden = apply_request(&agent, &source.agent, request)?;
+        check_recorded_paths(engine, &overridden).await?;
+        agent = Arc::new(overridden);
+    }
+    Ok(Definition { agent, json: None })
+}
+
+/// The definition of today with what the request of the source has set.
+fn apply_request(
+    current: &Agent,
+    recorded: &Agent,
+    request: &RequestSettings,
+) -> Result<Agent, StartError> {
+    let mut agent = Agent::clone(current);
+    if let Some(model) = &request.model {
+        agent.model = model.parse().map_err(StartError::Model)?;
+    }
+    if request.skill.is_some() {
+        agent.skill.clone_from(&recorded.skill);
+        agent.has_requested_skill = recorded.has_requested_skill;
+    }
+    if request.workdir.is_some() {
+        agent.workdir.clone_from(&recorded.workdir);
+    }
+    request.params.apply_to(&mut agent.params);
+    if let Ok(budget) = request.budget.clone().into_budget() {
+        prepare::tighten_budget(&mut agent.budget, &budget);
+    }
+    Ok(agent)
+}
+
+/// A request may have set the directory or the skill: they must still be in the server's roots.
+async fn check_recorded_paths(engine: &Arc<Engine>, agent: &Agent) -> Result<(), ForkError> {
+    let agents = engine.catalog.current();
+    let current = agents.get(&agent.name).ok();
+    if agent.has_requested_skill
+        && let Some(skill) = &agent.skill
+    {
+        prepare::resolve_in_roots("skill", skill.into(), engine).await?;
+    }
+    if let Some(workdir) = &agent.workdir
+        && agent.ad_hoc.is_none()
+        && current.is_none_or(|current| current.workdir.as_ref() != Some(workdir))
+    {
+        prepare::resolve_in_roots("workdir", workdir.clone(), engine).await?;
+    }
+    Ok(())
+}
+
+/// Applies what the request sets of the whole tree.
+pub fn apply_to_root(request: &ForkRequest, definition: &mut Definition) {
+    let new_run = &request.new_run;
+    let mut agent = Agent::clone(&definition.agent);
+    agent.keeps_memory = !request.adds_memory;
+    agent.given_keys = new_run.provider_keys.keys().cloned().collect();
+    prepare::tighten_budget(&mut agent.budget, &new_run.overrides.budget);
+    *definition = Definition {
+        agent: Arc::new(agent),
+        json: None,
+    };
+}
+
+/// Applies the edits of the forked run's settings. `root` is the agent of the fork's root.
+pub fn apply_edit(
+    engine: &Engine,
+    edit: &ForkEdit,
+    root: Option<&Agent>,
+    definition: &mut Definition,
+) -> Result<(), ForkError> {
+    if edit.model.is_none() && edit.params.is_empty() && edit.max_turns.is_none() {
+        return Ok(());
+    }
+    let mut agent = Agent::clone(&definition.agent);
+    if let Some(model) = &edit.model {
+        agent.model = model.parse().map_err(|error| {
+            ForkError::field("/edit/model", StartError::Model(error).to_string())
+        })?;
+        let budgets = [Some(&agent), root].into_iter().flatten();
+        let has_cost_budget = budgets.into_iter().any(|it| it.budget.max_cost.is_some());
+        if has_cost_budget && prepare::is_unpriced(engine, &agent.model) {
+            let error = StartError::Unpriced(agent.model.clone());
+            return Err(ForkError::field("/edit/model", error.to_string()));
+        }
+    }
+    prepare::check_params(engine, &agent, &edit.params).map_err(|error| match error {
+        StartError::Param { field, reason } => {
+            ForkError::field(format!("/edit/params/{field}"), reason)
+        }
+        error => error.into(),
+    })?;
+    edit.params.apply_to(&mut agent.params);
+    if let Some(max_turns) = edit.max_turns {
+        if !(1..=MAX_TURNS).contains(&max_turns) {
+            let reason = format!("must be from 1 to {MAX_TURNS}");
+            return Err(ForkError::field("/edit/max_turns", reason));
+        }
+        agent.max_turns = max_turns;
+    }
+    *definition = Definition {
+        agent: Arc::new(agent),
+        json: None,
+    };
+    Ok(())
+}
