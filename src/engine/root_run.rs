@@ -14,6 +14,7 @@ use crate::engine::approval::pause;
 use crate::engine::cancel::{self, PendingCancels};
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::prepare::RunInput;
+use crate::engine::record::journal;
 use crate::engine::record::run_record;
 use crate::engine::replay::recovery;
 use crate::engine::replay::recovery::RecoveredRun;
@@ -191,7 +192,8 @@ impl ResumedRoot {
             run_permit: permit,
             session_guard: Some(session_guard),
         };
-        if is_queued && permits.run_permit.is_none() {
+        // The copied children of a fork end in order, as those of a run that had started.
+        if is_queued && permits.run_permit.is_none() && run.tree.runs <= 1 {
             let ending = Ending::new(LoopOutcome::Cancelled);
             finish::finish_without_loop(&context, run, ending, permits).await;
             return;
@@ -208,10 +210,7 @@ impl ResumedRoot {
         messages.restore(&recorded_messages.contents, recorded_messages.read);
         drop(messages);
         // The record of a queued run has its messages; its prompt is assembled when it starts.
-        let input = match &recorded_run.prompt {
-            Some(prompt) => prompt.input.clone(),
-            None => RunInput::from(run.input.clone()),
-        };
+        let input = recorded_run.input(&run);
         tracing::info!(
             run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
             "Resuming {} from its record, after {} replies", run.id, recorded_run.turns.len()
@@ -219,7 +218,12 @@ impl ResumedRoot {
         let start = match is_queued {
             true => {
                 context.run.set_deadline(Deadline::within(timeout));
-                RunStart::Queued
+                match run.fork {
+                    Some(_) => {
+                        RunStart::Forked(Box::new(recorded_run.without_prompt_of_fork(&run)))
+                    }
+                    None => RunStart::Queued,
+                }
             }
             false => RunStart::Resumed(Box::new(recorded_run)),
         };
@@ -292,7 +296,7 @@ async fn acquire_permit(
 }
 
 /// Keeps a tree whose tasks have ended until the store works.
-fn keep_suspended(context: &RunContext, session_guard: Option<SessionGuard>) {
+pub fn keep_suspended(context: &RunContext, session_guard: Option<SessionGuard>) {
     let engine = &context.engine;
     let tree = SuspendedTree::new(Arc::clone(&context.run), session_guard);
     if engine.suspension.add(tree) {
@@ -311,7 +315,7 @@ pub fn suspend(context: &RunContext) {
 }
 
 /// Removes a root run from the active runs and closes its event channel.
-fn unregister(engine: &Engine, id: RunId) {
+pub fn unregister(engine: &Engine, id: RunId) {
     engine.active_runs.remove(id);
     engine.journal.broadcaster().close(id);
 }
@@ -350,20 +354,10 @@ async fn commit_queued(
     cancels: PendingCancels<'_>,
     accepted: AcceptedSender,
 ) -> bool {
-    let queued = vec![queued];
+    let write = journal::build_write(&context.run, change, vec![prompt], vec![queued]);
     let journal = &context.engine.journal;
-    let committed = match cancels.is_empty() {
-        true => {
-            journal
-                .append(&context.run, change, vec![prompt], queued)
-                .await
-        }
-        false => {
-            let appended =
-                journal.append_with(&context.run, change, prompt, queued, cancels.writes());
-            appended.await
-        }
-    };
+    let committed = journal.append_with(&context.run, write, cancels.writes());
+    let committed = committed.await;
     let is_committed = committed.is_ok();
     if is_committed {
         cancels.apply();

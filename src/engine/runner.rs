@@ -22,6 +22,10 @@ use crate::engine::approval::person_wait;
 use crate::engine::cancel;
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
+use crate::engine::fork::plan as fork_plan;
+use crate::engine::fork::request::{ForkError, ForkRequest};
+use crate::engine::fork::source::SourceTree;
+use crate::engine::fork::start::{self as fork_start, ForkAdmission, NewFork, RootSettings};
 use crate::engine::hold::{self, HoldError};
 use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::memory::memory_gc;
@@ -178,6 +182,7 @@ impl Runner {
             owner: request.owner,
             ad_hoc_quotas: AdHocQuotas::default(),
             is_recovered: false,
+            keeps_memory: false,
             suspension: TreeSuspension::default(),
             webhooks,
             trace: TreeTrace::for_tree(engine.traces.as_ref(), request.trace.as_deref(), scope.run),
@@ -212,6 +217,58 @@ impl Runner {
             session_guard,
             cancels_previous: request.on_busy == OnBusy::CancelPrevious,
         })
+    }
+
+    /// Like [`Runner::start`], of a fork.
+    pub async fn fork(&self, request: ForkRequest) -> Result<Arc<Run>, ForkError> {
+        let fork = self.admit_fork(request).await?;
+        self.spawn_fork(fork).await
+    }
+
+    /// Like [`Runner::start_and_subscribe`], of a fork.
+    pub async fn fork_and_subscribe(
+        &self,
+        request: ForkRequest,
+    ) -> Result<(Arc<Run>, Subscription), ForkError> {
+        let fork = self.admit_fork(request).await?;
+        let subscription = self.engine.journal.broadcaster().subscribe(fork.id());
+        Ok((self.spawn_fork(fork).await?, subscription))
+    }
+
+    async fn admit_fork(&self, request: ForkRequest) -> Result<NewFork, ForkError> {
+        let engine = &self.engine;
+        if self.is_draining() {
+            return Err(StartError::Draining.into());
+        }
+        if self.is_store_down() {
+            return Err(StoreError::Suspended.into());
+        }
+        let (id, session_guard) = self.enter_session(&request.new_run).await?;
+        let source = SourceTree::load(engine, request.source).await?;
+        let source = source.ok_or(ForkError::NotFound(request.source))?;
+        let plan = fork_plan::plan(engine, &request, source, id).await?;
+        let settings = RootSettings::new(engine, &request, &plan)?;
+        let owner = request.new_run.owner.as_deref();
+        let agent = &plan.root().agent.name;
+        let admission = match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
+            true => engine.queue.enter_deferred(owner, agent),
+            false => engine.queue.enter(owner, agent),
+        };
+        let entry = ForkAdmission {
+            admission: admission.map_err(StartError::QueueFull)?,
+            session_guard,
+        };
+        fork_start::prepare_fork(engine, &request, plan, settings, entry).await
+    }
+
+    async fn spawn_fork(&self, fork: NewFork) -> Result<Arc<Run>, ForkError> {
+        let guard = fork.root.session_guard.as_ref();
+        let accepted_token = guard.map(SessionGuard::accepted);
+        let _accepted_guard = accepted_token.map(CancellationToken::drop_guard);
+        self.engine.active_runs.add(&fork.root.context.run);
+        let (sender, receiver) = oneshot::channel();
+        self.engine.tasks.spawn(fork.run_task(sender));
+        Ok(receiver.await.unwrap_or(Err(StoreError::Closed))?)
     }
 
     /// Makes the run's id and enters its session. That happens before the caller is answered, so that the runs of a session

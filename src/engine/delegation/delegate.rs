@@ -290,8 +290,17 @@ impl RunDelegate {
         let mut inbox = child.inbox.lock().await;
         inbox.restore(&messages.contents, messages.read);
         drop(inbox);
-        let input = RunInput::from(run.input.clone());
-        let entry = RunStart::Resumed(Box::new(recorded_run));
+        let input = recorded_run.input(&run);
+        let entry = match run.started_at {
+            Some(_) => RunStart::Resumed(Box::new(recorded_run)),
+            None => {
+                // A copy of another tree's run: its time starts now.
+                if let Some(deadline) = child_run::deadline(&context.run, &child.agent) {
+                    child.set_deadline(deadline);
+                }
+                RunStart::Forked(Box::new(recorded_run.without_prompt_of_fork(&run)))
+            }
+        };
         (self.drive)(&child_context, Arc::new(run), input, entry)
             .await
             .ok_or_else(unrecorded_message)

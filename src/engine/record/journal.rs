@@ -142,18 +142,18 @@ impl Journal {
         suspend_on_error(run, self.store.enqueue(write).await)
     }
 
-    /// Commits a change like [`Journal::append`], with writes about other runs in the same transaction.
+    /// Commits a write like [`Journal::append`], with writes about other runs in the same transaction.
     pub async fn append_with(
         &self,
         run: &ActiveRun,
-        change: Change,
-        step: Step,
-        kinds: Vec<EventKind>,
+        write: Write,
         others: Vec<Write>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
-        let write = with_warnings(run, build_write(run, change, vec![step], kinds));
-        let result = self.store.write_with(write, others).await;
+        let result = self
+            .store
+            .write_with(with_warnings(run, write), others)
+            .await;
         suspend_on_error(run, result)
     }
 
@@ -257,7 +257,7 @@ fn suspend_on_error<T>(run: &ActiveRun, result: Result<T, StoreError>) -> Result
 }
 
 /// An event of a run that is not driven, at the current time.
-fn new_event(run: &Run, kind: EventKind) -> Event {
+pub fn new_event(run: &Run, kind: EventKind) -> Event {
     Event {
         run_id: run.id,
         root_id: run.root_id,

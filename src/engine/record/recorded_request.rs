@@ -17,6 +17,11 @@ const MAX_BYTES: usize = 64 << 10;
 
 /// `None` if the request set nothing. Leaves out webhooks and provider keys, which may be secrets.
 pub fn recorded_request(request: &RunRequest) -> Option<Arc<RawValue>> {
+    merged(&Map::new(), request)
+}
+
+/// The same with the fields of an earlier request that this one does not set.
+pub fn merged(earlier: &Map<String, Value>, request: &RunRequest) -> Option<Arc<RawValue>> {
     let Overrides {
         model,
         skill,
@@ -25,7 +30,7 @@ pub fn recorded_request(request: &RunRequest) -> Option<Arc<RawValue>> {
         timeout,
         budget,
     } = &request.overrides;
-    let mut fields = Fields::default();
+    let mut fields = Fields(earlier.clone());
     fields.set("context", request.context.as_ref());
     fields.set("model", model.as_ref());
     fields.set("skill", skill.as_ref());

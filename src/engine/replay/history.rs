@@ -42,24 +42,27 @@ impl RecordedConversation {
         }
         let mut conversation = Self::default();
         let (mut added, mut read_count) = (Vec::new(), 0);
+        let mut prompt_end = 0;
         for step in others {
             match step {
                 Step::Prompt {
                     system,
                     message,
-                    earlier,
+                    mut earlier,
                 } => {
                     conversation.system = Some(system);
-                    // A run that was queued recorded its messages first, and its whole prompt later.
-                    conversation.messages = earlier;
-                    conversation
-                        .messages
-                        .push(Message::User { content: message });
-                    for recorded_message in &mut conversation.messages {
+                    earlier.push(Message::User { content: message });
+                    for recorded_message in &mut earlier {
                         if let Message::User { content } = recorded_message {
                             *content = std::mem::take(content).into_redacted();
                         }
                     }
+                    // A run that was queued recorded its messages first, and its whole prompt later. A fork may have
+                    // copied replies in between.
+                    let replies = conversation.messages.split_off(prompt_end);
+                    prompt_end = earlier.len();
+                    conversation.messages = earlier;
+                    conversation.messages.extend(replies);
                     conversation.compaction = None;
                 }
                 Step::Reply { turn, message } => {

@@ -5,5 +5,6 @@ pub mod playback;
 pub mod recording;
 pub mod recovery;
 pub mod resume_suspended;
+pub mod run_diff;
 pub mod run_log;
 pub mod suspension;

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use tokio::time::Instant;
 
+use crate::domain::agent::Agent;
 use crate::domain::run::{Run, RunId, Scope, Status, now};
 use crate::domain::webhook::Webhook;
 use crate::engine::context::{Engine, RunContext};
@@ -25,8 +26,8 @@ use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::run_workdir::RunWorkdir;
 use crate::engine::state::tree::{Tree, TreeSuspension};
 use crate::engine::state::tree_trace::TreeTrace;
-use crate::store::StoreError;
 use crate::store::runs::UnfinishedRun;
+use crate::store::{ResumeState, StoreError};
 
 /// Resumes an orphaned child below `parent`, once, and adds it to the active runs. `accounts` are those that it draws on
 /// beside its own. `None` if it is not among the orphans or cannot be resumed.
@@ -156,38 +157,61 @@ pub fn recover(
     let UnfinishedRun {
         run,
         resume_state: continuation,
-        models,
+        ..
     } = unfinished;
     let continuation = continuation.as_ref()?;
     let agent = agent_snapshots::parse(&continuation.definition)?;
-    let scope = match parent {
-        None => Scope::root(run.id, agent.delegation.max_depth),
-        Some(parent) => {
-            let scope = &parent.scope;
-            let limit = match agent.ad_hoc {
-                Some(_) => {
-                    scope.max_ad_hoc_depth(ad_hoc::subagent_settings(&parent.agent).max_depth)
-                }
-                None => scope.max_depth,
-            };
-            scope.child(run.id, agent.delegation.max_depth, limit)?
-        }
-    };
     let tree = match parent {
         Some(parent) => Arc::clone(&parent.tree),
-        None => Arc::new(Tree {
-            budgets: Budgets::default(),
-            root_permit: RootPermit::default(),
-            is_streaming: continuation.stream,
-            owner: run.owner.clone(),
-            ad_hoc_quotas: AdHocQuotas::default(),
-            is_recovered: true,
-            suspension: TreeSuspension::default(),
-            webhooks: continuation.webhooks.clone(),
-            trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id),
-            run_count: AtomicU64::new(run.tree.runs),
-            provider_keys: ProviderKeys::from_record(&agent.given_keys),
-        }),
+        None => Arc::new(tree(engine, run, continuation, &agent)),
+    };
+    restore(unfinished, agent, tree, parent, callers)
+}
+
+/// The tree of a root that continues from its record.
+pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agent) -> Tree {
+    Tree {
+        budgets: Budgets::default(),
+        root_permit: RootPermit::default(),
+        is_streaming: continuation.stream,
+        owner: run.owner.clone(),
+        ad_hoc_quotas: AdHocQuotas::default(),
+        is_recovered: true,
+        keeps_memory: agent.keeps_memory,
+        suspension: TreeSuspension::default(),
+        webhooks: continuation.webhooks.clone(),
+        trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id),
+        run_count: AtomicU64::new(run.tree.runs),
+        provider_keys: ProviderKeys::from_record(&agent.given_keys),
+    }
+}
+
+/// The scope of a child of that run; `None` if the limits on depth leave no room for it.
+pub fn child_scope(parent: &Scope, caller: &Agent, child: RunId, agent: &Agent) -> Option<Scope> {
+    let limit = match agent.ad_hoc {
+        Some(_) => parent.max_ad_hoc_depth(ad_hoc::subagent_settings(caller).max_depth),
+        None => parent.max_depth,
+    };
+    parent.child(child, agent.delegation.max_depth, limit)
+}
+
+/// Like [`recover`], of this agent in this tree.
+pub fn restore(
+    unfinished: &UnfinishedRun,
+    agent: Arc<Agent>,
+    tree: Arc<Tree>,
+    parent: Option<&Arc<ActiveRun>>,
+    callers: &[usize],
+) -> Option<Arc<ActiveRun>> {
+    let UnfinishedRun {
+        run,
+        resume_state: continuation,
+        models,
+    } = unfinished;
+    let continuation = continuation.as_ref()?;
+    let scope = match parent {
+        None => Scope::root(run.id, agent.delegation.max_depth),
+        Some(parent) => child_scope(&parent.scope, &parent.agent, run.id, &agent)?,
     };
     let accounts = tree.budgets.open_account(&agent.budget, callers, &run.tree);
     let recorded = RestoredState {

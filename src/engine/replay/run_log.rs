@@ -141,6 +141,24 @@ impl RecordedRun {
         messages.extend(newly_read);
     }
 
+    /// The recorded messages that a prompt is assembled with.
+    pub fn input(&self, run: &Run) -> RunInput {
+        let prompt = self.prompt.as_ref();
+        let input = prompt.map_or_else(|| RunInput::from(run.input.clone()), |it| it.input.clone());
+        RunInput {
+            compaction: self.compaction.clone(),
+            ..input
+        }
+    }
+
+    /// Without the prompt, if `run` is a fork that assembles its own.
+    pub fn without_prompt_of_fork(mut self, run: &Run) -> Self {
+        if run.fork.as_ref().is_some_and(|fork| fork.assembles_prompt) {
+            self.prompt = None;
+        }
+        self
+    }
+
     /// The batch of a turn that started and has no reply.
     pub fn pending_batch(&self) -> PendingBatch {
         let (last_turn, last_reply) = (self.calls.last_turn, self.turns.last());

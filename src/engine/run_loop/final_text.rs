@@ -139,7 +139,7 @@ async fn complete(
     mut unrecorded: UnrecordedReply,
 ) -> Ending {
     let context = turn_loop.context;
-    let has_memory = context.run.agent.memory.enabled;
+    let has_memory = context.run.adds_memory();
     let memory_time = has_memory.then(|| context.engine.memories.next_time());
     let ending = Ending::new(LoopOutcome::Completed {
         content,

@@ -209,7 +209,7 @@ async fn append_memory(
         return None;
     };
     // A test leaves the memory as it is.
-    if !context.run.agent.memory.enabled || context.playback().is_some() {
+    if !context.run.adds_memory() || context.playback().is_some() {
         return None;
     }
     let entry = NewEntry {

@@ -192,7 +192,7 @@ async fn fixed_memory_time(
     context: &RunContext,
     recorded: Option<Timestamp>,
 ) -> Result<Option<Timestamp>, StoreError> {
-    if recorded.is_some() || !context.run.agent.memory.enabled {
+    if recorded.is_some() || !context.run.adds_memory() {
         return Ok(recorded);
     }
     // The earlier process was still checking the reply. From now on the memory entry has a fixed time.

@@ -36,7 +36,7 @@ pub async fn set_up(
     mut start: RunStart,
 ) -> Result<Setup, Ending> {
     let mut recorded_run = match &mut start {
-        RunStart::Resumed(recorded) => Some(std::mem::take(recorded)),
+        RunStart::Forked(recorded) | RunStart::Resumed(recorded) => Some(std::mem::take(recorded)),
         RunStart::Queued | RunStart::New { .. } => None,
     };
     let is_prompt_recorded = recorded_run.as_ref().is_some_and(|it| it.prompt.is_some());
@@ -125,7 +125,8 @@ async fn load_prompt(
             return Ok(prompt);
         }
     }
-    if record.session.is_some() {
+    // A fork has taken over the earlier messages of its source.
+    if record.session.is_some() && record.fork.is_none() {
         let history = Box::pin(history::session_history(&context.engine, record)).await;
         let SessionHistory {
             messages,

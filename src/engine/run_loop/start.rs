@@ -22,6 +22,8 @@ pub type AcceptedSender = oneshot::Sender<Result<Arc<Run>, StoreError>>;
 pub enum RunStart {
     /// It is recorded as queued.
     Queued,
+    /// It is recorded as queued, with what it took over from another run.
+    Forked(Box<RecordedRun>),
     /// An earlier process recorded this much of it.
     Resumed(Box<RecordedRun>),
     /// It is accepted and started in one transaction.
@@ -133,7 +135,9 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
         // Wall-clock time, because the run may have been queued by an earlier process.
         let queue_time = match start {
             RunStart::New { .. } => SignedDuration::ZERO,
-            RunStart::Queued | RunStart::Resumed(_) => at.duration_since(record.created_at),
+            RunStart::Queued | RunStart::Forked(_) | RunStart::Resumed(_) => {
+                at.duration_since(record.created_at)
+            }
         };
         context
             .engine
@@ -145,7 +149,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
         agent_version: context.run.agent.version.clone(),
     };
     match start {
-        RunStart::Queued | RunStart::Resumed(_) => PendingWrite {
+        RunStart::Queued | RunStart::Forked(_) | RunStart::Resumed(_) => PendingWrite {
             events: vec![started],
             ..PendingWrite::new(Change::Start {
                 at,

@@ -337,7 +337,7 @@ fn count_call(batch: &BatchContext, call: &ToolCall) -> Result<(), BudgetRefusal
     counted
 }
 
-fn started_event(turn: u32, call: &ToolCall) -> EventKind {
+pub fn started_event(turn: u32, call: &ToolCall) -> EventKind {
     let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_EVENT_BYTES);
     EventKind::ToolStarted {
         turn,

@@ -181,6 +181,11 @@ impl ActiveRun {
         })
     }
 
+    /// Whether its end adds an entry to its agent's memory.
+    pub fn adds_memory(&self) -> bool {
+        self.agent.memory.enabled && !self.tree.keeps_memory
+    }
+
     /// An event of this run at the current time.
     pub fn event(&self, kind: EventKind) -> Event {
         Event {
@@ -306,8 +311,11 @@ impl ActiveRun {
     /// Suspends the tree after a failed write or an unreadable record: nothing more is written, and all its runs stop
     /// until the tree is resumed from its record.
     pub fn suspend(&self, error: &StoreError) {
-        if matches!(error, StoreError::AlreadyClaimed(_)) {
-            // Another run has its idempotency key: this run was never accepted.
+        if matches!(
+            error,
+            StoreError::AlreadyClaimed(_) | StoreError::SourceDeleted(_)
+        ) {
+            // Another run has its idempotency key, or its source is gone: this run was never accepted.
             return;
         }
         if self.tree.suspension.mark() {

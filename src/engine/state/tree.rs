@@ -26,6 +26,8 @@ pub struct Tree {
     pub ad_hoc_quotas: AdHocQuotas,
     /// Whether it was resumed from its record.
     pub is_recovered: bool,
+    /// Whether its runs add nothing to the memory of their agents.
+    pub keeps_memory: bool,
     pub suspension: TreeSuspension,
     /// The root's webhooks.
     pub webhooks: Vec<Arc<Webhook>>,

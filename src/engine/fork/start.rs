@@ -1,0 +1,264 @@
+//! Commits a planned fork, and continues its root.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::{Run, RunId};
+use crate::domain::webhook::Webhook;
+use crate::engine::admission::sessions::SessionGuard;
+use crate::engine::context::{Engine, RunContext};
+use crate::engine::fork::plan::{ForkPlan, PlannedRun};
+use crate::engine::fork::request::{ForkError, ForkRequest};
+use crate::engine::prepare;
+use crate::engine::record::journal;
+use crate::engine::record::recorded_request;
+use crate::engine::record::webhook_events;
+use crate::engine::replay::recovery;
+use crate::engine::request::StartError;
+use crate::engine::root_run::{self, ResumedRoot};
+use crate::engine::run_loop::start::AcceptedSender;
+use crate::engine::state::provider_keys::ProviderKeys;
+use crate::engine::state::tree::Tree;
+use crate::engine::state::tree_trace::TreeTrace;
+use crate::engine::workdir;
+use crate::fair::admission::Admission;
+use crate::store::runs::UnfinishedRun;
+use crate::store::turn_record::TurnEntry;
+use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState, Step, StoreError, Write};
+
+/// A fork that has been checked.
+pub struct NewFork {
+    pub root: ResumedRoot,
+    steps: Vec<Step>,
+    events: Vec<EventKind>,
+    turns: Vec<TurnEntry>,
+    claim: Option<IdempotencyClaim>,
+    resume_state: ResumeState,
+    /// Parents before their children.
+    children: Vec<(UnfinishedRun, Write)>,
+}
+
+/// How the new root enters the queue.
+pub struct ForkAdmission {
+    pub admission: Admission,
+    pub session_guard: Option<SessionGuard>,
+}
+
+/// The settings that the new root has of its own.
+pub struct RootSettings {
+    timeout: Duration,
+    webhooks: Vec<Arc<Webhook>>,
+    is_streaming: bool,
+    /// What the request of the source set and what this one sets, for the first event.
+    request: Option<Arc<RawValue>>,
+}
+
+impl RootSettings {
+    pub fn new(
+        engine: &Engine,
+        request: &ForkRequest,
+        plan: &ForkPlan,
+    ) -> Result<Self, StartError> {
+        let agent = &plan.root().agent;
+        let mut new_run = request.new_run.clone();
+        if plan.is_root_forked() {
+            new_run.overrides.model.clone_from(&request.edit.model);
+            new_run.overrides.params = request.edit.params.clone();
+        }
+        let recorded = recorded_request::merged(&plan.request.fields, &new_run);
+        let overrides = &mut new_run.overrides;
+        overrides.timeout = overrides.timeout.or(plan.request.timeout());
+        let stream = new_run.stream.or(plan.request.settings.stream);
+        Ok(Self {
+            timeout: prepare::root_timeout(&engine.settings, &new_run, agent),
+            webhooks: webhook_events::for_run(&engine.settings, &new_run, agent)?,
+            is_streaming: stream.unwrap_or(agent.stream),
+            request: recorded,
+        })
+    }
+}
+
+pub async fn prepare_fork(
+    engine: &Arc<Engine>,
+    request: &ForkRequest,
+    plan: ForkPlan,
+    settings: RootSettings,
+    entry: ForkAdmission,
+) -> Result<NewFork, ForkError> {
+    let mut runs = plan.runs.into_iter();
+    let incomplete = || ForkError::NotFound(request.source);
+    let root = runs.next().ok_or_else(incomplete)?;
+    let resume_state = ResumeState {
+        timeout: settings.timeout.as_secs(),
+        stream: settings.is_streaming,
+        webhooks: settings.webhooks,
+        ..child_state(engine, &root).await
+    };
+    let mut children = Vec::new();
+    for child in runs {
+        children.push(child_write(engine, child).await);
+    }
+    let unfinished = UnfinishedRun {
+        run: root.run,
+        resume_state: Some(resume_state.clone()),
+        models: Vec::new(),
+    };
+    let new_run = &request.new_run;
+    let tree = Tree {
+        trace: TreeTrace::for_tree(
+            engine.traces.as_ref(),
+            new_run.trace.as_deref(),
+            unfinished.run.id,
+        ),
+        provider_keys: ProviderKeys::from_request(new_run.provider_keys.clone()),
+        ..recovery::tree(engine, &unfinished.run, &resume_state, &root.agent)
+    };
+    let active_run = recovery::restore(&unfinished, root.agent, Arc::new(tree), None, &[]);
+    let active_run = active_run.ok_or_else(incomplete)?;
+    let mut events = vec![EventKind::RunQueued {
+        parent_id: None,
+        tool_call_id: None,
+        request: settings.request,
+    }];
+    events.extend(forked_event(request, &unfinished.run));
+    events.extend(root.events);
+    let ForkAdmission {
+        admission,
+        session_guard,
+    } = entry;
+    Ok(NewFork {
+        root: ResumedRoot {
+            context: RunContext::new(engine, &active_run),
+            run: Arc::new(unfinished.run),
+            timeout: settings.timeout,
+            admission: Some(admission),
+            session_guard,
+        },
+        steps: root.steps,
+        events,
+        turns: root.turns,
+        claim: new_run.claim.clone(),
+        resume_state,
+        children,
+    })
+}
+
+fn forked_event(request: &ForkRequest, run: &Run) -> Option<EventKind> {
+    let fork = run.fork.as_ref()?;
+    Some(EventKind::RunForked {
+        forked_from: fork.from?,
+        turns: fork.copied_turns,
+        reused: fork.reused,
+        edited: request.edit.names(),
+    })
+}
+
+/// What another process needs to continue a copied run.
+async fn child_state(engine: &Arc<Engine>, planned: &PlannedRun) -> ResumeState {
+    // An error is reported when the run starts.
+    let dir = match workdir::is_used(engine, &planned.agent) {
+        true => workdir::open_dir(engine, &planned.agent, None).await.ok(),
+        false => None,
+    };
+    ResumeState {
+        definition: Arc::clone(&planned.agent_json),
+        deadline: None,
+        timeout: 0,
+        stream: false,
+        webhooks: Vec::new(),
+        waiting_since: None,
+        is_held: false,
+        workdir: dir.map(|dir| dir.id()),
+    }
+}
+
+async fn child_write(engine: &Arc<Engine>, planned: PlannedRun) -> (UnfinishedRun, Write) {
+    let resume_state = child_state(engine, &planned).await;
+    let PlannedRun {
+        run,
+        steps,
+        events,
+        turns,
+        ..
+    } = planned;
+    let queued = EventKind::RunQueued {
+        parent_id: run.parent_id,
+        tool_call_id: run.tool_call_id.clone(),
+        request: None,
+    };
+    let events = std::iter::once(queued).chain(events);
+    let write = Write {
+        run: run.id,
+        root: run.root_id,
+        steps,
+        events: events.map(|kind| journal::new_event(&run, kind)).collect(),
+        deliveries: Vec::new(),
+        warnings: None,
+        turns,
+        change: Change::Create(Box::new(NewRun {
+            run: Arc::new(run.clone()),
+            resume_state: resume_state.clone(),
+            claim: None,
+        })),
+    };
+    let unfinished = UnfinishedRun {
+        run,
+        resume_state: Some(resume_state),
+        models: Vec::new(),
+    };
+    (unfinished, write)
+}
+
+impl NewFork {
+    pub fn id(&self) -> RunId {
+        self.root.run.id
+    }
+
+    /// Commits the fork, answers `accepted`, and drives its root until it ends or the daemon shuts down.
+    pub async fn run_task(self, accepted: AcceptedSender) {
+        let Self {
+            mut root,
+            steps,
+            events,
+            turns,
+            claim,
+            resume_state,
+            children,
+        } = self;
+        let context = root.context.clone();
+        let engine = &context.engine;
+        let change = Change::Create(Box::new(NewRun {
+            run: Arc::clone(&root.run),
+            resume_state,
+            claim,
+        }));
+        let (unfinished, writes): (Vec<_>, Vec<_>) = children.into_iter().unzip();
+        let write = Write {
+            turns,
+            ..journal::build_write(&context.run, change, steps, events)
+        };
+        let journal = &engine.journal;
+        let committed = tokio::select! {
+            committed = journal.append_with(&context.run, write, writes) => committed,
+            () = engine.shutdown.cancelled() => Err(StoreError::Closed),
+        };
+        if let Err(error) = committed {
+            match context.run.is_suspended() {
+                // It may be in the record nevertheless.
+                true => root_run::keep_suspended(&context, root.session_guard.take()),
+                false => root_run::unregister(engine, context.run.scope.run),
+            }
+            let _ = accepted.send(Err(error));
+            return;
+        }
+        for child in unfinished {
+            engine.orphans.insert(child);
+        }
+        // A caller that disconnected does not stop the run.
+        let _ = accepted.send(Ok(Arc::clone(&root.run)));
+        root.run_task().await;
+    }
+}
