@@ -12,6 +12,7 @@ use crate::domain::suggestion;
 use crate::engine::add_message::AddMessageError;
 use crate::engine::admission::delete_session::DeleteSessionError;
 use crate::engine::approval::decision::DecideError;
+use crate::engine::fork::request::ForkError;
 use crate::engine::hold::HoldError;
 use crate::engine::memory::memories::MemoryError;
 use crate::engine::request::StartError;
@@ -254,7 +255,7 @@ pub async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::RunNotFound(id) => Self::run_not_found(id),
+            StoreError::RunNotFound(id) | StoreError::SourceDeleted(id) => Self::run_not_found(id),
             StoreError::AlreadyTerminal(_) => {
                 Self::new(StatusCode::CONFLICT, ProblemCode::RunTerminal, error.to_string())
             }
@@ -411,6 +412,20 @@ impl From<StartError> for Problem {
                 ProblemCode::MemoryUnreadable,
                 text,
             ),
+        }
+    }
+}
+
+impl From<ForkError> for Problem {
+    fn from(error: ForkError) -> Self {
+        let text = error.to_string();
+        match error {
+            ForkError::Start(error) => error.into(),
+            ForkError::NotFound(id) => Self::run_not_found(id),
+            ForkError::Field { pointer, reason } => Self::invalid_field(pointer, reason),
+            ForkError::NotForkable { .. } | ForkError::Incomplete { .. } => {
+                Self::new(StatusCode::CONFLICT, ProblemCode::NotForkable, text)
+            }
         }
     }
 }

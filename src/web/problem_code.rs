@@ -85,6 +85,8 @@ problem_codes! {
     NotARoot = "not_a_root",
     /// The record lacks what the operation needs.
     NotRecorded = "not_recorded",
+    /// A call of the run had begun, has not ended and is not safe to repeat; or its record lacks what a fork needs.
+    NotForkable = "not_forkable",
     /// The body or the path is not UTF-8.
     NotUtf8 = "not_utf8",
     /// The tool call does not wait for an approval.

@@ -52,6 +52,19 @@ impl FromRequestParts<AppState> for CallPath {
     }
 }
 
+/// `{id}` and `{other}` of a path, each checked as in [`RunPath`].
+pub struct RunPairPath(pub RunId, pub RunId);
+
+impl FromRequestParts<AppState> for RunPairPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, other): (String, String) = path_params(parts).await?;
+        let run = visible_run(parts, state, &run).await?;
+        Ok(Self(run, visible_run(parts, state, &other).await?))
+    }
+}
+
 /// The id in `text`, if the principal may see the run.
 async fn visible_run(parts: &Parts, state: &AppState, text: &str) -> Result<RunId, Problem> {
     let principal = Principal::from_parts(parts, state)?;

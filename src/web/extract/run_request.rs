@@ -139,7 +139,7 @@ impl From<OnBusyInput> for OnBusy {
 /// A receiver of the events of a run.
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-struct WebhookInput {
+pub struct WebhookInput {
     /// An https URL.
     url: Option<String>,
     /// The types of events to send; absent means those that end a run.
@@ -149,7 +149,7 @@ struct WebhookInput {
 /// The format of the final text.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-struct ResponseFormatInput {
+pub struct ResponseFormatInput {
     /// The kind of format.
     r#type: FormatKind,
     /// The JSON Schema of the final text, for `json_schema` only.
@@ -182,7 +182,7 @@ impl CreateRunRequest {
             ResponseFormatInput::parse(self.response_format, "/response_format", owner.as_deref())
                 .await?;
         let mut params = match self.params {
-            Some(Object(params)) => check_params(params, owner.as_deref()).await?,
+            Some(Object(params)) => check_params(params, "/params", owner.as_deref()).await?,
             None => ParamsOverride::default(),
         };
         if format.is_some() && params.response_format.is_some() {
@@ -225,13 +225,19 @@ impl CreateRunRequest {
                     .unwrap_or_default(),
             },
             labels,
-            webhook: self.webhook.map(|Object(webhook)| WebhookRequest {
-                url: webhook.url,
-                events: webhook.events.unwrap_or_default(),
-            }),
+            webhook: self.webhook.map(|Object(webhook)| webhook.into_request()),
             stream: self.stream,
             playback: None,
         })
+    }
+}
+
+impl WebhookInput {
+    pub fn into_request(self) -> WebhookRequest {
+        WebhookRequest {
+            url: self.url,
+            events: self.events.unwrap_or_default(),
+        }
     }
 }
 
@@ -282,19 +288,22 @@ impl ResponseFormatInput {
     }
 }
 
-async fn check_params(
+/// Checks parameters that are at `pointer` in the body.
+pub async fn check_params(
     mut params: ParamsOverride<Object<ResponseFormatInput>>,
+    pointer: &str,
     owner: Option<&str>,
 ) -> Result<ParamsOverride<ResponseFormat>, Problem> {
     params
         .check()
-        .map_err(|error| invalid_override("/params", error))?;
+        .map_err(|error| invalid_override(pointer, error))?;
     let format = params.response_format.take();
-    let format = ResponseFormatInput::parse(format, "/params/response_format", owner).await?;
+    let format_pointer = format!("{pointer}/response_format");
+    let format = ResponseFormatInput::parse(format, &format_pointer, owner).await?;
     Ok(params.with_response_format(format))
 }
 
-fn check_labels(labels: &BTreeMap<String, String>, max_labels: usize) -> Result<(), Problem> {
+pub fn check_labels(labels: &BTreeMap<String, String>, max_labels: usize) -> Result<(), Problem> {
     if labels.len() > max_labels {
         let why = format!(
             "{} labels are more than the {max_labels} that a run may have",
@@ -319,7 +328,10 @@ fn check_labels(labels: &BTreeMap<String, String>, max_labels: usize) -> Result<
 }
 
 /// 0 means that the request sets none, as it does in an agent's file.
-fn parse_timeout(seconds: Option<u64>, max_timeout: Duration) -> Result<Option<Duration>, Problem> {
+pub fn parse_timeout(
+    seconds: Option<u64>,
+    max_timeout: Duration,
+) -> Result<Option<Duration>, Problem> {
     match seconds.unwrap_or(0) {
         0 => Ok(None),
         seconds if seconds <= max_timeout.as_secs() => Ok(Some(Duration::from_secs(seconds))),
@@ -334,7 +346,7 @@ fn parse_timeout(seconds: Option<u64>, max_timeout: Duration) -> Result<Option<D
 }
 
 /// A session's name has the shape of an agent's.
-fn check_session_name(name: String) -> Result<String, Problem> {
+pub fn check_session_name(name: String) -> Result<String, Problem> {
     match is_agent_name(&name) {
         true => Ok(name),
         false => Err(Problem::invalid_field(
@@ -360,7 +372,7 @@ fn check_path(pointer: &str, path: Option<String>) -> Result<Option<String>, Pro
     }
 }
 
-fn invalid_override(pointer: &str, error: InvalidOverride) -> Problem {
+pub fn invalid_override(pointer: &str, error: InvalidOverride) -> Problem {
     Problem::invalid_field(json_pointer::join(pointer, error.key), error.reason)
 }
 

@@ -6,6 +6,7 @@ pub mod operation;
 pub mod operations;
 pub mod recordings;
 pub mod schemas;
+pub mod start_run;
 pub mod steering;
 pub mod tidy;
 pub mod usage_operations;

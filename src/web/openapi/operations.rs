@@ -3,8 +3,6 @@
 use serde_json::{Value, json};
 
 use crate::engine::memory::memories::{GcReport, MemoryEntry};
-use crate::engine::request::DryRun;
-use crate::web::extract::run_request::CreateRunRequest;
 use crate::web::openapi::examples;
 use crate::web::openapi::operation::Operation;
 use crate::web::openapi::tidy::reference;
@@ -27,8 +25,8 @@ const FULL_DESCRIPTION: &str = "Whether to return long texts whole. By default t
 pub const CURSOR_DESCRIPTION: &str = "The `next_cursor` of the previous page.";
 const AFTER_DESCRIPTION: &str =
     "The number of messages to skip: the `next_after` of the previous page.";
-const EVENT_STREAM: &str = "text/event-stream";
-const STREAM_DESCRIPTION: &str = "\
+pub const EVENT_STREAM: &str = "text/event-stream";
+pub const STREAM_DESCRIPTION: &str = "\
     Server-Sent Events. Each block has `event:` (the type), `data:` (a `RunEvent` as JSON on one line) and, if the event is \
     stored, `id:` (its `seq`). `text.…` and `reasoning.…` events are live only, without an id. A comment is sent at least \
     every 10 seconds. The stream ends after the run's last event.";
@@ -49,76 +47,6 @@ pub fn agent(operation: Operation<'_>) -> Operation<'_> {
         .response::<AgentView<'static>>(200, "The agent.")
         .example(200, examples::agent_summary());
     with_etag(operation)
-}
-
-pub fn create(operation: Operation<'_>) -> Operation<'_> {
-    let location = "The path of the run.";
-    let replayed = "`true` if an earlier request with the same `Idempotency-Key` started the run.";
-    with_run_body(operation)
-        .describe("create_run", "Starts a run")
-        .details(
-            "Responds at once with 202, unless the client waits (`wait` or `Prefer`) and the run ends in time, or wants \
-             the events (`Accept: text/event-stream`). The run continues if the client disconnects. A failed run is not an \
-             HTTP error: its `status` is `failed`, and its `error` has the reason.",
-        )
-        .tag("runs")
-        .header(
-            "Idempotency-Key",
-            json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
-            "A POST that is repeated with the same key within 24 hours returns the run of the first one.",
-        )
-        .header(
-            "traceparent",
-            json!({"type": "string"}),
-            "The trace that the run becomes a part of (W3C Trace Context).",
-        )
-        .header(
-            "X-Provider-Key",
-            json!({"type": "string", "pattern": "^[^=]+=[!-~]+$"}),
-            "`<provider>=<key>`: the client's own key for a provider, used for all requests of this run's tree; one header \
-             per provider. Only for agents with `allow_provider_keys`. It is never stored or logged.",
-        )
-        .response::<RunView<'static>>(
-            200,
-            "The run, if it ended while the client waited; or its events, if `Accept` names an event stream.",
-        )
-        .example(200, examples::run())
-        .text_response(200, EVENT_STREAM, STREAM_DESCRIPTION)
-        .text_example(200, EVENT_STREAM, examples::EVENT_STREAM)
-        .response::<RunView<'static>>(
-            202,
-            "The run is accepted and stored; it continues without the client.",
-        )
-        .example(202, examples::accepted_run())
-        .response_header(200, "Location", location)
-        .response_header(202, "Location", location)
-        .response_header(200, "Idempotency-Replayed", replayed)
-        .response_header(202, "Idempotency-Replayed", replayed)
-        .problem(
-            409,
-            "`session_busy`: another run of the session is active, and `on_busy` is `reject`. `idempotency_conflict`: a \
-             request with the same key is still being accepted.",
-        )
-        .problem(
-            429,
-            "`queue_full`: `Retry-After` tells when to retry; `running` and `queued` tell the load.",
-        )
-        .problem(
-            503,
-            "`draining`, `store_unavailable`, `store_full`: `Retry-After` tells when to retry.",
-        )
-}
-
-pub fn dry_run(operation: Operation<'_>) -> Operation<'_> {
-    with_run_body(operation)
-        .describe("dry_run", "Shows what a run would do, without starting it")
-        .details(
-            "Checks the request as `create_run` does, and returns the assembled prompt, the tools and the limits. Sends no \
-             request to a model.",
-        )
-        .tag("runs")
-        .response::<DryRun>(200, "What the run would do.")
-        .example(200, examples::dry_run())
 }
 
 pub fn memory(operation: Operation<'_>) -> Operation<'_> {
@@ -485,46 +413,8 @@ fn with_etag(operation: Operation<'_>) -> Operation<'_> {
         .response_header(304, "ETag", "Identifies the content that the client has.")
 }
 
-/// The parts of the two routes with the body of a run.
-fn with_run_body(operation: Operation<'_>) -> Operation<'_> {
-    with_wait(operation)
-        .request_body::<CreateRunRequest>()
-        .request_example("text", "A text", json!({"input": "summarize the report"}))
-        .request_example(
-            "limits",
-            "With limits, labels and a session",
-            json!({
-                "input": "summarize the report", "timeout": 120, "budget": {"max_tokens": 50000},
-                "labels": {"team": "blue"}, "session": "ada",
-            }),
-        )
-        .request_example(
-            "parts",
-            "A text and an image by URL",
-            json!({"input": [
-                {"type": "text", "text": "describe the image"},
-                {"type": "image", "url": "https://example.com/chart.png"},
-            ]}),
-        )
-        .problem(
-            413,
-            "`body_too_large`: above `server.max_body`. `attachments_too_large`: too many images and files, or too large.",
-        )
-        .problem(
-            422,
-            "`unknown_field`, `invalid_field`, `invalid_body`, `invalid_messages`, `invalid_model`, `invalid_override`, \
-             `unpriced_model`: the body has an invalid field; `errors` points to it. `agent_invalid`, `prompt_invalid`, \
-             `provider_unavailable`, `provider_key_refused`, `idempotency_mismatch`: the run cannot start.",
-        )
-        .or_text("The run's input.")
-        .or_form(
-            "`input` fields are texts and files (images, PDF, text), in order. The other fields of the JSON body are text; \
-             objects and lists are JSON.",
-        )
-}
-
 /// The parameters of the routes that can wait for a run.
-fn with_wait(operation: Operation<'_>) -> Operation<'_> {
+pub fn with_wait(operation: Operation<'_>) -> Operation<'_> {
     let seconds =
         json!({"type": "string", "pattern": "^[0-9]*\\.?[0-9]*s?$", "examples": ["30", "30s"]});
     operation

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
-use crate::domain::run::{PendingApproval, Run, RunId, Status, WaitingFor};
+use crate::domain::run::{ForkedFrom, PendingApproval, Reused, Run, RunId, Status, WaitingFor};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::warning::RunWarning;
@@ -61,6 +61,8 @@ pub struct RunView<'a> {
     tree: TreeUsageView,
     /// The session that it continues; only root runs have one.
     session: Option<&'a str>,
+    /// Where another run was forked to start this one; null for other runs.
+    forked_from: Option<ForkedFrom>,
     /// What the run waits for; null unless its status is `waiting`.
     waiting_for: Option<WaitingFor>,
     /// The tool calls of the run and its descendants that wait for approval, at most 100.
@@ -108,6 +110,7 @@ impl<'a> RunView<'a> {
             agent_version: &run.agent_version,
             status: run.status,
             session: run.session.as_deref(),
+            forked_from: run.fork.as_ref().and_then(|fork| fork.from),
             waiting_for: run.waiting_for.filter(|_| run.status == Status::Waiting),
             pending_approvals: &run.pending_approvals,
             parent_id: run.parent_id,
@@ -129,7 +132,10 @@ impl<'a> RunView<'a> {
             output_tokens: run.usage.tokens.output,
             tool_calls: run.usage.tool_calls,
             duration_ms: run.duration_ms(now),
-            tree: TreeUsageView::from(&run.tree),
+            tree: TreeUsageView {
+                reused: run.fork.as_ref().map(|fork| fork.reused),
+                ..TreeUsageView::from(&run.tree)
+            },
             warnings: &run.warnings,
             error: run.error.as_ref(),
             cancel_reason: run.cancel_reason.as_deref(),
@@ -160,6 +166,9 @@ struct TreeUsageView {
     runs: u64,
     #[serde(flatten)]
     usage: UsageView,
+    /// What the tree took over instead of doing it; absent if it is not a fork's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reused: Option<Reused>,
 }
 
 impl From<&TreeUsage> for TreeUsageView {
@@ -167,6 +176,7 @@ impl From<&TreeUsage> for TreeUsageView {
         Self {
             runs: tree.runs,
             usage: UsageView::from(&tree.usage),
+            reused: None,
         }
     }
 }

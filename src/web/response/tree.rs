@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::failure::Failure;
-use crate::domain::run::{Run, RunId, Status};
+use crate::domain::run::{ReusedRun, Run, RunId, Status};
 use crate::store::Step;
 use crate::store::runs::TASK_CHARS;
 use crate::web::response::run::UsageView;
@@ -43,6 +43,9 @@ pub struct RunSummary<'a> {
     duration_ms: u64,
     /// Why the run failed; null unless its status is `failed`.
     error: Option<&'a Failure>,
+    /// The runs of the forked tree whose results the run took over; absent if there are none.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    reused: &'a [ReusedRun],
     /// The runs that this one called, in the order of the calls.
     children: Vec<RunSummary<'a>>,
 }
@@ -96,6 +99,7 @@ impl<'a> RunSummary<'a> {
             usage: UsageView::from(&run.usage),
             duration_ms: run.duration_ms(now),
             error: run.error.as_ref(),
+            reused: run.fork.as_ref().map_or(&[][..], |fork| &fork.reused_runs),
             children: children
                 .iter()
                 .map(|child| Self::build_subtree(child, children_of, now))

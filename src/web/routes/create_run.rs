@@ -115,7 +115,7 @@ pub async fn dry_run(
 }
 
 /// The form of the response.
-enum ResponseMode {
+pub enum ResponseMode {
     /// The run, once it has ended or this time is over.
     Run { wait: Duration },
     /// An event stream.
@@ -123,17 +123,17 @@ enum ResponseMode {
 }
 
 /// A parsed request. It holds nothing of the connection's read buffer, since thousands of clients may wait.
-struct ParsedRequest {
-    body: RequestBody,
-    response_mode: ResponseMode,
+pub struct ParsedRequest {
+    pub body: RequestBody,
+    pub response_mode: ResponseMode,
     /// The idempotency key with the fingerprint of the body.
-    idempotency_key: Option<(String, [u8; 32])>,
-    trace: Option<Box<TraceContext>>,
-    provider_keys: Keys,
+    pub idempotency_key: Option<(String, [u8; 32])>,
+    pub trace: Option<Box<TraceContext>>,
+    pub provider_keys: Keys,
 }
 
 impl ParsedRequest {
-    async fn read(settings: &Settings, request: Request) -> Result<Self, Problem> {
+    pub async fn read(settings: &Settings, request: Request) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
         let query = Query::read(&parts.uri, &["wait"])?;
         let wait = wait::requested_wait(&query, &parts.headers, settings.max_wait)?;
@@ -170,7 +170,7 @@ impl ParsedRequest {
 }
 
 /// The response in the requested mode.
-async fn respond(
+pub async fn respond(
     state: &AppState,
     links: &str,
     response_mode: &ResponseMode,
@@ -195,7 +195,7 @@ async fn respond(
 }
 
 /// The run that the idempotency key belongs to.
-async fn replay(
+pub async fn replay(
     state: &AppState,
     links: &str,
     response_mode: &ResponseMode,

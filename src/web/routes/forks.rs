@@ -1,0 +1,94 @@
+//! `POST /runs/{id}/fork`.
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use crate::config::KeyScope;
+use crate::engine::fork::request::{ForkError, ForkRequest};
+use crate::engine::request::{RunRequest, StartError};
+use crate::store::StoreError;
+use crate::web::auth::Principal;
+use crate::web::error::Problem;
+use crate::web::extract::fork_request::ForkInput;
+use crate::web::extract::idempotency;
+use crate::web::extract::link_prefix::LinkPrefix;
+use crate::web::extract::path::RunPath;
+use crate::web::problem_code::ProblemCode;
+use crate::web::routes::create_run::{ParsedRequest, ResponseMode, replay, respond};
+use crate::web::state::AppState;
+
+/// Accepts a fork. Responds as to a new run.
+pub async fn fork(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+    principal: Principal,
+    links: LinkPrefix,
+    request: Request,
+) -> Result<Response, Problem> {
+    let owner = principal.key_name().map(str::to_owned);
+    let ParsedRequest {
+        body,
+        response_mode,
+        idempotency_key,
+        trace,
+        provider_keys,
+    } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    let claim = idempotency_key.map(|(key, body)| {
+        let route = format!("POST /runs/{id}/fork");
+        idempotency::new_claim(owner.as_deref(), route, key, body)
+    });
+    if let Some(claim) = &claim
+        && let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await?
+    {
+        drop(body);
+        return Box::pin(replay(&state, &links, &response_mode, claim, claimed)).await;
+    }
+    let input: ForkInput = body.json()?;
+    check_admin_edit(&principal, &input)?;
+    let fork_request = Box::pin(input.into_request(id, owner, &state.settings)).await?;
+    let mut fork_request = ForkRequest {
+        new_run: RunRequest {
+            trace,
+            provider_keys,
+            claim: claim.clone(),
+            ..fork_request.new_run
+        },
+        ..fork_request
+    };
+    let started = match response_mode {
+        ResponseMode::Stream => {
+            let stream = &mut fork_request.new_run.stream;
+            *stream = stream.or(Some(true));
+            let started = Box::pin(state.runner.fork_and_subscribe(fork_request)).await;
+            started.map(|(run, listener)| (run, Some(listener)))
+        }
+        ResponseMode::Run { .. } => Box::pin(state.runner.fork(fork_request))
+            .await
+            .map(|run| (run, None)),
+    };
+    match (started, claim) {
+        (Ok((run, listener)), _) => respond(&state, &links, &response_mode, run, listener).await,
+        // Another request with the same key was quicker.
+        (
+            Err(ForkError::Start(StartError::Store(StoreError::AlreadyClaimed(claimed)))),
+            Some(claim),
+        ) => Box::pin(replay(&state, &links, &response_mode, &claim, claimed)).await,
+        (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Whether the principal may replace what the operator or the model wrote.
+fn check_admin_edit(principal: &Principal, input: &ForkInput) -> Result<(), Problem> {
+    let is_admin = principal
+        .key()
+        .is_none_or(|key| key.has_scope(KeyScope::Admin));
+    match input.admin_edit() {
+        Some(pointer) if !is_admin => Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            ProblemCode::InsufficientScope,
+            format!("{pointer}: needs a key with the scope admin"),
+        )),
+        _ => Ok(()),
+    }
+}
