@@ -12,13 +12,14 @@ use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{
-    document, operations as describe, recordings as describe_recordings, steering, usage_operations,
+    document, operations as describe, recordings as describe_recordings, start_run, steering,
+    usage_operations,
 };
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
-    agents, approvals, create_run, deliveries, events, health, messages, metrics, pause,
-    recordings, runs, sessions, tickets, usage,
+    agents, approvals, create_run, deliveries, diffs, events, forks, health, messages, metrics,
+    pause, recordings, runs, sessions, tickets, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -29,11 +30,11 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
     let mut table = vec![
         get("/agents", agents::list, describe::list_agents).with_scope(Read),
         get("/agents/{name}", agents::get, describe::agent).with_scope(Read),
-        post("/agents/{name}/runs", create_run::create, describe::create).with_scope(Run),
+        post("/agents/{name}/runs", create_run::create, start_run::create).with_scope(Run),
         post(
             "/agents/{name}/dry-run",
             create_run::dry_run,
-            describe::dry_run,
+            start_run::dry_run,
         )
         .with_scope(Run),
         get("/agents/{name}/memory", agents::memory, describe::memory).with_scope(Read),
@@ -62,6 +63,8 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         .with_scope(Read),
         post("/runs/{id}/pause", pause::pause, steering::pause).with_scope(Run),
         post("/runs/{id}/resume", pause::resume, steering::resume).with_scope(Run),
+        get("/runs/{id}/diff/{other}", diffs::diff, start_run::diff).with_scope(Read),
+        post("/runs/{id}/fork", forks::fork, start_run::fork).with_scope(Run),
         post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
         get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
         get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),
