@@ -9,6 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::cli::pages::{EventPage, MessagePage, RunPage};
 use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
 use crate::domain::failure::Failure;
@@ -74,30 +75,6 @@ impl RunView {
         };
         format!("run {} {}: {reason}", self.id, self.status.as_str())
     }
-}
-
-#[derive(Debug, Deserialize)]
-pub struct RunPage {
-    pub data: Vec<Value>,
-    /// `None` on the last page.
-    pub next_cursor: Option<String>,
-}
-
-/// Stored events as JSON.
-#[derive(Debug, Deserialize)]
-pub struct EventPage {
-    pub data: Vec<Value>,
-    /// The number of the last event; `None` after the last one of a run that has ended.
-    pub next_after: Option<u64>,
-}
-
-/// Part of a conversation, as JSON.
-#[derive(Debug, Deserialize)]
-pub struct MessagePage {
-    pub system: Option<String>,
-    pub data: Vec<Value>,
-    /// `None` on the last page.
-    pub next_after: Option<u64>,
 }
 
 /// A run in a tree, with its own usage.
@@ -181,6 +158,17 @@ impl Client {
     pub async fn create_run(&self, agent: &str, body: &Value) -> Result<Value, ClientError> {
         let url = self.agent_url(agent, "runs")?;
         self.json(self.http.post(url).json(body)).await
+    }
+
+    /// Returns the accepted fork's record.
+    pub async fn fork(&self, id: &str, body: &Value) -> Result<Value, ClientError> {
+        let url = self.url(&["runs", id, "fork"]);
+        self.json(self.http.post(url).json(body)).await
+    }
+
+    /// The differences of two runs.
+    pub async fn diff(&self, a: &str, b: &str) -> Result<Value, ClientError> {
+        self.json(self.get(&["runs", a, "diff", b])).await
     }
 
     pub async fn dry_run(&self, agent: &str, body: &Value) -> Result<Value, ClientError> {

@@ -93,6 +93,7 @@ impl EventLines {
             "run.resumed" if event["cause"] == "request" => {
                 usual("resumed".to_owned() + &by(event))
             }
+            "run.forked" => usual(describe_fork(event)),
             "run.resumed" => usual("resumed after a restart of the daemon".to_owned()),
             "run.failed" => {
                 let message = text_field(&event["error"], "message");
@@ -217,6 +218,13 @@ impl EventLines {
             ),
         }
     }
+}
+
+fn describe_fork(event: &Value) -> String {
+    let source = text_field(&event["forked_from"], "run");
+    let turns = number_field(event, "turns");
+    let noun = if turns == 1 { "turn" } else { "turns" };
+    format!("continues {source} after {turns} {noun}")
 }
 
 fn describe_turn_start(event: &Value) -> String {

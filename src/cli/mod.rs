@@ -33,6 +33,7 @@ mod keys;
 mod models;
 mod openapi;
 mod output;
+mod pages;
 mod pending;
 mod progress;
 mod run;

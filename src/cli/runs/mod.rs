@@ -5,7 +5,9 @@ use std::process::ExitCode;
 mod change;
 pub mod conversation;
 mod decide;
+mod diff;
 mod follow;
+mod fork;
 mod list;
 mod message;
 mod pause;
@@ -45,6 +47,10 @@ pub enum Command {
     Events(follow::Events),
     /// Print the conversation of a run
     Messages(conversation::Messages),
+    /// Start a new run that continues from a part of another one
+    Fork(fork::Fork),
+    /// Print how two runs differ, with those below them
+    Diff(diff::Diff),
     /// Start a new run with the request of another one
     Rerun(rerun::Rerun),
     /// Send a message to a run that has not ended
@@ -74,6 +80,8 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Wait(args) => return follow::wait(&args).await,
         Command::Events(args) => follow::events(&args).await?,
         Command::Messages(args) => conversation::messages(&args).await?,
+        Command::Fork(args) => return fork::fork(&args).await,
+        Command::Diff(args) => diff::diff(&args).await?,
         Command::Rerun(args) => return rerun::rerun(&args).await,
         Command::Message(args) => message::message(&args).await?,
         Command::Save(args) => save::save(&args).await?,
