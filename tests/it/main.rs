@@ -7,6 +7,7 @@ mod config;
 mod delegation;
 mod docs;
 mod faults;
+mod forks;
 mod hostile;
 mod http;
 mod providers;

@@ -11,7 +11,7 @@ use crate::support::provider::answer::{delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 22] = [
+const ROUTES: [(Method, &str, &str); 24] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -33,6 +33,8 @@ const ROUTES: [(Method, &str, &str); 22] = [
     (Method::GET, "/runs/RUN/deliveries", "admin"),
     (Method::POST, "/runs/RUN/deliveries/NONE/resend", "admin"),
     (Method::POST, "/runs/RUN/cancel", "cancel"),
+    (Method::POST, "/runs/RUN/fork", "run"),
+    (Method::GET, "/runs/RUN/diff/RUN", "read"),
     (Method::POST, "/runs/RUN/approvals/NONE", "run"),
 ];
 /// An id that no run has.
