@@ -1,11 +1,12 @@
 //! Measures axed against a bare handler that makes the same provider calls, on the machine it runs on, and prints ratios.
 //!
-//! `ulimit -n 65536; cargo bench --bench axed [-- single tree many start durability cancel fanout recover
+//! `ulimit -n 65536; cargo bench --bench axed [-- single tree many start durability cancel fanout fork recover
 //! tools long]`, and tries how much it bears with `cargo bench --bench axed -- soak`. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are this binary in another role.
 
 mod bare;
 mod cancel;
 mod fanout;
+mod fork;
 mod load;
 mod process;
 mod provider;
@@ -97,6 +98,9 @@ fn main() {
         }
         if is_selected("fanout") {
             fanout::measure(&mut table).await;
+        }
+        if is_selected("fork") {
+            fork::measure(&mut table).await;
         }
         if is_selected("recover") {
             recover::measure(&mut table).await;

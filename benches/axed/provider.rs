@@ -163,6 +163,7 @@ fn scripted_reply(steps: &str, results: usize) -> Bytes {
     }
     let (name, arguments) = match parts.next().unwrap_or_default() {
         "refused" => ("list_directory", "{\"path\":\".\",\"depth\":2}"),
+        "call_agent" => ("call_agent", "{\"agent\":\"leaf\",\"task\":\"greet\"}"),
         "read_file" => ("read_file", "{\"path\":\"f\"}"),
         other => (other, "{\"path\":\".\"}"),
     };
