@@ -133,6 +133,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
             models: Vec::new(),
         },
         tree_usage: TreeUsage::default(),
+        messages: None,
     };
     store
         .write(write(Change::Finish(Box::new(closing))))
