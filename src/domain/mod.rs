@@ -15,6 +15,8 @@ pub mod json_schema;
 pub mod mcp;
 pub mod message;
 pub mod recording;
+pub mod redaction;
+pub mod request_head;
 pub mod run;
 pub mod run_excerpt;
 pub mod run_path;

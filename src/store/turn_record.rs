@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::agent::params::Effort;
+use crate::domain::request_head::RequestHead;
 use crate::domain::usage::{Cost, TokenUsage};
 
 /// What is recorded of a turn besides its request and its reply.
@@ -79,25 +80,6 @@ pub struct TurnAttempt {
     /// How long it took, in milliseconds.
     pub duration_ms: u64,
 }
-
-/// Where a request was sent, without secrets.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RequestHead {
-    /// `None` if the provider is not reached over HTTP.
-    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
-    pub method: Option<String>,
-    #[serde(rename = "u", default, skip_serializing_if = "Option::is_none")]
-    pub url: Option<String>,
-    /// Names and values in the order in which they were set; [`REDACTED`] replaces secret values.
-    #[serde(rename = "h", default, skip_serializing_if = "Vec::is_empty")]
-    pub headers: Vec<(String, String)>,
-    /// The header that carries the API key, if the request had one.
-    #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
-    pub key_header: Option<String>,
-}
-
-/// Replaces what must not be recorded.
-pub const REDACTED: &str = "[redacted]";
 
 /// A turn to be stored with a write.
 #[derive(Clone, Debug, PartialEq)]

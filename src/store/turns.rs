@@ -5,8 +5,9 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use crate::domain::message::AssistantMessage;
+use crate::domain::request_head::RequestHead;
 use crate::domain::run::RunId;
-use crate::store::turn_record::{RequestHead, TurnEntry, TurnRecord};
+use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::{Step, StoreError};
 
 /// A request is stored whole at least this often; the others as differences from the one before.

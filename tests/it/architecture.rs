@@ -49,6 +49,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("rmcp", &["tools/mcp"]),
     ("rusqlite", &["store"]),
     ("memchr", &["store/request_delta"]),
+    ("regex", &["domain/redaction"]),
     (
         "anstream",
         &["cli/output", "cli/style", "tools/shell/supervisor"],

@@ -9,6 +9,7 @@ use rusqlite::{Connection, named_params};
 use serde::{Deserialize, Serialize};
 
 use crate::domain::agent::params::Effort;
+use crate::domain::request_head::RequestHead;
 use crate::domain::run::RunId;
 use crate::domain::usage::{Cost, TokenUsage};
 use crate::store::request_delta::{self, PieceReader, RecordedText, TextKey, push_number};
@@ -18,7 +19,7 @@ use crate::store::sqlite::queries;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::sql_parts::NOT_DELETED;
 use crate::store::turn_record::{
-    BodyDelta, RequestHead, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
+    BodyDelta, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
 };
 use crate::store::turns::{MAX_DIFFERENCES, RecordedTurn, TurnRequest};
 use crate::store::{Step, StoreError};
@@ -440,9 +441,10 @@ mod tests {
 
     use super::{parse, turns_value};
     use crate::domain::agent::params::Effort;
+    use crate::domain::request_head::RequestHead;
     use crate::domain::usage::{Cost, TokenUsage};
     use crate::store::turn_record::{
-        BodyDelta, RequestHead, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
+        BodyDelta, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
     };
 
     fn attempt(status: Option<u16>, error: Option<&str>) -> TurnAttempt {

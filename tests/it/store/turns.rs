@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use axed::domain::message::{AssistantMessage, ToolResult};
+use axed::domain::request_head::RequestHead;
 use axed::domain::run::{Outcome, Scope, now};
 use axed::store::request_delta;
 use axed::store::run_store::RunStore;
-use axed::store::turn_record::{
-    RequestHead, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
-};
+use axed::store::turn_record::{StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus};
 use axed::store::{Change, Step, Write};
 
 use crate::store::fixtures::{Opened, closing, failure, opening, root, write};
