@@ -4,12 +4,15 @@ use std::marker::PhantomData;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use secrecy::SecretString;
 use serde::Serialize;
 
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::http_client::{HttpClient, HttpResponse};
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
-use crate::providers::{ChatRequest, Delta, ErrorCategory, ProviderError, Reply, request_body};
+use crate::providers::{
+    ChatRequest, Delta, ErrorCategory, ProviderError, Reply, SentRequest, request_body,
+};
 
 /// One service. `B` parses its replies.
 pub struct Endpoint<B> {
@@ -38,6 +41,14 @@ impl<B: ReplyBuilder> Endpoint<B> {
         ReplyOrigin { service, model }
     }
 
+    /// The request with this body, as it is sent.
+    pub fn sent_request(&self, body: Vec<u8>, key: Option<&SecretString>) -> SentRequest {
+        SentRequest {
+            head: self.client.head(key),
+            body: body.into(),
+        }
+    }
+
     /// Sends the request with this body, and reads the reply.
     pub fn complete<'a>(
         &'a self,
@@ -49,7 +60,11 @@ impl<B: ReplyBuilder> Endpoint<B> {
         let (model, stream, trace) = (request.model, request.stream, request.trace);
         let key = request.api_key;
         Box::pin(async move {
-            let response = self.client.send(body?, trace, key).await?;
+            let sent = self.sent_request(body?, key);
+            deltas(Delta::Sending(&sent));
+            let response = self.client.send(sent.body, trace, key).await?;
+            let status = response.status();
+            deltas(Delta::ResponseStarted { status });
             self.read_response(response, model, stream, deltas).await
         })
     }

@@ -1,5 +1,6 @@
 //! The provider contract: one request to a model, one reply. Does not know wire formats, runs or retries.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use crate::config::models::ModelFacts;
 use crate::domain::agent::params::Params;
 use crate::domain::attachment::Blobs;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
+use crate::domain::request_head::RequestHead;
 use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::TokenUsage;
@@ -41,8 +43,8 @@ pub mod wire_json;
 
 /// A service that runs models.
 pub trait Provider: Send + Sync + 'static {
-    /// Sends one request and returns the whole reply. `deltas` receives the token usage as soon as the service reports it
-    /// and, if `request.stream` is set, the text as it arrives. Dropping the future closes the connection.
+    /// Sends one request and returns the whole reply. `deltas` receives the request before it is sent, the token usage as
+    /// soon as the service reports it and, if `request.stream` is set, the text as it arrives. Dropping the future closes the connection.
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
@@ -133,14 +135,15 @@ pub trait BatchClient: Send + Sync {
 pub struct BatchItem {
     /// The path of the endpoint that the request is for; only OpenAI needs it.
     pub path: &'static str,
-    pub body: Vec<u8>,
+    /// The request as it would be sent without a batch.
+    pub request: SentRequest,
 }
 
 impl BatchItem {
     /// # Errors
     /// The body is not JSON.
     pub fn json(&self) -> Result<&RawValue, ProviderError> {
-        serde_json::from_slice(&self.body).map_err(|error| {
+        serde_json::from_slice(&self.request.body).map_err(|error| {
             let message = format!("the request cannot be written as JSON: {error}");
             ProviderError::new(ErrorCategory::BadRequest, message)
         })
@@ -164,6 +167,12 @@ pub enum BatchStatus {
 /// A part of a reply that arrives before the reply is complete.
 #[derive(Clone, Copy, Debug)]
 pub enum Delta<'a> {
+    /// The request is sent next.
+    Sending(&'a SentRequest),
+    /// The response has begun.
+    ResponseStarted {
+        status: u16,
+    },
     Text(&'a str),
     /// The service tier that the service reports.
     ServiceTier(Service),
@@ -173,6 +182,13 @@ pub enum Delta<'a> {
     Reasoning(&'a str),
     /// The total usage so far. It replaces earlier values, and is all that is known if the reply breaks off.
     Usage(TokenUsage),
+}
+
+/// A request in the form in which it is sent.
+#[derive(Clone, Debug)]
+pub struct SentRequest {
+    pub head: Arc<RequestHead>,
+    pub body: Bytes,
 }
 
 /// One request to a model, borrowed from the conversation.

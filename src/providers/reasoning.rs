@@ -1,7 +1,43 @@
-//! Removes the reasoning of earlier replies if it must not be sent back. Pure.
+//! Reads the reasoning of replies, and removes it from earlier ones if it must not be sent back. Pure.
+
+use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::domain::message::Message;
 use crate::providers::openai_chat::echo_payload;
+
+/// The text of the reasoning in an echo, of any wire; `None` if it has none.
+pub fn reasoning_text(echo: &RawValue) -> Option<String> {
+    let echo: Value = serde_json::from_str(echo.get()).ok()?;
+    let mut texts = Vec::new();
+    push_reasoning(&echo, &mut texts);
+    let texts: Vec<_> = texts.into_iter().map(str::trim).collect();
+    let text = texts.join("\n\n");
+    (!text.trim().is_empty()).then_some(text)
+}
+
+fn push_reasoning<'a>(echo: &'a Value, texts: &mut Vec<&'a str>) {
+    match echo {
+        Value::Array(items) => items.iter().for_each(|item| push_reasoning(item, texts)),
+        Value::Object(fields) => {
+            // Anthropic and Ollama; OpenAI's chat API has one of two fields, within `reasoning`.
+            let plain = ["thinking", "reasoning_content", "reasoning"];
+            let plain = plain.iter().filter_map(|name| fields.get(*name));
+            texts.extend(plain.clone().filter_map(Value::as_str).next());
+            plain
+                .filter(|field| field.is_object())
+                .for_each(|field| push_reasoning(field, texts));
+            if fields.get("type").and_then(Value::as_str) == Some("reasoning") {
+                let parts = ["summary", "content"]
+                    .iter()
+                    .filter_map(|name| fields.get(*name));
+                let parts = parts.filter_map(Value::as_array).flatten();
+                texts.extend(parts.filter_map(|part| part.get("text")?.as_str()));
+            }
+        }
+        _ => {}
+    }
+}
 
 /// Removes the reasoning from these messages. Providers reject reasoning if the messages before it have changed. Keeps the
 /// parts of an echo without which a service rejects tool calls.

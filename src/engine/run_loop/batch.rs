@@ -18,8 +18,8 @@ use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
 use crate::engine::state::turn_error::TurnError;
 use crate::providers::registry::ProviderHandle;
 use crate::providers::{
-    BatchClient, BatchProvider, BatchStatus, ChatRequest, Delta, ErrorCategory, ProviderError,
-    Reply,
+    BatchClient, BatchItem, BatchProvider, BatchStatus, ChatRequest, Delta, ErrorCategory,
+    ProviderError, Reply,
 };
 
 /// A batch that takes longer than this has expired; services promise a reply within a day.
@@ -55,6 +55,7 @@ pub async fn complete(
     let result = match start_batch(context, batched, &batch_request, &name).await {
         Ok(submitted) => {
             let status = wait_for_batch(context, batched, &submitted, &name, key).await;
+            report_request(context, batched, &batch_request.request, deltas).await?;
             read_reply(context, batched, batch_request.request, status, deltas).await
         }
         Err(error) => Err(error),
@@ -191,20 +192,41 @@ async fn submit(
             .ok(),
         None => None,
     };
-    // The bytes of images and files are dropped before the wait for the batch.
-    let blobs = Box::pin(blobs::load(&context.engine, batch_request.request.messages)).await?;
-    let request = ChatRequest {
-        blobs: blobs.as_ref(),
-        ..batch_request.request
-    };
-    let item = batched.batch_item(&request).map_err(TurnError::Provider)?;
-    drop(blobs);
+    let item = batch_item(context, batched, &batch_request.request).await?;
     let created = batched
         .batch_client()
         .create(name, &item, batch_request.request.api_key);
     pause::within_deadline(&context.run, created)
         .await?
         .map_err(TurnError::Provider)
+}
+
+/// The bytes of images and files are dropped before the wait for the batch.
+async fn batch_item(
+    context: &RunContext,
+    batched: &dyn BatchProvider,
+    request: &ChatRequest<'_>,
+) -> Result<BatchItem, TurnError> {
+    let blobs = Box::pin(blobs::load(&context.engine, request.messages)).await?;
+    let request = ChatRequest {
+        blobs: blobs.as_ref(),
+        ..*request
+    };
+    batched.batch_item(&request).map_err(TurnError::Provider)
+}
+
+/// Reports the request for the record of the turn. It is made again, so that it is not in memory while the run waits.
+async fn report_request(
+    context: &RunContext,
+    batched: &dyn BatchProvider,
+    request: &ChatRequest<'_>,
+    deltas: &mut (dyn FnMut(Delta<'_>) + Send),
+) -> Result<(), TurnError> {
+    if !context.engine.settings.requests.is_off && !context.run.is_suspended() {
+        let item = batch_item(context, batched, request).await?;
+        deltas(Delta::Sending(&item.request));
+    }
+    Ok(())
 }
 
 /// Polls the batch until it is done or has expired.

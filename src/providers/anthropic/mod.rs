@@ -72,7 +72,8 @@ impl BatchProvider for Anthropic {
         let body = RequestBody::new(request, self.endpoint.origin(request.model));
         let body = request_body::serialize_with_extra(&body, request)?;
         let path = "/v1/messages";
-        Ok(BatchItem { path, body })
+        let request = self.endpoint.sent_request(body, request.api_key);
+        Ok(BatchItem { path, request })
     }
 
     fn read_batch_reply<'a>(

@@ -3,10 +3,12 @@
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT,
 };
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::config;
+use crate::domain::request_head::{REDACTED, RequestHead};
 
 /// Anthropic's header for the API key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -86,6 +88,46 @@ pub fn default_headers(
         headers.insert(header, value);
     }
     Ok(headers)
+}
+
+/// The request as it may be recorded: without the values of secret headers, and without secrets in the URL.
+pub fn recorded_head(url: &Url, headers: &HeaderMap, secrets: &[SecretString]) -> RequestHead {
+    let recorded = headers.iter().map(|(name, value)| {
+        let value = match (value.is_sensitive(), value.to_str()) {
+            (false, Ok(value)) => value.to_owned(),
+            // So that a reader sees what the service expects.
+            (true, Ok(value)) if name == AUTHORIZATION && value.starts_with("Bearer ") => {
+                format!("Bearer {REDACTED}")
+            }
+            _ => REDACTED.to_owned(),
+        };
+        (name.to_string(), value)
+    });
+    RequestHead {
+        method: Some(Method::POST.to_string()),
+        url: Some(recorded_url(url, secrets)),
+        headers: recorded.collect(),
+        key_variable: None,
+    }
+}
+
+fn recorded_url(url: &Url, secrets: &[SecretString]) -> String {
+    const SECRET_NAMES: [&str; 6] = ["key", "token", "secret", "sig", "password", "auth"];
+    let mut recorded = url.clone();
+    if url.query().is_some() {
+        let pairs = url.query_pairs().map(|(name, value)| {
+            let lower = name.to_ascii_lowercase();
+            let is_secret = SECRET_NAMES.iter().any(|secret| lower.contains(secret));
+            let value = if is_secret { REDACTED.into() } else { value };
+            (name, value)
+        });
+        recorded.query_pairs_mut().clear().extend_pairs(pairs);
+    }
+    let mut text = String::from(recorded);
+    for secret in secrets {
+        text = text.replace(secret.expose_secret().trim(), REDACTED);
+    }
+    text
 }
 
 pub fn sensitive_value(text: &str) -> Option<HeaderValue> {

@@ -3,6 +3,7 @@
 
 use std::error::Error as _;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,10 +15,11 @@ use reqwest::{Body, Client, Request, Response, Url};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::config;
+use crate::domain::request_head::RequestHead;
 use crate::domain::trace::TraceContext;
 use crate::providers::http_client::base_url::BaseUrl;
 use crate::providers::http_client::headers::{
-    HeaderError, KEY_HEADERS, KeyHeader, default_headers, sensitive_value,
+    HeaderError, KEY_HEADERS, KeyHeader, default_headers,
 };
 use crate::providers::setup_error::SetupError;
 use crate::providers::stream_decoder::{ReplyTooLarge, StreamDecoder, StreamFormat};
@@ -46,6 +48,9 @@ pub struct HttpClient {
     client: Client,
     url: Url,
     headers: HeaderMap,
+    /// The URL and the headers, as they may be recorded.
+    head: Arc<RequestHead>,
+    key_variable: String,
     key_header: KeyHeader,
     /// Redacted from every error message.
     secrets: Vec<SecretString>,
@@ -59,6 +64,10 @@ pub struct HttpClient {
 pub struct HttpResponse(Response);
 
 impl HttpResponse {
+    pub fn status(&self) -> u16 {
+        self.0.status().as_u16()
+    }
+
     /// A response that does not come from the network.
     ///
     /// # Errors
@@ -201,21 +210,46 @@ impl HttpClient {
             client,
             url,
             headers: default_headers(config, key_header)?,
+            head: Arc::default(),
+            key_variable: config.key_env.clone(),
             key_header,
             secrets,
             max_reply: config.max_reply,
             timeout: config.timeout,
             refused_message: None,
-        })
+        }
+        .with_head())
+    }
+
+    fn with_head(mut self) -> Self {
+        self.head = Arc::new(self.recorded_head(&self.headers));
+        self
+    }
+
+    fn recorded_head(&self, headers: &HeaderMap) -> RequestHead {
+        RequestHead {
+            key_variable: Some(self.key_variable.clone()),
+            ..headers::recorded_head(&self.url, headers, &self.secrets)
+        }
+    }
+
+    /// Where a request with this key is sent, without secrets and without what differs in each request.
+    pub fn head(&self, key: Option<&SecretString>) -> Arc<RequestHead> {
+        if key.is_none() {
+            return Arc::clone(&self.head);
+        }
+        let headers = self.headers_for_key(key).unwrap_or_default();
+        Arc::new(self.recorded_head(&headers))
     }
 
     /// Adds a header, unless the configuration sets it.
     pub fn with_header(mut self, name: &'static str, value: &str) -> Result<Self, HeaderError> {
-        let value = sensitive_value(value).ok_or(HeaderError::BuiltIn { name })?;
+        let value =
+            HeaderValue::from_str(value.trim()).map_err(|_| HeaderError::BuiltIn { name })?;
         self.headers
             .entry(HeaderName::from_static(name))
             .or_insert(value);
-        Ok(self)
+        Ok(self.with_head())
     }
 
     /// Sets the error message for a refused connection.
@@ -230,12 +264,13 @@ impl HttpClient {
             url: base.join(path).into_url(),
             ..self.clone()
         }
+        .with_head()
     }
 
     /// Posts `body`. `key` replaces the configured key.
     pub async fn send(
         &self,
-        body: Vec<u8>,
+        body: Bytes,
         trace: Option<&TraceContext>,
         key: Option<&SecretString>,
     ) -> Result<HttpResponse, ProviderError> {

@@ -103,7 +103,8 @@ impl BatchProvider for OpenAiChat {
     fn batch_item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
         let body = request_body::serialize_with_extra(&self.request_body(request), request)?;
         let path = "/v1/chat/completions";
-        Ok(BatchItem { path, body })
+        let request = self.endpoint.sent_request(body, request.api_key);
+        Ok(BatchItem { path, request })
     }
 
     fn read_batch_reply<'a>(

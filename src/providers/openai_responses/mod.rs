@@ -96,7 +96,8 @@ impl BatchProvider for OpenAiResponses {
         }
         let body = request_body::serialize_with_extra(&self.request_body(request), request)?;
         let path = "/v1/responses";
-        Ok(BatchItem { path, body })
+        let request = self.endpoint.sent_request(body, request.api_key);
+        Ok(BatchItem { path, request })
     }
 
     fn read_batch_reply<'a>(

@@ -8,17 +8,20 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use serde::Serialize;
 
 use crate::domain::content::estimate_tokens;
-use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, ToolSpec};
 use crate::domain::usage::TokenUsage;
 use crate::providers::scripted::script::{Reply, Script, ScriptError};
 use crate::providers::scripted::template::{TemplateContext, TemplateError};
-use crate::providers::{ChatRequest, Delta, ErrorCategory, Provider, ProviderError};
+use crate::providers::{
+    ChatRequest, Delta, ErrorCategory, Provider, ProviderError, SentRequest, wire_json,
+};
 
 pub mod script;
 mod template;
@@ -120,6 +123,27 @@ impl ScriptedProvider {
     }
 }
 
+/// What a service would get, for the record of the turn.
+fn sent_request(request: &ChatRequest<'_>) -> Result<SentRequest, ProviderError> {
+    #[derive(Serialize)]
+    struct Body<'a> {
+        model: &'a str,
+        system: &'a str,
+        messages: &'a [Message],
+        tools: &'a [ToolSpec],
+    }
+    let body = Body {
+        model: request.model,
+        system: request.system,
+        messages: request.messages,
+        tools: request.tools,
+    };
+    Ok(SentRequest {
+        head: Arc::default(),
+        body: wire_json::serialize(&body)?.into(),
+    })
+}
+
 impl Provider for ScriptedProvider {
     fn model_names(&self) -> Option<Vec<String>> {
         Some(self.scripts.keys().cloned().collect())
@@ -132,6 +156,7 @@ impl Provider for ScriptedProvider {
     ) -> BoxFuture<'a, Result<crate::providers::Reply, ProviderError>> {
         Box::pin(async move {
             let script = self.script(request.model)?;
+            deltas(Delta::Sending(&sent_request(&request)?));
             let state = ConversationState::from_messages(request.messages);
             let (series, position, reply) =
                 script.select_reply(&state.input, state.turn).ok_or_else(|| {
