@@ -301,6 +301,7 @@ fn settings(config: &Config) -> Settings {
         webhook_secret_env: config.webhooks.secret_env.clone(),
         keys: keys(config),
         models: config.models.clone(),
+        requests: config.data.requests.clone(),
     }
 }
 

@@ -167,6 +167,8 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("agents.watch", json!(agents.watch)),
         ("data.dir", json!(data.dir)),
         ("data.durability", json!("process")),
+        ("data.requests", json!("full")),
+        ("data.redact", json!([])),
         ("data.retention.age", json!(0)),
         ("data.retention.count", json!(0)),
         ("data.usage_retention", json!("400d")),

@@ -22,11 +22,12 @@ use crate::config::variables::{
 use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
     Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
-    ProviderKind, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth, providers,
-    proxies, telemetry,
+    ProviderKind, RequestRecording, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth,
+    providers, proxies, telemetry,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::redaction::Redactor;
 use crate::domain::usage::Price;
 
 /// Read if it exists and no other file is named.
@@ -368,7 +369,30 @@ fn read_data(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Data {
         retention: s.nested("retention", read_retention),
         usage_retention: Some(s.age("usage_retention").unwrap_or(DEFAULT_USAGE_RETENTION))
             .filter(|age| !age.is_zero()),
+        requests: RequestRecording {
+            is_off: s.one_of("requests", &[("full", false), ("off", true)]) == Some(true),
+            redactor: read_redactor(s),
+        },
     }
+}
+
+fn read_redactor(s: &mut TableReader<'_>) -> Redactor {
+    let node = s.peek("redact");
+    let patterns = s.text_list("redact").unwrap_or_default();
+    let mut redactor = Redactor::default();
+    for (index, pattern) in patterns.iter().enumerate() {
+        let Err(error) = redactor.add(pattern) else {
+            continue;
+        };
+        let item = match node.as_ref().map(|node| &node.value) {
+            Some(Value::Array(items)) => items.get(index),
+            _ => node.as_ref(),
+        };
+        if let Some(item) = item {
+            s.push_invalid(item, "redact", &error.to_string());
+        }
+    }
+    redactor
 }
 
 fn read_retention(s: &mut TableReader<'_>) -> Retention {

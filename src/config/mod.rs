@@ -12,6 +12,7 @@ use secrecy::SecretString;
 use crate::config::key_hash::KeyHash;
 use crate::config::models::{ModelOverride, Models};
 use crate::domain::glob;
+use crate::domain::redaction::Redactor;
 use crate::domain::service::Service;
 
 pub mod auth;
@@ -164,6 +165,16 @@ pub struct Data {
     pub retention: Retention,
     /// How long sums of usage are kept; `None` means for ever.
     pub usage_retention: Option<Duration>,
+    pub requests: RequestRecording,
+}
+
+/// `[data] requests` and `redact`.
+#[derive(Clone, Debug, Default)]
+pub struct RequestRecording {
+    /// Whether requests to providers are not recorded.
+    pub is_off: bool,
+    /// What is removed from them before.
+    pub redactor: Redactor,
 }
 
 /// `[data.retention]`: how long ended root runs are kept, each with its tree. The default keeps them for ever.

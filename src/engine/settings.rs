@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::models::Models;
-use crate::config::{AttachmentLimits, Runs};
+use crate::config::{AttachmentLimits, RequestRecording, Runs};
 use crate::fair::Limits;
 use crate::ssrf::SsrfGuard;
 
@@ -31,6 +31,7 @@ pub struct Settings {
     /// The configured keys by name, with `webhook_secret_env`.
     pub keys: BTreeMap<String, Option<String>>,
     pub models: Models,
+    pub requests: RequestRecording,
 }
 
 impl Settings {

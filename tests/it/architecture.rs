@@ -49,7 +49,6 @@ const CRATES: &[(&str, &[&str])] = &[
     ("rmcp", &["tools/mcp"]),
     ("rusqlite", &["store"]),
     ("memchr", &["store/request_delta"]),
-    ("regex", &["domain/redaction"]),
     (
         "anstream",
         &["cli/output", "cli/style", "tools/shell/supervisor"],
@@ -68,6 +67,7 @@ const CRATES: &[(&str, &[&str])] = &[
     (
         "regex",
         &[
+            "domain/redaction",
             "engine/replay/recording",
             "engine/replay/playback",
             "cli/test",

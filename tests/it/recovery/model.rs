@@ -371,6 +371,7 @@ impl Life {
             durability: Durability::Process,
             retention: Default::default(),
             usage_retention: None,
+            requests: Default::default(),
         };
         let real = open(&data, Box::new(|_, _| ()), Box::new(|_| false)).expect("a store");
         let store = Arc::new(CrashingStore::new(real, lets_through));

@@ -2,7 +2,9 @@
 
 use crate::recovery::model::{Place, Turn};
 use axed::config::models::Models;
-use axed::config::{AttachmentLimits, DEFAULT_MAX_REPLY, Provider, ProviderKind, Runs};
+use axed::config::{
+    AttachmentLimits, DEFAULT_MAX_REPLY, Provider, ProviderKind, RequestRecording, Runs,
+};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::engine::settings::{HistoryLimits, Settings};
@@ -173,5 +175,6 @@ pub fn settings(place: &Path) -> Settings {
         webhook_secret_env: None,
         keys: BTreeMap::new(),
         models: Models::default(),
+        requests: RequestRecording::default(),
     }
 }

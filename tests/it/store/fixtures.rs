@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axed::config::{Data, Durability, Retention};
+use axed::config::{Data, Durability, RequestRecording, Retention};
 use axed::domain::event::{Event, EventKind, StoredEvent};
 use axed::domain::failure::{Failure, FailureCode};
 use axed::domain::run::{Outcome, Run, RunId, Scope, now};
@@ -49,6 +49,7 @@ pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, PublishedEvents), Sto
         durability: Durability::Process,
         retention: Retention::default(),
         usage_retention: None,
+        requests: RequestRecording::default(),
     };
     let store = open(
         &data,
