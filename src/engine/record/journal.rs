@@ -111,7 +111,7 @@ impl Journal {
         kinds: Vec<EventKind>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
-        let write = with_warnings(run, build_write(run, change, steps, kinds));
+        let write = complete_write(run, build_write(run, change, steps, kinds));
         suspend_on_error(run, self.store.write(write).await)
     }
 
@@ -138,7 +138,7 @@ impl Journal {
         kinds: Vec<EventKind>,
     ) -> Result<(), StoreError> {
         check_not_suspended(run)?;
-        let write = with_warnings(run, build_write(run, change, steps, kinds));
+        let write = complete_write(run, build_write(run, change, steps, kinds));
         suspend_on_error(run, self.store.enqueue(write).await)
     }
 
@@ -150,10 +150,8 @@ impl Journal {
         others: Vec<Write>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
-        let result = self
-            .store
-            .write_with(with_warnings(run, write), others)
-            .await;
+        let write = complete_write(run, write);
+        let result = self.store.write_with(write, others).await;
         suspend_on_error(run, result)
     }
 
@@ -268,12 +266,13 @@ pub fn new_event(run: &Run, kind: EventKind) -> Event {
     }
 }
 
-/// The write with the warnings that are not recorded yet. If it fails, the tree is suspended and keeps them.
-fn with_warnings(run: &ActiveRun, write: Write) -> Write {
-    Write {
-        warnings: run.take_unrecorded_warnings(),
-        ..write
-    }
+/// Adds the warnings and the turns that are not recorded yet. If the write fails, the tree is suspended: it keeps the
+/// warnings, and takes the turns again.
+fn complete_write(run: &ActiveRun, mut write: Write) -> Write {
+    run.turn_log.add_steps(&write.steps);
+    write.turns.extend(run.turn_log.take_unrecorded());
+    write.warnings = run.take_unrecorded_warnings();
+    write
 }
 
 /// A write about an active run, including its webhook deliveries.

@@ -11,6 +11,7 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::conversation::Conversation;
 use crate::engine::run_loop::ending::{Ending, error_ending};
+use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits::check_limits;
 use crate::engine::run_loop::request_bounds::RequestBounds;
 use crate::engine::run_loop::request_size;
@@ -186,7 +187,9 @@ async fn generate_summary(
             is_turn: false,
         };
         let mut streamed = StreamedReply::default();
-        let result = Box::pin(turn::request(context, turn_request, &mut streamed)).await;
+        let mut exchange = Exchange::default();
+        let sent = turn::request(context, turn_request, &mut streamed, &mut exchange);
+        let result = Box::pin(sent).await;
         let TurnReply {
             reply,
             requested_model,

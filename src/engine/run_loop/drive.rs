@@ -17,10 +17,12 @@ use crate::engine::run_loop::batch;
 use crate::engine::run_loop::compaction;
 use crate::engine::run_loop::conversation::ReplyAction;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState, error_ending};
+use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::final_text;
 use crate::engine::run_loop::finish;
 use crate::engine::run_loop::limits::{check_conversation_size, check_limits};
 use crate::engine::run_loop::new_messages;
+use crate::engine::run_loop::record_turn;
 use crate::engine::run_loop::resume;
 use crate::engine::run_loop::setup;
 use crate::engine::run_loop::start::{PendingWrite, RunStart};
@@ -47,6 +49,9 @@ pub async fn drive(
 ) -> Option<Arc<Run>> {
     if let Some(permit) = permits.run_permit.take() {
         context.run.tree.root_permit.set(permit);
+    }
+    if !context.engine.settings.requests.is_off {
+        context.run.turn_log.turn_on();
     }
     let mut state = LoopState::new(&run);
     let turns = Box::pin(run_turns(context, &mut run, &mut state, input, start));
@@ -175,11 +180,15 @@ async fn request_reply(
     // Both boxed: a future has space for every future that it awaits, and thousands of runs wait here.
     let commit = Box::pin(turn_write.write(context));
     let turn_request = turn_loop.turn_request(turn);
-    let request = Box::pin(turn::request(context, turn_request, &mut streamed));
+    let mut exchange = Exchange::default();
+    let request = turn::request(context, turn_request, &mut streamed, &mut exchange);
+    let request = Box::pin(request);
     let result = match must_commit_first {
         true => sequentially(commit, request).await,
         false => concurrently(commit, request).await,
     };
+    // Boxed because it is done soon, and thousands of runs wait for the request.
+    Box::pin(record_turn::record(context, turn, exchange, &result)).await;
     result.map_err(|error| {
         if !streamed.text.is_empty() {
             turn_loop.state.partial = Some(streamed.text);

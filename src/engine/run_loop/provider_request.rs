@@ -15,6 +15,7 @@ use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
 use crate::engine::run_loop::batch;
+use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::request_size;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnRequest};
@@ -41,6 +42,7 @@ pub async fn send(
     turn_request: &TurnRequest<'_>,
     target: Target<'_>,
     streamed: &mut StreamedReply,
+    exchange: &mut Exchange,
 ) -> Result<Reply, TurnError> {
     let run = &context.run;
     let mut request = ProviderRequest::new(context, turn_request, target);
@@ -65,10 +67,12 @@ pub async fn send(
         trace: chat_span.as_deref().map(|span| &span.context),
         ..request.chat_request(context)
     };
+    exchange.begin(target.model, request.params.effort);
     let mut deltas = DeltaReceiver {
         context,
         turn_request,
         streamed,
+        exchange,
         is_batch: request.is_batch(),
         reported_usage: None,
         billed_service: request.service(),
@@ -77,13 +81,19 @@ pub async fn send(
         .complete(context, chat_request, &mut |delta| deltas.receive(delta))
         .await
         .map_err(|error| request.with_advice(error));
+    let (reported_usage, billed_service) = (deltas.reported_usage, deltas.billed_service);
+    exchange.end(result.as_ref().err());
+    if exchange.sent.is_some() {
+        exchange.blobs = blobs;
+    }
     if let Some(chat_span) = chat_span {
         chat_span.end(run, turn_request, target.model, &result);
     }
-    if let Some(billed) = BilledTokens::of(&result, deltas.reported_usage) {
-        let usage = billed.usage(request.price(deltas.billed_service));
+    if let Some(billed) = BilledTokens::of(&result, reported_usage) {
+        let usage = billed.usage(request.price(billed_service));
         let replied_model = result.as_ref().ok().and_then(|reply| reply.model.as_ref());
         run.add_model_usage(replied_model.unwrap_or(&target.model.model), &usage);
+        exchange.add_usage(&usage, billed.tokens);
         if billed.is_complete || billed.tokens.is_some() {
             let metrics = &context.engine.metrics;
             metrics.record_usage(&request.model_name, &usage.tokens, usage.cost);
@@ -292,6 +302,7 @@ struct DeltaReceiver<'a> {
     context: &'a RunContext,
     turn_request: &'a TurnRequest<'a>,
     streamed: &'a mut StreamedReply,
+    exchange: &'a mut Exchange,
     is_batch: bool,
     reported_usage: Option<TokenUsage>,
     billed_service: Service,
@@ -300,7 +311,13 @@ struct DeltaReceiver<'a> {
 impl DeltaReceiver<'_> {
     fn receive(&mut self, delta: Delta<'_>) {
         let turn = self.turn_request.turn;
+        let is_recorded =
+            self.turn_request.is_turn && !self.context.engine.settings.requests.is_off;
+        if is_recorded || !matches!(delta, Delta::Sending(_)) {
+            self.exchange.receive(&delta);
+        }
         let event = match delta {
+            Delta::Sending(_) | Delta::ResponseStarted { .. } => return,
             Delta::Usage(usage) => {
                 self.reported_usage = Some(usage);
                 return;

@@ -4,6 +4,7 @@ use crate::domain::event::EventKind;
 use crate::engine::approval::pause;
 use crate::engine::run_loop::compaction;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
+use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits::check_limits;
 use crate::engine::run_loop::request_bounds::RequestBounds;
 use crate::engine::run_loop::turn;
@@ -82,7 +83,14 @@ async fn request(turn_loop: &TurnLoop<'_>, turn: u32) -> Result<TurnReply, TurnE
         ..turn_loop.turn_request(turn)
     };
     // If the summary is interrupted, the result is the text of the task, not a part of the summary.
-    turn::request(context, turn_request, &mut StreamedReply::default()).await
+    let mut streamed = StreamedReply::default();
+    turn::request(
+        context,
+        turn_request,
+        &mut streamed,
+        &mut Exchange::default(),
+    )
+    .await
 }
 
 /// The ending with the summary, or with the text of the task if the summary is incomplete or empty.

@@ -9,6 +9,7 @@ use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::event::EventKind;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::context::RunContext;
+use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::played_turn;
 use crate::engine::run_loop::provider_request::{self, Target};
@@ -23,6 +24,7 @@ pub async fn request(
     context: &RunContext,
     turn_request: TurnRequest<'_>,
     streamed: &mut StreamedReply,
+    exchange: &mut Exchange,
 ) -> Result<TurnReply, TurnError> {
     if let Some(playback) = context.model_playback() {
         return Box::pin(played_turn::request(context, &turn_request, &playback)).await;
@@ -53,7 +55,7 @@ pub async fn request(
             };
             announce_retry(context, turn_request.turn, streamed, retry).await?;
         }
-        match request_with_retries(context, &turn_request, target, streamed).await {
+        match request_with_retries(context, &turn_request, target, streamed, exchange).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
                 last_error = Some(error.with(&model.to_string()));
             }
@@ -108,6 +110,7 @@ async fn request_with_retries(
     turn_request: &TurnRequest<'_>,
     target: Target<'_>,
     streamed: &mut StreamedReply,
+    exchange: &mut Exchange,
 ) -> Result<TurnReply, TurnError> {
     let Target {
         model, provider, ..
@@ -115,7 +118,8 @@ async fn request_with_retries(
     let policy = &context.run.agent.retry;
     let mut attempt = 0;
     loop {
-        let error = match provider_request::send(context, turn_request, target, streamed).await {
+        let sent = provider_request::send(context, turn_request, target, streamed, exchange);
+        let error = match sent.await {
             Ok(reply) => {
                 return Ok(TurnReply {
                     reply,

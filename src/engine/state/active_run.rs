@@ -22,6 +22,7 @@ use crate::engine::state::pending_batch::PendingBatchCell;
 use crate::engine::state::run_warnings::RunWarnings;
 use crate::engine::state::run_workdir::RunWorkdir;
 use crate::engine::state::tree::Tree;
+use crate::engine::state::turn_log::TurnLog;
 use crate::engine::state::usage::UsageCounter;
 use crate::store::{Progress, StoreError};
 
@@ -44,6 +45,7 @@ pub struct ActiveRun {
     /// The batch that an earlier process submitted, until its turn is done.
     pub pending_batch: PendingBatchCell,
     pub inbox: Inbox,
+    pub turn_log: TurnLog,
     agent_name: Arc<str>,
     /// Whether a client has paused it.
     is_held: AtomicBool,
@@ -176,6 +178,7 @@ impl ActiveRun {
             refusals: Mutex::default(),
             pending_batch: PendingBatchCell::default(),
             inbox,
+            turn_log: TurnLog::default(),
             warnings: Mutex::new(RunWarnings::restored(warnings)),
             end: watch::Sender::new(EndState::Pending),
         })

@@ -20,4 +20,5 @@ pub mod run_workdir;
 pub mod tree;
 pub mod tree_trace;
 pub mod turn_error;
+pub mod turn_log;
 pub mod usage;

@@ -1,0 +1,75 @@
+//! The turns of a run that are not recorded yet, and what the record of the next one refers to.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+use crate::domain::request_head::RequestHead;
+use crate::store::Step;
+use crate::store::request_delta::{self, RecordedText};
+use crate::store::turn_record::TurnEntry;
+
+/// A larger body is read from the store again when the next turn is recorded, so that waiting runs do not hold it.
+const MAX_KEPT_BODY: usize = 256 << 10;
+
+#[derive(Debug, Default)]
+pub struct TurnLog(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_on: bool,
+    new_texts: Vec<RecordedText>,
+    previous: Option<PreviousRequest>,
+    unrecorded: Vec<TurnEntry>,
+}
+
+/// The last request of the run that was recorded.
+#[derive(Clone, Debug)]
+pub struct PreviousRequest {
+    pub turn: u32,
+    pub head: Arc<RequestHead>,
+    /// `None` if it is large.
+    pub body: Option<Bytes>,
+    /// How many requests were recorded as differences since the last one that was recorded whole.
+    pub differences: u32,
+}
+
+impl TurnLog {
+    /// Called before the first step, if requests are to be recorded.
+    pub fn turn_on(&self) {
+        self.lock().is_on = true;
+    }
+
+    /// The texts of these steps are likely to be in the next request.
+    pub fn add_steps(&self, steps: &[Step]) {
+        let mut state = self.lock();
+        if state.is_on {
+            let texts = steps.iter().flat_map(request_delta::step_texts);
+            state.new_texts.extend(texts);
+        }
+    }
+
+    /// The previous request, and the texts since then.
+    pub fn take_new(&self) -> (Option<PreviousRequest>, Vec<RecordedText>) {
+        let mut state = self.lock();
+        (state.previous.take(), std::mem::take(&mut state.new_texts))
+    }
+
+    pub fn set_previous(&self, mut previous: PreviousRequest) {
+        previous.body = previous.body.filter(|body| body.len() <= MAX_KEPT_BODY);
+        self.lock().previous = Some(previous);
+    }
+
+    /// The next write of the run records the turn.
+    pub fn add(&self, turn: TurnEntry) {
+        self.lock().unrecorded.push(turn);
+    }
+
+    pub fn take_unrecorded(&self) -> Vec<TurnEntry> {
+        std::mem::take(&mut self.lock().unrecorded)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
