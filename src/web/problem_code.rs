@@ -129,6 +129,8 @@ problem_codes! {
     TooManyMessages = "too_many_messages",
     /// The key has too many valid tickets; retry after `Retry-After`.
     TooManyTickets = "too_many_tickets",
+    /// The run has no such turn.
+    TurnNotFound = "turn_not_found",
     /// The body has a field that does not exist.
     UnknownField = "unknown_field",
     /// The query has a parameter that does not exist.

@@ -13,13 +13,13 @@ use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{
     document, operations as describe, recordings as describe_recordings, start_run, steering,
-    usage_operations,
+    turn_operations as describe_turns, usage_operations,
 };
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
     agents, approvals, create_run, deliveries, diffs, events, forks, health, messages, metrics,
-    pause, recordings, runs, sessions, tickets, usage,
+    pause, recordings, runs, sessions, tickets, turns, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -65,6 +65,8 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         post("/runs/{id}/resume", pause::resume, steering::resume).with_scope(Run),
         get("/runs/{id}/diff/{other}", diffs::diff, start_run::diff).with_scope(Read),
         post("/runs/{id}/fork", forks::fork, start_run::fork).with_scope(Run),
+        get("/runs/{id}/turns", turns::list, describe_turns::list_turns).with_scope(Read),
+        get("/runs/{id}/turns/{turn}", turns::get, describe_turns::turn).with_scope(Read),
         post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
         get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
         get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),

@@ -39,6 +39,19 @@ impl FromRequestParts<AppState> for DeliveryPath {
     }
 }
 
+/// `{id}` and `{turn}` of a path. The run is checked as in [`RunPath`], the number is not.
+pub struct TurnPath(pub RunId, pub String);
+
+impl FromRequestParts<AppState> for TurnPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, turn): (String, String) = path_params(parts).await?;
+        let run = visible_run(parts, state, &run).await?;
+        Ok(Self(run, turn))
+    }
+}
+
 /// `{id}` and `{tool_call_id}` of a path. The run is checked as in [`RunPath`], the call id is not.
 pub struct CallPath(pub RunId, pub String);
 

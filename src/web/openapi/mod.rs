@@ -9,4 +9,5 @@ pub mod schemas;
 pub mod start_run;
 pub mod steering;
 pub mod tidy;
+pub mod turn_operations;
 pub mod usage_operations;

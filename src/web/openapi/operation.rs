@@ -86,6 +86,14 @@ impl<'s> Operation<'s> {
                 let codes = "`run_not_found`, `delivery_not_found`";
                 (schema, "The id of the webhook delivery.", codes)
             }
+            (_, "turn") => {
+                let codes = "`run_not_found`, `turn_not_found`";
+                (
+                    json!({"type": "integer", "minimum": 1}),
+                    "The number of the turn, from 1.",
+                    codes,
+                )
+            }
             (_, "tool_call_id") => (text(), "The id of the tool call.", "`run_not_found`"),
             _ => (text(), "", "`route_not_found`"),
         };

@@ -8,6 +8,7 @@ pub mod revalidation;
 pub mod run;
 pub mod run_fields;
 pub mod tree;
+pub mod turns;
 
 #[cfg(test)]
 pub mod test_log;

@@ -15,4 +15,5 @@ pub mod recordings;
 pub mod runs;
 pub mod sessions;
 pub mod tickets;
+pub mod turns;
 pub mod usage;
