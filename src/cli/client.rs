@@ -465,7 +465,7 @@ impl Client {
         Ok(url)
     }
 
-    fn get(&self, segments: &[&str]) -> RequestBuilder {
+    pub fn get(&self, segments: &[&str]) -> RequestBuilder {
         self.http.request(Method::GET, self.url(segments))
     }
 
@@ -473,7 +473,7 @@ impl Client {
         self.read(request).await
     }
 
-    async fn read<T: for<'de> Deserialize<'de>>(
+    pub async fn read<T: for<'de> Deserialize<'de>>(
         &self,
         request: RequestBuilder,
     ) -> Result<T, ClientError> {

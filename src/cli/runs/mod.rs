@@ -15,6 +15,7 @@ mod rerun;
 pub mod run_ref;
 mod save;
 mod show;
+mod turn;
 pub mod view;
 
 #[derive(Debug, clap::Subcommand)]
@@ -51,6 +52,8 @@ pub enum Command {
     Fork(fork::Fork),
     /// Print how two runs differ, with those below them
     Diff(diff::Diff),
+    /// Print what a turn sent and what came back
+    Turn(turn::Turn),
     /// Start a new run with the request of another one
     Rerun(rerun::Rerun),
     /// Send a message to a run that has not ended
@@ -82,6 +85,7 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Messages(args) => conversation::messages(&args).await?,
         Command::Fork(args) => return fork::fork(&args).await,
         Command::Diff(args) => diff::diff(&args).await?,
+        Command::Turn(args) => turn::turn(&args).await?,
         Command::Rerun(args) => return rerun::rerun(&args).await,
         Command::Message(args) => message::message(&args).await?,
         Command::Save(args) => save::save(&args).await?,
