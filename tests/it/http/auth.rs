@@ -11,7 +11,7 @@ use crate::support::provider::answer::{delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 24] = [
+const ROUTES: [(Method, &str, &str); 26] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -30,6 +30,8 @@ const ROUTES: [(Method, &str, &str); 24] = [
     (Method::POST, "/runs/RUN/messages", "run"),
     (Method::POST, "/runs/RUN/pause", "run"),
     (Method::POST, "/runs/RUN/resume", "run"),
+    (Method::GET, "/runs/RUN/turns", "read"),
+    (Method::GET, "/runs/RUN/turns/1", "read"),
     (Method::GET, "/runs/RUN/deliveries", "admin"),
     (Method::POST, "/runs/RUN/deliveries/NONE/resend", "admin"),
     (Method::POST, "/runs/RUN/cancel", "cancel"),

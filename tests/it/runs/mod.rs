@@ -19,5 +19,7 @@ mod session_routes;
 mod sessions;
 mod structured_output;
 mod timeouts;
+mod turns;
+mod turns_kept;
 mod usage;
 mod warnings;

@@ -279,6 +279,7 @@ impl SharedState {
                 wire,
                 headers,
                 body: serde_json::from_slice(body).unwrap_or_default(),
+                bytes: Bytes::copy_from_slice(body),
             });
             pages.requests.push(seen.clone());
             let busy = pages.busy.entry(seen.model().to_owned()).or_default();

@@ -1,5 +1,6 @@
 //! A request as the fake provider saw it, with readers that say the same on every wire.
 
+use axum::body::Bytes;
 use axum::http::HeaderMap;
 use serde_json::{Value, json};
 
@@ -52,6 +53,8 @@ pub struct RecordedRequest {
     pub headers: HeaderMap,
     /// Its body.
     pub body: Value,
+    /// The bytes of its body.
+    pub bytes: Bytes,
 }
 
 impl RecordedRequest {

@@ -1,0 +1,182 @@
+//! How turns are stored: what is left out, over restarts, and what they cost the store.
+
+use rusqlite::Connection;
+use serde_json::{Value, json};
+
+use crate::support::app::{Setup, TestApp};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{calls, says};
+
+const READER: &str = "workdir = \"work\"\ntools = [\"read_file\", \"grep\", \"find_path\"]";
+
+/// An agent that reads `work/notes.md`, which has this many lines.
+fn reader(lines: usize) -> Setup {
+    let text: String = (0..lines)
+        .map(|line| format!("{line}: a line of \"notes\"\n"))
+        .collect();
+    TestApp::setup()
+        .agent("reader", READER)
+        .file("work/notes.md", &text)
+}
+
+/// Lets the model read another part of the file in each turn but the last.
+fn will_read(app: &TestApp, turns: usize, lines: usize) {
+    let reads = (1..turns).map(move |turn| {
+        let arguments = json!({"path": "notes.md", "offset": turn * lines, "limit": lines});
+        calls([("read_file", arguments)]).with_text(&format!("I read part {turn}."))
+    });
+    app.provider
+        .will("reader", reads.chain([says("I have read it.")]));
+}
+
+/// Compares each recorded request with what the provider got.
+async fn assert_requests_as_sent(app: &TestApp, run: &str) {
+    for (number, seen) in (1..).zip(app.provider.requests_for("reader")) {
+        let turn = app.get(&format!("/runs/{run}/turns/{number}")).await;
+        let sent = std::str::from_utf8(&seen.bytes).expect("UTF-8");
+        assert!(
+            turn.text.contains(&format!("\"body\":{sent}")),
+            "turn {number}: {}",
+            turn.text
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_long_run_keeps_each_request() {
+    let app = reader(400).spawn().await;
+    will_read(&app, 45, 8);
+    let run = app.run("reader", "read the notes").await;
+    assert_eq!(run.output(), "I have read it.");
+    assert_requests_as_sent(&app, run.id()).await;
+    let db = Connection::open(app.path("data/axed.db")).expect("the store");
+    let largest: i64 = db
+        .query_row("SELECT max(length(turns)) FROM entries", [], |row| {
+            row.get(0)
+        })
+        .expect("a length");
+    // Also those that are stored whole refer to what the steps have.
+    assert!(largest < 8_000, "{largest} bytes");
+}
+
+#[tokio::test]
+async fn a_large_request_is_stored_as_differences() {
+    let app = reader(40_000).spawn().await;
+    will_read(&app, 6, 4_000);
+    let run = app.run("reader", "read the notes").await;
+    assert_eq!(run.output(), "I have read it.");
+    assert_requests_as_sent(&app, run.id()).await;
+}
+
+#[tokio::test]
+async fn turns_survive_a_crash() {
+    let mut app = reader(100).spawn().await;
+    let gate = Gate::closed();
+    let read = |turn: usize| {
+        calls([(
+            "read_file",
+            json!({"path": "notes.md", "offset": turn, "limit": 20}),
+        )])
+    };
+    app.provider
+        .will("reader", [read(1), read(2), says("lost").after_gate(&gate)]);
+    let run = app.start("reader", "read the notes").await.id().to_owned();
+    app.provider.wait_for_request("reader", 3).await;
+    app.provider.will("reader", [read(3), says("done")]);
+
+    app.crash_and_restart().await;
+    let ended = app.find(&run).await.wait_for_end().await;
+
+    assert_eq!(ended.output(), "done");
+    let mut seen = app.provider.requests_for("reader");
+    // The third request was sent again.
+    seen.remove(2);
+    for (number, seen) in (1..).zip(seen) {
+        let turn = app.get(&format!("/runs/{run}/turns/{number}")).await;
+        let sent = std::str::from_utf8(&seen.bytes).expect("UTF-8");
+        assert!(
+            turn.text.contains(&format!("\"body\":{sent}")),
+            "turn {number}: {}",
+            turn.text
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_not_recorded_if_that_is_off() {
+    let app = reader(10)
+        .config("[data]\nrequests = \"off\"")
+        .spawn()
+        .await;
+    will_read(&app, 3, 2);
+    let run = app.run("reader", "read the notes").await;
+    let turn = run.get("/turns/2").await.json();
+    assert_eq!(
+        (&turn["request"], &turn["request_bytes"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert_eq!(turn["reply"]["content"], "I read part 2.");
+    assert_eq!(turn["attempts"][0]["status"], 200);
+}
+
+#[tokio::test]
+async fn what_a_pattern_matches_is_not_in_a_turn() {
+    let app = TestApp::setup()
+        .agent("reader", "")
+        .config("[data]\nredact = [\"sk-[a-z]+\", '(?i)password: \\S+']")
+        .spawn()
+        .await;
+    let first = calls([("fly", json!({"with": "sk-abc"}))]).with_text("with sk-def");
+    app.provider.will("reader", [first, says("done")]);
+    app.provider.will("plain", [says("done")]);
+
+    let run = app.run("reader", "use \"Password: open\\sesame\"").await;
+
+    for number in [1, 2] {
+        let turn = run.get(&format!("/turns/{number}")).await;
+        assert!(
+            turn.text.contains("\\\"[redacted] sesame\\\"") || turn.text.contains("[redacted]"),
+            "{}",
+            turn.text
+        );
+        for secret in ["sk-abc", "sk-def", "Password: open"] {
+            assert!(!turn.text.contains(secret), "{}", turn.text);
+        }
+        assert_eq!(turn.json()["redacted"], true);
+    }
+    let db = Connection::open(app.path("data/axed.db")).expect("the store");
+    let found: i64 = db
+        .query_row(
+            "SELECT count(*) FROM entries WHERE instr(turns, CAST('sk-abc' AS BLOB)) > 0",
+            [],
+            |row| row.get(0),
+        )
+        .expect("a count");
+    assert_eq!(found, 0);
+}
+
+/// Ten turns cost the store at most 1.3 times what they cost without their requests.
+#[tokio::test]
+async fn ten_turns_cost_little_more() {
+    for lines in [1, 20, 300] {
+        let app = reader(4_000).spawn().await;
+        will_read(&app, 10, lines);
+        let run = app.run("reader", "read the notes").await;
+        assert_eq!(run["turns"], 10);
+        let db = Connection::open(app.path("data/axed.db")).expect("the store");
+        let (before, turns): (f64, f64) = db
+            .query_row(
+                // With the header of a row, its fixed columns and its entry in the index.
+                "SELECT sum(coalesce(octet_length(events), 0) + coalesce(octet_length(steps), 0) + 90), \
+                 sum(coalesce(length(turns), 0)) FROM entries",
+                [],
+                |row| Ok((row.get(0)?, row.get(1)?)),
+            )
+            .expect("sums");
+        let factor = (before + turns) / before;
+        println!(
+            "{lines} lines a result: {before} bytes before, {turns} bytes of turns, factor {factor:.3}"
+        );
+        assert!(factor <= 1.3, "{lines} lines a result: {factor:.3}");
+    }
+}
