@@ -12,7 +12,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
-use crate::domain::redaction::Redactor;
 use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
 use crate::engine::add_message::{self, AddMessageError, MessageRequest};
@@ -537,11 +536,6 @@ impl Runner {
 
     pub fn store(&self) -> &Arc<dyn RunStore> {
         self.engine.journal.store()
-    }
-
-    /// What is removed from recorded requests.
-    pub fn redactor(&self) -> &Redactor {
-        &self.engine.settings.requests.redactor
     }
 
     /// How many root runs are running, and how many wait for a permit.

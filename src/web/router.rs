@@ -65,23 +65,7 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         post("/runs/{id}/resume", pause::resume, steering::resume).with_scope(Run),
         get("/runs/{id}/diff/{other}", diffs::diff, start_run::diff).with_scope(Read),
         post("/runs/{id}/fork", forks::fork, start_run::fork).with_scope(Run),
-        get("/runs/{id}/turns", turns::list, describe_turns::list_turns).with_scope(Read),
-        get("/runs/{id}/turns/{turn}", turns::get, describe_turns::turn).with_scope(Read),
         post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
-        get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
-        get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),
-        get(
-            "/sessions/{name}/messages",
-            sessions::messages,
-            describe::session_messages,
-        )
-        .with_scope(Read),
-        delete(
-            "/sessions/{name}",
-            sessions::delete,
-            describe::delete_session,
-        )
-        .with_scope(Cancel),
         post(
             "/runs/{id}/approvals/{tool_call_id}",
             approvals::decide,
@@ -107,10 +91,38 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
         get("/version", health::version, describe::version),
         get("/openapi.json", openapi_document, describe::openapi),
     ];
+    table.extend(turn_routes());
+    table.extend(session_routes());
     if metrics {
         table.push(metrics_route());
     }
     table
+}
+
+fn turn_routes() -> Vec<Route> {
+    vec![
+        get("/runs/{id}/turns", turns::list, describe_turns::list_turns).with_scope(Read),
+        get("/runs/{id}/turns/{turn}", turns::get, describe_turns::turn).with_scope(Read),
+    ]
+}
+
+fn session_routes() -> Vec<Route> {
+    vec![
+        get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
+        get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),
+        get(
+            "/sessions/{name}/messages",
+            sessions::messages,
+            describe::session_messages,
+        )
+        .with_scope(Read),
+        delete(
+            "/sessions/{name}",
+            sessions::delete,
+            describe::delete_session,
+        )
+        .with_scope(Cancel),
+    ]
 }
 
 /// The API. Every route has the path prefix; `/livez` and `/readyz` answer without it too. If keys are configured, each

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{AttachmentLimits, ClientKey, Cors};
+use crate::domain::redaction::Redactor;
 use crate::engine::runner::Runner;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
@@ -58,6 +59,8 @@ pub struct Settings {
     pub client_timeout: Duration,
     /// Maximum labels of a run.
     pub max_labels: usize,
+    /// What is removed from replies that are shown with their turns.
+    pub redactor: Redactor,
 }
 
 impl Settings {

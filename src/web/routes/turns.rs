@@ -40,7 +40,7 @@ pub async fn get(
         let last = turns.last().map(|last| last.turn);
         return Err(turn_not_found(id, &number, last));
     };
-    let turn = TurnDetailView::new(turn, state.runner.redactor());
+    let turn = TurnDetailView::new(turn, &state.settings.redactor);
     Ok(json_response(StatusCode::OK, &turn))
 }
 
