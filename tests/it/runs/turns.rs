@@ -20,9 +20,12 @@ async fn turns(run: &Run<'_>) -> Vec<Value> {
 async fn both_turns_are_as_sent(wire: Wire, stream: bool) {
     let name = wire.name();
     let settings = format!(
-        "model = \"{name}/solo\"\nstream = {stream}\nsystem_prompt = \"Work well, and say \\\"é\\\".\""
+        "model = \"{name}/solo\"\nstream = {stream}\ntools = [\"find_path\"]\nworkdir = \"work\"\nsystem_prompt = \"Work well, and say \\\"é\\\".\""
     );
-    let app = TestApp::setup().agent("solo", &settings).spawn().await;
+    let app = TestApp::setup()
+        .agent("solo", &settings)
+        .file("work/a.md", "a");
+    let app = app.spawn().await;
     let first = calls([("fly", json!({"to": "the moon", "n": 1.50}))]).with_text("I try.");
     let first = first.with_usage(100, 20);
     app.provider
@@ -177,10 +180,13 @@ async fn a_cancelled_turn_is_recorded() {
 async fn reasoning_is_in_the_reply() {
     for wire in [Wire::Anthropic, Wire::Openai, Wire::Responses, Wire::Ollama] {
         let settings = format!(
-            "model = \"{}/solo\"\n[params]\neffort = \"high\"",
+            "model = \"{}/solo\"\neffort = \"high\"\ntools = [\"find_path\"]\nworkdir = \"work\"",
             wire.name()
         );
-        let app = TestApp::setup().agent("solo", &settings).spawn().await;
+        let app = TestApp::setup()
+            .agent("solo", &settings)
+            .file("work/a.md", "a");
+        let app = app.spawn().await;
         let first = calls([("fly", json!({}))]).with_thought("Birds can fly.");
         app.provider.will("solo", [first, says("done")]);
 
