@@ -247,6 +247,12 @@ pub enum EventKind {
         tool_call_id: String,
         /// The outcome.
         decision: Decision,
+        /// What the call is executed with, if a person changed it; if `truncated`, the beginning of its JSON as a string.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        arguments: Option<Arc<RawValue>>,
+        /// Whether `arguments` is only the beginning; absent if not.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        truncated: bool,
         /// Why, if a person gave a reason.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::domain::attachment::Attachment;
 use crate::domain::content::Content;
@@ -250,6 +251,11 @@ pub enum Step {
     Message { content: Content },
     /// The conversation has all messages up to this number, from the request of this turn on.
     MessagesRead { turn: u32, last: u32 },
+    /// A person approved a call with other arguments than the model's.
+    ArgumentsChanged {
+        call_id: String,
+        arguments: Arc<RawValue>,
+    },
     /// A summary of the oldest messages is requested next.
     Compacting,
     /// Later requests leave out some messages.
@@ -272,6 +278,7 @@ impl Step {
             | Self::Remembers { .. }
             | Self::Said { .. }
             | Self::MessagesRead { .. }
+            | Self::ArgumentsChanged { .. }
             | Self::Compacting
             | Self::Compacted { .. } => Vec::new(),
         }

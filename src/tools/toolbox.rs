@@ -186,6 +186,25 @@ impl Toolbox {
         }
     }
 
+    /// Checks a call's arguments against the schema of its tool, if it has one.
+    ///
+    /// # Errors
+    /// One sentence for each mismatch.
+    pub async fn check_arguments(
+        &self,
+        call: &ToolCall,
+        key: Option<&str>,
+    ) -> Result<(), Vec<String>> {
+        let tool = self.tools.get(&call.name);
+        match tool.and_then(|tool| tool.schema()) {
+            Some(schema) => {
+                let checked = validation::check_arguments(schema, &call.arguments, key);
+                checked.await.map(drop)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Executes a call. `key` is the API key that the run was accepted with.
     ///
     /// # Errors

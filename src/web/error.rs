@@ -357,6 +357,13 @@ impl From<DecideError> for Problem {
             DecideError::NotPending { .. } => {
                 Self::new(StatusCode::CONFLICT, ProblemCode::NothingWaits, text)
             }
+            DecideError::InvalidArguments(_) => Self::invalid_field("/arguments", text),
+            DecideError::NotReached(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                ProblemCode::CallNotReached,
+                text,
+            )
+            .with_retry_after(RETRY_INTERVAL_SECS),
             DecideError::Draining => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining, text)
                     .with_retry_after(RESTART_INTERVAL_SECS)

@@ -31,6 +31,8 @@ problem_codes! {
     AttachmentsTooLarge = "attachments_too_large",
     /// The body is larger than the server accepts.
     BodyTooLarge = "body_too_large",
+    /// After a restart the run has not come to this tool call yet; retry after `Retry-After`.
+    CallNotReached = "call_not_reached",
     /// A page of another origin sent the request.
     CrossSite = "cross_site",
     /// The run has no such webhook delivery.

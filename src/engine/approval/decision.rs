@@ -1,10 +1,12 @@
 //! Decisions on tool calls that need human approval. The request and the decision are recorded before anyone acts on
 //! them, so that a restarted daemon neither requests approval twice nor forgets a decision.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
 use crate::domain::event::{Decision, EventKind};
@@ -14,16 +16,18 @@ use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::approval::pause;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::replay::run_log::{self, RecordedCalls};
-use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::approval_decision::{ApprovalDecision, MAX_ARGUMENTS_BYTES};
 use crate::engine::state::deadline;
 use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
-use crate::engine::state::pending_approvals::{DeliveryResult, PendingApproval};
+use crate::engine::state::pending_approvals::{DeliveryResult, PendingApproval, WaitingTool};
 use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, StoreError};
+use crate::tools::toolbox::Toolbox;
 
-/// The longest arguments in an event; the run's messages have all of them.
-const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
+/// How long other arguments for a call wait until its run has reached the call again after a restart.
+const REACH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a decision was not accepted.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +42,11 @@ pub enum DecideError {
         call: String,
         reason: String,
     },
+    /// The arguments do not fit the tool's schema.
+    #[error("{}", .0.join("; "))]
+    InvalidArguments(Vec<String>),
+    #[error("{0} has not reached this call again since the daemon was restarted; try again")]
+    NotReached(RunId),
     #[error("the daemon is stopping; look at the run and try again")]
     Draining,
     #[error(transparent)]
@@ -46,7 +55,8 @@ pub enum DecideError {
 
 /// Whether a tool call may be executed.
 pub enum Permission {
-    Granted,
+    /// With these arguments instead of the model's, if a person changed them.
+    Granted(Option<Arc<RawValue>>),
     /// The model receives this text as the call's result.
     Refused(String),
 }
@@ -56,11 +66,12 @@ pub async fn await_decision(
     context: &RunContext,
     recorded_calls: &RecordedCalls,
     turn: u32,
+    toolbox: &Arc<Toolbox>,
     call: &ToolCall,
 ) -> Result<Permission, StoreError> {
     let requested_at = recorded_calls.approvals_requested.get(&call.id).copied();
     let name = shorten(&call.name, 200);
-    let decision = match look_up(context, recorded_calls, call).await? {
+    let decision = match look_up(context, recorded_calls, toolbox, call).await? {
         DecisionLookup::Decided(decision) => {
             if !context.run.is_held() {
                 pause::ensure_running(context).await?;
@@ -101,7 +112,7 @@ pub async fn await_decision(
     };
     Ok(Permission::Refused(
         match (decision.decision, decision.reason) {
-            (Decision::Approved, _) => return Ok(Permission::Granted),
+            (Decision::Approved, _) => return Ok(Permission::Granted(decision.arguments)),
             (Decision::Denied, Some(reason)) => format!("The call of {name} was denied: {reason}"),
             (Decision::Denied, None) => format!("The call of {name} was denied"),
             (Decision::TimedOut, _) => format!(
@@ -121,10 +132,14 @@ enum DecisionLookup<'a> {
 async fn look_up<'a>(
     context: &'a RunContext,
     recorded_calls: &RecordedCalls,
+    toolbox: &Arc<Toolbox>,
     call: &ToolCall,
 ) -> Result<DecisionLookup<'a>, StoreError> {
     if let Some(decision) = recorded_calls.decisions.get(&call.id) {
-        return Ok(DecisionLookup::Decided(decision.clone()));
+        return Ok(DecisionLookup::Decided(ApprovalDecision {
+            arguments: recorded_calls.changed_arguments.get(&call.id).cloned(),
+            ..decision.clone()
+        }));
     }
     let approvals = &context.engine.pending_approvals;
     let _guard;
@@ -137,7 +152,12 @@ async fn look_up<'a>(
             return Ok(DecisionLookup::Decided(decision.clone()));
         }
     }
-    let pending = PendingApproval::register(approvals, context.run.scope.run, &call.id);
+    let tool = WaitingTool {
+        toolbox: Arc::clone(toolbox),
+        call: call.clone(),
+        owner: context.run.tree.owner.clone(),
+    };
+    let pending = PendingApproval::register(approvals, context.run.scope.run, tool);
     Ok(DecisionLookup::Pending(pending))
 }
 
@@ -174,11 +194,12 @@ async fn receive_decision(
         Some(message) => (message.decision, Some(message.ack)),
         None => (ApprovalDecision::timed_out(), None),
     };
-    let event = decision.to_event(call);
+    let (steps, event) = (decision.to_step(call), decision.to_event(call));
+    let steps = steps.into_iter().collect();
     let committed = context
         .engine
         .journal
-        .append(&context.run, Change::Unchanged, Vec::new(), vec![event])
+        .append(&context.run, Change::Unchanged, steps, vec![event])
         .await
         .map(drop);
     context.run.tree.root_permit.changed.notify_waiters();
@@ -199,6 +220,9 @@ pub async fn decide(
     decision: ApprovalDecision,
 ) -> Result<(), DecideError> {
     loop {
+        if let Some(arguments) = &decision.arguments {
+            check_arguments(engine, id, call, arguments).await?;
+        }
         match engine.pending_approvals.deliver(id, call, &decision) {
             DeliveryResult::Delivered(committed) => match committed.await {
                 Ok(committed) => return Ok(committed?),
@@ -210,6 +234,8 @@ pub async fn decide(
             DeliveryResult::AlreadyDecided => {
                 return Err(not_pending(id, call, "it is being decided"));
             }
+            // Its arguments can be checked once it waits.
+            DeliveryResult::NotWaiting if decision.arguments.is_some() => continue,
             DeliveryResult::NotWaiting => {}
         }
         // In a task of its own: a client that disconnects must not interrupt the write.
@@ -224,6 +250,41 @@ pub async fn decide(
     }
 }
 
+/// Checks arguments that a person gives for a call, once the call waits: only its run knows the tool's schema.
+async fn check_arguments(
+    engine: &Engine,
+    id: RunId,
+    call: &str,
+    arguments: &Arc<RawValue>,
+) -> Result<(), DecideError> {
+    let approvals = &engine.pending_approvals;
+    let waiting_tool = async {
+        loop {
+            // Subscribe before looking, so that no call is missed.
+            let mut registered = pin!(approvals.registered.notified());
+            registered.as_mut().enable();
+            if let Some(tool) = approvals.tool(id, call) {
+                return Ok(tool);
+            }
+            find_undecided(engine, id, call).await?;
+            tokio::select! {
+                () = registered => {}
+                () = engine.draining.cancelled() => return Err(DecideError::Draining),
+            }
+        }
+    };
+    let tool = match tokio::time::timeout(REACH_TIMEOUT, waiting_tool).await {
+        Ok(tool) => tool?,
+        Err(_) => return Err(DecideError::NotReached(id)),
+    };
+    let call = ToolCall {
+        arguments: Arc::clone(arguments),
+        ..tool.call
+    };
+    let checked = tool.toolbox.check_arguments(&call, tool.owner.as_deref());
+    checked.await.map_err(DecideError::InvalidArguments)
+}
+
 /// Records a decision on a call that nobody waits for yet; false if the call waits now.
 async fn decide_early(
     engine: &Engine,
@@ -236,6 +297,30 @@ async fn decide_early(
     if engine.pending_approvals.is_waiting(id, call) {
         return Ok(false);
     }
+    let (run, active_run) = find_undecided(engine, id, call).await?;
+    let event = decision.to_event(call);
+    match active_run {
+        Some(active_run) => {
+            let journal = &engine.journal;
+            let commit = journal.append_request(&active_run, Change::Unchanged, Vec::new(), event);
+            commit.await?;
+            active_run.tree.root_permit.changed.notify_waiters();
+        }
+        None => {
+            let journal = &engine.journal;
+            let commit = journal.append_inactive(&run, Change::Unchanged, Vec::new(), event);
+            commit.await?;
+        }
+    }
+    Ok(true)
+}
+
+/// The run of a call that an earlier process requested approval for and that is not decided.
+async fn find_undecided(
+    engine: &Engine,
+    id: RunId,
+    call: &str,
+) -> Result<(Run, Option<Arc<ActiveRun>>), DecideError> {
     let run = engine.journal.store().run(id).await?;
     let run: Run = run.ok_or(DecideError::RunNotFound(id))?;
     if !matches!(run.status, Status::Waiting | Status::Running) {
@@ -264,21 +349,7 @@ async fn decide_early(
     if is_over || recorded_calls.completed.contains(call) {
         return Err(not_pending(id, call, "it waits no more"));
     }
-    let event = decision.to_event(call);
-    match active_run {
-        Some(active_run) => {
-            let journal = &engine.journal;
-            let commit = journal.append_request(&active_run, Change::Unchanged, Vec::new(), event);
-            commit.await?;
-            active_run.tree.root_permit.changed.notify_waiters();
-        }
-        None => {
-            let journal = &engine.journal;
-            let commit = journal.append_inactive(&run, Change::Unchanged, Vec::new(), event);
-            commit.await?;
-        }
-    }
-    Ok(true)
+    Ok((run, active_run))
 }
 
 fn not_pending(run: RunId, call: &str, reason: &str) -> DecideError {

@@ -87,7 +87,7 @@ impl RecordedConversation {
                 }
                 Step::Said { content } => conversation.messages.push(Message::user(content)),
                 Step::Compacted { compaction } => conversation.compaction = Some(compaction),
-                Step::Result { .. } | Step::Compacting => {}
+                Step::Result { .. } | Step::ArgumentsChanged { .. } | Step::Compacting => {}
             }
         }
         conversation

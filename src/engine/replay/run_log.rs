@@ -1,9 +1,11 @@
 //! What an earlier process recorded of a run: its prompt, replies and results, and the calls that had started.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
@@ -119,6 +121,8 @@ pub struct RecordedCalls {
     /// When calls requested approval.
     pub approvals_requested: HashMap<String, Timestamp>,
     pub decisions: HashMap<String, ApprovalDecision>,
+    /// What a person approved calls with instead of the model's arguments.
+    pub changed_arguments: HashMap<String, Arc<RawValue>>,
     /// Calls whose `tool.completed` is in the log.
     pub completed: HashSet<String>,
     /// The last turn whose `turn.started` is in the log; 0 for none.
@@ -134,6 +138,15 @@ pub struct RecordedCalls {
 }
 
 impl RecordedRun {
+    fn set_result(&mut self, turn: u32, position: usize, result: ToolResult) {
+        let mut turns = self.turns.iter_mut().rev();
+        let recorded_turn = turns.find(|reply| reply.turn == turn);
+        let slot = recorded_turn.and_then(|reply| reply.results.get_mut(position));
+        if let Some(slot) = slot {
+            *slot = Some(result);
+        }
+    }
+
     fn mark_messages_read(&mut self, turn: u32, last: u32) {
         let newly_read = self.messages.mark_read(turn, last);
         let turn_messages = self.turns.last_mut().map(|it| &mut it.messages);
@@ -175,7 +188,7 @@ impl RecordedRun {
 pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError> {
     let store = engine.journal.store();
     let mut recorded = RecordedRun::default();
-    let mut refused_limits = Vec::new();
+    let (mut refused_limits, mut changed_arguments) = (Vec::new(), HashMap::new());
     for step in store.steps(run.id).await? {
         match step {
             Step::Prompt {
@@ -209,6 +222,9 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
             }
             Step::Message { content } => recorded.messages.contents.push(content),
             Step::MessagesRead { turn, last } => recorded.mark_messages_read(turn, last),
+            Step::ArgumentsChanged { call_id, arguments } => {
+                changed_arguments.insert(call_id, arguments);
+            }
             Step::Remembers { at } => recorded.memory_time = Some(at),
             Step::Compacting => recorded.is_compacting = true,
             Step::Compacted { compaction } => {
@@ -228,21 +244,13 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
                 refused_by,
             } => {
                 refused_limits.extend(refused_by);
-                let recorded_turn = recorded
-                    .turns
-                    .iter_mut()
-                    .rev()
-                    .find(|reply| reply.turn == turn);
-                if let Some(slot) =
-                    recorded_turn.and_then(|reply| reply.results.get_mut(position as usize))
-                {
-                    *slot = Some(result);
-                }
+                recorded.set_result(turn, position as usize, result);
             }
         }
     }
     recorded.calls = load_calls(engine, run.root_id, run.id).await?;
     recorded.calls.refused_by = refused_limits;
+    recorded.calls.changed_arguments = changed_arguments;
     for child in store.children(run.id).await? {
         if let Some(call) = child.tool_call_id.clone() {
             recorded.calls.children.insert(call, child);

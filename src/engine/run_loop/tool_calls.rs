@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
 use crate::domain::event::EventKind;
@@ -229,19 +230,21 @@ async fn execute_when_approved(
         let refusal = playback.refusal(context.run.scope.run, call, needs_approval);
         return match refusal {
             Some(reason) => record_refusal(batch, position, call, reason).await,
-            None => execute_call(batch, position, call).await,
+            None => execute_call(batch, position, call, "").await,
         };
     }
     let permission = match needs_approval {
         true => {
-            let decided = decision::await_decision(context, recorded_calls, *turn, call);
+            let decided =
+                decision::await_decision(context, recorded_calls, *turn, &batch.toolbox, call);
             Box::pin(decided).await?
         }
-        false => Permission::Granted,
+        // What an earlier process began has the arguments that it began with.
+        false => Permission::Granted(recorded_calls.changed_arguments.get(&call.id).cloned()),
     };
     let reason = match permission {
-        Permission::Granted => match wait_while_held(batch, call).await {
-            Ok(()) => return execute_call(batch, position, call).await,
+        Permission::Granted(changed) => match wait_while_held(batch, call).await {
+            Ok(()) => return execute_permitted(batch, position, call, changed).await,
             Err(TurnError::Store(error)) => return Err(error),
             Err(error) => failures::interruption_message(&context.run, &error),
         },
@@ -263,6 +266,24 @@ async fn record_refusal(
     Ok(result)
 }
 
+/// Executes a call, with the arguments of a person if they were changed. The model is informed of these.
+async fn execute_permitted(
+    batch: &BatchContext,
+    position: usize,
+    call: &ToolCall,
+    changed: Option<Arc<RawValue>>,
+) -> Result<ToolResult, StoreError> {
+    let Some(arguments) = changed else {
+        return execute_call(batch, position, call, "").await;
+    };
+    let note = format!("Note: a person changed the arguments of this call to {arguments}.\n");
+    let call = ToolCall {
+        arguments,
+        ..call.clone()
+    };
+    Box::pin(execute_call(batch, position, &call, &note)).await
+}
+
 /// Does not begin a call while a client has paused the run. What an earlier process began is not held: it ends first.
 async fn wait_while_held(batch: &BatchContext, call: &ToolCall) -> Result<(), TurnError> {
     match batch.has_started(call) {
@@ -271,10 +292,12 @@ async fn wait_while_held(batch: &BatchContext, call: &ToolCall) -> Result<(), Tu
     }
 }
 
+/// `note` is put before the result.
 async fn execute_call(
     batch: &BatchContext,
     position: usize,
     call: &ToolCall,
+    note: &str,
 ) -> Result<ToolResult, StoreError> {
     let run = &batch.context.run;
     let start_time = Instant::now();
@@ -300,7 +323,8 @@ async fn execute_call(
     batch.context.engine.metrics.tool_call_completed(duration);
     let must_stash =
         matches!(outcome, ToolOutcome::Finished(_)) && effect == Some(Effect::Mutating);
-    let result = outcome.into_result(call);
+    let mut result = outcome.into_result(call);
+    result.content.insert_str(0, note);
     if effect == Some(Effect::Delegating)
         && let Some(playback) = batch.context.playback()
     {

@@ -1,14 +1,25 @@
 //! The decision on a tool call that needed approval.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::domain::event::{Decision, EventKind};
+use crate::domain::excerpt::ArgumentsExcerpt;
+use crate::store::Step;
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// The longest arguments in an event; the run's steps have all of them.
+pub const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
+
+#[derive(Clone, Debug, Deserialize)]
 pub struct ApprovalDecision {
     pub decision: Decision,
     /// The reason for the model.
     pub reason: Option<String>,
+    /// What the call is executed with instead of the model's arguments. Events have only its beginning.
+    #[serde(skip)]
+    pub arguments: Option<Arc<RawValue>>,
     /// The name of the deciding key; `None` without keys.
     pub by: Option<String>,
 }
@@ -18,16 +29,29 @@ impl ApprovalDecision {
         Self {
             decision: Decision::TimedOut,
             reason: None,
+            arguments: None,
             by: None,
         }
     }
 
     pub fn to_event(&self, call: &str) -> EventKind {
+        let arguments = self.arguments.as_ref();
+        let excerpt = arguments.map(|it| ArgumentsExcerpt::new(it, MAX_ARGUMENTS_BYTES));
         EventKind::ApprovalDecided {
+            truncated: excerpt.as_ref().is_some_and(|excerpt| excerpt.truncated),
+            arguments: excerpt.map(|excerpt| excerpt.json),
             tool_call_id: call.to_owned(),
             decision: self.decision,
             reason: self.reason.clone(),
             by: self.by.clone(),
         }
+    }
+
+    /// What the record keeps beside the event.
+    pub fn to_step(&self, call: &str) -> Option<Step> {
+        Some(Step::ArgumentsChanged {
+            call_id: call.to_owned(),
+            arguments: Arc::clone(self.arguments.as_ref()?),
+        })
     }
 }

@@ -1,13 +1,15 @@
 //! The tool calls of this process that wait for approval, and how a decision reaches them.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
+use crate::domain::message::ToolCall;
 use crate::domain::run::RunId;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::store::StoreError;
+use crate::tools::toolbox::Toolbox;
 
 #[derive(Default)]
 pub struct PendingApprovals {
@@ -15,10 +17,27 @@ pub struct PendingApprovals {
     /// Held while a decision is recorded for a call of an earlier process that nobody waits for yet, and while such a
     /// call looks for its decision, so that one of the two comes first. Rare; spans a read and a write of the store.
     pub early_decision_lock: tokio::sync::Mutex<()>,
+    /// Notified when a call begins to wait.
+    pub registered: Notify,
 }
 
-/// The waiting calls by run and call id; `None` for a call whose decision is on its way.
-type Waiters = HashMap<(RunId, String), Option<oneshot::Sender<DecisionMessage>>>;
+/// The waiting calls by run and call id.
+type Waiters = HashMap<(RunId, String), Waiter>;
+
+struct Waiter {
+    /// `None` if a decision is on its way.
+    sender: Option<oneshot::Sender<DecisionMessage>>,
+    tool: WaitingTool,
+}
+
+/// The tool of a waiting call, which checks other arguments for it.
+#[derive(Clone)]
+pub struct WaitingTool {
+    pub toolbox: Arc<Toolbox>,
+    pub call: ToolCall,
+    /// The key of the run.
+    pub owner: Option<String>,
+}
 
 /// A decision, and where to confirm its commit.
 pub struct DecisionMessage {
@@ -41,7 +60,7 @@ impl PendingApprovals {
         let Some(entry) = waiters.get_mut(&(run, call.to_owned())) else {
             return DeliveryResult::NotWaiting;
         };
-        let Some(sender) = entry.take() else {
+        let Some(sender) = entry.sender.take() else {
             return DeliveryResult::AlreadyDecided;
         };
         let (ack, committed) = oneshot::channel();
@@ -53,6 +72,13 @@ impl PendingApprovals {
 
     pub fn is_waiting(&self, run: RunId, call: &str) -> bool {
         self.lock().contains_key(&(run, call.to_owned()))
+    }
+
+    /// The tool of a call that waits; `None` if no call of this process does.
+    pub fn tool(&self, run: RunId, call: &str) -> Option<WaitingTool> {
+        let waiters = self.lock();
+        let waiter = waiters.get(&(run, call.to_owned()))?;
+        Some(waiter.tool.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiters> {
@@ -68,10 +94,14 @@ pub struct PendingApproval<'d> {
 }
 
 impl<'d> PendingApproval<'d> {
-    pub fn register(approvals: &'d PendingApprovals, run: RunId, call: &str) -> Self {
+    pub fn register(approvals: &'d PendingApprovals, run: RunId, tool: WaitingTool) -> Self {
         let (sender, receiver) = oneshot::channel();
-        let key = (run, call.to_owned());
-        approvals.lock().insert(key.clone(), Some(sender));
+        let key = (run, tool.call.id.clone());
+        let sender = Some(sender);
+        approvals
+            .lock()
+            .insert(key.clone(), Waiter { sender, tool });
+        approvals.registered.notify_waiters();
         Self {
             approvals,
             key,

@@ -137,6 +137,7 @@ pub fn call_ids(steps: &[Step]) -> Vec<String> {
             | Step::Said { .. }
             | Step::Message { .. }
             | Step::MessagesRead { .. }
+            | Step::ArgumentsChanged { .. }
             | Step::Result { .. }
             | Step::Remembers { .. }
             | Step::Compacting

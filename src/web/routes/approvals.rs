@@ -2,12 +2,15 @@
 //! them.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value};
 use tracing::info;
 
 use crate::domain::event::Decision;
@@ -33,6 +36,8 @@ pub struct DecisionRequest {
     /// Whether the call is executed.
     #[schemars(required, with = "Verdict")]
     decision: Option<Verdict>,
+    /// What the call is executed with instead of the model's arguments, if it is approved. The model is informed of it.
+    arguments: Option<Map<String, Value>>,
     /// The model reads this if the call is denied.
     #[schemars(length(max = 1000))]
     reason: Option<String>,
@@ -121,7 +126,9 @@ pub async fn decide(
         let why = "is required: \"approve\" or \"deny\"";
         Problem::invalid_field("/decision", why)
     })?;
+    let arguments = check_new_arguments(verdict, decision_request.arguments)?;
     let decision = ApprovalDecision {
+        arguments,
         decision: match verdict {
             Verdict::Approve => Decision::Approved,
             Verdict::Deny => Decision::Denied,
@@ -136,4 +143,19 @@ pub async fn decide(
     );
     let view = RunView::new(&run, &links, now());
     Ok(json_response(StatusCode::ACCEPTED, &view))
+}
+
+fn check_new_arguments(
+    verdict: Verdict,
+    arguments: Option<Map<String, Value>>,
+) -> Result<Option<Arc<RawValue>>, Problem> {
+    let Some(arguments) = arguments else {
+        return Ok(None);
+    };
+    if let Verdict::Deny = verdict {
+        let why = "are only for a call that is approved";
+        return Err(Problem::invalid_field("/arguments", why));
+    }
+    let json = to_raw_value(&arguments).map_err(|error| Problem::internal(error.to_string()))?;
+    Ok(Some(json.into()))
 }

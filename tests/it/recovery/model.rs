@@ -455,7 +455,9 @@ impl Life {
                         (*turn, 0)
                     }
                     Step::Result { turn, position, .. } => (*turn, 1 + position),
-                    Step::Message { .. } | Step::MessagesRead { .. } => {
+                    Step::Message { .. }
+                    | Step::MessagesRead { .. }
+                    | Step::ArgumentsChanged { .. } => {
                         unreachable!("no client sends any")
                     }
                     Step::Said { .. } => unreachable!("no run requests a shape"),

@@ -99,6 +99,8 @@ async fn a_file_from_before_pending_approvals_is_migrated() {
     let decided = EventKind::ApprovalDecided {
         tool_call_id: "c1".to_owned(),
         decision: Decision::Denied,
+        arguments: None,
+        truncated: false,
         reason: None,
         by: None,
     };

@@ -212,6 +212,7 @@ fn add_step(recording: &mut RunRecording, step: Step) {
         Step::Remembers { .. }
         | Step::Compacting
         | Step::Message { .. }
+        | Step::ArgumentsChanged { .. }
         | Step::MessagesRead { .. } => {}
     }
 }
