@@ -90,6 +90,11 @@ pub fn decide(operation: Operation<'_>) -> Operation<'_> {
         .body_required()
         .request_example("approve", "Approve", json!({"decision": "approve"}))
         .request_example(
+            "arguments",
+            "Approve with other arguments",
+            json!({"decision": "approve", "arguments": {"path": "notes.md", "content": "shorter"}}),
+        )
+        .request_example(
             "deny",
             "Deny, with a reason for the model",
             json!({"decision": "deny", "reason": "use the copy in /tmp"}),
@@ -102,7 +107,7 @@ pub fn decide(operation: Operation<'_>) -> Operation<'_> {
         )
         .problem(
             503,
-            "`draining`, `store_unavailable`, `store_full`: `Retry-After` tells when to retry.",
+            "`draining`, `call_not_reached`, `store_unavailable`, `store_full`: `Retry-After` tells when to retry.",
         )
 }
 
