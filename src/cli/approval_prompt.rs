@@ -139,7 +139,7 @@ impl<'a> ApprovalPrompt<'a> {
         let reason = reason.as_deref().map(str::trim);
         match self
             .client
-            .decide(&run, &call.tool_call_id, decision, reason)
+            .decide(&run, &call.tool_call_id, decision, reason, None)
             .await
         {
             Err(ClientError::ErrorResponse {

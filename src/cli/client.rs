@@ -218,8 +218,12 @@ impl Client {
         call: &str,
         decision: &str,
         reason: Option<&str>,
+        arguments: Option<&Value>,
     ) -> Result<Value, ClientError> {
-        let body = serde_json::json!({ "decision": decision, "reason": reason });
+        let mut body = serde_json::json!({ "decision": decision, "reason": reason });
+        if let Some(arguments) = arguments {
+            body["arguments"] = arguments.clone();
+        }
         let url = self.url(&["runs", id, "approvals", call]);
         self.json(self.http.post(url).json(&body)).await
     }

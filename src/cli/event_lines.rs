@@ -66,6 +66,10 @@ impl EventLines {
                 let text = format!("waiting for approval of {tool}{arguments}");
                 Some((Some(Color::Yellow), text))
             }
+            "approval.decided" if !event["arguments"].is_null() => {
+                let arguments = arguments_text(event, MAX_APPROVAL_ARGUMENTS);
+                usual(format!("approved with other arguments{arguments}"))
+            }
             "approval.decided" => usual(match event["reason"].as_str() {
                 Some(_) => format!(
                     "{}: {}",

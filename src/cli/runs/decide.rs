@@ -1,5 +1,7 @@
 //! `axed runs approve` and `deny`.
 
+use serde_json::Value;
+
 use crate::cli::client::Client;
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
@@ -18,7 +20,8 @@ Examples:
   axed approvals
   axed runs approve run_019a2b3c
   axed runs approve run_019a2b3c --deny --reason \"not on a Friday\"
-  axed runs approve run_019a2b3c toolu_1"
+  axed runs approve run_019a2b3c toolu_1
+  axed runs approve run_019a2b3c --arguments '{\"path\": \"notes.md\"}'"
 )]
 pub struct Approve {
     #[command(flatten)]
@@ -26,6 +29,9 @@ pub struct Approve {
     /// Deny the call instead
     #[arg(long)]
     deny: bool,
+    /// Execute the call with these arguments instead: JSON, or @FILE with JSON (@- is stdin)
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["deny", "all"])]
+    arguments: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -62,19 +68,41 @@ struct CallArgs {
 }
 
 pub async fn approve(args: &Approve) -> anyhow::Result<()> {
-    decide(&args.call, if args.deny { "deny" } else { "approve" }).await
+    let arguments = args.arguments.as_deref().map(read_arguments).transpose()?;
+    let decision = if args.deny { "deny" } else { "approve" };
+    decide(&args.call, decision, arguments.as_ref()).await
 }
 
 pub async fn deny(args: &Deny) -> anyhow::Result<()> {
-    decide(&args.call, "deny").await
+    decide(&args.call, "deny", None).await
 }
 
-async fn decide(args: &CallArgs, decision: &str) -> anyhow::Result<()> {
+/// The arguments as JSON, from the command line or from a file.
+fn read_arguments(argument: &str) -> anyhow::Result<Value> {
+    let invalid = |why: String| InvalidInput(format!("--arguments: {why}"));
+    let text = match argument.strip_prefix('@') {
+        None => argument.to_owned(),
+        Some("-") => std::io::read_to_string(std::io::stdin())
+            .map_err(|error| invalid(format!("could not read stdin: {error}")))?,
+        Some(file) => std::fs::read_to_string(file)
+            .map_err(|error| invalid(format!("could not read {file}: {error}")))?,
+    };
+    let value: Value =
+        serde_json::from_str(&text).map_err(|error| invalid(format!("is not JSON: {error}")))?;
+    match value.is_object() {
+        true => Ok(value),
+        false => Err(invalid("is not a JSON object".to_owned()).into()),
+    }
+}
+
+async fn decide(args: &CallArgs, decision: &str, arguments: Option<&Value>) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
     let id = args.id.resolve(&client).await?;
     for (run, call) in chosen_calls(&client, args, &id).await? {
         let reason = args.reason.as_deref();
-        let decided = client.decide(&run, &call, decision, reason).await?;
+        let decided = client
+            .decide(&run, &call, decision, reason, arguments)
+            .await?;
         if args.format.is_json() {
             output::print_json(&decided)?;
             continue;
