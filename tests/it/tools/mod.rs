@@ -1,5 +1,6 @@
 //! Built-in tools, MCP servers, approvals.
 
+mod approval_arguments;
 mod approval_restarts;
 pub mod approvals;
 mod call_results;
