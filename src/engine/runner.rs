@@ -146,8 +146,7 @@ impl Runner {
             return Err(StoreError::Suspended.into());
         }
         let agent = prepare::resolve_agent(engine, &request).await?;
-        let is_played = request.playback.as_ref().is_some_and(|it| !it.live.models);
-        if !is_played {
+        if request.playback.as_ref().is_none_or(|it| it.live.models) {
             prepare::check_provider(engine, &agent)?;
         }
         let warnings = prepare::check_prices(engine, &request, &agent)?;

@@ -186,7 +186,7 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
     }
 }
 
-/// The scope of a child of that run; `None` if the limits on depth leave no room for it.
+/// The scope of a child of that run; `None` if it would be deeper than the limits allow.
 pub fn child_scope(parent: &Scope, caller: &Agent, child: RunId, agent: &Agent) -> Option<Scope> {
     let limit = match agent.ad_hoc {
         Some(_) => parent.max_ad_hoc_depth(ad_hoc::subagent_settings(caller).max_depth),

@@ -25,6 +25,7 @@ const MAX_CHANGES: usize = 4000;
 pub struct RunDiff {
     /// The runs of both trees, in the order of their calls. Runs whose results a fork took over are among them.
     pub nodes: Vec<DiffNode>,
+    /// What both trees used.
     pub totals: DiffTotals,
     /// Present if there are more changes than these.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -81,6 +81,10 @@ impl<'s> Operation<'s> {
                 let schema = self.schemas.response_schema::<RunId>();
                 (schema, "The run's id.", "`run_not_found`")
             }
+            (_, "other") => {
+                let schema = self.schemas.response_schema::<RunId>();
+                (schema, "The id of the other run.", "`run_not_found`")
+            }
             (_, "delivery") => {
                 let schema = self.schemas.response_schema::<DeliveryId>();
                 let codes = "`run_not_found`, `delivery_not_found`";
