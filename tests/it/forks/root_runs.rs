@@ -63,6 +63,13 @@ async fn a_fork_requests_the_turn_anew_with_what_came_before_it() {
     ];
     assert_eq!(kinds(&events), expected);
     assert_eq!(events[1]["forked_from"], from);
+    let turns = app
+        .get(&format!("/runs/{}/turns", forked.id()))
+        .await
+        .json();
+    let copied = turns["data"].as_array().expect("turns").iter();
+    let copied: Vec<&Value> = copied.map(|turn| &turn["copied"]).collect();
+    assert_eq!(copied, [true, true, false]);
     let messages = conversation(&forked).await;
     assert_eq!(messages[..5], conversation(&source).await[..5]);
     assert_eq!(messages[5], "another end");
