@@ -28,6 +28,12 @@ pub fn sanitize_line(text: &str) -> String {
     text.replace("\r\n", "\n").chars().map(sanitize).collect()
 }
 
+/// Whether the line is printable ASCII, which needs no change; it may end with a line break.
+pub fn is_plain_line(line: &[u8]) -> bool {
+    let text = line.strip_suffix(b"\n").unwrap_or(line);
+    text.iter().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
 /// Writes every unsafe character of a JSON text as `\uXXXX`. The result is equivalent JSON.
 pub fn escape_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
@@ -104,7 +110,7 @@ fn is_unsafe(c: char) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{escape_json, sanitize_line, sanitize_lines, sanitize_log_line};
+    use super::{escape_json, is_plain_line, sanitize_line, sanitize_lines, sanitize_log_line};
 
     /// A clear screen by C0 and by C1, a bidirectional override, a hidden tag, a soft hyphen.
     const HOSTILE: &str =
@@ -135,6 +141,17 @@ mod tests {
         {
             assert_eq!(sanitize_lines(text), text);
             assert_eq!(sanitize_line(text), text);
+        }
+    }
+
+    #[test]
+    fn a_plain_line_stays_unchanged() {
+        let line = "{\"message\":\"a ~ b\"}\n";
+        assert!(is_plain_line(line.as_bytes()));
+        assert_eq!(sanitize_log_line(line), line);
+        assert_eq!(escape_json(line), line);
+        for other in ["a\nb\n", "a\tb", "\u{1b}[2J", "\u{7f}", "\u{e9}"] {
+            assert!(!is_plain_line(other.as_bytes()), "{other:?}");
         }
     }
 

@@ -70,8 +70,12 @@ struct TerminalSafeStderr(fn(&str) -> String);
 impl Write for TerminalSafeStderr {
     /// `formatted` is one whole event.
     fn write(&mut self, formatted: &[u8]) -> std::io::Result<usize> {
-        let line = (self.0)(&String::from_utf8_lossy(formatted));
-        std::io::stderr().write_all(line.as_bytes())?;
+        if terminal_text::is_plain_line(formatted) {
+            std::io::stderr().write_all(formatted)?;
+        } else {
+            let line = (self.0)(&String::from_utf8_lossy(formatted));
+            std::io::stderr().write_all(line.as_bytes())?;
+        }
         Ok(formatted.len())
     }
 
