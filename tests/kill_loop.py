@@ -1,0 +1,350 @@
+#!/usr/bin/env python3
+"""Kills the daemon again and again while runs are started, forked, steered and approved, then checks that nothing is lost
+or done twice.
+
+    tests/kill_loop.py AXED [--kills 25] [--seed N]
+
+Checks after the last restart, over the API alone: every accepted request is one run; every run has ended; its events have
+no gap and one end; a call that is not safe to repeat is recorded before it is performed, and performed at most once;
+a message that was accepted is read or has a warning; the usage is the sum over all runs.
+"""
+
+import argparse, collections, http.client, http.server, json, os, pathlib, random, signal, subprocess, sys, tempfile
+import threading, time, uuid
+
+LEDGER = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" not in request:
+        continue
+    method, result = request["method"], {}
+    if method == "initialize":
+        result = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "ledger", "version": "1"}}
+    elif method == "tools/list":
+        schema = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
+        result = {"tools": [{"name": "pay", "description": "Pays once.", "inputSchema": schema}]}
+    elif method == "tools/call":
+        with open(sys.argv[1], "a") as ledger:
+            ledger.write(request["params"]["arguments"]["id"] + "\\n")
+        result = {"content": [{"type": "text", "text": "paid"}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+"""
+CONFIG = '[providers.fake]\nkind = "openai"\nbase_url = "http://127.0.0.1:{port}"\n[runs]\nmax_running = 8\n'
+SERVER = '\n[[mcp_servers]]\nname = "ledger"\ntransport = "stdio"\ncommand = "python3"\nargs = ["{home}/ledger.py", "{home}/ledger"]\n'
+AGENTS = {
+    "boss": 'sub_agents = ["worker"]\n',
+    "worker": "",
+    "careful": 'approve = ["ledger__pay"]\n',
+}
+
+
+class Provider(http.server.BaseHTTPRequestHandler):
+    """A model that pays, delegates and then repeats what the user has said."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        time.sleep(random.random() * 0.06)
+        messages = body["messages"]
+        said = [text(m) for m in messages if m["role"] == "user"]
+        calls = []
+        if not any(m["role"] == "assistant" for m in messages):
+            calls.append(("ledger__pay", {"id": uuid.uuid4().hex}))
+            if body["model"] == "boss":
+                calls += [("call_agent", {"agent": "worker", "task": f"part {n}"}) for n in (1, 2)]
+        delta = {"content": " | ".join(said)}
+        if calls:
+            delta = {"tool_calls": [
+                {"index": n, "id": f"call_{uuid.uuid4().hex[:12]}", "type": "function",
+                 "function": {"name": name, "arguments": json.dumps(arguments)}}
+                for n, (name, arguments) in enumerate(calls)]}
+        usage = {"prompt_tokens": 10 + len(messages), "completion_tokens": 5, "total_tokens": 15 + len(messages)}
+        reason = "tool_calls" if calls else "stop"
+        chunks = [{"choices": [{"index": 0, "delta": {"role": "assistant", **delta}, "finish_reason": None}]},
+                  {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}, {"choices": [], "usage": usage}]
+        data = "".join(f"data: {json.dumps({'id': 'x', 'model': body['model'], **c})}\n\n" for c in chunks)
+        data = (data + "data: [DONE]\n\n").encode()
+        try:
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        except OSError:
+            pass  # The daemon was killed.
+
+    def log_message(self, *_):
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_):
+        pass  # The daemon was killed.
+
+
+def text(message):
+    content = message["content"]
+    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+
+
+class Daemon:
+    def __init__(self, axed, home):
+        arguments = ["serve", "--config", "axed.toml", "--agents", "agents", "--data", "data", "--listen", "127.0.0.1:0"]
+        self.log = home / "log"
+        self.process = subprocess.Popen(
+            [axed, *arguments], cwd=home, env={"HOME": str(home), "PATH": os.environ["PATH"]},
+            stdout=subprocess.PIPE, stderr=open(self.log, "ab"), text=True)
+        line = self.process.stdout.readline()
+        if not line.startswith("axed listening on http://"):
+            sys.exit(f"kill_loop: axed does not start:\n{self.log.read_text()[-3000:]}")
+        self.address = line.strip().removeprefix("axed listening on http://")
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def send(self, method, path, body=None, key=None):
+        """Status and JSON; raises if the daemon is gone."""
+        connection = http.client.HTTPConnection(self.address, timeout=60)
+        headers = {"content-type": "application/json"} if body is not None else {}
+        if key:
+            headers["idempotency-key"] = key
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        data = response.read()
+        connection.close()
+        return response.status, json.loads(data) if data else None
+
+    def get(self, path):
+        status, value = self.send("GET", path)
+        assert status == 200, f"GET {path}: {status} {value}"
+        return value
+
+    def pages(self, path):
+        cursor, separator = "", "&" if "?" in path else "?"
+        while True:
+            page = self.get(path + (f"{separator}cursor={cursor}" if cursor else ""))
+            yield from page["data"]
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
+
+
+class Client:
+    """Remembers every request until it has an answer, over all restarts."""
+
+    def __init__(self, dice):
+        self.dice, self.roots, self.open, self.messages = dice, {}, {}, {}
+        self.counts = collections.Counter()
+
+    def start(self, daemon, path, body):
+        key = uuid.uuid4().hex
+        self.open[key] = (path, body)
+        self.finish(daemon, key)
+
+    def finish(self, daemon, key):
+        """Sends a request, or sends it again under the same key if its answer was lost."""
+        path, body = self.open[key]
+        status, answer = daemon.send("POST", path, body, key)
+        if status >= 500:
+            raise AssertionError(f"POST {path}: {status} {answer}")
+        del self.open[key]
+        kind = path.rsplit("/", 1)[1]
+        if status not in (200, 202):
+            # The run may have ended, or may not have reached the turn.
+            assert status in (409, 422) and kind in ("fork", "messages"), f"POST {path}: {status} {answer}"
+            self.counts[f"{kind} refused: {answer['code']}"] += 1
+        elif kind == "messages":
+            self.messages[body["content"]] = path.split("/")[2]
+        else:
+            assert answer["id"] not in self.roots.values(), f"two keys have the run {answer['id']}"
+            self.roots[key] = answer["id"]
+        self.counts[kind] += 1
+
+    def act(self, daemon):
+        choice = self.dice.random()
+        runs = list(self.roots.values())
+        if choice < 0.35 or not runs:
+            agent = self.dice.choice(["boss", "boss", "careful"])
+            return self.start(daemon, f"/agents/{agent}/runs", {"input": f"task {uuid.uuid4().hex}"})
+        run = self.dice.choice(runs[-12:])
+        tree = [it["id"] for it in nodes(daemon.get(f"/runs/{run}/tree"))] if self.dice.random() < 0.4 else [run]
+        some = self.dice.choice(tree)
+        if choice < 0.5:
+            at = {"run": some, "turn": self.dice.choice([0, 1, 1, 2])}
+            if at["turn"] and self.dice.random() < 0.3:
+                at["after"] = "reply"
+            return self.start(daemon, f"/runs/{run}/fork", {"at": at} if self.dice.random() < 0.8 else {})
+        if choice < 0.7:
+            return self.start(daemon, f"/runs/{some}/messages", {"content": f"note {uuid.uuid4().hex}"})
+        if choice < 0.85:
+            status, answer = daemon.send("POST", f"/runs/{run}/{self.dice.choice(['pause', 'resume', 'resume'])}")
+            assert status in (200, 202, 409), (status, answer)
+            self.counts["pause or resume"] += 1
+            return None
+        return self.decide(daemon)
+
+    def decide(self, daemon):
+        for call in daemon.get("/approvals")["data"]:
+            decision = {"decision": self.dice.choice(["approve", "approve", "deny"])}
+            path = f"/runs/{call['run_id']}/approvals/{call['tool_call_id']}"
+            status, answer = daemon.send("POST", path, decision)
+            assert status in (200, 202, 404, 409), (status, answer)
+            self.counts["decision"] += 1
+
+
+def settle(daemon, client):
+    """Answers everything that waits until all runs have ended."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        client.decide(daemon)
+        open_runs = [it for it in daemon.pages("/runs?limit=100") if it["status"] not in ("completed", "failed", "cancelled")]
+        if not open_runs:
+            return
+        for run in open_runs:
+            daemon.send("POST", f"/runs/{run['id']}/resume")
+        time.sleep(0.1)
+    raise AssertionError(f"runs do not end: {[(it['id'], it['status'], it.get('waiting_for')) for it in open_runs]}")
+
+
+def nodes(tree):
+    yield tree
+    for child in tree["children"]:
+        yield from nodes(child)
+
+
+def events_of(daemon, root):
+    after = 0
+    while after is not None:
+        page = daemon.get(f"/runs/{root}/events?limit=1000&after={after}")
+        yield from page["data"]
+        after = page["next_after"]
+
+
+class Check:
+    """Reads everything after the last restart."""
+
+    def __init__(self, daemon, client, ledger):
+        self.daemon, self.client = daemon, client
+        self.paid = collections.Counter(ledger.read_text().split())
+        roots = {run["id"] for run in daemon.pages("/runs?limit=100")}
+        wanted = set(client.roots.values())
+        assert roots == wanted, f"lost: {wanted - roots}, unexpected: {roots - wanted}"
+        self.runs, self.events = {}, collections.defaultdict(list)
+        for root in roots:
+            for node in nodes(daemon.get(f"/runs/{root}/tree")):
+                self.runs[node["id"]] = {**daemon.get(f"/runs/{node['id']}"), "usage": node["usage"]}
+            events = list(events_of(daemon, root))
+            assert [it["seq"] for it in events] == list(range(1, len(events) + 1)), f"{root}: gaps in the events"
+            for event in events:
+                self.events[event["run_id"]].append(event)
+
+    def ends(self):
+        """The failures by code."""
+        failures = collections.Counter()
+        for id, run in self.runs.items():
+            ends = [it for it in self.events[id] if it["type"] in ("run.completed", "run.failed", "run.cancelled")]
+            assert len(ends) == 1, f"{id}: {len(ends)} ends"
+            if run["status"] == "failed":
+                failures[run["error"]["code"]] += 1
+        # Whether a payment was performed is unknown if the daemon was killed during it.
+        assert set(failures) <= {"interrupted"}, failures
+        return failures
+
+    def payments(self):
+        started, completed = collections.Counter(), collections.Counter()
+        for id, events in self.events.items():
+            calls, payments = collections.Counter(), {}
+            for event in events:
+                if event.get("tool") != "ledger__pay":
+                    continue
+                if event["type"] == "tool.started":
+                    calls[event["tool_call_id"]] += 1
+                    payments[event["tool_call_id"]] = event["arguments"]["id"]
+                    started[event["arguments"]["id"]] += 1
+                if event["type"] == "tool.completed" and not event["is_error"]:
+                    completed[payments[event["tool_call_id"]]] += 1
+            assert all(count == 1 for count in calls.values()), f"{id}: started twice: {calls}"
+        for payment in set(self.paid) | set(completed):
+            bounds = (completed[payment], self.paid[payment], started[payment])
+            assert sorted(bounds) == list(bounds), f"{payment}: completed, performed, recorded: {bounds}"
+
+    def messages(self):
+        for content, id in self.client.messages.items():
+            run = self.runs[id]
+            added = [it for it in self.events[id] if it["type"] == "message.added" and content in json.dumps(it)]
+            assert len(added) == 1, f"{id}: {content} was added {len(added)} times"
+            is_unread = any(it["code"] == "message_unread" for it in run["warnings"])
+            has_read = run["status"] != "completed" or is_unread or content in run["content"]
+            assert has_read, f"{id} has not read {content}: {run['content']}"
+
+    def usage(self):
+        totals = self.daemon.get("/usage")["totals"]
+        for field in ("input_tokens", "output_tokens", "model_calls", "tool_calls"):
+            own = sum(run["usage"][field] for run in self.runs.values())
+            assert totals[field] == own, f"{field}: usage has {totals[field]}, the runs {own}"
+        assert totals["runs"] == len(self.runs), totals
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("axed")
+    parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    dice = random.Random(arguments.seed)
+    print(f"kill_loop: seed {arguments.seed}")
+    with tempfile.TemporaryDirectory(prefix="axed-kill-loop-") as directory:
+        home = pathlib.Path(directory)
+        server = Server(("127.0.0.1", 0), Provider)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (home / "agents").mkdir()
+        (home / "ledger.py").write_text(LEDGER)
+        (home / "ledger").touch()
+        (home / "axed.toml").write_text(CONFIG.format(port=server.server_address[1]))
+        for name, settings in AGENTS.items():
+            text = f'name = "{name}"\nmodel = "fake/{name}"\n{settings}' + SERVER.format(home=home)
+            (home / f"agents/{name}.toml").write_text(text)
+        client, daemon = Client(dice), Daemon(os.path.abspath(arguments.axed), home)
+        try:
+            for _ in range(arguments.kills):
+                play(client, daemon, 0.1 + dice.random() * 0.6)
+                daemon = Daemon(os.path.abspath(arguments.axed), home)
+            for key in list(client.open):
+                client.finish(daemon, key)
+            settle(daemon, client)
+            check = Check(daemon, client, home / "ledger")
+            failures = check.ends()
+            check.payments()
+            check.messages()
+            check.usage()
+            counts = ", ".join(f"{count} {what}" for what, count in sorted(client.counts.items()))
+            print(f"kill_loop: ok: {arguments.kills} kills, {len(check.runs)} runs, {sum(check.paid.values())} payments, "
+                  f"{failures['interrupted']} interrupted; {counts}")
+        except BaseException:
+            sys.stderr.write(daemon.log.read_text()[-6000:])
+            raise
+        finally:
+            daemon.kill()
+
+
+def play(client, daemon, seconds):
+    """Sends requests until the daemon is killed in the middle of them."""
+    killer = threading.Timer(seconds, daemon.kill)
+    killer.start()
+    try:
+        for key in list(client.open):
+            client.finish(daemon, key)
+        while True:
+            client.act(daemon)
+    except (OSError, http.client.HTTPException, json.JSONDecodeError):
+        killer.join()
+        assert daemon.process.poll() is not None, "the daemon refused a connection"
+
+
+main()
