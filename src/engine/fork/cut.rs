@@ -1,6 +1,6 @@
 //! Which steps of a run a fork keeps, and what it changes in them. Pure: no I/O.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
@@ -209,6 +209,16 @@ fn range_message(steps: &[Step], last: u32) -> String {
 }
 
 impl KeptSteps {
+    /// The positions of the kept calls among all of them.
+    pub fn call_order(&self) -> HashMap<&str, usize> {
+        let calls = self.steps.iter().filter_map(|step| match step {
+            Step::Reply { message, .. } => Some(&message.tool_calls),
+            _ => None,
+        });
+        let ids = calls.flatten().map(|call| call.id.as_str());
+        ids.zip(0..).collect()
+    }
+
     /// Applies the edits of the conversation.
     pub fn edit(&mut self, edit: &ForkEdit) -> Result<(), ForkError> {
         if let Some(message) = &edit.message {

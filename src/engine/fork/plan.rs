@@ -321,9 +321,12 @@ impl Planner<'_> {
         let new_run = &self.request.new_run;
         let is_root = copy.parent.is_none();
         let edit = self.is_forked(copy.source).then_some(&self.request.edit);
-        let (reused_runs, mut reused) = self
+        let (mut reused_runs, mut reused) = self
             .tree
             .reused(&source.run, |call| kept.recorded_calls.contains(call));
+        // Children of one reply may have been created in any order.
+        let calls = kept.call_order();
+        reused_runs.sort_by_key(|link| calls.get(link.tool_call_id.as_str()).copied());
         reused.turns += u64::from(kept.turns);
         let agent = &definition.agent;
         let message = edit.and_then(|edit| edit.message.clone());
