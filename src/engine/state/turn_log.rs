@@ -19,6 +19,8 @@ pub struct TurnLog(Mutex<State>);
 struct State {
     is_on: bool,
     new_texts: Vec<RecordedText>,
+    /// Those that the previous request may have been the first to contain.
+    last_texts: Vec<RecordedText>,
     previous: Option<PreviousRequest>,
     unrecorded: Vec<TurnEntry>,
 }
@@ -49,10 +51,14 @@ impl TurnLog {
         }
     }
 
-    /// The previous request, and the texts since then.
+    /// The previous request, and the texts since the one before: the marks of a provider's cache move from message to
+    /// message, so that the new request may differ from the previous one before the newest texts.
     pub fn take_new(&self) -> (Option<PreviousRequest>, Vec<RecordedText>) {
         let mut state = self.lock();
-        (state.previous.take(), std::mem::take(&mut state.new_texts))
+        let new_texts = std::mem::take(&mut state.new_texts);
+        let mut texts = std::mem::replace(&mut state.last_texts, new_texts.clone());
+        texts.extend(new_texts);
+        (state.previous.take(), texts)
     }
 
     pub fn set_previous(&self, mut previous: PreviousRequest) {

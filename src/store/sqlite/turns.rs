@@ -421,7 +421,7 @@ impl CopyEncoder {
         self.differences = previous.as_ref().map_or(0, |_| self.differences + 1);
         // The others are in the previous request already.
         let texts = self.texts.iter().filter(|text| match text.key.turn() {
-            Some(of) => previous.is_none() || of + 1 == turn,
+            Some(of) => previous.is_none() || of + 2 >= turn,
             None => true,
         });
         let delta = request_delta::encode(previous.as_deref(), body, texts);
