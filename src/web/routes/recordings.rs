@@ -42,7 +42,9 @@ fn recording_problem(error: RecordingError) -> Problem {
     let code = match error {
         RecordingError::NotARoot { .. } => ProblemCode::NotARoot,
         RecordingError::NotEnded(_) => ProblemCode::RunNotTerminal,
-        RecordingError::Incomplete { .. } => ProblemCode::NotRecorded,
+        RecordingError::RequestsOff(_) | RecordingError::Incomplete { .. } => {
+            ProblemCode::NotRecorded
+        }
         RecordingError::Store(error) => return error.into(),
     };
     Problem::new(StatusCode::CONFLICT, code, error.to_string())

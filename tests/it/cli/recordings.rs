@@ -358,3 +358,30 @@ async fn the_shipped_agents_pass_their_tests() {
         );
     }
 }
+
+#[tokio::test]
+async fn secrets_of_the_operator_are_left_out() {
+    let config = "[data]\nredact = ['pin-\\d+']";
+    let app = TestApp::setup()
+        .agent("solo", "")
+        .config(config)
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("it is pin-1234")]);
+    let run = app.run("solo", "My code is pin-1234").await.id().to_owned();
+    save(&app, &run, "tests/pin.toml").await;
+    let recording = read(&app, "tests/pin.toml");
+    assert!(!recording.contains("pin-1234"), "{recording}");
+
+    let off = "[data]\nrequests = \"off\"";
+    let app = TestApp::setup().agent("solo", "").config(off).spawn().await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await.id().to_owned();
+    let refused = app.get(&format!("/runs/{run}/recording")).await;
+    assert!(
+        refused.problem(409).contains("requests = \"full\""),
+        "{}",
+        refused.text
+    );
+    assert_eq!(refused.json()["code"], "not_recorded");
+}

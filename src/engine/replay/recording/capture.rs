@@ -10,7 +10,7 @@ use crate::domain::run_path;
 use crate::engine::context::Engine;
 use crate::engine::replay::recording::capture_run::{self, CapturedRun};
 use crate::engine::replay::recording::offer::ToolTable;
-use crate::engine::replay::recording::{RecordingError, run_events};
+use crate::engine::replay::recording::{RecordingError, redact, run_events};
 
 /// Makes the recording of this root.
 pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, RecordingError> {
@@ -22,6 +22,10 @@ pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, Reco
     }
     if !root.status.is_terminal() {
         return Err(RecordingError::NotEnded(root.id));
+    }
+    let settings = &engine.settings.requests;
+    if settings.is_off {
+        return Err(RecordingError::RequestsOff(root.id));
     }
     let mut events = run_events::read(engine, root.id).await?;
     let mut children: HashMap<RunId, Vec<Run>> = HashMap::new();
@@ -70,6 +74,7 @@ pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, Reco
         recording.runs.push(run_recording);
     }
     (recording.tools, recording.mcp) = tools.into_recordings();
+    redact::redact(&mut recording, &settings.redactor);
     Ok(recording)
 }
 

@@ -10,6 +10,7 @@ mod capture_run;
 pub mod neutral;
 mod offer;
 pub mod read;
+mod redact;
 mod run_events;
 pub mod text;
 
@@ -20,6 +21,10 @@ pub enum RecordingError {
     NotARoot { run: RunId, root: RunId },
     #[error("{0} has not ended; a recording is made of a run that has")]
     NotEnded(RunId),
+    #[error(
+        "{0} cannot be recorded: requests are not recorded; set requests = \"full\" in [data] of the configuration"
+    )]
+    RequestsOff(RunId),
     /// The record lacks something, for the reason given.
     #[error("{run} cannot be recorded: {reason}")]
     Incomplete { run: RunId, reason: String },
