@@ -57,6 +57,20 @@ pub fn lint(config: &Config, positions: &Positions) -> Vec<Problem> {
             warn(&path, text, None);
         }
     }
+    for budget in &config.budgets {
+        let path = format!("budgets.{}", quote_key(&budget.name));
+        let keys = || config.auth.keys.iter().map(|key| key.name.as_str());
+        if let Some(key) = budget
+            .key
+            .as_deref()
+            .filter(|key| keys().all(|it| it != *key))
+        {
+            let hint = suggestion::closest(key, keys());
+            let hint = hint.map(|name| format!("did you mean \"{name}\"?"));
+            let text = format!("{path}.match names the key {key}, but there is no such key");
+            warn(&path, text, hint);
+        }
+    }
     for model in positions.tables("prices") {
         let provider = model.split('/').next().unwrap_or_default();
         if !config.providers.contains_key(provider) {
@@ -79,6 +93,11 @@ fn secret_variables(config: &Config) -> Vec<(String, String)> {
     });
     let search = config.tools.web_search.as_ref();
     let search = search.and_then(|search| search.api_key_env.clone());
+    let budgets = config.budgets.iter().map(|budget| {
+        let path = format!("budgets.{}.webhook.secret_env", quote_key(&budget.name));
+        let webhook = budget.webhook.as_ref();
+        (path, webhook.and_then(|webhook| webhook.secret_env.clone()))
+    });
     let others = [
         ("webhooks.secret_env", config.webhooks.secret_env.clone()),
         ("tools.web_search.api_key_env", search),
@@ -86,7 +105,7 @@ fn secret_variables(config: &Config) -> Vec<(String, String)> {
     let others = others
         .into_iter()
         .map(|(path, variable)| (path.to_owned(), variable));
-    let all = keys.chain(others);
+    let all = keys.chain(budgets).chain(others);
     all.filter_map(|(path, variable)| Some((path, variable?)))
         .collect()
 }

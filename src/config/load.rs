@@ -22,7 +22,7 @@ use crate::config::variables::{
 use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
     Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
-    ProviderKind, RequestRecording, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth,
+    ProviderKind, RequestRecording, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth, budgets,
     providers, proxies, telemetry,
 };
 use crate::domain::agent::is_agent_name;
@@ -41,6 +41,7 @@ const DEFAULT_USAGE_RETENTION: Duration = Duration::from_secs(400 * 86_400);
 /// A document with every table whose name the user chooses, for messages about keys in the wrong table.
 const SAMPLE: &str = r#"
 [auth.keys."<name>"]
+[budgets."<name>"]
 [prices."<name>"]
 [providers."<name>".models."<name>"]
 "#;
@@ -255,7 +256,11 @@ fn webhook_secret_problems(config: &Config, environment: &Environment) -> Vec<Pr
 fn webhook_secret_variables(config: &Config) -> impl Iterator<Item = &str> {
     let keys = config.auth.keys.iter();
     let of_keys = keys.filter_map(|key| key.webhook_secret_env.as_deref());
-    of_keys.chain(config.webhooks.secret_env.as_deref())
+    let budgets = config.budgets.iter();
+    let of_budgets = budgets.filter_map(|it| it.webhook.as_ref()?.secret_env.as_deref());
+    of_keys
+        .chain(of_budgets)
+        .chain(config.webhooks.secret_env.as_deref())
 }
 
 /// The files with secrets that the configuration uses.
@@ -297,6 +302,7 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         webhooks: top.nested("webhooks", read_webhooks),
         providers,
         models,
+        budgets: budgets::read(top),
         telemetry: top.nested("telemetry", |s| telemetry::read(s, context)),
         auth,
         config_dir: context.config_dir.clone(),

@@ -13,9 +13,11 @@ use crate::config::key_hash::KeyHash;
 use crate::config::models::{ModelOverride, Models};
 use crate::domain::glob;
 use crate::domain::redaction::Redactor;
+use crate::domain::period_budget::PeriodBudget;
 use crate::domain::service::Service;
 
 pub mod auth;
+mod budgets;
 pub mod document;
 pub mod environment;
 pub mod in_force;
@@ -51,6 +53,8 @@ pub struct Config {
     pub providers: BTreeMap<String, Provider>,
     /// The shipped model table, overridden by `[providers.<name>.models]` and `[prices]`.
     pub models: Models,
+    /// `[budgets.<name>]`, ordered by name.
+    pub budgets: Vec<PeriodBudget>,
     pub telemetry: Telemetry,
     /// The folder `memory` of the data directory.
     pub memory_dir: PathBuf,

@@ -80,6 +80,35 @@ pub fn first_quarter(zone: &TimeZone, date: Date) -> Option<i64> {
     Some(quarter_of(start.timestamp()))
 }
 
+/// The length of a period that recurs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Period {
+    Day,
+    Month,
+}
+
+impl Period {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Month => "month",
+        }
+    }
+
+    /// The quarter hours of the period that contains this time: the first, and the first after it.
+    pub fn quarters(self, zone: &TimeZone, now: Timestamp) -> (i64, i64) {
+        let today = zone.to_datetime(now).date();
+        let (first, next) = match self {
+            Self::Day => (today, today.tomorrow()),
+            Self::Month => (today.first_of_month(), today.last_of_month().tomorrow()),
+        };
+        let quarter = quarter_of(now);
+        let start = first_quarter(zone, first).unwrap_or(quarter);
+        let end = next.ok().and_then(|next| first_quarter(zone, next));
+        (start, end.unwrap_or(quarter + 1))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;

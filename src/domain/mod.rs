@@ -14,6 +14,7 @@ pub mod glob;
 pub mod json_schema;
 pub mod mcp;
 pub mod message;
+pub mod period_budget;
 pub mod recording;
 pub mod redaction;
 pub mod request_head;

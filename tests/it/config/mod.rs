@@ -1,6 +1,7 @@
 //! Configuration and agent files.
 
 mod agent_files;
+mod budgets;
 mod client_keys;
 mod reload;
 mod secret_files;
