@@ -131,6 +131,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
             stop_reason: None,
             usage: Usage::default(),
             models: Vec::new(),
+            charges: Vec::new(),
         },
         tree_usage: TreeUsage::default(),
         messages: None,

@@ -210,6 +210,7 @@ impl BenchRun<'_> {
                 stop_reason: Some("end_turn".to_owned()),
                 usage,
                 models: Vec::new(),
+                charges: Vec::new(),
             },
             tree_usage: TreeUsage { runs: 1, usage },
         };

@@ -13,6 +13,7 @@ use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::event::Event;
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
+use crate::domain::period_budget::BudgetCharge;
 use crate::domain::run::{Outcome, Run, RunId, WaitingFor};
 use crate::domain::usage::{CallLimit, ModelUsage, TreeUsage, Usage};
 use crate::domain::warning::RunWarning;
@@ -194,6 +195,8 @@ pub struct Progress {
     pub usage: Usage,
     /// The same by model, without tool calls; empty if all of it is that of `model`, without reasoning tokens.
     pub models: Vec<ModelUsage>,
+    /// What the write adds to budgets over time.
+    pub charges: Vec<BudgetCharge>,
 }
 
 #[derive(Clone, Debug)]

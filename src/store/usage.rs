@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
+use crate::domain::glob::Matcher;
 use crate::domain::usage_sums::UsageSums;
 use crate::store::StoreError;
 
@@ -21,6 +22,13 @@ pub const OTHER: &str = "(other)";
 pub trait UsageLog: Send + Sync + 'static {
     /// Sums of the usage of ended runs. A run counts at the time at which its root was accepted.
     fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>>;
+
+    /// What was charged to a budget within a period.
+    fn budget_usage(
+        &self,
+        budget: String,
+        period: BudgetPeriod,
+    ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>>;
 
     /// Removes a part of the sums of the days in UTC that ended before this time. Returns true if there may be more.
     fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>>;
@@ -56,6 +64,8 @@ pub struct UsageQuery {
     pub owner: Option<String>,
     /// Only runs of this agent.
     pub agent: Option<String>,
+    /// Only runs of agents that match; `None` means all.
+    pub visible_agents: Option<Matcher>,
     /// Only trees whose roots have all of these labels.
     pub labels: Vec<(String, String)>,
     pub max_rows: usize,
@@ -80,4 +90,20 @@ pub struct UsageRow {
     /// `None` unless the sums are by day.
     pub day: Option<Date>,
     pub sums: UsageSums,
+}
+
+/// A period of a budget, from quarter hour `start` to before `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetPeriod {
+    pub start: i64,
+    pub end: i64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BudgetUsage {
+    pub tokens: u64,
+    /// Picodollars.
+    pub cost: u64,
+    /// The shares whose alerts are recorded, in thousandths.
+    pub alerts: Vec<u32>,
 }

@@ -16,7 +16,7 @@ use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::UsageRollup;
 use crate::store::sqlite::vacuum::Vacuum;
 use crate::store::sqlite::{
-    approvals, attachments, outbox, rows, run_changes, run_inserts, sessions,
+    approvals, attachments, budgets, outbox, rows, run_changes, run_inserts, sessions,
 };
 use crate::store::{Change, StoreError};
 
@@ -144,6 +144,7 @@ impl<'c> Executor<'c> {
         if !self.update_run(write, run_seq)? {
             return Ok(0);
         }
+        budgets::charge(&mut self.sql, &write.change)?;
         if let Some(warnings) = &write.warnings {
             let id = rows::id_bytes(&write.run);
             let params = named_params! {":id": id, ":warnings": warnings};

@@ -32,12 +32,13 @@ use crate::store::sqlite::sessions::ForgetProgress;
 use crate::store::sqlite::writer::{WriterCallbacks, WriterResources};
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords};
-use crate::store::usage::{UsageLog, UsageQuery, UsageReport};
+use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 mod approval_changes;
 mod approvals;
 mod attachments;
+mod budgets;
 mod checkpoint;
 mod clock;
 mod definition_cache;
@@ -379,6 +380,17 @@ impl UsageLog for SqliteStore {
         Box::pin(
             self.readers
                 .read(move |db| usage_queries::report(db, &query)),
+        )
+    }
+
+    fn budget_usage(
+        &self,
+        budget: String,
+        period: BudgetPeriod,
+    ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| budgets::usage(db, &budget, period)),
         )
     }
 

@@ -31,6 +31,7 @@ const MIGRATIONS: &[&str] = &[
     USAGE,
     HOLDS,
     FORKS,
+    BUDGETS,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -309,6 +310,24 @@ CREATE TABLE usage_days (start INTEGER NOT NULL, series INTEGER NOT NULL, sums B
 ";
 /// What a run took over from the run that it was forked from, as JSON; null for other runs.
 const FORKS: &str = "ALTER TABLE runs ADD COLUMN fork TEXT;";
+
+// What was charged to budgets over time, by the quarter hour in which replies were recorded, and the alerts that are
+// recorded: `period` is the first quarter hour of a budget's period, `share` is in thousandths.
+const BUDGETS: &str = "
+CREATE TABLE budget_usage (
+  budget TEXT NOT NULL,
+  quarter INTEGER NOT NULL,
+  tokens INTEGER NOT NULL,
+  cost INTEGER NOT NULL,
+  PRIMARY KEY (budget, quarter)
+) WITHOUT ROWID;
+CREATE TABLE budget_alerts (
+  budget TEXT NOT NULL,
+  period INTEGER NOT NULL,
+  share INTEGER NOT NULL,
+  PRIMARY KEY (budget, period, share)
+) WITHOUT ROWID;
+";
 
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.
 const MAX_REBUILD_BYTES: i64 = 64 << 20;

@@ -187,6 +187,15 @@ statements! {
              ON CONFLICT (start, series) DO UPDATE SET sums = excluded.sums",
         upsert_usage_day: "INSERT INTO usage_days (start, series, sums) VALUES (:start, :series, :sums) \
              ON CONFLICT (start, series) DO UPDATE SET sums = excluded.sums",
+        /// Adds to the amounts of a quarter hour; the largest amount stays.
+        charge_budget: "INSERT INTO budget_usage (budget, quarter, tokens, cost) \
+             VALUES (:budget, :quarter, :tokens, :cost) ON CONFLICT (budget, quarter) DO UPDATE SET \
+             tokens = tokens + min(excluded.tokens, 9223372036854775807 - tokens), \
+             cost = cost + min(excluded.cost, 9223372036854775807 - cost)",
+        insert_budget_alert: "INSERT OR IGNORE INTO budget_alerts (budget, period, share) \
+             VALUES (:budget, :period, :share)",
+        trim_budget_usage: "DELETE FROM budget_usage WHERE budget = :budget AND quarter < :before",
+        trim_budget_alerts: "DELETE FROM budget_alerts WHERE budget = :budget AND period < :before",
         trim_usage_quarters: "DELETE FROM usage_quarters WHERE (start, series) IN \
              (SELECT start, series FROM usage_quarters WHERE start < :before ORDER BY start, series LIMIT :limit)",
         trim_usage_days: "DELETE FROM usage_days WHERE (start, series) IN \

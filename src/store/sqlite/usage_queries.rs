@@ -196,6 +196,11 @@ fn nearest_day(quarter: i64) -> i64 {
 
 /// The values of a series in the order of the query's dimensions; `None` if the query leaves it out.
 fn series_values(row: &Row<'_>, query: &UsageQuery) -> rusqlite::Result<Option<Values>> {
+    if let Some(visible) = &query.visible_agents
+        && !visible.is_match(row.get_ref("agent")?.as_str()?)
+    {
+        return Ok(None);
+    }
     let is_label = |by: &UsageDimension| matches!(by, UsageDimension::Label(_));
     let labels = match query.labels.is_empty() && !query.by.iter().any(is_label) {
         true => rows::labels(None),

@@ -21,7 +21,7 @@ use crate::store::runs::{
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords};
-use crate::store::usage::{UsageLog, UsageQuery, UsageReport};
+use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 /// A store in memory with an event log that can be read while it grows.
@@ -207,6 +207,14 @@ impl RunRetention for Log {
 
 impl UsageLog for Log {
     fn usage(&self, _: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
+        unreachable!("a stream sums nothing")
+    }
+
+    fn budget_usage(
+        &self,
+        _: String,
+        _: BudgetPeriod,
+    ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
         unreachable!("a stream sums nothing")
     }
 

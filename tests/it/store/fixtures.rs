@@ -200,6 +200,7 @@ pub fn progress(tokens: u64) -> Progress {
         stop_reason: Some("end_turn".to_owned()),
         usage: usage(tokens),
         models: Vec::new(),
+        charges: Vec::new(),
     }
 }
 

@@ -10,13 +10,14 @@ use crate::store::fixtures::{
 };
 
 /// Undoes the steps from 15 on, one after another: a newer step adds its own line.
-pub const STEPS_FROM_15: [&str; 5] = [
+pub const STEPS_FROM_15: [&str; 6] = [
     "ALTER TABLE entries DROP COLUMN turns;",
     "ALTER TABLE runs DROP COLUMN messages; ALTER TABLE claims DROP COLUMN message;",
     "ALTER TABLE runs DROP COLUMN model_usage; DROP TABLE usage_series; DROP TABLE usage_values; \
      DROP TABLE usage_quarters; DROP TABLE usage_days;",
     "ALTER TABLE runs DROP COLUMN held;",
     "ALTER TABLE runs DROP COLUMN fork;",
+    "DROP TABLE budget_usage; DROP TABLE budget_alerts;",
 ];
 
 /// A file from before webhooks keeps its runs, and can hold deliveries from then on.

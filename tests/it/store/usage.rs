@@ -30,6 +30,7 @@ fn query(by: &[UsageDimension]) -> UsageQuery {
         until: None,
         owner: None,
         agent: None,
+        visible_agents: None,
         labels: Vec::new(),
         max_rows: 10_000,
     }

@@ -19,7 +19,7 @@ use axed::store::runs::{
 use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use axed::store::turn_record::{TurnEntry, TurnRecord};
 use axed::store::turns::{RecordedTurn, TurnRecords};
-use axed::store::usage::{UsageLog, UsageQuery, UsageReport};
+use axed::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
 use axed::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 use futures_util::future::{BoxFuture, pending};
 use jiff::Timestamp;
@@ -250,6 +250,14 @@ impl RunRetention for CrashingStore {
 impl UsageLog for CrashingStore {
     fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
         self.inner.usage(query)
+    }
+
+    fn budget_usage(
+        &self,
+        budget: String,
+        period: BudgetPeriod,
+    ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
+        self.inner.budget_usage(budget, period)
     }
 
     fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
