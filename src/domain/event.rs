@@ -355,6 +355,16 @@ pub enum EventKind {
         /// Output tokens of the summary.
         output_tokens: u64,
     },
+    /// A reply of the run made a budget over time reach a share that causes an alert.
+    #[serde(rename = "budget.alert")]
+    BudgetAlert {
+        /// The name of the budget.
+        budget: String,
+        /// The share of the budget, from 0.001 to 1.
+        share: f64,
+        /// When the budget starts again.
+        resets_at: Timestamp,
+    },
     /// The model reasons. Live only.
     #[serde(rename = "reasoning.started")]
     ReasoningStarted {
@@ -457,6 +467,7 @@ impl EventKind {
             Self::LoopWarning { .. } => "loop.warning",
             Self::ModelWarning { .. } => "model.warning",
             Self::ContextCompacted { .. } => "context.compacted",
+            Self::BudgetAlert { .. } => "budget.alert",
             Self::ReasoningStarted { .. } => "reasoning.started",
             Self::ReasoningDelta { .. } => "reasoning.delta",
             Self::TextDelta { .. } => "text.delta",
@@ -492,6 +503,7 @@ pub const STORED_EVENT_NAMES: [&str; 25] = [
     "loop.warning",
     "model.warning",
     "context.compacted",
+    "budget.alert",
 ];
 
 /// Whether an event with this name is the last of a run.

@@ -9,6 +9,7 @@ use crate::domain::event::{Event, EventKind, StoredEvent};
 use crate::domain::failure::Failure;
 use crate::domain::run::{Outcome, Run, RunId, now};
 use crate::domain::webhook::Webhook;
+use crate::engine::record::budget_charges::{self, PendingCharge};
 use crate::engine::record::webhook_events;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::run_store::RunStore;
@@ -111,8 +112,10 @@ impl Journal {
         kinds: Vec<EventKind>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
-        let write = complete_write(run, build_write(run, change, steps, kinds));
-        suspend_on_error(run, self.store.write(write).await)
+        let (write, charge) = build_charged_write(run, change, steps, kinds);
+        let result = self.store.write(complete_write(run, write)).await;
+        budget_charges::settle(run, charge, result.is_ok());
+        suspend_on_error(run, result)
     }
 
     /// Commits a change that a client requested. If that fails, only the client is notified: the run continues.
@@ -138,8 +141,10 @@ impl Journal {
         kinds: Vec<EventKind>,
     ) -> Result<(), StoreError> {
         check_not_suspended(run)?;
-        let write = complete_write(run, build_write(run, change, steps, kinds));
-        suspend_on_error(run, self.store.enqueue(write).await)
+        let (write, charge) = build_charged_write(run, change, steps, kinds);
+        let result = self.store.enqueue(complete_write(run, write)).await;
+        budget_charges::settle(run, charge, result.is_ok());
+        suspend_on_error(run, result)
     }
 
     /// Commits a write like [`Journal::append`], with writes about other runs in the same transaction.
@@ -201,6 +206,7 @@ impl Journal {
                 stop_reason: run.stop_reason.clone(),
                 usage: run.usage,
                 models: Vec::new(),
+                charges: Vec::new(),
             },
             tree_usage: run.tree,
             messages: None,
@@ -273,6 +279,19 @@ fn complete_write(run: &ActiveRun, mut write: Write) -> Write {
     write.turns.extend(run.turn_log.take_unrecorded());
     write.warnings = run.take_unrecorded_warnings();
     write
+}
+
+/// A write about an active run that also charges budgets over time.
+fn build_charged_write(
+    run: &ActiveRun,
+    mut change: Change,
+    steps: Vec<Step>,
+    mut kinds: Vec<EventKind>,
+) -> (Write, PendingCharge) {
+    let charge = budget_charges::charge(run, &mut change, &mut kinds);
+    let mut write = build_write(run, change, steps, kinds);
+    write.deliveries.extend(charge.deliveries());
+    (write, charge)
 }
 
 /// A write about an active run, including its webhook deliveries.

@@ -2,6 +2,7 @@
 
 pub mod agent_snapshots;
 pub mod blobs;
+pub mod budget_charges;
 pub mod journal;
 pub mod links;
 pub mod recorded_request;

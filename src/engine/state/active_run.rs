@@ -12,13 +12,14 @@ use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind};
 use crate::domain::message::ToolResult;
 use crate::domain::run::{Run, Scope, now};
-use crate::domain::usage::{CallLimit, ModelUsage, TreeUsage, Usage};
+use crate::domain::usage::{CallLimit, Cost, ModelUsage, TreeUsage, Usage};
 use crate::domain::warning::{RunWarning, Warning};
-use crate::engine::state::budget::{AccountIds, BudgetExceeded, BudgetRefusal};
+use crate::engine::state::budget::{AccountIds, Amount, BudgetExceeded, BudgetRefusal};
 use crate::engine::state::clock::Clock;
 use crate::engine::state::deadline::Deadline;
 use crate::engine::state::inbox::Inbox;
 use crate::engine::state::pending_batch::PendingBatchCell;
+use crate::engine::state::period_budgets;
 use crate::engine::state::run_warnings::RunWarnings;
 use crate::engine::state::run_workdir::RunWorkdir;
 use crate::engine::state::tree::Tree;
@@ -52,6 +53,8 @@ pub struct ActiveRun {
     clock: Mutex<Clock>,
     phase: Mutex<Phase>,
     usage: UsageCounter,
+    /// Its own usage that is charged to budgets over time.
+    charged: Mutex<Usage>,
     /// The refusals of calls of this run or of runs below it, one for each limit.
     refusals: Mutex<Vec<BudgetRefusal>>,
     warnings: Mutex<RunWarnings>,
@@ -174,6 +177,7 @@ impl ActiveRun {
             is_held: AtomicBool::new(is_held),
             clock: Mutex::default(),
             phase: Mutex::new(Phase::Open),
+            charged: Mutex::new(usage),
             usage: UsageCounter::new(usage, tree_usage, models),
             refusals: Mutex::default(),
             pending_batch: PendingBatchCell::default(),
@@ -387,6 +391,25 @@ impl ActiveRun {
         self.usage.add_own_of_model(model, usage);
         self.self_and_ancestors()
             .for_each(|run| run.usage.add_to_tree(usage));
+    }
+
+    /// What the run has used since the last call, for budgets over time.
+    pub fn take_uncharged(&self, used: &Usage) -> Amount {
+        let mut charged = lock(&self.charged);
+        let amount = period_budgets::amount_since(&charged, used);
+        *charged = *used;
+        amount
+    }
+
+    /// Takes back what could not be recorded.
+    pub fn restore_uncharged(&self, amount: Amount) {
+        let mut charged = lock(&self.charged);
+        let input = &mut charged.tokens.input;
+        let from_output = amount.tokens.saturating_sub(*input);
+        *input = input.saturating_sub(amount.tokens);
+        charged.tokens.output = charged.tokens.output.saturating_sub(from_output);
+        let cost = charged.cost.unwrap_or_default().0;
+        charged.cost = Some(Cost(cost.saturating_sub(amount.cost.0)));
     }
 
     /// Sets the usage of the run's progress to what it has used so far.

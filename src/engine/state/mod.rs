@@ -13,6 +13,7 @@ pub mod orphans;
 pub mod pause;
 pub mod pending_approvals;
 pub mod pending_batch;
+pub mod period_budgets;
 pub mod provider_keys;
 pub mod root_permit;
 pub mod run_warnings;

@@ -11,12 +11,15 @@ use crate::domain::run::RunId;
 use crate::domain::webhook::Webhook;
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
+use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::tree_trace::TreeTrace;
 
 pub struct Tree {
     pub budgets: Budgets,
+    /// The budgets over time that hold for it.
+    pub period_budgets: TreeBudgets,
     pub root_permit: RootPermit,
     /// Whether the root's request enables streamed deltas.
     pub is_streaming: bool,

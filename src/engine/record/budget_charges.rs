@@ -1,0 +1,137 @@
+//! Charges budgets over time with the write that records a reply, and adds the alerts that this causes.
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::domain::event::{self, EventKind};
+use crate::domain::period_budget::{ALERT_EVENT, BudgetCharge, PeriodLimit};
+use crate::domain::run::{RunId, now};
+use crate::domain::usage::Cost;
+use crate::domain::webhook::DeliveryId;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::budget::Amount;
+use crate::engine::state::period_budgets::BudgetAlert;
+use crate::store::{Change, NewDelivery};
+
+/// Charges that a write is about to record. Most writes have none.
+#[derive(Debug, Default)]
+pub struct PendingCharge {
+    amount: Amount,
+    charges: Vec<BudgetCharge>,
+    alerts: Vec<BudgetAlert>,
+    root: Option<RunId>,
+}
+
+/// Adds the run's new usage to the change, and the events of its alerts before the run's last event.
+pub fn charge(run: &ActiveRun, change: &mut Change, kinds: &mut Vec<EventKind>) -> PendingCharge {
+    let progress = match change {
+        Change::Progress(progress) => progress,
+        Change::Finish(finished) => &mut finished.progress,
+        _ => return PendingCharge::default(),
+    };
+    let budgets = &run.tree.period_budgets;
+    if budgets.is_empty() {
+        return PendingCharge::default();
+    }
+    let amount = run.take_uncharged(&progress.usage);
+    if amount == Amount::default() {
+        return PendingCharge::default();
+    }
+    let (charges, alerts) = budgets.charge(amount, now());
+    progress.charges.clone_from(&charges);
+    let at = kinds
+        .iter()
+        .position(|kind| event::is_terminal(kind.name()));
+    let at = at.unwrap_or(kinds.len());
+    let events = alerts.iter().map(|alert| EventKind::BudgetAlert {
+        budget: alert.status.settings.name.clone(),
+        share: share(alert.share),
+        resets_at: alert.status.resets_at,
+    });
+    kinds.splice(at..at, events);
+    PendingCharge {
+        amount,
+        charges,
+        alerts,
+        root: Some(run.scope.root),
+    }
+}
+
+/// Takes the charges back if they could not be recorded.
+pub fn settle(run: &ActiveRun, charge: PendingCharge, is_recorded: bool) {
+    if is_recorded || charge.charges.is_empty() {
+        return;
+    }
+    run.tree.period_budgets.revert(&charge.charges);
+    run.restore_uncharged(charge.amount);
+}
+
+impl PendingCharge {
+    /// The deliveries of its alerts to the budgets' webhooks.
+    pub fn deliveries(&self) -> impl Iterator<Item = NewDelivery> {
+        let root = self.root;
+        self.alerts.iter().filter_map(move |alert| {
+            let settings = &alert.status.settings;
+            let created_at = now();
+            let (in_usd, in_tokens) = match settings.limit {
+                PeriodLimit::Usd(limit) => (Some(limit), None),
+                PeriodLimit::Tokens(limit) => (None, Some(limit)),
+            };
+            let used = alert.status.used;
+            let body = AlertBody {
+                r#type: ALERT_EVENT,
+                timestamp: created_at,
+                data: AlertData {
+                    budget: &settings.name,
+                    per: settings.per.as_str(),
+                    share: share(alert.share),
+                    limit_usd: in_usd.map(Cost::to_usd),
+                    used_usd: in_usd.map(|_| used.cost.to_usd()),
+                    limit_tokens: in_tokens,
+                    used_tokens: in_tokens.map(|_| used.tokens),
+                    since: alert.status.since,
+                    resets_at: alert.status.resets_at,
+                    run: root?,
+                },
+            };
+            Some(NewDelivery {
+                id: DeliveryId::new(),
+                webhook: settings.webhook.clone()?.into(),
+                event: ALERT_EVENT,
+                body: serde_json::to_string(&body).unwrap_or_default(),
+                created_at,
+            })
+        })
+    }
+}
+
+fn share(thousandths: u32) -> f64 {
+    f64::from(thousandths) / 1000.0
+}
+
+/// The body of an alert, in the form of run events' messages.
+#[derive(Serialize)]
+struct AlertBody<'a> {
+    r#type: &'static str,
+    timestamp: Timestamp,
+    data: AlertData<'a>,
+}
+
+#[derive(Serialize)]
+struct AlertData<'a> {
+    budget: &'a str,
+    per: &'static str,
+    share: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_usd: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_usd: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_tokens: Option<u64>,
+    since: Timestamp,
+    resets_at: Timestamp,
+    /// The root run with which the share was reached.
+    run: RunId,
+}

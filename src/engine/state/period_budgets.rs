@@ -1,0 +1,239 @@
+//! Budgets over time: how much of each is used in its current period, and which alerts are recorded. The store has the
+//! amounts by quarter hours; they are read at the start.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+
+use crate::domain::calendar::{Period, quarter_of, quarter_start};
+use crate::domain::period_budget::{BudgetCharge, PeriodBudget, PeriodLimit};
+use crate::domain::usage::{Cost, Usage};
+use crate::engine::state::budget::Amount;
+use crate::store::StoreError;
+use crate::store::usage::{BudgetPeriod, UsageLog};
+
+/// A used-up budget refuses new root runs. Displays as the problem of the request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the budget {name} of this {} is used up; new runs are accepted from {resets_at} on",
+    per.as_str()
+)]
+pub struct BudgetExhausted {
+    pub name: String,
+    pub per: Period,
+    pub resets_at: Timestamp,
+}
+
+/// How much of a budget is used.
+#[derive(Clone, Debug)]
+pub struct BudgetStatus {
+    pub settings: PeriodBudget,
+    pub used: Amount,
+    pub since: Timestamp,
+    pub resets_at: Timestamp,
+}
+
+/// A share of a budget that a charge reaches first in its period.
+#[derive(Clone, Debug)]
+pub struct BudgetAlert {
+    /// In thousandths.
+    pub share: u32,
+    pub status: BudgetStatus,
+}
+
+/// All configured budgets.
+#[derive(Debug, Default)]
+pub struct PeriodBudgets(Vec<Arc<Account>>);
+
+/// The budgets that hold for one tree. Most trees have none.
+#[derive(Clone, Debug, Default)]
+pub struct TreeBudgets(Vec<Arc<Account>>);
+
+#[derive(Debug)]
+struct Account {
+    settings: PeriodBudget,
+    ledger: Mutex<Ledger>,
+}
+
+#[derive(Debug)]
+struct Ledger {
+    period: BudgetPeriod,
+    used: Amount,
+    /// The shares whose alerts are recorded, in thousandths.
+    alerted: Vec<u32>,
+}
+
+impl PeriodBudgets {
+    /// Reads what was used before.
+    pub async fn load(
+        budgets: &[PeriodBudget],
+        store: &dyn UsageLog,
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        let mut accounts = Vec::with_capacity(budgets.len());
+        for settings in budgets {
+            let period = current_period(settings, now);
+            let recorded = store.budget_usage(settings.name.clone(), period).await?;
+            let ledger = Ledger {
+                period,
+                used: Amount {
+                    tokens: recorded.tokens,
+                    cost: Cost(recorded.cost),
+                },
+                alerted: recorded.alerts,
+            };
+            accounts.push(Arc::new(Account {
+                settings: settings.clone(),
+                ledger: Mutex::new(ledger),
+            }));
+        }
+        Ok(Self(accounts))
+    }
+
+    /// The budgets that hold for a tree, by what its root is.
+    pub fn of_root(
+        &self,
+        owner: Option<&str>,
+        agent: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> TreeBudgets {
+        let holds = |account: &&Arc<Account>| account.settings.holds_for(owner, agent, labels);
+        TreeBudgets(self.0.iter().filter(holds).cloned().collect())
+    }
+
+    pub fn statuses(&self, now: Timestamp) -> Vec<BudgetStatus> {
+        let accounts = self.0.iter();
+        accounts.map(|account| account.status(now)).collect()
+    }
+}
+
+impl TreeBudgets {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The names of the budgets in USD.
+    pub fn in_usd(&self) -> impl Iterator<Item = &str> {
+        let accounts = self.0.iter().map(|account| &account.settings);
+        let in_usd = accounts.filter(|it| matches!(it.limit, PeriodLimit::Usd(_)));
+        in_usd.map(|settings| settings.name.as_str())
+    }
+
+    /// Whether a new root run may start. The error is that of the budget whose period ends last.
+    pub fn check(&self, now: Timestamp) -> Result<(), BudgetExhausted> {
+        let statuses = self.0.iter().map(|account| account.status(now));
+        let used_up = statuses.filter(|status| status.share() >= 1000);
+        match used_up.max_by_key(|status| status.resets_at) {
+            None => Ok(()),
+            Some(status) => Err(BudgetExhausted {
+                name: status.settings.name,
+                per: status.settings.per,
+                resets_at: status.resets_at,
+            }),
+        }
+    }
+
+    /// Counts what is about to be recorded. Returns what the write has to record, and the alerts that it causes.
+    pub fn charge(&self, used: Amount, now: Timestamp) -> (Vec<BudgetCharge>, Vec<BudgetAlert>) {
+        let mut alerts = Vec::new();
+        let charges = self.0.iter().map(|account| {
+            let mut ledger = account.ledger(now);
+            ledger.used.tokens = ledger.used.tokens.saturating_add(used.tokens);
+            ledger.used.cost.0 = ledger.used.cost.0.saturating_add(used.cost.0);
+            let status = account.status_of(&ledger);
+            let reached = account.settings.alert_at.iter().copied();
+            let reached = reached.filter(|share| status.share() >= u64::from(*share));
+            let new: Vec<u32> = reached.filter(|it| !ledger.alerted.contains(it)).collect();
+            ledger.alerted.extend(&new);
+            alerts.extend(new.iter().map(|share| BudgetAlert {
+                share: *share,
+                status: status.clone(),
+            }));
+            BudgetCharge {
+                budget: account.settings.name.clone(),
+                quarter: quarter_of(now),
+                tokens: used.tokens,
+                cost: used.cost.0,
+                period_start: ledger.period.start,
+                alerts: new,
+            }
+        });
+        let charges = charges.collect();
+        (charges, alerts)
+    }
+
+    /// Takes back what could not be recorded.
+    pub fn revert(&self, charges: &[BudgetCharge]) {
+        for (account, charge) in self.0.iter().zip(charges) {
+            let mut ledger = account.lock();
+            if ledger.period.start != charge.period_start {
+                continue;
+            }
+            ledger.used.tokens = ledger.used.tokens.saturating_sub(charge.tokens);
+            ledger.used.cost.0 = ledger.used.cost.0.saturating_sub(charge.cost);
+            ledger
+                .alerted
+                .retain(|share| !charge.alerts.contains(share));
+        }
+    }
+}
+
+/// What was used since an earlier record of the same run.
+pub fn amount_since(before: &Usage, now: &Usage) -> Amount {
+    let cost = |usage: &Usage| usage.cost.unwrap_or_default().0;
+    Amount {
+        tokens: now.tokens.total().saturating_sub(before.tokens.total()),
+        cost: Cost(cost(now).saturating_sub(cost(before))),
+    }
+}
+
+impl Account {
+    fn status(&self, now: Timestamp) -> BudgetStatus {
+        self.status_of(&self.ledger(now))
+    }
+
+    fn status_of(&self, ledger: &Ledger) -> BudgetStatus {
+        BudgetStatus {
+            settings: self.settings.clone(),
+            used: ledger.used,
+            since: quarter_start(ledger.period.start),
+            resets_at: quarter_start(ledger.period.end),
+        }
+    }
+
+    /// The ledger of the period that contains this time.
+    fn ledger(&self, now: Timestamp) -> MutexGuard<'_, Ledger> {
+        let mut ledger = self.lock();
+        let quarter = quarter_of(now);
+        if !(ledger.period.start..ledger.period.end).contains(&quarter) {
+            *ledger = Ledger {
+                period: current_period(&self.settings, now),
+                used: Amount::default(),
+                alerted: Vec::new(),
+            };
+        }
+        ledger
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BudgetStatus {
+    /// The used part of the limit in thousandths, rounded down; of a limit of 0 all is used.
+    pub fn share(&self) -> u64 {
+        let (used, limit) = match self.settings.limit {
+            PeriodLimit::Usd(limit) => (self.used.cost.0, limit.0),
+            PeriodLimit::Tokens(limit) => (self.used.tokens, limit),
+        };
+        let share = (u128::from(used) * 1000).checked_div(u128::from(limit));
+        share.map_or(1000, |share| u64::try_from(share).unwrap_or(u64::MAX))
+    }
+}
+
+fn current_period(settings: &PeriodBudget, now: Timestamp) -> BudgetPeriod {
+    let (start, end) = settings.per.quarters(&settings.time_zone, now);
+    BudgetPeriod { start, end }
+}
