@@ -21,6 +21,7 @@ use crate::config::load::ConfigError;
 use crate::config::models;
 use crate::config::positions::Positions;
 use crate::config::{AllowedOrigins, Config};
+use crate::domain::run::now;
 use crate::domain::suggestion;
 use crate::engine::agent_check::AgentCheck;
 use crate::engine::context::EngineDeps;
@@ -30,6 +31,7 @@ use crate::engine::replay::playback::Playbacks;
 use crate::engine::retention;
 use crate::engine::runner::Runner;
 use crate::engine::settings::{HistoryLimits, Settings};
+use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::providers::registry::ProviderRegistry;
 use crate::store::open;
 #[cfg(feature = "otel")]
@@ -138,6 +140,7 @@ impl Services {
             Box::new(move |root, events| publisher.publish(root, events)),
             Box::new(move |root| subscribers.has_subscribers(root)),
         )?;
+        let period_budgets = PeriodBudgets::load(&config.budgets, store.as_ref(), now()).await?;
         let journal = Journal::new(store, broadcaster);
         let memories = Memories::new(&config.memory_dir);
         warn_unused_memories(config, &catalog, &memories);
@@ -152,6 +155,7 @@ impl Services {
             journal,
             memories,
             settings: settings(config),
+            period_budgets,
             traces,
             playbacks,
         });

@@ -19,6 +19,7 @@ use crate::config::secrets::{is_process_secret_set, is_secret_set};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::{McpServer, McpTransport};
+use crate::domain::period_budget::PeriodLimit;
 use crate::domain::suggestion;
 use crate::engine::blocking::run_blocking;
 use crate::providers::registry::{ProviderRegistry, ProviderUnavailable};
@@ -66,6 +67,8 @@ pub struct AgentCheck {
     environment: Environment,
     /// `[webhooks] secret_env`
     webhook_secret_env: Option<String>,
+    /// The budgets over time in USD, each with the agent that its roots must be of.
+    usd_budgets: Vec<(String, Option<String>)>,
 }
 
 struct ProviderState {
@@ -119,6 +122,10 @@ impl AgentCheck {
             config_dir: config.config_dir.clone(),
             environment,
             webhook_secret_env: config.webhooks.secret_env.clone(),
+            usd_budgets: (config.budgets.iter())
+                .filter(|budget| matches!(budget.limit, PeriodLimit::Usd(_)))
+                .map(|budget| (budget.name.clone(), budget.agent.clone()))
+                .collect(),
         }
     }
 
@@ -246,9 +253,22 @@ impl EntryCheck<'_> {
 
     /// Models without a price, if costs are limited: nothing is counted for them.
     fn check_prices(&mut self) {
-        if self.agent.budget.max_cost.is_none() {
-            return;
-        }
+        let holds = |(_, agent): &&(String, Option<String>)| {
+            agent.as_deref().is_none_or(|it| it == self.agent.name)
+        };
+        let in_usd = self.server.usd_budgets.iter().filter(holds);
+        let in_usd: Vec<&str> = in_usd.map(|(name, _)| name.as_str()).collect();
+        let (path, counted_in) = match (self.agent.budget.max_cost, in_usd.is_empty()) {
+            (Some(_), _) => (
+                "budget.max_cost_usd",
+                "budget.max_cost_usd is set".to_owned(),
+            ),
+            (None, false) => (
+                "model",
+                format!("[budgets] {} counts in USD", in_usd.join(", ")),
+            ),
+            (None, true) => return,
+        };
         let entries = &self.agents.entries;
         let sub_agents = self.agent.sub_agents.iter();
         let sub_agents =
@@ -264,10 +284,10 @@ impl EntryCheck<'_> {
         unpriced.dedup();
         for model in unpriced {
             let text = format!(
-                "budget.max_cost_usd is set, but the price of {model} is not known, so that nothing is counted for it; add \
+                "{counted_in}, but the price of {model} is not known, so that nothing is counted for it; add \
                  [prices.\"{model}\"] to the server's configuration"
             );
-            self.warn("budget.max_cost_usd", text);
+            self.warn(path, text);
         }
     }
 

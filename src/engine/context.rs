@@ -18,6 +18,7 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::active_runs::ActiveRuns;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
+use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::fair::admission::AdmissionQueue;
 use crate::providers::registry::ProviderRegistry;
 use crate::telemetry::metrics::Metrics;
@@ -35,6 +36,7 @@ pub struct EngineDeps {
     pub journal: Journal,
     pub memories: Memories,
     pub settings: Settings,
+    pub period_budgets: PeriodBudgets,
     /// `None` if traces are not exported.
     pub traces: Option<SpanSender>,
     /// Only for tests of agents: the recordings that runs are played back from.
@@ -63,6 +65,7 @@ pub struct Engine {
     /// `None` if traces are not exported.
     pub traces: Option<SpanSender>,
     pub settings: Settings,
+    pub period_budgets: PeriodBudgets,
     /// The permits of root runs, and the runs that wait for one.
     pub queue: AdmissionQueue,
     pub pending_approvals: PendingApprovals,

@@ -21,6 +21,7 @@ use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
 use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::settings::Settings;
+use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::workdir;
 use crate::providers::registry::ProviderHandle;
@@ -135,12 +136,15 @@ pub fn check_prices(
     engine: &Engine,
     request: &RunRequest,
     agent: &Agent,
+    period_budgets: &TreeBudgets,
 ) -> Result<Vec<Warning>, StartError> {
-    if agent.budget.max_cost.is_none() {
+    let in_usd: Vec<&str> = period_budgets.in_usd().collect();
+    let has_budget = agent.budget.max_cost.is_some();
+    if !has_budget && in_usd.is_empty() {
         return Ok(Vec::new());
     }
     let is_unpriced = |model: &ModelRef| is_unpriced(engine, model);
-    if request.overrides.model.is_some() && is_unpriced(&agent.model) {
+    if has_budget && request.overrides.model.is_some() && is_unpriced(&agent.model) {
         return Err(StartError::Unpriced(agent.model.clone()));
     }
     let agents = engine.catalog.current();
@@ -158,11 +162,14 @@ pub fn check_prices(
         .filter(|model| is_unpriced(model))
         .map(ModelRef::to_string)
         .collect();
+    let counted_in = match has_budget {
+        true => format!("agent {} has a budget in money", agent.name),
+        false => format!("{} counts in USD", in_usd.join(", ")),
+    };
     let warning = |model: String| {
         let message = format!(
-            "agent {} has a budget in money, but the price of {model} is not known, so that nothing is counted for it: \
+            "{counted_in}, but the price of {model} is not known, so that nothing is counted for it: \
              add [prices.\"{model}\"] to the configuration",
-            agent.name
         );
         Warning::new(WarningCode::PriceUnknown, &message)
     };
@@ -174,6 +181,16 @@ pub fn is_unpriced(engine: &Engine, model: &ModelRef) -> bool {
     let is_free = |provider: &Arc<ProviderHandle>| provider.is_free;
     engine.settings.models.price(model).is_none()
         && !engine.providers.get(&model.provider).is_ok_and(is_free)
+}
+
+/// The budgets over time that hold for the root run of this request.
+pub fn period_budgets(engine: &Engine, request: &RunRequest, agent: &str) -> TreeBudgets {
+    if request.playback.is_some() {
+        // A test uses up none.
+        return TreeBudgets::default();
+    }
+    let owner = request.owner.as_deref();
+    engine.period_budgets.of_root(owner, agent, &request.labels)
 }
 
 /// The time limit of a root run.

@@ -23,6 +23,7 @@ use crate::domain::trace::TraceContext;
 use crate::domain::warning::RunWarning;
 use crate::engine::admission::sessions::OnBusy;
 use crate::engine::replay::playback::Playback;
+use crate::engine::state::period_budgets::BudgetExhausted;
 use crate::engine::state::provider_keys::Keys;
 use crate::fair::admission::QueueFull;
 use crate::providers::registry::ProviderUnavailable;
@@ -133,6 +134,8 @@ pub enum StartError {
         /// The unfinished run.
         run: RunId,
     },
+    #[error(transparent)]
+    BudgetExhausted(#[from] BudgetExhausted),
     #[error("the daemon is stopping")]
     Draining,
     #[error(transparent)]

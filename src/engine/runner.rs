@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -12,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
-use crate::domain::run::{Run, RunId, Scope};
+use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::TreeUsage;
 use crate::engine::add_message::{self, AddMessageError, MessageRequest};
 use crate::engine::admission::delete_session::{self, DeleteSessionError};
@@ -43,14 +42,12 @@ use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::root_run::{self, NewRoot};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::active_runs::ActiveRuns;
-use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::approval_decision::ApprovalDecision;
-use crate::engine::state::budget::Budgets;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
+use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::engine::state::provider_keys::ProviderKeys;
-use crate::engine::state::root_permit::RootPermit;
-use crate::engine::state::tree::{Tree, TreeSuspension};
+use crate::engine::state::tree::Tree;
 use crate::engine::state::tree_trace::TreeTrace;
 use crate::fair::admission::AdmissionQueue;
 use crate::store::StoreError;
@@ -76,6 +73,7 @@ impl Runner {
             settings,
             traces,
             playbacks,
+            period_budgets,
         } = deps;
         let queue = AdmissionQueue::new(settings.queue_limits());
         let active_runs = Arc::<ActiveRuns>::default();
@@ -107,6 +105,7 @@ impl Runner {
             sessions: Sessions::default(),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
+            period_budgets,
             playbacks,
         };
         Self {
@@ -149,7 +148,9 @@ impl Runner {
         if request.playback.as_ref().is_none_or(|it| it.live.models) {
             prepare::check_provider(engine, &agent)?;
         }
-        let warnings = prepare::check_prices(engine, &request, &agent)?;
+        let period_budgets = prepare::period_budgets(engine, &request, &agent.name);
+        period_budgets.check(now())?;
+        let warnings = prepare::check_prices(engine, &request, &agent, &period_budgets)?;
         let timeout = prepare::root_timeout(&engine.settings, &request, &agent);
         let webhooks = match request.playback {
             None => webhook_events::for_run(&engine.settings, &request, &agent)?,
@@ -174,19 +175,11 @@ impl Runner {
             compaction: None,
         };
         let scope = Scope::root(id, agent.delegation.max_depth);
+        let keys = ProviderKeys::from_request(request.provider_keys);
         let tree = Arc::new(Tree {
-            budgets: Budgets::default(),
-            root_permit: RootPermit::default(),
             is_streaming: request.stream.unwrap_or(agent.stream),
-            owner: request.owner,
-            ad_hoc_quotas: AdHocQuotas::default(),
-            is_recovered: false,
-            keeps_memory: false,
-            suspension: TreeSuspension::default(),
-            webhooks,
             trace: TreeTrace::for_tree(engine.traces.as_ref(), request.trace.as_deref(), scope.run),
-            run_count: AtomicU64::new(1),
-            provider_keys: ProviderKeys::from_request(request.provider_keys),
+            ..Tree::new(request.owner, period_budgets, webhooks, keys)
         });
         let accounts = tree
             .budgets
@@ -246,6 +239,9 @@ impl Runner {
         let source = SourceTree::load(engine, request.source).await?;
         let source = source.ok_or(ForkError::NotFound(request.source))?;
         let plan = fork_plan::plan(engine, &request, source, id).await?;
+        let root = &plan.root().run;
+        let period_budgets = engine.period_budgets.of_run(root);
+        period_budgets.check(now()).map_err(StartError::from)?;
         let settings = RootSettings::new(engine, &request, &plan)?;
         let owner = request.new_run.owner.as_deref();
         let agent = &plan.root().agent.name;
@@ -527,6 +523,10 @@ impl Runner {
             root.created_at.strftime("%Y-%m-%d")
         );
         Ok(text::to_toml(&recording, &header))
+    }
+
+    pub fn period_budgets(&self) -> &PeriodBudgets {
+        &self.engine.period_budgets
     }
 
     pub fn catalog(&self) -> &Arc<Catalog> {

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::catalog::LoadError;
+use crate::domain::run::now;
 use crate::domain::suggestion;
 use crate::engine::add_message::AddMessageError;
 use crate::engine::admission::delete_session::DeleteSessionError;
@@ -16,6 +17,7 @@ use crate::engine::fork::request::ForkError;
 use crate::engine::hold::HoldError;
 use crate::engine::memory::memories::MemoryError;
 use crate::engine::request::StartError;
+use crate::engine::state::period_budgets::BudgetExhausted;
 use crate::fair::admission::QueueFull;
 use crate::store::StoreError;
 use crate::web::problem_code::ProblemCode;
@@ -400,6 +402,12 @@ impl From<StartError> for Problem {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, ProblemCode::QueueFull, text)
                     .with_retry_after(RETRY_INTERVAL_SECS)
                     .with_queue_load(load)
+            }
+            StartError::BudgetExhausted(BudgetExhausted { resets_at, .. }) => {
+                let seconds = resets_at.duration_since(now()).as_secs();
+                let code = ProblemCode::BudgetExhausted;
+                Self::new(StatusCode::TOO_MANY_REQUESTS, code, text)
+                    .with_retry_after(u64::try_from(seconds).unwrap_or(0) + 1)
             }
             StartError::SessionBusy { .. } => {
                 Self::new(StatusCode::CONFLICT, ProblemCode::SessionBusy, text)

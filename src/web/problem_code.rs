@@ -33,6 +33,8 @@ problem_codes! {
     BodyTooLarge = "body_too_large",
     /// After a restart the run has not come to this tool call yet; retry after `Retry-After`.
     CallNotReached = "call_not_reached",
+    /// A budget over time is used up; retry after `Retry-After`.
+    BudgetExhausted = "budget_exhausted",
     /// A page of another origin sent the request.
     CrossSite = "cross_site",
     /// The run has no such webhook delivery.

@@ -172,6 +172,7 @@ pub fn recover(
 pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agent) -> Tree {
     Tree {
         budgets: Budgets::default(),
+        period_budgets: engine.period_budgets.of_run(run),
         root_permit: RootPermit::default(),
         is_streaming: continuation.stream,
         owner: run.owner.clone(),

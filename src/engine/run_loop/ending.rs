@@ -26,6 +26,7 @@ impl LoopState {
                 stop_reason: run.stop_reason.clone(),
                 usage: run.usage,
                 models: Vec::new(),
+                charges: Vec::new(),
             },
             partial: None,
         }

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use crate::domain::calendar::{Period, quarter_of, quarter_start};
 use crate::domain::period_budget::{BudgetCharge, PeriodBudget, PeriodLimit};
+use crate::domain::run::Run;
 use crate::domain::usage::{Cost, Usage};
 use crate::engine::state::budget::Amount;
 use crate::store::StoreError;
@@ -100,6 +101,11 @@ impl PeriodBudgets {
     ) -> TreeBudgets {
         let holds = |account: &&Arc<Account>| account.settings.holds_for(owner, agent, labels);
         TreeBudgets(self.0.iter().filter(holds).cloned().collect())
+    }
+
+    /// The budgets that hold for the tree of this root.
+    pub fn of_run(&self, root: &Run) -> TreeBudgets {
+        self.of_root(root.owner.as_deref(), &root.agent, &root.labels)
     }
 
     pub fn statuses(&self, now: Timestamp) -> Vec<BudgetStatus> {

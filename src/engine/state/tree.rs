@@ -43,6 +43,30 @@ pub struct Tree {
 }
 
 impl Tree {
+    /// The tree of a root that is accepted now.
+    pub fn new(
+        owner: Option<String>,
+        period_budgets: TreeBudgets,
+        webhooks: Vec<Arc<Webhook>>,
+        provider_keys: ProviderKeys,
+    ) -> Self {
+        Self {
+            budgets: Budgets::default(),
+            period_budgets,
+            root_permit: RootPermit::default(),
+            is_streaming: false,
+            owner,
+            ad_hoc_quotas: AdHocQuotas::default(),
+            is_recovered: false,
+            keeps_memory: false,
+            suspension: TreeSuspension::default(),
+            webhooks,
+            trace: None,
+            run_count: AtomicU64::new(1),
+            provider_keys,
+        }
+    }
+
     /// Counts one more run; false if the tree has `max` runs.
     pub fn count_run(&self, max: usize) -> bool {
         let max = u64::try_from(max).unwrap_or(u64::MAX);

@@ -142,7 +142,8 @@ fn with_start(operation: Operation<'_>) -> Operation<'_> {
         .response_header(202, "Idempotency-Replayed", replayed)
         .problem(
             429,
-            "`queue_full`: `Retry-After` tells when to retry; `running` and `queued` tell the load.",
+            "`queue_full`, `budget_exhausted`: `Retry-After` tells when to retry; if the queue is full, `running` and \
+             `queued` tell the load.",
         )
         .problem(
             503,

@@ -19,6 +19,7 @@ use axed::engine::memory::memories::Memories;
 use axed::engine::record::journal::{EventBroadcaster, Journal};
 use axed::engine::request::RunRequest;
 use axed::engine::runner::Runner;
+use axed::engine::state::period_budgets::PeriodBudgets;
 use axed::providers::registry::ProviderRegistry;
 use axed::store::Step;
 use axed::store::events::{EventLog, EventQuery};
@@ -391,6 +392,7 @@ impl Life {
             journal: Journal::new(shared, Arc::new(EventBroadcaster::default())),
             memories: Memories::new(&data.dir.join("memory")),
             settings: settings(place),
+            period_budgets: PeriodBudgets::default(),
             traces: None,
             playbacks: None,
         });
