@@ -11,6 +11,7 @@ use crate::cli::age::seconds;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::run;
 use crate::cli::server::DaemonArgs;
+use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
 
 const COLUMNS: [Column; 7] = [
@@ -33,6 +34,15 @@ const WIDE_COLUMNS: [Column; 7] = [
     Column::number("tools"),
 ];
 
+const BUDGET_COLUMNS: [Column; 6] = [
+    Column::flexible("budget"),
+    Column::number("used"),
+    Column::number("of"),
+    Column::number("share"),
+    Column::text("per"),
+    Column::text("starts again"),
+];
+
 #[derive(Debug, clap::Args)]
 #[command(
     next_line_help = true,
@@ -45,7 +55,8 @@ Sums are over runs that have ended, child runs included. A run counts under its
 own agent, its tokens under the model that replied, and both at the time and
 under the key, session and labels of their root run. IN and OUT are tokens, P50
 and P95 the durations that half and 95 % of the runs do not exceed. Groups are
-sorted by cost, and by time with --by day. On a pipe, columns are separated by
+sorted by cost, and by time with --by day. Below them are the budgets over time
+that you may see, in their current periods. On a pipe, columns are separated by
 tabs."
 )]
 pub struct Args {
@@ -77,6 +88,21 @@ pub struct Args {
 struct Report {
     data: Vec<Group>,
     totals: Group,
+    #[serde(default)]
+    budgets: Vec<Budget>,
+}
+
+/// A budget over time, in its current period.
+#[derive(Deserialize)]
+struct Budget {
+    name: String,
+    per: String,
+    limit_usd: Option<f64>,
+    limit_tokens: Option<u64>,
+    used_usd: f64,
+    used_tokens: u64,
+    used_thousandths: u64,
+    resets_at: Timestamp,
 }
 
 /// A group's numbers, with its values.
@@ -110,21 +136,59 @@ pub async fn usage(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let unknown = "the daemon sent usage in an unknown format; its version is another one";
     let report: Report = serde_json::from_value(response).context(unknown)?;
-    if report.data.is_empty() {
-        output::eprint_line(format_args!(
+    let budgets = budget_table(&report.budgets);
+    match report.data.is_empty() {
+        true => output::eprint_line(format_args!(
             "axed: no ended runs of that time at {}",
             client.base()
-        ));
-        return Ok(ExitCode::SUCCESS);
+        )),
+        false => print_groups(args, report)?,
     }
-    print_groups(args, report)?;
+    if let Some(budgets) = budgets {
+        output::print_line(format_args!(""))?;
+        budgets.print()?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The budgets in their current periods; `None` if there are none.
+fn budget_table(budgets: &[Budget]) -> Option<Table> {
+    let mut table = Table::new(BUDGET_COLUMNS);
+    for budget in budgets {
+        let (used, limit) = match (budget.limit_usd, budget.limit_tokens) {
+            (Some(limit), _) => (
+                format!("{:.4} USD", budget.used_usd),
+                format!("{limit} USD"),
+            ),
+            (None, limit) => {
+                let used = format!("{} tokens", budget.used_tokens);
+                (used, format!("{} tokens", limit.unwrap_or_default()))
+            }
+        };
+        let color = match budget.used_thousandths {
+            1000.. => Some(Color::Red),
+            800.. => Some(Color::Yellow),
+            _ => None,
+        };
+        let percent = format!("{}%", budget.used_thousandths / 10);
+        table.row([
+            Cell::new(&budget.name),
+            Cell::new(used),
+            Cell::new(limit),
+            Cell::new(percent).colored(color),
+            Cell::new(&budget.per),
+            Cell::new(format!("{:.0}", budget.resets_at)),
+        ]);
+    }
+    (!budgets.is_empty()).then_some(table)
 }
 
 fn print_groups(args: &Args, report: Report) -> anyhow::Result<()> {
     let by = dimensions(&args.by);
     let wide = args.format.is_wide();
-    let Report { mut data, totals } = report;
+    let Report {
+        mut data, totals, ..
+    } = report;
     if !by.contains(&"day") {
         let tokens = |group: &Group| group.input_tokens.saturating_add(group.output_tokens);
         let cost = |group: &Group| group.cost_usd.unwrap_or_default();

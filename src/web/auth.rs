@@ -18,6 +18,7 @@ use url::form_urlencoded;
 
 use crate::config::key_hash::KeyHash;
 use crate::config::{ClientKey, KeyScope};
+use crate::domain::glob::Matcher;
 use crate::domain::run::{Run, RunId};
 use crate::store::StoreError;
 use crate::store::run_store::RunStore;
@@ -192,6 +193,12 @@ impl Principal {
     pub fn owner_filter(&self) -> Option<&str> {
         let key = self.0.as_ref().filter(|key| !key.is_admin())?;
         Some(&key.name)
+    }
+
+    /// The agents that an admin may see; `None` for all, and for other keys, which see their own runs.
+    pub fn admin_globs(&self) -> Option<&Matcher> {
+        let key = self.0.as_ref().filter(|key| key.is_admin())?;
+        key.agents.as_ref()
     }
 
     /// Whether the principal may use this agent. If not, responses treat the agent as missing.

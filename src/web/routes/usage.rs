@@ -12,7 +12,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::calendar::time_zone;
+use crate::domain::period_budget::PeriodLimit;
 use crate::domain::usage_sums::UsageSums;
+use crate::engine::state::period_budgets::BudgetStatus;
 use crate::store::usage::{UsageDimension, UsageQuery, UsageReport, UsageRow};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
@@ -43,6 +45,33 @@ pub struct UsageView {
     since: Option<Timestamp>,
     /// Until when runs are counted: the end of the quarter hour of `until`, or of the last run that is counted.
     until: Option<Timestamp>,
+    /// How much of the budgets over time is used in their current periods, whatever the query: for a key, of the budgets
+    /// that are its own alone; for the scope `admin`, of all.
+    budgets: Vec<BudgetView>,
+}
+
+/// How much of a budget over time is used in its current period.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "BudgetUsage")]
+pub struct BudgetView {
+    /// The name of the budget.
+    name: String,
+    /// The period: `day` or `month`.
+    per: &'static str,
+    /// The limit in USD; null for a budget in tokens.
+    limit_usd: Option<f64>,
+    /// The limit in tokens; null for a budget in USD.
+    limit_tokens: Option<u64>,
+    /// The cost of the replies that were recorded in the period, in USD.
+    used_usd: f64,
+    /// The tokens of the replies that were recorded in the period, input and output together.
+    used_tokens: u64,
+    /// The used share of the limit, in thousandths, rounded down; from 1000 on, new root runs are refused.
+    used_thousandths: u64,
+    /// When the period began.
+    since: Timestamp,
+    /// When the next period begins.
+    resets_at: Timestamp,
 }
 
 /// The usage of the runs of one group. It has the values that `by` names; null stands for runs without that value.
@@ -114,9 +143,13 @@ pub async fn usage(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = parse_query(&Query::read(&uri, &PARAMS)?)?;
+    let budgets = state.runner.budget_statuses().into_iter();
+    let budgets = budgets.filter(|status| may_see(&principal, status));
+    let budgets = budgets.map(BudgetView::from).collect();
     let by = query.by.clone();
     let query = UsageQuery {
         owner: principal.owner_filter().map(str::to_owned),
+        visible_agents: principal.admin_globs().cloned(),
         ..query
     };
     let report = state.runner.store().usage(query).await?;
@@ -140,8 +173,35 @@ pub async fn usage(
         totals: UsageNumbers::from(&totals),
         since,
         until,
+        budgets,
     };
     Ok(json_response(StatusCode::OK, &view))
+}
+
+/// A budget that others use too would show what they use.
+fn may_see(principal: &Principal, status: &BudgetStatus) -> bool {
+    let own = principal.owner_filter();
+    own.is_none() || status.settings.key.as_deref() == own
+}
+
+impl From<BudgetStatus> for BudgetView {
+    fn from(status: BudgetStatus) -> Self {
+        let (limit_usd, limit_tokens) = match status.settings.limit {
+            PeriodLimit::Usd(limit) => (Some(limit.to_usd()), None),
+            PeriodLimit::Tokens(limit) => (None, Some(limit)),
+        };
+        Self {
+            used_thousandths: status.share(),
+            name: status.settings.name,
+            per: status.settings.per.as_str(),
+            limit_usd,
+            limit_tokens,
+            used_usd: status.used.cost.to_usd(),
+            used_tokens: status.used.tokens,
+            since: status.since,
+            resets_at: status.resets_at,
+        }
+    }
 }
 
 fn parse_query(query: &Query) -> Result<UsageQuery, Problem> {
@@ -167,6 +227,7 @@ fn parse_query(query: &Query) -> Result<UsageQuery, Problem> {
         until,
         owner: None,
         agent: query.get("agent").map(str::to_owned),
+        visible_agents: None,
         labels,
         max_rows: MAX_ROWS,
         time_zone: zone,
