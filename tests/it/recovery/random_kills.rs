@@ -50,10 +50,18 @@ async fn random_kills_neither_lose_nor_repeat_a_run() {
     story.nothing_recorded_was_asked_again(&app.provider);
     story.is_accounted_for(&app).await;
     assert_equals_runs(&app).await;
+    let usage = app.get("/usage").await.json();
+    let totals = &usage["totals"];
+    let tokens = totals["input_tokens"]
+        .as_u64()
+        .zip(totals["output_tokens"].as_u64());
+    let (input, output) = tokens.expect("tokens");
+    assert_eq!(usage["budgets"][0]["used_tokens"], input + output);
 }
 
 fn scenario() -> Setup {
     TestApp::setup()
+        .config("[budgets.all]\ntokens = 1_000_000_000\nper = \"month\"")
         .agent(
             "root",
             "sub_agents = [\"mid\"]\n[sub_agents_config]\nmax_concurrent = 2",

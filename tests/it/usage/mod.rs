@@ -1,3 +1,4 @@
 //! What ended runs have used, summed over time, and budgets over time.
 
+mod budgets;
 mod sums;
