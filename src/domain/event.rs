@@ -477,7 +477,7 @@ impl EventKind {
 }
 
 /// The names of all numbered events, in the order of [`EventKind`].
-pub const STORED_EVENT_NAMES: [&str; 25] = [
+pub const STORED_EVENT_NAMES: [&str; 26] = [
     "run.queued",
     "run.forked",
     "run.started",

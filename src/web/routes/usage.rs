@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::domain::calendar::time_zone;
 use crate::domain::period_budget::PeriodLimit;
+use crate::domain::run::now;
 use crate::domain::usage_sums::UsageSums;
 use crate::engine::state::period_budgets::BudgetStatus;
 use crate::store::usage::{UsageDimension, UsageQuery, UsageReport, UsageRow};
@@ -143,7 +144,7 @@ pub async fn usage(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = parse_query(&Query::read(&uri, &PARAMS)?)?;
-    let budgets = state.runner.budget_statuses().into_iter();
+    let budgets = state.runner.period_budgets().statuses(now()).into_iter();
     let budgets = budgets.filter(|status| may_see(&principal, status));
     let budgets = budgets.map(BudgetView::from).collect();
     let by = query.by.clone();
