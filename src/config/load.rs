@@ -22,8 +22,8 @@ use crate::config::variables::{
 use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
     Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
-    ProviderKind, RequestRecording, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth, budgets,
-    providers, proxies, telemetry,
+    ProviderKind, RequestRecording, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth,
+    budgets, providers, proxies, telemetry,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;

@@ -12,8 +12,8 @@ use secrecy::SecretString;
 use crate::config::key_hash::KeyHash;
 use crate::config::models::{ModelOverride, Models};
 use crate::domain::glob;
-use crate::domain::redaction::Redactor;
 use crate::domain::period_budget::PeriodBudget;
+use crate::domain::redaction::Redactor;
 use crate::domain::service::Service;
 
 pub mod auth;
