@@ -57,6 +57,7 @@ fn open_in(dir: &std::path::Path) -> Result<Arc<dyn RunStore>, StoreError> {
         durability: Durability::Process,
         retention: Retention::default(),
         usage_retention: None,
+        requests: axed::config::RequestRecording::default(),
     };
     open(&data, Box::new(|_, _| {}), Box::new(|_| false))
 }

@@ -61,6 +61,7 @@ fn open_in(dir: &std::path::Path, durability: Durability) -> Result<Arc<dyn RunS
         durability,
         retention: axed::config::Retention::default(),
         usage_retention: None,
+        requests: axed::config::RequestRecording::default(),
     };
     open(&data, Box::new(|_, _| {}), Box::new(|_| false))
 }

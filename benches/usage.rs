@@ -39,6 +39,7 @@ fn main() -> Result<(), StoreError> {
         durability: Durability::Process,
         retention: Retention::default(),
         usage_retention: None,
+        requests: axed::config::RequestRecording::default(),
     };
     let store = open(&data, Box::new(|_, _| {}), Box::new(|_| false))?;
     let is_quick = runtime.block_on(async {

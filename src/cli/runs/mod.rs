@@ -49,7 +49,7 @@ pub enum Command {
     /// Print the conversation of a run
     Messages(conversation::Messages),
     /// Start a new run that continues from a part of another one
-    Fork(fork::Fork),
+    Fork(Box<fork::Fork>),
     /// Print how two runs differ, with those below them
     Diff(diff::Diff),
     /// Print what a turn sent and what came back

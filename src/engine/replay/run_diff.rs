@@ -321,12 +321,13 @@ impl Changes {
             let field = format!("calls/{}/result", position + 1);
             self.compare(&mut changes, &field, of_a, of_b);
         }
-        let numbers: [(&str, &dyn Fn(&TurnRecord) -> Option<Value>); 5] = [
-            ("model", &|it| Some(it.model.as_str().into())),
-            ("input_tokens", &|it| Some(it.usage?.input.into())),
-            ("output_tokens", &|it| Some(it.usage?.output.into())),
-            ("cost_usd", &|it| Some(it.cost?.to_usd().into())),
-            ("duration_ms", &|it| Some(it.duration_ms().into())),
+        type Read = fn(&TurnRecord) -> Option<Value>;
+        let numbers: [(&str, Read); 5] = [
+            ("model", |it| Some(it.model.as_str().into())),
+            ("input_tokens", |it| Some(it.usage?.input.into())),
+            ("output_tokens", |it| Some(it.usage?.output.into())),
+            ("cost_usd", |it| Some(it.cost?.to_usd().into())),
+            ("duration_ms", |it| Some(it.duration_ms().into())),
         ];
         for (field, of) in numbers {
             let (of_a, of_b) = both(&|turn| of(turn.record.as_ref()?));

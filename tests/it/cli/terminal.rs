@@ -25,7 +25,6 @@ impl Terminal {
             .arg("/dev/null")
             .current_dir(home.path())
             .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("TERM", "xterm")
             .env("SHELL", "/bin/sh")
             .envs(
