@@ -48,7 +48,7 @@ fn an_invalid_budget_is_named_with_its_line() {
         (
             "per = \"day\"\nusd = 1\nmatch = { agnet = \"a\" }",
             ":4:",
-            "unknown key \"agnet\"",
+            "unknown key \"budgets.b.match.agnet\"",
         ),
     ] {
         let error = error(&format!("[budgets.b]\n{text}"), &[]);

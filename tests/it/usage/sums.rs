@@ -214,9 +214,9 @@ async fn a_reply_counts_once_under_the_model_that_gave_it() {
     );
     let id = app.start("solo", "go").await.id().to_owned();
     app.provider.wait_for_request("second", 2).await;
-    app.crash_and_restart().await;
     app.provider
         .always("first", |_| says("done").with_usage(400, 40));
+    app.crash_and_restart().await;
     gate.open();
 
     let run = app.find(&id).await.wait_for_end().await;
