@@ -13,7 +13,16 @@ const MAX_HOLDER_BYTES: u64 = 300;
 /// A lock on a data directory, released when it is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    /// Closing the file is not enough: a child process that was forked just now has it open, too, until it executes its
+    /// program.
+    fn drop(&mut self) {
+        // An error leaves the lock until the file is closed.
+        let _ = self.file.unlock();
+    }
 }
 
 /// Creates the directory with access for its owner only, and locks it.
@@ -43,7 +52,7 @@ pub fn acquire(dir: &Path) -> Result<Lock, StoreError> {
         Err(TryLockError::Error(error)) => return Err(io_error("lock", &path, &error)),
     }
     write_holder(&mut file).map_err(|error| io_error("write", &path, &error))?;
-    Ok(Lock { _file: file })
+    Ok(Lock { file })
 }
 
 /// Creates an empty file with access for its owner only, unless it exists. SQLite gives its log the same mode.
