@@ -54,7 +54,7 @@ pub struct Args {
     /// Take over into the files what is sent now
     #[arg(long, conflicts_with_all = ["live", "live_models", "live_tools", "repeat"])]
     accept: bool,
-    /// Ask the models; only [expect] decides. Costs money
+    /// Ask the models; only the assertions decide. Costs money
     #[arg(long)]
     live_models: bool,
     /// Execute the tools, and use MCP servers
