@@ -530,7 +530,7 @@ async fn a_child_cancelled_alone_is_an_error_result() {
 
     let run = app.start("planner", "go").await;
     app.provider.wait_for_concurrency("slow", 1).await;
-    let children = run.children().await;
+    let children = run.wait_for_children(1).await;
     let cancelled = children[0].cancel("not needed").await;
     assert_eq!(cancelled.status(), "cancelled");
     assert_eq!(cancelled["cancel_reason"], "not needed");

@@ -353,7 +353,9 @@ async fn a_child_that_was_cancelled_alone_is_an_error_to_its_parent() {
     app.provider.always("reader", |_| hangs());
     let id = started(&app, "planner", 2).await;
     app.provider.wait_for_request("reader", 1).await;
-    let child = app.find(&id).await.children().await[0].id().to_owned();
+    let children = app.find(&id).await.wait_for_children(1).await;
+    let child = children[0].id().to_owned();
+    drop(children);
     let path = format!("/runs/{child}/cancel");
     app.post(&path, &json!({"reason": "not needed"})).await;
 

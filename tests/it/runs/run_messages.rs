@@ -206,7 +206,7 @@ async fn a_child_gets_its_messages_by_its_id() {
         .will("reader", [hangs(), says("too early"), says("read")]);
     let root = app.start("planner", "go").await.id().to_owned();
     app.provider.wait_for_request("reader", 1).await;
-    let child = app.find(&root).await.children().await.remove(0);
+    let child = app.find(&root).await.wait_for_children(1).await.remove(0);
     let child = child.id().to_owned();
     added(&app, &child, "for the child").await;
     app.crash_and_restart().await;

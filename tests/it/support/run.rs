@@ -89,6 +89,17 @@ impl<'a> Run<'a> {
         children
     }
 
+    /// Its direct children once the events tell of this many: a child asks its provider before its start is committed.
+    pub async fn wait_for_children(&self, count: usize) -> Vec<Run<'a>> {
+        let is_child =
+            |event: &Event| event.kind() == "run.queued" && event["parent_id"] == *self.id();
+        let mut events = self.app.events(self).await;
+        events
+            .until_matches(|events| events.iter().filter(|event| is_child(event)).count() >= count)
+            .await;
+        self.children().await
+    }
+
     /// Its tree of summaries.
     pub async fn tree(&self) -> Value {
         let got = self.get("/tree").await;
