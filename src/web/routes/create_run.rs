@@ -72,23 +72,7 @@ pub async fn create(
             .await
             .map(|run| (run, None)),
     };
-    match (started, claim) {
-        (Ok((run, listener)), _) => respond(&state, &links, &response_mode, run, listener).await,
-        // Another request with the same key was quicker.
-        (Err(StartError::Store(StoreError::AlreadyClaimed(claimed))), Some(claim)) => {
-            Box::pin(replay(&state, &links, &response_mode, &claim, claimed)).await
-        }
-        (Err(error @ StartError::SessionBusy { .. }), Some(claim)) => {
-            // Perhaps busy with what the same key has started meanwhile.
-            match state.runner.store().claimed_run(claim.key.clone()).await? {
-                Some(claimed) => {
-                    Box::pin(replay(&state, &links, &response_mode, &claim, claimed)).await
-                }
-                None => Err(error.into()),
-            }
-        }
-        (Err(error), _) => Err(error.into()),
-    }
+    respond_to_start(&state, &links, &response_mode, started, claim).await
 }
 
 /// The trace context of the client; `None` if the header is missing, invalid or repeated.
@@ -169,8 +153,35 @@ impl ParsedRequest {
     }
 }
 
+/// The response to a request that has started a run, or that another request with the same key has overtaken.
+pub async fn respond_to_start(
+    state: &AppState,
+    links: &str,
+    response_mode: &ResponseMode,
+    started: Result<(Arc<Run>, Option<Subscription>), StartError>,
+    claim: Option<IdempotencyClaim>,
+) -> Result<Response, Problem> {
+    match (started, claim) {
+        (Ok((run, listener)), _) => respond(state, links, response_mode, run, listener).await,
+        // Another request with the same key was quicker.
+        (Err(StartError::Store(StoreError::AlreadyClaimed(claimed))), Some(claim)) => {
+            Box::pin(replay(state, links, response_mode, &claim, claimed)).await
+        }
+        (Err(error @ StartError::SessionBusy { .. }), Some(claim)) => {
+            // Perhaps busy with what the same key has started meanwhile.
+            match state.runner.store().claimed_run(claim.key.clone()).await? {
+                Some(claimed) => {
+                    Box::pin(replay(state, links, response_mode, &claim, claimed)).await
+                }
+                None => Err(error.into()),
+            }
+        }
+        (Err(error), _) => Err(error.into()),
+    }
+}
+
 /// The response in the requested mode.
-pub async fn respond(
+async fn respond(
     state: &AppState,
     links: &str,
     response_mode: &ResponseMode,

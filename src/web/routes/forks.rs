@@ -6,8 +6,7 @@ use axum::response::Response;
 
 use crate::config::KeyScope;
 use crate::engine::fork::request::{ForkError, ForkRequest};
-use crate::engine::request::{RunRequest, StartError};
-use crate::store::StoreError;
+use crate::engine::request::RunRequest;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::fork_request::ForkInput;
@@ -15,7 +14,7 @@ use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::RunPath;
 use crate::web::problem_code::ProblemCode;
-use crate::web::routes::create_run::{ParsedRequest, ResponseMode, replay, respond};
+use crate::web::routes::create_run::{ParsedRequest, ResponseMode, replay, respond_to_start};
 use crate::web::state::AppState;
 
 /// Accepts a fork. Responds as to a new run.
@@ -67,15 +66,11 @@ pub async fn fork(
             .await
             .map(|run| (run, None)),
     };
-    match (started, claim) {
-        (Ok((run, listener)), _) => respond(&state, &links, &response_mode, run, listener).await,
-        // Another request with the same key was quicker.
-        (
-            Err(ForkError::Start(StartError::Store(StoreError::AlreadyClaimed(claimed)))),
-            Some(claim),
-        ) => Box::pin(replay(&state, &links, &response_mode, &claim, claimed)).await,
-        (Err(error), _) => Err(error.into()),
-    }
+    let started = match started {
+        Err(ForkError::Start(error)) => Err(error),
+        started => Ok(started?),
+    };
+    respond_to_start(&state, &links, &response_mode, started, claim).await
 }
 
 /// Whether the principal may replace what the operator or the model wrote.

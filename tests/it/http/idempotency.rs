@@ -143,6 +143,27 @@ async fn fifty_concurrent_requests_start_one_run() {
 }
 
 #[tokio::test]
+async fn concurrent_forks_into_a_session_start_one_run() {
+    let app = solo().await;
+    let source = app.run("solo", "go").await;
+    let path = format!("/runs/{}/fork", source.id());
+    let body = json!({"at": {"turn": 1}, "session": "talk"});
+    let fork = || {
+        let request = app.request(Method::POST, &path);
+        send(request.header("idempotency-key", "k").json(&body))
+    };
+
+    let all = join_all((0..50).map(|_| fork())).await;
+
+    for got in &all {
+        assert!(matches!(got.status, 200 | 202), "{}", got.text);
+        assert_eq!(id(got), id(&all[0]));
+    }
+    assert_eq!(all.iter().filter(|got| !is_replay(got)).count(), 1);
+    assert_eq!(runs(&app).await, 2);
+}
+
+#[tokio::test]
 async fn fifty_concurrent_requests_queue_one_run() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 50")
