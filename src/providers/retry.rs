@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::domain::agent::{Backoff, Retry};
+use crate::domain::agent::retry::{Backoff, Retry};
 
 /// The wait before retry `attempt`, counted from 1: `retry_after` if the service sent it, else uniformly distributed
 /// between 0 and the policy's bound. `random` is in 0..1.
@@ -35,7 +35,7 @@ mod tests {
     use std::time::Duration;
 
     use super::retry_delay;
-    use crate::domain::agent::{Backoff, Retry};
+    use crate::domain::agent::retry::{Backoff, Retry};
 
     fn longest(backoff: Backoff, attempt: u32) -> u128 {
         let policy = Retry {
