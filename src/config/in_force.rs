@@ -198,7 +198,10 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
 
 fn tool_defaults(config: &Config) -> BTreeMap<&'static str, Json> {
     let Config {
-        tools, webhooks, ..
+        tools,
+        webhooks,
+        clients,
+        ..
     } = config;
     BTreeMap::from([
         ("tools.allow_commands", json!(false)),
@@ -213,6 +216,12 @@ fn tool_defaults(config: &Config) -> BTreeMap<&'static str, Json> {
             "tools.url_fetch.timeout",
             json!(tools.url_fetch.timeout.as_secs()),
         ),
+        ("clients.console", json!(clients.console)),
+        ("clients.openai", json!(clients.openai)),
+        ("clients.mcp", json!(clients.mcp)),
+        ("clients.a2a", json!(clients.a2a)),
+        ("clients.ag_ui", json!(clients.ag_ui)),
+        ("clients.tool_wait", json!(clients.tool_wait.as_secs())),
         ("webhooks.allow_hosts", json!([])),
         (
             "webhooks.first_retry_ms",

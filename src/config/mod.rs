@@ -9,6 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use secrecy::SecretString;
 
+use crate::config::clients::Clients;
 use crate::config::key_hash::KeyHash;
 use crate::config::models::{ModelOverride, Models};
 use crate::domain::glob;
@@ -18,6 +19,7 @@ use crate::domain::service::Service;
 
 pub mod auth;
 mod budgets;
+pub mod clients;
 pub mod document;
 pub mod environment;
 pub mod in_force;
@@ -49,6 +51,7 @@ pub struct Config {
     pub limits: Limits,
     pub tools: Tools,
     pub webhooks: Webhooks,
+    pub clients: Clients,
     /// `[providers.<name>]` and the built-in providers. Keys and base URLs from the environment are filled in.
     pub providers: BTreeMap<String, Provider>,
     /// The shipped model table, overridden by `[providers.<name>.models]` and `[prices]`.
