@@ -465,6 +465,7 @@ impl Daemon {
             max_timeout: config.server.max_timeout,
             client_timeout: CLIENT_TIMEOUT,
             max_labels: config.limits.labels,
+            clients: config.clients,
             redactor: config.data.requests.redactor.clone(),
         };
         Ok(Self {

@@ -24,7 +24,7 @@ pub fn openapi(args: Args) -> anyhow::Result<ExitCode> {
     };
     let config = load::load(&flags, &process_environment())?;
     let metrics = config.server.metrics_listen.is_none();
-    let document = router::openapi_json(&config.server.path_prefix, metrics);
+    let document = router::openapi_json(&config.server.path_prefix, metrics, config.clients);
     output::print_line(format_args!("{}", document.trim_end()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -187,6 +187,16 @@ impl Problem {
         self.0.code.as_str()
     }
 
+    /// What is wrong and what to do, for people.
+    pub fn detail(&self) -> &str {
+        &self.0.detail
+    }
+
+    /// The JSON Pointer of the first wrong field of the body.
+    pub fn pointer(&self) -> Option<&str> {
+        self.0.errors.first().map(|error| error.pointer.as_str())
+    }
+
     /// The text for the log, if the log gets more than the client.
     pub fn cause(&self) -> Option<&str> {
         self.0.cause.as_deref()

@@ -1,7 +1,9 @@
 //! The HTTP API: routes, the run object, events, errors. Knows no provider, no SQL and no agent file.
 
 pub mod auth;
+pub mod clients;
 pub mod error;
+pub mod error_shape;
 pub mod extract;
 pub mod json_pointer;
 pub mod openapi;

@@ -1,10 +1,13 @@
 //! One route: its method and path, the scope that it needs, its handler and its OpenAPI entry.
 
 use axum::handler::Handler;
+use axum::middleware::map_response;
+use axum::response::Response;
 use axum::routing::{self, MethodRouter};
 
 use crate::config::KeyScope;
 use crate::web::auth;
+use crate::web::error_shape::ErrorShape;
 use crate::web::openapi::operation::Operation;
 use crate::web::state::AppState;
 
@@ -15,10 +18,12 @@ pub struct Route {
     pub path: &'static str,
     /// The scope that a key needs, if keys are configured; `None` if the route is open to everybody.
     pub scope: Option<KeyScope>,
-    /// Describes the route in the OpenAPI document.
-    pub describe: fn(Operation<'_>) -> Operation<'_>,
+    /// Describes the route in the OpenAPI document; `None` for a route of a protocol that has a description of its own.
+    pub describe: Option<DescribeOperation>,
     /// Whether a ticket for the run is accepted in place of a key.
     accepts_ticket: bool,
+    /// `None` for problem details.
+    error_shape: Option<ErrorShape>,
     handler: MethodRouter<AppState>,
 }
 
@@ -38,6 +43,18 @@ impl Route {
     }
 
     pub fn into_handler(self, state: &AppState) -> MethodRouter<AppState> {
+        let error_shape = self.error_shape;
+        let handler = self.with_checked_key(state);
+        match error_shape {
+            None => handler,
+            Some(shape) => handler.layer(map_response(move |mut response: Response| {
+                response.extensions_mut().insert(shape);
+                std::future::ready(response)
+            })),
+        }
+    }
+
+    fn with_checked_key(self, state: &AppState) -> MethodRouter<AppState> {
         match self.scope {
             Some(scope) if self.accepts_ticket => {
                 auth::require_scope_or_ticket(state, scope, self.handler)
@@ -48,7 +65,7 @@ impl Route {
     }
 }
 
-type DescribeOperation = fn(Operation<'_>) -> Operation<'_>;
+pub type DescribeOperation = fn(Operation<'_>) -> Operation<'_>;
 
 pub fn get<T: 'static>(
     path: &'static str,
@@ -84,8 +101,27 @@ fn route(
         method,
         path,
         scope: None,
-        describe,
+        describe: Some(describe),
         accepts_ticket: false,
+        error_shape: None,
+        handler,
+    }
+}
+
+/// A route of another protocol, which has its own shape of errors and is described elsewhere.
+pub fn of_protocol(
+    method: &'static str,
+    path: &'static str,
+    handler: MethodRouter<AppState>,
+    error_shape: ErrorShape,
+) -> Route {
+    Route {
+        method,
+        path,
+        scope: None,
+        describe: None,
+        accepts_ticket: false,
+        error_shape: Some(error_shape),
         handler,
     }
 }

@@ -9,6 +9,8 @@ use axum::routing;
 use bytes::Bytes;
 
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
+use crate::config::clients::Clients;
+use crate::web::clients;
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{
@@ -25,8 +27,8 @@ use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
 use crate::web::state::{AppState, OpenApiDocument};
 
-/// All routes; `metrics` tells whether `/metrics` is one of them.
-pub fn route_table(metrics: bool) -> Vec<Route> {
+/// All routes; `metrics` tells whether `/metrics` is one of them, `clients` which other protocols have routes.
+pub fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
     let mut table = vec![
         get("/agents", agents::list, describe::list_agents).with_scope(Read),
         get("/agents/{name}", agents::get, describe::agent).with_scope(Read),
@@ -93,6 +95,7 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
     ];
     table.extend(turn_routes());
     table.extend(session_routes());
+    table.extend(clients::routes(clients));
     if metrics {
         table.push(metrics_route());
     }
@@ -130,7 +133,7 @@ fn session_routes() -> Vec<Route> {
 pub fn router(state: AppState) -> Router {
     let prefix = &state.settings.path_prefix;
     let mut routes = Router::new();
-    for route in route_table(state.settings.metrics) {
+    for route in route_table(state.settings.metrics, state.settings.clients) {
         routes = routes.route(route.path, route.into_handler(&state));
     }
     if !prefix.is_empty() {
@@ -180,8 +183,8 @@ fn with_middleware(routes: Router<AppState>, config: MiddlewareConfig, state: Ap
 }
 
 /// The OpenAPI document. `prefix` is the server's path prefix; `metrics` tells whether this server has `/metrics`.
-pub fn openapi_json(prefix: &str, metrics: bool) -> String {
-    document::document(prefix, &route_table(metrics))
+pub fn openapi_json(prefix: &str, metrics: bool, clients: Clients) -> String {
+    document::document(prefix, &route_table(metrics, clients))
 }
 
 /// `GET /openapi.json`: the document is built at the first request, and again if a proxy reports another prefix.
@@ -194,7 +197,7 @@ async fn openapi_document(
     let document = match cached.filter(|cached| cached.prefix == *links) {
         Some(document) => document,
         None => {
-            let text = openapi_json(&links, state.settings.metrics);
+            let text = openapi_json(&links, state.settings.metrics, state.settings.clients);
             let document = Arc::new(OpenApiDocument {
                 prefix: (*links).to_owned(),
                 text: text.into(),

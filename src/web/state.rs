@@ -7,6 +7,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::config::clients::Clients;
 use crate::config::{AttachmentLimits, ClientKey, Cors};
 use crate::domain::redaction::Redactor;
 use crate::engine::runner::Runner;
@@ -59,6 +60,8 @@ pub struct Settings {
     pub client_timeout: Duration,
     /// Maximum labels of a run.
     pub max_labels: usize,
+    /// The other protocols that the server speaks.
+    pub clients: Clients,
     /// What is removed from replies that are shown with their turns.
     pub redactor: Redactor,
 }

@@ -3,6 +3,7 @@
 mod admission;
 mod architecture;
 mod cli;
+mod clients;
 mod config;
 mod delegation;
 mod docs;

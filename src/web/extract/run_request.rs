@@ -409,6 +409,7 @@ mod tests {
             max_timeout: Duration::from_secs(86_400),
             client_timeout: Duration::from_secs(30),
             max_labels: 64,
+            clients: crate::config::clients::Clients::default(),
             redactor: crate::domain::redaction::Redactor::default(),
         };
         let request = parse_body(body.to_string().as_bytes())?;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::header::AUTHORIZATION;
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -25,6 +25,7 @@ use crate::config::Cors;
 use crate::domain::run::RunId;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::error_shape::ErrorShape;
 use crate::web::server::cors::cors_layer;
 use crate::web::server::forwarded::{PeerAddress, TrustedProxies};
 use crate::web::server::origin_guard::OriginGuard;
@@ -116,7 +117,7 @@ async fn handle_request(
 
     let request_id_text = id.to_str().unwrap_or_default();
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        *response.body_mut() = Body::from(problem.render(&path, request_id_text));
+        render(&problem, &path, request_id_text, &mut response);
         let (status, code) = (problem.status().as_u16(), problem.code());
         match problem.cause() {
             Some(cause) if status == 500 => {
@@ -155,6 +156,19 @@ async fn handle_request(
     );
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Writes the problem into the response: as problem details, or in the shape of the route's protocol.
+fn render(problem: &Problem, path: &str, request_id: &str, response: &mut Response) {
+    let Some(ErrorShape(shape)) = response.extensions().get().copied() else {
+        *response.body_mut() = Body::from(problem.render(path, request_id));
+        return;
+    };
+    let error = shape(problem);
+    *response.status_mut() = error.status;
+    *response.body_mut() = Body::from(error.body);
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
 }
 
 /// The client's id if it has 1 to 128 visible ASCII characters, else a new one.

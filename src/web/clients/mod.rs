@@ -1,0 +1,15 @@
+//! Other protocols over the same runs, for clients that people already have. Each folder speaks one.
+
+use crate::config::clients::Clients;
+use crate::web::route::Route;
+
+pub mod openai;
+
+/// The routes of the protocols that the configuration leaves on.
+pub fn routes(clients: Clients) -> Vec<Route> {
+    let mut routes = Vec::new();
+    if clients.openai {
+        routes.extend(openai::routes());
+    }
+    routes
+}

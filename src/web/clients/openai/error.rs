@@ -1,0 +1,90 @@
+//! Errors as OpenAI's API has them: `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::http::StatusCode;
+use serde::Serialize;
+
+use crate::web::error::Problem;
+use crate::web::error_shape::{ErrorShape, ShapedError};
+
+pub const ERRORS: ErrorShape = ErrorShape(shape);
+
+/// The body of a response to a request that fails, and an event of a stream that does.
+#[derive(Serialize)]
+pub struct ErrorBody<'a> {
+    pub error: ErrorDetails<'a>,
+}
+
+#[derive(Serialize)]
+pub struct ErrorDetails<'a> {
+    pub message: &'a str,
+    pub r#type: &'static str,
+    /// The wrong field, in the notation of JavaScript.
+    pub param: Option<String>,
+    /// The code of the problem, or of the run's error.
+    pub code: &'a str,
+}
+
+fn shape(problem: &Problem) -> ShapedError {
+    // OpenAI has no 422.
+    let status = match problem.status() {
+        StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
+        status => status,
+    };
+    let body = ErrorBody {
+        error: ErrorDetails {
+            message: problem.detail(),
+            r#type: error_type(status),
+            param: problem.pointer().and_then(to_param),
+            code: problem.code(),
+        },
+    };
+    ShapedError {
+        status,
+        body: serde_json::to_vec(&body).unwrap_or_default(),
+    }
+}
+
+pub fn error_type(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        status if status.is_server_error() => "server_error",
+        _ => "invalid_request_error",
+    }
+}
+
+/// `messages[0].content` for `/messages/0/content`; `None` for the whole body.
+fn to_param(pointer: &str) -> Option<String> {
+    let mut param = String::new();
+    for segment in pointer.split('/').skip(1) {
+        if segment.bytes().all(|byte| byte.is_ascii_digit()) {
+            param.push_str(&format!("[{segment}]"));
+        } else {
+            if !param.is_empty() {
+                param.push('.');
+            }
+            param.push_str(&segment.replace("~1", "/").replace("~0", "~"));
+        }
+    }
+    (!param.is_empty()).then_some(param)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{shape, to_param};
+    use crate::web::error::Problem;
+
+    #[test]
+    fn a_problem_becomes_an_error_of_the_protocol() {
+        let error = shape(&Problem::invalid_field("/messages/0/content", "is empty"));
+        assert_eq!(error.status, 400);
+        insta::assert_snapshot!(String::from_utf8_lossy(&error.body), @r#"{"error":{"message":"/messages/0/content: is empty","type":"invalid_request_error","param":"messages[0].content","code":"invalid_field"}}"#);
+    }
+
+    #[test]
+    fn params_name_fields_as_code_does() {
+        assert_eq!(to_param(""), None);
+        assert_eq!(to_param("/a~1b/2").as_deref(), Some("a/b[2]"));
+    }
+}

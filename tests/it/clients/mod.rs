@@ -1,0 +1,3 @@
+//! Other protocols over the same runs.
+
+mod openai;

@@ -1,0 +1,3 @@
+//! The API of OpenAI's clients.
+
+mod models;

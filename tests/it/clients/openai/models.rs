@@ -1,0 +1,41 @@
+//! `/v1/models`, and what all routes below `/v1/` share.
+
+use serde_json::json;
+
+use crate::support::app::TestApp;
+
+#[tokio::test]
+async fn models_are_the_agents_that_are_valid() {
+    let app = TestApp::setup()
+        .agent("planner", "description = \"Plans.\"")
+        .agent("broken", "timeout = \"soon\"")
+        .spawn()
+        .await;
+    let planner = json!({
+        "id": "planner", "object": "model", "created": 0, "owned_by": "axed", "description": "Plans.",
+    });
+    let models = app.get("/v1/models").await;
+    assert_eq!(models.status, 200);
+    assert_eq!(models.json(), json!({"object": "list", "data": [planner]}));
+    assert_eq!(app.get("/v1/models/planner").await.json(), planner);
+    let missing = app.get("/v1/models/nobody").await;
+    assert_eq!(missing.status, 404);
+    assert_eq!(
+        missing.json(),
+        json!({"error": {
+            "message": "agent config not found: nobody", "type": "invalid_request_error", "param": null,
+            "code": "agent_not_found",
+        }})
+    );
+}
+
+#[tokio::test]
+async fn the_configuration_turns_the_routes_off() {
+    let app = TestApp::setup()
+        .config("[clients]\nopenai = false")
+        .spawn()
+        .await;
+    let refused = app.get("/v1/models").await;
+    assert_eq!(refused.status, 404);
+    assert_eq!(refused.json()["code"], "route_not_found");
+}
