@@ -408,7 +408,7 @@ pub struct PendingApproval {
 
 /// What a run, or all of its running children, waits for: the first that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "reason", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum WaitingFor {
     /// An approval of a tool call.
     Approval,

@@ -32,6 +32,7 @@ const MIGRATIONS: &[&str] = &[
     HOLDS,
     FORKS,
     BUDGETS,
+    WAITING_WORDS,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -327,6 +328,11 @@ CREATE TABLE budget_alerts (
   share INTEGER NOT NULL,
   PRIMARY KEY (budget, period, share)
 ) WITHOUT ROWID;
+";
+
+/// What a run waits for becomes a word.
+const WAITING_WORDS: &str = "
+UPDATE runs SET waiting_for = json_quote(json_extract(waiting_for, '$.reason')) WHERE json_type(waiting_for) = 'object';
 ";
 
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.

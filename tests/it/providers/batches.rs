@@ -63,12 +63,7 @@ async fn waits<'a>(app: &'a TestApp, run: &Run<'_>) -> Run<'a> {
     let got = app
         .get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
-    assert_eq!(
-        got.json()["waiting_for"],
-        json!({"reason": "batch"}),
-        "{}",
-        got.text
-    );
+    assert_eq!(got.json()["waiting_for"], "batch", "{}", got.text);
     Run::new(app, got.json())
 }
 
@@ -143,7 +138,7 @@ async fn a_run_in_a_batch_uses_no_time_permit_or_request_slot() {
     let got = app
         .get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
-    assert_eq!(got.json()["waiting_for"], json!({"reason": "batch"}));
+    assert_eq!(got.json()["waiting_for"], "batch");
     assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
     // Longer than its timeout.
     let slow = app.start_with("slow", json!({"timeout": 1})).await;

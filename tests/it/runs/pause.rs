@@ -27,10 +27,9 @@ async fn resume(app: &TestApp, id: &str) {
 
 /// Waits until the run waits for this.
 async fn waits_for(app: &TestApp, id: &str, reason: &str) -> Value {
-    let waiting_for = json!({"reason": reason});
     let path = format!("/runs/{id}");
     let got = app
-        .get_until(&path, |got| got.json()["waiting_for"] == waiting_for)
+        .get_until(&path, |got| got.json()["waiting_for"] == reason)
         .await;
     assert_eq!(got.json()["status"], "waiting", "{}", got.text);
     got.json()

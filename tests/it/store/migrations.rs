@@ -2,7 +2,7 @@
 
 use axed::domain::event::{Decision, EventKind};
 use axed::domain::message::empty_arguments;
-use axed::domain::run::now;
+use axed::domain::run::{WaitingFor, now};
 use axed::store::Change;
 
 use crate::store::fixtures::{
@@ -121,4 +121,32 @@ async fn a_file_from_before_pending_approvals_is_migrated() {
 
     let (store, _) = sqlite_in(dir).expect("a store");
     assert_eq!(stored(&*store, &root).await, before);
+}
+
+/// What a run waits for was an object with a reason.
+#[tokio::test]
+async fn a_file_from_before_waiting_words_is_migrated() {
+    let opened = sqlite();
+    let (dir, root) = (opened.place.path(), root());
+    let store = &opened.store;
+    store.write(opening(&root, "a")).await.expect("opened");
+    let start = Change::Start {
+        at: now(),
+        deadline: (now(), 60),
+    };
+    store.write(write(&root, start, 0)).await.expect("started");
+    let waits = Change::Pause {
+        since: now(),
+        waiting_for: WaitingFor::Batch,
+    };
+    store.write(write(&root, waits, 0)).await.expect("waits");
+    store.close().await;
+    sql(
+        dir,
+        "UPDATE runs SET waiting_for = '{\"reason\":\"batch\"}'; PRAGMA user_version = 21",
+    );
+
+    let (store, _) = sqlite_in(dir).expect("a store");
+    let run = stored(&*store, &root).await;
+    assert_eq!(run.waiting_for, Some(WaitingFor::Batch));
 }

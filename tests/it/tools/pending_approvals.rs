@@ -56,10 +56,10 @@ async fn a_root_shows_the_pending_approvals_of_its_whole_tree() {
     assert_eq!(first["arguments"], requests[0]["arguments"]);
     assert_eq!(first["deadline"], requests[0]["deadline"]);
     assert_eq!(first.get("truncated"), None);
-    assert_eq!(root["waiting_for"], json!({"reason": "approval"}));
+    assert_eq!(root["waiting_for"], "approval");
     let child = app.find(child).await;
     assert_eq!(&child["pending_approvals"], pending);
-    assert_eq!(child["waiting_for"], json!({"reason": "approval"}));
+    assert_eq!(child["waiting_for"], "approval");
     assert_eq!(
         listed(&app, "").await,
         json!({"data": pending, "next_cursor": null})
