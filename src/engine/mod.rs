@@ -21,6 +21,7 @@ pub mod root_run;
 pub mod run_loop;
 pub mod run_spans;
 pub mod runner;
+pub mod runner_control;
 pub mod settings;
 pub mod state;
 pub mod workdir;

@@ -1,4 +1,4 @@
-//! The public face of the engine: starts, finds and stops runs. Knows nothing of HTTP.
+//! The public face of the engine: starts and finds runs, waits for them; `runner_control` changes them. Knows nothing of HTTP.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -13,19 +13,14 @@ use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::TreeUsage;
-use crate::engine::add_message::{self, AddMessageError, MessageRequest};
-use crate::engine::admission::delete_session::{self, DeleteSessionError};
 use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
-use crate::engine::approval::decision::{self, DecideError};
 use crate::engine::approval::person_wait;
-use crate::engine::cancel;
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
 use crate::engine::fork::plan as fork_plan;
 use crate::engine::fork::request::{ForkError, ForkRequest};
 use crate::engine::fork::source::SourceTree;
 use crate::engine::fork::start::{self as fork_start, ForkAdmission, NewFork, RootSettings};
-use crate::engine::hold::{self, HoldError};
 use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
@@ -42,7 +37,6 @@ use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::root_run::{self, NewRoot};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::active_runs::ActiveRuns;
-use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
@@ -57,7 +51,7 @@ use crate::telemetry::metrics::{GaugeSnapshot, Metrics};
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct Runner {
-    engine: Arc<Engine>,
+    pub(in crate::engine) engine: Arc<Engine>,
 }
 
 impl Runner {
@@ -382,92 +376,6 @@ impl Runner {
             }
             changed.await;
         }
-    }
-
-    /// Requests that a run and its descendants stop. Returns the record, which is `cancelling` or terminal; `None` if
-    /// there is no such run. [`Runner::wait`] waits for the end.
-    pub async fn cancel(
-        &self,
-        id: RunId,
-        reason: Option<String>,
-    ) -> Result<Option<Arc<Run>>, StoreError> {
-        let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
-        let (sender, receiver) = oneshot::channel();
-        let engine = Arc::clone(&self.engine);
-        // In a task of its own: a client that disconnects must not interrupt a cancel.
-        self.engine.tasks.spawn(async move {
-            tokio::select! {
-                cancelled = cancel::cancel(&engine, id, &reason) => drop(sender.send(cancelled)),
-                () = engine.shutdown.cancelled() => {}
-            }
-        });
-        receiver.await.unwrap_or(Err(StoreError::Closed))?;
-        Ok(self.store().run(id).await?.map(Arc::new))
-    }
-
-    /// Decides on a tool call that waits for approval. Returns the run's record once the decision is committed.
-    pub async fn decide(
-        &self,
-        id: RunId,
-        call: &str,
-        decision: ApprovalDecision,
-    ) -> Result<Run, DecideError> {
-        decision::decide(&self.engine, id, call, decision).await?;
-        let run = self.store().run(id).await?;
-        run.ok_or(DecideError::RunNotFound(id))
-    }
-
-    /// Adds a message to an unfinished run, and returns its number once it is committed.
-    pub async fn add_message(
-        &self,
-        id: RunId,
-        request: MessageRequest,
-    ) -> Result<u32, AddMessageError> {
-        let (sender, receiver) = oneshot::channel();
-        let engine = Arc::clone(&self.engine);
-        // In a task of its own: a client that disconnects must not interrupt the write.
-        self.engine.tasks.spawn(async move {
-            tokio::select! {
-                added = add_message::add_message(&engine, id, &request) => drop(sender.send(added)),
-                () = engine.shutdown.cancelled() => {}
-            }
-        });
-        receiver.await.unwrap_or(Err(StoreError::Closed.into()))
-    }
-
-    /// Pauses a run with all below it, or resumes it. Returns its record and whether that changed anything.
-    pub async fn set_held(
-        &self,
-        id: RunId,
-        is_held: bool,
-        by: Option<String>,
-    ) -> Result<(Arc<Run>, bool), HoldError> {
-        let (sender, receiver) = oneshot::channel();
-        let engine = Arc::clone(&self.engine);
-        // In a task of its own: a client that disconnects must not interrupt the change.
-        self.engine.tasks.spawn(async move {
-            tokio::select! {
-                changed = hold::set_held(&engine, id, is_held, by) => drop(sender.send(changed)),
-                () = engine.shutdown.cancelled() => {}
-            }
-        });
-        let is_changed = receiver.await.unwrap_or(Err(StoreError::Closed.into()))?;
-        let run = self.store().run(id).await?;
-        let run = run.ok_or(HoldError::RunNotFound(id))?;
-        Ok((Arc::new(run), is_changed))
-    }
-
-    /// Deletes a session in which no run is unfinished: its name and its conversation; its runs stay.
-    pub async fn delete_session(&self, key: SessionKey) -> Result<(), DeleteSessionError> {
-        let (sender, receiver) = oneshot::channel();
-        let engine = Arc::clone(&self.engine);
-        // In a task of its own: a client that disconnects must not interrupt a deletion.
-        self.engine.tasks.spawn(async move {
-            let _ = sender.send(delete_session::delete_session(&engine, key).await);
-        });
-        receiver
-            .await
-            .unwrap_or(Err(DeleteSessionError::Store(StoreError::Closed)))
     }
 
     pub fn is_at_work(&self, id: RunId) -> bool {
