@@ -22,6 +22,7 @@ use crate::store::turn_record::TurnEntry;
 use crate::workdirs::file_id::FileId;
 
 pub mod approvals;
+pub mod body_pieces;
 pub mod events;
 pub mod open;
 pub mod outbox;

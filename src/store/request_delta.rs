@@ -1,50 +1,30 @@
 //! Stores the body of a request as what is new in it: the lengths of what it has in common with the run's previous request
-//! at its beginning and its end, and what is between. Texts that the run's steps have are stored as references. Pure.
+//! at its beginning and its end, and what is between. Texts that the run's steps or other runs have are stored as
+//! references. Pure.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::domain::attachment::{Attachment, Blobs, Digest};
 use crate::domain::content::{Content, Part};
 use crate::domain::message::{AssistantMessage, Message};
 use crate::store::Step;
-use crate::store::turn_record::BodyDelta;
+use crate::store::body_pieces::{Piece, PieceReader, PieceWriter, TextKey};
+use crate::store::turn_record::{BodyDelta, SharedText};
 
 /// A shorter text is stored again: a reference would not be much shorter.
 const MIN_TEXT_BYTES: usize = 24;
 /// How many bytes a search for texts may read. Afterwards the rest is stored as it is.
 const MAX_SEARCHED_BYTES: usize = 256 << 20;
 
-const LITERAL: u8 = 0;
-const TEXT: u8 = 1;
-const RAW_TEXT: u8 = 2;
-const ATTACHMENT: u8 = 3;
-
-/// Identifies a text in the steps of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TextKey {
-    /// A text of the prompt, counted from 0.
-    Prompt(u32),
-    /// A text of the reply of this turn.
-    Reply(u32, u32),
-    /// The result of the call at this position in the reply of this turn.
-    Result(u32, u32),
-    /// The bytes of an image or a file, in base64.
-    Attachment(Digest),
-}
-
-impl TextKey {
-    /// The turn whose reply or results have the text.
-    pub fn turn(self) -> Option<u32> {
-        match self {
-            Self::Prompt(_) | Self::Attachment(_) => None,
-            Self::Reply(turn, _) | Self::Result(turn, _) => Some(turn),
-        }
-    }
-}
+/// A shorter text is not worth a row of its own, and a longer one is not held in memory.
+const SHARED_BYTES: RangeInclusive<usize> = 256..=1 << 20;
 
 /// A text that a request may contain.
 #[derive(Clone, Debug)]
@@ -75,6 +55,52 @@ pub fn attachment_texts(blobs: &Blobs) -> impl Iterator<Item = RecordedText> {
         text: STANDARD.encode(data),
         is_json: true,
     })
+}
+
+impl From<&SharedText> for RecordedText {
+    fn from(shared: &SharedText) -> Self {
+        Self {
+            key: TextKey::Shared(shared.digest),
+            text: shared.text.to_string(),
+            is_json: true,
+        }
+    }
+}
+
+/// The definitions of the tools, which are the same in the first requests of all runs of an agent; `None` if the body has
+/// none, or if they are short.
+pub fn tools_text(body: &[u8]) -> Option<SharedText> {
+    #[derive(Deserialize)]
+    struct Body<'a> {
+        #[serde(borrow)]
+        tools: &'a RawValue,
+    }
+    let body: Body<'_> = serde_json::from_slice(body).ok()?;
+    let tools = body.tools.get();
+    SHARED_BYTES
+        .contains(&tools.len())
+        .then(|| SharedText::new(tools))
+}
+
+/// Whether the body refers to the text if it is stored whole.
+pub fn contains(body: &[u8], shared: &SharedText) -> bool {
+    memchr::memmem::find(body, shared.text.as_bytes()).is_some()
+}
+
+/// The shared texts that a body refers to; `None` if it is damaged.
+pub fn shared_digests(delta: &BodyDelta) -> Option<Vec<Digest>> {
+    let mut digests = Vec::new();
+    let mut pieces = PieceReader(&delta.pieces);
+    while !pieces.0.is_empty() {
+        if let Piece::Text {
+            key: TextKey::Shared(digest),
+            ..
+        } = pieces.piece()?
+        {
+            digests.push(digest);
+        }
+    }
+    Some(digests)
 }
 
 /// The images and files that steps refer to.
@@ -193,17 +219,17 @@ pub fn encode<'a>(
     }
     suffix = body.len() - end;
     let between = &body[prefix..end];
-    let mut pieces = Vec::new();
+    let mut pieces = PieceWriter::new(previous.map(|previous| &previous[..prefix]));
     let mut at = 0;
     for found in matches {
-        push_literal(&mut pieces, &between[at..found.start]);
-        push_reference(&mut pieces, found.key, found.is_raw);
+        pieces.push_bytes(&between[at..found.start]);
+        pieces.push_reference(found.key, found.is_raw);
         at = found.end;
     }
-    push_literal(&mut pieces, &between[at..]);
+    pieces.push_bytes(&between[at..]);
     BodyDelta {
         common: previous.map(|_| (prefix as u64, suffix as u64)),
-        pieces,
+        pieces: pieces.bytes,
     }
 }
 
@@ -224,20 +250,17 @@ pub fn decode(
     };
     let mut body = before.to_vec();
     let mut pieces = PieceReader(&delta.pieces);
-    while let Some(tag) = pieces.next_byte() {
-        match tag {
-            LITERAL => {
-                let len = usize::try_from(pieces.number()?).ok()?;
-                body.extend_from_slice(pieces.bytes(len)?);
+    while !pieces.0.is_empty() {
+        match pieces.piece()? {
+            Piece::Literal(bytes) => body.extend_from_slice(bytes),
+            Piece::Copy { start, len } => {
+                let copied = previous?.get(start..start.checked_add(len)?)?;
+                body.extend_from_slice(copied);
             }
-            TEXT => body.extend(json_string(texts.get(&pieces.key()?)?)?),
-            RAW_TEXT => body.extend_from_slice(texts.get(&pieces.key()?)?.as_bytes()),
-            ATTACHMENT => {
-                let digest = Digest(pieces.bytes(32)?.try_into().ok()?);
-                let text = texts.get(&TextKey::Attachment(digest))?;
-                body.extend_from_slice(text.as_bytes());
+            Piece::Text { key, is_raw: true } => {
+                body.extend_from_slice(texts.get(&key)?.as_bytes());
             }
-            _ => return None,
+            Piece::Text { key, is_raw: false } => body.extend(json_string(texts.get(&key)?)?),
         }
     }
     body.extend_from_slice(after);
@@ -330,88 +353,14 @@ fn json_string(text: &str) -> Option<Vec<u8>> {
     Some(json)
 }
 
-fn push_literal(pieces: &mut Vec<u8>, bytes: &[u8]) {
-    if !bytes.is_empty() {
-        pieces.push(LITERAL);
-        push_number(pieces, bytes.len() as u64);
-        pieces.extend_from_slice(bytes);
-    }
-}
-
-fn push_reference(pieces: &mut Vec<u8>, key: TextKey, is_raw: bool) {
-    let (kind, numbers) = match key {
-        TextKey::Attachment(digest) => {
-            pieces.push(ATTACHMENT);
-            pieces.extend_from_slice(&digest.0);
-            return;
-        }
-        TextKey::Prompt(index) => (0, [0, index]),
-        TextKey::Reply(turn, index) => (1, [turn, index]),
-        TextKey::Result(turn, position) => (2, [turn, position]),
-    };
-    pieces.extend([if is_raw { RAW_TEXT } else { TEXT }, kind]);
-    for number in numbers {
-        push_number(pieces, number.into());
-    }
-}
-
-/// Appends a number in 7 bits a byte, the lowest first.
-pub fn push_number(bytes: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        bytes.push((number & 0x7f) as u8 | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
-}
-
-/// Reads what [`encode`] and [`push_number`] wrote. Every read is `None` at the end.
-pub struct PieceReader<'a>(pub &'a [u8]);
-
-impl<'a> PieceReader<'a> {
-    pub fn next_byte(&mut self) -> Option<u8> {
-        let (byte, rest) = self.0.split_first()?;
-        self.0 = rest;
-        Some(*byte)
-    }
-
-    pub fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    pub fn number(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.next_byte()?;
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    fn key(&mut self) -> Option<TextKey> {
-        let kind = self.next_byte()?;
-        let first = u32::try_from(self.number()?).ok()?;
-        let second = u32::try_from(self.number()?).ok()?;
-        match kind {
-            0 => Some(TextKey::Prompt(second)),
-            1 => Some(TextKey::Reply(first, second)),
-            2 => Some(TextKey::Result(first, second)),
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
 
-    use super::{RecordedText, TextKey, decode, encode, push_number};
+    use super::{RecordedText, contains, decode, encode, shared_digests, tools_text};
+    use crate::store::body_pieces::{TextKey, push_number};
 
     fn texts(texts: &[(u32, &str, bool)]) -> Vec<RecordedText> {
         let text = |(turn, text, is_json): &(u32, &str, bool)| RecordedText {
@@ -454,6 +403,40 @@ mod tests {
         assert!(delta.pieces.len() < 30, "{} bytes", delta.pieces.len());
         let decoded = decode(&delta, Some(previous.as_bytes()), &by_key(&texts));
         assert_eq!(decoded.as_deref(), Some(body.as_bytes()));
+    }
+
+    #[test]
+    fn the_definitions_of_tools_are_stored_as_a_reference() {
+        let tools = format!("[{{\"name\":\"{}\"}}]", "x".repeat(300));
+        let body = format!(r#"{{"messages":["short"],"tools":{tools},"model":"m"}}"#);
+        let shared = tools_text(body.as_bytes()).expect("tools");
+        assert_eq!(*shared.text, tools);
+        assert!(contains(body.as_bytes(), &shared));
+        let texts = [RecordedText::from(&shared)];
+        let delta = encode(None, body.as_bytes(), &texts);
+        assert!(delta.pieces.len() < 100, "{} bytes", delta.pieces.len());
+        assert_eq!(shared_digests(&delta), Some(vec![shared.digest]));
+        let decoded = decode(&delta, None, &by_key(&texts));
+        assert_eq!(decoded.as_deref(), Some(body.as_bytes()));
+        for body in [r#"{"tools":[]}"#, r#"{"messages":[]}"#, "no JSON"] {
+            assert_eq!(tools_text(body.as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn what_repeats_the_message_before_is_stored_as_a_reference() {
+        let message = |turn: u32| {
+            format!(
+                r#"{{"role":"assistant","tool_calls":[{{"id":"call_{turn}","type":"function","function":{{"name":"read_file"}}}}]}}"#
+            )
+        };
+        let previous = format!(r#"{{"messages":[{}]}}"#, message(1));
+        let body = format!(r#"{{"messages":[{},{}]}}"#, message(1), message(2));
+        let delta = encode(Some(previous.as_bytes()), body.as_bytes(), &[]);
+        assert!(delta.pieces.len() < 20, "{} bytes", delta.pieces.len());
+        let decoded = decode(&delta, Some(previous.as_bytes()), &HashMap::new());
+        assert_eq!(decoded.as_deref(), Some(body.as_bytes()));
+        assert_eq!(decode(&delta, None, &HashMap::new()), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::agent::params::Effort;
+use crate::domain::attachment::Digest;
 use crate::domain::request_head::RequestHead;
 use crate::domain::usage::{Cost, TokenUsage};
 
@@ -94,6 +95,25 @@ pub struct StoredRequest {
     /// `None` if it equals that of the run's previous request.
     pub head: Option<Arc<RequestHead>>,
     pub body: BodyDelta,
+    /// The text to store for [`crate::store::body_pieces::TextKey::Shared`], unless the body does not refer to one.
+    /// `None` if the request was read.
+    pub shared_text: Option<Arc<SharedText>>,
+}
+
+/// A text that the requests of several runs contain: it is stored once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedText {
+    pub digest: Digest,
+    pub text: Arc<str>,
+}
+
+impl SharedText {
+    pub fn new(text: &str) -> Self {
+        Self {
+            digest: Digest::compute(text.as_bytes()),
+            text: text.into(),
+        }
+    }
 }
 
 /// The body of a request as it is stored: see [`crate::store::request_delta`].

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::domain::agent::Agent;
+use crate::engine::record::shared_texts::SharedTexts;
 
 /// If there are more entries, those of dropped agents are removed.
 const PRUNE_THRESHOLD: usize = 1024;
@@ -11,9 +12,10 @@ const PRUNE_THRESHOLD: usize = 1024;
 /// The weak reference prevents another agent from reusing the address.
 type CachedSnapshot = (Weak<Agent>, Arc<str>);
 
-/// The rendered agents by address.
+/// The rendered agents by address, and what requests of their runs share.
 #[derive(Debug, Default)]
 pub struct AgentSnapshots {
+    pub shared_texts: SharedTexts,
     cache: Mutex<HashMap<usize, CachedSnapshot>>,
 }
 

@@ -7,4 +7,5 @@ pub mod journal;
 pub mod links;
 pub mod recorded_request;
 pub mod run_record;
+pub mod shared_texts;
 pub mod webhook_events;

@@ -15,7 +15,7 @@ use crate::engine::state::turn_log::PreviousRequest;
 use crate::providers::SentRequest;
 use crate::store::request_delta::{self, RecordedText};
 use crate::store::turn_record::{
-    BodyDelta, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
+    BodyDelta, SharedText, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
 };
 use crate::store::turns::MAX_DIFFERENCES;
 
@@ -106,7 +106,7 @@ async fn encode(
         false => new_texts,
     };
     texts.extend(attachments);
-    let redactor = context.engine.settings.requests.redactor.clone();
+    let redactor = &context.engine.settings.requests.redactor;
     let is_large = sent.body.len() > MAX_INLINE_BODY
         || !redactor.is_empty() && sent.body.len() > MAX_INLINE_REDACTION;
     let SentRequest { head, body } = sent;
@@ -114,8 +114,9 @@ async fn encode(
         (Some(_), Some(previous)) => previous.differences + 1,
         _ => 0,
     };
-    let work = move || encode_body(&redactor, base.as_deref(), body, &texts);
-    let (delta, body, is_redacted) = match is_large {
+    let encoder = context.clone();
+    let work = move || encode_body(&encoder, base.as_deref(), body, texts);
+    let encoded = match is_large {
         true => run_blocking(work).await,
         false => work(),
     };
@@ -123,13 +124,17 @@ async fn encode(
     context.run.turn_log.set_previous(PreviousRequest {
         turn,
         head: Arc::clone(&head),
-        body: Some(body),
+        body: Some(encoded.body),
         differences,
     });
     let head: Option<Arc<RequestHead>> = (!is_same_head).then_some(head);
     EncodedRequest {
-        request: StoredRequest { head, body: delta },
-        is_redacted,
+        request: StoredRequest {
+            head,
+            body: encoded.delta,
+            shared_text: encoded.shared_text,
+        },
+        is_redacted: encoded.is_redacted,
     }
 }
 
@@ -150,18 +155,42 @@ async fn recorded_texts(context: &RunContext) -> Option<Vec<RecordedText>> {
     Some(steps.iter().flat_map(request_delta::step_texts).collect())
 }
 
+struct EncodedBody {
+    delta: BodyDelta,
+    /// As it is recorded.
+    body: Bytes,
+    is_redacted: bool,
+    shared_text: Option<Arc<SharedText>>,
+}
+
 fn encode_body(
-    redactor: &Redactor,
+    context: &RunContext,
     base: Option<&[u8]>,
     body: Bytes,
-    texts: &[RecordedText],
-) -> (BodyDelta, Bytes, bool) {
+    mut texts: Vec<RecordedText>,
+) -> EncodedBody {
+    let redactor = &context.engine.settings.requests.redactor;
     let redacted = match redactor.is_empty() {
         true => None,
         false => redactor.redact_json(&String::from_utf8_lossy(&body)),
     };
     let is_redacted = redacted.is_some();
     let body = redacted.map_or(body, Bytes::from);
-    let delta = request_delta::encode(base, &body, texts);
-    (delta, body, is_redacted)
+    let shared_text = match base {
+        Some(_) => None,
+        None => {
+            let shared_texts = &context.engine.agent_snapshots.shared_texts;
+            shared_texts.find(&context.run.agent.name, &body)
+        }
+    };
+    if let Some(shared) = &shared_text {
+        // First: it may contain other texts.
+        texts.insert(0, (&**shared).into());
+    }
+    EncodedBody {
+        delta: request_delta::encode(base, &body, &texts),
+        body,
+        is_redacted,
+        shared_text,
+    }
 }

@@ -1,6 +1,7 @@
 //! A write in the form in which it is stored. Callers encode their writes, so the writer thread does not have to.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -8,6 +9,7 @@ use crate::domain::attachment::Attachment;
 use crate::domain::run::{Outcome, RunId};
 use crate::store::sqlite::approval_changes::{self, ApprovalChange};
 use crate::store::sqlite::{attachments, rows, turns};
+use crate::store::turn_record::SharedText;
 use crate::store::{Change, NewDelivery, StoreError, Write};
 
 /// SQLite rejects texts above 10⁹ bytes. A write far below that cannot fail for its length in the middle of a batch.
@@ -28,6 +30,8 @@ pub struct EncodedWrite {
     /// The run's warnings as JSON, if there are new ones.
     pub warnings: Option<String>,
     pub turns: Option<Vec<u8>>,
+    /// What its turns refer to besides the texts of the run.
+    pub shared_texts: Vec<Arc<SharedText>>,
     /// Writes to other runs in the same transaction. The cell gets the number of the write's last event when it is known.
     pub others: Vec<(EncodedWrite, Cell<u64>)>,
 }
@@ -38,6 +42,8 @@ impl EncodedWrite {
             write.events.iter().all(|event| event.run_id == write.run),
             "the events of a write belong to its run"
         );
+        let requests = write.turns.iter().filter_map(|it| it.request.as_ref());
+        let shared_texts = requests.filter_map(|it| it.shared_text.clone()).collect();
         let encoded = Self {
             run: write.run,
             root: write.root,
@@ -50,6 +56,7 @@ impl EncodedWrite {
             deliveries: write.deliveries,
             warnings: rows::warnings_value(write.warnings.as_deref())?,
             turns: turns::turns_value(write.turns)?,
+            shared_texts,
             others: Vec::new(),
         };
         if encoded.bytes() > MAX_WRITE_BYTES {
@@ -77,7 +84,8 @@ impl EncodedWrite {
         let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let data = self.attachments.iter().filter_map(|it| it.data.as_ref());
         let data_bytes: usize = data.map(Bytes::len).sum();
-        let turn_bytes = self.turns.as_ref().map_or(0, Vec::len);
+        let shared = self.shared_texts.iter().map(|it| it.text.len());
+        let turn_bytes = self.turns.as_ref().map_or(0, Vec::len) + shared.sum::<usize>();
         len(&self.steps) + len(&self.events) + turn_bytes + self.change_bytes() + data_bytes
     }
 

@@ -161,6 +161,10 @@ impl<'c> Executor<'c> {
                 ":turns": write.turns,
             })?;
         }
+        for shared in &write.shared_texts {
+            let inserts = &mut self.inserts;
+            inserts.store_definition(&mut self.sql, &shared.text, write.run)?;
+        }
         approvals::apply(&mut self.sql, write.run, &write.approvals, previous_seq + 1)?;
         if matches!(write.change, Change::Finish(_)) {
             let params = named_params! {":run": rows::id_bytes(&write.run)};

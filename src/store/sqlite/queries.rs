@@ -376,7 +376,7 @@ pub fn definition(db: &Connection, id: RunId) -> StoreResult<Option<Arc<str>>> {
 }
 
 /// The text of a definition. Many runs share one, so it is read once and cached.
-fn load_definition(
+pub fn load_definition(
     db: &Connection,
     hash: Hash,
     cache: &mut HashMap<Hash, Arc<str>>,

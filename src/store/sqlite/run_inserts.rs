@@ -83,8 +83,8 @@ impl RunInserts {
         Ok(())
     }
 
-    /// Returns the hash of a definition, after the table says that this run uses it.
-    fn store_definition(
+    /// Returns the hash of a definition, or of another text that runs share, after the table says that this run uses it.
+    pub fn store_definition(
         &mut self,
         sql: &mut Statements<'_>,
         text: &Arc<str>,

@@ -9,17 +9,19 @@ use rusqlite::{Connection, named_params};
 use serde::{Deserialize, Serialize};
 
 use crate::domain::agent::params::Effort;
+use crate::domain::attachment::Digest;
 use crate::domain::request_head::RequestHead;
 use crate::domain::run::RunId;
 use crate::domain::usage::{Cost, TokenUsage};
-use crate::store::request_delta::{self, PieceReader, RecordedText, TextKey, push_number};
+use crate::store::body_pieces::{PieceReader, TextKey, push_number};
+use crate::store::request_delta::{self, RecordedText};
 use crate::store::sqlite::attachments;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::queries;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::sql_parts::NOT_DELETED;
 use crate::store::turn_record::{
-    BodyDelta, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
+    BodyDelta, SharedText, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
 };
 use crate::store::turns::{MAX_DIFFERENCES, RecordedTurn, TurnRequest};
 use crate::store::{Step, StoreError};
@@ -218,6 +220,7 @@ fn entry(header: Header, pieces: &[u8]) -> Option<TurnEntry> {
             common,
             pieces: pieces.to_vec(),
         },
+        shared_text: None,
     });
     let record = TurnRecord {
         turn: header.turn,
@@ -301,7 +304,9 @@ pub fn copied_turns(
             return Ok(false);
         }
         if let Some(head) = requests.next(&entry)? {
-            entry.request = Some(encoder.encode(entry.record.turn, &head, &requests.body));
+            let shared = requests.shared_text.as_ref();
+            let turn = entry.record.turn;
+            entry.request = Some(encoder.encode(turn, &head, &requests.body, shared));
         }
         entry.record.is_copied = true;
         copied.push(entry);
@@ -347,16 +352,19 @@ pub fn is_readable(value: &[u8]) -> bool {
 }
 
 /// Decodes the requests of a run, one after the other.
-struct Requests {
+struct Requests<'a> {
+    db: &'a Connection,
     run: RunId,
     texts: HashMap<TextKey, String>,
     head: Option<Arc<RequestHead>>,
     /// The body of the last request.
     body: Vec<u8>,
+    /// The last shared text that a body referred to.
+    shared_text: Option<Arc<SharedText>>,
 }
 
-impl Requests {
-    fn new(db: &Connection, run: RunId, steps: &[Step]) -> StoreResult<Self> {
+impl<'a> Requests<'a> {
+    fn new(db: &'a Connection, run: RunId, steps: &[Step]) -> StoreResult<Self> {
         let mut texts = request_delta::texts_by_key(steps);
         let digests = request_delta::digests(steps);
         if !digests.is_empty() {
@@ -365,10 +373,12 @@ impl Requests {
             texts.extend(attachments.map(|it| (it.key, it.text)));
         }
         Ok(Self {
+            db,
             run,
             texts,
             head: None,
             body: Vec::new(),
+            shared_text: None,
         })
     }
 
@@ -377,6 +387,10 @@ impl Requests {
         let Some(request) = &entry.request else {
             return Ok(None);
         };
+        let digests = request_delta::shared_digests(&request.body);
+        for digest in digests.ok_or_else(|| damaged(self.run))? {
+            self.read_shared(digest)?;
+        }
         let body = request_delta::decode(&request.body, Some(&self.body), &self.texts)
             .filter(|body| {
                 entry.record.is_redacted || entry.record.request_bytes == Some(body.len() as u64)
@@ -386,6 +400,17 @@ impl Requests {
         self.head = request.head.clone().or_else(|| self.head.take());
         let head = self.head.clone().ok_or_else(|| damaged(self.run))?;
         Ok(Some(head))
+    }
+
+    fn read_shared(&mut self, digest: Digest) -> StoreResult<()> {
+        if !self.texts.contains_key(&TextKey::Shared(digest)) {
+            let text = queries::load_definition(self.db, digest.0, &mut HashMap::new())?;
+            let text = text.ok_or_else(|| damaged(self.run))?;
+            let key = TextKey::Shared(digest);
+            self.texts.insert(key, text.to_string());
+            self.shared_text = Some(Arc::new(SharedText { digest, text }));
+        }
+        Ok(())
     }
 }
 
@@ -411,7 +436,13 @@ impl CopyEncoder {
         })
     }
 
-    fn encode(&mut self, turn: u32, head: &Arc<RequestHead>, body: &[u8]) -> StoredRequest {
+    fn encode(
+        &mut self,
+        turn: u32,
+        head: &Arc<RequestHead>,
+        body: &[u8],
+        shared_text: Option<&Arc<SharedText>>,
+    ) -> StoredRequest {
         let is_whole = self.differences >= MAX_DIFFERENCES;
         let previous = self.previous.take();
         let is_same_head = previous
@@ -424,11 +455,15 @@ impl CopyEncoder {
             Some(of) => previous.is_none() || of + 2 >= turn,
             None => true,
         });
+        let shared_text = shared_text.filter(|_| previous.is_none());
+        let shared: Option<RecordedText> = shared_text.map(|it| (&**it).into());
+        let texts = shared.iter().chain(texts);
         let delta = request_delta::encode(previous.as_deref(), body, texts);
         self.previous = Some((Arc::clone(head), body.to_vec()));
         StoredRequest {
             head: (!is_same_head).then(|| Arc::clone(head)),
             body: delta,
+            shared_text: shared_text.cloned(),
         }
     }
 }
@@ -483,7 +518,11 @@ mod tests {
             common: Some((19_000, 12)),
             pieces: b"between".to_vec(),
         };
-        let request = Some(StoredRequest { head: None, body });
+        let request = Some(StoredRequest {
+            head: None,
+            body,
+            shared_text: None,
+        });
         TurnEntry { record, request }
     }
 
@@ -503,6 +542,7 @@ mod tests {
                 ..RequestHead::default()
             })),
             body: BodyDelta::default(),
+            shared_text: None,
         });
         let mut unsent = usual(3);
         unsent.request = None;

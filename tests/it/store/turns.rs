@@ -105,6 +105,7 @@ async fn recorded_run(store: &dyn RunStore, scope: &Scope, turns: u32) -> (Vec<S
         let stored = StoredRequest {
             head: (turn == 1).then(head),
             body: delta,
+            shared_text: None,
         };
         let new_steps = [reply(turn), result(turn)];
         let write = Write {
