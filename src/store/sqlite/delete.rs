@@ -7,7 +7,7 @@ use rusqlite::{Connection, Row, named_params};
 use crate::domain::run::RunId;
 use crate::store::sqlite::attachments;
 use crate::store::sqlite::definition_cache::DefinitionCache;
-use crate::store::sqlite::rows::{self, Hash};
+use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
 
 /// Largest number of entries and runs of one part.
@@ -153,12 +153,10 @@ fn delete_run(
     sql.delete_text.execute(named_params! {":run": run})?;
     sql.delete_approvals.execute(named_params! {":run": run})?;
     sql.delete_run.execute(named_params! {":run": run})?;
-    if let Some(definition) = contents.definition
-        && sql
-            .delete_own_definition
-            .execute(named_params! {":hash": definition, ":run": run})?
-            > 0
-    {
+    let own = sql
+        .delete_own_definitions
+        .execute(named_params! {":run": run})?;
+    if own > 0 {
         cache.clear();
     }
     Ok(contents.bytes)
@@ -167,7 +165,6 @@ fn delete_run(
 /// What is removed with a run.
 struct RunContents {
     labels: Option<String>,
-    definition: Option<Hash>,
     bytes: i64,
 }
 
@@ -175,7 +172,6 @@ impl RunContents {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             labels: row.get("labels")?,
-            definition: row.get("definition")?,
             bytes: row.get("bytes")?,
         })
     }

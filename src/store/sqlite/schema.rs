@@ -33,6 +33,7 @@ const MIGRATIONS: &[&str] = &[
     FORKS,
     BUDGETS,
     WAITING_WORDS,
+    SHARED_TEXTS,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -53,7 +54,8 @@ const READER_CACHE_KIB: i32 = 2 << 10;
 // It contains `finished_at` because otherwise SQLite checks the condition of a partial index in the row, for every run
 // that a filter by agent or time skips.
 // Inputs that are not small are in `texts`, because an update writes the whole row again.
-// `definitions` has one row for each content that a run was accepted with; the key is the content's SHA-256.
+// `definitions` has one row for each content that a run was accepted with; the key is the content's SHA-256. Turns keep
+// texts there that several runs send.
 // `claims` has one row for each idempotency key. It is searched by key, by expiry and by run.
 // `entries` has one row a write: the events that it added to the log of its tree, one a line, and the steps that it added
 // to its run, a JSON array. `last_seq` is the number of the tree's last event after the write. The table is append-only with
@@ -333,6 +335,11 @@ CREATE TABLE budget_alerts (
 /// What a run waits for becomes a word.
 const WAITING_WORDS: &str = "
 UPDATE runs SET waiting_for = json_quote(json_extract(waiting_for, '$.reason')) WHERE json_type(waiting_for) = 'object';
+";
+
+/// The definitions, and the texts that turns of several runs share, which only one run uses.
+const SHARED_TEXTS: &str = "
+CREATE INDEX definitions_only_run ON definitions (only_run) WHERE only_run IS NOT NULL;
 ";
 
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.

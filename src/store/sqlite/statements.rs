@@ -151,8 +151,8 @@ statements! {
         has_deletion: "SELECT 1 FROM deletions WHERE root = :root",
         unmark_deletion: "DELETE FROM deletions WHERE root = :root",
         find_child: "SELECT id FROM runs WHERE parent = :parent LIMIT 1",
-        /// A run's labels and definition, and the number of bytes of its texts.
-        run_contents: "SELECT labels, definition, coalesce(octet_length(content), 0) + \
+        /// A run's labels, and the number of bytes of its texts.
+        run_contents: "SELECT labels, coalesce(octet_length(content), 0) + \
              coalesce(octet_length(partial_content), 0) + \
              coalesce((SELECT octet_length(t.input) FROM texts t WHERE t.run = id), 0) AS bytes FROM runs WHERE id = :id",
         delete_label: "DELETE FROM labels WHERE key = :key AND value = :value AND run = :run",
@@ -165,8 +165,8 @@ statements! {
              coalesce(octet_length(turns), 0) AS bytes \
              FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT :limit",
         delete_entry: "DELETE FROM entries WHERE id = :id",
-        /// Removes a definition that only this run has used.
-        delete_own_definition: "DELETE FROM definitions WHERE hash = :hash AND only_run = :run",
+        /// Removes definitions, and other shared texts, that only this run has used.
+        delete_own_definitions: "DELETE FROM definitions WHERE only_run = :run",
         /// Removes a few definitions that were last used before the oldest run was accepted.
         delete_old_definitions: "DELETE FROM definitions WHERE hash IN \
              (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
