@@ -32,6 +32,22 @@ pub fn require_scope(
     scope: KeyScope,
     routes: MethodRouter<AppState>,
 ) -> MethodRouter<AppState> {
+    require(settings, Some(scope), routes)
+}
+
+/// These routes, for any key: the handler checks the scope with [`Principal::require_scope`].
+pub fn require_key(
+    settings: &Arc<Settings>,
+    routes: MethodRouter<AppState>,
+) -> MethodRouter<AppState> {
+    require(settings, None, routes)
+}
+
+fn require(
+    settings: &Arc<Settings>,
+    scope: Option<KeyScope>,
+    routes: MethodRouter<AppState>,
+) -> MethodRouter<AppState> {
     if settings.keys.is_empty() {
         return routes;
     }
@@ -43,25 +59,17 @@ pub fn require_scope(
 
 async fn authorize(
     settings: Arc<Settings>,
-    scope: KeyScope,
+    scope: Option<KeyScope>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
     let key = Arc::clone(find_key(&settings.keys, request.headers())?);
     // The handlers do not need it, and cannot leak it this way.
     request.headers_mut().remove(AUTHORIZATION);
-    if !key.has_scope(scope) {
-        return Err(Problem::new(
-            StatusCode::FORBIDDEN,
-            ProblemCode::InsufficientScope,
-            format!(
-                "the key {} does not have the scope {} that this needs",
-                key.name,
-                scope.as_str()
-            ),
-        ));
-    }
     let principal = Principal(Some(key));
+    if let Some(scope) = scope {
+        principal.require_scope(scope)?;
+    }
     request.extensions_mut().insert(principal.clone());
     let mut response = next.run(request).await;
     // For the access log.
@@ -92,7 +100,7 @@ async fn authorize_or_redeem(
     let Some(ticket) = ticket.filter(|_| !has_key) else {
         return match state.settings.keys.is_empty() {
             true => Ok(next.run(request).await),
-            false => authorize(Arc::clone(&state.settings), scope, request, next).await,
+            false => authorize(Arc::clone(&state.settings), Some(scope), request, next).await,
         };
     };
     let (mut parts, body) = request.into_parts();
@@ -187,6 +195,26 @@ impl Principal {
     /// The key's name. It is the owner of the runs that the key starts.
     pub fn key_name(&self) -> Option<&str> {
         self.0.as_ref().map(|key| key.name.as_str())
+    }
+
+    pub fn has_scope(&self, scope: KeyScope) -> bool {
+        self.0.as_ref().is_none_or(|key| key.has_scope(scope))
+    }
+
+    /// 403 if the key does not have the scope.
+    pub fn require_scope(&self, scope: KeyScope) -> Result<(), Problem> {
+        match &self.0 {
+            Some(key) if !key.has_scope(scope) => Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                ProblemCode::InsufficientScope,
+                format!(
+                    "the key {} does not have the scope {} that this needs",
+                    key.name,
+                    scope.as_str()
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The owner whose runs a list shows; `None` for all runs.

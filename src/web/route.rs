@@ -20,6 +20,8 @@ pub struct Route {
     pub scope: Option<KeyScope>,
     /// Describes the route in the OpenAPI document; `None` for a route of a protocol that has a description of its own.
     pub describe: Option<DescribeOperation>,
+    /// Whether any key is accepted, because the handler checks its scope.
+    accepts_any_key: bool,
     /// Whether a ticket for the run is accepted in place of a key.
     accepts_ticket: bool,
     /// `None` for problem details.
@@ -31,6 +33,13 @@ impl Route {
     pub fn with_scope(self, scope: KeyScope) -> Self {
         Self {
             scope: Some(scope),
+            ..self
+        }
+    }
+
+    pub fn with_any_key(self) -> Self {
+        Self {
+            accepts_any_key: true,
             ..self
         }
     }
@@ -60,6 +69,7 @@ impl Route {
                 auth::require_scope_or_ticket(state, scope, self.handler)
             }
             Some(scope) => auth::require_scope(&state.settings, scope, self.handler),
+            None if self.accepts_any_key => auth::require_key(&state.settings, self.handler),
             None => self.handler,
         }
     }
@@ -102,6 +112,7 @@ fn route(
         path,
         scope: None,
         describe: Some(describe),
+        accepts_any_key: false,
         accepts_ticket: false,
         error_shape: None,
         handler,
@@ -120,6 +131,7 @@ pub fn of_protocol(
         path,
         scope: None,
         describe: None,
+        accepts_any_key: false,
         accepts_ticket: false,
         error_shape: Some(error_shape),
         handler,

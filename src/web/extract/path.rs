@@ -78,9 +78,16 @@ impl FromRequestParts<AppState> for RunPairPath {
     }
 }
 
-/// The id in `text`, if the principal may see the run.
 async fn visible_run(parts: &Parts, state: &AppState, text: &str) -> Result<RunId, Problem> {
-    let principal = Principal::from_parts(parts, state)?;
+    visible_run_id(&Principal::from_parts(parts, state)?, state, text).await
+}
+
+/// The id in `text`, if the principal may see the run; 404 if not.
+pub async fn visible_run_id(
+    principal: &Principal,
+    state: &AppState,
+    text: &str,
+) -> Result<RunId, Problem> {
     let id: RunId = text.parse().map_err(|_| Problem::run_not_found(text))?;
     if !principal.can_see_all_runs() {
         let store = state.runner.store().as_ref();

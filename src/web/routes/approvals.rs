@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use tracing::info;
 
 use crate::domain::event::Decision;
-use crate::domain::run::{PendingApproval, RunId, now};
+use crate::domain::run::{PendingApproval, Run, RunId, now};
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::store::approvals::ApprovalQuery;
 use crate::web::auth::Principal;
@@ -122,6 +122,19 @@ pub async fn decide(
         let request_body = request_body::read(&parts.headers, body, settings.body_limits());
         request_body.await?.json()?
     };
+    let run = apply(&state, &principal, id, &call, decision_request).await?;
+    let view = RunView::new(&run, &links, now());
+    Ok(json_response(StatusCode::ACCEPTED, &view))
+}
+
+/// Decides on a call for the principal, and returns the run once the decision is committed.
+pub async fn apply(
+    state: &AppState,
+    principal: &Principal,
+    id: RunId,
+    call: &str,
+    decision_request: DecisionRequest,
+) -> Result<Run, Problem> {
     let verdict = decision_request.decision.ok_or_else(|| {
         let why = "is required: \"approve\" or \"deny\"";
         Problem::invalid_field("/decision", why)
@@ -136,13 +149,12 @@ pub async fn decide(
         reason: check_reason(decision_request.reason)?,
         by: principal.key_name().map(str::to_owned),
     };
-    let run = state.runner.decide(id, &call, decision).await?;
+    let run = state.runner.decide(id, call, decision).await?;
     info!(
         run.id = %id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-        "The tool call {} of {id} was decided: {verdict:?}", quote(&call)
+        "The tool call {} of {id} was decided: {verdict:?}", quote(call)
     );
-    let view = RunView::new(&run, &links, now());
-    Ok(json_response(StatusCode::ACCEPTED, &view))
+    Ok(run)
 }
 
 fn check_new_arguments(

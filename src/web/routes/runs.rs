@@ -156,6 +156,14 @@ pub async fn tree(
     State(state): State<AppState>,
     RunPath(id): RunPath,
 ) -> Result<Response, Problem> {
+    let (runs, call_order) = read_tree(&state, id).await?;
+    let summary = RunSummary::build_tree(id, &runs, &call_order, now())
+        .ok_or_else(|| Problem::run_not_found(id))?;
+    Ok(json_response(StatusCode::OK, &summary))
+}
+
+/// The runs of the tree below `id`, and what their summary is sorted by.
+pub async fn read_tree(state: &AppState, id: RunId) -> Result<(Vec<Run>, CallOrder), Problem> {
     let runs = state.runner.store().tree(id).await?;
     let mut call_order = CallOrder::new();
     let mut only_children = HashSet::new();
@@ -165,9 +173,7 @@ pub async fn tree(
             call_order.insert(parent, call_ids(&state.runner.store().steps(parent).await?));
         }
     }
-    let summary = RunSummary::build_tree(id, &runs, &call_order, now())
-        .ok_or_else(|| Problem::run_not_found(id))?;
-    Ok(json_response(StatusCode::OK, &summary))
+    Ok((runs, call_order))
 }
 
 /// `GET /runs/{id}/children`
