@@ -43,6 +43,7 @@ use crate::web;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::server::listener::Timeouts;
 use crate::web::server::pending::PendingLimits;
+use crate::web::state::AppState;
 use crate::webhooks::{self, WebhookSender};
 use crate::workdirs::registry::Workdirs;
 use crate::workdirs::reserved::{DaemonPaths, ReservedPaths};
@@ -466,6 +467,7 @@ impl Daemon {
             client_timeout: CLIENT_TIMEOUT,
             max_labels: config.limits.labels,
             clients: config.clients,
+            retention: config.data.retention,
             redactor: config.data.requests.redactor.clone(),
         };
         Ok(Self {
@@ -496,13 +498,7 @@ impl Daemon {
             ..
         } = self;
         let closing = CancellationToken::new();
-        let state = web::state::AppState {
-            runner: services.runner.clone(),
-            settings: Arc::new(web),
-            closing: closing.clone(),
-            openapi: Arc::default(),
-            tickets: Arc::default(),
-        };
+        let state = AppState::new(services.runner.clone(), web, closing.clone());
         let drain = async {
             stop.cancelled().await;
             services.runner.drain();

@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::clients::Clients;
-use crate::config::{AttachmentLimits, ClientKey, Cors};
+use crate::config::{AttachmentLimits, ClientKey, Cors, Retention};
 use crate::domain::redaction::Redactor;
 use crate::engine::runner::Runner;
+use crate::web::clients::mcp::open_calls::OpenCalls;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::tickets::Tickets;
@@ -25,6 +26,21 @@ pub struct AppState {
     /// The last OpenAPI document that was built.
     pub openapi: Arc<Mutex<Option<Arc<OpenApiDocument>>>>,
     pub tickets: Arc<Tickets>,
+    /// The calls of MCP clients that may cancel them by a notification.
+    pub mcp_calls: Arc<OpenCalls>,
+}
+
+impl AppState {
+    pub fn new(runner: Runner, settings: Settings, closing: CancellationToken) -> Self {
+        Self {
+            runner,
+            settings: Arc::new(settings),
+            closing,
+            openapi: Arc::default(),
+            tickets: Arc::default(),
+            mcp_calls: Arc::default(),
+        }
+    }
 }
 
 /// The OpenAPI document for one prefix of all paths.
@@ -62,6 +78,8 @@ pub struct Settings {
     pub max_labels: usize,
     /// The other protocols that the server speaks.
     pub clients: Clients,
+    /// How long ended runs are kept.
+    pub retention: Retention,
     /// What is removed from replies that are shown with their turns.
     pub redactor: Redactor,
 }

@@ -214,7 +214,7 @@ impl ContentType {
     }
 }
 
-fn unsupported_media_type(content_type: &str) -> Problem {
+pub fn unsupported_media_type(content_type: &str) -> Problem {
     let hint = if content_type == "application/x-www-form-urlencoded" {
         "; curl sends this type by default: add -H 'content-type: application/json'"
     } else {

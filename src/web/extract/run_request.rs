@@ -410,6 +410,7 @@ mod tests {
             client_timeout: Duration::from_secs(30),
             max_labels: 64,
             clients: crate::config::clients::Clients::default(),
+            retention: crate::config::Retention::default(),
             redactor: crate::domain::redaction::Redactor::default(),
         };
         let request = parse_body(body.to_string().as_bytes())?;

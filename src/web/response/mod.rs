@@ -7,6 +7,7 @@ pub mod json;
 pub mod revalidation;
 pub mod run;
 pub mod run_fields;
+pub mod sse;
 pub mod tree;
 pub mod turns;
 

@@ -43,6 +43,25 @@ pub struct DecisionRequest {
     reason: Option<String>,
 }
 
+impl DecisionRequest {
+    /// Approves a call, perhaps with other arguments than the model's.
+    pub fn approve(arguments: Option<Map<String, Value>>, reason: Option<String>) -> Self {
+        Self {
+            decision: Some(Verdict::Approve),
+            arguments,
+            reason,
+        }
+    }
+
+    pub fn deny(reason: Option<String>) -> Self {
+        Self {
+            decision: Some(Verdict::Deny),
+            arguments: None,
+            reason,
+        }
+    }
+}
+
 /// A decision on a tool call.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "Decision")]

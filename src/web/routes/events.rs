@@ -4,9 +4,8 @@
 use std::convert::Infallible;
 use std::fmt::Write;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName};
+use axum::http::header::{ACCEPT, CONTENT_TYPE, HeaderName};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -23,14 +22,11 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::{Query, count_up_to};
 use crate::web::response::event_stream::{EventStream, PAGE_SIZE, is_final_event};
+use crate::web::response::sse::{self, NO_CACHE};
 use crate::web::routes::runs;
 use crate::web::state::AppState;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
-
-/// Caches must not keep a stream, and proxies must not compress it, because that delays events.
-const NO_CACHE: (HeaderName, &str) = (CACHE_CONTROL, "no-store, no-transform");
 
 /// Maximum events of a page.
 const MAX_PAGE_SIZE: usize = 1000;
@@ -232,12 +228,7 @@ fn sse_response(event_stream: EventStream) -> Response {
         let chunk = follower.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(chunk)), follower))
     });
-    let headers = [
-        (CONTENT_TYPE, "text/event-stream"),
-        NO_CACHE,
-        (ACCEL_BUFFERING, "no"),
-    ];
-    (StatusCode::OK, headers, Body::from_stream(chunks)).into_response()
+    sse::response(chunks)
 }
 
 #[cfg(test)]
