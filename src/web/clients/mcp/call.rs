@@ -1,0 +1,191 @@
+//! `tools/call`: starts a run of the agent, or continues to wait for one whose approvals the client has answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{HeaderMap, StatusCode};
+use rmcp::model::{CallToolRequestParams, CreateTaskResult, ErrorCode, InputResponses, JsonObject};
+use serde_json::Value;
+
+use crate::config::KeyScope;
+use crate::domain::agent::is_agent_name;
+use crate::domain::run::{Run, RunId};
+use crate::domain::trace::TraceContext;
+use crate::engine::record::journal::Subscription;
+use crate::engine::request::RunRequest;
+use crate::web::auth::Principal;
+use crate::web::clients::mcp::call_stream::{CallStream, CancelOnDrop};
+use crate::web::clients::mcp::open_calls::CallKey;
+use crate::web::clients::mcp::protocol::Caller;
+use crate::web::clients::mcp::rpc::{RpcError, RpcRequest, problem_data};
+use crate::web::clients::mcp::server_info::complete;
+use crate::web::clients::mcp::{approvals, call_result, tasks, tools};
+use crate::web::error::{Problem, quote};
+use crate::web::extract::path::visible_run_id;
+use crate::web::extract::provider_keys;
+use crate::web::extract::request_body::RequestBody;
+use crate::web::extract::run_request::build_run_request;
+use crate::web::problem_code::ProblemCode;
+use crate::web::routes::runs::require_run;
+use crate::web::state::AppState;
+use crate::web::wait;
+
+/// A run that ends within this time is answered with its result also if the client takes tasks.
+const TASK_DELAY: Duration = Duration::from_secs(1);
+
+/// The header of the session that `initialize` names, which identifies a client of an earlier version.
+pub const SESSION_HEADER: &str = "mcp-session-id";
+
+/// The answer to a call.
+pub enum CallOutcome {
+    Result { result: Value, run: Option<RunId> },
+    Waiting(Box<CallStream>),
+}
+
+/// A run that was started or found, and what happens in it from now on.
+struct CalledRun {
+    run: Arc<Run>,
+    events: Option<Subscription>,
+}
+
+pub async fn call(
+    state: &AppState,
+    principal: &Principal,
+    headers: &HeaderMap,
+    caller: &Caller,
+    request: &RpcRequest,
+) -> Result<CallOutcome, RpcError> {
+    principal.require_scope(KeyScope::Run)?;
+    let params: CallToolRequestParams = request.params()?;
+    let agent = params.name.as_ref();
+    let is_known = is_agent_name(agent)
+        && principal.can_use_agent(agent)
+        && state.runner.catalog().current().entries.contains_key(agent);
+    if !is_known {
+        return Err(unknown_tool(agent));
+    }
+    let called = match params.request_state.as_deref() {
+        Some(id) => {
+            let responses = params.input_responses.unwrap_or_default();
+            continue_run(state, principal, agent, id, &responses).await
+        }
+        None => start_run(state, principal, headers, caller, agent, params.arguments).await,
+    };
+    match called {
+        Ok(called) => respond(state, principal, headers, caller, request, called).await,
+        Err(problem) if is_for_model(&problem) => Ok(CallOutcome::Result {
+            result: complete(call_result::from_problem(&problem), caller.is_modern)?,
+            run: None,
+        }),
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+/// Whether the client's model may be able to do something about it.
+fn is_for_model(problem: &Problem) -> bool {
+    matches!(
+        problem.status(),
+        StatusCode::BAD_REQUEST
+            | StatusCode::CONFLICT
+            | StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::UNPROCESSABLE_ENTITY
+    )
+}
+
+fn unknown_tool(name: &str) -> RpcError {
+    let detail = format!("there is no tool {}", quote(name));
+    let code = ProblemCode::AgentNotFound;
+    let problem = Problem::new(StatusCode::NOT_FOUND, code, detail.as_str());
+    RpcError::new(ErrorCode::INVALID_PARAMS, detail).with_data(problem_data(&problem))
+}
+
+async fn start_run(
+    state: &AppState,
+    principal: &Principal,
+    headers: &HeaderMap,
+    caller: &Caller,
+    agent: &str,
+    arguments: Option<JsonObject>,
+) -> Result<CalledRun, Problem> {
+    let body = RequestBody::Json(tools::run_request_body(arguments)?.into());
+    let owner = principal.key_name().map(str::to_owned);
+    let request = build_run_request(body, agent.to_owned(), owner, &state.settings).await?;
+    let traceparent = caller.traceparent.as_deref();
+    let request = RunRequest {
+        trace: traceparent.and_then(TraceContext::parse).map(Box::new),
+        provider_keys: provider_keys::read(headers)?,
+        ..request
+    };
+    if caller.progress_token.is_none() {
+        let run = Box::pin(state.runner.start(request)).await?;
+        return Ok(CalledRun { run, events: None });
+    }
+    let (run, events) = Box::pin(state.runner.start_and_subscribe(request)).await?;
+    let events = Some(events);
+    Ok(CalledRun { run, events })
+}
+
+/// The run that an earlier answer to this call named, with the client's decisions applied. The id is no secret and grants
+/// nothing: the key's own rights are checked.
+async fn continue_run(
+    state: &AppState,
+    principal: &Principal,
+    agent: &str,
+    id: &str,
+    responses: &InputResponses,
+) -> Result<CalledRun, Problem> {
+    let id = visible_run_id(principal, state, id).await?;
+    let run = require_run(state, id).await?;
+    if run.agent != agent || run.parent_id.is_some() {
+        return Err(Problem::run_not_found(id));
+    }
+    let events = state.runner.subscribe(id);
+    let is_decided = approvals::apply(state, principal, &run, responses).await?;
+    let mut run = run;
+    if !is_decided {
+        // Its pending approvals are shown again.
+        run.pending_approvals.clear();
+        run.waiting_for = None;
+    }
+    let run = Arc::new(run);
+    Ok(CalledRun { run, events })
+}
+
+async fn respond(
+    state: &AppState,
+    principal: &Principal,
+    headers: &HeaderMap,
+    caller: &Caller,
+    request: &RpcRequest,
+    called: CalledRun,
+) -> Result<CallOutcome, RpcError> {
+    let CalledRun { run, events } = called;
+    let id = run.id;
+    // A key that cannot read the task is of no use for it.
+    if caller.supports_tasks() && principal.has_scope(KeyScope::Read) {
+        let mut guard = CancelOnDrop::new(state, id);
+        let run = wait::wait_for_end_or_person(state, run, TASK_DELAY).await;
+        guard.disarm();
+        let result = match run.status.is_terminal() {
+            true => complete(call_result::from_run(&run, true), true)?,
+            false => {
+                let task = tasks::task(state, &run);
+                let mut result = CreateTaskResult::new(task);
+                result.meta = Some(call_result::run_meta(&run));
+                complete(result, true)?
+            }
+        };
+        let run = Some(id);
+        return Ok(CallOutcome::Result { result, run });
+    }
+    let session = headers.get(SESSION_HEADER).and_then(|id| id.to_str().ok());
+    let key = match caller.is_modern {
+        true => None,
+        false => CallKey::new(principal.key_name(), session, &request.id),
+    };
+    let open_call = key.map(|key| state.mcp_calls.add(key));
+    let stream = CallStream::new(state, caller, request.id.clone(), run, events);
+    Ok(CallOutcome::Waiting(Box::new(
+        stream.with_open_call(open_call),
+    )))
+}
