@@ -46,7 +46,7 @@ const CRATES: &[(&str, &[&str])] = &[
         ],
     ),
     ("prost", &["telemetry/otlp"]),
-    ("rmcp", &["tools/mcp"]),
+    ("rmcp", &["tools/mcp", "web/clients/mcp"]),
     ("rusqlite", &["store"]),
     ("memchr", &["store/request_delta"]),
     (

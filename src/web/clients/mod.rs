@@ -3,6 +3,7 @@
 use crate::config::clients::Clients;
 use crate::web::route::Route;
 
+pub mod mcp;
 pub mod openai;
 
 /// The routes of the protocols that the configuration leaves on.
@@ -10,6 +11,9 @@ pub fn routes(clients: Clients) -> Vec<Route> {
     let mut routes = Vec::new();
     if clients.openai {
         routes.extend(openai::routes());
+    }
+    if clients.mcp {
+        routes.extend(mcp::routes());
     }
     routes
 }

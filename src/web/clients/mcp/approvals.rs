@@ -1,0 +1,175 @@
+//! Approvals as input requests: a form for each tool call that waits for a decision, and the client's answers to them.
+
+use rmcp::model::{
+    ElicitResult, ElicitationAction, InputRequest, InputRequests, InputRequiredResult,
+    InputResponses,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::domain::message::shorten;
+use crate::domain::run::{PendingApproval, Run};
+use crate::web::auth::Principal;
+use crate::web::error::Problem;
+use crate::web::json_pointer;
+use crate::web::problem_code::ProblemCode;
+use crate::web::routes::approvals::{self, DecisionRequest};
+use crate::web::state::AppState;
+
+/// Maximum characters of arguments in the message of a form.
+const MAX_ARGUMENTS: usize = 4000;
+/// The reason of a denial by a client whose user declined the form.
+const DECLINED: &str = "declined by the client's user";
+
+/// The content of an accepted form.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct FormContent {
+    decision: Option<FormDecision>,
+    reason: Option<String>,
+    /// A JSON object as text, because a form has no fields for objects.
+    arguments: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum FormDecision {
+    Approve,
+    Deny,
+}
+
+/// One request for each pending approval of the run's tree. Its key is unique over the life of the run.
+pub fn input_requests(run: &Run) -> Result<InputRequests, Problem> {
+    let requests = run.pending_approvals.iter().map(|approval| {
+        let request = InputRequest::deserialize(form(approval))
+            .map_err(|error| Problem::internal(format!("an invalid form: {error}")))?;
+        Ok((key(approval), request))
+    });
+    requests.collect()
+}
+
+/// The result of a call that waits for approval. The client sends the call again with its answers and the run's id.
+pub fn input_required(run: &Run) -> Result<InputRequiredResult, Problem> {
+    let requests = input_requests(run)?;
+    Ok(InputRequiredResult::new(
+        Some(requests),
+        Some(run.id.to_string()),
+    ))
+}
+
+fn key(approval: &PendingApproval) -> String {
+    format!("{}/{}", approval.run_id, approval.request.tool_call_id)
+}
+
+fn form(approval: &PendingApproval) -> Value {
+    let arguments = approval.request.arguments.get();
+    let message = format!(
+        "{} wants to call {} with {}",
+        approval.agent,
+        approval.request.tool,
+        shorten(arguments, MAX_ARGUMENTS)
+    );
+    let mut properties = json!({
+        "decision": {
+            "type": "string",
+            "title": "Decision",
+            "enum": ["approve", "deny"],
+        },
+        "reason": {
+            "type": "string",
+            "title": "Reason",
+            "description": "Why; the agent's model reads it if the call is denied.",
+        },
+    });
+    if !approval.request.truncated {
+        properties["arguments"] = json!({
+            "type": "string",
+            "title": "Arguments",
+            "description": "The JSON object that the tool is called with, if it is approved.",
+            "default": arguments,
+        });
+    }
+    json!({
+        "method": "elicitation/create",
+        "params": {
+            "mode": "form",
+            "message": message,
+            "requestedSchema": {
+                "type": "object",
+                "properties": properties,
+                "required": ["decision"],
+            },
+        },
+    })
+}
+
+/// Decides on the calls of the run that the client answered. Answers to other calls are ignored. Returns whether any
+/// decision was made.
+pub async fn apply(
+    state: &AppState,
+    principal: &Principal,
+    run: &Run,
+    responses: &InputResponses,
+) -> Result<bool, Problem> {
+    let mut is_decided = false;
+    for approval in &run.pending_approvals {
+        let key = key(approval);
+        let Some(response) = responses.get(&key) else {
+            continue;
+        };
+        let Some(decision) = decision(approval, response).map_err(|why| {
+            let pointer = json_pointer::join("/inputResponses", &key);
+            Problem::invalid_field(pointer, why)
+        })?
+        else {
+            continue;
+        };
+        let call = &approval.request.tool_call_id;
+        match approvals::apply(state, principal, approval.run_id, call, decision).await {
+            Ok(_) => is_decided = true,
+            // Somebody else was quicker.
+            Err(problem) if problem.code() == ProblemCode::NothingWaits.as_str() => {}
+            Err(problem) => return Err(problem),
+        }
+    }
+    Ok(is_decided)
+}
+
+/// `None` if the user closed the form without a decision.
+fn decision(
+    approval: &PendingApproval,
+    response: &Value,
+) -> Result<Option<DecisionRequest>, String> {
+    let response = ElicitResult::deserialize(response).map_err(|error| error.to_string())?;
+    match response.action {
+        ElicitationAction::Accept => {}
+        ElicitationAction::Decline => {
+            return Ok(Some(DecisionRequest::deny(Some(DECLINED.to_owned()))));
+        }
+        _ => return Ok(None),
+    }
+    let content = response.content.unwrap_or_default();
+    let content = FormContent::deserialize(content).map_err(|error| error.to_string())?;
+    match content.decision {
+        None => Err("its content has no decision: \"approve\" or \"deny\"".to_owned()),
+        Some(FormDecision::Deny) => Ok(Some(DecisionRequest::deny(content.reason))),
+        Some(FormDecision::Approve) => {
+            let arguments = changed_arguments(approval, content.arguments.as_deref())?;
+            Ok(Some(DecisionRequest::approve(arguments, content.reason)))
+        }
+    }
+}
+
+/// The arguments of the form; `None` if they are the model's.
+fn changed_arguments(
+    approval: &PendingApproval,
+    text: Option<&str>,
+) -> Result<Option<Map<String, Value>>, String> {
+    let Some(text) = text.filter(|text| !text.trim().is_empty()) else {
+        return Ok(None);
+    };
+    let arguments: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| format!("its arguments are not a JSON object: {error}"))?;
+    let original = serde_json::from_str(approval.request.arguments.get()).ok();
+    Ok(Some(arguments).filter(|changed| original.as_ref() != Some(changed)))
+}

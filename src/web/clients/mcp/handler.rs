@@ -1,0 +1,210 @@
+//! `POST /mcp`: reads one message, checks what it says about its version, and calls the method.
+
+use std::convert::Infallible;
+
+use axum::extract::{Request, State};
+use axum::http::header::HeaderName;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream;
+use rmcp::model::{CancelledNotificationParam, ErrorCode, JsonObject};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::KeyScope;
+use crate::domain::run::RunId;
+use crate::web::auth::Principal;
+use crate::web::clients::mcp::call::{CallOutcome, SESSION_HEADER, call};
+use crate::web::clients::mcp::call_stream::{CallStream, Frame};
+use crate::web::clients::mcp::open_calls::CallKey;
+use crate::web::clients::mcp::protocol::Caller;
+use crate::web::clients::mcp::rpc::{Message, RpcError, RpcRequest};
+use crate::web::clients::mcp::server_info::{self, complete};
+use crate::web::clients::mcp::{resources, tasks, tools};
+use crate::web::error::{Problem, quote};
+use crate::web::extract::link_prefix::LinkPrefix;
+use crate::web::extract::request_body::{self, RequestBody, unsupported_media_type};
+use crate::web::response::json::json_response;
+use crate::web::response::sse;
+use crate::web::routes::events::wants_stream;
+use crate::web::state::AppState;
+
+const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
+const COMMENT: &str = ":\n\n";
+
+pub async fn post(
+    State(state): State<AppState>,
+    principal: Principal,
+    links: LinkPrefix,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    let limits = state.settings.body_limits();
+    let body = match request_body::read(&parts.headers, body, limits).await? {
+        RequestBody::Json(bytes) => bytes,
+        RequestBody::Empty => Bytes::new(),
+        RequestBody::Text(_) => return Err(unsupported_media_type("text/plain")),
+        RequestBody::Form(_) => {
+            return Err(unsupported_media_type(request_body::FORM_CONTENT_TYPE));
+        }
+    };
+    let message = match Message::parse(&body) {
+        Ok(message) => message,
+        Err(error) => return Ok(json_response(error.status, &error.response(None))),
+    };
+    match message {
+        Message::Request(request) => {
+            let responded = respond(&state, &principal, &links, &parts.headers, &request).await;
+            Ok(responded.unwrap_or_else(|error| {
+                json_response(error.status, &error.response(Some(&request.id)))
+            }))
+        }
+        Message::Notification { method, params } => {
+            if method == "notifications/cancelled" {
+                cancel_call(&state, &principal, &parts.headers, params);
+            }
+            Ok(StatusCode::ACCEPTED.into_response())
+        }
+        Message::Response => Ok(StatusCode::ACCEPTED.into_response()),
+    }
+}
+
+/// Cancels a call of a client of an earlier version.
+fn cancel_call(state: &AppState, principal: &Principal, headers: &HeaderMap, params: JsonObject) {
+    let params = CancelledNotificationParam::deserialize(Value::Object(params)).ok();
+    let request = params.and_then(|params| params.request_id);
+    let session = headers.get(SESSION_HEADER).and_then(|id| id.to_str().ok());
+    let key = request.and_then(|id| CallKey::new(principal.key_name(), session, &id));
+    if let Some(key) = key {
+        state.mcp_calls.cancel(&key);
+    }
+}
+
+async fn respond(
+    state: &AppState,
+    principal: &Principal,
+    links: &str,
+    headers: &HeaderMap,
+    request: &RpcRequest,
+) -> Result<Response, RpcError> {
+    let caller = Caller::read(request, headers)?;
+    match request.method.as_str() {
+        "initialize" if !caller.is_modern => {
+            let mut response = success(request, &caller, server_info::initialize(request)?)?;
+            let session = RunId::new().0.to_string();
+            if let Ok(session) = HeaderValue::try_from(session) {
+                response.headers_mut().insert(SESSION_HEADER, session);
+            }
+            Ok(response)
+        }
+        "ping" if !caller.is_modern => success(request, &caller, JsonObject::new()),
+        "server/discover" => success(request, &caller, server_info::discover()),
+        "tools/list" => {
+            require_any(principal, &[KeyScope::Run, KeyScope::Read])?;
+            success(request, &caller, tools::list(state, principal))
+        }
+        "tools/call" => {
+            let outcome = call(state, principal, headers, &caller, request).await?;
+            Ok(call_response(headers, request, outcome).await)
+        }
+        "resources/list" => {
+            let list = resources::list(state, principal, request).await?;
+            success(request, &caller, list)
+        }
+        "resources/templates/list" => success(request, &caller, resources::templates()),
+        "resources/read" => {
+            let read = resources::read(state, principal, links, &caller, request).await?;
+            success(request, &caller, read)
+        }
+        "tasks/get" if caller.is_modern => {
+            let task = tasks::get(state, principal, &caller, request).await?;
+            success(request, &caller, task)
+        }
+        "tasks/update" if caller.is_modern => {
+            let updated = tasks::update(state, principal, &caller, request).await?;
+            success(request, &caller, updated)
+        }
+        "tasks/cancel" if caller.is_modern => {
+            let cancelled = tasks::cancel(state, principal, &caller, request).await?;
+            success(request, &caller, cancelled)
+        }
+        method => Err(unknown_method(method, &caller)),
+    }
+}
+
+fn require_any(principal: &Principal, scopes: &[KeyScope]) -> Result<(), Problem> {
+    match scopes.iter().any(|scope| principal.has_scope(*scope)) {
+        true => Ok(()),
+        false => principal.require_scope(scopes[0]),
+    }
+}
+
+fn unknown_method(method: &str, caller: &Caller) -> RpcError {
+    let message = format!("there is no method {}", quote(method));
+    let error = RpcError::new(ErrorCode::METHOD_NOT_FOUND, message);
+    match caller.is_modern {
+        true => error.with_status(StatusCode::NOT_FOUND),
+        // Clients of earlier versions take 404 for the end of their session.
+        false => error,
+    }
+}
+
+fn success(
+    request: &RpcRequest,
+    caller: &Caller,
+    result: impl Serialize,
+) -> Result<Response, RpcError> {
+    let result = complete(result, caller.is_modern)?;
+    let response = json!({ "jsonrpc": "2.0", "id": request.id, "result": result });
+    Ok(json_response(StatusCode::OK, &response))
+}
+
+/// The result, or a stream that ends with it. A client that takes no stream waits for the result alone.
+async fn call_response(
+    headers: &HeaderMap,
+    request: &RpcRequest,
+    outcome: CallOutcome,
+) -> Response {
+    let (run, mut response) = match outcome {
+        CallOutcome::Result { result, run } => {
+            let response = json!({ "jsonrpc": "2.0", "id": request.id, "result": result });
+            (run, json_response(StatusCode::OK, &response))
+        }
+        CallOutcome::Waiting(stream) if wants_stream(headers) => {
+            (Some(stream.run()), stream_response(stream))
+        }
+        CallOutcome::Waiting(stream) => {
+            let run = stream.run();
+            (Some(run), last_response(stream).await)
+        }
+    };
+    if let Some(run) = run
+        && let Ok(run) = HeaderValue::try_from(run.to_string())
+    {
+        response.headers_mut().insert(RUN_ID, run);
+    }
+    response
+}
+
+fn stream_response(stream: Box<CallStream>) -> Response {
+    sse::response(stream::unfold(stream, |mut stream| async move {
+        let chunk = match stream.next().await? {
+            Frame::KeepAlive => COMMENT.to_owned(),
+            Frame::Notification(message) | Frame::Response(message) => {
+                format!("event: message\ndata: {message}\n\n")
+            }
+        };
+        Some((Ok::<_, Infallible>(Bytes::from(chunk)), stream))
+    }))
+}
+
+async fn last_response(mut stream: Box<CallStream>) -> Response {
+    while let Some(frame) = stream.next().await {
+        if let Frame::Response(message) = frame {
+            return json_response(StatusCode::OK, &message);
+        }
+    }
+    // The client has cancelled the call.
+    StatusCode::ACCEPTED.into_response()
+}
