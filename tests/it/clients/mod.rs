@@ -1,3 +1,4 @@
 //! Other protocols over the same runs.
 
+mod mcp;
 mod openai;

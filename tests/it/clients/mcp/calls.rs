@@ -1,0 +1,304 @@
+//! Agents as tools: arguments, results, progress, cancellation, approvals by form.
+
+use serde_json::{Value, json};
+
+use crate::clients::mcp::{client, legacy, messages, post, read_until, result, text};
+use crate::support::app::{TestApp, send};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{delegates, fails, hangs, says};
+use crate::tools::approvals::{careful, writes, wrote};
+
+#[tokio::test]
+async fn agents_are_tools() {
+    let app = TestApp::setup()
+        .agent("planner", "description = \"Plans a journey.\"")
+        .agent("reader", "")
+        .agent("broken", "max_turns = \"many\"")
+        .spawn()
+        .await;
+    let tools = client(&app).result("tools/list", json!({})).await;
+    assert_eq!(
+        (&tools["ttlMs"], &tools["cacheScope"]),
+        (&json!(0), &json!("private"))
+    );
+    insta::assert_json_snapshot!(tools["tools"]);
+}
+
+#[tokio::test]
+async fn a_call_returns_the_text_and_what_it_cost() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let answer = says("Take the train.").with_usage(12, 3);
+    app.provider.will("solo", [answer]);
+    let arguments = json!({ "input": "To Rome", "context": "It is May." });
+    let params = json!({ "name": "solo", "arguments": arguments });
+    let got = client(&app).send("tools/call", params).await;
+    let result = result(&got);
+    assert_eq!(text(&result), "Take the train.");
+    assert_eq!(
+        (&result["isError"], &result["resultType"]),
+        (&json!(false), &json!("complete"))
+    );
+    let meta = &result["_meta"];
+    assert_eq!(meta["axed/run_id"], got.header("x-run-id"));
+    assert_eq!(meta["axed/usage"]["input_tokens"], 12);
+    assert_eq!(meta["axed/usage"]["output_tokens"], 3);
+    let run = app.find(got.header("x-run-id")).await;
+    assert_eq!(
+        (run.status(), run.output()),
+        ("completed", "Take the train.")
+    );
+    let request = app.provider.requests().remove(0);
+    assert_eq!(request.user_messages(), ["To Rome\n\nContext:\nIt is May."]);
+}
+
+#[tokio::test]
+async fn json_answers_are_structured_content() {
+    let app = TestApp::setup()
+        .agent(
+            "solo",
+            "[params]\nresponse_format = { type = \"json_object\" }",
+        )
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("{\"days\": 3}")]);
+    let result = client(&app)
+        .call("solo", json!({ "input": "How long?" }))
+        .await;
+    assert_eq!(result["structuredContent"], json!({ "days": 3 }));
+    assert_eq!(text(&result), "{\"days\": 3}");
+}
+
+#[tokio::test]
+async fn a_failed_run_is_a_tool_error_with_its_code() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [fails(400, "no such model")]);
+    let result = client(&app).call("solo", json!({ "input": "go" })).await;
+    assert_eq!(result["isError"], true);
+    assert!(
+        text(&result).starts_with("The agent solo failed: "),
+        "{result}"
+    );
+    assert_eq!(
+        result["_meta"]["axed/error"]["code"],
+        "provider_bad_request"
+    );
+}
+
+#[tokio::test]
+async fn wrong_arguments_are_errors_that_a_model_can_read() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let result = client(&app).call("solo", json!({ "inptu": "go" })).await;
+    assert_eq!(result["isError"], true);
+    assert_eq!(
+        text(&result),
+        "/inptu: unknown argument \"inptu\"; did you mean \"input\"?"
+    );
+    assert_eq!(result["_meta"]["axed/error"]["code"], "unknown_field");
+    let result = client(&app).call("solo", json!({ "input": 5 })).await;
+    assert_eq!(result["_meta"]["axed/error"]["code"], "invalid_field");
+
+    let params = json!({ "name": "nobody", "arguments": {} });
+    let error = client(&app).error(200, "tools/call", params).await;
+    assert_eq!(
+        (&error["code"], &error["data"]["code"]),
+        (&json!(-32602), &json!("agent_not_found"))
+    );
+}
+
+#[tokio::test]
+async fn calls_of_one_session_continue_a_conversation() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("Hello Ada"), says("Ada")]);
+    for input in ["I am Ada", "Who am I?"] {
+        let arguments = json!({ "input": input, "session": "ada" });
+        client(&app).call("solo", arguments).await;
+    }
+    let request = app.provider.requests().remove(1);
+    assert!(
+        request.body.to_string().contains("Hello Ada"),
+        "{}",
+        request.body
+    );
+}
+
+#[tokio::test]
+async fn progress_comes_from_the_events_of_the_tree() {
+    let app = TestApp::setup()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [delegates([("reader", "read it")]), says("done")],
+    );
+    app.provider.will("reader", [says("summary")]);
+    let params = json!({
+        "name": "planner",
+        "arguments": { "input": "go" },
+        "_meta": { "progressToken": "p1" },
+    });
+    let got = client(&app).send("tools/call", params).await;
+    let messages = messages(&got);
+    let (last, progress) = messages.split_last().expect("messages");
+    assert_eq!(text(&last["result"]), "done");
+    let mut numbers = Vec::new();
+    let mut texts = Vec::new();
+    for message in progress {
+        assert_eq!(message["method"], "notifications/progress");
+        let params = &message["params"];
+        assert_eq!(params["progressToken"], "p1");
+        numbers.push(params["progress"].as_f64().expect("a number"));
+        texts.push(params["message"].as_str().expect("a text"));
+    }
+    assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
+    for wanted in [
+        "planner: queued",
+        "planner: turn 1",
+        "planner: calls the agent reader: read it",
+        "reader: turn 1",
+    ] {
+        assert!(texts.contains(&wanted), "{wanted} is missing in {texts:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_closes_its_request_cancels_the_run() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [hangs()]);
+    let params = json!({
+        "name": "solo",
+        "arguments": { "input": "go" },
+        "_meta": { "progressToken": 1 },
+    });
+    let request = client(&app).request("tools/call", params);
+    let mut response = request.send().await.expect("a response");
+    let id = response.headers()["x-run-id"]
+        .to_str()
+        .expect("an id")
+        .to_owned();
+    read_until(&mut response, "turn 1").await;
+    drop(response);
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.status(), "cancelled");
+    let record = app.get(&format!("/runs/{id}")).await.json();
+    assert_eq!(record["cancel_reason"], "the client closed its request");
+}
+
+#[tokio::test]
+async fn an_earlier_client_cancels_a_call_by_a_notification() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [hangs()]);
+    let call = json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {
+        "name": "solo", "arguments": { "input": "go" }, "_meta": { "progressToken": 1 },
+    }});
+    let request = post(&app).header("mcp-session-id", "s1").json(&call);
+    let mut response = request.send().await.expect("a response");
+    let id = response.headers()["x-run-id"]
+        .to_str()
+        .expect("an id")
+        .to_owned();
+    read_until(&mut response, "turn 1").await;
+    let cancelled = json!({
+        "jsonrpc": "2.0",
+        "method": "notifications/cancelled",
+        "params": { "requestId": 7, "reason": "no longer wanted" },
+    });
+    for session in ["another", "s1"] {
+        let request = post(&app).header("mcp-session-id", session);
+        let got = send(request.json(&cancelled)).await;
+        assert_eq!(got.status, 202, "{}", got.text);
+    }
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.status(), "cancelled");
+}
+
+#[tokio::test]
+async fn an_approval_is_a_form_and_the_call_is_sent_again_with_it() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let client = client(&app).with_forms();
+    let arguments = json!({ "input": "write" });
+    let first = client.call("careful", arguments.clone()).await;
+    assert_eq!(first["resultType"], "input_required");
+    let requests = first["inputRequests"].as_object().expect("requests");
+    let (key, form) = requests.iter().next().expect("a request");
+    assert_eq!(form["method"], "elicitation/create");
+    let properties = &form["params"]["requestedSchema"]["properties"];
+    assert_eq!(properties["decision"]["enum"], json!(["approve", "deny"]));
+    let default = properties["arguments"]["default"].as_str().expect("JSON");
+    let default: Value = serde_json::from_str(default).expect("JSON");
+    assert_eq!(default, json!({ "path": "a", "content": "new" }));
+
+    let again = |response: Value| {
+        json!({
+            "name": "careful",
+            "arguments": arguments,
+            "requestState": first["requestState"],
+            "inputResponses": { key: response },
+        })
+    };
+    // A user who closes the form decides nothing.
+    let shown = client
+        .result("tools/call", again(json!({ "action": "cancel" })))
+        .await;
+    assert_eq!(shown["inputRequests"], first["inputRequests"]);
+    let edited = "{\"path\": \"b\", \"content\": \"other\"}";
+    let content = json!({ "decision": "approve", "arguments": edited });
+    let response = json!({ "action": "accept", "content": content });
+    let done = client.result("tools/call", again(response)).await;
+    assert_eq!(text(&done), "done");
+    assert_eq!((wrote(&app, "a"), wrote(&app, "b")), (false, true));
+}
+
+#[tokio::test]
+async fn an_earlier_client_waits_for_approvals_that_others_decide() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let called = legacy(
+        &app,
+        "tools/call",
+        json!({ "name": "careful", "arguments": { "input": "write" } }),
+    );
+    let decided = async {
+        let waiting = |got: &crate::support::app::ApiResponse| !got.json()["data"][0].is_null();
+        let pending = app.get_until("/approvals", waiting).await.json();
+        let (run, call) = (
+            &pending["data"][0]["run_id"],
+            &pending["data"][0]["tool_call_id"],
+        );
+        let path = format!(
+            "/runs/{}/approvals/{}",
+            run.as_str().unwrap(),
+            call.as_str().unwrap()
+        );
+        let decided = app.post(&path, &json!({ "decision": "approve" })).await;
+        assert_eq!(decided.status, 202, "{}", decided.text);
+    };
+    let (called, ()) = tokio::join!(called, decided);
+    assert_eq!(text(&result(&called)), "done");
+}
+
+#[tokio::test]
+async fn a_client_without_streams_waits_for_the_result() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
+    let params = json!({ "name": "solo", "arguments": { "input": "go" } });
+    let request = client(&app).request("tools/call", params);
+    let (client, request) = request.build_split();
+    let mut request = request.expect("a request");
+    request
+        .headers_mut()
+        .insert("accept", "application/json".parse().expect("a value"));
+    let called = client.execute(request);
+    let opened = async {
+        app.provider.wait_for_requests(1).await;
+        gate.open();
+    };
+    let (called, ()) = tokio::join!(called, opened);
+    let called = called.expect("a response");
+    assert_eq!(called.headers()["content-type"], "application/json");
+    let body: Value = called.json().await.expect("JSON");
+    assert_eq!(text(&body["result"]), "done");
+}
