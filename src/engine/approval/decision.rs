@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
@@ -15,6 +16,7 @@ use crate::domain::message::{ToolCall, shorten};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::approval::pause;
 use crate::engine::context::{Engine, RunContext};
+use crate::engine::replay::held_time;
 use crate::engine::replay::run_log::{self, RecordedCalls};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::approval_decision::{ApprovalDecision, MAX_ARGUMENTS_BYTES};
@@ -80,11 +82,15 @@ pub async fn await_decision(
         }
         DecisionLookup::Pending(pending) => {
             let limit = context.run.agent.approve_timeout;
-            let deadline =
+            let mut deadline =
                 limit.map(|limit| saturating_add(requested_at.unwrap_or_else(now), limit));
             let event = requested_at
                 .is_none()
                 .then(|| requested_event(turn, call, &name, deadline));
+            if let (Some(requested_at), Some(deadline)) = (requested_at, deadline.as_mut()) {
+                let held = held_time::since(context, requested_at).await?;
+                *deadline = deadline.checked_add(held).unwrap_or(Timestamp::MAX);
+            }
             pause::pause(context, PauseReason::Approval, event).await?;
             let received = receive_decision(context, pending, &call.id, deadline).await;
             if let Err(TurnError::Store(error)) = received {
@@ -170,15 +176,7 @@ async fn receive_decision(
 ) -> Result<ApprovalDecision, TurnError> {
     let timeout = async {
         match deadline {
-            Some(deadline) => {
-                let limit = context
-                    .run
-                    .agent
-                    .approve_timeout
-                    .map_or(0, |it| it.as_secs());
-                let remaining = deadline::remaining_time(now().duration_until(deadline), limit);
-                tokio::time::sleep(remaining).await;
-            }
+            Some(deadline) => time_out(context, deadline).await,
             None => std::future::pending().await,
         }
     };
@@ -209,6 +207,27 @@ async fn receive_decision(
     }
     committed?;
     Ok(decision)
+}
+
+/// Resolves at the deadline, which moves by the time that a client has paused the run.
+async fn time_out(context: &RunContext, deadline: Timestamp) {
+    let run = &context.run;
+    let limit = run.agent.approve_timeout.unwrap_or_default();
+    let mut remaining = deadline::remaining_time(now().duration_until(deadline), limit.as_secs());
+    loop {
+        // Subscribe before looking, so that no change is missed.
+        let mut changed = pin!(run.tree.root_permit.changed.notified());
+        changed.as_mut().enable();
+        if run.is_held() {
+            changed.await;
+            continue;
+        }
+        let since = Instant::now();
+        tokio::select! {
+            () = tokio::time::sleep(remaining) => return,
+            () = changed => remaining = remaining.saturating_sub(since.elapsed()),
+        }
+    }
 }
 
 /// Decides on a call, and returns once the decision is committed. A call of an earlier process can be decided before

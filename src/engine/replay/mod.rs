@@ -1,5 +1,6 @@
 //! Runs that start from what is recorded: after a restart or a store failure, and in tests.
 
+pub mod held_time;
 pub mod history;
 pub mod playback;
 pub mod recording;

@@ -284,6 +284,27 @@ async fn a_call_that_is_approved_during_a_pause_waits_for_the_resume() {
 }
 
 #[tokio::test]
+async fn the_time_for_an_approval_is_paused_too() {
+    let mut app = careful("approve_timeout = 2").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let id = app.start("careful", "go").await.id().to_owned();
+    let request = requests(&app, &id, 1).await.remove(0);
+    pause(&app, &id).await;
+    for _ in 0..2 {
+        // As much time passes as a person has.
+        app.provider.will("solo", [hangs()]);
+        let other = app.start_with("solo", json!({"timeout": 2})).await;
+        assert_eq!(other.wait_for_end().await.failure().0, "timeout");
+        app.crash_and_restart().await;
+    }
+    waits_for(&app, &id, "approval").await;
+    resume(&app, &id).await;
+    approve(&app, &request).await;
+    completed(&app, &id, "done").await;
+    assert!(wrote(&app, "a"));
+}
+
+#[tokio::test]
 async fn a_queued_run_waits_once_it_has_a_slot() {
     let app = reader().config("[runs]\nmax_running = 1\n").spawn().await;
     app.provider.will("other", [hangs()]);

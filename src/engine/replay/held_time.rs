@@ -1,0 +1,120 @@
+//! How long a client has paused a run, from the events of its tree.
+
+use std::collections::HashSet;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+
+use crate::domain::event::ResumeCause;
+use crate::domain::run::{RunId, now};
+use crate::engine::context::RunContext;
+use crate::store::StoreError;
+use crate::store::events::EventQuery;
+
+const PAGE_SIZE: usize = 1000;
+
+/// How long the run, or one above it, was paused since then. Until now, if it is.
+pub async fn since(context: &RunContext, start: Timestamp) -> Result<SignedDuration, StoreError> {
+    let runs = context.run.self_and_ancestors().map(|run| run.scope.run);
+    let mut pauses = Pauses {
+        runs: runs.collect(),
+        ..Pauses::default()
+    };
+    let store = context.engine.journal.store();
+    let mut query = EventQuery {
+        root: context.run.scope.root,
+        run: context.run.scope.root,
+        exclude_descendants: false,
+        after: 0,
+        limit: PAGE_SIZE,
+    };
+    loop {
+        let page = store.events(query).await?;
+        let Some(last) = page.last() else {
+            return Ok(pauses.total(start, now()));
+        };
+        query.after = last.seq;
+        for event in page {
+            pauses.apply(&event.name, &event.data);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Pauses {
+    runs: HashSet<RunId>,
+    paused: HashSet<RunId>,
+    /// When the first of the paused runs was paused.
+    since: Option<Timestamp>,
+    ended: Vec<(Timestamp, Timestamp)>,
+}
+
+impl Pauses {
+    fn apply(&mut self, name: &str, data: &str) {
+        #[derive(Deserialize)]
+        struct PauseEvent {
+            run_id: RunId,
+            time: Timestamp,
+            cause: Option<ResumeCause>,
+        }
+        if !["run.paused", "run.resumed"].contains(&name) {
+            return;
+        }
+        let Ok(event) = serde_json::from_str::<PauseEvent>(data) else {
+            return;
+        };
+        let is_restart = event.cause == Some(ResumeCause::Restart);
+        if is_restart || !self.runs.contains(&event.run_id) {
+            return;
+        }
+        if name == "run.paused" {
+            self.paused.insert(event.run_id);
+            self.since.get_or_insert(event.time);
+        } else if self.paused.remove(&event.run_id) && self.paused.is_empty() {
+            let since = self.since.take().unwrap_or(event.time);
+            self.ended.push((since, event.time));
+        }
+    }
+
+    fn total(&self, start: Timestamp, end: Timestamp) -> SignedDuration {
+        let open = self.since.map(|since| (since, end));
+        let pauses = self.ended.iter().copied().chain(open);
+        pauses
+            .map(|(from, to)| from.max(start).duration_until(to))
+            .filter(SignedDuration::is_positive)
+            .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::{SignedDuration, Timestamp};
+
+    use super::Pauses;
+    use crate::domain::run::RunId;
+
+    #[test]
+    fn pauses_of_a_run_and_of_those_above_it_count_once() {
+        let [run, parent, other] = [RunId::new(), RunId::new(), RunId::new()];
+        let mut pauses = Pauses {
+            runs: [run, parent].into(),
+            ..Pauses::default()
+        };
+        let at = |second: i64| Timestamp::from_second(second).expect("a time");
+        let mut apply = |name: &str, of: RunId, second: i64, cause: &str| {
+            let event = serde_json::json!({"run_id": of, "time": at(second), "cause": cause});
+            pauses.apply(name, &event.to_string());
+        };
+        apply("run.paused", parent, 10, "request");
+        apply("run.paused", run, 20, "request");
+        apply("run.paused", other, 21, "request");
+        apply("run.resumed", run, 25, "restart");
+        apply("run.resumed", parent, 30, "request");
+        apply("run.resumed", run, 40, "request");
+        apply("run.paused", run, 60, "request");
+        let total = |start: i64| pauses.total(at(start), at(65));
+        assert_eq!(total(0), SignedDuration::from_secs(35));
+        assert_eq!(total(35), SignedDuration::from_secs(10));
+        assert_eq!(total(50), SignedDuration::from_secs(5));
+    }
+}
