@@ -6,9 +6,11 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::cli::home::{Ended, ended};
+use crate::forks::fork;
 use crate::support::app::TestApp;
 use crate::support::daemon::axed_command;
 use crate::support::provider::answer::{calls, delegates, fails, says};
+use crate::tools::approvals::{decide, requests};
 
 /// Runs a command in the directory of the app.
 pub async fn axed(app: &TestApp, arguments: &[&str]) -> Ended {
@@ -384,4 +386,43 @@ async fn secrets_of_the_operator_are_left_out() {
         refused.text
     );
     assert_eq!(refused.json()["code"], "not_recorded");
+}
+
+#[tokio::test]
+async fn a_fork_with_copied_approvals_is_a_test() {
+    let agent =
+        "tools = [\"write_file\", \"grep\"]\napprove = [\"write_file\"]\nworkdir = \"work\"";
+    let app = TestApp::setup()
+        .agent("careful", agent)
+        .file("work/x", "")
+        .spawn()
+        .await;
+    let writes = |path: &str| {
+        let arguments = json!({"path": path, "content": "new"});
+        calls([("write_file", arguments)])
+    };
+    let last = [writes("c"), says("done")];
+    app.provider.will("careful", [writes("a"), writes("b")]);
+    app.provider.will("careful", last);
+    let id = app.start("careful", "go").await.id().to_owned();
+    for (number, decision) in [(1, "approve"), (2, "deny"), (3, "approve")] {
+        let request = requests(&app, &id, number).await.remove(number - 1);
+        decide(&app, &request, json!({"decision": decision})).await;
+    }
+    app.find(&id).await.wait_for_end().await;
+    app.provider.will("careful", [says("ended otherwise")]);
+    let forked = fork(&app, &id, &json!({"at": {"turn": 4}})).await;
+    assert_eq!(forked.output(), "ended otherwise");
+    save(&app, forked.id(), "tests/fork.toml").await;
+    let recording = read(&app, "tests/fork.toml");
+    assert_eq!(recording.matches("\"approved\"").count(), 2, "{recording}");
+    tested(&app, 0, &[]).await;
+    // An approval that is not needed any more is a difference.
+    app.write_agent(
+        "careful",
+        &agent.replace("approve = [\"write_file\"]\n", ""),
+    );
+    let failed = tested(&app, 1, &[]).await;
+    let divergence = &failed["attempts"][0]["divergence"];
+    assert_eq!(divergence["field"], "approval of write_file", "{failed}");
 }

@@ -276,7 +276,9 @@ impl Playback {
         let mut state = self.state();
         let recorded = self.recorded_result(&state, run, call);
         let decision = recorded.and_then(|result| result.decision);
-        if recorded.is_some() && decision.is_some() != needs_approval {
+        // A copied call that failed may have been denied: its recording does not say so.
+        let is_known = recorded.is_some_and(|it| decision.is_some() || !it.is_error);
+        if is_known && decision.is_some() != needs_approval {
             let describe = |needed| if needed { "needed" } else { "not needed" };
             let difference = Difference::new(
                 &format!("approval of {}", call.name),

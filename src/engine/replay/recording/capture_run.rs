@@ -11,8 +11,9 @@ use crate::domain::context::Compaction;
 use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::recording::{
-    CallRecording, CompactionRecording, ErrorRecording, HistoryMessage, HistoryResult, HistoryRole,
-    OutcomeRecording, ResultRecording, RunRecording, TurnRecording, UsageRecording,
+    CallRecording, CompactionRecording, DecisionRecording, ErrorRecording, HistoryMessage,
+    HistoryResult, HistoryRole, OutcomeRecording, ResultRecording, RunRecording, TurnRecording,
+    UsageRecording,
 };
 use crate::domain::run::{Run, Scope};
 use crate::engine::context::Engine;
@@ -117,7 +118,14 @@ fn complete(recording: &mut RunRecording, run: &Run, events: &RunEvents, agent: 
         let call = turn.and_then(|turn| turn.calls.get(result.position - 1));
         if let Some(call) = call {
             result.tool.clone_from(&call.tool);
-            result.decision = events.decisions.get(&call.id).copied();
+            // Copied steps have no events: such a call was approved in the source, unless it failed before.
+            let is_copied = run
+                .fork
+                .as_ref()
+                .is_some_and(|fork| result.turn <= fork.copied_turns);
+            let copied = (is_copied && !result.is_error && agent.approve.contains(&call.tool))
+                .then_some(DecisionRecording::Approved);
+            result.decision = events.decisions.get(&call.id).copied().or(copied);
         }
     }
     recording
