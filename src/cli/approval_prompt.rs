@@ -8,13 +8,19 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 
 use crate::cli::client::{Client, ClientError};
+use crate::cli::edit_arguments;
 use crate::cli::output;
 use crate::cli::pending::PendingCall;
 use crate::domain::run::{RunId, Status};
-use crate::domain::terminal_text::sanitize_line;
+use crate::domain::terminal_text::{escape_json, sanitize_line};
 
 /// HTTP's status for a call that somebody else has decided.
 const CONFLICT: u16 = 409;
+
+/// HTTP's status for arguments that do not fit the tool's schema.
+const UNPROCESSABLE: u16 = 422;
+
+const QUESTION: &str = "Approve? [y/n/e] ";
 
 /// Most seconds of one request for the run. If a call has come to wait just before the request, the daemon responds only at
 /// the end of this time.
@@ -109,49 +115,102 @@ impl<'a> ApprovalPrompt<'a> {
     }
 
     async fn ask_and_decide(&mut self, root: &str, call: &PendingCall) -> anyhow::Result<()> {
-        let answer = loop {
-            match self.ask("Approve? [y/n] ", root, call).await? {
+        // What the user has typed in the editor, and the arguments that it has.
+        let mut edited: Option<(String, Value)> = None;
+        loop {
+            let line = match self.ask(QUESTION, root, call).await? {
                 Answer::Changed => return Ok(()),
                 Answer::Line(None) => {
                     output::eprint_line(format_args!(""));
                     self.show_command("stdin is closed", call);
                     return Ok(());
                 }
-                Answer::Line(Some(line)) => match line.trim().to_lowercase().as_str() {
-                    "y" | "yes" => break true,
-                    "n" | "no" => break false,
-                    _ => output::eprint_line(format_args!("Type y to approve or n to deny.")),
-                },
-            }
-        };
-        let mut reason = None;
-        if !answer {
-            match self
-                .ask("Reason for the model (Enter for none): ", root, call)
-                .await?
-            {
-                Answer::Changed => return Ok(()),
-                Answer::Line(line) => reason = line.filter(|line| !line.trim().is_empty()),
+                Answer::Line(Some(line)) => line.trim().to_lowercase(),
+            };
+            match line.as_str() {
+                "y" | "yes" => {
+                    let arguments = edited.as_ref().map(|(_, arguments)| arguments);
+                    if self.decide(call, "approve", None, arguments).await? {
+                        return Ok(());
+                    }
+                }
+                "n" | "no" => return self.deny(root, call).await,
+                "e" | "edit" => edited = self.edit(call, edited).await?,
+                _ => output::eprint_line(format_args!(
+                    "Type y to approve, n to deny, or e to edit the arguments."
+                )),
             }
         }
-        let decision = if answer { "approve" } else { "deny" };
-        let run = call.run_id.to_string();
+    }
+
+    async fn deny(&mut self, root: &str, call: &PendingCall) -> anyhow::Result<()> {
+        let question = "Reason for the model (Enter for none): ";
+        let Answer::Line(line) = self.ask(question, root, call).await? else {
+            return Ok(());
+        };
+        let reason = line.filter(|line| !line.trim().is_empty());
         let reason = reason.as_deref().map(str::trim);
-        match self
-            .client
-            .decide(&run, &call.tool_call_id, decision, reason, None)
+        self.decide(call, "deny", reason, None).await.map(drop)
+    }
+
+    /// Sends a decision; false if the user has to correct the arguments.
+    async fn decide(
+        &self,
+        call: &PendingCall,
+        decision: &str,
+        reason: Option<&str>,
+        arguments: Option<&Value>,
+    ) -> anyhow::Result<bool> {
+        let run = call.run_id.to_string();
+        let client = self.client;
+        match client
+            .decide(&run, &call.tool_call_id, decision, reason, arguments)
             .await
         {
             Err(ClientError::ErrorResponse {
-                status: CONFLICT,
+                status: status @ (CONFLICT | UNPROCESSABLE),
                 detail,
                 ..
             }) => {
                 output::eprint_line(format_args!("axed: {detail}"));
-                Ok(())
+                Ok(status == CONFLICT)
             }
-            decided => Ok(decided.map(drop)?),
+            decided => Ok(decided.map(|_| true)?),
         }
+    }
+
+    /// Opens the arguments in an editor, as the user has left them before. Shows what the call gets, or why it gets
+    /// what it had.
+    async fn edit(
+        &self,
+        call: &PendingCall,
+        before: Option<(String, Value)>,
+    ) -> anyhow::Result<Option<(String, Value)>> {
+        let text = match &before {
+            Some((text, _)) => text.clone(),
+            None => {
+                let arguments = edit_arguments::whole_arguments(self.client, call).await?;
+                serde_json::to_string_pretty(&arguments)? + "\n"
+            }
+        };
+        let edited = edit_arguments::edit(&text).await;
+        let parsed = edited.and_then(|text| Ok((edit_arguments::parse(&text)?, text)));
+        Ok(match parsed {
+            Err(why) => {
+                output::eprint_line(format_args!("axed: {why}; nothing is changed"));
+                before
+            }
+            Ok((_, new)) if new == text => {
+                output::eprint_line(format_args!("Nothing is changed."));
+                before
+            }
+            Ok((arguments, text)) => {
+                let shown = serde_json::to_string_pretty(&arguments).unwrap_or_default();
+                let shown = escape_json(&shown);
+                output::eprint_line(format_args!("With these arguments:\n{shown}"));
+                Some((text, arguments))
+            }
+        })
     }
 
     /// Shows a question and reads a line, unless the call is decided elsewhere or its run ends in between.

@@ -24,6 +24,7 @@ mod config;
 mod data;
 mod demo;
 mod dry_run;
+mod edit_arguments;
 mod event_lines;
 mod exit;
 mod gc;

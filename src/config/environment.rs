@@ -18,6 +18,13 @@ pub fn client_server() -> Option<String> {
     env_value(&process_environment(), "AXED_SERVER").map(|server| server.trim().to_owned())
 }
 
+/// The user's editor with its arguments: `VISUAL` or `EDITOR`.
+pub fn editor() -> Option<String> {
+    let environment = process_environment();
+    let editor = env_value(&environment, "VISUAL").or_else(|| env_value(&environment, "EDITOR"));
+    editor.map(str::to_owned)
+}
+
 /// The user's home directory, for paths in agent files that start with `~`.
 pub fn home_dir() -> Option<PathBuf> {
     std::env::home_dir().filter(|home| !home.as_os_str().is_empty())

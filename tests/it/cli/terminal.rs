@@ -17,6 +17,10 @@ struct Terminal {
 
 impl Terminal {
     fn start(home: &Home, arguments: &str) -> Self {
+        Self::start_with(home, arguments, &[])
+    }
+
+    fn start_with(home: &Home, arguments: &str, environment: &[(&str, &str)]) -> Self {
         let axed = home.command(&[]);
         let mut command = Command::new("script");
         command
@@ -32,6 +36,7 @@ impl Terminal {
                     .get_envs()
                     .filter_map(|(name, value)| Some((name, value?))),
             )
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true);
@@ -88,11 +93,13 @@ async fn a_person_approves_a_call_at_the_prompt() {
         .wait_for("fixer waits for approval of write_file")
         .await;
     terminal.wait_for("note.md").await;
-    terminal.wait_for("Approve? [y/n] ").await;
+    terminal.wait_for("Approve? [y/n/e] ").await;
     assert!(!home.path().join("work/note.md").exists());
     terminal.type_line("maybe").await;
-    terminal.wait_for("Type y to approve or n to deny.").await;
-    terminal.wait_for("Approve? [y/n] ").await;
+    terminal
+        .wait_for("Type y to approve, n to deny, or e to edit")
+        .await;
+    terminal.wait_for("Approve? [y/n/e] ").await;
     terminal.type_line("y").await;
     terminal.wait_for("On it: wrote 5 bytes").await;
     assert_eq!(terminal.exit_code().await, Some(0));
@@ -103,7 +110,7 @@ async fn a_person_approves_a_call_at_the_prompt() {
 async fn a_person_denies_a_call_at_the_prompt_with_a_reason() {
     let home = careful_home();
     let mut terminal = Terminal::start(&home, "run fixer go");
-    terminal.wait_for("Approve? [y/n] ").await;
+    terminal.wait_for("Approve? [y/n/e] ").await;
     terminal.type_line("n").await;
     terminal.wait_for("Reason for the model").await;
     terminal.type_line("not on a Friday").await;
@@ -111,4 +118,37 @@ async fn a_person_denies_a_call_at_the_prompt_with_a_reason() {
     terminal.wait_for("not on a Friday").await;
     assert_eq!(terminal.exit_code().await, Some(0));
     assert!(!home.path().join("work/note.md").exists());
+}
+
+#[tokio::test]
+async fn a_person_edits_the_arguments_at_the_prompt() {
+    let home = careful_home();
+    // An editor that is a script: the first text is no JSON, the second lacks an argument.
+    home.write(
+        "edit.sh",
+        "n=$(cat runs 2>/dev/null | wc -l); echo >>runs\n\
+         case $n in\n\
+         0) echo 'no JSON' >\"$1\" ;;\n\
+         1) echo '{\"path\": \"note.md\"}' >\"$1\" ;;\n\
+         *) echo '{\"path\": \"note.md\", \"content\": \"better\"}' >\"$1\" ;;\n\
+         esac\n",
+    );
+    let mut terminal = Terminal::start_with(&home, "run fixer go", &[("EDITOR", "sh edit.sh")]);
+    terminal.wait_for("Approve? [y/n/e] ").await;
+    terminal.type_line("e").await;
+    terminal.wait_for("the arguments are not JSON").await;
+    terminal.wait_for("Approve? [y/n/e] ").await;
+    terminal.type_line("e").await;
+    terminal.wait_for("With these arguments:").await;
+    terminal.wait_for("Approve? [y/n/e] ").await;
+    terminal.type_line("y").await;
+    terminal.wait_for("content").await;
+    terminal.wait_for("Approve? [y/n/e] ").await;
+    terminal.type_line("e").await;
+    terminal.wait_for("better").await;
+    terminal.wait_for("Approve? [y/n/e] ").await;
+    terminal.type_line("y").await;
+    terminal.wait_for("On it: Note: a person changed").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
+    assert_eq!(home.read("work/note.md"), "better");
 }
