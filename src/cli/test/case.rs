@@ -1,8 +1,9 @@
 //! One test: a recording, run as often as the command line says.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use crate::cli::test::assertions::{self, Failed};
 use crate::cli::test::files::FoundFile;
@@ -161,10 +162,27 @@ impl Case {
         let text = accept::accept(&self.file.text, &file.recording, &file.ignore(), observed);
         let text = text.map_err(|error| invalid(error.to_string()))?;
         let changed = read_text(&text)?;
-        std::fs::write(&self.file.path, &text)
+        replace_file(&self.file.path, &text)
             .map_err(|error| invalid(format!("could not write the file: {error}")))?;
         Ok(changed)
     }
+}
+
+/// Readers, and a crash, find the file as it was or as it is to be.
+fn replace_file(path: &Path, text: &str) -> io::Result<()> {
+    // Through a link, whose target is the file.
+    let path = fs::canonicalize(path)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
+    let written = fs::write(&new, text)
+        .and_then(|()| fs::set_permissions(&new, fs::metadata(&path)?.permissions()))
+        .and_then(|()| fs::File::open(&new)?.sync_all())
+        .and_then(|()| fs::rename(&new, &path));
+    if written.is_err() {
+        // What cannot be removed is not read as a test: its name does not end in .toml.
+        let _ = fs::remove_file(&new);
+    }
+    written
 }
 
 fn read_text(text: &str) -> Result<ReadRecording, Outcome> {
