@@ -6,16 +6,22 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use crate::app;
+use crate::catalog::Rules;
+use crate::catalog::reload::Catalog;
 use crate::cli::agent_toml::inline_value;
 use crate::cli::check::{Report, check_agents};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::sources::Sources;
+use crate::config::Config;
 use crate::config::document::{self, Origin, Problem, ProblemKind};
 use crate::config::environment::process_environment;
 use crate::config::in_force::SettingInForce;
+use crate::config::known_keys::quote_key;
 use crate::config::lint;
 use crate::config::load::{self, LoadedConfig};
+use crate::config::positions::Positions;
+use crate::domain::suggestion;
 use crate::telemetry;
 
 #[derive(Debug, clap::Subcommand)]
@@ -75,6 +81,7 @@ fn check(strict: bool, format: FormatArgs, sources: Sources) -> anyhow::Result<E
     }
     problems.extend(lint::lint(&config, &positions));
     problems.extend(app::config_problems(&config, &positions));
+    problems.extend(budgets_of_missing_agents(&config, &positions));
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
     if file_exists || !problems.is_empty() {
         report.add_file(&file, &problems)?;
@@ -87,6 +94,30 @@ fn check(strict: bool, format: FormatArgs, sources: Sources) -> anyhow::Result<E
         check_agents(&mut report, &config, &[])?;
     }
     report.finish(strict)
+}
+
+/// Budgets that hold for no run, because there is no such agent.
+fn budgets_of_missing_agents(config: &Config, positions: &Positions) -> Vec<Problem> {
+    if config.budgets.iter().all(|budget| budget.agent.is_none()) {
+        return Vec::new();
+    }
+    let dirs = config.agents.dirs.clone();
+    let agents = Catalog::open(dirs, Rules::from_config(config)).current();
+    let names = || agents.entries.keys().map(String::as_str);
+    let mut problems = Vec::new();
+    for budget in &config.budgets {
+        let Some(agent) = budget.agent.as_deref() else {
+            continue;
+        };
+        if names().all(|name| name != agent) {
+            let path = format!("budgets.{}", quote_key(&budget.name));
+            let hint = suggestion::closest(agent, names());
+            let hint = hint.map(|name| format!("did you mean \"{name}\"?"));
+            let text = format!("{path}.match names the agent {agent}, but there is no such agent");
+            problems.push(positions.warning(&path, text).with_hint(hint));
+        }
+    }
+    problems
 }
 
 fn show(format: FormatArgs, sources: Sources) -> anyhow::Result<ExitCode> {

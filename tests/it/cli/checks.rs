@@ -234,6 +234,14 @@ scripts = ["scripts"]
 timeout = 5
 [prices."opnai/gpt-5"]
 input = 1
+[budgets.team]
+match = { agent = "ekho" }
+tokens = 1000
+per = "day"
+[budgets.known]
+match = { agent = "echo" }
+tokens = 1000
+per = "day"
 "#;
     home.write("config/axed.toml", config);
     let check = home.axed(&["config", "check"]).await;
