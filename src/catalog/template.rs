@@ -8,6 +8,8 @@ pub fn template(name: &str) -> String {
 
 const TEMPLATE: &str = r#"# An agent. Its name is this file's name without ".toml".
 # Every key is here; a key behind a # shows its default or an example.
+# To test it, save a run that went well, and play it back after each change, without a model:
+#   axed runs save RUN tests/{name}.toml && axed test
 
 name = "{name}"
 # Shown in lists, and to the models of agents that may call this one.

@@ -525,3 +525,12 @@ fn retention_applies_to_all_runs_or_to_one_status() {
          completed, count, failed"
     );
 }
+
+#[test]
+fn an_invalid_pattern_names_its_line_and_key() {
+    let text = "[data]\nredact = [\n  'sk-\\d+',\n  '(unclosed',\n]";
+    let error = error(text, &[]);
+    assert!(error.starts_with("DIR/axed.toml:4:3: "), "{error}");
+    assert!(error.contains("data.redact"), "{error}");
+    assert!(error.contains("unclosed"), "{error}");
+}

@@ -114,6 +114,14 @@ async fn a_key_forks_its_own_runs_only_and_what_an_operator_wrote_is_for_admins(
         let response = post(key, &path, body).await;
         assert_eq!(response.status, status, "{key} {}", response.text);
     }
+    let id = run["id"].as_str().expect("an id");
+    for path in ["turns", "turns/1", "recording"] {
+        for (key, status) in [("ada", 200), ("eve", 404), ("root", 200)] {
+            let request = app.request(Method::GET, &format!("/runs/{id}/{path}"));
+            let response = send(request.bearer_auth(key)).await;
+            assert_eq!(response.status, status, "{key} {path} {}", response.text);
+        }
+    }
 }
 
 #[tokio::test]
@@ -149,4 +157,22 @@ async fn a_deleted_run_cannot_be_forked() {
     let run = app.run("solo", "go").await;
     app.delete(&format!("/runs/{}", run.id())).await;
     assert_eq!(refuse(&app, run.id(), &json!({})).await["status"], 404);
+}
+
+#[tokio::test]
+async fn a_used_up_budget_refuses_forks() {
+    let app = TestApp::setup()
+        .config("[budgets.all]\ntokens = 50\nper = \"month\"\nalert_at = []")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("one").with_usage(40, 20)]);
+    let run = app.run("solo", "go").await;
+    let path = format!("/runs/{}/fork", run.id());
+    let response = app.post(&path, &json!({"at": {"turn": 1}})).await;
+    response.problem(429);
+    assert_eq!(response.json()["code"], "budget_exhausted");
+    let wait: u64 = response.header("retry-after").parse().expect("seconds");
+    assert!(wait > 0);
+    assert_eq!(app.provider.requests().len(), 1);
 }

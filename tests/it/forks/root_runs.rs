@@ -256,3 +256,38 @@ async fn a_fork_is_in_the_session_that_it_names_and_in_no_other() {
     let request = app.provider.requests().pop().expect("a request");
     assert_eq!(request.user_messages(), ["1", "2", "3"]);
 }
+
+#[tokio::test]
+async fn a_fork_that_is_accepted_survives_a_kill_before_its_first_request() {
+    let mut app = TestApp::setup()
+        .agent("solo", LISTS)
+        .agent("other", "")
+        .config("[runs]\nmax_running = 1")
+        .spawn()
+        .await;
+    app.provider.will("solo", [lists("one"), says("two")]);
+    let source = app.run("solo", "go").await.id().to_owned();
+    app.provider.will("other", [hangs(), says("done")]);
+    // It has the only slot, so that the fork is recorded and sends nothing.
+    let other = app.start("other", "go").await.id().to_owned();
+    app.provider.wait_for_request("other", 1).await;
+    let body = json!({"at": {"turn": 2}});
+    let forked = start_fork(&app, &source, &body).await.id().to_owned();
+    app.delete(&format!("/runs/{source}")).await;
+
+    app.crash_and_restart().await;
+    app.provider.will("solo", [says("three")]);
+    assert_eq!(app.find(&other).await.wait_for_end().await.output(), "done");
+    let run = app.find(&forked).await.wait_for_end().await;
+    assert_eq!(run.output(), "three");
+    assert_eq!(
+        (&run["turns"], &run["tree"]["model_calls"]),
+        (&json!(2), &json!(1))
+    );
+    let requests = app.provider.requests_for("solo");
+    assert_eq!(requests.len(), 3, "the first turn is not requested again");
+    assert_eq!(requests[2].body, requests[1].body);
+    let events = run.events().await;
+    assert_complete(&events);
+    assert_eq!(count(&events, "run.forked"), 1);
+}

@@ -103,6 +103,10 @@ async fn two_turns_are_two_batches_at_batch_prices() {
         );
         assert_eq!(seen[1].tool_results().len(), 1, "{:?}", seen[1]);
         assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
+        for (number, seen) in (1..).zip(&seen) {
+            let turn = run.get(&format!("/turns/{number}")).await.json();
+            assert_eq!(turn["request"]["body"], seen.body, "{agent} {turn}");
+        }
         let events = run.events().await;
         assert_eq!(count(&events, "batch.submitted"), 2);
         assert_eq!(count(&events, "model.warning"), 0);

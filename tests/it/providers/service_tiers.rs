@@ -81,6 +81,10 @@ async fn flex_is_sent_on_both_wires_and_costs_the_billed_tier() {
             let unset = json!({"params": {"service": "default"}});
             let run = app.run_with("solo", unset).await;
             assert_eq!(cost(&run), 200.0 * share, "{model}");
+            let turn = run.get("/turns/1").await.json();
+            let sent = app.provider.requests_for("gpt").pop().expect("a request");
+            assert_eq!(turn["request"]["body"], sent.body);
+            assert_eq!(turn["cost_usd"].as_f64(), run["tree"]["cost_usd"].as_f64());
         }
     }
 }

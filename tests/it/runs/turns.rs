@@ -4,10 +4,40 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::{TestApp, send};
+use crate::support::attachments::{base64, picture_part, png_with_suffix};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, fails, hangs, says};
 use crate::support::provider::recorded_request::Wire;
 use crate::support::run::Run;
+
+#[tokio::test]
+async fn a_turn_has_the_pictures_that_were_sent() {
+    for wire in [Wire::Anthropic, Wire::Openai, Wire::Responses] {
+        let app = TestApp::setup()
+            .agent(
+                "solo",
+                &format!(
+                    "model = \"{}/solo\"\ntools = [\"find_path\"]\nworkdir = \"work\"",
+                    wire.name()
+                ),
+            )
+            .file("work/a.md", "a")
+            .spawn()
+            .await;
+        let first = calls([("find_path", json!({"pattern": "*"}))]);
+        app.provider.will("solo", [first, says("A grey pixel.")]);
+        let picture = png_with_suffix("of a turn");
+        let input = json!([{"type": "text", "text": "look"}, picture_part(&picture)]);
+        let run = app.run_with("solo", json!({"input": input})).await;
+        for (number, seen) in (1..).zip(app.provider.requests()) {
+            let turn = run.get(&format!("/turns/{number}")).await;
+            let sent = std::str::from_utf8(&seen.bytes).expect("UTF-8");
+            assert!(sent.contains(&base64(&picture)), "{sent}");
+            let body = format!("\"body\":{sent}");
+            assert!(turn.text.contains(&body), "{number} {}", turn.text);
+        }
+    }
+}
 
 const QUICK: &str = "[retry]\nmax_retries = 1\ninitial_delay_ms = 1\nmax_delay_ms = 2";
 
