@@ -28,5 +28,6 @@ pub mod terminal_text;
 pub mod trace;
 pub mod usage;
 pub mod usage_sums;
+pub mod waiting_for;
 pub mod warning;
 pub mod webhook;

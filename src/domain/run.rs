@@ -14,6 +14,7 @@ use crate::domain::approval::ApprovalRequest;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
 
 /// The deepest tree that any configuration may allow, in levels below the root.
@@ -188,7 +189,7 @@ pub enum Status {
     Queued,
     /// Sending requests to its model, executing tools, or waiting for its children.
     Running,
-    /// Waiting for an approval, a batch of its provider, or waiting child runs.
+    /// Waiting for an approval, its client, a batch of its provider, or waiting child runs.
     Waiting,
     /// A cancel was requested; the run or some of its descendants have not ended yet.
     Cancelling,
@@ -406,18 +407,6 @@ pub struct PendingApproval {
     pub request: ApprovalRequest,
 }
 
-/// What a run, or all of its running children, waits for: the first that applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum WaitingFor {
-    /// An approval of a tool call.
-    Approval,
-    /// A client has paused the run, or one above it, and has to resume it.
-    Resume,
-    /// A batch that was submitted to a provider.
-    Batch,
-}
-
 impl Run {
     /// A run of that agent that is accepted now.
     pub fn queued(scope: &Scope, agent: String) -> Self {
@@ -461,10 +450,17 @@ impl Run {
         }
     }
 
-    /// Whether the run does nothing until a person resumes it, or decides on a call of it or of a descendant.
+    /// Whether the run does nothing until a person resumes it, or decides on a call of it or of a descendant, or until its
+    /// client sends the results of tools.
     pub fn waits_for_person(&self) -> bool {
+        let is_paused = self.waiting_for == Some(WaitingFor::Resume);
         self.status == Status::Waiting
-            && (!self.pending_approvals.is_empty() || self.waiting_for == Some(WaitingFor::Resume))
+            && (!self.pending_approvals.is_empty() || is_paused || self.waits_for_client())
+    }
+
+    /// Whether the run does nothing until its client sends the results of tools.
+    pub fn waits_for_client(&self) -> bool {
+        self.status == Status::Waiting && self.waiting_for == Some(WaitingFor::ClientTools)
     }
 
     /// The size in bytes of the texts of clients and models, which make up most of a record.

@@ -8,12 +8,14 @@ use std::time::Duration;
 use serde_json::Map;
 
 use crate::catalog::prompt::{self, PromptError, PromptParts, SystemPrompt};
+use crate::domain::agent::client_additions::ClientTool;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::overrides::ParamsOverride;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, Budget};
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
+use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::Message;
 use crate::domain::run::Scope;
 use crate::domain::warning::{Warning, WarningCode};
@@ -27,7 +29,17 @@ use crate::engine::workdir;
 use crate::providers::registry::ProviderHandle;
 use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
+use crate::tools::{call_agent, deferred, recall, subagent};
 use crate::workdirs::workdir::Workdir;
+
+/// Tools that agents get by settings of their own.
+const RESERVED_TOOLS: [&str; 5] = [
+    call_agent::NAME,
+    subagent::NAME,
+    recall::NAME,
+    deferred::TOOL_SEARCH,
+    deferred::TOOL_CALL,
+];
 
 #[derive(Clone, Debug)]
 pub struct Prompt {
@@ -92,6 +104,10 @@ pub async fn resolve_agent(
     }
     if let Some(workdir) = &overrides.workdir {
         overridden.workdir = Some(resolve_in_roots("workdir", workdir.clone(), engine).await?);
+    }
+    if !overrides.client.is_empty() {
+        check_client_tools(&overridden, &overrides.client.tools)?;
+        overridden.client = Some(Box::new(overrides.client.clone()));
     }
     check_params(engine, &overridden, &overrides.params)?;
     overrides.params.apply_to(&mut overridden.params);
@@ -290,6 +306,14 @@ fn assemble_prompt_blocking(
         max_file_bytes: engine.settings.max_context_file_bytes,
         memory: &memory,
     })?;
+    let text = match agent
+        .client
+        .as_ref()
+        .and_then(|it| it.instructions.as_deref())
+    {
+        Some(instructions) => append_instructions(text, instructions),
+        None => text,
+    };
     let omissions = omissions.iter();
     let warnings = omissions.map(|it| Warning::new(WarningCode::ContextFileLeftOut, it));
     Ok(Prompt {
@@ -298,6 +322,17 @@ fn assemble_prompt_blocking(
         memory_warning,
         warnings: warnings.collect(),
     })
+}
+
+/// Appends the instructions of the run's client to the agent's prompt.
+fn append_instructions(mut prompt: String, instructions: &str) -> String {
+    if !prompt.is_empty() {
+        prompt.truncate(prompt.trim_end().len());
+        prompt.push_str("\n\n");
+    }
+    prompt.push_str("## Instructions\n\n");
+    prompt.push_str(instructions);
+    prompt
 }
 
 /// Tools in the agent's file that the model is not offered.
@@ -324,12 +359,39 @@ fn is_empty(overrides: &Overrides) -> bool {
         params,
         timeout: _,
         budget,
+        client,
     } = overrides;
     model.is_none()
         && skill.is_none()
         && workdir.is_none()
         && params.is_empty()
         && *budget == Budget::default()
+        && client.is_empty()
+}
+
+/// Refuses tools of the client with the names of tools that the agent has or may get.
+fn check_client_tools(agent: &Agent, tools: &[ClientTool]) -> Result<(), StartError> {
+    let own = agent.tools.iter().map(String::as_str);
+    let own: BTreeSet<&str> = own.chain(RESERVED_TOOLS).collect();
+    let is_of_server = |name: &str| {
+        let mut servers = agent.mcp_servers.iter();
+        servers.any(|server| {
+            let rest = name.strip_prefix(server.name.as_str());
+            rest.is_some_and(|rest| rest.starts_with(TOOL_NAME_SEPARATOR))
+        })
+    };
+    let is_taken =
+        |tool: &&ClientTool| own.contains(tool.name.as_str()) || is_of_server(&tool.name);
+    match tools.iter().find(is_taken) {
+        None => Ok(()),
+        Some(tool) => Err(StartError::Override {
+            field: "tools",
+            reason: format!(
+                "agent {} has a tool {} of its own; give the client's tool another name",
+                agent.name, tool.name
+            ),
+        }),
+    }
 }
 
 /// Whether the agent allows the parameters of a request, and its model is not known to reject them.

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::catalog::LoadError;
 use crate::domain::agent::Budget;
+use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::model_ref::{ModelRef, ModelRefError};
 use crate::domain::agent::overrides::ParamsOverride;
 use crate::domain::agent::params::Params;
@@ -73,6 +74,8 @@ pub struct Overrides {
     pub params: ParamsOverride<ResponseFormat>,
     pub timeout: Option<Duration>,
     pub budget: Budget,
+    /// Instructions and tools of the client.
+    pub client: ClientAdditions,
 }
 
 /// A request's webhook, before it is checked.

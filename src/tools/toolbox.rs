@@ -6,6 +6,7 @@ use indexmap::IndexMap;
 
 use crate::config::AttachmentLimits;
 use crate::domain::agent::Agent;
+use crate::domain::agent::client_additions::ClientTool;
 use crate::domain::event::CalledTool;
 use crate::domain::json_schema::Schema;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
@@ -25,6 +26,8 @@ pub struct Toolbox {
     /// The names of the tools that are found by `tool_search` instead of being offered.
     deferred: Vec<String>,
     tools: IndexMap<String, Arc<dyn Tool>>,
+    /// The names of the tools that the client of the run executes.
+    client_tools: Vec<String>,
     /// MCP servers that could not list their tools.
     unavailable_servers: Vec<UnavailableServer>,
     workdir: Option<Arc<Workdir>>,
@@ -101,8 +104,14 @@ impl Toolbox {
             _ => !is_withheld(name) && (deferred.is_empty() || !name.contains(TOOL_NAME_SEPARATOR)),
         };
         let offered_tools = tools.iter().filter(|(name, _)| is_offered(name));
+        let offered_tools = offered_tools.map(|(_, tool)| tool.spec());
+        // A tool that the agent got since the run was accepted wins.
+        let client_tools = agent.client_tools().iter();
+        let client_tools = client_tools.filter(|tool| !tools.contains_key(&tool.name));
+        let client_specs = client_tools.clone().map(ClientTool::spec);
         Self {
-            offered_specs: offered_tools.map(|(_, tool)| tool.spec()).collect(),
+            offered_specs: offered_tools.chain(client_specs).collect(),
+            client_tools: client_tools.map(|tool| tool.name.clone()).collect(),
             deferred,
             tools,
             unavailable_servers: mcp_toolset.unavailable,
@@ -116,6 +125,16 @@ impl Toolbox {
     /// The tools that the model is offered.
     pub fn offered_specs(&self) -> &[ToolSpec] {
         &self.offered_specs
+    }
+
+    /// Whether the client of the run executes the tool with this name.
+    pub fn is_client_tool(&self, name: &str) -> bool {
+        self.client_tools.iter().any(|tool| tool == name)
+    }
+
+    /// A result of a tool that the client executed, cut as those of other tools.
+    pub fn limit_result(&self, text: String) -> String {
+        truncate_with_notice(text, self.max_result)
     }
 
     /// The names of the tools that `tool_search` finds.

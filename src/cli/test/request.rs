@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::overrides::{BudgetOverride, ParamsOverride};
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::recording::Recording;
@@ -49,6 +50,7 @@ pub fn run_request(
             params: table.params,
             timeout: table.timeout.map(std::time::Duration::from_secs),
             budget: budget.map_err(|error| format!("[request] budget: {error}"))?,
+            client: ClientAdditions::default(),
         },
         stream: table.stream,
         playback,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::{Effort, Params};
 use crate::domain::agent::retry::Retry;
@@ -19,6 +20,7 @@ use crate::domain::service::Service;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
 
+pub mod client_additions;
 pub mod descriptions;
 pub mod model_ref;
 pub mod overrides;
@@ -132,6 +134,16 @@ pub struct Agent {
     /// How long each such call waits; unset means without a limit.
     #[serde(default)]
     pub approve_timeout: Option<Duration>,
+    /// What the client of this run adds; not in files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<Box<ClientAdditions>>,
+}
+
+impl Agent {
+    /// The tools that the client of the run executes.
+    pub fn client_tools(&self) -> &[ClientTool] {
+        self.client.as_ref().map_or(&[], |client| &client.tools)
+    }
 }
 
 impl Default for Agent {
@@ -173,6 +185,7 @@ impl Default for Agent {
             webhook: None,
             approve: Vec::new(),
             approve_timeout: None,
+            client: None,
         }
     }
 }

@@ -40,7 +40,9 @@ pub async fn wait_for_person(engine: &Engine, id: RunId, seen: Option<&Run>) -> 
 fn has_changed(run: &Run, seen: Option<&Run>) -> bool {
     match seen {
         None => run.waits_for_person(),
-        Some(seen) => !run.waits_for_person() || !calls(run).eq(calls(seen)),
+        Some(seen) => {
+            !run.waits_for_person() || run.turns != seen.turns || !calls(run).eq(calls(seen))
+        }
     }
 }
 

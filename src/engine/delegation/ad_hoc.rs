@@ -24,6 +24,7 @@ pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
         budget: Budget::default(),
         memory: Memory::default(),
         webhook: None,
+        client: None,
         delegation: Delegation {
             max_depth: None,
             ..parent.delegation.clone()

@@ -29,6 +29,7 @@ pub fn merged(earlier: &Map<String, Value>, request: &RunRequest) -> Option<Arc<
         params,
         timeout,
         budget,
+        client: _,
     } = &request.overrides;
     let mut fields = Fields(earlier.clone());
     fields.set("context", request.context.as_ref());

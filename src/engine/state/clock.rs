@@ -2,7 +2,8 @@
 
 use tokio::time::Instant;
 
-use crate::domain::run::{WaitingFor, now};
+use crate::domain::run::now;
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::state::deadline::Deadline;
 use crate::engine::state::pause::{Pause, PauseEvent};
 use crate::store::Change;

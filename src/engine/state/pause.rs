@@ -3,7 +3,7 @@
 
 use tokio::time::Instant;
 
-use crate::domain::run::WaitingFor;
+use crate::domain::waiting_for::WaitingFor;
 
 /// What a call of a run, or its turn, waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub enum PauseReason {
     Queue,
     /// A call waits until a client resumes the run.
     CallHeld,
+    /// Calls wait for the client of the run, which executes them.
+    ClientTools,
     /// The turn itself, not a call, waits until a client resumes the run.
     TurnHeld,
     /// The turn itself, not a call, waits for its batch.
@@ -53,6 +55,7 @@ pub struct Calls {
     /// Calls that wait, or whose child run is paused, and a turn that waits: by what it is that they wait for.
     approvals: usize,
     resumes: usize,
+    clients: usize,
     batches: usize,
 }
 
@@ -109,9 +112,10 @@ impl Pause {
     /// What a paused run waits for: the first that applies to it or to one of its children.
     pub fn waiting_for(&self) -> WaitingFor {
         let calls = self.calls();
-        match (calls.approvals, calls.resumes) {
-            (0, 0) => WaitingFor::Batch,
-            (0, _) => WaitingFor::Resume,
+        match (calls.approvals, calls.resumes, calls.clients) {
+            (0, 0, 0) => WaitingFor::Batch,
+            (0, 0, _) => WaitingFor::ClientTools,
+            (0, _, _) => WaitingFor::Resume,
             _ => WaitingFor::Approval,
         }
     }
@@ -129,6 +133,7 @@ impl PauseReason {
         match self {
             Self::Approval => Some(WaitingFor::Approval),
             Self::CallHeld | Self::TurnHeld => Some(WaitingFor::Resume),
+            Self::ClientTools => Some(WaitingFor::ClientTools),
             Self::Batch => Some(WaitingFor::Batch),
             Self::Queue => None,
         }
@@ -136,7 +141,7 @@ impl PauseReason {
 
     fn is_of_call(self) -> bool {
         match self {
-            Self::Approval | Self::Queue | Self::CallHeld => true,
+            Self::Approval | Self::Queue | Self::CallHeld | Self::ClientTools => true,
             Self::TurnHeld | Self::Batch => false,
         }
     }
@@ -159,7 +164,7 @@ impl PauseEvent {
 
 impl Calls {
     fn waiting(self) -> usize {
-        self.approvals + self.resumes + self.batches
+        self.approvals + self.resumes + self.clients + self.batches
     }
 
     fn after(self, event: PauseEvent) -> Self {
@@ -214,6 +219,7 @@ impl Calls {
         Some(match reason? {
             WaitingFor::Approval => &mut self.approvals,
             WaitingFor::Resume => &mut self.resumes,
+            WaitingFor::ClientTools => &mut self.clients,
             WaitingFor::Batch => &mut self.batches,
         })
     }
@@ -231,7 +237,7 @@ mod tests {
     };
     use super::PauseReason::{Approval, Batch, CallHeld, Queue, TurnHeld};
     use super::{Calls, Pause, PauseEvent};
-    use crate::domain::run::WaitingFor;
+    use crate::domain::waiting_for::WaitingFor;
 
     fn after(start: Pause, events: &[PauseEvent]) -> Pause {
         let now = Instant::now();

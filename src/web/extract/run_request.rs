@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::overrides::{BudgetOverride, InvalidOverride, ParamsOverride};
 use crate::domain::agent::response_format::{FormatKind, ResponseFormat};
@@ -223,6 +224,7 @@ impl CreateRunRequest {
                     .transpose()
                     .map_err(|error| invalid_override("/budget", error))?
                     .unwrap_or_default(),
+                client: ClientAdditions::default(),
             },
             labels,
             webhook: self.webhook.map(|Object(webhook)| webhook.into_request()),
@@ -242,7 +244,15 @@ impl WebhookInput {
 }
 
 impl ResponseFormatInput {
-    async fn parse(
+    pub fn new(kind: FormatKind, schema: Option<Box<RawValue>>) -> Self {
+        Self {
+            r#type: kind,
+            schema,
+        }
+    }
+
+    /// The checked format, which is at `pointer` in the body.
+    pub async fn parse(
         format: Option<Object<Self>>,
         pointer: &str,
         owner: Option<&str>,

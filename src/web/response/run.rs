@@ -10,9 +10,10 @@ use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
-use crate::domain::run::{ForkedFrom, PendingApproval, Reused, Run, RunId, Status, WaitingFor};
+use crate::domain::run::{ForkedFrom, PendingApproval, Reused, Run, RunId, Status};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
 
 /// A run: one execution of an agent.

@@ -2,7 +2,8 @@
 
 use axed::domain::event::{Decision, EventKind};
 use axed::domain::message::empty_arguments;
-use axed::domain::run::{WaitingFor, now};
+use axed::domain::run::now;
+use axed::domain::waiting_for::WaitingFor;
 use axed::store::Change;
 
 use crate::store::fixtures::{

@@ -302,7 +302,7 @@ async fn a_resume_state_reads_back(opened: &Opened) {
     let since = deadline(0);
     let waiting = Change::Pause {
         since,
-        waiting_for: axed::domain::run::WaitingFor::Approval,
+        waiting_for: axed::domain::waiting_for::WaitingFor::Approval,
     };
     store.write(write(&root, waiting, 1)).await.expect("waits");
     let found = store.unfinished_runs().await.expect("unfinished");

@@ -9,7 +9,8 @@ use rmcp::model::{
 use serde_json::Value;
 
 use crate::config::KeyScope;
-use crate::domain::run::{Run, Status, WaitingFor};
+use crate::domain::run::{Run, Status};
+use crate::domain::waiting_for::WaitingFor;
 use crate::web::auth::Principal;
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, RpcRequest};

@@ -1,0 +1,42 @@
+//! What a client of another protocol adds to an agent for one run.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::domain::message::ToolSpec;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ClientAdditions {
+    /// Appended to the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
+    /// Tools that the client executes. The run waits for their results.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<ClientTool>,
+    /// What the protocol of the request shows of it later. Unknown to the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub echo: Option<Arc<RawValue>>,
+}
+
+/// A tool that the client of a run executes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClientTool {
+    pub name: String,
+    pub description: String,
+    /// The JSON Schema of the arguments, which the client checks.
+    pub parameters: Arc<RawValue>,
+}
+
+impl ClientTool {
+    pub fn spec(&self) -> ToolSpec {
+        ToolSpec::new(&self.name, &self.description, &self.parameters)
+    }
+}
+
+impl ClientAdditions {
+    pub fn is_empty(&self) -> bool {
+        self.instructions.is_none() && self.tools.is_empty() && self.echo.is_none()
+    }
+}
