@@ -307,6 +307,7 @@ fn settings(config: &Config) -> Settings {
         keys: keys(config),
         models: config.models.clone(),
         requests: config.data.requests.clone(),
+        client_tool_wait: config.clients.tool_wait,
     }
 }
 

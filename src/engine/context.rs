@@ -16,6 +16,7 @@ use crate::engine::replay::suspension::Suspension;
 use crate::engine::settings::Settings;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::active_runs::ActiveRuns;
+use crate::engine::state::client_calls::ClientCalls;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
@@ -69,6 +70,7 @@ pub struct Engine {
     /// The permits of root runs, and the runs that wait for one.
     pub queue: AdmissionQueue,
     pub pending_approvals: PendingApprovals,
+    pub client_calls: ClientCalls,
     /// Held while a message is recorded for a run that is not driven, and before the record of a recovered child is read,
     /// so that it has the message.
     pub inactive_inbox_lock: tokio::sync::Mutex<()>,

@@ -6,6 +6,7 @@ pub mod agent_check;
 pub mod approval;
 pub mod blocking;
 pub mod cancel;
+pub mod client_results;
 pub mod context;
 pub mod delegation;
 pub mod dry_run;

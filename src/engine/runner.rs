@@ -37,6 +37,7 @@ use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::root_run::{self, NewRoot};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::active_runs::ActiveRuns;
+use crate::engine::state::client_calls::ClientCalls;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
@@ -93,6 +94,7 @@ impl Runner {
             settings,
             queue,
             pending_approvals: PendingApprovals::default(),
+            client_calls: ClientCalls::default(),
             inactive_inbox_lock: tokio::sync::Mutex::default(),
             hold_lock: tokio::sync::Mutex::default(),
             draining: CancellationToken::new(),

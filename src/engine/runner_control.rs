@@ -6,15 +6,18 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tracing::warn;
 
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::run::{Run, RunId};
 use crate::engine::add_message::{self, AddMessageError, MessageRequest};
 use crate::engine::admission::delete_session::{self, DeleteSessionError};
 use crate::engine::admission::sessions::SessionKey;
 use crate::engine::approval::decision::{self, DecideError};
 use crate::engine::cancel;
+use crate::engine::client_results::{self, ClientResultsError};
 use crate::engine::hold::{self, HoldError};
 use crate::engine::runner::Runner;
 use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::engine::state::client_calls::ClientResult;
 use crate::store::StoreError;
 
 /// The reason of a cancellation that names none.
@@ -70,6 +73,23 @@ impl Runner {
         decision::decide(&self.engine, id, call, decision).await?;
         let run = self.store().run(id).await?;
         run.ok_or(DecideError::RunNotFound(id))
+    }
+
+    /// Whether the final text of a run that this process drives has to be JSON.
+    pub fn has_json_format(&self, id: RunId) -> bool {
+        let active_run = self.engine.active_runs.get(id);
+        active_run
+            .is_some_and(|run| !matches!(run.agent.params.response_format, ResponseFormat::Text))
+    }
+
+    /// Gives a run the results of the calls of a turn that its client executes. Returns once they are committed.
+    pub async fn add_client_results(
+        &self,
+        id: RunId,
+        turn: u32,
+        results: &[ClientResult],
+    ) -> Result<(), ClientResultsError> {
+        client_results::deliver(&self.engine, id, turn, results).await
     }
 
     /// Adds a message to an unfinished run, and returns its number once it is committed.

@@ -32,6 +32,8 @@ pub struct Settings {
     pub keys: BTreeMap<String, Option<String>>,
     pub models: Models,
     pub requests: RequestRecording,
+    /// How long a run waits for the results of its client's tools.
+    pub client_tool_wait: Duration,
 }
 
 impl Settings {

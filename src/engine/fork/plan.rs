@@ -288,7 +288,7 @@ impl Planner<'_> {
         let calls = run_log::load_calls(self.engine, run.root_id, run.id).await?;
         let begun = open.iter().filter(|open| {
             let id = &open.call.id;
-            calls.started.contains(id) && !calls.completed.contains(id)
+            calls.started.contains_key(id) && !calls.completed.contains(id)
         });
         let begun: Vec<&&OpenCall> = begun.collect();
         if begun.is_empty() {

@@ -110,8 +110,8 @@ pub struct RecordedTurn {
 /// Tool calls that an earlier process started: they are not started, counted or recorded again. Empty for a new run.
 #[derive(Debug, Default)]
 pub struct RecordedCalls {
-    /// Calls whose `tool.started` is in the log.
-    pub started: HashSet<String>,
+    /// When calls started whose `tool.started` is in the log.
+    pub started: HashMap<String, Timestamp>,
     /// Calls whose `agent.called` is in the log, with the child that it names.
     pub delegated: HashMap<String, RunId>,
     /// Calls whose `agent.returned` is in the log.
@@ -320,7 +320,7 @@ impl RecordedCalls {
             return;
         };
         match (name, call.child_id) {
-            ("tool.started", _) => drop(self.started.insert(call.tool_call_id)),
+            ("tool.started", _) => drop(self.started.insert(call.tool_call_id, call.time)),
             ("agent.called", Some(child)) => drop(self.delegated.insert(call.tool_call_id, child)),
             ("approval.requested", _) => {
                 self.approvals_requested

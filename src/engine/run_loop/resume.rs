@@ -221,7 +221,7 @@ async fn restore_calls(
     let run = &turn_loop.context.run;
     let has_missing_results = results.iter().any(Option::is_none);
     let is_started = |call: &ToolCall| {
-        recorded_calls.started.contains(&call.id)
+        recorded_calls.started.contains_key(&call.id)
             || recorded_calls.approvals_requested.contains_key(&call.id)
     };
     if has_missing_results && !message.tool_calls.iter().any(is_started) {

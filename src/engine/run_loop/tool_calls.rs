@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
@@ -39,12 +40,19 @@ pub struct BatchContext {
     pub turn: u32,
     /// What an earlier process recorded of them.
     pub recorded_calls: Arc<RecordedCalls>,
+    /// When this process began with them.
+    pub started_at: Timestamp,
 }
 
 impl BatchContext {
     /// Whether an earlier process started this call.
     fn has_started(&self, call: &ToolCall) -> bool {
-        self.recorded_calls.started.contains(&call.id)
+        self.recorded_calls.started.contains_key(&call.id)
+    }
+
+    /// Whether the client of the run executes this call. In a test, the recording has the result.
+    fn is_client_call(&self, call: &ToolCall) -> bool {
+        self.toolbox.is_client_tool(&call.name) && self.context.playback().is_none()
     }
 }
 
@@ -61,24 +69,24 @@ impl From<StoreError> for CallsError {
     }
 }
 
-/// Returns the results in the order of the calls. `results` has those that an earlier process recorded; `results.len()
-/// == calls.len()`. A call that fails does not affect the others.
+/// Returns the results in the order of the calls, without those of calls that the client executes. `results` has those that
+/// an earlier process recorded; `results.len() == calls.len()`. A call that fails does not affect the others.
 pub async fn execute(
-    batch: BatchContext,
-    calls: Vec<ToolCall>,
+    batch: &Arc<BatchContext>,
+    calls: &[ToolCall],
     mut results: Vec<Option<ToolResult>>,
-) -> Result<Vec<ToolResult>, CallsError> {
+) -> Result<Vec<Option<ToolResult>>, CallsError> {
     for (position, call) in calls.iter().enumerate() {
         // The result arrived while the record could not be written.
         if let Some(result) = batch.context.run.take_stashed_result(&call.id)
             && results[position].is_none()
         {
             let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
-            record_result(&batch, completed, Vec::new()).await?;
+            record_result(batch, completed, Vec::new()).await?;
             results[position] = Some(result);
         }
     }
-    reject_excess(&batch, &calls, &mut results).await?;
+    reject_excess(batch, calls, &mut results).await?;
     let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
     let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
     let interrupted = pending
@@ -143,33 +151,29 @@ async fn reject_excess(
 }
 
 async fn execute_pending(
-    batch: BatchContext,
-    calls: Vec<ToolCall>,
+    batch: &Arc<BatchContext>,
+    calls: &[ToolCall],
     mut results: Vec<Option<ToolResult>>,
-) -> Result<Vec<ToolResult>, StoreError> {
-    let batch = Arc::new(batch);
-    let pending_count = results.iter().filter(|result| result.is_none()).count();
-    if pending_count <= 1 || !batch.context.run.agent.delegation.parallel {
-        for (position, call) in calls.iter().enumerate() {
-            if results[position].is_none() {
-                batch.context.run.clock().apply(PauseEvent::CallsStarted(1));
-                results[position] = Some(execute_one(&batch, position, call).await?);
-            }
+) -> Result<Vec<Option<ToolResult>>, StoreError> {
+    let pending = calls.iter().enumerate().zip(&results);
+    let pending =
+        pending.filter(|((_, call), result)| result.is_none() && !batch.is_client_call(call));
+    let pending: Vec<(usize, &ToolCall)> = pending.map(|(pending, _)| pending).collect();
+    if pending.len() <= 1 || !batch.context.run.agent.delegation.parallel {
+        for (position, call) in pending {
+            batch.context.run.clock().apply(PauseEvent::CallsStarted(1));
+            results[position] = Some(execute_one(batch, position, call).await?);
         }
-        return Ok(results.into_iter().flatten().collect());
+        return Ok(results);
     }
     // Counted before the first call starts, so that the run never looks as if it only waits.
-    let started = PauseEvent::CallsStarted(pending_count);
+    let started = PauseEvent::CallsStarted(pending.len());
     batch.context.run.clock().apply(started);
     // Dropping the set aborts the tasks, so that a dropped run leaves nothing behind.
     let mut tasks = JoinSet::new();
     let cancel_token = batch.context.run.cancel_token.clone();
-    for (position, call) in calls
-        .into_iter()
-        .enumerate()
-        .filter(|(index, _)| results[*index].is_none())
-    {
-        let batch = Arc::clone(&batch);
+    for (position, call) in pending {
+        let (batch, call) = (Arc::clone(batch), call.clone());
         tasks.spawn(async move { (position, execute_one(&batch, position, &call).await) });
     }
     let mut store_error = None;
@@ -187,8 +191,25 @@ async fn execute_pending(
     }
     match store_error {
         Some(error) => Err(error),
-        None => Ok(results.into_iter().flatten().collect()),
+        None => Ok(results),
     }
+}
+
+/// Records that a call is given to the client; returns its result if it has one at once, because a budget refuses it.
+pub async fn start_client_call(
+    batch: &BatchContext,
+    position: usize,
+    call: &ToolCall,
+) -> Result<Option<ToolResult>, StoreError> {
+    if let Err(refusal) = count_call(batch, call) {
+        let result = ToolResult::text(&call.id, refusal.exceeded.to_string(), true);
+        let events = vec![started_event(batch.turn, call)];
+        let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
+        record_result(batch, completed, events).await?;
+        return Ok(Some(result));
+    }
+    record_start(batch, call, Some(Effect::ReadOnly)).await?;
+    Ok(None)
 }
 
 async fn execute_one(
@@ -454,7 +475,7 @@ fn has_exhausted_checks(batch: &BatchContext, call: &ToolCall) -> bool {
 }
 
 /// A call that has its result.
-struct CompletedCall<'a> {
+pub struct CompletedCall<'a> {
     position: usize,
     call: &'a ToolCall,
     result: &'a ToolResult,
@@ -462,7 +483,7 @@ struct CompletedCall<'a> {
 }
 
 impl<'a> CompletedCall<'a> {
-    fn new(
+    pub fn new(
         position: usize,
         call: &'a ToolCall,
         result: &'a ToolResult,
@@ -476,7 +497,7 @@ impl<'a> CompletedCall<'a> {
         }
     }
 
-    fn records(&self, turn: u32, refused_by: Vec<CallLimit>) -> (Step, EventKind) {
+    pub fn records(&self, turn: u32, refused_by: Vec<CallLimit>) -> (Step, EventKind) {
         let step = Step::Result {
             turn,
             position: u32::try_from(self.position).unwrap_or(u32::MAX),

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult};
-use crate::domain::run::RunId;
+use crate::domain::run::{RunId, now};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::context::RunContext;
 use crate::engine::delegation::delegate::RunDelegate;
 use crate::engine::replay::run_log::RecordedCalls;
+use crate::engine::run_loop::client_calls;
 use crate::engine::run_loop::ending::Ending;
 use crate::engine::run_loop::loop_guard::LoopVerdict;
 use crate::engine::run_loop::tool_calls::{self, BatchContext, CallsError};
@@ -92,10 +93,12 @@ async fn execute_batch(
         delegate: Arc::new(delegate),
         turn,
         recorded_calls,
+        started_at: now(),
     };
     let calls = calls.into_iter().map(|call| toolbox.resolve(call));
-    let executed = tool_calls::execute(batch, calls.collect(), results).await;
-    executed.map_err(|error| match error {
+    let (batch, calls) = (Arc::new(batch), calls.collect::<Vec<_>>());
+    let executed = tool_calls::execute(&batch, &calls, results).await;
+    let results = executed.map_err(|error| match error {
         CallsError::Store(error) => error.into(),
         CallsError::Interrupted(tool) => {
             let message = format!(
@@ -104,7 +107,11 @@ async fn execute_batch(
             );
             Ending::failed(failures::interrupted(&message))
         }
-    })
+    })?;
+    if results.iter().all(Option::is_some) {
+        return Ok(results.into_iter().flatten().collect());
+    }
+    Ok(Box::pin(client_calls::await_results(&batch, &calls, results)).await?)
 }
 
 async fn warn_of_loop(context: &RunContext, turn: u32, repeats: u32) -> Result<(), StoreError> {

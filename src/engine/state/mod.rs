@@ -5,6 +5,7 @@ pub mod active_runs;
 pub mod ad_hoc_quotas;
 pub mod approval_decision;
 pub mod budget;
+pub mod client_calls;
 pub mod clock;
 pub mod deadline;
 pub mod failures;

@@ -161,6 +161,7 @@ pub fn settings(place: &Path) -> Settings {
         loop_warn: 2,
         loop_stop: 3,
         max_context_file_bytes: 0,
+        client_tool_wait: std::time::Duration::from_secs(60),
         max_conversation_bytes: 1 << 20,
         history_limits: HistoryLimits {
             messages: 0,

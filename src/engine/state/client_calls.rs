@@ -1,0 +1,111 @@
+//! The runs of this process that wait for results of their clients' tools, and how the results reach them.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::domain::attachment::Attachment;
+use crate::domain::run::RunId;
+use crate::store::StoreError;
+
+#[derive(Default)]
+pub struct ClientCalls {
+    waiters: Mutex<HashMap<RunId, Waiter>>,
+    /// Notified when a run begins to wait.
+    pub registered: Notify,
+}
+
+struct Waiter {
+    turn: u32,
+    /// The positions in the reply of the calls that wait.
+    positions: Vec<u32>,
+    /// `None` if results are on their way.
+    sender: Option<oneshot::Sender<ResultsMessage>>,
+}
+
+/// The result of a call, as its client sends it.
+#[derive(Clone, Debug)]
+pub struct ClientResult {
+    /// The index of the call in its reply, from 0.
+    pub position: u32,
+    pub content: String,
+    pub is_error: bool,
+    pub attachments: Vec<Attachment>,
+}
+
+/// The results of all calls, and where to confirm their commit.
+pub struct ResultsMessage {
+    pub results: Vec<ClientResult>,
+    pub ack: oneshot::Sender<Result<(), StoreError>>,
+}
+
+pub enum ResultsDelivery {
+    /// The run has the results, and confirms their commit.
+    Delivered(oneshot::Receiver<Result<(), StoreError>>),
+    /// The call at this position waits and has no result.
+    Missing(u32),
+    /// The calls of this turn have results, or their run has ended.
+    TooLate,
+    /// This process does not know that the run waits.
+    Unknown,
+}
+
+impl ClientCalls {
+    pub fn deliver(&self, run: RunId, turn: u32, results: &[ClientResult]) -> ResultsDelivery {
+        let mut waiters = self.lock();
+        let Some(waiter) = waiters.get_mut(&run) else {
+            return ResultsDelivery::Unknown;
+        };
+        if waiter.turn != turn {
+            return ResultsDelivery::TooLate;
+        }
+        let has_result = |position: &&u32| results.iter().any(|it| it.position == **position);
+        if let Some(missing) = waiter.positions.iter().find(|it| !has_result(it)) {
+            return ResultsDelivery::Missing(*missing);
+        }
+        let Some(sender) = waiter.sender.take() else {
+            return ResultsDelivery::TooLate;
+        };
+        let (ack, committed) = oneshot::channel();
+        let results = results.to_vec();
+        // If the run has just given up, the receiver of `ack` fails at once.
+        let _ = sender.send(ResultsMessage { results, ack });
+        ResultsDelivery::Delivered(committed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Waiter>> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The registration of a run that waits, removed when it is dropped.
+pub struct WaitingCalls<'c> {
+    calls: &'c ClientCalls,
+    run: RunId,
+    pub receiver: oneshot::Receiver<ResultsMessage>,
+}
+
+impl<'c> WaitingCalls<'c> {
+    pub fn register(calls: &'c ClientCalls, run: RunId, turn: u32, positions: Vec<u32>) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        let waiter = Waiter {
+            turn,
+            positions,
+            sender: Some(sender),
+        };
+        calls.lock().insert(run, waiter);
+        calls.registered.notify_waiters();
+        Self {
+            calls,
+            run,
+            receiver,
+        }
+    }
+}
+
+impl Drop for WaitingCalls<'_> {
+    fn drop(&mut self) {
+        self.calls.lock().remove(&self.run);
+    }
+}
