@@ -3,8 +3,10 @@
 use crate::config::clients::Clients;
 use crate::web::route::Route;
 
+pub mod history;
 pub mod mcp;
 pub mod openai;
+pub mod start;
 
 /// The routes of the protocols that the configuration leaves on.
 pub fn routes(clients: Clients) -> Vec<Route> {

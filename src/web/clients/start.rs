@@ -1,0 +1,71 @@
+//! Starts runs for clients of other protocols, once for each idempotency key.
+
+use std::sync::Arc;
+
+use crate::domain::run::Run;
+use crate::engine::record::journal::Subscription;
+use crate::engine::request::{RunRequest, StartError};
+use crate::store::{IdempotencyClaim, StoreError};
+use crate::web::error::Problem;
+use crate::web::extract::idempotency;
+use crate::web::routes::runs;
+use crate::web::state::AppState;
+
+/// A run that a request has started, or that an earlier request with the same key has.
+pub struct StartedRun {
+    pub run: Arc<Run>,
+    /// Began before the run's first event; `None` if it was not asked for, or an earlier request started the run.
+    pub subscription: Option<Subscription>,
+}
+
+/// The run that an earlier request with this key started. Looked up before the request is checked: a repetition gets its
+/// response also where a new run would be refused.
+pub async fn find(
+    state: &AppState,
+    claim: Option<&IdempotencyClaim>,
+) -> Result<Option<StartedRun>, Problem> {
+    let Some(claim) = claim else {
+        return Ok(None);
+    };
+    let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await? else {
+        return Ok(None);
+    };
+    idempotency::check_same_body(claim, &claimed)?;
+    let run = runs::require_run(state, claimed.run).await?;
+    Ok(Some(StartedRun {
+        run: Arc::new(run),
+        subscription: None,
+    }))
+}
+
+/// Starts the run of a checked request. With `subscribes`, its providers stream, and no event is missed.
+pub async fn start(
+    state: &AppState,
+    mut request: RunRequest,
+    subscribes: bool,
+) -> Result<StartedRun, Problem> {
+    let claim = request.claim.clone();
+    let started = match subscribes {
+        true => {
+            request.stream = request.stream.or(Some(true));
+            let started = Box::pin(state.runner.start_and_subscribe(request)).await;
+            started.map(|(run, subscription)| (run, Some(subscription)))
+        }
+        false => Box::pin(state.runner.start(request))
+            .await
+            .map(|run| (run, None)),
+    };
+    let error = match started {
+        Ok((run, subscription)) => return Ok(StartedRun { run, subscription }),
+        Err(error) => error,
+    };
+    let may_be_claimed = matches!(
+        error,
+        StartError::Store(StoreError::AlreadyClaimed(_)) | StartError::SessionBusy { .. }
+    );
+    if may_be_claimed && let Some(existing) = find(state, claim.as_ref()).await? {
+        // Another request with the same key was quicker.
+        return Ok(existing);
+    }
+    Err(error.into())
+}
