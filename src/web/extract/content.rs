@@ -113,18 +113,22 @@ impl<'de> Deserialize<'de> for Base64Bytes {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Base64Bytes, E> {
-                let config = GeneralPurposeConfig::new()
-                    .with_decode_padding_mode(DecodePaddingMode::Indifferent);
-                let engine = GeneralPurpose::new(&alphabet::STANDARD, config);
-                let decoded = engine.decode(text).map_err(|_| {
-                    E::custom("is not Base64 (the standard alphabet, without line breaks)")
-                })?;
-                Ok(Base64Bytes(Bytes::from(decoded)))
+                decode_base64(text).map(Base64Bytes).map_err(E::custom)
             }
         }
 
         deserializer.deserialize_str(Base64Visitor)
     }
+}
+
+/// The bytes that `text` encodes in the standard alphabet, with or without padding.
+pub fn decode_base64(text: &str) -> Result<Bytes, &'static str> {
+    let config =
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let decoded = GeneralPurpose::new(&alphabet::STANDARD, config).decode(text);
+    decoded
+        .map(Bytes::from)
+        .map_err(|_| "is not Base64 (the standard alphabet, without line breaks)")
 }
 
 impl<'de> Deserialize<'de> for ContentInput {

@@ -7,8 +7,8 @@ use crate::config::AttachmentLimits;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 
-/// The field whose text does not count towards `server.max_body`.
-const DATA: &[u8] = b"data";
+/// The fields whose texts do not count towards `server.max_body`: those with Base64, and those with data URLs.
+const DATA: [&[u8]; 4] = [b"data", b"file_data", b"image_url", b"url"];
 
 /// Counts the bytes of a body as they arrive.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct LargeBodyLimiter {
     state: State,
     is_escaped: bool,
     /// The beginning of the last string, and its length.
-    last_text: [u8; 4],
+    last_text: [u8; 9],
     last_text_bytes: usize,
     /// Whether a colon followed the last string.
     has_colon: bool,
@@ -46,7 +46,7 @@ impl LargeBodyLimiter {
             current_data_bytes: 0,
             state: State::Outside,
             is_escaped: false,
-            last_text: [0; 4],
+            last_text: [0; 9],
             last_text_bytes: 0,
             has_colon: false,
         }
@@ -104,8 +104,8 @@ impl LargeBodyLimiter {
     fn feed_outside_text(&mut self, byte: u8) {
         match byte {
             b'"' => {
-                let is_data =
-                    self.has_colon && self.last_text_bytes == DATA.len() && self.last_text == DATA;
+                let last_text = self.last_text.get(..self.last_text_bytes);
+                let is_data = self.has_colon && last_text.is_some_and(|text| DATA.contains(&text));
                 self.state = if is_data {
                     State::InData
                 } else {

@@ -1,0 +1,184 @@
+//! The content of messages: texts, and pictures and files as data URLs, http URLs or Base64.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::domain::attachment::MediaType;
+use crate::domain::content::{AttachmentLink, Content, Part};
+use crate::ssrf;
+use crate::web::error::{Problem, quote};
+use crate::web::extract::content::{
+    AttachmentCounter, build_attachment, check_name, decode_base64,
+};
+
+/// A part of a message, in the forms of chat completions (`text`, `image_url`, `file`) and of responses (`input_text`,
+/// `input_image`, `input_file`, `output_text`).
+#[derive(Deserialize)]
+struct PartInput {
+    r#type: String,
+    text: Option<String>,
+    refusal: Option<String>,
+    image_url: Option<ImageUrl>,
+    file: Option<FileInput>,
+    #[serde(flatten)]
+    own_file: FileInput,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ImageUrl {
+    Text(String),
+    Object { url: String },
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct FileInput {
+    file_data: Option<String>,
+    file_url: Option<String>,
+    filename: Option<String>,
+    file_id: Option<String>,
+}
+
+/// Reads a text, or a list of parts, at `pointer` in the body. Null is an empty text.
+pub fn parse(
+    json: Option<&RawValue>,
+    pointer: &str,
+    counter: &mut AttachmentCounter,
+) -> Result<Content, Problem> {
+    let Some(json) = json.map(RawValue::get).filter(|json| *json != "null") else {
+        return Ok(Content::default());
+    };
+    if json.starts_with('"') {
+        let text = serde_json::from_str::<String>(json);
+        return text
+            .map(Content::Text)
+            .map_err(|error| Problem::invalid_field(pointer, format!("is no text: {error}")));
+    }
+    let parts = serde_json::from_str::<Vec<PartInput>>(json).map_err(|error| {
+        let why = format!("must be a text or a list of parts, each with its type: {error}");
+        Problem::invalid_field(pointer, why)
+    })?;
+    let parts = parts.into_iter().enumerate();
+    let parts = parts.map(|(at, part)| part.into_part(&format!("{pointer}/{at}"), counter));
+    let parts: Vec<Part> = parts.collect::<Result<_, _>>()?;
+    match parts.as_slice() {
+        [] => Ok(Content::default()),
+        [Part::Text { text }] => Ok(Content::Text(text.clone())),
+        _ => Ok(Content::Parts(parts)),
+    }
+}
+
+/// As [`parse`], for messages that have only texts.
+pub fn parse_text(
+    json: Option<&RawValue>,
+    pointer: &str,
+    counter: &mut AttachmentCounter,
+) -> Result<String, Problem> {
+    match parse(json, pointer, counter)? {
+        Content::Text(text) => Ok(text),
+        Content::Parts(parts) => {
+            let texts = parts.into_iter().map(|part| match part {
+                Part::Text { text } => Ok(text),
+                Part::Image(_) | Part::File(_) | Part::Link(_) => Err(Problem::invalid_field(
+                    pointer,
+                    "a message of this role has texts only",
+                )),
+            });
+            Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
+    }
+}
+
+impl PartInput {
+    fn into_part(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Part, Problem> {
+        let missing =
+            |field: &str| Problem::invalid_field(format!("{pointer}/{field}"), "is required");
+        match self.r#type.as_str() {
+            "text" | "input_text" | "output_text" | "refusal" => {
+                let text = self.text.or(self.refusal).ok_or_else(|| missing("text"))?;
+                Ok(Part::Text { text })
+            }
+            "image_url" | "input_image" => {
+                let url = match self.image_url.ok_or_else(|| missing("image_url"))? {
+                    ImageUrl::Text(url) | ImageUrl::Object { url } => url,
+                };
+                attachment(url, None, true, &format!("{pointer}/image_url"), counter)
+            }
+            "file" => {
+                let file = self.file.ok_or_else(|| missing("file"))?;
+                file.into_part(&format!("{pointer}/file"), counter)
+            }
+            "input_file" => self.own_file.into_part(pointer, counter),
+            other => Err(Problem::invalid_field(
+                format!("{pointer}/type"),
+                format!(
+                    "{} is not supported: use texts, pictures and files",
+                    quote(other)
+                ),
+            )),
+        }
+    }
+}
+
+impl FileInput {
+    fn into_part(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Part, Problem> {
+        if self.file_id.is_some() {
+            let why = "is not supported: send the file in file_data";
+            return Err(Problem::invalid_field(format!("{pointer}/file_id"), why));
+        }
+        let name = self.filename;
+        let name = name.map(|name| check_name(name, &format!("{pointer}/filename")));
+        let name = name.transpose()?;
+        match (self.file_data, self.file_url) {
+            (Some(data), _) => {
+                attachment(data, name, false, &format!("{pointer}/file_data"), counter)
+            }
+            (None, Some(url)) => {
+                attachment(url, name, false, &format!("{pointer}/file_url"), counter)
+            }
+            (None, None) => {
+                let why = "is required";
+                Err(Problem::invalid_field(format!("{pointer}/file_data"), why))
+            }
+        }
+    }
+}
+
+/// The part of a data URL, of Base64, or of a URL that is fetched before the first turn.
+fn attachment(
+    source: String,
+    name: Option<String>,
+    is_image: bool,
+    pointer: &str,
+    counter: &mut AttachmentCounter,
+) -> Result<Part, Problem> {
+    let invalid = |why: String| Problem::invalid_field(pointer, why);
+    let (declared_type, data) = match source.strip_prefix("data:") {
+        Some(rest) => {
+            let (head, data) = rest.split_once(";base64,").ok_or_else(|| {
+                invalid("a data URL has the form data:<type>;base64,<data>".into())
+            })?;
+            (
+                Some(head.split(';').next().unwrap_or(head).to_owned()),
+                data,
+            )
+        }
+        None if is_image || source.starts_with("http") => {
+            ssrf::parse_url(&source).map_err(|why| invalid(why.to_string()))?;
+            counter.add(0, pointer)?;
+            return Ok(Part::Link(AttachmentLink {
+                url: source,
+                is_image,
+                media_type: None,
+                name,
+            }));
+        }
+        None => (None, source.as_str()),
+    };
+    let data = decode_base64(data).map_err(|why| invalid(why.to_owned()))?;
+    counter.add(data.len(), pointer)?;
+    // An unknown type is left to the bytes.
+    let declared_type = declared_type.and_then(|it| it.parse::<MediaType>().ok());
+    build_attachment(data, name, declared_type, pointer).map(Part::from)
+}
