@@ -13,6 +13,7 @@ use crate::domain::suggestion;
 use crate::engine::add_message::AddMessageError;
 use crate::engine::admission::delete_session::DeleteSessionError;
 use crate::engine::approval::decision::DecideError;
+use crate::engine::client_results::ClientResultsError;
 use crate::engine::fork::request::ForkError;
 use crate::engine::hold::HoldError;
 use crate::engine::memory::memories::MemoryError;
@@ -382,6 +383,24 @@ impl From<DecideError> for Problem {
             }
             DecideError::Store(error) => error.into(),
         }
+    }
+}
+
+impl From<ClientResultsError> for Problem {
+    fn from(error: ClientResultsError) -> Self {
+        let (status, code) = match error {
+            ClientResultsError::Store(error) => return error.into(),
+            ClientResultsError::NotWaiting(_) | ClientResultsError::Missing(_) => {
+                (StatusCode::CONFLICT, ProblemCode::NothingWaits)
+            }
+            ClientResultsError::NotReached(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, ProblemCode::CallNotReached)
+            }
+            ClientResultsError::Draining => {
+                (StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining)
+            }
+        };
+        Self::new(status, code, error.to_string()).with_retry_after(RETRY_INTERVAL_SECS)
     }
 }
 
