@@ -1,0 +1,399 @@
+//! The body of `POST /v1/chat/completions`: read and checked, it becomes the request of a run. Unknown fields are passed
+//! over, because clients send many that concern only OpenAI's own service.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::catalog::LoadError;
+use crate::domain::agent::client_additions::ClientAdditions;
+use crate::domain::agent::is_agent_name;
+use crate::domain::agent::overrides::ParamsOverride;
+use crate::domain::agent::params::Effort;
+use crate::domain::agent::response_format::FormatKind;
+use crate::domain::content::{Content, Part};
+use crate::domain::message::{ToolCall, ToolResult, empty_arguments};
+use crate::engine::request::{Overrides, RunRequest};
+use crate::web::auth::Principal;
+use crate::web::clients::history::{self, Entry, History};
+use crate::web::clients::openai::content;
+use crate::web::clients::openai::tools::{self, FunctionInput};
+use crate::web::error::Problem;
+use crate::web::extract::content::AttachmentCounter;
+use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
+use crate::web::extract::run_request::{ResponseFormatInput, check_labels, invalid_override};
+use crate::web::state::AppState;
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ChatRequest {
+    pub model: String,
+    messages: Vec<MessageInput>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    max_completion_tokens: Option<u32>,
+    max_tokens: Option<u32>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    stop: Option<StopInput>,
+    reasoning_effort: Option<Effort>,
+    response_format: Option<FormatInput>,
+    tools: Option<Vec<ToolInput>>,
+    tool_choice: Option<Value>,
+    n: Option<u32>,
+    user: Option<String>,
+    metadata: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct MessageInput {
+    role: Role,
+    content: Option<Box<RawValue>>,
+    tool_calls: Option<Vec<ToolCallInput>>,
+    tool_call_id: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct ToolCallInput {
+    id: String,
+    function: CalledFunction,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct CalledFunction {
+    name: String,
+    #[serde(default)]
+    arguments: String,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum StopInput {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct FormatInput {
+    r#type: FormatKind,
+    json_schema: Option<SchemaInput>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct SchemaInput {
+    schema: Option<Box<RawValue>>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct ToolInput {
+    r#type: String,
+    function: Option<FunctionDescription>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct FunctionDescription {
+    name: String,
+    description: Option<String>,
+    parameters: Option<Box<RawValue>>,
+}
+
+/// How a completion is streamed.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamSettings {
+    pub includes_usage: bool,
+}
+
+/// A checked request.
+pub struct PreparedChat {
+    /// As the client named it.
+    pub model: String,
+    pub agent: String,
+    pub run_request: RunRequest,
+    /// See [`History::new_results`].
+    pub new_results: Vec<ToolResult>,
+    pub new_message: Option<Content>,
+}
+
+impl ChatRequest {
+    /// `None` if the completion is not streamed.
+    pub fn stream_settings(&self) -> Result<Option<StreamSettings>, Problem> {
+        let options = self.stream_options.as_ref();
+        match (self.stream.unwrap_or_default(), options) {
+            (false, Some(_)) => Err(Problem::invalid_field(
+                "/stream_options",
+                "is only for stream: true",
+            )),
+            (false, None) => Ok(None),
+            (true, options) => Ok(Some(StreamSettings {
+                includes_usage: options.and_then(|it| it.include_usage).unwrap_or_default(),
+            })),
+        }
+    }
+
+    pub async fn prepare(
+        self,
+        principal: &Principal,
+        state: &AppState,
+    ) -> Result<PreparedChat, Problem> {
+        let owner = principal.key_name();
+        let settings = &state.settings;
+        let (agent, model_override) = split_model(&self.model, principal)?;
+        if self.n.is_some_and(|n| n != 1) {
+            return Err(Problem::invalid_field(
+                "/n",
+                "must be 1: a run has one answer",
+            ));
+        }
+        if self.messages.is_empty() {
+            return Err(Problem::invalid_field(
+                "/messages",
+                "needs at least one message",
+            ));
+        }
+        let labels = labels(self.metadata, self.user);
+        check_labels(&labels, settings.max_labels)?;
+        let mut counter = AttachmentCounter::new(settings.attachments);
+        let mut entries = Vec::new();
+        for (at, message) in self.messages.into_iter().enumerate() {
+            message.add_to(&mut entries, &format!("/messages/{at}"), &mut counter)?;
+        }
+        let History {
+            instructions,
+            earlier,
+            input,
+            new_results,
+            new_message,
+        } = history::build(entries)?;
+        let functions = functions(self.tools.unwrap_or_default())?;
+        let client = ClientAdditions {
+            instructions,
+            tools: tools::parse(functions, self.tool_choice.as_ref())?,
+            echo: None,
+        };
+        let format = self.response_format.map(FormatInput::into_format);
+        let params = ParamsOverride {
+            temperature: self.temperature,
+            max_tokens: self.max_completion_tokens.or(self.max_tokens),
+            top_p: self.top_p,
+            stop: self.stop.map(StopInput::into_list),
+            effort: self.reasoning_effort,
+            response_format: ResponseFormatInput::parse(
+                format,
+                "/response_format/json_schema",
+                owner,
+            )
+            .await?,
+            ..ParamsOverride::default()
+        };
+        params
+            .check()
+            .map_err(|error| invalid_override("", error))?;
+        let run_request = RunRequest {
+            agent: agent.clone(),
+            input: Some(input),
+            messages: earlier,
+            labels,
+            overrides: Overrides {
+                model: model_override,
+                params,
+                client,
+                ..Overrides::default()
+            },
+            ..RunRequest::default()
+        };
+        Ok(PreparedChat {
+            model: self.model,
+            agent,
+            run_request,
+            new_results,
+            new_message,
+        })
+    }
+}
+
+/// The agent and the model of `agent@provider/model`. 404 if the principal may not use the agent.
+pub fn split_model(
+    model: &str,
+    principal: &Principal,
+) -> Result<(String, Option<String>), Problem> {
+    let (agent, model) = match model.split_once('@') {
+        Some((agent, model)) => (agent, Some(model.to_owned())),
+        None => (model, None),
+    };
+    if agent.is_empty() {
+        return Err(Problem::invalid_field(
+            "/model",
+            "is required: the name of an agent",
+        ));
+    }
+    match is_agent_name(agent) && principal.can_use_agent(agent) {
+        true => Ok((agent.to_owned(), model)),
+        false => Err(LoadError::NotFound(agent.to_owned()).into()),
+    }
+}
+
+/// `user` is a label of its own, unless `metadata` has one.
+pub fn labels(
+    metadata: Option<BTreeMap<String, String>>,
+    user: Option<String>,
+) -> BTreeMap<String, String> {
+    let mut labels = metadata.unwrap_or_default();
+    if let Some(user) = user.filter(|user| !user.is_empty()) {
+        labels.entry("user".to_owned()).or_insert(user);
+    }
+    labels
+}
+
+fn functions(tools: Vec<ToolInput>) -> Result<Vec<FunctionInput>, Problem> {
+    let tools = tools.into_iter().enumerate();
+    let functions = tools.map(|(at, tool)| {
+        let pointer = format!("/tools/{at}");
+        let function = tool.function.filter(|_| tool.r#type == "function");
+        let function = function.ok_or_else(|| {
+            let why = "must be of type function, with a function";
+            Problem::invalid_field(pointer.as_str(), why)
+        })?;
+        Ok(FunctionInput {
+            pointer: format!("{pointer}/function"),
+            name: function.name,
+            description: function.description,
+            parameters: function.parameters,
+        })
+    });
+    functions.collect()
+}
+
+impl StopInput {
+    fn into_list(self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text],
+            Self::Many(texts) => texts,
+        }
+    }
+}
+
+impl FormatInput {
+    fn into_format(self) -> Object<ResponseFormatInput> {
+        let schema = self.json_schema.and_then(|it| it.schema);
+        Object(ResponseFormatInput::new(self.r#type, schema))
+    }
+}
+
+impl MessageInput {
+    fn add_to(
+        self,
+        entries: &mut Vec<(String, Entry)>,
+        pointer: &str,
+        counter: &mut AttachmentCounter,
+    ) -> Result<(), Problem> {
+        let content_pointer = format!("{pointer}/content");
+        let raw = self.content.as_deref();
+        let mut add = |entry| entries.push((pointer.to_owned(), entry));
+        match self.role {
+            Role::System | Role::Developer => add(Entry::Instructions(content::parse_text(
+                raw,
+                &content_pointer,
+                counter,
+            )?)),
+            Role::User => add(Entry::User(content::parse(raw, &content_pointer, counter)?)),
+            Role::Assistant => {
+                add(Entry::Reply(content::parse_text(
+                    raw,
+                    &content_pointer,
+                    counter,
+                )?));
+                for (at, call) in self.tool_calls.into_iter().flatten().enumerate() {
+                    let call_pointer = format!("{pointer}/tool_calls/{at}");
+                    let CalledFunction { name, arguments } = call.function;
+                    add(Entry::Call(tool_call(
+                        call.id,
+                        name,
+                        &arguments,
+                        &call_pointer,
+                    )?));
+                }
+            }
+            Role::Tool => {
+                let id = self.tool_call_id.ok_or_else(|| {
+                    Problem::invalid_field(format!("{pointer}/tool_call_id"), "is required")
+                })?;
+                let content = content::parse(raw, &content_pointer, counter)?;
+                add(Entry::Result(tool_result(id, content, &content_pointer)?));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A call of an earlier reply; `arguments` is JSON in a text.
+pub fn tool_call(
+    id: String,
+    name: String,
+    arguments: &str,
+    pointer: &str,
+) -> Result<ToolCall, Problem> {
+    if id.is_empty() || name.is_empty() {
+        return Err(Problem::invalid_field(pointer, "needs an id and a name"));
+    }
+    let arguments = match arguments.trim() {
+        "" => empty_arguments(),
+        json if !json.starts_with('{') || json_body::nesting_depth(json) > MAX_DEPTH => {
+            let why = format!("the arguments are no JSON object of at most {MAX_DEPTH} levels");
+            return Err(Problem::invalid_field(pointer, why));
+        }
+        json => RawValue::from_string(json.to_owned())
+            .map_err(|error| {
+                let why = format!("the arguments are no JSON: {error}");
+                Problem::invalid_field(pointer, why)
+            })?
+            .into(),
+    };
+    Ok(ToolCall {
+        id,
+        provider_id: String::new(),
+        name,
+        arguments,
+    })
+}
+
+/// A result: its texts joined, and its pictures and files as attachments.
+pub fn tool_result(id: String, content: Content, pointer: &str) -> Result<ToolResult, Problem> {
+    let parts = match content {
+        Content::Text(text) => return Ok(ToolResult::text(&id, text, false)),
+        Content::Parts(parts) => parts,
+    };
+    let (mut texts, mut attachments) = (Vec::new(), Vec::new());
+    for part in parts {
+        match part {
+            Part::Text { text } => texts.push(text),
+            Part::Image(attachment) | Part::File(attachment) => attachments.push(attachment),
+            Part::Link(_) => {
+                let why = "the result of a tool has no URLs; send the data";
+                return Err(Problem::invalid_field(pointer, why));
+            }
+        }
+    }
+    Ok(ToolResult {
+        attachments,
+        ..ToolResult::text(&id, texts.join("\n"), false)
+    })
+}
