@@ -1,0 +1,162 @@
+//! `POST /v1/chat/completions`: a run of an agent, as a chat completion.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream::unfold;
+
+use crate::domain::run::Run;
+use crate::domain::usage::TokenUsage;
+use crate::engine::record::journal::Subscription;
+use crate::engine::request::RunRequest;
+use crate::web::auth::Principal;
+use crate::web::clients::openai::chat::completion::Completion;
+use crate::web::clients::openai::chat::request::{ChatRequest, PreparedChat, StreamSettings};
+use crate::web::clients::openai::chat::stream::ChatStream;
+use crate::web::clients::openai::results::{self, ContinuedRun};
+use crate::web::clients::openai::stop::{self, Stop};
+use crate::web::clients::start;
+use crate::web::error::Problem;
+use crate::web::extract::idempotency;
+use crate::web::response::json::json_response;
+use crate::web::response::sse;
+use crate::web::routes::create_run::ParsedRequest;
+use crate::web::state::AppState;
+
+pub mod completion;
+pub mod request;
+pub mod stream;
+
+/// A run whose next stop is the response.
+pub struct ChatRun {
+    pub run: Arc<Run>,
+    /// The model as the client named it.
+    pub model: String,
+    /// The turn whose calls the client has given results for; `None` if the request started the run.
+    pub seen_turn: Option<u32>,
+    /// What the run's tree had used before the request.
+    pub baseline: TokenUsage,
+}
+
+pub async fn create(
+    State(state): State<AppState>,
+    principal: Principal,
+    mut request: Request,
+) -> Result<Response, Problem> {
+    // Some clients add parameters of other services.
+    *request.uri_mut() = Uri::from_static("/v1/chat/completions");
+    let owner = principal.key_name().map(str::to_owned);
+    let ParsedRequest {
+        body,
+        idempotency_key,
+        trace,
+        provider_keys,
+        ..
+    } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    let chat: ChatRequest = body.json()?;
+    drop(body);
+    let stream = chat.stream_settings()?;
+    let claim = idempotency_key.map(|(key, body)| {
+        let route = "POST /v1/chat/completions".to_owned();
+        idempotency::new_claim(owner.as_deref(), route, key, body)
+    });
+    if let Some(existing) = start::find(&state, claim.as_ref()).await? {
+        let chat_run = ChatRun::new(existing.run, chat.model);
+        return respond(&state, chat_run, stream, None).await;
+    }
+    let PreparedChat {
+        model,
+        agent,
+        run_request,
+        new_results,
+        new_message,
+    } = Box::pin(chat.prepare(&principal, &state)).await?;
+    if !new_results.is_empty()
+        && let Some(ContinuedRun {
+            run,
+            turn,
+            baseline,
+        }) = results::continue_run(
+            &state,
+            owner.as_deref(),
+            &agent,
+            &new_results,
+            new_message.as_ref(),
+        )
+        .await?
+    {
+        let subscription = state.runner.subscribe(run.root_id);
+        let chat_run = ChatRun {
+            run,
+            model,
+            seen_turn: Some(turn),
+            baseline,
+        };
+        return respond(&state, chat_run, stream, subscription).await;
+    }
+    let run_request = RunRequest {
+        owner,
+        claim,
+        trace,
+        provider_keys,
+        ..run_request
+    };
+    let started = start::start(&state, run_request, stream.is_some()).await?;
+    let chat_run = ChatRun::new(started.run, model);
+    respond(&state, chat_run, stream, started.subscription).await
+}
+
+impl ChatRun {
+    fn new(run: Arc<Run>, model: String) -> Self {
+        Self {
+            run,
+            model,
+            seen_turn: None,
+            baseline: TokenUsage::default(),
+        }
+    }
+
+    /// Another one for each request that continues the run.
+    pub fn id(&self) -> String {
+        let uuid = self.run.id.0.as_simple();
+        match self.seen_turn {
+            None => format!("chatcmpl-{uuid}"),
+            Some(turn) => format!("chatcmpl-{uuid}-{turn}"),
+        }
+    }
+}
+
+async fn respond(
+    state: &AppState,
+    chat_run: ChatRun,
+    stream: Option<StreamSettings>,
+    subscription: Option<Subscription>,
+) -> Result<Response, Problem> {
+    let run = Arc::clone(&chat_run.run);
+    let mut response = match stream {
+        Some(settings) => {
+            let is_whole = state.runner.has_json_format(run.id);
+            let chat_stream =
+                ChatStream::new(state.clone(), chat_run, settings, subscription, is_whole);
+            sse::response(unfold(chat_stream, async |mut chat_stream| {
+                let chunk = chat_stream.next().await?;
+                Some((Ok(Bytes::from(chunk)), chat_stream))
+            }))
+        }
+        None => {
+            drop(subscription);
+            let stopped = stop::wait_for_stop(state, Arc::clone(&run), chat_run.seen_turn).await;
+            let tokens =
+                stop::tokens_since(state, &stopped, chat_run.baseline, chat_run.seen_turn).await?;
+            match stop::stop_of(state, &stopped, chat_run.seen_turn).await? {
+                Stop::Failed(failure) => return Ok(failure.into_response(&run)),
+                stop => json_response(StatusCode::OK, &Completion::new(&chat_run, &stop, tokens)),
+            }
+        }
+    };
+    stop::add_run_id(&mut response, &run);
+    Ok(response)
+}
