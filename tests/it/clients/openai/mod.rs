@@ -1,3 +1,5 @@
 //! The API of OpenAI's clients.
 
+mod chat;
+mod client_tools;
 mod models;

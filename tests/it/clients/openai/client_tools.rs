@@ -1,0 +1,193 @@
+//! Tools that the client executes: the run waits for their results, also over a restart.
+
+use serde_json::{Value, json};
+
+use crate::clients::openai::chat::{chunks, text};
+use crate::support::app::{ApiResponse, TestApp};
+use crate::support::provider::answer::{calls, says};
+
+fn tools() -> Value {
+    json!([{"type": "function", "function": {
+        "name": "weather", "description": "The weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }}])
+}
+
+async fn solo() -> TestApp {
+    TestApp::setup()
+        .agent("solo", "tools = [\"list_directory\"]\nworkdir = \".\"")
+        .spawn()
+        .await
+}
+
+async fn chat(app: &TestApp, messages: &[Value], stream: bool) -> ApiResponse {
+    let body = json!({"model": "solo", "messages": messages, "tools": tools(), "stream": stream});
+    app.post("/v1/chat/completions", &body).await
+}
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+fn result(call: &Value, text: &str) -> Value {
+    json!({"role": "tool", "tool_call_id": call["id"], "content": text})
+}
+
+/// Starts a run that calls the client's tool, and returns the messages so far, the call and the run's id.
+async fn waiting(app: &TestApp) -> (Vec<Value>, Value, String) {
+    let weather = || ("weather", json!({"city": "Bonn"}));
+    app.provider.will(
+        "solo",
+        [calls([("list_directory", json!({"path": "."})), weather()]).with_usage(10, 1)],
+    );
+    let mut messages = vec![user("How is it?")];
+    let got = chat(app, &messages, false).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    let choice = got.json()["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    let call = choice["message"]["tool_calls"][0].clone();
+    assert_eq!(
+        choice["message"]["tool_calls"].as_array().map(Vec::len),
+        Some(1)
+    );
+    assert_eq!(call["function"]["name"], "weather");
+    assert_eq!(call["function"]["arguments"], "{\"city\":\"Bonn\"}");
+    messages.push(choice["message"].clone());
+    (messages, call, got.header("x-run-id").to_owned())
+}
+
+#[tokio::test]
+async fn the_run_continues_with_the_results_of_the_next_request() {
+    let app = solo().await;
+    let (mut messages, call, id) = waiting(&app).await;
+    let run = app.find(&id).await;
+    assert_eq!(
+        (&run["status"], &run["waiting_for"]),
+        (&json!("waiting"), &json!("client_tools"))
+    );
+
+    app.provider
+        .will("solo", [says("It rains.").with_usage(30, 4)]);
+    messages.push(result(&call, "rain"));
+    let got = chat(&app, &messages, false).await;
+    assert_eq!(got.header("x-run-id"), id);
+    let completion = got.json();
+    assert_eq!(completion["choices"][0]["message"]["content"], "It rains.");
+    assert_eq!(
+        completion["usage"]["prompt_tokens"], 30,
+        "only of this request"
+    );
+    let run = app.find(&id).await;
+    assert_eq!(
+        (&run["status"], &run["turns"], &run["tool_calls"]),
+        (&json!("completed"), &json!(2), &json!(2))
+    );
+    let sent = app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(sent.tool_results().last().map(String::as_str), Some("rain"));
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_the_calls() {
+    let app = solo().await;
+    app.provider.will(
+        "solo",
+        [calls([("weather", json!({"city": "Bonn"}))]), says("Sun.")],
+    );
+    let mut messages = vec![user("How is it?")];
+    let got = chunks(&chat(&app, &messages, true).await);
+    let delta = got
+        .iter()
+        .find(|it| it["choices"][0]["delta"]["tool_calls"].is_array());
+    let call = delta.expect("calls")["choices"][0]["delta"]["tool_calls"][0].clone();
+    assert_eq!(call["index"], 0);
+    assert_eq!(
+        got[got.len() - 1]["choices"][0]["finish_reason"],
+        "tool_calls"
+    );
+    messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+    messages.push(result(&call, "sun"));
+    assert_eq!(text(&chunks(&chat(&app, &messages, true).await)), "Sun.");
+}
+
+#[tokio::test]
+async fn the_wait_survives_a_crash() {
+    let mut app = solo().await;
+    let (mut messages, call, id) = waiting(&app).await;
+    app.crash_and_restart().await;
+    app.provider.will("solo", [says("It rains.")]);
+    messages.push(result(&call, "rain"));
+    let got = chat(&app, &messages, false).await;
+    assert_eq!(
+        (got.status, got.header("x-run-id")),
+        (200, id.as_str()),
+        "{}",
+        got.text
+    );
+    assert_eq!(got.json()["choices"][0]["message"]["content"], "It rains.");
+    assert_eq!(
+        app.find(&id).await["tool_calls"],
+        2,
+        "nothing is executed twice"
+    );
+}
+
+#[tokio::test]
+async fn results_for_an_ended_run_start_a_new_one() {
+    let app = solo().await;
+    let (mut messages, call, id) = waiting(&app).await;
+    app.post(&format!("/runs/{id}/cancel?wait=30"), &json!({}))
+        .await;
+    app.provider.will("solo", [says("It rained.")]);
+    messages.push(result(&call, "rain"));
+    let got = chat(&app, &messages, false).await;
+    assert_eq!(got.json()["choices"][0]["message"]["content"], "It rained.");
+    assert_ne!(got.header("x-run-id"), id);
+    let sent = app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(sent.tool_results(), ["rain"]);
+}
+
+#[tokio::test]
+async fn a_client_that_sends_no_results_is_not_waited_for_forever() {
+    let app = TestApp::setup()
+        .agent("solo", "tools = [\"list_directory\"]\nworkdir = \".\"")
+        .config("[clients]\ntool_wait = 1")
+        .spawn()
+        .await;
+    let (_, _, id) = waiting(&app).await;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run["status"], "cancelled");
+    let reason = run["cancel_reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("clients.tool_wait"), "{reason}");
+}
+
+#[tokio::test]
+async fn all_calls_of_a_reply_are_answered_at_once() {
+    let app = solo().await;
+    let weather = |city: &str| ("weather", json!({"city": city}));
+    app.provider.will(
+        "solo",
+        [calls([weather("Bonn"), weather("Rome")]), says("Both.")],
+    );
+    let mut messages = vec![user("How is it?")];
+    let message = chat(&app, &messages, false).await.json()["choices"][0]["message"].clone();
+    let all = message["tool_calls"].as_array().expect("calls").clone();
+    messages.push(message);
+    messages.push(result(&all[1], "sun"));
+    let refused = chat(&app, &messages, false).await;
+    assert_eq!(refused.status, 400, "{}", refused.text);
+    messages.push(result(&all[0], "rain"));
+    let got = chat(&app, &messages, false).await;
+    assert_eq!(got.json()["choices"][0]["message"]["content"], "Both.");
+    let sent = app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(sent.tool_results(), ["rain", "sun"]);
+}
+
+#[tokio::test]
+async fn a_name_of_the_agents_own_tools_is_refused() {
+    let app = solo().await;
+    let tool = json!([{"type": "function", "function": {"name": "list_directory"}}]);
+    let body = json!({"model": "solo", "messages": [user("hi")], "tools": tool});
+    let got = app.post("/v1/chat/completions", &body).await;
+    assert_eq!(got.status, 400, "{}", got.text);
+    assert_eq!(got.json()["error"]["param"], "tools");
+}
