@@ -1,0 +1,53 @@
+// Drives a daemon with OpenAI's official client for Node: node check.mjs <address> <key>
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+
+const [address, apiKey] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${address}/v1`, apiKey });
+const hello = [{ role: "user", content: "hello" }];
+const tools = [
+  {
+    type: "function",
+    function: { name: "weather", parameters: { type: "object", properties: { city: { type: "string" } } } },
+  },
+];
+
+const checks = {
+  async models() {
+    const ids = (await client.models.list()).data.map((model) => model.id);
+    assert.deepEqual(ids, ["caller", "chat", "sorter"]);
+  },
+  async completion() {
+    const got = await client.chat.completions.create({ model: "chat", messages: hello });
+    assert.equal(got.choices[0].message.content, "You said: hello");
+    assert.equal(got.usage.total_tokens, 17);
+  },
+  async stream() {
+    const stream = await client.chat.completions.create({ model: "chat", messages: hello, stream: true });
+    let text = "";
+    for await (const chunk of stream) text += chunk.choices[0]?.delta.content ?? "";
+    assert.equal(text, "You said: hello");
+  },
+  async tools() {
+    const runner = client.chat.completions.runTools({
+      model: "caller",
+      messages: [{ role: "user", content: "How is it?" }],
+      tools: [{ ...tools[0], function: { ...tools[0].function, parse: JSON.parse, function: () => "rain" } }],
+    });
+    assert.equal(await runner.finalContent(), "The weather: rain");
+  },
+  async errors() {
+    await assert.rejects(client.chat.completions.create({ model: "nobody", messages: hello }), (error) => {
+      assert.ok(error instanceof OpenAI.NotFoundError);
+      assert.equal(error.code, "agent_not_found");
+      return true;
+    });
+    const stranger = new OpenAI({ baseURL: `${address}/v1`, apiKey: "wrong" });
+    await assert.rejects(stranger.models.list(), OpenAI.AuthenticationError);
+  },
+};
+
+for (const [name, check] of Object.entries(checks)) {
+  await check();
+  console.log(`node: ${name}`);
+}

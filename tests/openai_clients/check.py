@@ -1,0 +1,107 @@
+"""Drives a daemon with OpenAI's official client for Python: check.py <address> <key>"""
+
+import sys
+
+import openai
+from pydantic import BaseModel
+
+address, key = sys.argv[1:]
+client = openai.OpenAI(base_url=f"{address}/v1", api_key=key)
+hello = [{"role": "user", "content": "hello"}]
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+
+
+class Sorted(BaseModel):
+    urgency: str
+
+
+def models():
+    assert [model.id for model in client.models.list()] == ["caller", "chat", "sorter"]
+    assert client.models.retrieve("chat").owned_by == "axed"
+
+
+def completion():
+    got = client.chat.completions.create(model="chat", messages=hello)
+    assert got.choices[0].message.content == "You said: hello", got
+    assert got.choices[0].finish_reason == "stop"
+    assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (12, 5)
+    raw = client.chat.completions.with_raw_response.create(model="chat", messages=hello)
+    assert raw.headers["x-run-id"].startswith("run_")
+
+
+def stream():
+    chunks = list(
+        client.chat.completions.create(
+            model="chat", messages=hello, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "You said: hello", chunks
+    assert chunks[-1].usage.total_tokens == 17
+    with client.chat.completions.stream(model="chat", messages=hello) as events:
+        final = events.get_final_completion()
+    assert final.choices[0].message.content == "You said: hello"
+
+
+def json_schema():
+    got = client.chat.completions.parse(
+        model="sorter", messages=hello, response_format=Sorted
+    )
+    assert got.choices[0].message.parsed == Sorted(urgency="now"), got
+
+
+def pictures():
+    url = f"data:image/png;base64,{PIXEL}"
+    parts = [{"type": "text", "text": "hello"}, {"type": "image_url", "image_url": {"url": url}}]
+    got = client.chat.completions.create(model="chat", messages=[{"role": "user", "content": parts}])
+    assert "hello" in got.choices[0].message.content, got
+
+
+def tools():
+    messages = [{"role": "user", "content": "How is it?"}]
+    first = client.chat.completions.with_raw_response.create(
+        model="caller", messages=messages, tools=TOOLS
+    )
+    message = first.parse().choices[0].message
+    assert first.parse().choices[0].finish_reason == "tool_calls", first.parse()
+    call = message.tool_calls[0]
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city":"Bonn"}')
+    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    last = client.chat.completions.with_raw_response.create(
+        model="caller", messages=messages, tools=TOOLS
+    )
+    assert last.parse().choices[0].message.content == "The weather: rain", last.parse()
+    assert last.headers["x-run-id"] == first.headers["x-run-id"]
+
+
+def errors():
+    try:
+        client.chat.completions.create(model="nobody", messages=hello)
+        raise AssertionError("an unknown model")
+    except openai.NotFoundError as error:
+        assert error.code == "agent_not_found" and error.type == "invalid_request_error"
+    try:
+        client.chat.completions.create(model="chat", messages=[])
+        raise AssertionError("no messages")
+    except openai.BadRequestError as error:
+        assert error.param == "messages"
+    stranger = openai.OpenAI(base_url=f"{address}/v1", api_key="wrong")
+    try:
+        stranger.models.list()
+        raise AssertionError("a wrong key")
+    except openai.AuthenticationError as error:
+        assert error.code == "unauthorized"
+
+
+for check in (models, completion, stream, json_schema, pictures, tools, errors):
+    check()
+    print(f"python: {check.__name__}")
