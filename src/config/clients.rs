@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::config::table_reader::TableReader;
-
 /// How long a run waits for a client's tool results by default.
 const DEFAULT_TOOL_WAIT: Duration = Duration::from_secs(3600);
 
@@ -34,17 +32,5 @@ impl Default for Clients {
             ag_ui: true,
             tool_wait: DEFAULT_TOOL_WAIT,
         }
-    }
-}
-
-pub(in crate::config) fn read(s: &mut TableReader<'_>) -> Clients {
-    let default = Clients::default();
-    Clients {
-        console: s.flag("console").unwrap_or(default.console),
-        openai: s.flag("openai").unwrap_or(default.openai),
-        mcp: s.flag("mcp").unwrap_or(default.mcp),
-        a2a: s.flag("a2a").unwrap_or(default.a2a),
-        ag_ui: s.flag("ag_ui").unwrap_or(default.ag_ui),
-        tool_wait: s.seconds("tool_wait", 1).unwrap_or(default.tool_wait),
     }
 }

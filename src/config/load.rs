@@ -23,7 +23,7 @@ use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
     Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
     ProviderKind, RequestRecording, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth,
-    budgets, clients, providers, proxies, telemetry,
+    budgets, clients_section, providers, proxies, telemetry,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
@@ -300,7 +300,7 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         limits,
         tools,
         webhooks: top.nested("webhooks", read_webhooks),
-        clients: top.nested("clients", clients::read),
+        clients: top.nested("clients", clients_section::read),
         providers,
         models,
         budgets: budgets::read(top),

@@ -20,6 +20,7 @@ use crate::domain::service::Service;
 pub mod auth;
 mod budgets;
 pub mod clients;
+mod clients_section;
 pub mod document;
 pub mod environment;
 pub mod in_force;
