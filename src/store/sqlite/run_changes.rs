@@ -141,6 +141,11 @@ pub fn finish(
         ":messages": finished.messages,
         ":model_usage": rows::model_usage_value(&progress.models),
     };
-    let row = sql.finish_run.query_row(params, EndedRow::read)?;
+    if sql.finish_run.execute(params)? == 0 {
+        return Ok(None);
+    }
+    let row = sql
+        .ended_run
+        .query_row(named_params! {":id": id}, EndedRow::read)?;
     Ok(row.map(|row| row.ended(finished)))
 }

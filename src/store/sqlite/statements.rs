@@ -3,6 +3,7 @@
 use rusqlite::Connection;
 
 use crate::store::sqlite::prepared::PreparedStatement;
+use crate::store::sqlite::sql_parts::ENDED_COLUMNS;
 
 /// The run that an idempotency key has accepted, and the hash of the request's body.
 pub const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
@@ -100,8 +101,9 @@ statements! {
              tree_tool_calls = :tree_tool_calls, tree_cost = :tree_cost, tree_unreported = :tree_unreported, \
              structured = :structured, completion_status = coalesce(:completion_status, completion_status), \
              model_usage = coalesce(:model_usage, model_usage) \
-             WHERE id = :id AND finished_at IS NULL AND messages = coalesce(:messages, messages) \
-             RETURNING child, agent, model, model_usage, started_at, created_at, owner, session, labels",
+             WHERE id = :id AND finished_at IS NULL AND messages = coalesce(:messages, messages)",
+        /// What is counted of an ended run. `RETURNING` would take twice as long as this.
+        ended_run: &format!("SELECT {ENDED_COLUMNS} FROM runs r WHERE r.id = :id"),
         /// The list only grows: a shorter one is older.
         update_warnings: "UPDATE runs SET warnings = :warnings \
              WHERE id = :id AND coalesce(octet_length(warnings), 0) < octet_length(:warnings)",

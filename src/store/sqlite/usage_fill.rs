@@ -4,6 +4,7 @@ use rusqlite::{Connection, Row, named_params};
 
 use crate::domain::run::Status;
 use crate::store::sqlite::rows::{self, USAGE_COLUMNS, UsageColumns};
+use crate::store::sqlite::sql_parts::ENDED_COLUMNS;
 use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::{EndedRow, EndedRun, UsageRollup};
 
@@ -16,9 +17,7 @@ pub fn fill(db: &Connection) -> rusqlite::Result<()> {
     let mut statements = Statements::new(db)?;
     let mut usage = UsageRollup::default();
     let mut sql = db.prepare(&format!(
-        "SELECT r.id AS id, r.root AS root, r.child AS child, r.agent AS agent, r.model AS model, \
-         r.model_usage AS model_usage, r.started_at AS started_at, r.created_at AS created_at, r.owner AS owner, \
-         r.session AS session, r.labels AS labels, r.finished_at AS finished_at, r.status AS status, {USAGE_COLUMNS} \
+        "SELECT {ENDED_COLUMNS}, r.root AS root, r.finished_at AS finished_at, r.status AS status, {USAGE_COLUMNS} \
          FROM runs r WHERE r.finished_at IS NOT NULL ORDER BY r.id DESC LIMIT :limit"
     ))?;
     let columns = UsageColumns::find(&sql)?;

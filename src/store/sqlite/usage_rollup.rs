@@ -27,7 +27,7 @@ const MODEL: &str = "model";
 const LABELS: &str = "labels";
 const LABEL_PREFIX: &str = "label.";
 
-/// What `finish_run` returns of a run.
+/// What is counted of an ended run.
 pub struct EndedRow {
     is_child: bool,
     agent: String,
@@ -86,12 +86,12 @@ pub struct UsageRollup {
 impl EndedRow {
     pub fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
-            is_child: row.get("child")?,
-            agent: row.get("agent")?,
-            model: row.get("model")?,
-            models: row.get("model_usage")?,
-            started_at: row.get("started_at")?,
             root: RootRow::read(row)?,
+            is_child: row.get(4)?,
+            agent: row.get(5)?,
+            model: row.get(6)?,
+            models: row.get(7)?,
+            started_at: row.get(8)?,
         })
     }
 
@@ -106,12 +106,13 @@ impl EndedRow {
 }
 
 impl RootRow {
+    /// By position: a search for the names would take longer than the rest.
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
-            created_at: row.get("created_at")?,
-            owner: row.get("owner")?,
-            session: row.get("session")?,
-            labels: row.get("labels")?,
+            created_at: row.get(0)?,
+            owner: row.get(1)?,
+            session: row.get(2)?,
+            labels: row.get(3)?,
         })
     }
 }
