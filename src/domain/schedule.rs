@@ -1,0 +1,76 @@
+//! `[[schedules]]` of an agent's file: runs that the daemon starts at times.
+
+use std::collections::BTreeMap;
+
+use jiff::tz::TimeZone;
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
+
+use crate::domain::cron::Cron;
+
+/// Most schedules of one agent.
+pub const MAX_SCHEDULES: usize = 32;
+
+/// When an agent runs without a request.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "AgentSchedule")]
+pub struct Schedule {
+    /// The name of the schedule, unique within the agent.
+    pub name: String,
+    /// Minute, hour, day of the month, month, day of the week.
+    #[serde(serialize_with = "serialize_cron")]
+    #[schemars(with = "String")]
+    pub cron: Cron,
+    /// The IANA name of the time zone of `cron`.
+    pub timezone: String,
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub zone: TimeZone,
+    /// The input of the runs; null means that of a run without one.
+    pub input: Option<String>,
+    /// What happens at a time at which the last run has not ended.
+    pub overlap: Overlap,
+    /// What happens to times at which the daemon did not run.
+    pub missed: Missed,
+    /// The labels of the runs.
+    pub labels: BTreeMap<String, String>,
+    /// The name of the key that owns the runs; null means that only admins see them.
+    pub key: Option<String>,
+}
+
+impl Schedule {
+    /// Identifies its times: with another text, times of the past are not missed.
+    pub fn times(&self) -> String {
+        format!("{} {}", self.cron, self.timezone)
+    }
+}
+
+/// What happens at a time at which the last run of the schedule has not ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ScheduleOverlap")]
+#[serde(rename_all = "lowercase")]
+pub enum Overlap {
+    /// No run starts.
+    #[default]
+    Skip,
+    /// One run starts when the last one has ended.
+    Queue,
+    /// A run starts beside it.
+    Allow,
+}
+
+/// What happens to times at which the daemon did not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ScheduleMissed")]
+#[serde(rename_all = "lowercase")]
+pub enum Missed {
+    /// No run starts.
+    #[default]
+    Skip,
+    /// One run starts, for the latest time of the last day.
+    Once,
+}
+
+fn serialize_cron<S: Serializer>(cron: &Cron, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(cron.as_str())
+}

@@ -1,0 +1,54 @@
+//! `[[triggers]]` of an agent's file: runs that signed requests of other services start.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
+
+use crate::domain::body_template::BodyTemplate;
+
+/// Most triggers of one agent.
+pub const MAX_TRIGGERS: usize = 32;
+
+/// A webhook that starts runs of an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "AgentTrigger")]
+pub struct Trigger {
+    /// The name of the trigger, unique within the agent.
+    pub name: String,
+    /// Whose signatures it accepts.
+    pub kind: TriggerKind,
+    /// The environment variable with the secret that the sender signs with.
+    pub secret_env: String,
+    /// The input of the runs, with `{body.path}` for values of the request's body; null means the whole body.
+    #[serde(serialize_with = "serialize_template")]
+    #[schemars(with = "Option<String>")]
+    pub input_template: Option<BodyTemplate>,
+    /// The labels of the runs.
+    pub labels: BTreeMap<String, String>,
+    /// The name of the key that owns the runs; null means that only admins see them.
+    pub key: Option<String>,
+}
+
+/// How a sender signs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "TriggerKind")]
+#[serde(rename_all = "lowercase")]
+pub enum TriggerKind {
+    /// Standard Webhooks, such as those of axed itself.
+    Standard,
+    /// GitHub's `X-Hub-Signature-256`.
+    Github,
+    /// Stripe's `Stripe-Signature`.
+    Stripe,
+}
+
+fn serialize_template<S: Serializer>(
+    template: &Option<BodyTemplate>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    template
+        .as_ref()
+        .map(BodyTemplate::as_str)
+        .serialize(serializer)
+}
