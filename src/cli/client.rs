@@ -10,10 +10,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::pages::{EventPage, MessagePage, RunPage};
+use crate::cli::tree_node::TreeNode;
 use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
 use crate::domain::failure::Failure;
-use crate::domain::run::{RunId, Status};
+use crate::domain::run::Status;
 use crate::domain::warning::RunWarning;
 
 pub struct Client {
@@ -75,32 +76,6 @@ impl RunView {
         };
         format!("run {} {}: {reason}", self.id, self.status.as_str())
     }
-}
-
-/// A run in a tree, with its own usage.
-#[derive(Debug, Deserialize)]
-pub struct TreeNode {
-    pub id: RunId,
-    pub agent: String,
-    /// The label that its caller gave an ad-hoc sub-agent.
-    #[serde(default)]
-    pub label: Option<String>,
-    pub status: Status,
-    pub turns: u64,
-    /// Without its children.
-    pub usage: UsageView,
-    pub duration_ms: u64,
-    pub task: Option<String>,
-    pub error: Option<Failure>,
-    /// In the order of the calls that started them.
-    pub children: Vec<TreeNode>,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-pub struct UsageView {
-    pub input_tokens: u64,
-    pub output_tokens: u64,
-    pub tool_calls: u64,
 }
 
 /// Maximum length of an event's line in bytes.
@@ -471,6 +446,10 @@ impl Client {
 
     pub fn get(&self, segments: &[&str]) -> RequestBuilder {
         self.http.request(Method::GET, self.url(segments))
+    }
+
+    pub fn post(&self, segments: &[&str]) -> RequestBuilder {
+        self.http.request(Method::POST, self.url(segments))
     }
 
     async fn json(&self, request: RequestBuilder) -> Result<Value, ClientError> {
