@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use crate::catalog::mcp_servers;
+use crate::catalog::{mcp_servers, schedules, triggers};
 use crate::config::document::{Node, Origin, Value};
 use crate::config::environment::{check_variable_name, expand_home, home_dir};
 use crate::config::table_reader::TableReader;
@@ -87,6 +87,8 @@ impl Visitor for FileReader<'_, '_> {
             Setting::ResponseFormat(format) => *format = table.nested(key, read_response_format),
             Setting::Extra(extra) => set(extra, table.json_table(key, check_extra)),
             Setting::McpServers(servers) => *servers = mcp_servers::read(table, key),
+            Setting::Schedules(read) => *read = schedules::read(table, key),
+            Setting::Triggers(read) => *read = triggers::read(table, key),
         }
     }
 

@@ -18,7 +18,9 @@ pub mod omissions;
 pub mod prompt;
 pub mod read;
 pub mod reload;
+pub mod schedules;
 pub mod template;
+pub mod triggers;
 pub mod view;
 
 /// An immutable snapshot of all definitions, sorted by name. A reload replaces the snapshot.

@@ -20,7 +20,7 @@ use crate::domain::suggestion;
 const IMPLICIT_TOOLS: [&str; 2] = ["call_agent", "subagent"];
 
 /// A document with every list of tables, for messages about keys in the wrong table.
-const SAMPLE: &str = "[[mcp_servers]]\n";
+const SAMPLE: &str = "[[mcp_servers]]\n[[schedules]]\n[[triggers]]\n";
 
 /// A valid agent file.
 #[derive(Clone, Debug)]

@@ -177,6 +177,26 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 #   command = "npx"
 #   args = ["-y", "@modelcontextprotocol/server-filesystem", "/srv/papers"]
 #   env = { LOG_LEVEL = "warn" }
+
+# Runs that the daemon starts at times: minute, hour, day of the month, month, day of the week.
+#   [[schedules]]
+#   name = "morning"
+#   cron = "30 7 * * mon-fri"
+#   timezone = "Europe/Berlin"      # unset means UTC
+#   input = "Sum up the tickets of yesterday."
+#   overlap = "skip"                # if the last run has not ended: skip, queue (one waits) or allow
+#   missed = "skip"                 # times without a daemon: skip, or once for the latest of the last day
+#   labels = { team = "blue" }
+#   key = "ada"                     # whose runs they are; unset means that only admins see them
+
+# Webhooks of other services that start runs, at POST /triggers/{name}/<trigger>.
+#   [[triggers]]
+#   name = "issues"
+#   kind = "github"                 # whose signatures: standard, github or stripe
+#   secret_env = "GITHUB_SECRET"    # the environment variable with the secret
+#   input_template = "Triage issue {body.issue.number}: {body.issue.title}"     # unset means the whole body
+#   labels = { source = "github" }
+#   key = "ada"                     # whose runs they are; unset means that only admins see them
 "#;
 
 #[cfg(test)]
@@ -195,7 +215,9 @@ mod tests {
     impl Visitor for KeyCheck {
         fn setting(&mut self, key: &'static str, setting: Setting<'_>) {
             let text = match &setting {
-                Setting::McpServers(_) => format!("[[{key}]]"),
+                Setting::McpServers(_) | Setting::Schedules(_) | Setting::Triggers(_) => {
+                    format!("[[{key}]]")
+                }
                 Setting::ResponseFormat(_) => format!(".{key}]"),
                 _ => format!("{key} = "),
             };

@@ -118,6 +118,8 @@ impl<M: SerializeMap> Visitor for Writer<M> {
             Setting::ResponseFormat(ResponseFormat::Text) if self.audience == Audience::Client => {}
             Setting::ResponseFormat(format) => self.write(key, format),
             Setting::Extra(extra) => self.write_unless_empty(key, extra.is_empty(), extra),
+            Setting::Schedules(schedules) => self.write(key, schedules),
+            Setting::Triggers(triggers) => self.write(key, triggers),
             Setting::McpServers(servers) => {
                 let servers: Vec<McpServerView<'_>> = servers
                     .iter()

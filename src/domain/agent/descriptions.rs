@@ -117,6 +117,8 @@ fn definition(key: &str) -> &'static str {
         "retry" => "How failed provider requests are retried.",
         "memory" => "The results of earlier runs that the agent remembers.",
         "mcp_servers" => "MCP servers with further tools.",
+        "schedules" => "Runs that the daemon starts at times.",
+        "triggers" => "Webhooks of other services that start runs.",
         "subagent" => "How the agent starts ad-hoc sub-agents; absent if they are disabled.",
         "webhook" => "A receiver of the events of the agent's root runs; absent if there is none.",
         _ => "",

@@ -16,7 +16,9 @@ use crate::domain::agent::settings::{
 use crate::domain::context::ContextSettings;
 use crate::domain::mcp::McpServer;
 use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
+use crate::domain::schedule::Schedule;
 use crate::domain::service::Service;
+use crate::domain::trigger::Trigger;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
 
@@ -125,6 +127,12 @@ pub struct Agent {
     /// The MCP servers that offer it further tools, in the file's order.
     #[serde(default)]
     pub mcp_servers: Vec<McpServer>,
+    /// Its runs that the daemon starts at times. No run needs them.
+    #[serde(skip)]
+    pub schedules: Vec<Schedule>,
+    /// Webhooks of others that start its runs. No run needs them.
+    #[serde(skip)]
+    pub triggers: Vec<Trigger>,
     /// Receives the events of its root runs.
     #[serde(default)]
     pub webhook: Option<Webhook>,
@@ -182,6 +190,8 @@ impl Default for Agent {
             subagent: None,
             ad_hoc: None,
             mcp_servers: Vec::new(),
+            schedules: Vec::new(),
+            triggers: Vec::new(),
             webhook: None,
             approve: Vec::new(),
             approve_timeout: None,
@@ -240,6 +250,8 @@ impl Section for Agent {
         v.section("retry", &mut self.retry);
         v.section("memory", &mut self.memory);
         v.setting("mcp_servers", Setting::McpServers(&mut self.mcp_servers));
+        v.setting("schedules", Setting::Schedules(&mut self.schedules));
+        v.setting("triggers", Setting::Triggers(&mut self.triggers));
         v.optional_section("subagent", Presence::Enabled, &mut self.subagent);
         v.optional_section("webhook", Presence::Key("url"), &mut self.webhook);
     }

@@ -11,6 +11,8 @@ use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::settings::{MAX_COUNT, Presence, Section, Setting, Visitor};
 use crate::domain::mcp::McpServerView;
+use crate::domain::schedule::Schedule;
+use crate::domain::trigger::Trigger;
 
 /// A type whose schema is that of a section's view.
 pub struct SectionSchema<S>(PhantomData<S>);
@@ -127,6 +129,8 @@ impl Visitor for SchemaVisitor<'_> {
             Setting::ResponseFormat(_) => self.refer_to::<ResponseFormat>(),
             Setting::Extra(_) => json!({"type": "object", "additionalProperties": {}}),
             Setting::McpServers(_) => self.refer_to::<Vec<McpServerView<'static>>>(),
+            Setting::Schedules(_) => self.refer_to::<Vec<Schedule>>(),
+            Setting::Triggers(_) => self.refer_to::<Vec<Trigger>>(),
         };
         self.add(key, !self.omits_unset, schema);
     }

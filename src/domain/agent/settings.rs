@@ -11,6 +11,8 @@ use serde_json::{Map, Value};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::mcp::McpServer;
+use crate::domain::schedule::Schedule;
+use crate::domain::trigger::Trigger;
 use crate::domain::usage::Cost;
 
 /// The highest number of seconds, milliseconds or bytes that a setting may have.
@@ -83,6 +85,8 @@ pub enum Setting<'a> {
     /// Keys of provider requests.
     Extra(&'a mut Map<String, Value>),
     McpServers(&'a mut Vec<McpServer>),
+    Schedules(&'a mut Vec<Schedule>),
+    Triggers(&'a mut Vec<Trigger>),
 }
 
 /// What a list of texts holds.

@@ -1,0 +1,132 @@
+//! Reads `[[schedules]]` of an agent file, and the keys that they share with `[[triggers]]`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::tz::{self, TimeZone};
+
+use crate::catalog::file_reader::non_blank;
+use crate::config::table_reader::TableReader;
+use crate::domain::agent::is_agent_name;
+use crate::domain::calendar::time_zone;
+use crate::domain::cron::Cron;
+use crate::domain::schedule::{MAX_SCHEDULES, Missed, Overlap, Schedule};
+use crate::domain::suggestion;
+
+/// As in requests for runs.
+const MAX_LABELS: usize = 64;
+const MAX_LABEL_KEY: usize = 64;
+const MAX_LABEL_VALUE: usize = 256;
+
+/// Returns the schedules in the file's order; invalid ones are reported as problems.
+pub fn read(top: &mut TableReader<'_>, key: &'static str) -> Vec<Schedule> {
+    let node = top.peek(key);
+    let schedules = top.table_list(key, parse_schedule);
+    let schedules: Vec<Schedule> = schedules.into_iter().flatten().collect();
+    let names = schedules.iter().map(|schedule| schedule.name.as_str());
+    if let (Err(why), Some(node)) = (check_list(names, MAX_SCHEDULES), node) {
+        top.push_invalid(&node, key, &why);
+    }
+    schedules
+}
+
+/// Checks that there are not too many, and that each has its own name.
+pub fn check_list<'n>(names: impl Iterator<Item = &'n str>, max: usize) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        // Names that differ only in case would be confused.
+        if !seen.insert(name.to_ascii_lowercase()) {
+            return Err(format!(
+                "has two entries named \"{name}\"; name one otherwise"
+            ));
+        }
+    }
+    match seen.len() > max {
+        true => Err(format!("cannot have more than {max} entries")),
+        false => Ok(()),
+    }
+}
+
+fn parse_schedule(s: &mut TableReader<'_>) -> Option<Schedule> {
+    let name = read_name(s);
+    let has_cron = s.peek("cron").is_some();
+    let cron = s.parsed_text("cron", Cron::parse);
+    if !has_cron {
+        s.push_missing("cron", "is required, such as \"30 9 * * mon-fri\"");
+    }
+    let zone = match s.peek("timezone").is_some() {
+        true => s.parsed_text("timezone", parse_zone),
+        false => Some(("UTC".to_owned(), TimeZone::UTC)),
+    };
+    let input = non_blank(s.text("input"));
+    let overlaps = [
+        ("skip", Overlap::Skip),
+        ("queue", Overlap::Queue),
+        ("allow", Overlap::Allow),
+    ];
+    let overlap = s.one_of("overlap", &overlaps).unwrap_or_default();
+    let missed = [("skip", Missed::Skip), ("once", Missed::Once)];
+    let missed = s.one_of("missed", &missed).unwrap_or_default();
+    let labels = read_labels(s);
+    let key = non_blank(s.text("key"));
+    let (timezone, zone) = zone?;
+    Some(Schedule {
+        name: name?,
+        cron: cron?,
+        timezone,
+        zone,
+        input,
+        overlap,
+        missed,
+        labels,
+        key,
+    })
+}
+
+pub fn read_name(table: &mut TableReader<'_>) -> Option<String> {
+    let has_name = table.peek("name").is_some();
+    let name = table.parsed_text("name", |text| match is_agent_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err(
+            "must be 1 to 64 letters, digits, dots, - and _, and begin with a letter or digit"
+                .to_owned(),
+        ),
+    });
+    if !has_name {
+        table.push_missing("name", "is required");
+    }
+    name
+}
+
+fn parse_zone(text: &str) -> Result<(String, TimeZone), String> {
+    if let Some(zone) = time_zone(text) {
+        let name = zone.iana_name().unwrap_or(text).to_owned();
+        return Ok((name, zone));
+    }
+    let known: Vec<String> = tz::db().available().map(|name| name.to_string()).collect();
+    let hint = suggestion::closest(text, known.iter().map(String::as_str));
+    let hint = hint.map_or_else(
+        || "use an IANA name, such as \"Europe/Berlin\"".to_owned(),
+        |name| format!("did you mean \"{name}\"?"),
+    );
+    Err(format!("is no known time zone: \"{text}\"; {hint}"))
+}
+
+pub fn read_labels(table: &mut TableReader<'_>) -> BTreeMap<String, String> {
+    let node = table.peek("labels");
+    let labels = table.texts_by_name("labels", |name, value| {
+        if !(1..=MAX_LABEL_KEY).contains(&name.chars().count()) {
+            return Err(format!(
+                "has no 1 to {MAX_LABEL_KEY} characters in its name"
+            ));
+        }
+        if value.chars().count() > MAX_LABEL_VALUE {
+            return Err(format!("has more than {MAX_LABEL_VALUE} characters"));
+        }
+        Ok(value.to_owned())
+    });
+    if let (true, Some(node)) = (labels.len() > MAX_LABELS, node) {
+        let why = format!("cannot have more than {MAX_LABELS} labels");
+        table.push_invalid(&node, "labels", &why);
+    }
+    labels
+}

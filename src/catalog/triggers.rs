@@ -1,0 +1,57 @@
+//! Reads `[[triggers]]` of an agent file.
+
+use crate::catalog::file_reader::non_blank;
+use crate::catalog::schedules::{check_list, read_labels, read_name};
+use crate::config::environment::check_variable_name;
+use crate::config::table_reader::TableReader;
+use crate::domain::body_template::BodyTemplate;
+use crate::domain::trigger::{MAX_TRIGGERS, Trigger, TriggerKind};
+
+/// Returns the triggers in the file's order; invalid ones are reported as problems.
+pub fn read(top: &mut TableReader<'_>, key: &'static str) -> Vec<Trigger> {
+    let node = top.peek(key);
+    let triggers = top.table_list(key, parse_trigger);
+    let triggers: Vec<Trigger> = triggers.into_iter().flatten().collect();
+    let names = triggers.iter().map(|trigger| trigger.name.as_str());
+    if let (Err(why), Some(node)) = (check_list(names, MAX_TRIGGERS), node) {
+        top.push_invalid(&node, key, &why);
+    }
+    triggers
+}
+
+fn parse_trigger(t: &mut TableReader<'_>) -> Option<Trigger> {
+    let name = read_name(t);
+    let has_kind = t.peek("kind").is_some();
+    let kinds = [
+        ("standard", TriggerKind::Standard),
+        ("github", TriggerKind::Github),
+        ("stripe", TriggerKind::Stripe),
+    ];
+    let kind = t.one_of("kind", &kinds);
+    if !has_kind {
+        t.push_missing("kind", "is required: standard, github or stripe");
+    }
+    let has_secret = t.peek("secret_env").is_some();
+    let secret_env = t.parsed_text("secret_env", check_variable_name);
+    if !has_secret {
+        t.push_missing(
+            "secret_env",
+            "is required: the environment variable with the secret that the sender signs with",
+        );
+    }
+    let has_template = t.peek("input_template").is_some();
+    let template = t.parsed_text("input_template", BodyTemplate::parse);
+    let labels = read_labels(t);
+    let key = non_blank(t.text("key"));
+    if has_template && template.is_none() {
+        return None;
+    }
+    Some(Trigger {
+        name: name?,
+        kind: kind?,
+        secret_env: secret_env?,
+        input_template: template,
+        labels,
+        key,
+    })
+}
