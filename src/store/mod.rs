@@ -1,6 +1,6 @@
 //! The store's contract: runs, their steps, their events and their webhook deliveries. This file has the values of a write
 //! and the errors. The traits are in `runs`, `events`, `approvals`, `sessions`, `turns`, `outbox`,
-//! `usage` and `retention`; `run_store` has all of them as one.
+//! `schedules`, `usage` and `retention`; `run_store` has all of them as one.
 
 use std::sync::Arc;
 
@@ -31,6 +31,7 @@ pub mod request_delta;
 pub mod retention;
 pub mod run_store;
 pub mod runs;
+pub mod schedules;
 pub mod sessions;
 pub mod sqlite;
 pub mod turn_record;

@@ -8,6 +8,7 @@ use crate::store::events::EventLog;
 use crate::store::outbox::Outbox;
 use crate::store::retention::RunRetention;
 use crate::store::runs::RunRecords;
+use crate::store::schedules::ScheduleRecords;
 use crate::store::sessions::SessionIndex;
 use crate::store::turns::TurnRecords;
 use crate::store::usage::UsageLog;
@@ -22,6 +23,7 @@ pub trait RunStore:
     + Outbox
     + RunRetention
     + UsageLog
+    + ScheduleRecords
 {
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;

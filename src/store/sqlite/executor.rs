@@ -16,7 +16,7 @@ use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::UsageRollup;
 use crate::store::sqlite::vacuum::Vacuum;
 use crate::store::sqlite::{
-    approvals, attachments, budgets, outbox, rows, run_changes, run_inserts, sessions,
+    approvals, attachments, budgets, outbox, rows, run_changes, run_inserts, schedules, sessions,
 };
 use crate::store::{Change, StoreError};
 
@@ -87,6 +87,10 @@ impl<'c> Executor<'c> {
             Task::TrimUsage(before) => {
                 let has_more = self.usage.trim(&mut self.sql, *before)?;
                 Ok(u64::from(has_more))
+            }
+            Task::ChangeSchedule(id, change) => {
+                schedules::change(&mut self.sql, id, change)?;
+                Ok(0)
             }
             Task::ClearFailed(roots) => {
                 roots.iter().for_each(|root| self.failed_runs.remove(*root));

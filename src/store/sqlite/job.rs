@@ -9,6 +9,7 @@ use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
 use crate::store::outbox::AttemptRecord;
+use crate::store::schedules::{ScheduleChange, ScheduleId};
 use crate::store::sqlite::encoded_write::EncodedWrite;
 
 pub type JobResult = Result<u64, StoreError>;
@@ -36,6 +37,8 @@ pub enum Task {
     /// Removes a few unused definitions and returns a little unused space to the file system. Returns 1 if there may be
     /// more, else 0.
     Vacuum,
+    /// Changes the record of a schedule and returns 0.
+    ChangeSchedule(ScheduleId, ScheduleChange),
     /// Removes a few sums of usage of days that ended before this time. Returns 1 if there may be more, else 0.
     TrimUsage(Timestamp),
     /// Accepts writes of these trees again after a failed fire-and-forget write; returns 0.

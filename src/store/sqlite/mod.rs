@@ -22,6 +22,7 @@ use crate::store::run_store::RunStore;
 use crate::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
+use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, ScheduleRecords};
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::encoded_write::EncodedWrite;
@@ -59,6 +60,7 @@ mod retention_queries;
 mod rows;
 mod run_changes;
 mod run_inserts;
+mod schedules;
 mod schema;
 mod search;
 mod sessions;
@@ -396,6 +398,23 @@ impl UsageLog for SqliteStore {
 
     fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move { Ok(self.request(Task::TrimUsage(before)).await? > 0) })
+    }
+}
+
+impl ScheduleRecords for SqliteStore {
+    fn schedules(&self) -> BoxFuture<'_, Result<Vec<ScheduleRecord>, StoreError>> {
+        Box::pin(self.readers.read(schedules::list))
+    }
+
+    fn change_schedule(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let task = Task::ChangeSchedule(id, change);
+            self.request(task).await.map(drop)
+        })
     }
 }
 

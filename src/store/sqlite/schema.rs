@@ -34,6 +34,7 @@ const MIGRATIONS: &[&str] = &[
     BUDGETS,
     WAITING_WORDS,
     SHARED_TEXTS,
+    SCHEDULES,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -340,6 +341,22 @@ UPDATE runs SET waiting_for = json_quote(json_extract(waiting_for, '$.reason')) 
 /// The definitions, and the texts that turns of several runs share, which only one run uses.
 const SHARED_TEXTS: &str = "
 CREATE INDEX definitions_only_run ON definitions (only_run) WHERE only_run IS NOT NULL;
+";
+
+// What is known of the schedules of agents. `times` is the cron and the zone that it is about; times in seconds.
+const SCHEDULES: &str = "
+CREATE TABLE schedules (
+  agent TEXT NOT NULL,
+  name TEXT NOT NULL,
+  times TEXT NOT NULL,
+  handled_at INTEGER NOT NULL,
+  held_at INTEGER,
+  is_paused INTEGER NOT NULL,
+  last_at INTEGER,
+  last_run BLOB,
+  error TEXT,
+  PRIMARY KEY (agent, name)
+) WITHOUT ROWID;
 ";
 
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.

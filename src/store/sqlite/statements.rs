@@ -26,7 +26,8 @@ macro_rules! statements {
 
 statements! {
     /// The writer's statements, in the order: transactions, new runs, changes of a run, the log, sessions, approvals,
-    /// attachments, deliveries, deletions, usage.
+    /// attachments, deliveries, deletions,
+    /// schedules, usage.
     pub struct Statements {
         begin: "BEGIN IMMEDIATE",
         commit: "COMMIT",
@@ -173,6 +174,19 @@ statements! {
         delete_old_definitions: "DELETE FROM definitions WHERE hash IN \
              (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
         oldest_run: "SELECT min(id) AS id FROM runs",
+        /// A schedule that is new, or has other times.
+        upsert_schedule: "INSERT INTO schedules (agent, name, times, handled_at, is_paused) \
+             VALUES (:agent, :name, :times, :at, 0) ON CONFLICT (agent, name) \
+             DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL \
+             WHERE times <> excluded.times",
+        record_scheduled_run: "UPDATE schedules SET handled_at = :at, held_at = NULL, last_at = :at, \
+             last_run = :run, error = NULL WHERE agent = :agent AND name = :name",
+        record_triggered_run: "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \
+             WHERE agent = :agent AND name = :name",
+        skip_scheduled_time: "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \
+             WHERE agent = :agent AND name = :name",
+        pause_schedule: "UPDATE schedules SET is_paused = :is_paused, handled_at = :at, held_at = NULL \
+             WHERE agent = :agent AND name = :name",
         /// What a root's row has for the usage of all runs of its tree.
         usage_root: "SELECT created_at, owner, session, labels FROM runs WHERE id = :id",
         upsert_usage_series: "INSERT INTO usage_series (owner, session, labels, agent, model, last_day) \

@@ -18,6 +18,7 @@ use crate::store::run_store::RunStore;
 use crate::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
+use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, ScheduleRecords};
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords};
@@ -220,6 +221,20 @@ impl UsageLog for Log {
 
     fn trim_usage(&self, _: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
         unreachable!("a stream removes nothing")
+    }
+}
+
+impl ScheduleRecords for Log {
+    fn schedules(&self) -> BoxFuture<'_, Result<Vec<ScheduleRecord>, StoreError>> {
+        unreachable!("a stream has no schedules")
+    }
+
+    fn change_schedule(
+        &self,
+        _: ScheduleId,
+        _: ScheduleChange,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        unreachable!("a stream has no schedules")
     }
 }
 

@@ -16,6 +16,7 @@ use axed::store::run_store::RunStore;
 use axed::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
+use axed::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, ScheduleRecords};
 use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use axed::store::turn_record::{TurnEntry, TurnRecord};
 use axed::store::turns::{RecordedTurn, TurnRecords};
@@ -262,6 +263,20 @@ impl UsageLog for CrashingStore {
 
     fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.inner.trim_usage(before)
+    }
+}
+
+impl ScheduleRecords for CrashingStore {
+    fn schedules(&self) -> BoxFuture<'_, Result<Vec<ScheduleRecord>, StoreError>> {
+        self.inner.schedules()
+    }
+
+    fn change_schedule(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.change_schedule(id, change)
     }
 }
 
