@@ -402,6 +402,22 @@ fn check_cors(config: &Config, insecure_no_auth: bool) -> Result<(), ConfigError
     }
 }
 
+/// Rejects new runs, and waits for the others until the time is over or `stop_now` is cancelled.
+async fn drain(runner: &Runner, timeout: Duration, stop_now: &CancellationToken) {
+    runner.drain();
+    let (running, queued) = runner.queue_load();
+    tracing::info!(
+        "Stopping: {running} runs are running and {queued} are queued; new runs are rejected"
+    );
+    tokio::select! {
+        () = runner.wait_idle() => {}
+        () = tokio::time::sleep(timeout) => tracing::warn!(
+            "{} runs did not end within {timeout:?}; the next start resumes them", runner.queue_load().0
+        ),
+        () = stop_now.cancelled() => tracing::warn!("Second stop signal: not waiting for runs"),
+    }
+}
+
 /// The configured limits, but at most half of the files that this process may open: the store, tools and other
 /// connections need the rest.
 fn pending_limits(config: &Config) -> PendingLimits {
@@ -502,18 +518,7 @@ impl Daemon {
         let state = AppState::new(services.runner.clone(), web, closing.clone());
         let drain = async {
             stop.cancelled().await;
-            services.runner.drain();
-            let (running, queued) = services.runner.queue_load();
-            tracing::info!(
-                "Stopping: {running} runs are running and {queued} are queued; new runs are rejected"
-            );
-            tokio::select! {
-                () = services.runner.wait_idle() => {}
-                () = tokio::time::sleep(drain_timeout) => tracing::warn!(
-                    "{} runs did not end within {drain_timeout:?}; the next start resumes them", services.runner.queue_load().0
-                ),
-                () = stop_now.cancelled() => tracing::warn!("Second stop signal: not waiting for runs"),
-            }
+            drain(&services.runner, drain_timeout, &stop_now).await;
             // The listener stays open until every run has ended. Then pending responses are written and streams end.
             closing.cancel();
         };
@@ -550,7 +555,7 @@ impl Daemon {
         let stop_webhooks = CancellationToken::new();
         let deliver_webhooks = services.webhook_sender.run(stop_webhooks.clone());
         let serve_all = async {
-            tokio::join!(drain, serve_api, serve_metrics);
+            tokio::join!(drain, serve_api, serve_metrics, state.scheduler.run(stop.clone()));
             stop_webhooks.cancel();
         };
         tokio::join!(serve_all, deliver_webhooks);

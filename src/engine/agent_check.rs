@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use crate::catalog::reload::Catalog;
 use crate::catalog::{Agents, context_files, prompt};
-use crate::config::Config;
 use crate::config::document::{Problem, ProblemKind};
 use crate::config::environment::Environment;
 use crate::config::models::Models;
 use crate::config::positions::{Positions, item};
 use crate::config::secrets::{is_process_secret_set, is_secret_set};
+use crate::config::{ClientKey, Config};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::{McpServer, McpTransport};
@@ -67,6 +67,8 @@ pub struct AgentCheck {
     environment: Environment,
     /// `[webhooks] secret_env`
     webhook_secret_env: Option<String>,
+    /// The keys of clients.
+    keys: Vec<Arc<ClientKey>>,
     /// The budgets over time in USD, each with the agent that its roots must be of.
     usd_budgets: Vec<(String, Option<String>)>,
 }
@@ -122,6 +124,7 @@ impl AgentCheck {
             config_dir: config.config_dir.clone(),
             environment,
             webhook_secret_env: config.webhooks.secret_env.clone(),
+            keys: config.auth.keys.clone(),
             usd_budgets: (config.budgets.iter())
                 .filter(|budget| matches!(budget.limit, PeriodLimit::Usd(_)))
                 .map(|budget| (budget.name.clone(), budget.agent.clone()))
@@ -201,6 +204,20 @@ impl EntryCheck<'_> {
             self.check_mcp_server(&format!("mcp_servers[{index}]"), server);
         }
         self.check_webhook();
+        for (index, schedule) in self.agent.schedules.iter().enumerate() {
+            self.check_key(&format!("schedules[{index}].key"), schedule.key.as_deref());
+        }
+        for (index, trigger) in self.agent.triggers.iter().enumerate() {
+            self.check_key(&format!("triggers[{index}].key"), trigger.key.as_deref());
+            let variable = &trigger.secret_env;
+            if !is_secret_set(&self.server.environment, variable) {
+                let text = format!(
+                    "the environment variable {variable} with the secret of trigger {} is not set, so that its events are refused",
+                    trigger.name
+                );
+                self.warn(&format!("triggers[{index}].secret_env"), text);
+            }
+        }
     }
 
     fn warn(&mut self, path: &str, text: String) {
@@ -440,6 +457,35 @@ impl EntryCheck<'_> {
         let path = self.server.environment.get("PATH");
         let mut dirs = path.map_or(DEFAULT_PATH, String::as_str).split(':');
         dirs.any(|dir| is_executable(Path::new(dir).join(command)))
+    }
+
+    /// Checks the key that owns runs which no client starts.
+    fn check_key(&mut self, path: &str, key: Option<&str>) {
+        let Some(key) = key else { return };
+        let keys = &self.server.keys;
+        if keys.is_empty() {
+            let text = format!("{path} has no effect: the server's configuration has no keys");
+            return self.warn(path, text);
+        }
+        let (text, hint) = match keys.iter().find(|known| known.name == key) {
+            Some(known) if known.can_use_agent(&self.agent.name) => return,
+            Some(_) => {
+                let text = format!(
+                    "{path} names \"{key}\", whose agents in the server's configuration do not include this one, so that \
+                     no run starts"
+                );
+                (text, None)
+            }
+            None => {
+                let text = format!(
+                    "{path} names \"{key}\", which is no key of the server's configuration, so that no run starts"
+                );
+                let known = keys.iter().map(|known| known.name.as_str());
+                (text, did_you_mean(key, known))
+            }
+        };
+        let problem = self.positions.problem(path, text, ProblemKind::Unusable);
+        self.problems.push(problem.with_hint(hint));
     }
 
     fn check_webhook(&mut self) {

@@ -10,7 +10,9 @@ use tokio_util::sync::CancellationToken;
 use crate::config::clients::Clients;
 use crate::config::{AttachmentLimits, ClientKey, Cors, Retention};
 use crate::domain::redaction::Redactor;
+use crate::engine::run_owners::RunOwners;
 use crate::engine::runner::Runner;
+use crate::engine::schedules::scheduler::Scheduler;
 use crate::web::clients::mcp::open_calls::OpenCalls;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
@@ -20,6 +22,8 @@ use crate::web::tickets::Tickets;
 #[derive(Clone)]
 pub struct AppState {
     pub runner: Runner,
+    /// Starts runs at times; the composition root runs it.
+    pub scheduler: Arc<Scheduler>,
     pub settings: Arc<Settings>,
     /// Cancelled when the daemon stops serving. Open streams then end, and waiting clients get their response.
     pub closing: CancellationToken,
@@ -32,7 +36,9 @@ pub struct AppState {
 
 impl AppState {
     pub fn new(runner: Runner, settings: Settings, closing: CancellationToken) -> Self {
+        let owners = RunOwners::new(settings.keys.clone());
         Self {
+            scheduler: Arc::new(Scheduler::new(runner.clone(), owners)),
             runner,
             settings: Arc::new(settings),
             closing,

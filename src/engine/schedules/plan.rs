@@ -1,0 +1,110 @@
+//! Decides which time of a schedule is due. Pure.
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::domain::cron;
+use crate::domain::schedule::{Missed, Schedule};
+use crate::store::schedules::ScheduleRecord;
+
+/// A time is missed if nothing could start for this long.
+const GRACE: SignedDuration = SignedDuration::from_secs(60);
+/// Times that are older are never started.
+const MAX_AGE: SignedDuration = SignedDuration::from_hours(24);
+const SECOND: SignedDuration = SignedDuration::from_secs(1);
+
+/// A time of a schedule at which nothing has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// A run is to start, if no other prevents that.
+    Start(Timestamp),
+    /// It is too late for a run.
+    Missed(Timestamp),
+}
+
+/// The latest time that is not handled.
+pub fn due(schedule: &Schedule, record: &ScheduleRecord, now: Timestamp) -> Option<Due> {
+    let since = match record.handled_at > now {
+        // The clock was set back. What has started for this minute is found by its idempotency key.
+        true => cron::floor(now).checked_sub(SECOND).ok()?,
+        false => record.handled_at.max(now.checked_sub(MAX_AGE).ok()?),
+    };
+    let time = schedule.cron.last(&schedule.zone, since, now)?;
+    let is_late = now.duration_since(time) >= GRACE;
+    match is_late && schedule.missed == Missed::Skip {
+        true => Some(Due::Missed(time)),
+        false => Some(Due::Start(time)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use jiff::tz::TimeZone;
+
+    use super::{Due, due};
+    use crate::domain::cron::Cron;
+    use crate::domain::schedule::{Missed, Overlap, Schedule};
+    use crate::store::schedules::{ScheduleId, ScheduleRecord};
+
+    fn time(text: &str) -> Timestamp {
+        format!("2026-03-{text}Z").parse().expect("a time")
+    }
+
+    /// What is due of a schedule at half past nine.
+    fn due_at(missed: Missed, handled_at: &str, now: &str) -> Option<Due> {
+        let schedule = Schedule {
+            name: "morning".to_owned(),
+            cron: Cron::parse("30 9 * * *").expect("a cron"),
+            timezone: "UTC".to_owned(),
+            zone: TimeZone::UTC,
+            input: None,
+            overlap: Overlap::Skip,
+            missed,
+            labels: Default::default(),
+            key: None,
+        };
+        let record = ScheduleRecord {
+            id: ScheduleId {
+                agent: "a".to_owned(),
+                name: "morning".to_owned(),
+            },
+            times: schedule.times(),
+            handled_at: time(handled_at),
+            held_at: None,
+            is_paused: false,
+            last: None,
+            error: None,
+        };
+        due(&schedule, &record, time(now))
+    }
+
+    #[test]
+    fn a_time_is_due_within_its_minute() {
+        let slot = Some(Due::Start(time("02T09:30:00")));
+        for missed in [Missed::Skip, Missed::Once] {
+            assert_eq!(due_at(missed, "01T12:00:00", "02T09:29:59"), None);
+            assert_eq!(due_at(missed, "01T12:00:00", "02T09:30:00"), slot);
+            assert_eq!(due_at(missed, "01T12:00:00", "02T09:30:59"), slot);
+            assert_eq!(due_at(missed, "02T09:30:00", "02T09:30:59"), None);
+        }
+    }
+
+    #[test]
+    fn only_the_latest_missed_time_of_a_day_is_due() {
+        let late = ("01T12:00:00", "04T09:00:00");
+        let slot = time("03T09:30:00");
+        assert_eq!(
+            due_at(Missed::Skip, late.0, late.1),
+            Some(Due::Missed(slot))
+        );
+        assert_eq!(due_at(Missed::Once, late.0, late.1), Some(Due::Start(slot)));
+        assert_eq!(due_at(Missed::Once, "03T09:30:00", late.1), None);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_stops_no_schedule() {
+        let slot = Some(Due::Start(time("02T09:30:00")));
+        assert_eq!(due_at(Missed::Skip, "29T00:00:00", "02T09:30:20"), slot);
+        assert_eq!(due_at(Missed::Once, "29T00:00:00", "02T09:31:20"), None);
+    }
+}

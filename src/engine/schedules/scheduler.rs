@@ -1,0 +1,427 @@
+//! Waits for the times of schedules and starts their runs.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use jiff::{SignedDuration, Timestamp};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::domain::content::Content;
+use crate::domain::run::{Run, RunId, now};
+use crate::domain::schedule::{Overlap, Schedule};
+use crate::engine::request::{RunRequest, StartError};
+use crate::engine::run_owners::{OwnerError, RunOwners};
+use crate::engine::runner::Runner;
+use crate::engine::schedules::plan::{self, Due};
+use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord};
+use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
+
+/// The longest sleep while there are schedules: the clock may be set.
+const MAX_SLEEP: Duration = Duration::from_secs(30);
+/// When a start is tried again that the store or a full queue prevented.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// How long one wait for the end of a run takes at most.
+const MAX_WAIT: Duration = Duration::from_secs(3600);
+/// How long the idempotency key of a time is kept, unless its run is deleted before.
+const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
+
+pub struct Scheduler {
+    runner: Runner,
+    owners: RunOwners,
+    changed: Notify,
+}
+
+/// A schedule as it is now.
+#[derive(Clone, Debug)]
+pub struct ScheduleState {
+    pub agent: String,
+    pub schedule: Schedule,
+    /// `None` if it is so new that the scheduler has not seen it.
+    pub record: Option<ScheduleRecord>,
+    /// When it starts a run; `None` while it is paused.
+    pub next: Option<Timestamp>,
+}
+
+/// Why a schedule could not be triggered.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TriggerError {
+    #[error("no run can start: {0}")]
+    Owner(#[from] OwnerError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// Ends of runs that schedules wait for.
+type Waits = FuturesUnordered<BoxFuture<'static, RunId>>;
+
+/// What a pass leaves to the next.
+#[derive(Default)]
+struct Pass {
+    next: Option<Duration>,
+    /// Runs that a held time waits for.
+    awaited: Vec<RunId>,
+}
+
+impl Pass {
+    fn wake_in(&mut self, sleep: Duration) {
+        self.next = Some(self.next.map_or(sleep, |next| next.min(sleep)));
+    }
+}
+
+impl Scheduler {
+    pub fn new(runner: Runner, owners: RunOwners) -> Self {
+        Self {
+            runner,
+            owners,
+            changed: Notify::new(),
+        }
+    }
+
+    pub fn owners(&self) -> &RunOwners {
+        &self.owners
+    }
+
+    /// Starts runs at their times until `stop` is cancelled. Without schedules it only waits for some.
+    pub async fn run(&self, stop: CancellationToken) {
+        let mut reloads = self.runner.catalog().subscribe();
+        let mut waits = Waits::new();
+        let mut awaited = HashSet::new();
+        loop {
+            reloads.mark_unchanged();
+            let pass = tokio::select! {
+                pass = self.pass() => pass,
+                () = stop.cancelled() => return,
+            };
+            for run in pass.awaited.into_iter().filter(|run| awaited.insert(*run)) {
+                waits.push(Box::pin(wait_for_end(self.runner.clone(), run)));
+            }
+            let sleep = async {
+                match pass.next {
+                    Some(next) => tokio::time::sleep(next.min(MAX_SLEEP)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep => {}
+                () = self.changed.notified() => {}
+                Ok(()) = reloads.changed() => {}
+                Some(run) = waits.next() => drop(awaited.remove(&run)),
+            }
+        }
+    }
+
+    /// Starts what is due.
+    async fn pass(&self) -> Pass {
+        let mut pass = Pass::default();
+        let schedules = self.current();
+        if schedules.is_empty() {
+            return pass;
+        }
+        let records = match self.records().await {
+            Ok(records) => records,
+            Err(error) => {
+                if !matches!(error, StoreError::Closed) {
+                    warn!(error = %error, "The schedules could not be read, trying again: {error}");
+                }
+                pass.wake_in(RETRY_INTERVAL);
+                return pass;
+            }
+        };
+        for (id, schedule) in schedules {
+            let record = records.get(&id);
+            if let Err(error) = self.advance(&id, &schedule, record, &mut pass).await {
+                warn!(agent = %id.agent, error = %error, "Schedule {} of agent {} is tried again: {error}", id.name, id.agent);
+                pass.wake_in(RETRY_INTERVAL);
+            }
+        }
+        pass
+    }
+
+    /// Starts what is due of one schedule.
+    async fn advance(
+        &self,
+        id: &ScheduleId,
+        schedule: &Schedule,
+        record: Option<&ScheduleRecord>,
+        pass: &mut Pass,
+    ) -> Result<(), StartError> {
+        let now = now();
+        let times = schedule.times();
+        let Some(record) = record.filter(|record| record.times == times) else {
+            self.change(id, ScheduleChange::Seen { times, at: now })
+                .await?;
+            pass.wake_in(Duration::ZERO);
+            return Ok(());
+        };
+        if record.is_paused {
+            return Ok(());
+        }
+        let running = match schedule.overlap {
+            Overlap::Allow => None,
+            Overlap::Skip | Overlap::Queue => self.unfinished(record).await?,
+        };
+        if let Some(held) = record.held_at {
+            match running {
+                Some(run) => pass.awaited.push(run),
+                None => {
+                    self.start(id, schedule, held).await?;
+                    // Then the run that started now is the last one.
+                    pass.wake_in(Duration::ZERO);
+                    return Ok(());
+                }
+            }
+        }
+        match (plan::due(schedule, record, now), running) {
+            (None, _) => {}
+            (Some(Due::Missed(at)), _) => self.miss(id, at).await?,
+            (Some(Due::Start(at)), None) => self.start(id, schedule, at).await?,
+            (Some(Due::Start(at)), Some(run)) => {
+                self.overlap(id, schedule, record, at, run).await?;
+                pass.awaited
+                    .extend((schedule.overlap == Overlap::Queue).then_some(run));
+            }
+        }
+        if let Some(next) = schedule.cron.next(&schedule.zone, now) {
+            let sleep = next.duration_since(now);
+            pass.wake_in(sleep.try_into().unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    /// The last run of a schedule, if it has not ended.
+    async fn unfinished(&self, record: &ScheduleRecord) -> Result<Option<RunId>, StoreError> {
+        let Some((_, id)) = record.last else {
+            return Ok(None);
+        };
+        let run = self.runner.store().run(id).await?;
+        Ok(run.filter(|run| !run.status.is_terminal()).map(|_| id))
+    }
+
+    /// Skips or holds a time at which the last run has not ended. One time is held at most.
+    async fn overlap(
+        &self,
+        id: &ScheduleId,
+        schedule: &Schedule,
+        record: &ScheduleRecord,
+        at: Timestamp,
+        run: RunId,
+    ) -> Result<(), StoreError> {
+        let is_held = schedule.overlap == Overlap::Queue && record.held_at.is_none();
+        let held_at = if is_held { Some(at) } else { record.held_at };
+        let why = || format!("{run} had not ended");
+        let error = (!is_held).then(why);
+        let change = ScheduleChange::Skipped { at, held_at, error };
+        self.change(id, change).await
+    }
+
+    /// Records that a time has passed, unless a process that was killed then had started its run.
+    async fn miss(&self, id: &ScheduleId, at: Timestamp) -> Result<(), StoreError> {
+        let claimed = self.runner.store().claimed_run(claim_key(id, at)).await?;
+        let change = match claimed {
+            Some(claimed) => ScheduleChange::Started {
+                at,
+                run: claimed.run,
+            },
+            None => ScheduleChange::Skipped {
+                at,
+                held_at: None,
+                error: Some("the daemon did not run at that time".to_owned()),
+            },
+        };
+        self.change(id, change).await
+    }
+
+    /// Starts the run of a time. An error is one after which the start is to be tried again.
+    async fn start(
+        &self,
+        id: &ScheduleId,
+        schedule: &Schedule,
+        at: Timestamp,
+    ) -> Result<(), StartError> {
+        let claim = IdempotencyClaim {
+            key: claim_key(id, at),
+            body_hash: [0; 32],
+            expires_at: now().checked_add(CLAIM_RETENTION).unwrap_or(Timestamp::MAX),
+        };
+        let change = match self.start_run(id, schedule, Some(claim)).await {
+            Ok(run) => {
+                info!(run.id = %run.id, agent = %id.agent, "Schedule {} of agent {} has started {}", id.name, id.agent, run.id);
+                ScheduleChange::Started { at, run: run.id }
+            }
+            Err(TriggerError::Start(StartError::Store(StoreError::AlreadyClaimed(claimed)))) => {
+                ScheduleChange::Started {
+                    at,
+                    run: claimed.run,
+                }
+            }
+            Err(TriggerError::Start(
+                error @ (StartError::Store(_) | StartError::Draining | StartError::QueueFull(_)),
+            )) => return Err(error),
+            Err(error) => {
+                warn!(agent = %id.agent, error = %error, "Schedule {} of agent {} starts no run at {at}: {error}", id.name, id.agent);
+                ScheduleChange::Skipped {
+                    at,
+                    held_at: None,
+                    error: Some(error.to_string()),
+                }
+            }
+        };
+        Ok(self.change(id, change).await?)
+    }
+
+    async fn start_run(
+        &self,
+        id: &ScheduleId,
+        schedule: &Schedule,
+        claim: Option<IdempotencyClaim>,
+    ) -> Result<Arc<Run>, TriggerError> {
+        let request = RunRequest {
+            agent: id.agent.clone(),
+            input: schedule.input.clone().map(Content::from),
+            labels: schedule.labels.clone(),
+            owner: self.owners.owner(&id.agent, schedule.key.as_deref())?,
+            claim,
+            ..RunRequest::default()
+        };
+        Ok(Box::pin(self.runner.start(request)).await?)
+    }
+
+    /// All schedules of agents with a definition, by agent and in the order of the file.
+    pub async fn list(&self) -> Result<Vec<ScheduleState>, StoreError> {
+        let schedules = self.current();
+        if schedules.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut records = self.records().await?;
+        let now = now();
+        let states = schedules.into_iter().map(|(id, schedule)| {
+            let times = schedule.times();
+            let record = records.remove(&id).filter(|record| record.times == times);
+            let is_paused = record.as_ref().is_some_and(|record| record.is_paused);
+            let next = schedule.cron.next(&schedule.zone, now);
+            ScheduleState {
+                agent: id.agent,
+                schedule,
+                record,
+                next: next.filter(|_| !is_paused),
+            }
+        });
+        Ok(states.collect())
+    }
+
+    /// One schedule as it is now.
+    pub async fn find(&self, id: &ScheduleId) -> Result<Option<ScheduleState>, StoreError> {
+        let mut states = self.list().await?.into_iter();
+        Ok(states.find(|state| state.agent == id.agent && state.schedule.name == id.name))
+    }
+
+    /// Starts a run of a schedule now, whatever its times, even if it is paused.
+    pub async fn trigger(
+        &self,
+        state: &ScheduleState,
+        claim: Option<IdempotencyClaim>,
+    ) -> Result<Arc<Run>, TriggerError> {
+        let id = state.id();
+        let run = self.start_run(&id, &state.schedule, claim).await?;
+        let change = ScheduleChange::Triggered {
+            at: run.created_at,
+            run: run.id,
+        };
+        let seen = ScheduleChange::Seen {
+            times: state.schedule.times(),
+            at: now(),
+        };
+        for change in [seen, change] {
+            // The run is in the record: that it is not shown as the last one is no reason to say that it did not start.
+            if let Err(error) = self.change(&id, change).await {
+                warn!(run.id = %run.id, error = %error, "{} is not recorded as a run of schedule {}: {error}", run.id, id.name);
+            }
+        }
+        Ok(run)
+    }
+
+    /// Pauses or resumes a schedule. Times in between are not missed.
+    pub async fn set_paused(
+        &self,
+        state: &ScheduleState,
+        is_paused: bool,
+    ) -> Result<(), StoreError> {
+        let (id, now) = (state.id(), now());
+        let seen = ScheduleChange::Seen {
+            times: state.schedule.times(),
+            at: now,
+        };
+        self.change(&id, seen).await?;
+        let was_paused = state.record.as_ref().is_some_and(|it| it.is_paused);
+        if was_paused != is_paused {
+            let change = ScheduleChange::Paused { is_paused, at: now };
+            self.change(&id, change).await?;
+        }
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    async fn change(&self, id: &ScheduleId, change: ScheduleChange) -> Result<(), StoreError> {
+        self.runner
+            .store()
+            .change_schedule(id.clone(), change)
+            .await
+    }
+
+    async fn records(&self) -> Result<BTreeMap<ScheduleId, ScheduleRecord>, StoreError> {
+        let records = self.runner.store().schedules().await?;
+        let records = records.into_iter();
+        Ok(records.map(|record| (record.id.clone(), record)).collect())
+    }
+
+    fn current(&self) -> Vec<(ScheduleId, Schedule)> {
+        let agents = self.runner.catalog().current();
+        let agents = agents.entries.values().filter_map(|it| it.agent.as_ref());
+        let schedules = agents.flat_map(|agent| {
+            agent.schedules.iter().map(|schedule| {
+                let id = ScheduleId {
+                    agent: agent.name.clone(),
+                    name: schedule.name.clone(),
+                };
+                (id, schedule.clone())
+            })
+        });
+        schedules.collect()
+    }
+}
+
+impl ScheduleState {
+    pub fn id(&self) -> ScheduleId {
+        ScheduleId {
+            agent: self.agent.clone(),
+            name: self.schedule.name.clone(),
+        }
+    }
+}
+
+/// The idempotency key of a time. It does not depend on the owner, who may change.
+fn claim_key(id: &ScheduleId, at: Timestamp) -> IdempotencyKey {
+    IdempotencyKey {
+        credential: String::new(),
+        route: format!("SCHEDULE {}/{}", id.agent, id.name),
+        key: at.to_string(),
+    }
+}
+
+async fn wait_for_end(runner: Runner, id: RunId) -> RunId {
+    loop {
+        match runner.wait(id, MAX_WAIT).await {
+            Ok(Some(run)) if !run.status.is_terminal() => {}
+            Ok(_) => return id,
+            Err(StoreError::Closed) => return std::future::pending().await,
+            Err(_) => {}
+        }
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    }
+}
