@@ -28,6 +28,7 @@ use crate::webhooks::http::{PostOutcome, WebhookClient};
 use crate::webhooks::signature::SigningSecret;
 
 mod http;
+pub mod inbound;
 mod signature;
 
 /// Maximum number of concurrent deliveries. API keys share them fairly.

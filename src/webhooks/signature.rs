@@ -45,6 +45,16 @@ impl SigningSecret {
         format!("v1,{}", STANDARD.encode(signature))
     }
 
+    /// Whether a signature in Base64 is that of these bytes. Compares in constant time.
+    pub fn has_signed(&self, parts: &[&[u8]], signature: &str) -> bool {
+        let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()) else {
+            return false;
+        };
+        parts.iter().for_each(|part| mac.update(part));
+        let signature = STANDARD.decode(signature);
+        signature.is_ok_and(|signature| mac.verify_slice(&signature).is_ok())
+    }
+
     fn mac(&self, text: &[u8]) -> Vec<u8> {
         // HMAC takes a key of any length, so this never fails.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()) else {
