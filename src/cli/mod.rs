@@ -40,6 +40,7 @@ mod progress;
 mod run;
 mod run_input;
 mod runs;
+mod schedules;
 mod serve;
 mod server;
 mod service_manager;
@@ -51,6 +52,7 @@ mod table;
 mod temp_dir;
 mod test;
 mod tree;
+mod tree_node;
 mod usage;
 
 pub fn main() -> ExitCode {
@@ -147,6 +149,9 @@ enum Command {
     /// List, show and delete the sessions of a daemon
     #[command(subcommand)]
     Sessions(sessions::Command),
+    /// List, trigger, pause and resume the schedules of a daemon
+    #[command(subcommand)]
+    Schedules(schedules::Command),
     /// Sum what the runs of a daemon have used: tokens, cost, durations
     Usage(usage::Args),
     /// Let models analyse the memories of their agents, then trim them
@@ -182,6 +187,7 @@ impl Command {
             Self::Test(args) => test::test(args).await,
             Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Sessions(command) => sessions::sessions(command).await,
+            Self::Schedules(command) => schedules::schedules(command).await,
             Self::Usage(args) => usage::usage(&args).await,
             Self::Gc(args) => gc::gc(args).await,
             Self::Data(command) => data::data(command),

@@ -69,6 +69,8 @@ problem_codes! {
     InvalidOverride = "invalid_override",
     /// A query parameter or a header has an invalid value.
     InvalidParameter = "invalid_parameter",
+    /// The signature of a trigger's event is missing or wrong, or its time is too far away.
+    InvalidSignature = "invalid_signature",
     /// The ticket is unknown, expired or for another run.
     InvalidTicket = "invalid_ticket",
     /// The body cannot be read.
@@ -117,6 +119,8 @@ problem_codes! {
     RunNotTerminal = "run_not_terminal",
     /// The run has ended.
     RunTerminal = "run_terminal",
+    /// The agent has no such schedule, or the key may not see it.
+    ScheduleNotFound = "schedule_not_found",
     /// Another run of the session is active or queued.
     SessionBusy = "session_busy",
     /// The session does not exist, or belongs to another key.
@@ -133,6 +137,8 @@ problem_codes! {
     TooManyMessages = "too_many_messages",
     /// The key has too many valid tickets; retry after `Retry-After`.
     TooManyTickets = "too_many_tickets",
+    /// There is no such trigger, or it can start no runs.
+    TriggerNotFound = "trigger_not_found",
     /// The run has no such turn.
     TurnNotFound = "turn_not_found",
     /// The body has a field that does not exist.

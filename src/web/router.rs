@@ -14,14 +14,15 @@ use crate::web::clients;
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{
-    document, operations as describe, recordings as describe_recordings, start_run, steering,
+    document, operations as describe, recordings as describe_recordings,
+    schedule_operations as describe_schedules, start_run, steering, trigger_operations,
     turn_operations as describe_turns, usage_operations,
 };
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
     agents, approvals, create_run, deliveries, diffs, events, forks, health, messages, metrics,
-    pause, recordings, runs, sessions, tickets, turns, usage,
+    pause, recordings, runs, schedules, sessions, tickets, triggers, turns, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -95,6 +96,7 @@ pub fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
     ];
     table.extend(turn_routes());
     table.extend(session_routes());
+    table.extend(schedule_routes());
     table.extend(clients::routes(clients));
     if metrics {
         table.push(metrics_route());
@@ -125,6 +127,36 @@ fn session_routes() -> Vec<Route> {
             describe::delete_session,
         )
         .with_scope(Cancel),
+    ]
+}
+
+fn schedule_routes() -> Vec<Route> {
+    vec![
+        get("/schedules", schedules::list, describe_schedules::list).with_scope(Read),
+        post(
+            "/schedules/{agent}/{name}/trigger",
+            schedules::trigger,
+            describe_schedules::trigger,
+        )
+        .with_scope(Run),
+        post(
+            "/schedules/{agent}/{name}/pause",
+            schedules::pause,
+            describe_schedules::pause,
+        )
+        .with_scope(Run),
+        post(
+            "/schedules/{agent}/{name}/resume",
+            schedules::resume,
+            describe_schedules::resume,
+        )
+        .with_scope(Run),
+        // Open: the signature takes the place of a key.
+        post(
+            "/triggers/{agent}/{name}",
+            triggers::receive,
+            trigger_operations::receive,
+        ),
     ]
 }
 

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::catalog::LoadError;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::RunId;
+use crate::store::schedules::ScheduleId;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
@@ -114,6 +115,33 @@ impl FromRequestParts<AppState> for AgentPath {
         } else {
             Err(LoadError::NotFound(name).into())
         }
+    }
+}
+
+/// `{agent}` and `{name}` of a schedule's path. Neither is checked.
+pub struct SchedulePath(pub ScheduleId);
+
+impl FromRequestParts<AppState> for SchedulePath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        let (agent, name): (String, String) = path_params(parts).await?;
+        Ok(Self(ScheduleId { agent, name }))
+    }
+}
+
+/// `{agent}` and `{name}` of a trigger's path. Neither is checked.
+pub struct TriggerPath {
+    pub agent: String,
+    pub name: String,
+}
+
+impl FromRequestParts<AppState> for TriggerPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        let (agent, name) = path_params(parts).await?;
+        Ok(Self { agent, name })
     }
 }
 

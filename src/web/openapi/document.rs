@@ -25,6 +25,8 @@ const TAGS: &[(&str, &str)] = &[
         "agents",
         "The agents that the daemon serves, and their memory.",
     ),
+    ("schedules", "Runs that the daemon starts at times."),
+    ("triggers", "Webhooks of other services that start runs."),
     ("sessions", "Conversations that several runs continue."),
     ("approvals", "Tool calls that wait for a person's decision."),
     ("usage", "What runs have used, summed over time."),

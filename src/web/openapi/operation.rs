@@ -76,6 +76,10 @@ impl<'s> Operation<'s> {
         let text = || json!({"type": "string"});
         let (schema, description, codes) = match (first, name) {
             ("agents", "name") => (text(), "The agent's name.", "`agent_not_found`"),
+            ("schedules", "agent") => (text(), "The agent's name.", "`schedule_not_found`"),
+            ("schedules", "name") => (text(), "The schedule's name.", "`schedule_not_found`"),
+            ("triggers", "agent") => (text(), "The agent's name.", "`trigger_not_found`"),
+            ("triggers", "name") => (text(), "The trigger's name.", "`trigger_not_found`"),
             ("sessions", "name") => (text(), "The session's name.", "`session_not_found`"),
             (_, "id") => {
                 let schema = self.schemas.response_schema::<RunId>();

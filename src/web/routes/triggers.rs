@@ -1,0 +1,192 @@
+//! `POST /triggers/{agent}/{name}`: a signed webhook of another service starts a run. The route is open: the signature takes the
+//! place of a key.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::{HeaderName, HeaderValue};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use jiff::{SignedDuration, Timestamp};
+use schemars::JsonSchema;
+use secrecy::SecretString;
+use serde::Serialize;
+use serde_json::Value;
+use tracing::warn;
+
+use crate::config::secrets::process_secret;
+use crate::domain::content::Content;
+use crate::domain::run::{RunId, now};
+use crate::domain::trigger::{Trigger, TriggerKind};
+use crate::engine::request::{RunRequest, StartError};
+use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
+use crate::web::error::Problem;
+use crate::web::extract::idempotency;
+use crate::web::extract::large_body::body_too_large;
+use crate::web::extract::path::TriggerPath;
+use crate::web::extract::request_body;
+use crate::web::problem_code::ProblemCode;
+use crate::web::response::json::json_response;
+use crate::web::state::AppState;
+use crate::webhooks::inbound::SignedHeaders;
+
+/// How long an event is known by its id, unless its run is deleted before. Senders repeat an event for some days.
+const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
+const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
+
+/// What the sender learns.
+#[derive(Serialize, JsonSchema)]
+pub struct TriggeredRun {
+    /// The run that the event has started; null for an event that starts none.
+    run: Option<RunId>,
+}
+
+/// A trigger that can start runs.
+struct UsableTrigger {
+    trigger: Trigger,
+    secret: SecretString,
+    owner: Option<String>,
+}
+
+/// 202 with the new run, 200 if the event was received before.
+pub async fn receive(
+    State(state): State<AppState>,
+    TriggerPath { agent, name }: TriggerPath,
+    request: Request,
+) -> Result<Response, Problem> {
+    let usable = find(&state, &agent, &name).ok_or_else(not_found)?;
+    let UsableTrigger {
+        trigger,
+        secret,
+        owner,
+    } = usable;
+    let (parts, body) = request.into_parts();
+    let header = |name| parts.headers.get(name).and_then(|it| it.to_str().ok());
+    let signed = SignedHeaders::read(trigger.kind, header, now()).ok_or_else(invalid_signature)?;
+    let body = request_body::read(&parts.headers, body, state.settings.body_limits()).await?;
+    let bytes = body.identity_bytes();
+    if !signed.are_of(&secret, bytes) {
+        return Err(invalid_signature());
+    }
+    if is_ping(&trigger, &parts.headers) {
+        let nothing = TriggeredRun { run: None };
+        return Ok(json_response(StatusCode::OK, &nothing));
+    }
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| {
+        let detail = format!("the body is no JSON: {error}");
+        Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidJson, detail)
+    })?;
+    let event = signed.event_id(&value).ok_or_else(|| {
+        let detail = "the event has no id";
+        Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidBody, detail)
+    })?;
+    let max_bytes = state.settings.max_body;
+    let input = match &trigger.input_template {
+        Some(template) => template.render(&value, max_bytes),
+        None => Some(String::from_utf8_lossy(bytes).into_owned()),
+    };
+    let run_request = RunRequest {
+        input: Some(Content::from(
+            input.ok_or_else(|| body_too_large(max_bytes))?,
+        )),
+        labels: trigger.labels,
+        owner,
+        claim: Some(claim(&agent, &name, event, bytes)),
+        agent,
+        ..RunRequest::default()
+    };
+    match Box::pin(state.runner.start(run_request)).await {
+        Ok(run) => respond(StatusCode::ACCEPTED, run.id),
+        Err(StartError::Store(StoreError::AlreadyClaimed(claimed))) => {
+            let mut response = respond(StatusCode::OK, claimed.run)?;
+            response
+                .headers_mut()
+                .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));
+            Ok(response)
+        }
+        Err(
+            error @ (StartError::Store(_)
+            | StartError::Draining
+            | StartError::QueueFull(_)
+            | StartError::BudgetExhausted(_)),
+        ) => Err(error.into()),
+        // What is wrong with the agent is for the log of the daemon, not for the sender.
+        Err(error) => Err(Problem::internal(error.to_string())),
+    }
+}
+
+/// `None` if there is no such trigger, or if it can start no runs: the sender does not learn which.
+fn find(state: &AppState, agent: &str, name: &str) -> Option<UsableTrigger> {
+    let agents = state.runner.catalog().current();
+    let definition = Arc::clone(agents.get(agent).ok()?);
+    let trigger = definition.triggers.iter().find(|it| it.name == name)?;
+    let unusable = |why: String| {
+        warn!(
+            agent,
+            "Trigger {name} of agent {agent} refuses events: {why}"
+        );
+    };
+    let secret = match process_secret(&trigger.secret_env) {
+        Ok(Some(secret)) => secret,
+        Ok(None) => {
+            unusable(format!(
+                "the environment variable {} is not set",
+                trigger.secret_env
+            ));
+            return None;
+        }
+        Err(error) => {
+            unusable(error.to_string());
+            return None;
+        }
+    };
+    let owners = state.scheduler.owners();
+    match owners.owner(agent, trigger.key.as_deref()) {
+        Ok(owner) => Some(UsableTrigger {
+            trigger: trigger.clone(),
+            secret,
+            owner,
+        }),
+        Err(error) => {
+            unusable(error.to_string());
+            None
+        }
+    }
+}
+
+fn not_found() -> Problem {
+    let detail = "there is no such trigger";
+    Problem::new(StatusCode::NOT_FOUND, ProblemCode::TriggerNotFound, detail)
+}
+
+fn invalid_signature() -> Problem {
+    let detail = "the signature is missing or wrong, or its time is more than 5 minutes away";
+    let code = ProblemCode::InvalidSignature;
+    Problem::new(StatusCode::UNAUTHORIZED, code, detail)
+}
+
+/// GitHub's first event, which only tests the webhook.
+fn is_ping(trigger: &Trigger, headers: &HeaderMap) -> bool {
+    let event = headers.get("x-github-event").map(HeaderValue::as_bytes);
+    trigger.kind == TriggerKind::Github && event == Some(b"ping")
+}
+
+fn claim(agent: &str, name: &str, event: String, body: &[u8]) -> IdempotencyClaim {
+    IdempotencyClaim {
+        key: IdempotencyKey {
+            credential: String::new(),
+            route: format!("POST /triggers/{agent}/{name}"),
+            key: event,
+        },
+        body_hash: idempotency::fingerprint(b"", body),
+        expires_at: now().checked_add(RETENTION).unwrap_or(Timestamp::MAX),
+    }
+}
+
+fn respond(status: StatusCode, run: RunId) -> Result<Response, Problem> {
+    let mut response = json_response(status, &TriggeredRun { run: Some(run) });
+    let value = HeaderValue::try_from(run.to_string())
+        .map_err(|error| Problem::internal(format!("no {RUN_ID}: {error}")))?;
+    response.headers_mut().insert(RUN_ID, value);
+    Ok(response)
+}
