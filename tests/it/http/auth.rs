@@ -11,7 +11,7 @@ use crate::support::provider::answer::{delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 26] = [
+const ROUTES: [(Method, &str, &str); 30] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -38,6 +38,10 @@ const ROUTES: [(Method, &str, &str); 26] = [
     (Method::POST, "/runs/RUN/fork", "run"),
     (Method::GET, "/runs/RUN/diff/RUN", "read"),
     (Method::POST, "/runs/RUN/approvals/NONE", "run"),
+    (Method::GET, "/schedules", "read"),
+    (Method::POST, "/schedules/solo/NONE/trigger", "run"),
+    (Method::POST, "/schedules/solo/NONE/pause", "run"),
+    (Method::POST, "/schedules/solo/NONE/resume", "run"),
 ];
 /// An id that no run has.
 const NO_RUN: &str = "run_00000000-0000-7000-8000-000000000000";

@@ -138,6 +138,8 @@ async fn the_document_is_open_and_names_the_scopes() {
             .bearer_auth("a-key-for-metrics-only");
         let with = send(with).await;
         match reported["security"][0]["key"][0].as_str() {
+            // Signatures take the place of keys.
+            None if path.starts_with("/triggers/") => assert_eq!(got.status, 404, "{path}"),
             None => assert_eq!(got.status, 200, "{path}"),
             Some(scope) => {
                 assert_eq!(got.status, 401, "{method} {path}");

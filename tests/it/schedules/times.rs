@@ -1,0 +1,220 @@
+//! Which times start a run: each at most one, over restarts and kills.
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use crate::schedules::{move_back, only_schedule, run_ids, schedule_at, wait_until_seen};
+use crate::support::app::{ApiResponse, TestApp};
+use crate::support::eventually;
+use crate::support::provider::answer::{hangs, says};
+
+const HOUR: SignedDuration = SignedDuration::from_hours(1);
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+
+fn has_last_run(list: &ApiResponse) -> bool {
+    list.json()["data"][0]["last"].is_object()
+}
+
+/// A daemon whose schedule was due that long ago, while no daemon ran.
+async fn daemon_that_was_down(ago: SignedDuration, more: &str) -> TestApp {
+    let mut app = TestApp::setup()
+        .agent("solo", &schedule_at(ago, more))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    wait_until_seen(&app).await;
+    app.daemon.kill().await;
+    move_back(&app, DAY);
+    app.restart_after_end().await;
+    app
+}
+
+#[tokio::test]
+async fn a_time_of_this_minute_starts_a_run_with_the_settings_of_the_schedule() {
+    // The minute that ends next: a missed time is started, too.
+    let more = "missed = \"once\"\nlabels = { team = \"blue\" }";
+    let app = daemon_that_was_down(SignedDuration::ZERO, more).await;
+    let list = app.get_until("/schedules", has_last_run).await.json();
+    let schedule = &list["data"][0];
+    let id = schedule["last"]["run"].as_str().expect("a run");
+    let run = app.find(id).await.wait_for_end().await;
+    assert_eq!(run.status(), "completed");
+    assert_eq!(run["input"], "go");
+    assert_eq!(run["labels"], json!({"team": "blue"}));
+    let time =
+        |value: &Value| -> Timestamp { value.as_str().expect("a time").parse().expect("it") };
+    let (at, next) = (time(&schedule["last"]["at"]), time(&schedule["next"]));
+    assert_eq!(at.as_second() % 60, 0);
+    assert!(next > Timestamp::now() && next <= at + DAY, "{schedule}");
+    assert_eq!(schedule["skipped"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_time_starts_one_run_even_if_the_daemon_is_killed_before_it_knows_of_it() {
+    let mut app = daemon_that_was_down(HOUR, "missed = \"once\"").await;
+    let first = app.get_until("/schedules", has_last_run).await.json();
+    let file = std::fs::read_to_string(app.path("agents/solo.toml")).expect("the file");
+    for missed in ["once", "skip", "once"] {
+        app.daemon.kill().await;
+        // As if the kill had come between the run's record and the schedule's.
+        move_back(&app, DAY);
+        let missed = format!("missed = \"{missed}\"");
+        app.write(
+            "agents/solo.toml",
+            &file.replace("missed = \"once\"", &missed),
+        );
+        app.restart_after_end().await;
+        let again = app.get_until("/schedules", has_last_run).await.json();
+        assert_eq!(again["data"][0]["last"], first["data"][0]["last"]);
+    }
+    assert_eq!(run_ids(&app).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_missed_time_starts_a_run_only_if_the_schedule_says_so() {
+    let app = daemon_that_was_down(HOUR * 3, "missed = \"once\"").await;
+    app.get_until("/schedules", has_last_run).await;
+    assert_eq!(run_ids(&app).await.len(), 1);
+
+    let app = daemon_that_was_down(HOUR * 3, "").await;
+    let list = app
+        .get_until("/schedules", |list| {
+            list.json()["data"][0]["skipped"].is_object()
+        })
+        .await;
+    let skipped = &list.json()["data"][0]["skipped"];
+    assert_eq!(skipped["reason"], "the daemon did not run at that time");
+    assert!(run_ids(&app).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_new_schedule_misses_no_times_of_the_past() {
+    let app = TestApp::setup()
+        .agent("solo", &schedule_at(HOUR, "missed = \"once\""))
+        .spawn()
+        .await;
+    wait_until_seen(&app).await;
+    // One whose times change has missed none, either.
+    let other = schedule_at(HOUR * 2, "missed = \"once\"");
+    app.write_agent("solo", &other);
+    let cron = other
+        .lines()
+        .find(|line| line.starts_with("cron"))
+        .expect("a cron");
+    let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
+    eventually("the new times in the store", async || {
+        let times = db.query_row("SELECT times FROM schedules", [], |row| row.get(0));
+        let times: String = times.expect("the times");
+        cron.contains(times.trim_end_matches(" UTC")).then_some(())
+    })
+    .await;
+    assert!(run_ids(&app).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_time_is_skipped_held_or_started_while_the_last_run_has_not_ended() {
+    for overlap in ["skip", "queue", "allow"] {
+        let more = format!("missed = \"once\"\noverlap = \"{overlap}\"");
+        let mut app = TestApp::setup()
+            .agent("solo", &schedule_at(HOUR, &more))
+            .spawn()
+            .await;
+        app.provider.will("solo", [hangs(), hangs(), hangs()]);
+        let first = app.post("/schedules/solo/daily/trigger", &json!({})).await;
+        let first = first.json()["id"].as_str().expect("an id").to_owned();
+        app.provider.wait_for_request("solo", 1).await;
+        app.daemon.kill().await;
+        let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
+        let earlier = (Timestamp::now() - DAY).as_second();
+        db.execute("UPDATE schedules SET handled_at = ?1", [earlier])
+            .expect("a change");
+        drop(db);
+        app.restart_after_end().await;
+        match overlap {
+            "allow" => {
+                app.get_until("/runs", |page| page.json()["data"][1].is_object())
+                    .await;
+            }
+            "skip" => {
+                let is_skipped = |list: &ApiResponse| list.json()["data"][0]["skipped"].is_object();
+                let list = app.get_until("/schedules", is_skipped).await.json();
+                let reason = &list["data"][0]["skipped"]["reason"];
+                assert_eq!(reason, &format!("{first} had not ended"));
+                assert_eq!(run_ids(&app).await, [first]);
+            }
+            _ => {
+                // The held time survives another kill.
+                let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
+                eventually("a held time", async || {
+                    let held = db.query_row("SELECT held_at FROM schedules", [], |row| row.get(0));
+                    let held: Option<i64> = held.expect("a schedule");
+                    held
+                })
+                .await;
+                app.provider.wait_for_request("solo", 2).await;
+                app.crash_and_restart().await;
+                app.provider.wait_for_request("solo", 3).await;
+                app.provider.always("solo", |_| says("done"));
+                assert_eq!(run_ids(&app).await, [first.as_str()]);
+                app.post(&format!("/runs/{first}/cancel"), &json!({})).await;
+                app.get_until("/runs", |page| page.json()["data"][1].is_object())
+                    .await;
+                assert_eq!(run_ids(&app).await.len(), 2);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pause_survives_a_restart_and_a_trigger_starts_a_run_nevertheless() {
+    let mut app = TestApp::setup()
+        .agent("solo", &schedule_at(HOUR, "missed = \"once\""))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    let paused = app.post("/schedules/solo/daily/pause", &json!({})).await;
+    assert_eq!(paused.status, 200, "{}", paused.text);
+    assert_eq!(paused.json()["paused"], true);
+    assert_eq!(paused.json()["next"], Value::Null);
+    app.daemon.kill().await;
+    move_back(&app, DAY);
+    app.restart_after_end().await;
+    assert_eq!(only_schedule(&app).await["paused"], true);
+
+    let triggered = app
+        .post("/schedules/solo/daily/trigger?wait=30", &json!({}))
+        .await;
+    assert_eq!(triggered.status, 200, "{}", triggered.text);
+    assert_eq!(triggered.json()["status"], "completed");
+    let id = triggered.json()["id"].clone();
+    assert_eq!(
+        run_ids(&app).await.len(),
+        1,
+        "the missed time started nothing"
+    );
+
+    let resumed = app.post("/schedules/solo/daily/resume", &json!({})).await;
+    assert_eq!(resumed.json()["paused"], false);
+    assert_eq!(resumed.json()["last"]["run"], id);
+    assert_eq!(run_ids(&app).await.len(), 1, "nor does it after the pause");
+}
+
+#[tokio::test]
+async fn a_repeated_trigger_with_the_same_idempotency_key_starts_one_run() {
+    let app = TestApp::setup()
+        .agent("solo", &schedule_at(HOUR, ""))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    let trigger = async || {
+        let request = app.request(
+            reqwest::Method::POST,
+            "/schedules/solo/daily/trigger?wait=30",
+        );
+        crate::support::app::send(request.header("idempotency-key", "once")).await
+    };
+    let (first, second) = (trigger().await, trigger().await);
+    assert_eq!((first.status, second.status), (200, 200), "{}", second.text);
+    assert_eq!(first.json()["id"], second.json()["id"]);
+    assert_eq!(second.header("idempotency-replayed"), "true");
+}
