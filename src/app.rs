@@ -555,7 +555,12 @@ impl Daemon {
         let stop_webhooks = CancellationToken::new();
         let deliver_webhooks = services.webhook_sender.run(stop_webhooks.clone());
         let serve_all = async {
-            tokio::join!(drain, serve_api, serve_metrics, state.scheduler.run(stop.clone()));
+            tokio::join!(
+                drain,
+                serve_api,
+                serve_metrics,
+                state.scheduler.run(stop.clone())
+            );
             stop_webhooks.cancel();
         };
         tokio::join!(serve_all, deliver_webhooks);
