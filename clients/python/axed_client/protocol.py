@@ -1,0 +1,295 @@
+"""The operations without input and output: generators that yield what to do next and get the outcome sent. A driver
+for threads and one for asyncio run them."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar, Union
+from urllib.parse import quote
+
+from axed_client.errors import ConnectionFailed, NotFound, RunNotCompleted, WaitTimeout, problem
+from axed_client.types import Run, RunEvent
+
+T = TypeVar("T")
+
+ENDED = ("completed", "failed", "cancelled")
+#: One request waits at most this long: proxies often give up after 30 or 60 seconds.
+WAIT_SECONDS = 20.0
+#: An event stream without a byte for this long is dead: the daemon sends a comment every ten seconds.
+STREAM_SILENCE = 30.0
+#: Other answers come at once.
+READ_SECONDS = 30.0
+EVENT_STREAM = ("accept", "text/event-stream")
+_RETRIED = (429, 502, 503, 504)
+_FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0
+
+
+Query: TypeAlias = "list[tuple[str, str | int | float | bool | None]]"
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    query: Query = field(default_factory=list)
+    body: Any = None
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    read_timeout: float = READ_SECONDS
+    is_repeatable: bool = True
+    """Whether it may be sent again although it may have arrived."""
+
+
+@dataclass
+class Response:
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+@dataclass
+class Lost:
+    """The connection could not be opened, or it broke."""
+
+    cause: Exception
+    was_sent: bool
+
+
+@dataclass
+class Sleep:
+    seconds: float
+
+
+Step = Union[Request, Sleep]
+Outcome = Union[Response, Lost, None]
+Operation = Generator[Step, Outcome, T]
+
+
+class Retries:
+    """How long to pause before a request is sent again."""
+
+    def __init__(self, retry_time: float) -> None:
+        self.retry_time = retry_time
+        self.restart()
+
+    def restart(self) -> None:
+        self._give_up_at = time.monotonic() + self.retry_time
+        self._pause = _FIRST_PAUSE
+
+    def next_pause(self, at_least: float | None = None) -> float | None:
+        """`None` if there is no time for another attempt."""
+        pause = max(at_least or 0.0, self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(self._pause * 2, _MAX_PAUSE)
+        return pause if time.monotonic() + pause < self._give_up_at else None
+
+
+def send(request: Request, retry_time: float) -> Operation[Response]:
+    """Sends a request until there is a response that another attempt would not change."""
+    retries = Retries(retry_time)
+    while True:
+        outcome = yield request
+        if isinstance(outcome, Lost):
+            is_final = outcome.was_sent and not request.is_repeatable
+            pause = None if is_final else retries.next_pause()
+            if pause is None:
+                raise ConnectionFailed(f"{request.method} {request.path}: {outcome.cause!r}") from outcome.cause
+        else:
+            assert isinstance(outcome, Response)
+            if outcome.status < 400:
+                return outcome
+            error = problem(outcome.status, outcome.headers, outcome.content)
+            # A proxy's 502 or 504 does not say whether the daemon got the request.
+            is_retried = error.status in _RETRIED and (request.is_repeatable or error.status in (429, 503))
+            pause = retries.next_pause(error.retry_after) if is_retried else None
+            if pause is None:
+                raise error
+        yield Sleep(pause)
+
+
+def call(request: Request, retry_time: float) -> Operation[Any]:
+    response = yield from send(request, retry_time)
+    return response.json() if response.content else None
+
+
+def delete(request: Request, retry_time: float) -> Operation[None]:
+    """Like `send`; a repetition that finds nothing has deleted it before."""
+    operation = send(request, retry_time)
+    attempts = 0
+    try:
+        step = next(operation)
+        while True:
+            attempts += isinstance(step, Request)
+            step = operation.send((yield step))
+    except StopIteration:
+        return
+    except NotFound:
+        if attempts < 2:
+            raise
+
+
+def wait(run_id: str, timeout: float | None, until_approval: bool, retry_time: float) -> Operation[Run]:
+    """Waits for the end of a run with as many requests as it takes."""
+    give_up_at = None if timeout is None else time.monotonic() + timeout
+    seconds = 0.0
+    while True:
+        query: Query = [("wait", int(seconds))] if seconds >= 1 else []
+        path = f"/runs/{segment(run_id)}"
+        run: Run = yield from call(Request("GET", path, query, read_timeout=READ_SECONDS + seconds), retry_time)
+        if run["status"] in ENDED or until_approval and run["pending_approvals"]:
+            return run
+        seconds = WAIT_SECONDS
+        if give_up_at is not None:
+            remaining = give_up_at - time.monotonic()
+            if remaining <= 0:
+                raise WaitTimeout(run)
+            seconds = min(seconds, remaining)
+            if seconds < 1:
+                # The daemon waits for whole seconds.
+                yield Sleep(seconds)
+
+
+def stream_of(request: Request) -> Request:
+    """The same request, answered with the events of the new run."""
+    request.headers.append(EVENT_STREAM)
+    request.read_timeout = STREAM_SILENCE
+    return request
+
+
+def completed(run: Run) -> Run:
+    if run["status"] != "completed":
+        raise RunNotCompleted(run)
+    return run
+
+
+def start_request(
+    agent: str,
+    input: Any,
+    fields: Mapping[str, Any],
+    idempotency_key: str | None,
+    provider_keys: Mapping[str, str] | None,
+) -> Request:
+    body = {**fields} if input is None else {"input": input, **fields}
+    headers = idempotency(idempotency_key)
+    headers += [("x-provider-key", f"{name}={key}") for name, key in (provider_keys or {}).items()]
+    return Request("POST", f"/agents/{segment(agent)}/runs", body=body, headers=headers)
+
+
+def fork_request(run_id: str, fields: Mapping[str, Any], idempotency_key: str | None) -> Request:
+    return Request("POST", f"/runs/{segment(run_id)}/fork", body={**fields}, headers=idempotency(idempotency_key))
+
+
+def idempotency(key: str | None) -> list[tuple[str, str]]:
+    """One key for all attempts of a call, so that it takes effect once."""
+    return [("idempotency-key", key or str(uuid.uuid4()))]
+
+
+def decision_request(run_id: str, tool_call_id: str, body: dict[str, Any]) -> Request:
+    path = f"/runs/{segment(run_id)}/approvals/{segment(tool_call_id)}"
+    # If it arrives twice, the second one is a conflict that looks like somebody else's decision.
+    return Request("POST", path, body={k: v for k, v in body.items() if v is not None}, is_repeatable=False)
+
+
+def segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def params(values: Mapping[str, Any]) -> Query:
+    """A query; `labels={"team": "blue"}` becomes `label.team=blue`."""
+    pairs: Query = []
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name == "labels":
+            pairs += [(f"label.{key}", str(text)) for key, text in value.items()]
+        else:
+            pairs.append((name, str(value).lower() if isinstance(value, bool) else str(value)))
+    return pairs
+
+
+class EventParser:
+    """Reads events from the bytes of a stream. JSON may contain any line separator but a newline."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> list[RunEvent]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events: list[RunEvent] = []
+        for line in lines:
+            text = line.rstrip(b"\r").decode("utf-8", "replace")
+            if text.startswith("data:"):
+                self._data.append(text[5:].removeprefix(" "))
+            elif not text and self._data:
+                events.append(json.loads("\n".join(self._data)))
+                self._data = []
+        return events
+
+
+class Cursor:
+    """The position in a tree's event log, over as many streams as it takes."""
+
+    def __init__(
+        self, run_id: str | None, after: int, scope: str, retry_time: float, start: Request | None = None
+    ) -> None:
+        self.run_id = run_id
+        """`None` until the daemon has accepted the run that `start` starts."""
+        self.after = after
+        self._start = start
+        self.is_over = False
+        self.retries = Retries(retry_time)
+        self._scope = scope
+
+    def request(self) -> Request:
+        if self.run_id is None:
+            assert self._start is not None
+            return self._start
+        # In contrast to `?after=`, the response is empty after the last event.
+        headers = [EVENT_STREAM, ("last-event-id", str(self.after))]
+        query: Query = [("scope", self._scope)]
+        path = f"/runs/{segment(self.run_id)}/events"
+        return Request("GET", path, query, headers=headers, read_timeout=STREAM_SILENCE)
+
+    def accept(self, event: RunEvent) -> bool:
+        """Whether the event is new."""
+        self.retries.restart()
+        if self.run_id is None:
+            self.run_id = event["root_id"]
+        seq = event.get("seq")
+        if seq is not None:
+            if seq <= self.after:
+                return False
+            self.after = seq
+        if event["run_id"] == self.run_id and event["type"] in [f"run.{status}" for status in ENDED]:
+            self.is_over = True
+        return True
+
+    def opened(self, status: int, headers: Mapping[str, str], content: bytes) -> float | None:
+        """Checks the response of a stream. Returns how long to pause before the next attempt, `None` if it is open."""
+        if status == 204:
+            self.is_over = True
+            return None
+        if status < 400:
+            location = headers.get("location")
+            if self.run_id is None and location is not None:
+                self.run_id = location.rsplit("/", 1)[-1]
+            return None
+        error = problem(status, headers, content)
+        pause = self.retries.next_pause(error.retry_after) if status in _RETRIED else None
+        if pause is None:
+            raise error
+        return pause
+
+    def lost(self, cause: Exception | None) -> float:
+        """How long to pause after a stream that ended before the run."""
+        pause = self.retries.next_pause()
+        if pause is None:
+            raise ConnectionFailed(f"the events of {self.run_id or 'a new run'}: {cause!r}") from cause
+        return pause

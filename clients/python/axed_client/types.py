@@ -1,0 +1,187 @@
+"""What the daemon sends, as its OpenAPI document describes it. Later versions may add fields and values."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict, Union
+
+from typing_extensions import NotRequired
+
+RunStatus = Literal["queued", "running", "waiting", "cancelling", "completed", "failed", "cancelled"]
+MessageContent = Union[str, "list[dict[str, Any]]"]
+
+
+class RunError(TypedDict):
+    code: str
+    message: str
+    category: str
+    retryable: bool
+
+
+class Warning(TypedDict):
+    code: str
+    message: str
+    turn: int | None
+
+
+class PendingApproval(TypedDict):
+    run_id: str
+    root_id: str
+    agent: str
+    tool_call_id: str
+    tool: str
+    arguments: Any
+    truncated: NotRequired[bool]
+    requested_at: str
+    deadline: str | None
+
+
+class TreeUsage(TypedDict):
+    runs: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    model_calls: int
+    tool_calls: int
+    cost_usd: float | None
+    complete: bool
+
+
+class ForkedFrom(TypedDict):
+    run: str
+    at_run: str
+    turn: int
+
+
+class Run(TypedDict):
+    id: str
+    agent: str
+    agent_version: str
+    status: RunStatus
+    parent_id: str | None
+    root_id: str
+    depth: int
+    tool_call_id: str | None
+    input: MessageContent
+    content: str | None
+    partial_content: str | None
+    structured: Any
+    model: str
+    stop_reason: str | None
+    turns: int
+    input_tokens: int
+    output_tokens: int
+    tool_calls: int
+    duration_ms: int
+    tree: TreeUsage
+    session: str | None
+    forked_from: ForkedFrom | None
+    waiting_for: str | None
+    pending_approvals: list[PendingApproval]
+    warnings: list[Warning]
+    error: RunError | None
+    cancel_reason: str | None
+    label: str | None
+    completion_status: str | None
+    labels: dict[str, str]
+    attempt: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    last_event: int
+    truncated: NotRequired[bool]
+
+
+class RunTree(TypedDict):
+    id: str
+    agent: str
+    status: RunStatus
+    depth: int
+    label: str | None
+    tool_call_id: str | None
+    task: str | None
+    model: str
+    turns: int
+    usage: dict[str, Any]
+    duration_ms: int
+    error: RunError | None
+    children: list[RunTree]
+
+
+class RunEvent(TypedDict, total=False):
+    """Every event has the first six fields; `type` says which others it has."""
+
+    type: str
+    run_id: str
+    root_id: str
+    depth: int
+    agent: str
+    time: str
+    seq: int
+    """Missing in `text.delta`, `text.withdrawn`, `reasoning.started` and `reasoning.delta`."""
+    turn: int
+    text: str
+    reason: str | None
+    content: Any
+    error: Any
+    model: str
+    tool: str
+    tool_call_id: str
+    arguments: Any
+    result: str
+    is_error: bool
+    decision: str
+    number: int
+    truncated: bool
+    child_id: str
+    child_agent: str
+    task: str
+    duration_ms: int
+    input_tokens: int
+    output_tokens: int
+
+
+class AddedMessage(TypedDict):
+    run_id: str
+    number: int
+
+
+class AgentSummary(TypedDict):
+    name: str
+    version: str | None
+    valid: bool
+    error: str | None
+    warnings: list[str]
+    description: str | None
+    model: Any
+    sub_agents: list[str]
+    tools: list[str]
+
+
+class Turn(TypedDict):
+    turn: int
+    provider: str
+    model: str
+    effort: str | None
+    status: str
+    copied: bool
+    redacted: bool
+    request_bytes: int | None
+    first_token_ms: int | None
+    duration_ms: int
+    attempts: list[dict[str, Any]]
+    usage: dict[str, int] | None
+    cost_usd: float | None
+    stop_reason: str | None
+    tool_calls: int
+
+
+class TurnDetail(Turn):
+    request: dict[str, Any] | None
+    reply: dict[str, Any] | None
+
+
+class ForkPoint(TypedDict, total=False):
+    run: str
+    turn: int
+    after: Literal["reply"]
