@@ -1,0 +1,61 @@
+"""A client of axed: `Client` for threads, `AsyncClient` for asyncio. Both have the same methods."""
+
+from axed_client.asynchronous import AsyncClient, AsyncRunStream
+from axed_client.errors import (
+    AxedError,
+    Conflict,
+    ConnectionFailed,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Problem,
+    RunNotCompleted,
+    TooManyRequests,
+    Unauthorized,
+    Unavailable,
+    WaitTimeout,
+)
+from axed_client.synchronous import Client, RunStream
+from axed_client.types import (
+    AddedMessage,
+    AgentSummary,
+    ForkPoint,
+    PendingApproval,
+    Run,
+    RunError,
+    RunEvent,
+    RunTree,
+    Turn,
+    TurnDetail,
+    Warning,
+)
+
+__all__ = [
+    "AddedMessage",
+    "AgentSummary",
+    "AsyncClient",
+    "AsyncRunStream",
+    "AxedError",
+    "Client",
+    "Conflict",
+    "ConnectionFailed",
+    "Forbidden",
+    "ForkPoint",
+    "Invalid",
+    "NotFound",
+    "PendingApproval",
+    "Problem",
+    "Run",
+    "RunError",
+    "RunEvent",
+    "RunNotCompleted",
+    "RunStream",
+    "RunTree",
+    "TooManyRequests",
+    "Turn",
+    "TurnDetail",
+    "Unauthorized",
+    "Unavailable",
+    "WaitTimeout",
+    "Warning",
+]
