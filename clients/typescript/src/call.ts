@@ -1,0 +1,26 @@
+// One request, and when it is sent again.
+
+/** Responses that another attempt may change. */
+export const RETRIED = [429, 502, 503, 504];
+
+export type QueryValue = string | number | boolean | null | undefined;
+
+export interface Call {
+  method: string;
+  path: string;
+  query?: Record<string, QueryValue>;
+  body?: unknown;
+  headers?: [string, string][];
+  timeout?: number;
+  /** False if it must not be sent again once it may have arrived. */
+  isRepeatable?: boolean;
+}
+
+export function encode(segment: string): string {
+  return encodeURIComponent(segment);
+}
+
+/** Whether the connection could not be opened, broke, or timed out. */
+export function isLost(error: unknown): boolean {
+  return error instanceof TypeError || (error instanceof DOMException && error.name === "TimeoutError");
+}

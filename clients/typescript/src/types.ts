@@ -1,0 +1,197 @@
+// What the daemon sends, as its OpenAPI document describes it. Later versions may add fields and values.
+
+export type RunStatus = "queued" | "running" | "waiting" | "cancelling" | "completed" | "failed" | "cancelled";
+
+export type MessageContent = string | Record<string, unknown>[];
+
+export interface RunError {
+  code: string;
+  message: string;
+  category: string;
+  retryable: boolean;
+}
+
+export interface Warning {
+  code: string;
+  message: string;
+  turn: number | null;
+}
+
+export interface PendingApproval {
+  run_id: string;
+  root_id: string;
+  agent: string;
+  tool_call_id: string;
+  tool: string;
+  arguments: unknown;
+  truncated?: boolean;
+  requested_at: string;
+  deadline: string | null;
+}
+
+export interface TreeUsage {
+  runs: number;
+  input_tokens: number;
+  output_tokens: number;
+  cache_read_tokens: number;
+  cache_write_tokens: number;
+  model_calls: number;
+  tool_calls: number;
+  cost_usd: number | null;
+  complete: boolean;
+}
+
+export interface ForkedFrom {
+  run: string;
+  at_run: string;
+  turn: number;
+}
+
+export interface Run {
+  id: string;
+  agent: string;
+  agent_version: string;
+  status: RunStatus;
+  parent_id: string | null;
+  root_id: string;
+  depth: number;
+  tool_call_id: string | null;
+  input: MessageContent;
+  content: string | null;
+  partial_content: string | null;
+  structured: unknown;
+  model: string;
+  stop_reason: string | null;
+  turns: number;
+  input_tokens: number;
+  output_tokens: number;
+  tool_calls: number;
+  duration_ms: number;
+  tree: TreeUsage;
+  session: string | null;
+  forked_from: ForkedFrom | null;
+  waiting_for: string | null;
+  pending_approvals: PendingApproval[];
+  warnings: Warning[];
+  error: RunError | null;
+  cancel_reason: string | null;
+  label: string | null;
+  completion_status: string | null;
+  labels: Record<string, string>;
+  attempt: number;
+  created_at: string;
+  started_at: string | null;
+  finished_at: string | null;
+  last_event: number;
+  truncated?: boolean;
+}
+
+export interface RunTree {
+  id: string;
+  agent: string;
+  status: RunStatus;
+  depth: number;
+  label: string | null;
+  tool_call_id: string | null;
+  task: string | null;
+  model: string;
+  turns: number;
+  usage: Record<string, unknown>;
+  duration_ms: number;
+  error: RunError | null;
+  children: RunTree[];
+}
+
+/** `type` says which other fields an event has. */
+export interface RunEvent {
+  type: string;
+  run_id: string;
+  root_id: string;
+  depth: number;
+  agent: string;
+  time: string;
+  /** Missing in `text.delta`, `text.withdrawn`, `reasoning.started` and `reasoning.delta`. */
+  seq?: number;
+  turn?: number;
+  text?: string;
+  tool?: string;
+  tool_call_id?: string;
+  [field: string]: unknown;
+}
+
+export interface AddedMessage {
+  run_id: string;
+  number: number;
+}
+
+export interface AgentSummary {
+  name: string;
+  version: string | null;
+  valid: boolean;
+  error: string | null;
+  warnings: string[];
+  description: string | null;
+  model: unknown;
+  sub_agents: string[];
+  tools: string[];
+}
+
+export interface Turn {
+  turn: number;
+  provider: string;
+  model: string;
+  effort: string | null;
+  status: string;
+  copied: boolean;
+  redacted: boolean;
+  request_bytes: number | null;
+  first_token_ms: number | null;
+  duration_ms: number;
+  attempts: Record<string, unknown>[];
+  usage: Record<string, number> | null;
+  cost_usd: number | null;
+  stop_reason: string | null;
+  tool_calls: number;
+}
+
+export interface TurnDetail extends Turn {
+  request: Record<string, unknown> | null;
+  reply: Record<string, unknown> | null;
+}
+
+export interface ForkPoint {
+  run?: string;
+  turn?: number;
+  after?: "reply";
+}
+
+/** The fields of a new run's request. */
+export interface RunRequest {
+  input?: MessageContent;
+  context?: string;
+  model?: string;
+  skill?: string;
+  workdir?: string;
+  params?: Record<string, unknown>;
+  timeout?: number;
+  budget?: Record<string, number>;
+  labels?: Record<string, string>;
+  response_format?: Record<string, unknown>;
+  stream?: boolean;
+  webhook?: Record<string, unknown>;
+  session?: string;
+  on_busy?: "queue" | "reject" | "cancel_previous";
+  messages?: Record<string, unknown>[];
+}
+
+export interface ForkRequest {
+  at?: ForkPoint;
+  edit?: Record<string, unknown>;
+  definition?: "recorded" | "current";
+  labels?: Record<string, string>;
+  webhook?: Record<string, unknown>;
+  budget?: Record<string, number>;
+  timeout?: number;
+  session?: string;
+  memory?: boolean;
+}
