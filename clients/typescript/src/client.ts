@@ -1,0 +1,310 @@
+// The client: each method is one operation of the daemon.
+
+import { type Call, type QueryValue, RETRIED, encode, isLost } from "./call.js";
+import { ConnectionFailed, NotFound, RunNotCompleted, WaitTimeout, problemOf } from "./errors.js";
+import { Retries, sleep } from "./retries.js";
+import { RunStream } from "./run_stream.js";
+import type {
+  AddedMessage,
+  AgentSummary,
+  ForkRequest,
+  MessageContent,
+  PendingApproval,
+  Run,
+  RunRequest,
+  RunTree,
+  Turn,
+  TurnDetail,
+} from "./types.js";
+
+/** One request waits at most this many seconds: proxies often give up after 30 or 60. */
+const WAIT_SECONDS = 20;
+/** Other answers come at once. */
+const READ_TIMEOUT = 30_000;
+const ENDED = ["completed", "failed", "cancelled"];
+
+export interface ClientOptions {
+  /** Default: `http://127.0.0.1:8080`. */
+  url?: string;
+  key?: string;
+  /** How many milliseconds a request is sent again while the daemon does not answer: longer than a restart takes. */
+  retryTime?: number;
+  fetch?: typeof fetch;
+}
+
+export interface CallOptions {
+  /** Ends the call, not the run. */
+  signal?: AbortSignal;
+}
+
+export interface StartOptions extends CallOptions {
+  /** Default: a new one for each call, kept over its retries. */
+  idempotencyKey?: string;
+  /** The user's own key of a provider. */
+  providerKey?: { provider: string; key: string };
+}
+
+export interface WaitOptions extends CallOptions {
+  /** In milliseconds; default: none. */
+  timeout?: number;
+  /** Also return if calls wait for approval. */
+  untilApproval?: boolean;
+}
+
+export class Client {
+  private readonly url: string;
+  private readonly key: string | undefined;
+  private readonly fetch: typeof fetch;
+  /** @internal */
+  readonly retryTime: number;
+
+  constructor(options: ClientOptions = {}) {
+    this.url = (options.url ?? "http://127.0.0.1:8080").replace(/\/+$/, "");
+    this.key = options.key;
+    this.retryTime = options.retryTime ?? 60_000;
+    this.fetch = options.fetch ?? ((input, init) => fetch(input, init));
+  }
+
+  /** Starts a run and returns it as soon as it is recorded. */
+  start(agent: string, input: MessageContent | RunRequest = {}, options: StartOptions = {}): Promise<Run> {
+    return this.json<Run>(startCall(agent, input, options), options);
+  }
+
+  /**
+   * Starts a run and waits for its end. Throws `RunNotCompleted` if it fails or is cancelled, `WaitTimeout` if it has
+   * not ended in time.
+   */
+  async run(
+    agent: string,
+    input: MessageContent | RunRequest = {},
+    options: StartOptions & WaitOptions = {},
+  ): Promise<Run> {
+    const started = await this.start(agent, input, options);
+    const { untilApproval: _, ...waitOptions } = options;
+    const run = await this.wait(started.id, waitOptions);
+    if (run.status !== "completed") throw new RunNotCompleted(run);
+    return run;
+  }
+
+  /** Starts a run with streamed replies and returns its events, over restarts of the daemon. */
+  stream(agent: string, input: MessageContent | RunRequest = {}, options: StartOptions = {}): RunStream {
+    return new RunStream(this, { start: startCall(agent, input, options), signal: options.signal });
+  }
+
+  /**
+   * The events of a run after the one with the number `after`, until the run ends. With the scope `self` without those
+   * of its descendants.
+   */
+  events(run: string, options: CallOptions & { after?: number; scope?: "tree" | "self" } = {}): RunStream {
+    return new RunStream(this, { run, ...options });
+  }
+
+  /** Waits until the run has ended, with as many requests as it takes. */
+  async wait(run: string, options: WaitOptions = {}): Promise<Run> {
+    const giveUpAt = performance.now() + (options.timeout ?? Infinity);
+    let seconds = 0;
+    for (;;) {
+      const call: Call = { method: "GET", path: `/runs/${encode(run)}`, timeout: READ_TIMEOUT + seconds * 1000 };
+      if (seconds >= 1) call.query = { wait: Math.floor(seconds) };
+      const found = await this.json<Run>(call, options);
+      const isPending = options.untilApproval === true && found.pending_approvals.length > 0;
+      if (ENDED.includes(found.status) || isPending) return found;
+      const remaining = (giveUpAt - performance.now()) / 1000;
+      if (remaining <= 0) throw new WaitTimeout(found);
+      seconds = Math.min(WAIT_SECONDS, remaining);
+      // The daemon waits for whole seconds.
+      if (seconds < 1) await sleep(seconds * 1000, options.signal);
+    }
+  }
+
+  get(run: string, options: CallOptions = {}): Promise<Run> {
+    return this.json<Run>({ method: "GET", path: `/runs/${encode(run)}` }, options);
+  }
+
+  /** Cancels a run with its descendants. It may still be `cancelling` afterwards. */
+  cancel(run: string, reason?: string, options: CallOptions = {}): Promise<Run> {
+    const body = reason === undefined ? {} : { reason };
+    return this.json<Run>({ method: "POST", path: `/runs/${encode(run)}/cancel`, body }, options);
+  }
+
+  pause(run: string, options: CallOptions = {}): Promise<Run> {
+    return this.json<Run>({ method: "POST", path: `/runs/${encode(run)}/pause` }, options);
+  }
+
+  resume(run: string, options: CallOptions = {}): Promise<Run> {
+    return this.json<Run>({ method: "POST", path: `/runs/${encode(run)}/resume` }, options);
+  }
+
+  /** Starts a run from a part of another. */
+  fork(run: string, request: ForkRequest = {}, options: StartOptions = {}): Promise<Run> {
+    const headers = idempotency(options);
+    return this.json<Run>({ method: "POST", path: `/runs/${encode(run)}/fork`, body: request, headers }, options);
+  }
+
+  /** Adds a user message to a run that has not ended. */
+  addMessage(run: string, content: MessageContent, options: StartOptions = {}): Promise<AddedMessage> {
+    const headers = idempotency(options);
+    const path = `/runs/${encode(run)}/messages`;
+    return this.json<AddedMessage>({ method: "POST", path, body: { content }, headers }, options);
+  }
+
+  /** Approves a tool call, with other arguments if they are given. */
+  approve(
+    run: string,
+    toolCall: string,
+    decision: { arguments?: Record<string, unknown>; reason?: string } = {},
+    options: CallOptions = {},
+  ): Promise<Run> {
+    return this.decide(run, toolCall, { decision: "approve", ...decision }, options);
+  }
+
+  /** Denies a tool call. The model gets the reason. */
+  deny(run: string, toolCall: string, reason?: string, options: CallOptions = {}): Promise<Run> {
+    return this.decide(run, toolCall, { decision: "deny", reason }, options);
+  }
+
+  /** Deletes a root run that has ended, with its tree. */
+  async delete(run: string, options: CallOptions = {}): Promise<void> {
+    let attempts = 0;
+    try {
+      await this.send({ method: "DELETE", path: `/runs/${encode(run)}` }, options, () => attempts++);
+    } catch (error) {
+      // A repetition that finds nothing has deleted it before.
+      if (!(error instanceof NotFound) || attempts < 2) throw error;
+    }
+  }
+
+  tree(run: string, options: CallOptions = {}): Promise<RunTree> {
+    return this.json<RunTree>({ method: "GET", path: `/runs/${encode(run)}/tree` }, options);
+  }
+
+  async turns(run: string, options: CallOptions = {}): Promise<Turn[]> {
+    const page = await this.json<{ data: Turn[] }>({ method: "GET", path: `/runs/${encode(run)}/turns` }, options);
+    return page.data;
+  }
+
+  /** A turn with its request and its reply. */
+  turn(run: string, turn: number, options: CallOptions = {}): Promise<TurnDetail> {
+    return this.json<TurnDetail>({ method: "GET", path: `/runs/${encode(run)}/turns/${turn}` }, options);
+  }
+
+  async agents(options: CallOptions = {}): Promise<AgentSummary[]> {
+    return (await this.json<{ data: AgentSummary[] }>({ method: "GET", path: "/agents" }, options)).data;
+  }
+
+  /** Runs, newest first, over all pages. The other filters are those of the list, such as `agent` or `status`. */
+  runs(
+    filters: { labels?: Record<string, string>; [filter: string]: QueryValue | Record<string, string> } = {},
+    options: CallOptions = {},
+  ): AsyncGenerator<Run, void, undefined> {
+    const { labels, ...others } = filters;
+    const query = others as Record<string, QueryValue>;
+    for (const [name, value] of Object.entries(labels ?? {})) query[`label.${name}`] = value;
+    return this.pages<Run>("/runs", query, "cursor", options);
+  }
+
+  children(run: string, options: CallOptions = {}): AsyncGenerator<Run, void, undefined> {
+    return this.pages<Run>(`/runs/${encode(run)}/children`, {}, "cursor", options);
+  }
+
+  /** The tool calls that wait for approval, oldest runs first. */
+  approvals(filters: { root?: string } = {}, options: CallOptions = {}): AsyncGenerator<PendingApproval, void, undefined> {
+    return this.pages<PendingApproval>("/approvals", { ...filters }, "cursor", options);
+  }
+
+  /** The conversation of a run, over all pages. */
+  messages(run: string, options: CallOptions = {}): AsyncGenerator<Record<string, unknown>, void, undefined> {
+    return this.pages<Record<string, unknown>>(`/runs/${encode(run)}/messages`, {}, "after", options);
+  }
+
+  private async *pages<T>(
+    path: string,
+    query: Record<string, QueryValue>,
+    parameter: "cursor" | "after",
+    options: CallOptions,
+  ): AsyncGenerator<T, void, undefined> {
+    let position: string | number | null = null;
+    do {
+      type Page = { data: T[]; next_cursor?: string | null; next_after?: number | null };
+      const page: Page = await this.json<Page>({ method: "GET", path, query: { ...query, [parameter]: position } }, options);
+      yield* page.data;
+      position = page[`next_${parameter}`] ?? null;
+    } while (position !== null);
+  }
+
+  private decide(run: string, toolCall: string, body: unknown, options: CallOptions): Promise<Run> {
+    const path = `/runs/${encode(run)}/approvals/${encode(toolCall)}`;
+    // If it arrives twice, the second one is a conflict that looks like somebody else's decision.
+    return this.json<Run>({ method: "POST", path, body, isRepeatable: false }, options);
+  }
+
+  private async json<T>(call: Call, options: CallOptions): Promise<T> {
+    return (await this.send(call, options)) as T;
+  }
+
+  /** Sends a request until there is a response that another attempt would not change, and reads it. */
+  private async send(call: Call, options: CallOptions, onAttempt?: () => void): Promise<unknown> {
+    const retries = new Retries(this.retryTime);
+    const attempt = this.prepare(call);
+    const isRepeatable = call.isRepeatable ?? true;
+    for (;;) {
+      onAttempt?.();
+      let pause: number | undefined;
+      try {
+        const timeout = AbortSignal.timeout(Math.ceil(call.timeout ?? READ_TIMEOUT));
+        const signal = options.signal ? AbortSignal.any([options.signal, timeout]) : timeout;
+        const response = await attempt(signal);
+        if (response.ok) {
+          const text = await response.text();
+          return text === "" ? undefined : JSON.parse(text);
+        }
+        const problem = await problemOf(response);
+        // A proxy's 502 or 504 does not say whether the daemon got the request.
+        const isRetried = RETRIED.includes(problem.status) && (isRepeatable || [429, 503].includes(problem.status));
+        pause = isRetried ? retries.nextPause(problem.retryAfter) : undefined;
+        if (pause === undefined) throw problem;
+      } catch (error) {
+        options.signal?.throwIfAborted();
+        if (!isLost(error)) throw error;
+        pause = isRepeatable || isUnsent(error) ? retries.nextPause() : undefined;
+        if (pause === undefined) throw new ConnectionFailed(`${call.method} ${call.path}: ${error}`, { cause: error });
+      }
+      await sleep(pause, options.signal);
+    }
+  }
+
+  /** @internal What sends the request once. */
+  prepare(call: Call): (signal: AbortSignal) => Promise<Response> {
+    const url = new URL(this.url + call.path);
+    for (const [name, value] of Object.entries(call.query ?? {})) {
+      if (value !== undefined && value !== null) url.searchParams.set(name, String(value));
+    }
+    const headers = new Headers(call.headers ?? []);
+    if (this.key !== undefined) headers.set("authorization", `Bearer ${this.key}`);
+    const init: RequestInit = { method: call.method, headers };
+    if (call.body !== undefined) {
+      headers.set("content-type", "application/json");
+      init.body = JSON.stringify(call.body);
+    }
+    return (signal) => this.fetch(url, { ...init, signal });
+  }
+}
+
+function startCall(agent: string, input: MessageContent | RunRequest, options: StartOptions): Call {
+  const body = typeof input === "string" || Array.isArray(input) ? { input } : input;
+  const headers = idempotency(options);
+  const own = options.providerKey;
+  if (own) headers.push(["x-provider-key", `${own.provider}=${own.key}`]);
+  return { method: "POST", path: `/agents/${encode(agent)}/runs`, body, headers };
+}
+
+/** One key for all attempts of a call, so that it takes effect once. */
+function idempotency(options: StartOptions): [string, string][] {
+  return [["idempotency-key", options.idempotencyKey ?? crypto.randomUUID()]];
+}
+
+/** Whether the daemon did not get the request. Browsers do not say so. */
+function isUnsent(error: unknown): boolean {
+  const cause = error instanceof Error ? (error.cause as { code?: unknown } | undefined) : undefined;
+  return cause?.code === "ECONNREFUSED" || cause?.code === "ENOTFOUND";
+}

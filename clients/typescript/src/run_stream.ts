@@ -1,0 +1,132 @@
+// The events of a run, over as many connections as it takes.
+
+import { type Call, RETRIED, encode, isLost } from "./call.js";
+import type { Client } from "./client.js";
+import { ConnectionFailed, problemOf } from "./errors.js";
+import { EventParser } from "./event_parser.js";
+import { Retries, sleep } from "./retries.js";
+import type { RunEvent } from "./types.js";
+
+/** A stream without a byte for this long is dead: the daemon sends a comment every ten seconds. */
+const SILENCE = 30_000;
+const ENDS = ["run.completed", "run.failed", "run.cancelled"];
+
+export interface StreamOptions {
+  run?: string;
+  /** Starts the run. */
+  start?: Call;
+  after?: number;
+  scope?: "tree" | "self";
+  signal?: AbortSignal | undefined;
+}
+
+/**
+ * Iterating reconnects after the last event, so that none is missed or comes twice; only deltas of texts are lost with a
+ * connection.
+ */
+export class RunStream implements AsyncIterable<RunEvent> {
+  /** The id of the run; undefined before the first event of a run that the stream starts. */
+  run: string | undefined;
+  /** The number of the last event, to continue after it with `events(run, { after })`. */
+  lastEvent: number;
+  private isOver = false;
+  private readonly retries: Retries;
+
+  constructor(
+    private readonly client: Client,
+    private readonly options: StreamOptions,
+  ) {
+    this.run = options.run;
+    this.lastEvent = options.after ?? 0;
+    this.retries = new Retries(client.retryTime);
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<RunEvent, void, undefined> {
+    while (!this.isOver) {
+      let cause: unknown;
+      const connection = new AbortController();
+      const open = this.client.prepare(this.call());
+      try {
+        yield* this.connection(open, connection);
+      } catch (error) {
+        this.options.signal?.throwIfAborted();
+        if (!isLost(error) && error !== connection.signal.reason) throw error;
+        cause = error;
+      } finally {
+        // The consumer may have stopped.
+        connection.abort();
+      }
+      if (this.isOver) return;
+      const pause = this.retries.nextPause();
+      if (pause === undefined) {
+        throw new ConnectionFailed(`the events of ${this.run ?? "a new run"}: ${cause}`, { cause });
+      }
+      await sleep(pause, this.options.signal);
+    }
+  }
+
+  /** The new events of one connection. */
+  private async *connection(
+    open: (signal: AbortSignal) => Promise<Response>,
+    connection: AbortController,
+  ): AsyncGenerator<RunEvent, void, undefined> {
+    const { signal } = this.options;
+    const silent = (): void => connection.abort(new DOMException("no event for a long time", "TimeoutError"));
+    let timer = setTimeout(silent, SILENCE);
+    try {
+      const both = signal ? AbortSignal.any([signal, connection.signal]) : connection.signal;
+      const response = await open(both);
+      if (response.status === 204) this.isOver = true;
+      if (!response.ok) {
+        const problem = await problemOf(response);
+        const pause = RETRIED.includes(problem.status) ? this.retries.nextPause(problem.retryAfter) : undefined;
+        if (pause === undefined) throw problem;
+        await sleep(pause, signal);
+        return;
+      }
+      const parser = new EventParser();
+      const reader = response.body?.getReader();
+      for (;;) {
+        const read = await reader?.read();
+        clearTimeout(timer);
+        if (!read || read.done) return;
+        timer = setTimeout(silent, SILENCE);
+        for (const event of parser.feed(read.value)) {
+          if (this.accept(event)) {
+            // The consumer may take its time.
+            clearTimeout(timer);
+            yield event;
+            timer = setTimeout(silent, SILENCE);
+          }
+          if (this.isOver) return;
+        }
+      }
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  private call(): Call {
+    const accept: [string, string] = ["accept", "text/event-stream"];
+    const { start, scope } = this.options;
+    if (this.run === undefined && start) {
+      return { ...start, headers: [...(start.headers ?? []), accept] };
+    }
+    // In contrast to `?after=`, the response is empty after the last event.
+    const position: [string, string] = ["last-event-id", String(this.lastEvent)];
+    const path = `/runs/${encode(this.run ?? "")}/events`;
+    return { method: "GET", path, query: { scope: scope ?? "tree" }, headers: [accept, position] };
+  }
+
+  /** Whether the event is new. */
+  private accept(event: RunEvent): boolean {
+    this.retries.restart();
+    this.run ??= event.root_id;
+    if (event.seq !== undefined) {
+      if (event.seq <= this.lastEvent) return false;
+      this.lastEvent = event.seq;
+    }
+    if (event.run_id === this.run && ENDS.includes(event.type)) this.isOver = true;
+    return true;
+  }
+}
