@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Checks the client libraries in clients/ against a daemon: their types, and runs over its restarts. Installs the tools into
+# a cache at the pinned versions. Needs python3 with venv and a network that reaches the package registries; node and npm
+# for the TypeScript client, which is skipped without them.
+#   AXED=FILE   the program to test (default: built here)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if ! command -v python3 >/dev/null; then
+  echo "clients: skipped, because there is no python3"
+  exit 0
+fi
+python_packages="httpx==0.28.1 mypy==1.18.2 typing-extensions==4.16.0"
+node_packages="typescript@5.9.3"
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/clients
+if [ "$(cat "$tools/installed" 2>/dev/null)" != "$python_packages $node_packages" ]; then
+  rm -rf "$tools"
+  mkdir -p "$tools/node"
+  python3 -m venv "$tools/python"
+  # shellcheck disable=SC2086
+  "$tools/python/bin/pip" install -q --disable-pip-version-check $python_packages
+  if command -v npm >/dev/null; then
+    npm install --prefix "$tools/node" --ignore-scripts --no-audit --no-fund --silent $node_packages
+  fi
+  echo "$python_packages $node_packages" >"$tools/installed"
+fi
+if [ -z "${AXED:-}" ]; then
+  cargo build --locked --quiet
+  AXED=${CARGO_TARGET_DIR:-target}/debug/axed
+fi
+AXED=$(realpath "$AXED")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+MYPYPATH=clients/python "$tools/python/bin/mypy" --strict --cache-dir "$work/mypy" clients/python/axed_client tests/clients/drive.py
+PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=clients/python "$tools/python/bin/python" tests/clients/drive.py "$AXED"
+
+if [ ! -x "$tools/node/node_modules/.bin/tsc" ] || ! command -v node >/dev/null; then
+  echo "clients: TypeScript skipped, because there is no node or npm"
+  exit 0
+fi
+mkdir -p "$work/node_modules/axed-client"
+"$tools/node/node_modules/.bin/tsc" -p clients/typescript --outDir "$work/node_modules/axed-client/dist"
+cp clients/typescript/package.json "$work/node_modules/axed-client/"
+cp tests/clients/drive.ts "$work/"
+echo '{"type": "module"}' >"$work/package.json"
+(
+  cd "$work"
+  "$tools/node/node_modules/.bin/tsc" --strict --target es2022 --module nodenext --lib es2022,dom,dom.iterable,dom.asynciterable drive.ts
+)
+PYTHONDONTWRITEBYTECODE=1 "$tools/python/bin/python" tests/clients/daemon.py "$AXED" node "$work/drive.js"

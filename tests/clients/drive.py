@@ -1,0 +1,198 @@
+"""Drives the Python client against a daemon that is killed meanwhile, and compares the types of both clients with the
+OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import re
+import sys
+import threading
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from daemon import Daemon
+from typing_extensions import NotRequired
+
+import axed_client
+from axed_client import AsyncClient, Client, Run, RunEvent, types
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def fails_with(kind: type[axed_client.AxedError], call: Callable[[], object]) -> Any:
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def check_events(events: list[RunEvent], run: Run) -> None:
+    numbers = [event["seq"] for event in events if "seq" in event]
+    assert numbers == list(range(1, run["last_event"] + 1)), numbers
+    assert events[-1]["type"] == "run.completed", events[-1]
+    assert run["status"] == "completed" and run["content"] == "the\u2028final\u0085text", run
+    assert any(event["type"] == "text.delta" for event in events)
+
+
+class Unreliable(httpx.BaseTransport):
+    """Loses the first response to each kind of request, and answers the first wait as a proxy does."""
+
+    def __init__(self) -> None:
+        self._inner = httpx.HTTPTransport()
+        self._seen: set[str] = set()
+        self.keys: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._inner.handle_request(request)
+        if key := request.headers.get("idempotency-key"):
+            self.keys.append(key)
+        kind = request.method + ("?wait" if "wait" in request.url.params else "")
+        if kind in self._seen:
+            return response
+        self._seen.add(kind)
+        response.read()
+        response.close()
+        if kind == "GET?wait":
+            return httpx.Response(504, text="<html>gateway timeout</html>", request=request)
+        raise httpx.ReadError("the connection broke", request=request)
+
+
+def restart_meanwhile(daemon: Daemon) -> threading.Thread:
+    thread = threading.Thread(target=daemon.restart)
+    thread.start()
+    return thread
+
+
+def drive(daemon: Daemon) -> None:
+    client = Client(daemon.url)
+    assert {agent["name"] for agent in client.agents()} >= {"quick", "slow"}
+    run = client.run("quick", "go", labels={"team": "blue"})
+    assert run["content"] == "done" and client.get(run["id"]) == run
+
+    # The daemon is killed in the middle of a stream and of a wait.
+    stream = client.stream("slow", "go")
+    events = []
+    for event in stream:
+        events.append(event)
+        if event["type"] == "tool.completed" and event["turn"] == 2:
+            daemon.restart()
+    assert stream.run_id is not None
+    check_events(events, client.get(stream.run_id))
+    assert next(client.events(stream.run_id, after=3))["seq"] == 4
+    assert list(client.events(stream.run_id, after=stream.last_event)) == []
+    waited = client.start("slow", "go")
+    restart = restart_meanwhile(daemon)
+    assert client.wait(waited["id"], timeout=60)["status"] == "completed"
+    restart.join()
+
+    # Responses are lost: each call takes effect once.
+    transport = Unreliable()
+    unreliable = Client(daemon.url, http=httpx.Client(transport=transport))
+    before = len(list(client.runs(agent="quick")))
+    run = unreliable.run("quick", "go")
+    assert len(list(client.runs(agent="quick"))) == before + 1
+    assert len(transport.keys) == 2 and len(set(transport.keys)) == 1
+    unreliable.delete(run["id"])
+    fails_with(axed_client.NotFound, lambda: client.delete(run["id"]))
+
+    # Approvals, messages, forks and pages.
+    careful = client.start("careful", "go")
+    careful = client.wait(careful["id"], until_approval=True)
+    (pending,) = client.approvals(root=careful["id"])
+    assert pending == careful["pending_approvals"][0]
+    call = (pending["run_id"], pending["tool_call_id"])
+    invalid = fails_with(axed_client.Invalid, lambda: client.approve(*call, arguments={"path": 1}))
+    assert invalid.code == "invalid_field" and invalid.errors[0]["pointer"] == "/arguments"
+    assert client.pause(careful["id"])["id"] == client.resume(careful["id"])["id"]
+    client.approve(*call, arguments={"path": "other.md", "content": "x"})
+    done = client.wait(careful["id"], timeout=30)
+    assert "wrote 1 bytes to other.md" in (done["content"] or ""), done
+    fails_with(axed_client.Conflict, lambda: client.approve(*call))
+    roles = [message["role"] for message in client.messages(careful["id"])]
+    assert roles[:3] == ["user", "assistant", "tool"], roles
+    assert client.turn(careful["id"], 1)["turn"] == client.turns(careful["id"])[0]["turn"] == 1
+    forked = client.wait(client.fork(careful["id"], at={"turn": 2})["id"], timeout=30)
+    assert forked["forked_from"] == {"run": careful["id"], "at_run": careful["id"], "turn": 2}
+    assert not client.tree(forked["id"])["children"] and not list(client.children(forked["id"]))
+    ids = [run["id"] for run in client.runs(limit=1)]
+    assert len(ids) == len(set(ids)) >= 5, ids
+    assert [run["labels"] for run in client.runs(labels={"team": "blue"})] == [{"team": "blue"}]
+    denied = client.wait(client.start("careful", "go")["id"], until_approval=True)
+    pending = denied["pending_approvals"][0]
+    client.deny(pending["run_id"], pending["tool_call_id"], reason="not today")
+    assert "not today" in (client.wait(denied["id"], timeout=30)["content"] or "")
+
+    # What goes wrong.
+    endless = client.start("endless", "go")
+    timeout = fails_with(axed_client.WaitTimeout, lambda: client.wait(endless["id"], timeout=1.5))
+    assert timeout.run["id"] == endless["id"]
+    assert client.add_message(endless["id"], "be brief")["number"] == 1
+    client.cancel(endless["id"], "enough")
+    assert client.wait(endless["id"])["cancel_reason"] == "enough"
+    failed = fails_with(axed_client.RunNotCompleted, lambda: client.run("failing", "go"))
+    assert failed.run["error"]["code"] == "provider_bad_request", failed
+    assert fails_with(axed_client.NotFound, lambda: client.start("nobody")).code == "agent_not_found"
+    unknown = fails_with(axed_client.Problem, lambda: client.start("quick", inptu="x"))
+    assert unknown.code == "unknown_field" and unknown.request_id, unknown
+    nowhere = Client("http://127.0.0.1:9", retry_time=0.5)
+    fails_with(axed_client.ConnectionFailed, lambda: nowhere.get("run_x"))
+    client.close()
+
+
+async def drive_async(daemon: Daemon) -> None:
+    async with AsyncClient(daemon.url) as client:
+        run, other = await asyncio.gather(client.run("quick", "a"), client.run("quick", "b"))
+        assert run["content"] == other["content"] == "done" and run["id"] != other["id"]
+        stream = client.stream("slow", "go")
+        events = []
+        async for event in stream:
+            events.append(event)
+            if event["type"] == "tool.completed" and event["turn"] == 2:
+                await asyncio.to_thread(daemon.restart)
+        assert stream.run_id is not None
+        check_events(events, await client.get(stream.run_id))
+        waited = await client.start("slow", "go")
+        done, _ = await asyncio.gather(client.wait(waited["id"]), asyncio.to_thread(daemon.restart))
+        assert done["status"] == "completed"
+        assert waited["id"] in [run["id"] async for run in client.runs(agent="slow", limit=1)]
+        stopped = client.events(waited["id"])
+        assert (await stopped.__anext__())["type"] == "run.queued"
+        await stopped.close()
+
+
+def check_types(url: str) -> None:
+    schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
+    source = (ROOT / "clients/typescript/src/types.ts").read_text()
+    interfaces: dict[str, str] = dict(re.findall(r"^export interface (\w+)[^{]*\{\n(.*?)^\}", source, re.M | re.S))
+    checked = 0
+    for name, kind in vars(types).items():
+        if not typing.is_typeddict(kind) or name not in schemas or name == "RunEvent":
+            continue
+        schema = schemas[name]
+        fields = set(kind.__annotations__)
+        assert fields <= set(schema["properties"]), (name, fields - set(schema["properties"]))
+        # Fields of a response: those that are always there.
+        hints = typing.get_type_hints(kind, include_extras=True)
+        required = {field for field, hint in hints.items() if typing.get_origin(hint) is not NotRequired}
+        surplus = required - set(schema.get("required", [])) if kind.__total__ else set()
+        assert not surplus, (name, surplus)
+        own = set(re.findall(r"^  (\w+)\??:", interfaces[name], re.M))
+        inherited = set(kind.__annotations__) - own if name == "TurnDetail" else set()
+        assert own | inherited == fields, (name, own ^ fields)
+        checked += 1
+    for name in ["RunRequest", "ForkRequest"]:
+        fields = set(re.findall(r"^  (\w+)\??:", interfaces[name], re.M))
+        assert fields <= set(schemas[name]["properties"]), (name, fields)
+    assert checked >= 12, checked
+
+
+if __name__ == "__main__":
+    with Daemon(sys.argv[1]) as daemon:
+        check_types(daemon.url)
+        drive(daemon)
+        asyncio.run(drive_async(daemon))
+    print("clients: Python: types, streams and waits over restarts, lost responses, approvals, forks, errors")

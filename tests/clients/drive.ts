@@ -1,0 +1,134 @@
+// Drives the TypeScript client against a daemon that is killed meanwhile.
+
+import {
+  Client,
+  Conflict,
+  ConnectionFailed,
+  Invalid,
+  NotFound,
+  Problem,
+  RunNotCompleted,
+  type RunEvent,
+  WaitTimeout,
+} from "axed-client";
+
+declare const process: { argv: string[] };
+const [url = "", control = ""] = process.argv.slice(2);
+const restart = (): Promise<Response> => fetch(control, { method: "POST" });
+
+function assert(holds: unknown, what: unknown = "it does not hold"): asserts holds {
+  if (!holds) throw new Error(typeof what === "string" ? what : JSON.stringify(what));
+}
+
+async function failsWith<T extends Error>(kind: abstract new (...args: never[]) => T, call: Promise<unknown>): Promise<T> {
+  try {
+    await call;
+  } catch (error) {
+    assert(error instanceof kind, `${error}`);
+    return error;
+  }
+  throw new Error(`no ${kind.name}`);
+}
+
+async function collect<T>(items: AsyncIterable<T>): Promise<T[]> {
+  const all: T[] = [];
+  for await (const item of items) all.push(item);
+  return all;
+}
+
+const client = new Client({ url });
+assert((await client.agents()).some((agent) => agent.name === "quick"));
+const quick = await client.run("quick", { input: "go", labels: { team: "green" } });
+assert(quick.content === "done", quick);
+
+// The daemon is killed in the middle of a stream and of a wait.
+const stream = client.stream("slow", "go");
+const events: RunEvent[] = [];
+for await (const event of stream) {
+  events.push(event);
+  if (event.type === "tool.completed" && event.turn === 2) await restart();
+}
+const streamed = await client.get(stream.run ?? "");
+const numbers = events.flatMap((event) => event.seq ?? []);
+assert(numbers.length === streamed.last_event && numbers.every((seq, index) => seq === index + 1), numbers);
+assert(events.at(-1)?.type === "run.completed" && streamed.content === "the\u2028final\u0085text", streamed);
+assert(events.some((event) => event.type === "text.delta"));
+assert((await collect(client.events(streamed.id, { after: stream.lastEvent }))).length === 0);
+const first: string[] = [];
+for await (const event of client.events(streamed.id)) {
+  first.push(event.type);
+  break;
+}
+assert(first[0] === "run.queued", first);
+const waited = await client.start("slow", "go");
+const [done] = await Promise.all([client.wait(waited.id, { timeout: 60_000 }), restart()]);
+assert(done.status === "completed", done);
+
+// Responses are lost: each call takes effect once.
+const keys: string[] = [];
+const seen = new Set<string>();
+const unreliable = new Client({
+  url,
+  fetch: async (input, init) => {
+    const response = await fetch(input, init);
+    const key = new Headers(init?.headers).get("idempotency-key");
+    if (key !== null) keys.push(key);
+    const kind = `${init?.method}${String(input).includes("wait=") ? "?wait" : ""}`;
+    if (seen.has(kind)) return response;
+    seen.add(kind);
+    await response.text();
+    if (kind === "GET?wait") return new Response("<html>gateway timeout</html>", { status: 504 });
+    throw new TypeError("fetch failed");
+  },
+});
+const before = (await collect(client.runs({ agent: "quick" }))).length;
+const once = await unreliable.run("quick", "go");
+assert((await collect(client.runs({ agent: "quick" }))).length === before + 1);
+assert(keys.length === 2 && keys[0] === keys[1], keys);
+await unreliable.delete(once.id);
+await failsWith(NotFound, client.delete(once.id));
+
+// Approvals, messages, forks and pages.
+const started = await client.start("careful", "go");
+const careful = await client.wait(started.id, { untilApproval: true });
+const [pending] = await collect(client.approvals({ root: careful.id }));
+assert(pending && pending.tool_call_id === careful.pending_approvals[0]?.tool_call_id);
+const invalid = await failsWith(
+  Invalid,
+  client.approve(pending.run_id, pending.tool_call_id, { arguments: { path: 1 } }),
+);
+assert(invalid.code === "invalid_field" && invalid.errors[0]?.pointer === "/arguments", invalid);
+await client.pause(careful.id);
+await client.resume(careful.id);
+await client.approve(pending.run_id, pending.tool_call_id, { arguments: { path: "other.md", content: "x" } });
+const approved = await client.wait(careful.id, { timeout: 30_000 });
+assert(approved.content?.includes("wrote 1 bytes to other.md"), approved);
+await failsWith(Conflict, client.approve(pending.run_id, pending.tool_call_id));
+const roles = (await collect(client.messages(careful.id))).map((message) => message["role"]);
+assert(roles.slice(0, 3).join() === "user,assistant,tool", roles);
+assert((await client.turn(careful.id, 1)).turn === (await client.turns(careful.id))[0]?.turn);
+const fork = await client.fork(careful.id, { at: { turn: 2 } });
+assert((await client.wait(fork.id, { timeout: 30_000 })).forked_from?.run === careful.id);
+assert((await client.tree(fork.id)).children.length === (await collect(client.children(fork.id))).length);
+const ids = (await collect(client.runs({ limit: 1 }))).map((run) => run.id);
+assert(ids.length >= 5 && new Set(ids).size === ids.length, ids);
+assert((await collect(client.runs({ labels: { team: "green" } }))).length === 1);
+
+// What goes wrong.
+const endless = await client.start("endless", "go");
+const timeout = await failsWith(WaitTimeout, client.wait(endless.id, { timeout: 1500 }));
+assert(timeout.run.id === endless.id && timeout.name === "WaitTimeout");
+assert((await client.addMessage(endless.id, "be brief")).number === 1);
+const stopped = new AbortController();
+setTimeout(() => stopped.abort(), 100);
+await failsWith(DOMException, client.wait(endless.id, { signal: stopped.signal }));
+await client.cancel(endless.id, "enough");
+assert((await client.wait(endless.id)).cancel_reason === "enough");
+const failed = await failsWith(RunNotCompleted, client.run("failing", "go"));
+assert(failed.run.error?.code === "provider_bad_request", failed.run);
+assert((await failsWith(NotFound, client.start("nobody"))).code === "agent_not_found");
+const unknown = await failsWith(Problem, client.start("quick", { inptu: "x" } as object));
+assert(unknown.code === "unknown_field" && unknown.requestId, unknown);
+await failsWith(ConnectionFailed, new Client({ url: "http://127.0.0.1:9", retryTime: 500 }).get("run_x"));
+await failsWith(TypeError, new Client({ url: "nowhere" }).get("run_x"));
+console.log("clients: TypeScript: streams and waits over restarts, lost responses, approvals, forks, errors");
