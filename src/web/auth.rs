@@ -77,6 +77,21 @@ async fn authorize(
     Ok(response)
 }
 
+/// Who makes a request with these headers, for routes that check keys themselves. An error if the key is missing or unknown,
+/// or does not have the scope.
+pub fn authenticate(
+    settings: &Settings,
+    scope: KeyScope,
+    headers: &HeaderMap,
+) -> Result<Principal, Problem> {
+    if settings.keys.is_empty() {
+        return Ok(Principal(None));
+    }
+    let principal = Principal(Some(Arc::clone(find_key(&settings.keys, headers)?)));
+    principal.require_scope(scope)?;
+    Ok(principal)
+}
+
 /// Like [`require_scope`], but accepts `?ticket=` in place of a key, for the run of the path.
 pub fn require_scope_or_ticket(
     state: &AppState,
@@ -215,6 +230,11 @@ impl Principal {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Whether the principal may use routes with this scope.
+    pub fn has_scope(&self, scope: KeyScope) -> bool {
+        self.0.as_ref().is_none_or(|key| key.has_scope(scope))
     }
 
     /// The owner whose runs a list shows; `None` for all runs.

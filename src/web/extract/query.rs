@@ -59,6 +59,12 @@ impl Query {
         Ok(Self(pairs))
     }
 
+    /// Without the parameters whose value is empty.
+    pub fn without_empty(mut self) -> Self {
+        self.0.retain(|(_, value)| !value.is_empty());
+        self
+    }
+
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0
             .iter()

@@ -26,51 +26,51 @@ pub struct TurnList {
 #[schemars(rename = "Turn")]
 pub struct TurnView {
     /// The number of the turn, from 1.
-    turn: u32,
+    pub turn: u32,
     /// The provider of the last attempt.
-    provider: String,
+    pub provider: String,
     /// The model that the last attempt requested, without its provider.
-    model: String,
+    pub model: String,
     /// The reasoning effort that was requested; null means the provider's default.
-    effort: Option<Effort>,
+    pub effort: Option<Effort>,
     /// The turn's status.
-    status: TurnStatus,
+    pub status: TurnStatus,
     /// Whether the turn was taken over from the run that this run was forked from.
-    copied: bool,
+    pub copied: bool,
     /// Whether a pattern of the server's configuration has removed something from the recorded request.
-    redacted: bool,
+    pub redacted: bool,
     /// The length of the body as it was sent; null if the server does not record requests.
-    request_bytes: Option<u64>,
+    pub request_bytes: Option<u64>,
     /// From the start of the last attempt to the first text of a streamed reply, else to the beginning of the response, in
     /// milliseconds.
-    first_token_ms: Option<u64>,
+    pub first_token_ms: Option<u64>,
     /// From the start of the first attempt to the end of the last, in milliseconds.
-    duration_ms: u64,
+    pub duration_ms: u64,
     /// The requests of the turn: the first one, its retries, and those to fallbacks.
-    attempts: Vec<TurnAttempt>,
+    pub attempts: Vec<TurnAttempt>,
     /// The tokens of all attempts; null if no provider reported them.
-    usage: Option<TurnUsage>,
+    pub usage: Option<TurnUsage>,
     /// What all attempts cost, in USD; null without a price.
-    cost_usd: Option<f64>,
+    pub cost_usd: Option<f64>,
     /// Why the reply ended, in the provider's own word.
-    stop_reason: Option<String>,
+    pub stop_reason: Option<String>,
     /// The number of tool calls in the reply.
-    tool_calls: u32,
+    pub tool_calls: u32,
 }
 
 /// The tokens of a turn.
 #[derive(Serialize, JsonSchema)]
 pub struct TurnUsage {
     /// Input tokens, cached ones included.
-    input_tokens: u64,
+    pub input_tokens: u64,
     /// Output tokens.
-    output_tokens: u64,
+    pub output_tokens: u64,
     /// The input tokens that were read from the provider's cache.
-    cache_read_tokens: u64,
+    pub cache_read_tokens: u64,
     /// The input tokens that were written to the provider's cache.
-    cache_write_tokens: u64,
+    pub cache_write_tokens: u64,
     /// The output tokens that are reasoning, as far as the provider reports them.
-    reasoning_tokens: u64,
+    pub reasoning_tokens: u64,
 }
 
 /// A turn with its request and its reply.
@@ -78,11 +78,11 @@ pub struct TurnUsage {
 #[schemars(rename = "TurnDetail")]
 pub struct TurnDetailView {
     #[serde(flatten)]
-    turn: TurnView,
+    pub turn: TurnView,
     /// The request that was answered, else the last one; null if the server does not record requests.
-    request: Option<RequestView>,
+    pub request: Option<RequestView>,
     /// The reply; null if there is none.
-    reply: Option<ReplyView>,
+    pub reply: Option<ReplyView>,
 }
 
 /// A request as it was sent to a provider, without secrets.
@@ -90,17 +90,17 @@ pub struct TurnDetailView {
 #[schemars(rename = "TurnRequest")]
 pub struct RequestView {
     /// The HTTP method; null if the provider is not reached over HTTP.
-    method: Option<String>,
+    pub method: Option<String>,
     /// The URL; null if the provider is not reached over HTTP.
-    url: Option<String>,
+    pub url: Option<String>,
     /// The headers. `[redacted]` replaces keys and the values of configured headers.
-    headers: BTreeMap<String, String>,
+    pub headers: BTreeMap<String, String>,
     /// The environment variable that the server reads the provider's key from; null if the provider is not reached over
     /// HTTP.
-    key_variable: Option<String>,
+    pub key_variable: Option<String>,
     /// The body, byte for byte as it was sent unless the turn is redacted.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
-    body: Box<RawValue>,
+    pub body: Box<RawValue>,
 }
 
 /// A reply as it came.
@@ -108,14 +108,14 @@ pub struct RequestView {
 #[schemars(rename = "TurnReply")]
 pub struct ReplyView {
     /// The text; may be empty if there are tool calls.
-    content: String,
+    pub content: String,
     /// The text of the model's reasoning, or of a summary of it; null if the provider sent none that has to be sent back.
-    reasoning: Option<String>,
+    pub reasoning: Option<String>,
     /// The tool calls that the reply requests.
-    tool_calls: Vec<ReplyCall>,
+    pub tool_calls: Vec<ReplyCall>,
     /// The provider's own form of the reply, if it has more than text and calls; else null.
     #[schemars(with = "serde_json::Value")]
-    raw: Option<Box<RawValue>>,
+    pub raw: Option<Box<RawValue>>,
 }
 
 /// A tool call of a reply.
@@ -123,12 +123,12 @@ pub struct ReplyView {
 #[schemars(rename = "TurnToolCall")]
 pub struct ReplyCall {
     /// The call's id, unique within the run.
-    id: String,
+    pub id: String,
     /// The name of the tool.
-    name: String,
+    pub name: String,
     /// The arguments.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
-    arguments: Box<RawValue>,
+    pub arguments: Box<RawValue>,
 }
 
 impl TurnView {

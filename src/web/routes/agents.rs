@@ -50,10 +50,7 @@ pub async fn get(
 ) -> Result<Response, Problem> {
     let agents = agent_check::inspected_agents(state.runner.catalog()).await;
     let entry = agents.entries.get(&name).ok_or(LoadError::NotFound(name))?;
-    let view = AgentView {
-        brief: AgentBrief::new(entry),
-        definition: entry.agent.as_deref().map(DefinitionView),
-    };
+    let view = AgentView::new(entry);
     Ok(if_none_match.json_response(&view))
 }
 
@@ -133,27 +130,27 @@ pub struct GcRequest {
 #[schemars(rename = "AgentSummary")]
 pub struct AgentBrief<'a> {
     /// The agent's name: that of its file without `.toml`.
-    name: &'a str,
+    pub name: &'a str,
     /// The version in use: `sha256:` and the digest of the file. The last valid one, if the file became invalid later.
-    version: Option<&'a str>,
+    pub version: Option<&'a str>,
     /// Whether the file is valid now.
-    valid: bool,
+    pub valid: bool,
     /// Why the file is invalid.
-    error: Option<String>,
+    pub error: Option<String>,
     /// What is suspicious in the file, and what this server lacks for the definition in force.
-    warnings: Vec<Cow<'a, str>>,
+    pub warnings: Vec<Cow<'a, str>>,
     /// What the agent does, for people and for the models of agents that may call it.
-    description: Option<&'a str>,
+    pub description: Option<&'a str>,
     /// The model that replies.
-    model: Option<&'a ModelRef>,
+    pub model: Option<&'a ModelRef>,
     /// The agents that it may call.
-    sub_agents: &'a [String],
+    pub sub_agents: &'a [String],
     /// The built-in tools that it may use.
-    tools: &'a [String],
+    pub tools: &'a [String],
 }
 
 impl<'a> AgentBrief<'a> {
-    fn new(entry: &'a Entry) -> Self {
+    pub fn new(entry: &'a Entry) -> Self {
         let agent = entry.agent.as_deref();
         Self {
             name: &entry.name,
@@ -179,9 +176,18 @@ impl<'a> AgentBrief<'a> {
 #[schemars(rename = "Agent", extend("x-keeps-null" = true))]
 pub struct AgentView<'a> {
     #[serde(flatten)]
-    brief: AgentBrief<'a>,
+    pub brief: AgentBrief<'a>,
     #[serde(flatten)]
     definition: Option<DefinitionView<'a>>,
+}
+
+impl<'a> AgentView<'a> {
+    pub fn new(entry: &'a Entry) -> Self {
+        Self {
+            brief: AgentBrief::new(entry),
+            definition: entry.agent.as_deref().map(DefinitionView),
+        }
+    }
 }
 
 /// The keys that [`AgentBrief`] has already.
@@ -218,7 +224,7 @@ mod tests {
 
     use serde_json::value::RawValue;
 
-    use super::{AgentBrief, AgentView, DefinitionView};
+    use super::{AgentBrief, AgentView};
     use crate::catalog::{Entry, LoadError};
     use crate::domain::agent::Agent;
     use crate::domain::agent::params::Params;
@@ -263,10 +269,7 @@ mod tests {
     #[test]
     fn a_definition_reads_like_its_file() {
         let entry = entry();
-        let view = AgentView {
-            brief: AgentBrief::new(&entry),
-            definition: entry.agent.as_deref().map(DefinitionView),
-        };
+        let view = AgentView::new(&entry);
         insta::assert_snapshot!(serde_json::to_string_pretty(&view).expect("JSON"));
     }
 

@@ -16,7 +16,7 @@ use tracing::info;
 use crate::domain::event::Decision;
 use crate::domain::run::{PendingApproval, Run, RunId, now};
 use crate::engine::state::approval_decision::ApprovalDecision;
-use crate::store::approvals::ApprovalQuery;
+use crate::store::approvals::{ApprovalPage, ApprovalQuery};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::link_prefix::LinkPrefix;
@@ -92,38 +92,52 @@ pub async fn list(
     let query = Query::read(&uri, &["root", "limit", "cursor"])?;
     let run_id = |text: &str| text.parse::<RunId>().ok();
     let limit = count_up_to(MAX_PAGE_SIZE);
-    let store = state.runner.store();
-    let page = store
-        .pending_approvals(ApprovalQuery {
-            owner: principal.owner_filter().map(str::to_owned),
+    let page = visible_page(
+        &state,
+        &principal,
+        ApprovalQuery {
+            owner: None,
             root: query.parse("root", "a run's id", run_id)?,
             after: query.parse("cursor", "a cursor of this list", run_id)?,
             limit: query
                 .parse("limit", "a number from 1 to 200", limit)?
                 .unwrap_or(DEFAULT_PAGE_SIZE),
-        })
+        },
+    )
+    .await?;
+    let page = ApprovalsPage {
+        data: page.approvals,
+        next_cursor: page.next,
+    };
+    Ok(json_response(StatusCode::OK, &page))
+}
+
+/// A page of the calls of the runs that the principal may see.
+pub async fn visible_page(
+    state: &AppState,
+    principal: &Principal,
+    query: ApprovalQuery,
+) -> Result<ApprovalPage, Problem> {
+    let store = state.runner.store();
+    let owner = principal.owner_filter().map(str::to_owned);
+    let mut page = store
+        .pending_approvals(ApprovalQuery { owner, ..query })
         .await?;
-    let mut data = page.approvals;
-    if !principal.can_see_all_runs() {
-        let roots: BTreeSet<RunId> = data.iter().map(|approval| approval.root_id).collect();
-        let mut visible_roots = BTreeSet::new();
-        for root in roots {
-            let run = store.run(root).await?.into_iter().collect();
-            if !principal
-                .visible_runs(run, store.as_ref())
-                .await?
-                .is_empty()
-            {
-                visible_roots.insert(root);
-            }
-        }
-        data.retain(|approval| visible_roots.contains(&approval.root_id));
+    if principal.can_see_all_runs() {
+        return Ok(page);
     }
-    let next_cursor = page.next;
-    Ok(json_response(
-        StatusCode::OK,
-        &ApprovalsPage { data, next_cursor },
-    ))
+    let roots: BTreeSet<RunId> = page.approvals.iter().map(|it| it.root_id).collect();
+    let mut visible_roots = BTreeSet::new();
+    for root in roots {
+        let run = store.run(root).await?.into_iter().collect();
+        let visible = principal.visible_runs(run, store.as_ref()).await?;
+        if !visible.is_empty() {
+            visible_roots.insert(root);
+        }
+    }
+    page.approvals
+        .retain(|it| visible_roots.contains(&it.root_id));
+    Ok(page)
 }
 
 /// `POST /runs/{id}/approvals/{tool_call_id}`: 202 once the decision is committed.

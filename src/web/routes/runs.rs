@@ -13,7 +13,7 @@ use tracing::info;
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::replay::history::RecordedConversation;
 use crate::store::StoreError;
-use crate::store::runs::{PAGE_BYTES, RunFilter};
+use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
@@ -132,23 +132,33 @@ pub async fn list(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let filter = parse_filter(&Query::read(&uri, &FILTER_PARAMS)?)?;
-    let store = state.runner.store();
-    let page = store
-        .list(RunFilter {
-            owner: principal.owner_filter().map(str::to_owned),
-            ..filter
-        })
-        .await?;
-    let runs = principal.visible_runs(page.runs, store.as_ref()).await?;
+    let page = visible_page(&state, &principal, filter).await?;
     let now = now();
     let page = RunsPage {
-        data: runs
+        data: page
+            .runs
             .iter()
             .map(|run| RunView::new(run, &links, now))
             .collect(),
         next_cursor: page.next,
     };
     Ok(json_response(StatusCode::OK, &page))
+}
+
+/// A page of the runs that the principal may see.
+pub async fn visible_page(
+    state: &AppState,
+    principal: &Principal,
+    filter: RunFilter,
+) -> Result<RunPage, Problem> {
+    let store = state.runner.store();
+    let filter = RunFilter {
+        owner: principal.owner_filter().map(str::to_owned),
+        ..filter
+    };
+    let RunPage { runs, next } = store.list(filter).await?;
+    let runs = principal.visible_runs(runs, store.as_ref()).await?;
+    Ok(RunPage { runs, next })
 }
 
 /// `GET /runs/{id}/tree`

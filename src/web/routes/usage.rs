@@ -26,7 +26,7 @@ use crate::web::response::json::json_response;
 use crate::web::state::AppState;
 
 /// Groups that a response may have.
-const MAX_ROWS: usize = 10_000;
+pub const MAX_ROWS: usize = 10_000;
 /// Values that `by` may have.
 const MAX_DIMENSIONS: usize = 8;
 /// Labels of one filter.
@@ -39,16 +39,16 @@ const DIMENSIONS: &str = "agent, model, label.<name>, session, key, day";
 #[schemars(rename = "UsageReport")]
 pub struct UsageView {
     /// One entry for each group, sorted by its values. Without `by` one entry; empty if no run is counted.
-    data: Vec<UsageGroup>,
+    pub data: Vec<UsageGroup>,
     /// The sums over all groups.
-    totals: UsageNumbers,
+    pub totals: UsageNumbers,
     /// From when on runs are counted: the quarter hour of `since`, or of the first run that is kept. Null if none is counted.
-    since: Option<Timestamp>,
+    pub since: Option<Timestamp>,
     /// Until when runs are counted: the end of the quarter hour of `until`, or of the last run that is counted.
-    until: Option<Timestamp>,
+    pub until: Option<Timestamp>,
     /// How much of the budgets over time is used in their current periods, whatever the query: for a key, of the budgets
     /// that are its own alone; for the scope `admin`, of all.
-    budgets: Vec<BudgetView>,
+    pub budgets: Vec<BudgetView>,
 }
 
 /// How much of a budget over time is used in its current period.
@@ -56,23 +56,23 @@ pub struct UsageView {
 #[schemars(rename = "BudgetUsage")]
 pub struct BudgetView {
     /// The name of the budget.
-    name: String,
+    pub name: String,
     /// The period: `day` or `month`.
-    per: &'static str,
+    pub per: &'static str,
     /// The limit in USD; null for a budget in tokens.
-    limit_usd: Option<f64>,
+    pub limit_usd: Option<f64>,
     /// The limit in tokens; null for a budget in USD.
-    limit_tokens: Option<u64>,
+    pub limit_tokens: Option<u64>,
     /// The cost of the replies that were recorded in the period, in USD.
-    used_usd: f64,
+    pub used_usd: f64,
     /// The tokens of the replies that were recorded in the period, input and output together.
-    used_tokens: u64,
+    pub used_tokens: u64,
     /// The used share of the limit, in thousandths, rounded down; from 1000 on, new root runs are refused.
-    used_thousandths: u64,
+    pub used_thousandths: u64,
     /// When the period began.
-    since: Timestamp,
+    pub since: Timestamp,
     /// When the next period begins.
-    resets_at: Timestamp,
+    pub resets_at: Timestamp,
 }
 
 /// The usage of the runs of one group. It has the values that `by` names; null stands for runs without that value.
@@ -80,61 +80,61 @@ pub struct BudgetView {
 pub struct UsageGroup {
     /// The agent of the runs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    agent: Option<Option<String>>,
+    pub agent: Option<Option<String>>,
     /// The model that replied, as the provider names it. Runs, tool calls and durations count under the model of the run's
     /// last reply.
     #[serde(skip_serializing_if = "Option::is_none")]
-    model: Option<Option<String>>,
+    pub model: Option<Option<String>>,
     /// The session of the root runs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<Option<String>>,
+    pub session: Option<Option<String>>,
     /// The name of the key that started the root runs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<Option<String>>,
+    pub key: Option<Option<String>>,
     /// The day, in the zone `tz`, on which the root runs were accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
-    day: Option<Date>,
+    pub day: Option<Date>,
     /// `label.<name>`: the value of the root runs' label.
     #[serde(flatten)]
-    labels: BTreeMap<String, Option<String>>,
+    pub labels: BTreeMap<String, Option<String>>,
     #[serde(flatten)]
-    numbers: UsageNumbers,
+    pub numbers: UsageNumbers,
 }
 
 /// Exact sums over runs that have ended, and percentiles of their durations.
 #[derive(Serialize, JsonSchema)]
 pub struct UsageNumbers {
     /// The number of runs, child runs included.
-    runs: u64,
+    pub runs: u64,
     /// The number of root runs.
-    roots: u64,
+    pub roots: u64,
     /// The number of runs that failed.
-    failed: u64,
+    pub failed: u64,
     /// The number of runs that were cancelled.
-    cancelled: u64,
+    pub cancelled: u64,
     /// Input tokens, cached ones included.
-    input_tokens: u64,
+    pub input_tokens: u64,
     /// Output tokens.
-    output_tokens: u64,
+    pub output_tokens: u64,
     /// The input tokens that were read from the provider's cache.
-    cache_read_tokens: u64,
+    pub cache_read_tokens: u64,
     /// The input tokens that were written to the provider's cache.
-    cache_write_tokens: u64,
+    pub cache_write_tokens: u64,
     /// The output tokens that are reasoning, as far as providers report them.
-    reasoning_tokens: u64,
+    pub reasoning_tokens: u64,
     /// The number of replies.
-    model_calls: u64,
+    pub model_calls: u64,
     /// The number of executed tool calls, including failed ones.
-    tool_calls: u64,
+    pub tool_calls: u64,
     /// The cost in USD; null if no price is known for any of the models.
-    cost_usd: Option<f64>,
+    pub cost_usd: Option<f64>,
     /// Whether providers reported the usage of every request.
-    complete: bool,
+    pub complete: bool,
     /// The duration in milliseconds that half of the runs do not exceed, within 2 %; null if none has started.
-    duration_p50_ms: Option<u64>,
+    pub duration_p50_ms: Option<u64>,
     /// The duration in milliseconds that 95 % of the runs do not exceed, within 2 %; null if none has started.
-    duration_p95_ms: Option<u64>,
+    pub duration_p95_ms: Option<u64>,
 }
 
 /// `GET /usage`
@@ -144,8 +144,18 @@ pub async fn usage(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = parse_query(&Query::read(&uri, &PARAMS)?)?;
+    let view = visible_usage(&state, &principal, query).await?;
+    Ok(json_response(StatusCode::OK, &view))
+}
+
+/// The usage of the runs that the principal may see.
+pub async fn visible_usage(
+    state: &AppState,
+    principal: &Principal,
+    query: UsageQuery,
+) -> Result<UsageView, Problem> {
     let budgets = state.runner.period_budgets().statuses(now()).into_iter();
-    let budgets = budgets.filter(|status| may_see(&principal, status));
+    let budgets = budgets.filter(|status| may_see(principal, status));
     let budgets = budgets.map(BudgetView::from).collect();
     let by = query.by.clone();
     let query = UsageQuery {
@@ -169,14 +179,13 @@ pub async fn usage(
             ),
         ));
     };
-    let view = UsageView {
+    Ok(UsageView {
         data: rows.into_iter().map(|row| group(&by, row)).collect(),
         totals: UsageNumbers::from(&totals),
         since,
         until,
         budgets,
-    };
-    Ok(json_response(StatusCode::OK, &view))
+    })
 }
 
 /// A budget that others use too would show what they use.
