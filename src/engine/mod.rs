@@ -13,6 +13,7 @@ pub mod dry_run;
 pub mod fork;
 pub mod hold;
 pub mod memory;
+pub mod overview;
 pub mod prepare;
 pub mod record;
 pub mod replay;

@@ -61,6 +61,17 @@ impl McpConnectionPool {
         toolset
     }
 
+    /// Whether a connection to this server is kept that has listed its tools.
+    pub fn has_listed_tools(&self, server: &McpServer) -> bool {
+        let key = (server.name.clone(), server.transport.clone());
+        let connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let connection = connections.get(&key);
+        connection.is_some_and(|connection| connection.cached_tools().is_some())
+    }
+
     /// Closes every connection: ends processes and deletes sessions.
     pub async fn close(&self) {
         self.shared.stop.cancel();

@@ -1,0 +1,66 @@
+//! What the server can do now, for its operator.
+
+use std::time::Duration;
+
+use crate::engine::runner::Runner;
+
+pub struct Overview {
+    pub max_running: usize,
+    pub max_queued: usize,
+    pub max_tree: usize,
+    pub max_timeout: Duration,
+    /// Sorted by name.
+    pub providers: Vec<ProviderOverview>,
+    /// Sorted by agent.
+    pub mcp_servers: Vec<McpServerOverview>,
+}
+
+pub struct ProviderOverview {
+    pub name: String,
+    /// Why it cannot take requests.
+    pub unavailable: Option<String>,
+    /// How many more requests it takes at once; `None` without a limit.
+    pub free_requests: Option<usize>,
+}
+
+pub struct McpServerOverview {
+    pub name: String,
+    /// The agent whose file names it.
+    pub agent: String,
+    /// Whether it has listed its tools.
+    pub is_connected: bool,
+}
+
+impl Runner {
+    pub fn overview(&self) -> Overview {
+        let engine = &self.engine;
+        let settings = &engine.settings;
+        let provider = |name: &str| {
+            let handle = engine.providers.get(name);
+            let permits = handle.as_ref().ok().and_then(|it| it.permits.as_ref());
+            ProviderOverview {
+                name: name.to_owned(),
+                free_requests: permits.map(|permits| permits.available_permits()),
+                unavailable: handle.as_ref().err().map(ToString::to_string),
+            }
+        };
+        let agents = engine.catalog.current();
+        let definitions = agents.entries.values().filter_map(|it| it.agent.as_deref());
+        let servers = definitions.flat_map(|agent| {
+            let servers = agent.mcp_servers.iter();
+            servers.map(|server| McpServerOverview {
+                name: server.name.clone(),
+                agent: agent.name.clone(),
+                is_connected: engine.mcp.has_listed_tools(server),
+            })
+        });
+        Overview {
+            max_running: settings.runs.max_running,
+            max_queued: settings.runs.max_queued,
+            max_tree: settings.runs.max_tree,
+            max_timeout: settings.max_timeout,
+            mcp_servers: servers.collect(),
+            providers: engine.providers.names().map(provider).collect(),
+        }
+    }
+}
