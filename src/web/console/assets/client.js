@@ -1,0 +1,34 @@
+// Requests to the server, with the key of this tab.
+
+const KEY = "axed.key";
+
+export const getKey = () => sessionStorage.getItem(KEY);
+export const setKey = (key) => sessionStorage.setItem(KEY, key);
+export const dropKey = () => sessionStorage.removeItem(KEY);
+
+/** Like `fetch`, for addresses of this server only. */
+export function request(address, init = {}) {
+  const url = new URL(address, location.href);
+  if (url.origin !== location.origin) return Promise.reject(new Error("another origin"));
+  const headers = new Headers(init.headers);
+  const key = getKey();
+  if (key) headers.set("Authorization", `Bearer ${key}`);
+  return fetch(url, { ...init, headers, credentials: "omit", cache: "no-store" });
+}
+
+/** Sends JSON to the API. Returns its answer; throws an error with the server's explanation. */
+export async function post(address, body) {
+  let response;
+  try {
+    response = await request(address, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", Accept: "application/json" },
+      body: JSON.stringify(body),
+    });
+  } catch {
+    throw new Error("The server cannot be reached. Try again.");
+  }
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(answer.detail || `The server answered ${response.status}.`);
+  return answer;
+}

@@ -1,0 +1,170 @@
+// Forms that send JSON to the API: `data-post` is the address, `data-then` what follows.
+
+import { post, request } from "./client.js";
+import { notice, refresh, visit } from "./pages.js";
+
+const readers = {
+  number: (text) => {
+    if (!/^\d+$/.test(text.trim())) throw new Error("This must be a whole number.");
+    return Number(text);
+  },
+  json: (text) => {
+    try {
+      return JSON.parse(text);
+    } catch (error) {
+      throw new Error(`The arguments are not JSON: ${error.message}`);
+    }
+  },
+  labels: (text) => {
+    const pairs = text.split(",").map((pair) => pair.split("=").map((it) => it.trim()));
+    if (pairs.some((pair) => pair.length !== 2 || !pair[0])) throw new Error("Labels are written as name=value, name=value.");
+    return Object.fromEntries(pairs);
+  },
+};
+
+function put(body, path, value) {
+  const names = path.split(".");
+  const last = names.pop();
+  let object = body;
+  for (const name of names) object = object[name] ??= {};
+  object[last] = value;
+}
+
+const base64 = (file) =>
+  new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+
+/** The body of the request. Empty fields are left out. */
+export async function bodyOf(form, submitter) {
+  const body = {};
+  for (const field of form.elements) {
+    if (!field.name || field.type === "submit" || field.type === "checkbox" || !field.value.trim()) continue;
+    if (field.dataset.for && field.dataset.for !== submitter?.value) continue;
+    if ("onlyIfChanged" in field.dataset && field.value === field.defaultValue) continue;
+    const read = readers[field.dataset.type] ?? ((text) => text);
+    put(body, field.name, read(field.value));
+  }
+  if (submitter?.name) put(body, submitter.name, submitter.value);
+  for (const field of form.querySelectorAll("[data-pictures]")) {
+    const parts = [];
+    for (const file of field.files) parts.push({ type: "image", media_type: file.type, data: await base64(file) });
+    if (parts.length === 0) continue;
+    const text = body[field.dataset.pictures];
+    put(body, field.dataset.pictures, text ? [{ type: "text", text }, ...parts] : parts);
+  }
+  return body;
+}
+
+export function fail(form, message) {
+  const place = form.querySelector("[role=alert]");
+  if (place) place.textContent = message;
+  else notice(message);
+}
+
+const runAddress = (id) => `${document.documentElement.dataset.prefix}/ui/runs/${encodeURIComponent(id)}`;
+
+async function submit(event) {
+  const form = event.target;
+  event.preventDefault();
+  const buttons = form.querySelectorAll("button");
+  fail(form, "");
+  try {
+    const body = await bodyOf(form, event.submitter);
+    for (const button of buttons) button.disabled = true;
+    const answer = await post(form.dataset.post, body);
+    delete form.dataset.dirty;
+    form.closest("details.menu")?.removeAttribute("open");
+    form.reset();
+    if (form.dataset.then === "run") await visit(runAddress(answer.id));
+    else await refresh();
+  } catch (error) {
+    fail(form, error.message);
+  } finally {
+    for (const button of buttons) button.disabled = false;
+  }
+}
+
+async function cancelMany(event) {
+  event.preventDefault();
+  const form = event.target;
+  const chosen = [...form.querySelectorAll("input[name=run]:checked")];
+  let failed = 0;
+  for (const box of chosen) {
+    try {
+      await post(`${form.dataset.cancelMany}${encodeURIComponent(box.value)}/cancel`, {});
+      box.checked = false;
+    } catch {
+      failed += 1;
+    }
+  }
+  countChosen(form);
+  await refresh();
+  fail(form, failed ? `${failed} of ${chosen.length} runs could not be cancelled.` : "");
+  if (!failed) notice(`${chosen.length} runs cancelled.`);
+}
+
+function countChosen(form) {
+  const button = form.querySelector(".bar button");
+  if (!button) return;
+  const count = form.querySelectorAll("input[name=run]:checked").length;
+  button.disabled = count === 0;
+  button.textContent = count ? `Cancel ${count} selected` : "Cancel the selected runs";
+}
+
+/** Saves an answer of the API as a file; a link cannot send the key. */
+async function download(link) {
+  const response = await request(link.href);
+  if (!response.ok) {
+    const problem = await response.json().catch(() => ({}));
+    notice(problem.detail || `The server answered ${response.status}.`);
+    return;
+  }
+  const address = URL.createObjectURL(await response.blob());
+  const anchor = document.createElement("a");
+  anchor.href = address;
+  anchor.download = link.dataset.download;
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+function preview(field) {
+  const place = field.form?.querySelector("[data-previews]");
+  if (!place) return;
+  for (const old of place.querySelectorAll("img")) URL.revokeObjectURL(old.src);
+  place.replaceChildren();
+  for (const file of field.files) {
+    const image = document.createElement("img");
+    image.src = URL.createObjectURL(file);
+    image.alt = file.name;
+    place.append(image);
+  }
+}
+
+export function start() {
+  document.addEventListener("submit", (event) => {
+    if (event.target.matches("[data-chat-form]")) return;
+    if (event.target.matches("[data-post]")) submit(event);
+    if (event.target.matches("[data-cancel-many]")) cancelMany(event);
+  });
+  document.addEventListener("input", (event) => {
+    const form = event.target.form;
+    if (form?.matches("[data-post]")) form.dataset.dirty = "";
+  });
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("input[name=run]")) countChosen(event.target.form);
+    if (event.target.matches("[data-pictures]")) preview(event.target);
+  });
+  document.addEventListener("console:refreshed", () => {
+    for (const form of document.querySelectorAll("[data-cancel-many]")) countChosen(form);
+  });
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("[data-download]");
+    if (!link) return;
+    event.preventDefault();
+    download(link);
+  });
+}

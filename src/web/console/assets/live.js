@@ -1,0 +1,230 @@
+// What changes while a page is open: events of a run, lists, and conversations.
+
+import { post, request } from "./client.js";
+import { bodyOf, fail } from "./forms.js";
+import { refresh, visit } from "./pages.js";
+
+let stop = new AbortController();
+let timer = 0;
+
+const sleep = (milliseconds, signal) =>
+  new Promise((resolve) => {
+    const wait = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => (clearTimeout(wait), resolve()), { once: true });
+  });
+
+/** Yields the events of a run until its tree ends, over lost connections and restarts. */
+async function* events(run, after, signal) {
+  const prefix = document.documentElement.dataset.prefix;
+  let wait = 500;
+  while (!signal.aborted) {
+    try {
+      const headers = { Accept: "text/event-stream" };
+      if (after) headers["Last-Event-ID"] = String(after);
+      const response = await request(`${prefix}/runs/${run}/events`, { headers, signal });
+      if (response.status === 204 || response.status === 404) return;
+      if (!response.ok) throw new Error("not available");
+      connected(true);
+      wait = 500;
+      for await (const event of blocks(response.body)) {
+        if (event.id) after = Number(event.id);
+        if (event.data) yield event;
+      }
+    } catch {
+      if (signal.aborted) return;
+    }
+    connected(false);
+    await sleep(wait, signal);
+    wait = Math.min(wait * 2, 5000);
+  }
+}
+
+/** The blocks of an event stream. */
+async function* blocks(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    text += value.replaceAll("\r", "");
+    let end;
+    while ((end = text.indexOf("\n\n")) >= 0) {
+      const event = { name: "message", data: "" };
+      for (const line of text.slice(0, end).split("\n")) {
+        const colon = line.indexOf(":");
+        if (colon <= 0) continue;
+        const field = line.slice(0, colon);
+        const content = line.slice(colon + 1).replace(/^ /, "");
+        if (field === "data") event.data += content;
+        if (field === "event") event.name = content;
+        if (field === "id") event.id = content;
+      }
+      text = text.slice(end + 2);
+      yield event;
+    }
+  }
+}
+
+function connected(is) {
+  document.body.toggleAttribute("data-disconnected", !is);
+}
+
+const isDelta = (name) => name.startsWith("text.") || name.startsWith("reasoning.");
+
+/** Adds a piece of text to a box; the box follows its end unless somebody scrolled up. */
+function append(box, text) {
+  const follows = box.scrollTop + box.clientHeight >= box.scrollHeight - 8;
+  box.append(text);
+  if (follows) box.scrollTop = box.scrollHeight;
+}
+
+async function followRun(page, signal) {
+  const { run, root, after } = page.dataset;
+  let pending = false;
+  let interval = 300;
+  const update = async () => {
+    if (pending) return;
+    pending = true;
+    await sleep(interval, signal);
+    pending = false;
+    if (signal.aborted) return;
+    const began = performance.now();
+    await refresh().catch(() => {});
+    // A page that takes long to render is fetched less often.
+    interval = Math.max(300, (performance.now() - began) * 5);
+  };
+  const bars = setInterval(() => document.hidden || update(), 2000);
+  signal.addEventListener("abort", () => clearInterval(bars));
+  for await (const event of events(root, Number(after), signal)) {
+    if (!isDelta(event.name)) {
+      update();
+      continue;
+    }
+    const data = JSON.parse(event.data);
+    const box = document.querySelector("[data-live-text]");
+    if (data.run_id !== run || !box) continue;
+    if (event.name === "text.delta") append(box, data.text);
+    if (event.name === "text.withdrawn") box.textContent = "";
+  }
+  clearInterval(bars);
+  if (!signal.aborted) await refresh().catch(() => {});
+}
+
+function poll(signal) {
+  const intervals = [...document.querySelectorAll("[data-live]")].map((part) => Number(part.dataset.live));
+  const interval = Math.min(...intervals.filter((it) => it > 0));
+  if (!Number.isFinite(interval)) return;
+  const next = async () => {
+    if (!document.hidden) {
+      const refreshed = await refresh().then(() => true, () => false);
+      connected(refreshed);
+    }
+    if (!signal.aborted) timer = setTimeout(next, interval);
+  };
+  timer = setTimeout(next, interval);
+}
+
+function item(kind) {
+  const entry = document.createElement("li");
+  entry.className = kind;
+  const text = document.createElement("pre");
+  text.className = "text";
+  entry.append(text);
+  return { entry, text };
+}
+
+/** Shows the answer of a run at the end of a conversation while it is written. */
+async function followAnswer(run, entry, text, signal) {
+  const prefix = document.documentElement.dataset.prefix;
+  for await (const event of events(run, 0, signal)) {
+    const data = JSON.parse(event.data);
+    if (data.run_id !== run) continue;
+    if (event.name === "text.delta") append(text, data.text);
+    if (event.name === "turn.started" || event.name === "text.withdrawn") text.textContent = "";
+    if (event.name === "run.completed") text.textContent = data.content;
+    if (event.name === "run.failed" || event.name === "run.cancelled") {
+      const error = document.createElement("p");
+      error.className = "error";
+      error.textContent = data.error?.message ?? `Cancelled: ${data.reason}`;
+      entry.append(error);
+    }
+    if (/^run\.(completed|failed|cancelled)$/.test(event.name)) break;
+    entry.scrollIntoView({ block: "nearest" });
+  }
+  const place = document.createElement("p");
+  place.className = "small muted";
+  const link = document.createElement("a");
+  link.href = `${prefix}/ui/runs/${run}`;
+  link.textContent = "Open the run";
+  place.append(link);
+  entry.querySelector("p.small")?.remove();
+  entry.append(place);
+  entry.removeAttribute("data-active");
+}
+
+async function send(event) {
+  event.preventDefault();
+  const form = event.target;
+  const button = form.querySelector("button[type=submit]");
+  const { signal } = stop;
+  button.disabled = true;
+  fail(form, "");
+  try {
+    const body = await bodyOf(form);
+    body.stream = true;
+    const answer = await post(form.dataset.post, body);
+    const list = document.getElementById("messages");
+    const mine = item("user");
+    mine.text.textContent = form.elements.input.value;
+    for (const picture of form.querySelectorAll("[data-previews] img")) {
+      const shown = picture.cloneNode();
+      mine.entry.append(shown);
+    }
+    const reply = item("agent");
+    reply.entry.dataset.active = "";
+    list.append(mine.entry, reply.entry);
+    form.querySelector("[data-previews]").replaceChildren();
+    form.reset();
+    delete form.dataset.dirty;
+    history.replaceState(null, "", form.closest("[data-chat]").dataset.chat);
+    reply.entry.scrollIntoView({ block: "nearest" });
+    await followAnswer(answer.id, reply.entry, reply.text, signal);
+  } catch (error) {
+    fail(form, error.message);
+  } finally {
+    button.disabled = false;
+  }
+  form.elements.input.focus();
+}
+
+/** Follows what the new page shows, and nothing of the old one. */
+function follow() {
+  stop.abort();
+  clearTimeout(timer);
+  stop = new AbortController();
+  connected(true);
+  const run = document.querySelector(".split[data-run][data-active]");
+  if (run) followRun(run, stop.signal);
+  else poll(stop.signal);
+  for (const entry of document.querySelectorAll("#messages li[data-active][data-run]")) {
+    followAnswer(entry.dataset.run, entry, entry.querySelector("pre"), stop.signal);
+  }
+}
+
+export function start() {
+  document.addEventListener("console:page", follow);
+  document.addEventListener("submit", (event) => {
+    if (event.target.matches("[data-chat-form]")) send(event);
+  });
+  document.addEventListener("keydown", (event) => {
+    const isMessage = event.target.matches?.("#message");
+    if (isMessage && event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      event.target.form.requestSubmit();
+    }
+  });
+  // A step's page replaces the step's details without a new connection when nothing else changes.
+  window.addEventListener("pagehide", () => stop.abort());
+  window.addEventListener("pageshow", (event) => event.persisted && visit(location.href, { push: false }));
+  follow();
+}

@@ -1,0 +1,131 @@
+// Loads pages: the next one if this tab has a key, which a browser would not send, and newer versions of the one shown.
+
+import { dropKey, getKey, request, setKey } from "./client.js";
+
+let generation = 0;
+
+async function load(address) {
+  const response = await request(address, { headers: { Accept: "text/html" } });
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
+  return { page, status: response.status, url: response.url };
+}
+
+function announce() {
+  document.dispatchEvent(new Event("console:page"));
+}
+
+/** Shows another page without a new document, because only scripts can send the key. */
+export async function visit(address, { push = true, scroll = true } = {}) {
+  if (!getKey()) {
+    location.assign(address);
+    return;
+  }
+  const mine = ++generation;
+  document.body.setAttribute("aria-busy", "true");
+  let loaded;
+  try {
+    loaded = await load(address);
+  } catch {
+    document.body.removeAttribute("aria-busy");
+    notice("The server cannot be reached.");
+    return;
+  }
+  if (mine !== generation) return;
+  if (push) history.pushState(null, "", loaded.url);
+  document.title = loaded.page.title;
+  document.body.replaceWith(document.adoptNode(loaded.page.body));
+  if (scroll) window.scrollTo(0, 0);
+  document.getElementById("main")?.focus({ preventScroll: true });
+  announce();
+}
+
+/** Replaces the live parts of the page by their newest versions. What a person has open or typed stays. */
+export async function refresh() {
+  const mine = generation;
+  const { page, status } = await load(location.href);
+  if (mine !== generation || status === 401) return false;
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const newer = page.getElementById(part.id);
+    if (newer) replace(part, newer);
+  }
+  document.dispatchEvent(new Event("console:refreshed"));
+  return true;
+}
+
+function replace(part, newer) {
+  const split = document.querySelector(".split");
+  if (part.isEqualNode(newer)) return;
+  // A form that somebody fills in is not taken away.
+  if (part.querySelector("form[data-dirty]")) return;
+  const open = [...part.querySelectorAll("details[open][id]")].map((it) => it.id);
+  const checked = [...part.querySelectorAll("input[type=checkbox]:checked")].map((it) => it.value);
+  const live = part.querySelector("[data-live-text]")?.textContent;
+  const focused = part.contains(document.activeElement) ? document.activeElement : null;
+  const scroll = [part.scrollTop, part.parentElement.scrollTop];
+  part.replaceChildren(...document.adoptNode(newer).childNodes);
+  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+  for (const box of part.querySelectorAll("input[type=checkbox]")) box.checked = checked.includes(box.value);
+  const text = part.querySelector("[data-live-text]");
+  if (text && live) text.textContent = live;
+  [part.scrollTop, part.parentElement.scrollTop] = scroll;
+  if (focused && split !== undefined) {
+    const same = focused.id
+      ? document.getElementById(focused.id)
+      : [...part.querySelectorAll("a[href]")].find((link) => link.href === focused.href);
+    same?.focus({ preventScroll: true });
+  }
+}
+
+export function notice(text) {
+  const place = document.getElementById("notice");
+  if (place) place.textContent = text;
+}
+
+function follow(event) {
+  if (!getKey() || event.defaultPrevented || event.button !== 0) return;
+  if (event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  const link = event.target.closest?.("a[href]");
+  if (!link || link.target || link.hasAttribute("download") || link.origin !== location.origin) return;
+  if (link.hash && link.pathname === location.pathname && link.search === location.search) return;
+  event.preventDefault();
+  visit(link.href);
+}
+
+async function signIn(event) {
+  event.preventDefault();
+  const form = event.target;
+  setKey(form.elements.key.value.trim());
+  const { page, status } = await load(location.href);
+  if (status === 401) {
+    dropKey();
+    form.querySelector(".error").textContent = "The server does not know this key.";
+    form.elements.key.select();
+    return;
+  }
+  document.title = page.title;
+  document.body.replaceWith(document.adoptNode(page.body));
+  announce();
+}
+
+export function start() {
+  document.addEventListener("click", (event) => {
+    if (event.target.closest?.("[data-sign-out]")) {
+      dropKey();
+      location.reload();
+      return;
+    }
+    follow(event);
+  });
+  document.addEventListener("submit", (event) => {
+    if (event.target.matches("[data-sign-in]")) signIn(event);
+    if (event.target.matches("[data-navigate]") && getKey()) {
+      event.preventDefault();
+      const query = new URLSearchParams(new FormData(event.target));
+      for (const [name, value] of [...query]) if (!value) query.delete(name);
+      visit(`${event.target.action}?${query}`);
+    }
+  });
+  window.addEventListener("popstate", () => visit(location.href, { push: false }));
+  // The first page of a tab that has a key, such as after a reload.
+  if (getKey() && document.querySelector("[data-sign-in]")) visit(location.href, { push: false, scroll: false });
+}
