@@ -22,7 +22,7 @@ async function* events(run, after, signal) {
       const headers = { Accept: "text/event-stream" };
       if (after) headers["Last-Event-ID"] = String(after);
       const response = await request(`${prefix}/runs/${run}/events`, { headers, signal });
-      if (response.status === 204 || response.status === 404) return;
+      if (response.status === 204 || response.status === 404) return connected(true);
       if (!response.ok) throw new Error("not available");
       connected(true);
       wait = 500;
@@ -32,8 +32,8 @@ async function* events(run, after, signal) {
       }
     } catch {
       if (signal.aborted) return;
+      connected(false);
     }
-    connected(false);
     await sleep(wait, signal);
     wait = Math.min(wait * 2, 5000);
   }
