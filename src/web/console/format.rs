@@ -1,0 +1,119 @@
+//! How numbers and times are shown.
+
+use jiff::Timestamp;
+use maud::{Markup, html};
+
+use crate::domain::run::Status;
+use crate::domain::usage::Cost;
+
+/// `1.2 s`, `3 min 04 s`, `2 h 10 min`.
+pub fn duration(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1000;
+    match seconds {
+        0 => format!("{milliseconds} ms"),
+        1..=9 => format!("{}.{} s", seconds, milliseconds % 1000 / 100),
+        10..=59 => format!("{seconds} s"),
+        60..=3599 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// `950`, `12.3k`, `4.5M`.
+pub fn count(number: u64) -> String {
+    match number {
+        0..1_000 => number.to_string(),
+        1_000..1_000_000 => format!("{:.1}k", number as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1}M", number as f64 / 1e6),
+        _ => format!("{:.1}G", number as f64 / 1e9),
+    }
+}
+
+/// Dollars with as many digits as small amounts need; a dash without a price.
+pub fn cost(cost: Option<Cost>) -> String {
+    usd(cost.map(Cost::to_usd))
+}
+
+pub fn usd(usd: Option<f64>) -> String {
+    match usd {
+        None => "–".to_owned(),
+        Some(0.0) => "$0".to_owned(),
+        Some(usd) if usd < 0.01 => format!("${usd:.5}"),
+        Some(usd) if usd < 1.0 => format!("${usd:.3}"),
+        Some(usd) => format!("${usd:.2}"),
+    }
+}
+
+/// How long ago, with the time itself as its title.
+pub fn ago(time: Timestamp, now: Timestamp) -> Markup {
+    let seconds = now.as_second() - time.as_second();
+    let text = match seconds {
+        ..5 => "now".to_owned(),
+        5..60 => format!("{seconds} s ago"),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..86_400 => format!("{} h ago", seconds / 3600),
+        86_400..604_800 => format!("{} d ago", seconds / 86_400),
+        _ => time.strftime("%Y-%m-%d").to_string(),
+    };
+    html! { time datetime=(time) title=(instant(time)) { (text) } }
+}
+
+/// Date and time in UTC.
+pub fn instant(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
+
+pub fn status(status: Status) -> Markup {
+    let name = status.as_str();
+    html! { span class=(format!("status {name}")) { (name) } }
+}
+
+/// The beginning of a text on one line.
+pub fn excerpt(text: &str, characters: usize) -> String {
+    let mut line = String::new();
+    let mut count = 0;
+    for word in text.split_whitespace() {
+        if count > 0 {
+            line.push(' ');
+        }
+        for letter in word.chars() {
+            if count >= characters {
+                line.push('…');
+                return line;
+            }
+            line.push(letter);
+            count += 1;
+        }
+        count += 1;
+    }
+    line
+}
+
+/// JSON with line breaks, as it is if it is none.
+pub fn pretty_json(json: &str) -> String {
+    serde_json::from_str::<serde_json::Value>(json)
+        .and_then(|value| serde_json::to_string_pretty(&value))
+        .unwrap_or_else(|_| json.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{count, duration, excerpt, usd};
+
+    #[test]
+    fn numbers_are_short() {
+        let durations = [0, 950, 1_250, 61_000, 7_800_000].map(duration);
+        assert_eq!(
+            durations,
+            ["0 ms", "950 ms", "1.2 s", "1 min 01 s", "2 h 10 min"]
+        );
+        assert_eq!([12, 12_345, 4_500_000].map(count), ["12", "12.3k", "4.5M"]);
+        let amounts = [None, Some(0.0), Some(0.000_12), Some(0.25), Some(12.5)].map(usd);
+        assert_eq!(amounts, ["–", "$0", "$0.00012", "$0.250", "$12.50"]);
+    }
+
+    #[test]
+    fn an_excerpt_is_one_line() {
+        assert_eq!(excerpt(" a\n\tb ", 9), "a b");
+        assert_eq!(excerpt("abcdef", 3), "abc…");
+    }
+}

@@ -1,0 +1,142 @@
+//! Pieces that several pages show.
+
+use jiff::Timestamp;
+use maud::{Markup, html};
+
+use crate::config::KeyScope::Cancel;
+use crate::domain::run::Run;
+use crate::web::console::format;
+use crate::web::console::request::ConsoleRequest;
+
+/// Characters of a run's input in a list.
+const INPUT_CHARS: usize = 110;
+/// Bytes of a text in a page; the API has all of it.
+const MAX_TEXT_BYTES: usize = 256 << 10;
+
+/// Runs as a table. `selects` adds a box to each run that can be cancelled.
+pub fn run_table(request: &ConsoleRequest, runs: &[Run], now: Timestamp, selects: bool) -> Markup {
+    let selects = selects && request.may(Cancel);
+    html! {
+        table.list.runs {
+            thead {
+                tr {
+                    @if selects { th.check { span.sr { "Select" } } }
+                    th { "Status" }
+                    th { "Run" }
+                    th { "Agent" }
+                    th.number { "Tokens" }
+                    th.number { "Cost" }
+                    th.number { "Duration" }
+                    th.number { "Started" }
+                }
+            }
+            tbody {
+                @for run in runs { (run_row(request, run, now, selects)) }
+            }
+        }
+    }
+}
+
+fn run_row(request: &ConsoleRequest, run: &Run, now: Timestamp, selects: bool) -> Markup {
+    let id = run.id.to_string();
+    let input = run.task.as_deref().map_or_else(
+        || format::excerpt(&run.input.to_plain_text(), INPUT_CHARS),
+        |task| format::excerpt(task, INPUT_CHARS),
+    );
+    html! {
+        tr data-row {
+            @if selects {
+                td.check {
+                    @if !run.status.is_terminal() {
+                        input type="checkbox" name="run" value=(id) aria-label=(format!("Select {id}"));
+                    }
+                }
+            }
+            td.state { (format::status(run.status)) @if let Some(cause) = waiting_for(run) { span.muted.small { (cause) } } }
+            td.main {
+                a href=(request.run_href(run.id)) { @if input.is_empty() { "(no input)" } @else { (input) } }
+                span.muted.small {
+                    code { (short_id(&id)) }
+                    @if let Some(session) = &run.session {
+                        " · " a href=(request.href(&format!("/sessions/{session}"))) { (session) }
+                    }
+                    @for (name, value) in run.labels.iter().take(4) { " " span.label { (name) "=" (value) } }
+                }
+            }
+            td.agent { (run.agent) }
+            td.number title=(format!("{} in, {} out", run.tree.usage.tokens.input, run.tree.usage.tokens.output)) {
+                (format::count(run.tree.usage.tokens.total()))
+            }
+            td.number { (format::cost(run.tree.usage.cost)) }
+            td.number { @if run.started_at.is_some() { (format::duration(run.duration_ms(now))) } @else { "–" } }
+            td.number.when { (format::ago(run.created_at, now)) }
+        }
+    }
+}
+
+/// What a run that waits is waiting for.
+pub fn waiting_for(run: &Run) -> Option<String> {
+    let waiting_for = run
+        .waiting_for
+        .as_ref()
+        .filter(|_| !run.status.is_terminal())?;
+    let name = serde_json::to_value(waiting_for).ok()?;
+    Some(format!("for {}", name.as_str()?.replace('_', " ")))
+}
+
+/// The end of an id, which differs between runs of the same time.
+pub fn short_id(id: &str) -> &str {
+    id.len().checked_sub(12).map_or(id, |start| &id[start..])
+}
+
+/// A text in its own box, cut if it is very long.
+pub fn text_block(text: &str) -> Markup {
+    let shown = &text[..text.floor_char_boundary(MAX_TEXT_BYTES)];
+    html! {
+        pre.text tabindex="0" { (shown) }
+        @if shown.len() < text.len() {
+            p.muted.small { "The first " (MAX_TEXT_BYTES / 1024) " KiB of " (text.len() / 1024) " KiB." }
+        }
+    }
+}
+
+/// JSON in its own box.
+pub fn json_block(json: &str) -> Markup {
+    text_block(&format::pretty_json(json))
+}
+
+/// Names and values.
+pub fn facts(facts: &[(&str, Markup)]) -> Markup {
+    html! {
+        dl.facts {
+            @for (name, value) in facts { div { dt { (name) } dd { (value) } } }
+        }
+    }
+}
+
+pub fn text(text: impl std::fmt::Display) -> Markup {
+    html! { (text.to_string()) }
+}
+
+/// The link to the next page of a list.
+pub fn next_page(href: Option<String>) -> Markup {
+    html! {
+        @if let Some(href) = href {
+            nav.pages aria-label="Pages" { a.button href=(href) rel="next" { "Older" } }
+        }
+    }
+}
+
+/// A message in place of an empty list.
+pub fn empty(title: &str, hint: &str) -> Markup {
+    html! { div.empty { h2 { (title) } p { (hint) } } }
+}
+
+/// A query string; pairs with an empty value are left out.
+pub fn query_string(pairs: &[(&str, &str)]) -> String {
+    let mut query = url::form_urlencoded::Serializer::new(String::new());
+    for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
+        query.append_pair(name, value);
+    }
+    query.finish()
+}
