@@ -1,0 +1,132 @@
+//! `/ui/runs/{id}`: the run in its tree, and one step of it. The address of a turn is `?turn=2`, of a tool call `?call=<id>`,
+//! of the run's events `?view=events`.
+
+use std::collections::HashMap;
+
+use axum::response::Response;
+use maud::{Markup, html};
+
+use crate::domain::run::{Run, RunId, now};
+use crate::domain::usage::Cost;
+use crate::web::console::format;
+use crate::web::console::layout::Page;
+use crate::web::console::pages::inspector::{self, Selection};
+use crate::web::console::pages::{run_actions, tree};
+use crate::web::console::parts;
+use crate::web::console::request::ConsoleRequest;
+use crate::web::console::timeline::{self, StepName};
+use crate::web::error::Problem;
+use crate::web::routes::runs::require_run;
+
+/// Runs whose costs by turn are read for one page.
+const MAX_PRICED_RUNS: usize = 40;
+/// Runs of a tree that are listed; of a larger one, only those below the run of the page.
+const MAX_RUNS: usize = 2_000;
+
+pub async fn page(request: ConsoleRequest) -> Response {
+    let page = render(&request).await;
+    request.respond(page)
+}
+
+async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
+    let id = request.visible_run(request.param("id")).await?;
+    let query = request.query(&["turn", "call", "view", "after"])?;
+    let selection = Selection::read(&query)?;
+    let run = require_run(&request.state, id).await?;
+    let store = request.state.runner.store().as_ref();
+    let mut runs = store.tree(run.root_id).await?;
+    if runs.len() > MAX_RUNS {
+        runs = store.tree(id).await?;
+        runs.truncate(MAX_RUNS);
+    }
+    let timeline = timeline::read(store, run.root_id).await?;
+    let costs = turn_costs(request, &runs, id).await?;
+    let view = tree::TreeView {
+        request,
+        runs: &runs,
+        timeline: &timeline,
+        costs: &costs,
+        selected: id,
+        step: selection.step(),
+        now: now(),
+    };
+    let inspector = inspector::render(request, &run, &selection).await?;
+    let root_live = runs.iter().find(|it| it.id == run.root_id).map_or_else(
+        || !run.status.is_terminal(),
+        |root| !root.status.is_terminal(),
+    );
+    let body = html! {
+        (heading(request, &run))
+        div.split data-run=(id) data-root=(run.root_id) data-active[root_live] data-after=(last_event(&runs, &run)) {
+            section.tree-pane aria-label="Tree and waterfall" { div #tree data-live { (tree::render(&view)) } }
+            section.inspector aria-label="Details" { div #inspector data-live { (inspector) } }
+        }
+    };
+    Ok(Page {
+        is_wide: true,
+        ..Page::new(
+            "Runs",
+            format!("{} {}", run.agent, parts::short_id(&id.to_string())),
+            body,
+        )
+    })
+}
+
+/// The number of the last event that the page shows.
+fn last_event(runs: &[Run], run: &Run) -> u64 {
+    let root = runs.iter().find(|it| it.id == run.root_id);
+    root.unwrap_or(run).last_event
+}
+
+/// What each turn cost, by run and turn.
+async fn turn_costs(
+    request: &ConsoleRequest,
+    runs: &[Run],
+    selected: RunId,
+) -> Result<HashMap<(RunId, u32), Cost>, Problem> {
+    let mut costs = HashMap::new();
+    let store = request.state.runner.store();
+    let ids = runs.iter().map(|run| run.id);
+    let ids = ids.filter(|id| runs.len() <= MAX_PRICED_RUNS || *id == selected);
+    for id in ids {
+        for turn in store.turns(id).await? {
+            if let Some(cost) = turn.cost {
+                costs.insert((id, turn.turn), cost);
+            }
+        }
+    }
+    Ok(costs)
+}
+
+fn heading(request: &ConsoleRequest, run: &Run) -> Markup {
+    let now = now();
+    html! {
+        div.head.run-head {
+            div {
+                h1 {
+                    a href=(request.href(&format!("/agents/{}", run.agent))) { (run.agent) }
+                    " " code.muted { (parts::short_id(&run.id.to_string())) }
+                }
+                div #state.line data-live {
+                    (format::status(run.status))
+                    @if let Some(cause) = parts::waiting_for(run) { span.muted { (cause) } }
+                    span { (format::duration(run.duration_ms(now))) }
+                    span { (format::count(run.tree.usage.tokens.total())) " tokens" }
+                    span { (format::cost(run.tree.usage.cost)) }
+                    @if run.tree.runs > 1 { span { (run.tree.runs) " runs" } }
+                    span.muted { (format::ago(run.created_at, now)) }
+                }
+            }
+            div #actions.actions data-live { (run_actions::buttons(request, run)) }
+        }
+    }
+}
+
+/// The address of a step.
+pub fn step_href(request: &ConsoleRequest, run: RunId, step: &StepName) -> String {
+    let query = match step {
+        StepName::Turn(turn) => parts::query_string(&[("turn", &turn.to_string())]),
+        StepName::Call(call) => parts::query_string(&[("call", call)]),
+    };
+    format!("{}?{query}", request.run_href(run))
+}

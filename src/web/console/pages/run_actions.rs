@@ -1,0 +1,131 @@
+//! What a person can do with a run: cancel, decide, steer, fork, save as a test. The forms send requests to the API.
+
+use maud::{Markup, html};
+
+use crate::config::KeyScope;
+use crate::domain::run::{PendingApproval, Run, RunId, now};
+use crate::web::console::format;
+use crate::web::console::parts::{self, query_string};
+use crate::web::console::request::ConsoleRequest;
+
+/// The buttons above a run: those that its state and the key's scopes allow.
+pub fn buttons(request: &ConsoleRequest, run: &Run) -> Markup {
+    let path = |rest: &str| request.shell.api(&format!("/runs/{}{rest}", run.id));
+    let is_root = run.parent_id.is_none();
+    let compare = query_string(&[("a", &run.id.to_string())]);
+    html! {
+        @if !run.status.is_terminal() && request.may(KeyScope::Run) { (steer(&path("/messages"))) }
+        @if request.may(KeyScope::Run) && run.turns > 0 { (fork(&path("/fork"), None)) }
+        @if run.status.is_terminal() && is_root {
+            a.button href=(path("/recording")) data-download=(format!("{}.toml", run.id)) download { "Save as test" }
+        }
+        a.button href=(format!("{}?{compare}", request.href("/compare"))) { "Compare" }
+        @if !run.status.is_terminal() && request.may(KeyScope::Cancel) {
+            form.inline data-post=(path("/cancel")) data-then="reload" {
+                button.danger type="submit" { "Cancel" }
+                span.error role="alert" {}
+            }
+        }
+    }
+}
+
+fn steer(path: &str) -> Markup {
+    html! {
+        details.menu #steer data-keep {
+            summary.button { "Steer" }
+            form.panel data-post=(path) data-then="reload" {
+                label for="steer-text" { "A message that the next request includes" }
+                textarea #steer-text name="content" rows="4" required {}
+                div.actions { button.primary type="submit" { "Send" } span.error role="alert" {} }
+            }
+        }
+    }
+}
+
+/// Continues from a copy of the record: up to a turn, or with all of it.
+pub fn fork(path: &str, turn: Option<u32>) -> Markup {
+    let id = turn.map_or("fork".to_owned(), |turn| format!("fork-{turn}"));
+    html! {
+        details.menu id=(id) data-keep {
+            summary.button { @if turn.is_some() { "Fork here" } @else { "Fork" } }
+            form.panel data-post=(path) data-then="run" {
+                @if let Some(turn) = turn {
+                    p { "A new run keeps what came before turn " (turn) ", and requests this turn anew." }
+                    input type="hidden" name="at.turn" value=(turn) data-type="number";
+                } @else {
+                    p { "A new run continues after the last recorded step." }
+                }
+                label for=(format!("{id}-message")) { "Another user message (optional)" }
+                textarea id=(format!("{id}-message")) name="edit.message" rows="3" {}
+                label for=(format!("{id}-model")) { "Another model (optional)" }
+                input id=(format!("{id}-model")) name="edit.model" placeholder="provider/model";
+                label for=(format!("{id}-definition")) { "Definition" }
+                select id=(format!("{id}-definition")) name="definition" {
+                    option value="" { "as recorded" }
+                    option value="current" { "of the agent's file today" }
+                }
+                div.actions { button.primary type="submit" { "Fork" } span.error role="alert" {} }
+            }
+        }
+    }
+}
+
+/// A call that waits for approval, with its decision.
+pub fn approval(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
+    let call = &approval.request;
+    let now = now();
+    html! {
+        article.approval {
+            header {
+                h3 { (call.tool) }
+                span.muted {
+                    "of " a href=(step(request, approval.run_id, &call.tool_call_id)) { (approval.agent) }
+                    " · " (format::ago(call.requested_at, now))
+                    @if let Some(deadline) = call.deadline { " · denied at " (format::instant(deadline)) }
+                }
+            }
+            @if call.truncated {
+                (parts::text_block(call.arguments.get()))
+                p.muted.small { "The arguments are longer. They cannot be edited here." }
+            }
+            @if request.may(KeyScope::Run) { (decision(request, approval)) }
+            @else if !call.truncated { (parts::json_block(call.arguments.get())) }
+        }
+    }
+}
+
+fn decision(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
+    let call = &approval.request;
+    let mut path = String::new();
+    path.extend(url::form_urlencoded::byte_serialize(
+        call.tool_call_id.as_bytes(),
+    ));
+    let path = request
+        .shell
+        .api(&format!("/runs/{}/approvals/{path}", approval.run_id));
+    let id = format!("arguments-{}", call.tool_call_id);
+    html! {
+        form data-post=(path) data-then="reload" {
+            @if !call.truncated {
+                @let json = format::pretty_json(call.arguments.get());
+                label for=(id) { "Arguments: change them to approve an edited call" }
+                textarea.code id=(id) name="arguments" data-type="json" data-only-if-changed rows=(json.lines().count().clamp(3, 20)) spellcheck="false" data-for="approve" { (json) }
+            }
+            label for=(format!("reason-{id}")) { "Reason (the model reads it if the call is denied)" }
+            input id=(format!("reason-{id}")) name="reason";
+            div.actions {
+                button.primary type="submit" name="decision" value="approve" { "Approve" }
+                button.danger type="submit" name="decision" value="deny" { "Deny" }
+                span.error role="alert" {}
+            }
+        }
+    }
+}
+
+fn step(request: &ConsoleRequest, run: RunId, call: &str) -> String {
+    format!(
+        "{}?{}",
+        request.run_href(run),
+        query_string(&[("call", call)])
+    )
+}
