@@ -1,0 +1,126 @@
+//! `/ui/agents/{name}`: an agent's definition, what is wrong with its file, a form that starts a run, its last runs.
+
+use std::collections::BTreeMap;
+
+use axum::response::Response;
+use maud::{Markup, html};
+
+use crate::catalog::LoadError;
+use crate::config::KeyScope;
+use crate::domain::agent::is_agent_name;
+use crate::domain::run::{Run, now};
+use crate::engine::agent_check;
+use crate::store::runs::RunFilter;
+use crate::web::console::format;
+use crate::web::console::layout::Page;
+use crate::web::console::pages::agents::state;
+use crate::web::console::parts::{self, query_string};
+use crate::web::console::request::ConsoleRequest;
+use crate::web::error::Problem;
+use crate::web::routes::agents::{AgentBrief, AgentView};
+use crate::web::routes::runs;
+
+/// The last runs that are shown; the versions are those of these runs.
+const RUNS: usize = 20;
+
+pub async fn page(request: ConsoleRequest) -> Response {
+    let page = render(&request).await;
+    request.respond(page)
+}
+
+async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
+    request.query(&[])?;
+    let name = request.param("name").to_owned();
+    let agents = agent_check::inspected_agents(request.state.runner.catalog()).await;
+    let is_visible = is_agent_name(&name) && request.principal.can_use_agent(&name);
+    let entry = agents.entries.get(&name).filter(|_| is_visible);
+    let entry = entry.ok_or_else(|| LoadError::NotFound(name.clone()))?;
+    let view = AgentView::new(entry);
+    let agent = &view.brief;
+    let filter = RunFilter {
+        agent: Some(name.clone()),
+        limit: RUNS,
+        cut_texts: true,
+        ..RunFilter::default()
+    };
+    let last = runs::visible_page(&request.state, &request.principal, filter).await?;
+    let definition = serde_json::to_string_pretty(&view)
+        .map_err(|error| Problem::internal(format!("an agent cannot be shown: {error}")))?;
+    let may_start = agent.version.is_some() && request.may(KeyScope::Run);
+    let body = html! {
+        div.head {
+            div { h1 { (name) " " (state(agent)) } p.muted { (agent.description.unwrap_or_default()) } }
+            div.actions {
+                @if may_start { a.button href=(request.href(&format!("/agents/{name}/chat"))) { "Chat" } }
+            }
+        }
+        @if let Some(error) = &agent.error { div.failure role="alert" { b { "The file is invalid" } pre.plain { (error) } } }
+        @for warning in &agent.warnings { p.warning { (warning) } }
+        @if may_start { (start_form(request, &name, agent)) }
+        h2 { "Last runs" }
+        div #list data-live="3000" {
+            @if last.runs.is_empty() { p.muted { "No run yet." } }
+            @else {
+                (parts::run_table(request, &last.runs, now(), false))
+                p { a href=(format!("{}?{}", request.href("/"), query_string(&[("agent", &name)]))) { "All runs of " (name) } }
+            }
+        }
+        (versions(agent, &last.runs))
+        h2 { "Definition" }
+        p.muted.small { (entry.path.display().to_string()) }
+        (parts::text_block(&definition))
+    };
+    Ok(Page::new("Agents", name.clone(), body))
+}
+
+fn start_form(request: &ConsoleRequest, name: &str, agent: &AgentBrief<'_>) -> Markup {
+    let path = request.shell.api(&format!("/agents/{name}/runs"));
+    let model = agent.model.map(ToString::to_string).unwrap_or_default();
+    html! {
+        section.panel aria-labelledby="start-title" {
+            h2 #start-title { "Start a run" }
+            form #start data-post=(path) data-then="run" {
+                label for="input" { "Input" }
+                textarea #input name="input" rows="4" {}
+                label for="pictures" { "Pictures" }
+                input #pictures type="file" accept="image/png,image/jpeg,image/webp,image/gif" multiple data-pictures="input";
+                details {
+                    summary { "More" }
+                    div.grid {
+                        label { span { "Session" } input name="session"; }
+                        label { span { "Labels" } input name="labels" data-type="labels" placeholder="team=search, env=test"; }
+                        label { span { "Model" } input name="model" placeholder=(model); }
+                        label { span { "Time limit, seconds" } input name="timeout" data-type="number" inputmode="numeric"; }
+                        label { span { "Context" } textarea name="context" rows="2" {} }
+                    }
+                }
+                div.actions { button.primary type="submit" { "Start" } span.error role="alert" {} }
+            }
+        }
+    }
+}
+
+fn versions(agent: &AgentBrief<'_>, runs: &[Run]) -> Markup {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for run in runs {
+        *counts.entry(&run.agent_version).or_default() += 1;
+    }
+    let current = agent.version.unwrap_or_default();
+    html! {
+        h2 { "Versions" }
+        table.list {
+            thead { tr { th { "Version" } th.number { "Of the last runs" } } }
+            tbody {
+                @if !current.is_empty() && !counts.contains_key(current) {
+                    tr { td { code { (format::excerpt(current, 19)) } " " span.label { "current" } } td.number { "0" } }
+                }
+                @for (version, count) in counts {
+                    tr {
+                        td { code title=(version) { (format::excerpt(version, 19)) } @if version == current { " " span.label { "current" } } }
+                        td.number { (count) }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! `/ui/approvals`: the tool calls that wait for a person.
+
+use axum::response::Response;
+use maud::html;
+
+use crate::store::approvals::ApprovalQuery;
+use crate::web::console::layout::Page;
+use crate::web::console::pages::run_actions;
+use crate::web::console::parts::{self, query_string};
+use crate::web::console::request::ConsoleRequest;
+use crate::web::error::Problem;
+use crate::web::routes::approvals;
+
+const PAGE_SIZE: usize = 50;
+
+pub async fn page(request: ConsoleRequest) -> Response {
+    let page = render(&request).await;
+    request.respond(page)
+}
+
+async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
+    let query = request.query(&["cursor"])?;
+    let query = ApprovalQuery {
+        after: query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
+        limit: PAGE_SIZE,
+        ..ApprovalQuery::default()
+    };
+    let page = approvals::visible_page(&request.state, &request.principal, query).await?;
+    let next = page.next.map(|next| {
+        let query = query_string(&[("cursor", &next.to_string())]);
+        format!("{}?{query}", request.href("/approvals"))
+    });
+    let body = html! {
+        div.head { h1 { "Approvals" } }
+        div #list data-live="3000" {
+            @if page.approvals.is_empty() {
+                (parts::empty("Nothing waits for approval", "Tools that an agent lists in approve appear here before they run."))
+            }
+            @for approval in &page.approvals { (run_actions::approval(request, approval)) }
+            (parts::next_page(next))
+        }
+    };
+    Ok(Page::new("Approvals", "Approvals", body))
+}
