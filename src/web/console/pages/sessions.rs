@@ -1,0 +1,127 @@
+//! `/ui/sessions`: the key's sessions, and the runs of one.
+
+use axum::response::Response;
+use maud::{Markup, html};
+
+use crate::config::KeyScope;
+use crate::domain::agent::is_agent_name;
+use crate::domain::run::{Run, now};
+use crate::store::runs::SessionQuery;
+use crate::store::sessions::SessionListQuery;
+use crate::web::console::format;
+use crate::web::console::layout::Page;
+use crate::web::console::parts::{self, query_string};
+use crate::web::console::request::ConsoleRequest;
+use crate::web::error::Problem;
+
+const PAGE_SIZE: usize = 50;
+
+pub async fn page(request: ConsoleRequest) -> Response {
+    let page = render_list(&request).await;
+    request.respond(page)
+}
+
+pub async fn session_page(request: ConsoleRequest) -> Response {
+    let page = render_session(&request).await;
+    request.respond(page)
+}
+
+async fn render_list(request: &ConsoleRequest) -> Result<Page, Problem> {
+    let query = request.query(&["cursor"])?;
+    let name = |text: &str| is_agent_name(text).then(|| text.to_owned());
+    let query = SessionListQuery {
+        owner: request.principal.key_name().map(str::to_owned),
+        after: query.parse("cursor", "a cursor of this list", name)?,
+        limit: PAGE_SIZE,
+    };
+    let page = request.state.runner.store().sessions(query).await?;
+    let next = page.next.map(|next| {
+        format!(
+            "{}?{}",
+            request.href("/sessions"),
+            query_string(&[("cursor", &next)])
+        )
+    });
+    let can_use = |agent: &str| request.principal.can_use_agent(agent);
+    let now = now();
+    let sessions = page.sessions.into_iter();
+    let sessions: Vec<_> = sessions.filter(|it| can_use(&it.last_agent)).collect();
+    let body = html! {
+        div.head { h1 { "Sessions" } }
+        div #list data-live="5000" {
+            @if sessions.is_empty() {
+                (parts::empty("No sessions", "A run that names a session starts one; later runs continue its conversation."))
+            } @else {
+                table.list {
+                    thead { tr { th { "Session" } th { "Agent" } th.number { "Runs" } th.number { "Last run" } } }
+                    tbody {
+                        @for session in &sessions {
+                            tr data-row {
+                                td.main { a href=(request.href(&format!("/sessions/{}", session.name))) { (session.name) } }
+                                td { (session.last_agent) }
+                                td.number { (session.runs) }
+                                td.number { (format::ago(session.updated_at, now)) }
+                            }
+                        }
+                    }
+                }
+            }
+            (next_names(next))
+        }
+    };
+    Ok(Page::new("Sessions", "Sessions", body))
+}
+
+fn next_names(href: Option<String>) -> Markup {
+    html! {
+        @if let Some(href) = href {
+            nav.pages aria-label="Pages" { a.button href=(href) rel="next" { "More" } }
+        }
+    }
+}
+
+async fn render_session(request: &ConsoleRequest) -> Result<Page, Problem> {
+    let query = request.query(&["cursor"])?;
+    let name = request.param("name");
+    if !is_agent_name(name) {
+        return Err(Problem::session_not_found(name));
+    }
+    let before = query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?;
+    let query = SessionQuery {
+        owner: request.principal.key_name().map(str::to_owned),
+        name: name.to_owned(),
+        before,
+        limit: PAGE_SIZE,
+        cut_texts: true,
+        ..SessionQuery::default()
+    };
+    let store = request.state.runner.store();
+    let runs = store.session_runs(query).await?;
+    let last = runs.last().map(|run| run.id);
+    let next = last.filter(|_| runs.len() == PAGE_SIZE).map(|last| {
+        let query = query_string(&[("cursor", &last.to_string())]);
+        format!("{}?{query}", request.href(&format!("/sessions/{name}")))
+    });
+    let runs = request.principal.visible_runs(runs, store.as_ref()).await?;
+    if runs.is_empty() && before.is_none() {
+        return Err(Problem::session_not_found(name));
+    }
+    let body = html! {
+        div.head { h1 { (name) } (chat_link(request, name, &runs)) }
+        div #list data-live="3000" {
+            (parts::run_table(request, &runs, now(), false))
+            (parts::next_page(next))
+        }
+    };
+    Ok(Page::new("Sessions", format!("Session {name}"), body))
+}
+
+fn chat_link(request: &ConsoleRequest, name: &str, runs: &[Run]) -> Markup {
+    let agent = runs.first().filter(|_| request.may(KeyScope::Run));
+    html! {
+        @if let Some(run) = agent {
+            @let query = query_string(&[("session", name)]);
+            a.button href=(request.href(&format!("/agents/{}/chat?{query}", run.agent))) { "Continue as a chat" }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! `/ui/usage`: cost and tokens over time, by agent, model or a label.
+
+use std::collections::BTreeMap;
+
+use axum::response::Response;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan};
+use maud::{Markup, html};
+
+use crate::domain::run::now;
+use crate::store::usage::{UsageDimension, UsageQuery};
+use crate::web::console::chart::{Chart, Series};
+use crate::web::console::format;
+use crate::web::console::layout::Page;
+use crate::web::console::parts;
+use crate::web::console::request::ConsoleRequest;
+use crate::web::error::Problem;
+use crate::web::routes::usage::{self, BudgetView, MAX_ROWS, UsageGroup, UsageNumbers, UsageView};
+
+/// Series with a color of their own; the others are one.
+const MAX_SERIES: usize = 7;
+/// Groups of the table.
+const MAX_TABLE: usize = 100;
+const PERIODS: [(&str, i32); 3] = [("7", 7), ("30", 30), ("90", 90)];
+
+pub async fn page(request: ConsoleRequest) -> Response {
+    let page = render(&request).await;
+    request.respond(page)
+}
+
+/// What the page groups by.
+struct Grouping {
+    dimension: UsageDimension,
+    label: String,
+}
+
+impl Grouping {
+    fn name(&self) -> &'static str {
+        match self.dimension {
+            UsageDimension::Model => "model",
+            UsageDimension::Label(_) => "label",
+            _ => "agent",
+        }
+    }
+
+    /// The value of a group.
+    fn value<'g>(&self, group: &'g UsageGroup) -> &'g str {
+        let value = match &self.dimension {
+            UsageDimension::Model => group.model.as_ref(),
+            UsageDimension::Label(_) => group.labels.values().next(),
+            _ => group.agent.as_ref(),
+        };
+        value.and_then(Option::as_deref).unwrap_or("(none)")
+    }
+}
+
+async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
+    let query = request.query(&["by", "label", "days"])?;
+    let label = query.get("label").unwrap_or_default().to_owned();
+    let dimension = query.parse("by", "agent, model or label", |text| match text {
+        "agent" => Some(UsageDimension::Agent),
+        "model" => Some(UsageDimension::Model),
+        "label" if label.is_empty() => None,
+        "label" => Some(UsageDimension::Label(label.clone())),
+        _ => None,
+    });
+    let dimension = match query.get("by") == Some("label") && label.is_empty() {
+        true => None,
+        false => dimension?,
+    };
+    let days = query.parse("days", "7, 30 or 90", |text| {
+        PERIODS
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, days)| *days)
+    })?;
+    let days = days.unwrap_or(30);
+    let grouping = Grouping {
+        dimension: dimension.unwrap_or(UsageDimension::Agent),
+        label,
+    };
+    let dates = last_days(now(), days);
+    let usage = read(request, &grouping, dates[0]).await?;
+    let body = html! {
+        div.head { h1 { "Usage" } }
+        (form(request, &grouping, days))
+        @if usage.data.is_empty() {
+            (parts::empty("Nothing used", "No run has ended in this time."))
+        } @else {
+            (summary(&usage.totals))
+            (charts(&usage, &grouping, &dates))
+            (table(&usage, &grouping))
+        }
+        (budgets(&usage.budgets))
+    };
+    Ok(Page::new("Usage", "Usage", body))
+}
+
+async fn read(
+    request: &ConsoleRequest,
+    grouping: &Grouping,
+    first: Date,
+) -> Result<UsageView, Problem> {
+    let since = first.to_zoned(TimeZone::UTC).map(|time| time.timestamp());
+    let query = UsageQuery {
+        by: vec![grouping.dimension.clone(), UsageDimension::Day],
+        time_zone: TimeZone::UTC,
+        since: since.ok(),
+        until: None,
+        owner: None,
+        agent: None,
+        visible_agents: None,
+        labels: Vec::new(),
+        max_rows: MAX_ROWS,
+    };
+    usage::visible_usage(&request.state, &request.principal, query).await
+}
+
+fn last_days(now: Timestamp, days: i32) -> Vec<Date> {
+    let today = now.to_zoned(TimeZone::UTC).date();
+    let day = |back: i32| today.saturating_sub(back.days());
+    (0..days).rev().map(day).collect()
+}
+
+fn form(request: &ConsoleRequest, grouping: &Grouping, days: i32) -> Markup {
+    html! {
+        form.filters method="get" action=(request.href("/usage")) data-navigate {
+            label { span { "By" }
+                select name="by" {
+                    @for name in ["agent", "model", "label"] {
+                        option value=(name) selected[name == grouping.name()] { (name) }
+                    }
+                }
+            }
+            label { span { "Label" } input name="label" value=(grouping.label) placeholder="team"; }
+            label { span { "Days" }
+                select name="days" {
+                    @for (name, number) in PERIODS { option value=(name) selected[number == days] { (name) } }
+                }
+            }
+            div.actions { button type="submit" { "Show" } }
+        }
+    }
+}
+
+fn summary(totals: &UsageNumbers) -> Markup {
+    let numbers = [
+        ("Cost", format::usd(totals.cost_usd)),
+        ("Runs", format::count(totals.runs)),
+        ("Input tokens", format::count(totals.input_tokens)),
+        ("Output tokens", format::count(totals.output_tokens)),
+        ("Tool calls", format::count(totals.tool_calls)),
+        ("Failed", format::count(totals.failed)),
+    ];
+    html! {
+        dl.numbers { @for (name, number) in numbers { div { dt { (name) } dd { (number) } } } }
+    }
+}
+
+fn charts(usage: &UsageView, grouping: &Grouping, dates: &[Date]) -> Markup {
+    let by = grouping.name();
+    let cost = |numbers: &UsageNumbers| numbers.cost_usd.unwrap_or(0.0);
+    let tokens = |numbers: &UsageNumbers| (numbers.input_tokens + numbers.output_tokens) as f64;
+    let chart = |title: &str, series, format| Chart {
+        title: format!("{title} by {by}"),
+        days: dates.to_vec(),
+        series,
+        format,
+    };
+    let cost = chart("Cost", series(usage, grouping, dates, cost), |usd| {
+        format::usd(Some(usd))
+    });
+    let tokens = chart("Tokens", series(usage, grouping, dates, tokens), |tokens| {
+        format::count(tokens as u64)
+    });
+    html! { (cost.render()) (tokens.render()) }
+}
+
+/// The largest groups, and the sum of the others.
+fn series(
+    usage: &UsageView,
+    grouping: &Grouping,
+    dates: &[Date],
+    of: impl Fn(&UsageNumbers) -> f64,
+) -> Vec<Series> {
+    let mut by_name: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for group in &usage.data {
+        let at = group
+            .day
+            .and_then(|day| dates.iter().position(|date| *date == day));
+        let Some(at) = at else {
+            continue;
+        };
+        let values = by_name
+            .entry(grouping.value(group))
+            .or_insert_with(|| vec![0.0; dates.len()]);
+        values[at] += of(&group.numbers);
+    }
+    let all = by_name.into_iter().map(|(name, values)| Series {
+        name: name.to_owned(),
+        values,
+    });
+    let mut all: Vec<Series> = all.collect();
+    all.sort_by(|a, b| b.sum().total_cmp(&a.sum()));
+    let rest = all.split_off(all.len().min(MAX_SERIES));
+    if !rest.is_empty() {
+        let values = (0..dates.len()).map(|day| rest.iter().map(|it| it.values[day]).sum());
+        all.push(Series {
+            name: format!("{} others", rest.len()),
+            values: values.collect(),
+        });
+    }
+    all
+}
+
+fn table(usage: &UsageView, grouping: &Grouping) -> Markup {
+    #[derive(Default)]
+    struct Row {
+        runs: u64,
+        failed: u64,
+        input: u64,
+        output: u64,
+        cost: Option<f64>,
+    }
+    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+    for group in &usage.data {
+        let row = rows.entry(grouping.value(group)).or_default();
+        row.runs += group.numbers.runs;
+        row.failed += group.numbers.failed;
+        row.input += group.numbers.input_tokens;
+        row.output += group.numbers.output_tokens;
+        if let Some(cost) = group.numbers.cost_usd {
+            row.cost = Some(row.cost.unwrap_or(0.0) + cost);
+        }
+    }
+    let mut rows: Vec<_> = rows.into_iter().collect();
+    rows.sort_by(|(_, a), (_, b)| b.cost.unwrap_or(0.0).total_cmp(&a.cost.unwrap_or(0.0)));
+    rows.truncate(MAX_TABLE);
+    html! {
+        table.list {
+            thead {
+                tr {
+                    th { (grouping.name()) } th.number { "Runs" } th.number { "Failed" }
+                    th.number { "Input tokens" } th.number { "Output tokens" } th.number { "Cost" }
+                }
+            }
+            tbody {
+                @for (name, row) in &rows {
+                    tr {
+                        td.main { (name) } td.number { (row.runs) } td.number { (row.failed) }
+                        td.number { (row.input) } td.number { (row.output) } td.number { (format::usd(row.cost)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn budgets(budgets: &[BudgetView]) -> Markup {
+    html! {
+        @if !budgets.is_empty() {
+            h2 { "Budgets" }
+            table.list {
+                thead { tr { th { "Budget" } th.number { "Used" } th.number { "Limit" } th { "Share" } th.number { "Resets" } } }
+                tbody {
+                    @for budget in budgets {
+                        @let share = budget.used_thousandths.min(1000);
+                        tr {
+                            td.main { (budget.name) span.muted.small { " a " (budget.per) } }
+                            @if let Some(limit) = budget.limit_usd {
+                                td.number { (format::usd(Some(budget.used_usd))) } td.number { (format::usd(Some(limit))) }
+                            } @else {
+                                td.number { (format::count(budget.used_tokens)) }
+                                td.number { (format::count(budget.limit_tokens.unwrap_or_default())) }
+                            }
+                            td { meter min="0" max="1000" value=(share) aria-label=(format!("{} percent used", share / 10)) {} }
+                            td.number { (format::instant(budget.resets_at)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
