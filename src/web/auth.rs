@@ -232,11 +232,6 @@ impl Principal {
         }
     }
 
-    /// Whether the principal may use routes with this scope.
-    pub fn has_scope(&self, scope: KeyScope) -> bool {
-        self.0.as_ref().is_none_or(|key| key.has_scope(scope))
-    }
-
     /// The owner whose runs a list shows; `None` for all runs.
     pub fn owner_filter(&self) -> Option<&str> {
         let key = self.0.as_ref().filter(|key| !key.is_admin())?;

@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod clients;
+pub mod console;
 pub mod error;
 pub mod error_shape;
 pub mod extract;

@@ -137,3 +137,16 @@ pub fn of_protocol(
         handler,
     }
 }
+
+/// A page for people: it checks keys itself, renders its own errors, and is not described in the OpenAPI document.
+pub fn page<T: 'static>(path: &'static str, handler: impl Handler<T, AppState>) -> Route {
+    Route {
+        method: "get",
+        path,
+        scope: None,
+        describe: None,
+        accepts_ticket: false,
+        error_shape: None,
+        handler: routing::get(handler),
+    }
+}

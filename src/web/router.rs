@@ -11,6 +11,7 @@ use bytes::Bytes;
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::config::clients::Clients;
 use crate::web::clients;
+use crate::web::console;
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{
@@ -98,6 +99,9 @@ pub fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
     table.extend(session_routes());
     table.extend(schedule_routes());
     table.extend(clients::routes(clients));
+    if clients.console {
+        table.extend(console::routes());
+    }
     if metrics {
         table.push(metrics_route());
     }

@@ -45,6 +45,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "cli",
         ],
     ),
+    ("maud", &["web/console"]),
     ("prost", &["telemetry/otlp"]),
     ("rmcp", &["tools/mcp", "web/clients/mcp"]),
     ("rusqlite", &["store"]),

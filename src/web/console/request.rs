@@ -12,7 +12,7 @@ use crate::web::auth::{self, Principal};
 use crate::web::console::layout::{self, Page, Shell};
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::find_visible_run;
+use crate::web::extract::path::visible_run_id;
 use crate::web::extract::query::Query;
 use crate::web::state::AppState;
 
@@ -62,7 +62,7 @@ impl ConsoleRequest {
 
     /// A run that the principal may see; 404 otherwise.
     pub async fn visible_run(&self, id: &str) -> Result<RunId, Problem> {
-        find_visible_run(&self.principal, &self.state, id).await
+        visible_run_id(&self.principal, &self.state, id).await
     }
 }
 

@@ -1,4 +1,5 @@
 //! Other protocols over the same runs.
 
+mod console;
 mod mcp;
 mod openai;

@@ -1,0 +1,16 @@
+//! One file a page.
+
+pub mod agent;
+pub mod agents;
+pub mod approvals;
+pub mod chat;
+pub mod compare;
+pub mod inspector;
+pub mod missing;
+pub mod run;
+pub mod run_actions;
+pub mod runs;
+pub mod sessions;
+pub mod system;
+pub mod tree;
+pub mod usage;
