@@ -146,6 +146,7 @@ pub fn page<T: 'static>(path: &'static str, handler: impl Handler<T, AppState>) 
         scope: None,
         describe: None,
         accepts_ticket: false,
+        accepts_any_key: false,
         error_shape: None,
         handler: routing::get(handler),
     }

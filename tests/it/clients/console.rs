@@ -124,11 +124,10 @@ async fn texts_of_models_and_clients_are_text() {
     const MARKUP: &str = "<script>alert(1)</script><img src=x onerror=alert(1)>";
     let app = TestApp::setup().agent("planner", "sub_agents = [\"reader\"]");
     let app = app.agent("reader", "").spawn().await;
-    app.provider.will([
-        delegates([("reader", MARKUP)]),
-        says(MARKUP),
-        says(&format!("\"'{MARKUP}")),
-    ]);
+    let answer = says(format!("\"'{MARKUP}"));
+    app.provider
+        .will("planner", [delegates([("reader", MARKUP)]), answer]);
+    app.provider.will("reader", [says(MARKUP)]);
     let run = app
         .run_with(
             "planner",
@@ -159,11 +158,9 @@ async fn texts_of_models_and_clients_are_text() {
 async fn a_step_has_an_address() {
     let app = TestApp::setup().agent("planner", "sub_agents = [\"reader\"]");
     let app = app.agent("reader", "").spawn().await;
-    app.provider.will([
-        delegates([("reader", "read")]),
-        says("read it"),
-        says("done"),
-    ]);
+    app.provider
+        .will("planner", [delegates([("reader", "read")]), says("done")]);
+    app.provider.will("reader", [says("read it")]);
     let run = app.run("planner", "go").await;
     let tree = app.get(&format!("/ui/runs/{}", run.id())).await.text;
     let call = tree.find("?call=").map(|at| &tree[at..]).expect("a call");
@@ -190,7 +187,7 @@ async fn a_step_has_an_address() {
 async fn runs_of_other_keys_do_not_exist() {
     let keys = [("ann", r#"["read", "run"]"#), ("bob", r#"["read", "run"]"#)];
     let app = with_keys(&keys).agent("solo", "").spawn().await;
-    app.provider.will([says("secret answer")]);
+    app.provider.will("solo", [says("secret answer")]);
     let run = run_of(&app, "ann", "solo").await;
     let own = page_of(&app, "ann", &format!("/ui/runs/{run}")).await;
     assert_eq!(own.status, 200);
@@ -239,7 +236,8 @@ async fn a_key_without_scopes_sees_no_buttons() {
         .spawn()
         .await;
     let write = json!({"path": "a", "content": "b"});
-    app.provider.will([calls([("write_file", write)])]);
+    app.provider
+        .will("scribe", [calls([("write_file", write)])]);
     let start = app.request(Method::POST, "/agents/scribe/runs?wait=30");
     let start = start
         .bearer_auth("secret-of-ann")
