@@ -1,0 +1,426 @@
+// Uses the console in a headless Chromium, with a real daemon whose models are scripted.
+//
+//     node console.mjs AXED CHROMIUM [directory for screenshots]
+//
+// Every page is checked for: no error in the browser's console, no violation of the content security policy, no request to
+// another host.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { createHash } from "node:crypto";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+import { chromium } from "playwright-core";
+
+const [axed, executablePath, shots] = process.argv.slice(2);
+const home = mkdtempSync(join(tmpdir(), "axed-console-"));
+
+const LONG = Array.from({ length: 120 }, (_, n) => `sentence ${n + 1} of the story.`).join(" ");
+const FILES = {
+  "config/axed.toml": `
+[server]
+listen = "127.0.0.1:PORT"
+[data]
+requests = "full"
+[providers.scripted]
+scripts = ["../scripts"]
+[prices."scripted/writer"]
+input = 3.0
+output = 15.0
+[prices."scripted/editor"]
+input = 3.0
+output = 15.0
+[prices."scripted/critic"]
+input = 1.0
+output = 5.0
+`,
+  "agents/writer.toml": `
+name = "writer"
+description = "Writes a story, slowly."
+model = "scripted/writer"
+system_prompt = "You write."
+stream = true
+`,
+  "agents/editor.toml": `
+name = "editor"
+description = "Plans a page, lets two critics read it in parallel, and rewrites it."
+model = "scripted/editor"
+sub_agents = ["critic"]
+system_prompt = "You edit pages."
+`,
+  "agents/critic.toml": `
+name = "critic"
+description = "Finds the weakest point of a draft."
+model = "scripted/critic"
+system_prompt = "You are strict."
+`,
+  "agents/notes.toml": `
+name = "notes"
+description = "Writes notes into files; each write waits for a person."
+model = "scripted/notes"
+tools = ["write_file"]
+approve = ["write_file"]
+workdir = "notes"
+system_prompt = "You keep notes."
+`,
+  "agents/broken.toml": `name = "broken"\nmodle = "scripted/writer"\n`,
+  "scripts/writer.toml": `delay_ms = 12\n[[replies]]\nmatch = "short"\ntext = "A short story."\ndelay_ms = 1\n[[replies]]\ntext = "${LONG}"\n`,
+  "scripts/editor.toml": `
+delay_ms = 4
+[[replies]]
+text = "I let two critics read the draft."
+input_tokens = 1412
+output_tokens = 96
+[[replies.tool_calls]]
+name = "call_agent"
+arguments = { agent = "critic", task = "Judge the argument: {{input}}" }
+[[replies.tool_calls]]
+name = "call_agent"
+arguments = { agent = "critic", task = "Judge the language, urgent: {{input}}" }
+[[replies]]
+text = "The page is now shorter, and says first what matters. The first critic wants a number for each claim; the second wants shorter sentences. Both are right."
+input_tokens = 2210
+output_tokens = 340
+`,
+  "scripts/critic.toml": `
+delay_ms = 9
+[[replies]]
+match = "urgent"
+errors = [{ category = "rate_limit", message = "slow down", times = 1, retry_after_ms = 300 }]
+text = "The sentences are long, and two of them say the same. Cut the second paragraph, and say who acts."
+input_tokens = 640
+output_tokens = 120
+[[replies]]
+text = "The claim about speed has no number. Name the machine, the load and the percentile, or leave it out of the page."
+input_tokens = 610
+output_tokens = 90
+`,
+  "scripts/notes.toml": `
+[[replies]]
+text = "I write it down."
+tool_calls = [{ name = "write_file", arguments = { path = "build.md", content = "The build is green." } }]
+[[replies]]
+text = "Written: {{result.1}}"
+`,
+};
+
+for (const [path, text] of Object.entries(FILES)) {
+  mkdirSync(join(home, path, ".."), { recursive: true });
+  writeFileSync(join(home, path), text);
+}
+mkdirSync(join(home, "notes"), { recursive: true });
+
+async function freePort() {
+  const server = createServer();
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const { port } = server.address();
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
+
+const daemons = new Set();
+async function serve(port, extra = "") {
+  const data = extra ? "data-keys" : "data";
+  writeFileSync(join(home, "config/axed.toml"), FILES["config/axed.toml"].replace("PORT", port) + extra);
+  const environment = { HOME: home, PATH: process.env.PATH };
+  const daemon = spawn(axed, ["serve", "--data", data], { cwd: home, env: environment, stdio: ["ignore", "pipe", "pipe"] });
+  let log = "";
+  daemon.stderr.on("data", (text) => (log += text));
+  daemons.add(daemon);
+  await new Promise((resolve, reject) => {
+    daemon.stdout.on("data", (text) => String(text).includes("http://") && resolve());
+    daemon.on("exit", (code) => reject(new Error(`axed ended with ${code}:\n${log}`)));
+  });
+  return daemon;
+}
+
+async function stop(daemon) {
+  const ended = new Promise((resolve) => daemon.on("exit", resolve));
+  daemon.kill("SIGTERM");
+  await ended;
+  daemons.delete(daemon);
+}
+
+async function api(base, method, path, body, key) {
+  const headers = { "Content-Type": "application/json" };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const response = await fetch(base + path, { method, headers, body: body && JSON.stringify(body) });
+  assert.ok(response.ok, `${method} ${path}: ${response.status}`);
+  return response.json();
+}
+
+const tabs = new Set();
+
+/** A tab that records everything that must not happen. */
+async function openTab(browser, base, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1360, height: 850 }, ...options });
+  const page = await context.newPage();
+  const faults = [];
+  page.setDefaultTimeout(15_000);
+  page.on("console", (message) => {
+    if (["error", "warning"].includes(message.type())) faults.push(`${message.text()} (${message.location().url})`);
+  });
+  page.on("pageerror", (error) => faults.push(String(error)));
+  page.on("request", (request) => {
+    const url = request.url();
+    if (!url.startsWith(base) && !/^(data|blob):/.test(url)) faults.push(`request to ${url}`);
+  });
+  const tab = { page, context, faults };
+  tabs.add(tab);
+  context.on("close", () => tabs.delete(tab));
+  return tab;
+}
+
+const shot = async (page, name) => shots && page.screenshot({ path: join(shots, `${name}.png`) });
+const runOf = (page) => page.url().match(/run_[0-9a-f-]{36}/)?.[0];
+const status = (page, text) => page.locator("#state .status", { hasText: text }).waitFor();
+let passed = 0;
+const story = async (name, tell) => {
+  try {
+    await tell();
+  } catch (error) {
+    error.message = `${name}: ${error.message}`;
+    for (const tab of tabs) {
+      console.error(`${tab.page.url()}\n${(await tab.page.locator("main").innerText().catch(() => "")).slice(0, 3000)}`);
+      await shot(tab.page, "failure");
+      console.error(tab.faults.join("\n"));
+    }
+    throw error;
+  }
+  passed += 1;
+  console.log(`console: ${name}`);
+};
+
+async function startInTheForm(page, base) {
+  await page.goto(`${base}/`);
+  assert.equal(new URL(page.url()).pathname, "/ui/");
+  await page.getByRole("link", { name: "Agents" }).click();
+  await page.getByRole("link", { name: "writer", exact: true }).click();
+  await page.getByLabel("Input").fill("Tell a story");
+  await page.getByText("More", { exact: true }).click();
+  await page.getByLabel("Labels").fill("team=search");
+  await page.getByRole("button", { name: "Start" }).click();
+  await page.waitForURL(/\/ui\/runs\/run_/);
+  const live = page.locator("[data-live-text]");
+  await live.filter({ hasText: "sentence 3" }).waitFor();
+  const early = (await live.textContent()).length;
+  await page.waitForFunction((length) => (document.querySelector("[data-live-text]")?.textContent.length ?? 0) > length + 40, early);
+}
+
+async function cancel(page) {
+  await page.getByRole("button", { name: "Cancel", exact: true }).click();
+  await status(page, "cancelled");
+  await page.getByRole("button", { name: "Cancel", exact: true }).waitFor({ state: "detached" });
+}
+
+async function approveWithAnEdit(page, base) {
+  const run = await api(base, "POST", "/agents/notes/runs", { input: "Note that the build is green" });
+  await page.goto(`${base}/ui/approvals`);
+  const box = page.locator("article.approval", { hasText: "write_file" });
+  await box.waitFor();
+  await shot(page, "approvals");
+  await box.getByLabel(/Arguments/).fill('{"path": "edited.md", "content": "Edited by a person."}');
+  await box.getByRole("button", { name: "Approve" }).click();
+  await box.waitFor({ state: "detached" });
+  const ended = await api(base, "GET", `/runs/${run.id}?wait=20`);
+  assert.equal(ended.status, "completed");
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  await page.locator(".row", { hasText: "write_file" }).click();
+  await page.locator("#inspector").getByText("Edited by a person.").first().waitFor();
+  assert.match(page.url(), /\?call=/);
+}
+
+async function steer(page, base) {
+  const run = await api(base, "POST", "/agents/notes/runs", { input: "Note the weather" });
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  await page.locator("summary", { hasText: "Steer" }).click();
+  await page.getByLabel(/A message that/).fill("Write in French");
+  await page.getByRole("button", { name: "Send" }).click();
+  await page.locator("article.approval").getByRole("button", { name: "Deny" }).click();
+  await page.locator(".tree .row", { hasText: "turn 2" }).waitFor();
+  const messages = await api(base, "GET", `/runs/${run.id}/messages`);
+  assert.ok(JSON.stringify(messages).includes("Write in French"));
+  await api(base, "POST", `/runs/${run.id}/cancel`, {});
+}
+
+async function treeForkAndCompare(page, base) {
+  const run = await api(base, "POST", "/agents/editor/runs", { input: "The page about speed", labels: { team: "docs" } });
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  await status(page, "completed");
+  await page.locator(".tree .row", { hasText: "critic" }).first().waitFor();
+  assert.ok((await page.locator("rect.retry").count()) > 0, "the retry has a tint");
+  await shot(page, "run");
+  await page.keyboard.press("j");
+  await page.keyboard.press("j");
+  await page.keyboard.press("k");
+  await page.keyboard.press("Enter");
+  await page.waitForURL(/\?turn=1/);
+  await page.getByRole("heading", { name: "Request as sent" }).waitFor();
+  await shot(page, "turn");
+  await page.getByRole("link", { name: "Events" }).click();
+  await page.locator(".events summary", { hasText: "turn.completed" }).first().click();
+  await page.goto(`${base}/ui/runs/${run.id}?turn=2`);
+  await page.locator("summary", { hasText: "Fork here" }).click();
+  await page.getByRole("button", { name: "Fork", exact: true }).last().click();
+  await page.waitForURL((url) => !url.pathname.endsWith(run.id) && /run_/.test(url.pathname));
+  const fork = runOf(page);
+  await status(page, "completed");
+  await page.goto(`${base}/ui/compare`);
+  await page.getByLabel("First run").fill(run.id);
+  await page.getByLabel("Second run").fill(fork);
+  await page.getByRole("button", { name: "Compare" }).click();
+  await page.locator("table.totals").waitFor();
+  await shot(page, "compare");
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  const download = page.waitForEvent("download");
+  await page.getByRole("link", { name: "Save as test" }).click();
+  assert.equal((await download).suggestedFilename(), `${run.id}.toml`);
+}
+
+async function chat(page, base) {
+  await page.goto(`${base}/ui/agents/writer/chat`);
+  const png = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64");
+  await page.locator("#chat-pictures").setInputFiles({ name: "dot.png", mimeType: "image/png", buffer: png });
+  await page.getByLabel("Message").fill("A short one");
+  await page.getByRole("button", { name: "Send" }).click();
+  await page.locator("#messages .agent", { hasText: "A short story." }).waitFor();
+  await page.locator("#messages .agent a", { hasText: "Open the run" }).waitFor();
+  assert.match(page.url(), /session=chat-/);
+  await page.reload();
+  await page.locator("#messages .user", { hasText: "A short one" }).waitFor();
+  await shot(page, "chat");
+}
+
+async function cancelMany(page, base) {
+  for (const input of ["one", "two", "three"]) await api(base, "POST", "/agents/notes/runs", { input });
+  await page.goto(`${base}/ui/?status=waiting`);
+  const boxes = page.locator("input[name=run]");
+  await boxes.nth(2).waitFor();
+  await boxes.nth(0).check();
+  await boxes.nth(1).check();
+  await page.getByRole("button", { name: "Cancel 2 selected" }).click();
+  await page.waitForFunction(() => document.querySelectorAll("input[name=run]").length === 1);
+}
+
+async function reconnect(page, base, port, daemon) {
+  const run = await api(base, "POST", "/agents/notes/runs", { input: "Note the restart" });
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  await status(page, "waiting");
+  await stop(daemon);
+  await page.locator("body[data-disconnected]").waitFor();
+  const next = await serve(port);
+  await page.locator("body:not([data-disconnected])").waitFor();
+  await page.getByRole("button", { name: "Approve" }).click();
+  await status(page, "completed");
+  return next;
+}
+
+async function everyPage(page, base, faults) {
+  for (const path of ["", "agents", "agents/editor", "agents/broken", "approvals", "sessions", "compare", "usage", "usage?by=model", "usage?by=label&label=team", "system"]) {
+    await page.goto(`${base}/ui/${path}`);
+    await page.locator("h1").first().waitFor();
+    await shot(page, path.replace(/\W/g, "-") || "runs");
+  }
+  assert.deepEqual(faults, []);
+  await page.getByRole("button", { name: "Keyboard shortcuts" }).click();
+  await page.locator("dialog[open]").waitFor();
+  await page.keyboard.press("Escape");
+}
+
+async function withoutScripts(browser, base) {
+  const { page, context } = await openTab(browser, base, { javaScriptEnabled: false });
+  await page.goto(`${base}/ui/`);
+  await page.locator("table.runs td.main a").first().click();
+  await page.locator("#tree .row").first().waitFor();
+  await context.close();
+}
+
+async function narrowAndDark(browser, base, run) {
+  for (const [name, options] of [
+    ["dark", { colorScheme: "dark" }],
+    ["narrow", { viewport: { width: 390, height: 844 }, deviceScaleFactor: 2 }],
+  ]) {
+    const { page, context, faults } = await openTab(browser, base, options);
+    for (const [part, path] of [["runs", ""], ["run", `runs/${run}`], ["usage", "usage"], ["agents", "agents"]]) {
+      await page.goto(`${base}/ui/${path}`);
+      await page.locator("main").waitFor();
+      const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      assert.ok(overflow <= 0, `${part} is ${overflow} px too wide (${name})`);
+      await shot(page, `${part}-${name}`);
+    }
+    assert.deepEqual(faults, []);
+    await context.close();
+  }
+}
+
+async function keys(browser, base) {
+  const { page, context, faults } = await openTab(browser, base);
+  const mine = await api(base, "POST", "/agents/notes/runs", { input: "Mine" }, "key-of-editor");
+  await page.goto(`${base}/ui/runs/${mine.id}`);
+  await page.getByLabel("Key", { exact: true }).fill("key-of-reader");
+  await shot(page, "sign-in");
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByText("there is no run").waitFor();
+  await page.getByRole("link", { name: "Approvals" }).click();
+  await page.getByText("Nothing waits").waitFor();
+  assert.equal(await page.getByRole("button", { name: /Approve|Deny|Cancel/ }).count(), 0);
+  await page.getByRole("link", { name: "Agents" }).click();
+  await page.getByRole("link", { name: "notes", exact: true }).click();
+  await page.getByRole("heading", { name: "Definition" }).waitFor();
+  assert.equal(await page.getByRole("button", { name: "Start" }).count(), 0);
+  const cookies = await context.cookies();
+  assert.deepEqual(cookies, []);
+  await page.getByRole("button", { name: "Sign out" }).click();
+  await page.getByLabel("Key", { exact: true }).waitFor();
+  await page.goto(`${base}/ui/runs/${mine.id}`);
+  await page.getByLabel("Key", { exact: true }).fill("key-of-editor");
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("button", { name: "Approve" }).click();
+  await status(page, "completed");
+  const expected = faults.filter((fault) => !/status of 404/.test(fault));
+  assert.deepEqual(expected, []);
+  const other = await context.newPage();
+  await other.goto(`${base}/ui/`);
+  await other.getByLabel("Key", { exact: true }).waitFor();
+  await context.close();
+}
+
+const hash = (text) => createHash("sha256").update(text).digest("hex");
+const KEYS = ["reader", "editor"]
+  .map((name) => `[auth.keys.${name}]\nsha256 = "${hash(`key-of-${name}`)}"\nscopes = ${name === "reader" ? '["read"]' : '["read", "run", "cancel"]'}\n`)
+  .join("");
+
+const browser = await chromium.launch({
+  executablePath,
+  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+});
+try {
+  const port = await freePort();
+  const base = `http://127.0.0.1:${port}`;
+  let daemon = await serve(port);
+  const { page, faults } = await openTab(browser, base);
+  await story("a run is started in the form, and its text streams", () => startInTheForm(page, base));
+  await story("a run is cancelled", () => cancel(page));
+  await story("a call is approved with an edit", () => approveWithAnEdit(page, base));
+  await story("a run is steered", () => steer(page, base));
+  await story("a tree is read, forked, compared and saved", () => treeForkAndCompare(page, base));
+  await story("a conversation has pictures", () => chat(page, base));
+  await story("many runs are cancelled", () => cancelMany(page, base));
+  await story("every page is free of faults", () => everyPage(page, base, faults));
+  await story("pages are read without scripts", () => withoutScripts(browser, base));
+  const editor = (await api(base, "GET", "/runs?agent=editor")).data.at(-1).id;
+  await story("pages fit narrow screens, and are dark", () => narrowAndDark(browser, base, editor));
+  await story("a page reconnects over a restart", async () => (daemon = await reconnect(page, base, port, daemon)));
+  await stop(daemon);
+  daemon = await serve(port, KEYS);
+  await story("a key sees its own runs, and no buttons without scopes", () => keys(browser, base));
+  await stop(daemon);
+  console.log(`console: ${passed} stories passed`);
+} finally {
+  await browser.close();
+  for (const daemon of daemons) daemon.kill("SIGKILL");
+  rmSync(home, { recursive: true, force: true });
+}
