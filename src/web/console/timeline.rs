@@ -10,6 +10,7 @@ use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::events::EventQuery;
 use crate::store::run_store::RunStore;
+use crate::store::turn_record::TurnRecord;
 
 /// Events that a page reads at once.
 const PAGE: usize = 4_000;
@@ -69,6 +70,7 @@ pub struct StepRow {
     pub label: String,
     pub is_error: bool,
     pub tokens: Option<(u64, u64)>,
+    /// Empty for a turn that was copied from another run.
     pub spans: Vec<Span>,
 }
 
@@ -157,6 +159,23 @@ pub async fn read(store: &dyn RunStore, root: RunId) -> Result<Timeline, StoreEr
 }
 
 impl Timeline {
+    /// Adds a turn that a fork took over: it has no events. Call it for these turns in their order.
+    pub fn add_copied_turn(&mut self, run: RunId, turn: &TurnRecord) {
+        let steps = &mut self.runs.entry(run).or_default().steps;
+        let copied = steps
+            .iter()
+            .take_while(|step| step.spans.is_empty())
+            .count();
+        let row = StepRow {
+            step: StepName::Turn(turn.turn),
+            label: turn.model.clone(),
+            is_error: false,
+            tokens: turn.usage.map(|usage| (usage.input, usage.output)),
+            spans: Vec::new(),
+        };
+        steps.insert(copied, row);
+    }
+
     fn add(&mut self, event: &StoredEvent) {
         let Ok(fields) = serde_json::from_str::<EventFields>(&event.data) else {
             return;

@@ -47,7 +47,7 @@ fn card(request: &ConsoleRequest, agent: &AgentBrief<'_>) -> Markup {
             @if let Some(error) = &agent.error { p.error { (format::excerpt(error, 200)) } }
             p.muted.small {
                 @if let Some(model) = agent.model { (model) }
-                @if !agent.tools.is_empty() { " · " (agent.tools.len()) " tools" }
+                @if !agent.tools.is_empty() { " · " (format::plural(agent.tools.len(), "tool")) }
                 @if !agent.sub_agents.is_empty() { " · calls " (agent.sub_agents.join(", ")) }
             }
             @if agent.version.is_some() && request.may(Run) {
@@ -61,6 +61,6 @@ fn card(request: &ConsoleRequest, agent: &AgentBrief<'_>) -> Markup {
 pub fn state(agent: &AgentBrief<'_>) -> Markup {
     html! {
         @if !agent.valid { span.status.failed { "invalid" } }
-        @else if !agent.warnings.is_empty() { span.status.waiting { (agent.warnings.len()) " warnings" } }
+        @else if !agent.warnings.is_empty() { span.status.waiting { (format::plural(agent.warnings.len(), "warning")) } }
     }
 }

@@ -14,7 +14,7 @@ use crate::web::console::pages::inspector::{self, Selection};
 use crate::web::console::pages::{run_actions, tree};
 use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
-use crate::web::console::timeline::{self, StepName};
+use crate::web::console::timeline::{self, Timeline};
 use crate::web::error::Problem;
 use crate::web::routes::runs::require_run;
 
@@ -39,8 +39,8 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         runs = store.tree(id).await?;
         runs.truncate(MAX_RUNS);
     }
-    let timeline = timeline::read(store, run.root_id).await?;
-    let costs = turn_costs(request, &runs, id).await?;
+    let mut timeline = timeline::read(store, run.root_id).await?;
+    let costs = add_turns(request, &runs, id, &mut timeline).await?;
     let view = tree::TreeView {
         request,
         runs: &runs,
@@ -78,11 +78,12 @@ fn last_event(runs: &[Run], run: &Run) -> u64 {
     root.unwrap_or(run).last_event
 }
 
-/// What each turn cost, by run and turn.
-async fn turn_costs(
+/// What each turn cost, by run and turn. Turns that were copied are added to the timeline.
+async fn add_turns(
     request: &ConsoleRequest,
     runs: &[Run],
     selected: RunId,
+    timeline: &mut Timeline,
 ) -> Result<HashMap<(RunId, u32), Cost>, Problem> {
     let mut costs = HashMap::new();
     let store = request.state.runner.store();
@@ -90,6 +91,9 @@ async fn turn_costs(
     let ids = ids.filter(|id| runs.len() <= MAX_PRICED_RUNS || *id == selected);
     for id in ids {
         for turn in store.turns(id).await? {
+            if turn.is_copied {
+                timeline.add_copied_turn(id, &turn);
+            }
             if let Some(cost) = turn.cost {
                 costs.insert((id, turn.turn), cost);
             }
@@ -120,13 +124,4 @@ fn heading(request: &ConsoleRequest, run: &Run) -> Markup {
             div #actions.actions data-live { (run_actions::buttons(request, run)) }
         }
     }
-}
-
-/// The address of a step.
-pub fn step_href(request: &ConsoleRequest, run: RunId, step: &StepName) -> String {
-    let query = match step {
-        StepName::Turn(turn) => parts::query_string(&[("turn", &turn.to_string())]),
-        StepName::Call(call) => parts::query_string(&[("call", call)]),
-    };
-    format!("{}?{query}", request.run_href(run))
 }

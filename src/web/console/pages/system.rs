@@ -85,16 +85,21 @@ fn operator(overview: &Overview) -> Markup {
         table.list {
             thead { tr { th { "Provider" } th { "State" } th.number { "Free requests" } } }
             tbody {
-                @for provider in &overview.providers {
+                @let (ready, others): (Vec<_>, Vec<_>) = overview.providers.iter().partition(|it| it.unavailable.is_none());
+                @for provider in ready.into_iter().chain(others) {
                     tr {
                         td.main { (provider.name) }
                         td {
                             @match &provider.unavailable {
                                 None => span.status.completed { "ready" },
-                                Some(why) => { span.status.failed { "unavailable" } " " span.muted { (why) } }
+                                Some(why) => { span.status { "not available" } " " span.muted.small { (why) } }
                             }
                         }
-                        td.number { @match provider.free_requests { Some(free) => (free), None => "no limit" } }
+                        td.number { @match (&provider.unavailable, provider.free_requests) {
+                                (Some(_), _) => "–",
+                                (None, Some(free)) => (free),
+                                (None, None) => "no limit",
+                            } }
                     }
                 }
             }

@@ -182,21 +182,21 @@ impl Painter<'_> {
             .sum();
         let href = format!("{}?{query}", self.view.request.run_href(run.id));
         html! {
-            li class=(level_class(level)) {
-                a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
-                    span.name {
-                        span class=(if is_turn { "kind model" } else { "kind tool" }) { (kind) }
-                        span class=(if step.is_error { "error" } else { "" }) { (step.label) }
+                    li class=(level_class(level)) {
+                        a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
+                            span.name {
+                                span class=(if is_turn { "kind model" } else { "kind tool" }) { (kind) }
+                                span class=(if step.is_error { "error" } else { "" }) { (step.label) }
+                            }
+                            (self.bar(step.spans.iter().copied()))
+                            span.number {
+                                @if let Some((input, output)) = step.tokens { (format::count(input.saturating_add(output))) }
+                            }
+                            span.number { @if let Some(cost) = cost { (format::cost(Some(cost))) } }
+        span.number { @if step.spans.is_empty() { "copied" } @else { (format::duration(took.max(0).unsigned_abs())) } }
+                        }
                     }
-                    (self.bar(step.spans.iter().copied()))
-                    span.number {
-                        @if let Some((input, output)) = step.tokens { (format::count(input.saturating_add(output))) }
-                    }
-                    span.number { @if let Some(cost) = cost { (format::cost(Some(cost))) } }
-                    span.number { (format::duration(took.max(0).unsigned_abs())) }
                 }
-            }
-        }
     }
 
     fn end_of(&self, span: &Span) -> i64 {
