@@ -273,7 +273,7 @@ async function treeForkAndCompare(page, base) {
   await page.getByLabel("Second run").fill(fork);
   await page.getByRole("button", { name: "Compare" }).click();
   await page.locator("table.totals").waitFor();
-  await shot(page, "compare");
+  await shot(page, "differences");
   await page.goto(`${base}/ui/runs/${run.id}`);
   const download = page.waitForEvent("download");
   await page.getByRole("link", { name: "Save as test" }).click();
