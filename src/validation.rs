@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::json_schema::Schema;
+use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::json_schema::limits::STACK_BYTES;
 use crate::domain::structured;
 use crate::fair::fair_semaphore::FairSemaphore;
@@ -72,6 +73,32 @@ pub async fn check_arguments(
         schema.coerce(parse_json(&json)?)
     });
     checked.await.unwrap_or_else(|why| Err(vec![why]))
+}
+
+/// Checks a value against a schema, without coercion. `owner` is the key that sent the value.
+///
+/// # Errors
+/// Each mismatch.
+pub async fn check_value(
+    schema: Schema,
+    value: Value,
+    owner: Option<&str>,
+) -> Result<Value, Vec<Mismatch>> {
+    let mismatches = match schema.mismatches_inline(&value) {
+        Some(mismatches) => Ok((value, mismatches)),
+        None => {
+            let check = move || {
+                let mismatches = schema.mismatches(&value);
+                (value, mismatches)
+            };
+            run_on_thread(owner, check).await
+        }
+    };
+    match mismatches {
+        Ok((value, mismatches)) if mismatches.is_empty() => Ok(value),
+        Ok((_, mismatches)) => Err(mismatches),
+        Err(why) => Err(vec![Mismatch::of_whole(why)]),
+    }
 }
 
 /// As [`check_arguments`]; `None` if the check needs a thread of its own.

@@ -28,6 +28,7 @@ pub mod service;
 pub mod structured;
 pub mod suggestion;
 pub mod terminal_text;
+pub mod text_template;
 pub mod trace;
 pub mod trigger;
 pub mod usage;

@@ -25,6 +25,32 @@ pub struct CompiledSchema {
     pub pattern_cost: PatternCost,
 }
 
+/// A value that does not fit its schema.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Where the value is, as a JSON Pointer (RFC 6901); empty for the whole.
+    pub pointer: String,
+    pub reason: String,
+}
+
+impl Mismatch {
+    pub fn of_whole(reason: impl Into<String>) -> Self {
+        Self {
+            pointer: String::new(),
+            reason: reason.into(),
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pointer.as_str() {
+            "" => f.write_str(&self.reason),
+            pointer => write!(f, "{pointer}: {}", self.reason),
+        }
+    }
+}
+
 /// How much a validation may cost.
 #[derive(Clone, Copy, Debug)]
 pub enum CheckMode {
@@ -41,9 +67,18 @@ impl CompiledSchema {
         value: &Value,
         mode: CheckMode,
     ) -> Result<Vec<String>, LimitExceeded> {
+        let mismatches = self.mismatches(value, mode)?;
+        Ok(mismatches.iter().map(Mismatch::to_string).collect())
+    }
+
+    pub fn mismatches(
+        &self,
+        value: &Value,
+        mode: CheckMode,
+    ) -> Result<Vec<Mismatch>, LimitExceeded> {
         let validator = match &self.validator {
             Ok(validator) => validator,
-            Err(why) => return Ok(vec![why.clone()]),
+            Err(why) => return Ok(vec![Mismatch::of_whole(why)]),
         };
         let validity =
             metered_json::with_limits(self.limits(mode, MAX_READS), || validator.is_valid(value));
@@ -54,14 +89,16 @@ impl CompiledSchema {
         }
         let errors = metered_json::with_limits(self.limits(mode, MAX_READS_FOR_ERRORS), || {
             let errors = validator.iter_errors(value).take(MAX_ERRORS);
-            errors.map(|error| describe_error(&error)).collect()
+            errors
+                .map(|error| describe_error(&error))
+                .collect::<Vec<_>>()
         });
         match (errors, mode) {
             (Some(errors), _) => Ok(errors),
             (None, CheckMode::Inline) => Err(LimitExceeded),
-            (None, CheckMode::WithDeadline(_)) => Ok(vec![
-                "it does not fit; why takes too long to find out".to_owned(),
-            ]),
+            (None, CheckMode::WithDeadline(_)) => Ok(vec![Mismatch::of_whole(
+                "it does not fit; why takes too long to find out",
+            )]),
         }
     }
 
@@ -152,12 +189,10 @@ impl CompiledSchema {
     }
 }
 
-fn describe_error(error: &ValidationError<'_>) -> String {
-    let path = shorten(&error.instance_path().to_string(), MAX_ERROR_CHARS);
-    let why = bounded_message(error);
-    match path.as_str() {
-        "" => why,
-        path => format!("{path}: {why}"),
+fn describe_error(error: &ValidationError<'_>) -> Mismatch {
+    Mismatch {
+        pointer: shorten(&error.instance_path().to_string(), MAX_ERROR_CHARS),
+        reason: bounded_message(error),
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::json_schema::compiled::{
-    CheckMode, CompiledSchema, LimitExceeded, bounded_message,
+    CheckMode, CompiledSchema, LimitExceeded, Mismatch, bounded_message,
 };
 use crate::domain::json_schema::complexity::Complexity;
 use crate::domain::json_schema::limits::{
@@ -21,7 +21,7 @@ use crate::domain::json_schema::limits::{
 };
 use crate::domain::json_schema::metered_json::{MeteredJson, PatternCost};
 
-mod compiled;
+pub mod compiled;
 mod complexity;
 pub mod limits;
 mod metered_json;
@@ -96,6 +96,13 @@ impl Schema {
             .ok()
     }
 
+    /// As [`Schema::validation_errors_inline`], with the pointers apart.
+    pub fn mismatches_inline(&self, value: &Value) -> Option<Vec<Mismatch>> {
+        self.inline_compiled()?
+            .mismatches(value, CheckMode::Inline)
+            .ok()
+    }
+
     /// As [`Schema::coerce`]; returns the value as the outer error if the check needs a separate thread.
     pub fn coerce_inline(&self, value: Value) -> Result<Result<Value, Vec<String>>, Value> {
         match self.inline_compiled() {
@@ -114,11 +121,17 @@ impl Schema {
 
     /// The validation errors. Call it on a separate thread.
     pub fn validation_errors(&self, value: &Value) -> Vec<String> {
+        let mismatches = self.mismatches(value);
+        mismatches.iter().map(Mismatch::to_string).collect()
+    }
+
+    /// As [`Schema::validation_errors`], with the pointers apart.
+    pub fn mismatches(&self, value: &Value) -> Vec<Mismatch> {
         let mode = CheckMode::WithDeadline(Instant::now() + TIMEOUT);
         let checked = self
             .compile_with_sizes(&PATTERN_SIZES)
-            .validation_errors(value, mode);
-        checked.unwrap_or_else(|LimitExceeded| vec![timeout_message()])
+            .mismatches(value, mode);
+        checked.unwrap_or_else(|LimitExceeded| vec![Mismatch::of_whole(timeout_message())])
     }
 
     /// Returns the value if it is valid. Where the schema requires a string, any other value but null is first replaced
