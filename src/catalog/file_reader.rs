@@ -15,6 +15,7 @@ use crate::domain::agent::params::check_extra;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::settings::{ListRule, MAX_COUNT, Presence, Section, Setting, Visitor};
 use crate::domain::event::STORED_EVENT_NAMES;
+use crate::domain::text_template::TextTemplate;
 use crate::domain::usage::Cost;
 use crate::ssrf;
 use crate::validation;
@@ -85,6 +86,10 @@ impl Visitor for FileReader<'_, '_> {
                 set(url, table.parsed_text(key, parse));
             }
             Setting::ResponseFormat(format) => *format = table.nested(key, read_response_format),
+            Setting::Schema(schema) => *schema = read_input_schema(table, key),
+            Setting::Template(template) => {
+                *template = table.parsed_text(key, TextTemplate::parse);
+            }
             Setting::Extra(extra) => set(extra, table.json_table(key, check_extra)),
             Setting::McpServers(servers) => *servers = mcp_servers::read(table, key),
             Setting::Schedules(read) => *read = schedules::read(table, key),
@@ -242,6 +247,23 @@ fn read_response_format(table: &mut TableReader<'_>) -> ResponseFormat {
             ResponseFormat::Text
         }
     }
+}
+
+/// A schema of objects, as a table or as JSON text.
+fn read_input_schema(table: &mut TableReader<'_>, key: &'static str) -> Option<Arc<RawValue>> {
+    let node = table.take_node(key)?;
+    let is_of_objects = |schema: &Arc<RawValue>| {
+        serde_json::from_str::<serde_json::Value>(schema.get())
+            .is_ok_and(|schema| schema.get("type").and_then(|it| it.as_str()) == Some("object"))
+    };
+    let schema = read_schema(&node).and_then(|schema| match is_of_objects(&schema) {
+        true => Ok(schema),
+        false => Err(
+            "must have type = \"object\": its properties are the fields of the input".to_owned(),
+        ),
+    });
+    let reported = schema.map_err(|why| table.push_invalid(&node, key, &why));
+    reported.ok()
 }
 
 /// A JSON Schema as a table or as JSON text.

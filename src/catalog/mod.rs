@@ -12,6 +12,7 @@ use crate::domain::agent::model_ref::ModelRefError;
 
 pub mod braces;
 pub mod context_files;
+pub mod file_checks;
 pub mod file_reader;
 pub mod mcp_servers;
 pub mod omissions;

@@ -24,6 +24,9 @@ system_prompt = """
 You are a careful assistant. Answer in plain words, and say so when you do not know.
 """
 
+# The user message, with values of the input (see [input_schema]); unset means the input as JSON.
+# input_template = "Sort ticket {ticket.id}: {ticket.text}"
+
 # A file with further instructions: a bare name means skills/<name>/SKILL.md in the config directory; a path is
 # absolute, begins with ~, or is relative to that directory.
 # skill = "code-review"
@@ -97,6 +100,12 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # type = "text"
 # type = "json_schema"
 # schema = { type = "object", required = ["answer"], properties = { answer = { type = "string" } } }
+
+# What runs take as input: an object that fits this JSON Schema, as a table or as JSON text. Unset means text.
+# [input_schema]
+# type = "object"
+# required = ["ticket"]
+# properties = { ticket = { type = "object", properties = { id = { type = "integer" }, text = { type = "string" } } } }
 
 [limits]
 # Model requests in one run, 1 to 50.
@@ -218,6 +227,7 @@ mod tests {
                 Setting::McpServers(_) | Setting::Schedules(_) | Setting::Triggers(_) => {
                     format!("[[{key}]]")
                 }
+                Setting::Schema(_) => format!("# [{key}]"),
                 Setting::ResponseFormat(_) => format!(".{key}]"),
                 _ => format!("{key} = "),
             };

@@ -117,6 +117,8 @@ impl<M: SerializeMap> Visitor for Writer<M> {
             },
             Setting::ResponseFormat(ResponseFormat::Text) if self.audience == Audience::Client => {}
             Setting::ResponseFormat(format) => self.write(key, format),
+            Setting::Schema(schema) => self.write_optional(key, schema.as_ref()),
+            Setting::Template(template) => self.write_optional(key, template.as_ref()),
             Setting::Extra(extra) => self.write_unless_empty(key, extra.is_empty(), extra),
             Setting::Schedules(schedules) => self.write(key, schedules),
             Setting::Triggers(triggers) => self.write(key, triggers),

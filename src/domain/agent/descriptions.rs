@@ -89,6 +89,12 @@ fn definition(key: &str) -> &'static str {
             "Models that are tried in order if the model is overloaded, rate-limited or down."
         }
         "system_prompt" => "The first part of the prompt.",
+        "input_schema" => {
+            "The JSON Schema of objects that the input of a run must fit; null means that runs take texts."
+        }
+        "input_template" => {
+            "The user message, with `{name}` for values of the input; null means the input as JSON."
+        }
         "skill" => "The path or the name of a skill, as written in the file.",
         "files" => "Globs of context files, relative to `workdir`.",
         "workdir" => {

@@ -1,10 +1,12 @@
 //! An agent's definition, as the catalog reads it from a TOML file and validates it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::agent::model_ref::ModelRef;
@@ -18,6 +20,7 @@ use crate::domain::mcp::McpServer;
 use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::schedule::Schedule;
 use crate::domain::service::Service;
+use crate::domain::text_template::TextTemplate;
 use crate::domain::trigger::Trigger;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
@@ -74,6 +77,12 @@ pub struct Agent {
     pub fallback_models: Vec<ModelRef>,
     /// The first part of the prompt.
     pub system_prompt: String,
+    /// The schema that the input of its runs must fit; unset means that they take texts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_schema: Option<Arc<RawValue>>,
+    /// The user message of such a run; unset means the input as JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_template: Option<TextTemplate>,
     /// The path or the name of a skill, as written.
     pub skill: Option<String>,
     /// Whether a request named the skill. If so, its path is untrusted.
@@ -167,6 +176,8 @@ impl Default for Agent {
             },
             fallback_models: Vec::new(),
             system_prompt: String::new(),
+            input_schema: None,
+            input_template: None,
             skill: None,
             has_requested_skill: false,
             files: Vec::new(),
@@ -213,6 +224,11 @@ impl Section for Agent {
             Setting::Models(&mut self.fallback_models),
         );
         v.setting("system_prompt", Setting::Text(&mut self.system_prompt));
+        v.setting("input_schema", Setting::Schema(&mut self.input_schema));
+        v.setting(
+            "input_template",
+            Setting::Template(&mut self.input_template),
+        );
         v.setting("skill", Setting::OptionalText(&mut self.skill));
         v.setting("files", Setting::Texts(ListRule::Any, &mut self.files));
         v.setting("workdir", Setting::Path(&mut self.workdir));

@@ -126,6 +126,8 @@ impl Visitor for SchemaVisitor<'_> {
             }
             Setting::Usd(max, _) => json!({"type": "number", "minimum": 0.0, "maximum": max}),
             Setting::Seconds(_) | Setting::Milliseconds(_) => whole_schema(0, MAX_COUNT),
+            Setting::Schema(_) => json!({"type": ["object", "null"], "additionalProperties": {}}),
+            Setting::Template(_) => nullable_text,
             Setting::ResponseFormat(_) => self.refer_to::<ResponseFormat>(),
             Setting::Extra(_) => json!({"type": "object", "additionalProperties": {}}),
             Setting::McpServers(_) => self.refer_to::<Vec<McpServerView<'static>>>(),

@@ -3,15 +3,18 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::mcp::McpServer;
 use crate::domain::schedule::Schedule;
+use crate::domain::text_template::TextTemplate;
 use crate::domain::trigger::Trigger;
 use crate::domain::usage::Cost;
 
@@ -82,6 +85,10 @@ pub enum Setting<'a> {
     /// An `http` or `https` URL, whose query may hold a secret.
     Url(&'a mut String),
     ResponseFormat(&'a mut ResponseFormat),
+    /// A JSON Schema of objects.
+    Schema(&'a mut Option<Arc<RawValue>>),
+    /// A text with places for values.
+    Template(&'a mut Option<TextTemplate>),
     /// Keys of provider requests.
     Extra(&'a mut Map<String, Value>),
     McpServers(&'a mut Vec<McpServer>),

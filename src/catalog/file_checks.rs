@@ -1,0 +1,114 @@
+//! Checks what the keys of one agent file say together: names of tools and agents, globs, templates.
+
+use crate::catalog::context_files;
+use crate::config::document::{Problem, ProblemKind};
+use crate::config::positions::{self, Positions};
+use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
+use crate::domain::mcp::TOOL_NAME_SEPARATOR;
+use crate::domain::suggestion;
+
+/// Tools that other settings enable.
+const IMPLICIT_TOOLS: [&str; 2] = ["call_agent", "subagent"];
+
+/// Checks the tools and globs that the file names.
+pub fn check_names(agent: &Agent, positions: &Positions) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut push = |list: &str, name: &str, checked: Result<(), String>, hint| {
+        if let Err(text) = checked {
+            let path = positions::item(list, name);
+            let problem = positions.problem(&path, text, ProblemKind::RuleViolation);
+            problems.push(problem.with_hint(hint));
+        }
+    };
+    for tool in &agent.tools {
+        let closest = suggestion::closest(tool, BUILT_IN_TOOLS.iter().copied());
+        let closest = closest.filter(|_| !IMPLICIT_TOOLS.contains(&tool.as_str()));
+        let hint = closest.map(|name| format!("did you mean \"{name}\"?"));
+        let hint = hint.or_else(|| Some(format!("the tools are: {}", BUILT_IN_TOOLS.join(", "))));
+        push("tools", tool, check_tool(tool), hint);
+    }
+    for tool in &agent.approve {
+        push("approve", tool, check_approval(agent, tool), None);
+    }
+    for glob in &agent.files {
+        push("files", glob, context_files::check_glob(glob), None);
+    }
+    problems.extend(check_template(agent, positions));
+    problems
+}
+
+/// A template needs a schema, which has to describe its values.
+fn check_template(agent: &Agent, positions: &Positions) -> Option<Problem> {
+    let template = agent.input_template.as_ref()?;
+    let checked = match &agent.input_schema {
+        Some(schema) => {
+            template.check_names(&serde_json::from_str(schema.get()).unwrap_or_default())
+        }
+        None => Err("needs [input_schema], which describes its values".to_owned()),
+    };
+    let text = format!("input_template {}", checked.err()?);
+    Some(positions.problem("input_template", text, ProblemKind::RuleViolation))
+}
+
+fn check_tool(tool: &str) -> Result<(), String> {
+    if IMPLICIT_TOOLS.contains(&tool) {
+        return Err(format!(
+            "tool \"{tool}\" cannot be named in tools config: it is offered when sub_agents or [subagent] asks for it"
+        ));
+    }
+    if !BUILT_IN_TOOLS.contains(&tool) {
+        return Err(format!("unknown tool \"{tool}\" in tools config"));
+    }
+    Ok(())
+}
+
+/// An approval rule for a tool that the agent lacks is a dangerous typo, so it is an error.
+fn check_approval(agent: &Agent, tool: &str) -> Result<(), String> {
+    let is_available = match tool {
+        "call_agent" => !agent.sub_agents.is_empty(),
+        "subagent" => agent.subagent.is_some(),
+        "recall" => agent.context.recall,
+        _ => match tool.split_once(TOOL_NAME_SEPARATOR) {
+            Some((server_name, name)) => {
+                let mut servers = agent.mcp_servers.iter();
+                let is_named = |listed: &String| listed == name;
+                servers.any(|server| {
+                    let is_listed = server.tools.is_empty() || server.tools.iter().any(is_named);
+                    server.name == server_name && !name.is_empty() && is_listed
+                })
+            }
+            None => agent.tools.iter().any(|listed| listed == tool),
+        },
+    };
+    if is_available {
+        return Ok(());
+    }
+    Err(format!(
+        "approve names \"{tool}\", which this agent does not have: name a tool of its tools list, call_agent (with \
+         sub_agents), subagent (where it is enabled), or <server>__<tool> of one of its mcp_servers"
+    ))
+}
+
+/// Returns what is suspicious in a valid file.
+pub fn lint(agent: &Agent, own_name: &str, positions: &Positions) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let name = &agent.name;
+    if own_name != name {
+        let text = format!("name is \"{own_name}\", but the file makes it \"{name}\"");
+        problems.push(positions.warning("name", text));
+    }
+    for sub_agent in agent.sub_agents.iter().filter(|name| !is_agent_name(name)) {
+        let path = positions::item("sub_agents", sub_agent);
+        let text = format!("sub_agents names \"{sub_agent}\", which no agent can be called");
+        problems.push(positions.problem(&path, text, ProblemKind::Unusable));
+    }
+    for glob in &agent.files {
+        if context_files::is_outside_workdir(glob) {
+            let path = positions::item("files", glob);
+            let text =
+                format!("files has \"{glob}\", which leads out of the workdir and matches nothing");
+            problems.push(positions.problem(&path, text, ProblemKind::Unusable));
+        }
+    }
+    problems
+}
