@@ -149,9 +149,9 @@ pub fn skill_path(skill: &str, config_dir: &Path) -> PathBuf {
 }
 
 /// A root's user message: the input, or the default if it is blank, followed by the context.
-pub fn root_message(input: Option<&Content>, context: Option<&str>) -> Content {
+pub fn root_message(input: Option<Content>, context: Option<&str>) -> Content {
     let input = input.filter(|input| !input.is_blank());
-    let mut message = input.map_or_else(|| Content::from(DEFAULT_INPUT), Content::clone);
+    let mut message = input.unwrap_or_else(|| Content::from(DEFAULT_INPUT));
     if let Some(context) = context.filter(|context| !context.trim().is_empty()) {
         message.append(&format!("Context:\n{context}"));
     }
@@ -348,9 +348,7 @@ mod tests {
         let default = "Execute the task described in your instructions.";
         let message = |input: Option<&str>, context| {
             let input = input.map(Content::from);
-            root_message(input.as_ref(), context)
-                .to_plain_text()
-                .into_owned()
+            root_message(input, context).to_plain_text().into_owned()
         };
         assert_eq!(message(None, None), default);
         assert_eq!(message(Some(" \n"), Some(" ")), default);

@@ -16,13 +16,13 @@ use crate::engine::workdir;
 use crate::providers::model_params;
 use crate::tools::mcp::McpToolset;
 
-pub async fn dry_run(engine: &Arc<Engine>, request: RunRequest) -> Result<DryRun, StartError> {
+pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<DryRun, StartError> {
     let agent = prepare::resolve_agent(engine, &request).await?;
     let period_budgets = prepare::period_budgets(engine, &request, &agent.name);
     let mut warnings = prepare::check_prices(engine, &request, &agent, &period_budgets)?;
     webhook_events::for_run(&engine.settings, &request, &agent)?;
     let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
-    let message = prompt::root_message(request.input.as_ref(), request.context.as_deref());
+    let message = prepare::check_input(&agent, &mut request).await?;
     let mut open_workdir = None;
     if workdir::is_used(engine, &agent) {
         open_workdir = Some(workdir::open_dir(engine, &agent, None).await?);

@@ -28,4 +28,5 @@ pub mod runner_control;
 pub mod schedules;
 pub mod settings;
 pub mod state;
+pub mod structured_input;
 pub mod workdir;

@@ -25,8 +25,10 @@ use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::settings::Settings;
 use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::provider_keys::Keys;
+use crate::engine::structured_input::{self, CheckedInput};
 use crate::engine::workdir;
 use crate::providers::registry::ProviderHandle;
+use crate::tools::call_agent::CallableAgent;
 use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{call_agent, deferred, recall, subagent};
@@ -113,6 +115,16 @@ pub async fn resolve_agent(
     overrides.params.apply_to(&mut overridden.params);
     tighten_budget(&mut overridden.budget, &overrides.budget);
     Ok(Arc::new(overridden))
+}
+
+/// Checks the input against the agent's schema, and replaces it by what is recorded. Returns the user message.
+pub async fn check_input(agent: &Agent, request: &mut RunRequest) -> Result<Content, StartError> {
+    let owner = request.owner.as_deref();
+    let (input, is_object) = (request.input.take(), request.is_object_input);
+    let checked = structured_input::check(agent, input, is_object, owner).await;
+    let CheckedInput { recorded, message } = checked.map_err(StartError::Input)?;
+    request.input = recorded;
+    Ok(prompt::root_message(message, request.context.as_deref()))
 }
 
 /// Whether requests to the agent's provider can be sent, with a key from the request or the operator's.
@@ -236,10 +248,12 @@ pub fn build_toolbox(
         &engine.tool_registry,
         offer,
         |name| {
-            agents
-                .get(name)
-                .ok()
-                .and_then(|agent| agent.description.clone())
+            let agent = agents.get(name).ok();
+            CallableAgent {
+                name: name.to_owned(),
+                description: agent.and_then(|agent| agent.description.clone()),
+                input_schema: agent.and_then(|agent| agent.input_schema.clone()),
+            }
         },
     )
 }

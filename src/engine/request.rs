@@ -18,6 +18,7 @@ use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content;
 use crate::domain::context::ContextSettings;
+use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
@@ -35,6 +36,8 @@ use crate::store::{IdempotencyClaim, StoreError};
 pub struct RunRequest {
     pub agent: String,
     pub input: Option<Content>,
+    /// Whether the input is the JSON of an object, which only agents with an `input_schema` take.
+    pub is_object_input: bool,
     /// Appended to the user message.
     pub context: Option<String>,
     /// Messages from before the run. Not allowed together with a session.
@@ -111,6 +114,9 @@ pub enum StartError {
         field: &'static str,
         reason: String,
     },
+    /// The input does not fit the agent.
+    #[error("{}", .0.first().map_or_else(String::new, Mismatch::to_string))]
+    Input(Vec<Mismatch>),
     /// A parameter that the agent does not allow requests to set, or that its model rejects.
     #[error("{reason}")]
     Param {

@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::TreeUsage;
@@ -132,7 +131,7 @@ impl Runner {
     }
 
     /// Checks the request and makes a root run with its permit or its place in the queue.
-    async fn admit(&self, request: RunRequest) -> Result<NewRoot, StartError> {
+    async fn admit(&self, mut request: RunRequest) -> Result<NewRoot, StartError> {
         let engine = &self.engine;
         if self.is_draining() {
             return Err(StartError::Draining);
@@ -144,6 +143,7 @@ impl Runner {
         if request.playback.as_ref().is_none_or(|it| it.live.models) {
             prepare::check_provider(engine, &agent)?;
         }
+        let message = prepare::check_input(&agent, &mut request).await?;
         let period_budgets = prepare::period_budgets(engine, &request, &agent.name);
         period_budgets.check(now())?;
         let warnings = prepare::check_prices(engine, &request, &agent, &period_budgets)?;
@@ -167,7 +167,7 @@ impl Runner {
         let recorded_request = recorded_request(&request);
         let input = RunInput {
             earlier: request.messages,
-            message: prompt::root_message(request.input.as_ref(), request.context.as_deref()),
+            message,
             compaction: None,
         };
         let scope = Scope::root(id, agent.delegation.max_depth);

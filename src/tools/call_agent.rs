@@ -1,32 +1,68 @@
 //! `call_agent`: delegates a task to another agent. Checks the call in the contract's order, then starts the child run.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::domain::message::{ToolCall, ToolSpec};
+use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::tools::{CallContext, ChildRequest, Effect, Tool, ToolOutput};
 
 pub const NAME: &str = "call_agent";
+/// The most characters of a schema in the description.
+const MAX_SCHEMA_CHARS: usize = 8000;
 
 /// The tool as one agent has it.
 pub struct CallAgent {
-    /// The agents that it may call, with their descriptions if they have one.
-    agents: Vec<(String, Option<String>)>,
+    agents: Vec<CallableAgent>,
+}
+
+/// An agent that another one may call.
+#[derive(Clone, Debug, Default)]
+pub struct CallableAgent {
+    pub name: String,
+    pub description: Option<String>,
+    /// The schema of its input; `None` if its task is a text.
+    pub input_schema: Option<Arc<RawValue>>,
 }
 
 impl CallAgent {
-    pub fn new(agents: Vec<(String, Option<String>)>) -> Self {
+    pub fn new(agents: Vec<CallableAgent>) -> Self {
         Self { agents }
     }
 
     fn agent_names(&self) -> String {
         self.agents
             .iter()
-            .map(|(name, _)| name.as_str())
+            .map(|agent| agent.name.as_str())
             .collect::<Vec<_>>()
             .join(", ")
     }
+
+    /// The names of the agents whose input is an object.
+    fn structured_names(&self) -> Vec<&str> {
+        let structured = self.agents.iter().filter(|it| it.input_schema.is_some());
+        structured.map(|agent| agent.name.as_str()).collect()
+    }
+}
+
+/// The line about an agent; empty if there is nothing to say.
+fn describe(agent: &CallableAgent) -> String {
+    let mut line = String::new();
+    let about = agent.description.as_deref().unwrap_or_default();
+    let about: Vec<&str> = about.split_whitespace().collect();
+    if !about.is_empty() {
+        line = format!("\n- {}: {}", agent.name, about.join(" "));
+    }
+    if let Some(schema) = &agent.input_schema {
+        let schema = shorten(schema.get(), MAX_SCHEMA_CHARS);
+        line.push_str(&format!(
+            "\n- {} takes no task, but arguments that fit this JSON Schema: {schema}",
+            agent.name
+        ));
+    }
+    line
 }
 
 impl Tool for CallAgent {
@@ -36,20 +72,9 @@ impl Tool for CallAgent {
             "Delegate a task to a sub-agent. The sub-agent runs independently with its own context and returns only \
              its final result. Available agents: {names}"
         );
-        for (name, about) in &self.agents {
-            if let Some(about) = about
-                .as_deref()
-                .map(str::trim)
-                .filter(|about| !about.is_empty())
-            {
-                description.push_str(&format!(
-                    "\n- {name}: {}",
-                    about.split_whitespace().collect::<Vec<_>>().join(" ")
-                ));
-            }
-        }
-        let allowed: Vec<&str> = self.agents.iter().map(|(name, _)| name.as_str()).collect();
-        let parameters = serde_json::json!({
+        description.extend(self.agents.iter().map(describe));
+        let allowed: Vec<&str> = self.agents.iter().map(|it| it.name.as_str()).collect();
+        let mut parameters = serde_json::json!({
             "type": "object",
             "properties": {
                 "agent": {
@@ -65,6 +90,14 @@ impl Tool for CallAgent {
             },
             "required": ["agent", "task"],
         });
+        let structured = self.structured_names();
+        if !structured.is_empty() {
+            parameters["properties"]["arguments"] = serde_json::json!({
+                "type": "object",
+                "description": format!("The input of {}, instead of a task", structured.join(", ")),
+            });
+            parameters["required"] = serde_json::json!(["agent"]);
+        }
         let parameters = to_raw_value(&parameters).unwrap_or_default();
         ToolSpec {
             name: NAME.to_owned(),
@@ -88,11 +121,17 @@ impl Tool for CallAgent {
             if agent.is_empty() {
                 return Err("call_agent error: \"agent\" argument is required".to_owned());
             }
-            if arguments.task.trim().is_empty() {
+            let called = self.agents.iter().find(|it| it.name == agent);
+            let task = match called.is_some_and(|it| it.input_schema.is_some()) {
+                true if !arguments.arguments.is_empty() => &arguments.arguments,
+                true if arguments.task.trim().is_empty() => "{}",
+                _ => arguments.task.as_str(),
+            };
+            if task.trim().is_empty() {
                 return Err("call_agent error: \"task\" argument is required".to_owned());
             }
-            if !self.agents.iter().any(|(name, _)| name == agent) {
-                let display_name = crate::domain::message::shorten(agent, 200);
+            if called.is_none() {
+                let display_name = shorten(agent, 200);
                 return Err(format!(
                     "call_agent error: agent \"{display_name}\" is not in this agent's sub_agents list"
                 ));
@@ -108,7 +147,7 @@ impl Tool for CallAgent {
             let request = ChildRequest {
                 tool_call_id: &call.id,
                 agent,
-                task: &arguments.task,
+                task,
                 context: child_context,
             };
             let result = context.delegate.run_child(request).await;
@@ -127,6 +166,7 @@ struct Arguments {
     agent: String,
     task: String,
     context: String,
+    arguments: String,
 }
 
 impl Arguments {
@@ -139,6 +179,8 @@ impl Arguments {
             task: serde_json::Value,
             #[serde(default)]
             context: serde_json::Value,
+            #[serde(default)]
+            arguments: serde_json::Value,
         }
         let text = |value: serde_json::Value| match value {
             serde_json::Value::Null => String::new(),
@@ -150,6 +192,7 @@ impl Arguments {
                 agent: text(parsed.agent),
                 task: text(parsed.task),
                 context: text(parsed.context),
+                arguments: text(parsed.arguments),
             },
             Err(_) => Self::default(),
         }
@@ -160,16 +203,18 @@ impl Arguments {
 mod tests {
     use serde_json::value::RawValue;
 
-    use super::{Arguments, CallAgent};
+    use super::{Arguments, CallAgent, CallableAgent};
     use crate::tools::Tool;
 
     #[test]
     fn spec_names_the_sub_agents() {
-        let tool = CallAgent::new(vec![
-            ("a".into(), None),
-            ("b".into(), Some("Checks\nthings.".into())),
-        ])
-        .spec();
+        let agent = |name: &str, description: Option<&str>| CallableAgent {
+            name: name.to_owned(),
+            description: description.map(str::to_owned),
+            input_schema: None,
+        };
+        let tool =
+            CallAgent::new(vec![agent("a", None), agent("b", Some("Checks\nthings."))]).spec();
         assert_eq!(
             tool.description,
             "Delegate a task to a sub-agent. The sub-agent runs independently with its own context and returns only \

@@ -12,7 +12,7 @@ use crate::domain::json_schema::Schema;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::{ToolCall, ToolSpec, shorten, truncate_to_bytes};
 use crate::domain::run::Scope;
-use crate::tools::call_agent::{self, CallAgent};
+use crate::tools::call_agent::{self, CallAgent, CallableAgent};
 use crate::tools::deferred;
 use crate::tools::mcp::{McpToolset, UnavailableServer};
 use crate::tools::registry::ToolRegistry;
@@ -37,14 +37,14 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// Builds the toolbox for a run of `agent`. `describe_agent` returns the description of a sub-agent.
+    /// Builds the toolbox for a run of `agent`. `describe_agent` describes a sub-agent.
     pub fn new(
         agent: &Agent,
         scope: &Scope,
         workdir: Option<Arc<Workdir>>,
         registry: &ToolRegistry,
         mcp_toolset: McpToolset,
-        describe_agent: impl Fn(&str) -> Option<String>,
+        describe_agent: impl Fn(&str) -> CallableAgent,
     ) -> Self {
         let mut tools: IndexMap<String, Arc<dyn Tool>> = IndexMap::new();
         for name in &agent.tools {
@@ -74,10 +74,8 @@ impl Toolbox {
         }
         let names = &agent.sub_agents;
         if !names.is_empty() {
-            let described = names
-                .iter()
-                .map(|name| (name.clone(), describe_agent(name)));
-            let tool = CallAgent::new(described.collect());
+            let agents = names.iter().map(|name| describe_agent(name));
+            let tool = CallAgent::new(agents.collect());
             tools.insert(call_agent::NAME.to_owned(), Arc::new(tool));
         }
         if let Some(settings) = &agent.subagent {

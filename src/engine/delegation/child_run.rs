@@ -13,6 +13,7 @@ use crate::engine::record::run_record;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::AccountIds;
 use crate::engine::state::deadline::Deadline;
+use crate::engine::structured_input;
 use crate::tools::{AdHocRequest, ChildRequest};
 
 /// A child run, ready to be driven.
@@ -27,14 +28,15 @@ pub fn prepare(
     parent: &RunContext,
     turn: u32,
     request: &ChildRequest<'_>,
+    task: ChildTask,
     id: RunId,
 ) -> Result<ChildRun, String> {
     let name = request.agent;
-    let agents = parent.engine.catalog.current();
-    let mut agent = Arc::clone(agents.get(name).map_err(|error| {
-        parent.run.warn(load_warning(name, &error), Some(turn));
-        describe_load_error(name, &error)
-    })?);
+    let ChildTask {
+        mut agent,
+        task,
+        message,
+    } = task;
     inherit_hosts(&parent.run.agent, &mut agent);
     check_provider(parent, &agent).inspect_err(|reason| {
         let message = format!("sub-agent \"{name}\" could not be started: {reason}");
@@ -43,12 +45,49 @@ pub fn prepare(
     })?;
     let max_depth = parent.run.scope.max_depth;
     let mut child = build(parent, agent, max_depth, &parent.run.accounts, id)?;
-    child.message = prompt::child_message(request.task, request.context);
+    child.message = message;
     let run = Arc::make_mut(&mut child.run);
     run.tool_call_id = Some(request.tool_call_id.to_owned());
     run.input = child.message.as_str().into();
-    run.task = Some(request.task.to_owned());
+    run.task = Some(task);
     Ok(child)
+}
+
+/// The agent of a child, with a task that fits it.
+pub struct ChildTask {
+    agent: Arc<Agent>,
+    pub task: String,
+    message: String,
+}
+
+/// Finds the agent of a child, and checks the task against its schema.
+pub async fn check_task(
+    parent: &RunContext,
+    turn: u32,
+    request: &ChildRequest<'_>,
+) -> Result<ChildTask, String> {
+    let name = request.agent;
+    let agents = parent.engine.catalog.current();
+    let agent = Arc::clone(agents.get(name).map_err(|error| {
+        parent.run.warn(load_warning(name, &error), Some(turn));
+        describe_load_error(name, &error)
+    })?);
+    let owner = parent.run.tree.owner.as_deref();
+    let (task, message) = match structured_input::check_task(&agent, request.task, owner).await? {
+        None => (
+            request.task.to_owned(),
+            prompt::child_message(request.task, request.context),
+        ),
+        Some((task, message)) => {
+            let message = prompt::root_message(Some(message.into()), request.context);
+            (task, message.to_plain_text().into_owned())
+        }
+    };
+    Ok(ChildTask {
+        agent,
+        task,
+        message,
+    })
 }
 
 /// A child without hosts of its own may request its caller's only.

@@ -51,8 +51,12 @@ impl Delegate for RunDelegate {
                 Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
                 Some(child) => self.resume_child(child).await?,
                 None => {
-                    let prepare = |id| child_run::prepare(&self.context, self.turn, &request, id);
-                    self.start_child(call, request.task, prepare).await?
+                    let checked = child_run::check_task(&self.context, self.turn, &request);
+                    let checked = checked.await?;
+                    let task = checked.task.clone();
+                    let prepare =
+                        |id| child_run::prepare(&self.context, self.turn, &request, checked, id);
+                    self.start_child(call, &task, prepare).await?
                 }
             };
             let outcome = child_result::result(&run);
