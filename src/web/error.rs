@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::catalog::LoadError;
+use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::run::now;
 use crate::domain::suggestion;
 use crate::engine::add_message::AddMessageError;
@@ -121,6 +122,19 @@ impl Problem {
     /// 422: the value of one field is wrong.
     pub fn invalid_field(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::field(ProblemCode::InvalidField, pointer, detail)
+    }
+
+    /// 422: the input does not fit the agent.
+    fn input_mismatches(mismatches: Vec<Mismatch>) -> Self {
+        let mut problems = mismatches.into_iter().map(|mismatch| {
+            let pointer = format!("/input{}", mismatch.pointer);
+            Self::invalid_field(pointer, mismatch.reason)
+        });
+        let first = problems.next();
+        let mut problem = first.unwrap_or_else(|| Self::invalid_field("/input", "does not fit"));
+        let others = problems.flat_map(|other| other.0.errors);
+        problem.0.errors.extend(others);
+        problem
     }
 
     /// 413: the images and files of a body are too many or too large.
@@ -427,6 +441,7 @@ impl From<StartError> for Problem {
             StartError::Param { field, reason: why } => {
                 Self::field(ProblemCode::InvalidBody, format!("/params/{field}"), why)
             }
+            StartError::Input(mismatches) => Self::input_mismatches(mismatches),
             StartError::QueueFull(load) => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, ProblemCode::QueueFull, text)
                     .with_retry_after(RETRY_INTERVAL_SECS)

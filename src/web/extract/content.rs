@@ -8,8 +8,10 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 use schemars::JsonSchema;
-use serde::de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
 use crate::config::AttachmentLimits;
 use crate::domain::attachment::{Attachment, FILE_TYPES, IMAGE_TYPES, MediaType};
@@ -29,6 +31,64 @@ pub enum ContentInput {
     Text(String),
     /// Texts, images and files in order.
     Parts(Vec<Object<PartInput>>),
+}
+
+/// The input of a run: a text, a list of parts, or an object.
+#[derive(Debug, JsonSchema)]
+#[schemars(rename = "RunInput", untagged)]
+pub enum RunInput {
+    /// A text or a list of parts.
+    Content(ContentInput),
+    /// An object that fits the agent's `input_schema`.
+    Object(Map<String, Value>),
+}
+
+impl<'de> Deserialize<'de> for RunInput {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ContentOrObject;
+
+        impl<'de> Visitor<'de> for ContentOrObject {
+            type Value = RunInput;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a list of parts, or an object")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<RunInput, E> {
+                Ok(RunInput::Content(ContentInput::Text(text.to_owned())))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<RunInput, A::Error> {
+                let parts = Vec::deserialize(SeqAccessDeserializer::new(parts))?;
+                Ok(RunInput::Content(ContentInput::Parts(parts)))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<RunInput, A::Error> {
+                let fields = Map::deserialize(MapAccessDeserializer::new(fields))?;
+                Ok(RunInput::Object(fields))
+            }
+        }
+
+        deserializer.deserialize_any(ContentOrObject)
+    }
+}
+
+impl RunInput {
+    pub fn is_object(&self) -> bool {
+        matches!(self, Self::Object(_))
+    }
+
+    /// The content, checked; an object is its compact JSON. `pointer` is its place in the body.
+    pub fn into_content(
+        self,
+        pointer: &str,
+        counter: &mut AttachmentCounter,
+    ) -> Result<Content, Problem> {
+        match self {
+            Self::Content(content) => content.into_content(pointer, counter),
+            Self::Object(fields) => Ok(Content::Text(Value::Object(fields).to_string())),
+        }
+    }
 }
 
 impl From<String> for ContentInput {

@@ -19,7 +19,7 @@ use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
 use crate::engine::state::provider_keys::Keys;
 use crate::validation;
 use crate::web::error::Problem;
-use crate::web::extract::content::{AttachmentCounter, ContentInput};
+use crate::web::extract::content::{AttachmentCounter, RunInput};
 use crate::web::extract::form::Form;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::extract::known_fields;
@@ -78,8 +78,8 @@ fn parse_body(bytes: &[u8]) -> Result<CreateRunRequest, Problem> {
 #[schemars(rename = "RunRequest")]
 #[serde(deny_unknown_fields, default)]
 pub struct CreateRunRequest {
-    /// The user message. Without it, the message is the agent's default.
-    input: Option<ContentInput>,
+    /// The user message; an object that fits the agent's `input_schema` if it has one. Without it, the message is the default.
+    input: Option<RunInput>,
     /// Appended to `input` after a blank line.
     context: Option<String>,
     /// `provider/model`, instead of the agent's.
@@ -193,6 +193,7 @@ impl CreateRunRequest {
             ));
         }
         params.response_format = format.or(params.response_format);
+        let is_object_input = self.input.as_ref().is_some_and(RunInput::is_object);
         let (input, mut counter) = match (self.form, self.input) {
             (Some(form), _) => (form.input, form.counter),
             (None, input) => {
@@ -208,6 +209,7 @@ impl CreateRunRequest {
             provider_keys: Keys::new(),
             agent,
             input,
+            is_object_input,
             context: self.context,
             messages: messages::parse_messages(self.messages.unwrap_or_default(), &mut counter)?,
             session,

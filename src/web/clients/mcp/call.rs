@@ -107,7 +107,9 @@ async fn start_run(
     agent: &str,
     arguments: Option<JsonObject>,
 ) -> Result<CalledRun, Problem> {
-    let body = RequestBody::Json(tools::run_request_body(arguments)?.into());
+    let agents = state.runner.catalog().current();
+    let body = tools::run_request_body(agents.get(agent)?, arguments)?;
+    let body = RequestBody::Json(body.into());
     let owner = principal.key_name().map(str::to_owned);
     let request = build_run_request(body, agent.to_owned(), owner, &state.settings).await?;
     let traceparent = caller.traceparent.as_deref();

@@ -46,7 +46,10 @@ fn tool(agent: &Agent) -> Tool {
         Some(description) => description.clone(),
         None => format!("Runs the agent {}.", agent.name),
     };
-    Tool::new(agent.name.clone(), description, Arc::new(input_schema()))
+    let own_schema = agent.input_schema.as_ref();
+    let own_schema = own_schema.and_then(|schema| serde_json::from_str(schema.get()).ok());
+    let schema = own_schema.unwrap_or_else(input_schema);
+    Tool::new(agent.name.clone(), description, Arc::new(schema))
 }
 
 fn input_schema() -> JsonObject {
@@ -65,9 +68,13 @@ fn input_schema() -> JsonObject {
     schema
 }
 
-/// The body of the request that starts the run.
-pub fn run_request_body(arguments: Option<JsonObject>) -> Result<Vec<u8>, Problem> {
+/// The body of the request that starts the run. The arguments of an agent with an `input_schema` are its input.
+pub fn run_request_body(agent: &Agent, arguments: Option<JsonObject>) -> Result<Vec<u8>, Problem> {
     let arguments = arguments.unwrap_or_default();
+    if agent.input_schema.is_some() {
+        let body = json!({ "input": arguments });
+        return serde_json::to_vec(&body).map_err(|error| Problem::internal(error.to_string()));
+    }
     let known = || ARGUMENTS.iter().map(|(name, _)| *name);
     if let Some(name) = arguments.keys().find(|name| known().all(|it| it != *name)) {
         let hint = did_you_mean(name, known());
