@@ -17,6 +17,7 @@ mod session_context;
 mod session_queue;
 mod session_routes;
 mod sessions;
+mod structured_input;
 mod structured_output;
 mod timeouts;
 mod turns;

@@ -302,3 +302,29 @@ async fn a_client_without_streams_waits_for_the_result() {
     let body: Value = called.json().await.expect("JSON");
     assert_eq!(text(&body["result"]), "done");
 }
+
+#[tokio::test]
+async fn structured_input_is_the_arguments() {
+    let schema = "[input_schema]\ntype = \"object\"\nrequired = [\"id\"]\nproperties = { id = { type = \"integer\" } }";
+    let app = TestApp::setup().agent("sorter", schema).spawn().await;
+    app.provider.always("sorter", |_| says("done"));
+    let tools = client(&app).result("tools/list", json!({})).await;
+    let offered = &tools["tools"][0]["inputSchema"];
+    assert_eq!(
+        offered["properties"],
+        json!({ "id": { "type": "integer" } })
+    );
+
+    let params = json!({ "name": "sorter", "arguments": { "id": "x" } });
+    let refused = client(&app).result("tools/call", params).await;
+    assert_eq!(refused["isError"], true);
+    assert!(
+        text(&refused).contains("/input/id: \"x\" is not of type"),
+        "{refused}"
+    );
+    let params = json!({ "name": "sorter", "arguments": { "id": 7 } });
+    let answered = client(&app).result("tools/call", params).await;
+    assert_eq!(text(&answered), "done");
+    let request = app.provider.requests().remove(0);
+    assert_eq!(request.user_messages(), [r#"{"id":7}"#]);
+}
