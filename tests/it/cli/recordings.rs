@@ -351,7 +351,15 @@ async fn only_whole_trees_that_have_ended_are_saved() {
 async fn the_shipped_agents_pass_their_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let passed = ended(axed_command(root, &["test"])).await;
-    for name in ["planner", "planner-scripted", "fixer", "librarian"] {
+    for name in [
+        "planner",
+        "planner-scripted",
+        "fixer",
+        "librarian",
+        "reviewer",
+        "scout",
+        "vision",
+    ] {
         let line = format!("ok     tests/agents/{name}.toml");
         assert!(
             passed.with(0).contains(&line),
