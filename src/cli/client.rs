@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::pages::{EventPage, MessagePage, RunPage};
+use crate::cli::problem::Problem;
 use crate::cli::tree_node::TreeNode;
 use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
@@ -452,6 +453,14 @@ impl Client {
         self.http.request(Method::POST, self.url(segments))
     }
 
+    /// The request with the client's key, for a caller that reads the response itself.
+    pub fn with_authorization(&self, request: RequestBuilder) -> RequestBuilder {
+        match &self.authorization {
+            Some(authorization) => request.header(AUTHORIZATION, authorization),
+            None => request,
+        }
+    }
+
     async fn json(&self, request: RequestBuilder) -> Result<Value, ClientError> {
         self.read(request).await
     }
@@ -465,11 +474,9 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| self.invalid_response(&error.to_string()))
     }
 
-    async fn send(&self, mut request: RequestBuilder) -> Result<Response, ClientError> {
-        if let Some(authorization) = &self.authorization {
-            request = request.header(AUTHORIZATION, authorization);
-        }
-        let response = request
+    async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+        let response = self
+            .with_authorization(request)
             .send()
             .await
             .map_err(|source| self.unreachable_error(source))?;
@@ -516,35 +523,6 @@ struct AgentList {
 struct ListedAgent {
     name: String,
     valid: bool,
-}
-
-/// `application/problem+json`, RFC 9457.
-#[derive(Deserialize)]
-struct Problem {
-    #[serde(default)]
-    code: String,
-    title: String,
-    detail: Option<String>,
-    #[serde(default)]
-    errors: Vec<FieldProblem>,
-}
-
-#[derive(Deserialize)]
-struct FieldProblem {
-    pointer: String,
-    detail: String,
-}
-
-impl Problem {
-    fn into_message(self) -> String {
-        let mut message = self.detail.unwrap_or(self.title);
-        for error in self.errors {
-            if !message.contains(&error.detail) {
-                message.push_str(&format!("; {}: {}", error.pointer, error.detail));
-            }
-        }
-        message
-    }
 }
 
 fn parse_event(line: &[u8]) -> Option<Value> {

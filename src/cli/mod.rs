@@ -31,11 +31,13 @@ mod gc;
 mod health;
 mod in_process;
 mod keys;
+mod mcp;
 mod models;
 mod openapi;
 mod output;
 mod pages;
 mod pending;
+mod problem;
 mod progress;
 mod run;
 mod run_input;
@@ -159,6 +161,8 @@ enum Command {
     /// Check and copy the database
     #[command(subcommand)]
     Data(data::Command),
+    /// Serve the agents of a daemon as tools to an MCP client, over stdio
+    Mcp(mcp::Args),
     /// Create keys for clients
     #[command(subcommand)]
     Keys(keys::Command),
@@ -191,6 +195,7 @@ impl Command {
             Self::Usage(args) => usage::usage(&args).await,
             Self::Gc(args) => gc::gc(args).await,
             Self::Data(command) => data::data(command),
+            Self::Mcp(args) => mcp::mcp(&args).await,
             Self::Keys(command) => keys::keys(command),
             Self::Models(args) => models::models(args),
             Self::Openapi(args) => openapi::openapi(args),
