@@ -6,6 +6,7 @@ mod checks;
 mod commands;
 mod home;
 mod live_tests;
+mod mcp;
 mod recordings;
 mod run;
 mod runs;

