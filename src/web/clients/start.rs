@@ -14,7 +14,7 @@ use crate::web::state::AppState;
 /// A run that a request has started, or that an earlier request with the same key has.
 pub struct StartedRun {
     pub run: Arc<Run>,
-    /// Began before the run's first event; `None` if it was not asked for, or an earlier request started the run.
+    /// Began before the run's first event; `None` without `subscribes`, or if an earlier request started the run.
     pub subscription: Option<Subscription>,
 }
 

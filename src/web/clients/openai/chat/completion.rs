@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::domain::usage::TokenUsage;
-use crate::web::clients::openai::chat::ChatRun;
+use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::stop::{ClientCall, EndReason, Stop};
 
 #[derive(Serialize)]

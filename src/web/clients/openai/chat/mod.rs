@@ -8,11 +8,10 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::unfold;
 
-use crate::domain::run::Run;
-use crate::domain::usage::TokenUsage;
 use crate::engine::record::journal::Subscription;
 use crate::engine::request::RunRequest;
 use crate::web::auth::Principal;
+use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::Completion;
 use crate::web::clients::openai::chat::request::{ChatRequest, PreparedChat, StreamSettings};
 use crate::web::clients::openai::chat::stream::ChatStream;
@@ -26,20 +25,10 @@ use crate::web::response::sse;
 use crate::web::routes::create_run::ParsedRequest;
 use crate::web::state::AppState;
 
+pub mod chat_run;
 pub mod completion;
 pub mod request;
 pub mod stream;
-
-/// A run whose next stop is the response.
-pub struct ChatRun {
-    pub run: Arc<Run>,
-    /// The model as the client named it.
-    pub model: String,
-    /// The turn whose calls the client has given results for; `None` if the request started the run.
-    pub seen_turn: Option<u32>,
-    /// What the run's tree had used before the request.
-    pub baseline: TokenUsage,
-}
 
 pub async fn create(
     State(state): State<AppState>,
@@ -107,26 +96,6 @@ pub async fn create(
     let started = start::start(&state, run_request, stream.is_some()).await?;
     let chat_run = ChatRun::new(started.run, model);
     respond(&state, chat_run, stream, started.subscription).await
-}
-
-impl ChatRun {
-    fn new(run: Arc<Run>, model: String) -> Self {
-        Self {
-            run,
-            model,
-            seen_turn: None,
-            baseline: TokenUsage::default(),
-        }
-    }
-
-    /// Another one for each request that continues the run.
-    pub fn id(&self) -> String {
-        let uuid = self.run.id.0.as_simple();
-        match self.seen_turn {
-            None => format!("chatcmpl-{uuid}"),
-            Some(turn) => format!("chatcmpl-{uuid}-{turn}"),
-        }
-    }
 }
 
 async fn respond(

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::domain::run::Run;
 use crate::domain::usage::TokenUsage;
 use crate::engine::record::journal::{StreamEvent, Subscription};
-use crate::web::clients::openai::chat::ChatRun;
+use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::{ToolCall, Usage, finish_reason};
 use crate::web::clients::openai::chat::request::StreamSettings;
 use crate::web::clients::openai::stop::{self, RunFailure, Stop};
