@@ -235,7 +235,7 @@ impl RunFailure {
         }
     }
 
-    /// A repetition would start another run, so clients are told not to repeat.
+    /// The header says that clients should not repeat the request, because that would start another run.
     pub fn into_response(self, run: &Run) -> Response {
         let mut response = json_response(self.status, &self.body());
         let headers = response.headers_mut();
