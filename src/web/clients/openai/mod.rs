@@ -1,8 +1,8 @@
 //! The API of OpenAI's clients. A model is an agent: `agent`, or `agent@provider/model`.
 
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 
-use crate::config::KeyScope::{self, Read, Run};
+use crate::config::KeyScope::{self, Admin, Cancel, Read, Run};
 use crate::web::clients::openai::error::ERRORS;
 use crate::web::route::{Route, of_protocol};
 use crate::web::state::AppState;
@@ -12,15 +12,32 @@ pub mod chat;
 pub mod content;
 pub mod error;
 pub mod models;
+pub mod responses;
 pub mod results;
 pub mod stop;
 pub mod tools;
 
 pub fn routes() -> Vec<Route> {
+    const RESPONSE: &str = "/v1/responses/{id}";
     vec![
         route("get", "/v1/models", get(models::list), Read),
         route("get", "/v1/models/{name}", get(models::get), Read),
         route("post", "/v1/chat/completions", post(chat::create), Run),
+        route("post", "/v1/responses", post(responses::create), Run),
+        route("get", RESPONSE, get(responses::get), Read),
+        route("delete", RESPONSE, delete(responses::delete), Admin),
+        route(
+            "post",
+            "/v1/responses/{id}/cancel",
+            post(responses::cancel),
+            Cancel,
+        ),
+        route(
+            "get",
+            "/v1/responses/{id}/input_items",
+            get(responses::input_items),
+            Read,
+        ),
     ]
 }
 

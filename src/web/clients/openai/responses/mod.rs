@@ -1,0 +1,270 @@
+//! `/v1/responses`: runs of agents as responses, which are kept and can be continued.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Request, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream::unfold;
+use serde_json::{Value, json};
+
+use crate::domain::message::ToolResult;
+use crate::domain::run::Run;
+use crate::engine::record::journal::Subscription;
+use crate::engine::request::RunRequest;
+use crate::web::auth::Principal;
+use crate::web::clients::openai::responses::record::ResponseRecord;
+use crate::web::clients::openai::responses::request::ResponsesRequest;
+use crate::web::clients::openai::responses::stream::ResponseStream;
+use crate::web::clients::openai::results::{self, ContinuedRun};
+use crate::web::clients::openai::stop;
+use crate::web::clients::start;
+use crate::web::error::Problem;
+use crate::web::extract::idempotency;
+use crate::web::problem_code::ProblemCode;
+use crate::web::response::json::json_response;
+use crate::web::response::sse;
+use crate::web::routes::create_run::ParsedRequest;
+use crate::web::state::AppState;
+
+pub mod echo;
+pub mod object;
+pub mod record;
+pub mod reference;
+pub mod request;
+pub mod stream;
+
+/// How the client gets the response.
+#[derive(Clone, Copy)]
+struct Delivery {
+    is_stream: bool,
+    is_background: bool,
+    /// Whether the run is kept after the response.
+    is_stored: bool,
+}
+
+/// A response whose run is at work.
+struct OpenResponse {
+    run: Arc<Run>,
+    number: u32,
+    subscription: Option<Subscription>,
+}
+
+/// `POST /v1/responses`
+pub async fn create(
+    State(state): State<AppState>,
+    principal: Principal,
+    mut request: Request,
+) -> Result<Response, Problem> {
+    // Some clients add parameters of other services.
+    *request.uri_mut() = Uri::from_static("/v1/responses");
+    let owner = principal.key_name().map(str::to_owned);
+    let ParsedRequest {
+        body,
+        idempotency_key,
+        trace,
+        provider_keys,
+        ..
+    } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    let input: ResponsesRequest = body.json()?;
+    drop(body);
+    input.check()?;
+    let delivery = Delivery {
+        is_stream: input.stream.unwrap_or_default(),
+        is_background: input.background.unwrap_or_default(),
+        is_stored: input.stores(),
+    };
+    let claim = idempotency_key.map(|(key, body)| {
+        let route = "POST /v1/responses".to_owned();
+        idempotency::new_claim(owner.as_deref(), route, key, body)
+    });
+    if let Some(existing) = start::find(&state, claim.as_ref()).await? {
+        let open = OpenResponse::first(existing.run, None);
+        return respond(&state, open, delivery).await;
+    }
+    let read = input.read_input(&principal, &state)?;
+    if let Some(open) =
+        continue_run(&state, owner.as_deref(), &read.agent, &read.new_results()).await?
+    {
+        return respond(&state, open, delivery).await;
+    }
+    let previous = match input.previous_response_id() {
+        Some(id) => Some(previous_response(&state, &principal, id).await?),
+        None => None,
+    };
+    let prepared = input.prepare(read, previous.as_ref(), owner.as_deref(), &state);
+    let run_request = RunRequest {
+        claim,
+        trace,
+        provider_keys,
+        ..Box::pin(prepared).await?
+    };
+    let run_request = RunRequest {
+        owner,
+        ..run_request
+    };
+    let started = start::start(&state, run_request, delivery.is_stream).await?;
+    let open = OpenResponse::first(started.run, started.subscription);
+    respond(&state, open, delivery).await
+}
+
+async fn continue_run(
+    state: &AppState,
+    owner: Option<&str>,
+    agent: &str,
+    new_results: &[ToolResult],
+) -> Result<Option<OpenResponse>, Problem> {
+    let continued = results::continue_run(state, owner, agent, new_results, None).await?;
+    let Some(ContinuedRun { run, turn, .. }) = continued else {
+        return Ok(None);
+    };
+    Ok(Some(OpenResponse {
+        number: ResponseRecord::number_after(state, &run, turn).await?,
+        subscription: state.runner.subscribe(run.root_id),
+        run,
+    }))
+}
+
+/// The response that a request continues. It has to have ended.
+async fn previous_response(
+    state: &AppState,
+    principal: &Principal,
+    id: &str,
+) -> Result<ResponseRecord, Problem> {
+    let pointer = "/previous_response_id";
+    let previous = ResponseRecord::find(state, principal, id).await?;
+    match previous.has_ended() {
+        true => Ok(previous),
+        false => Err(Problem::invalid_field(
+            pointer,
+            format!("the response {id} has not ended"),
+        )),
+    }
+}
+
+impl OpenResponse {
+    fn first(run: Arc<Run>, subscription: Option<Subscription>) -> Self {
+        Self {
+            run,
+            number: 1,
+            subscription,
+        }
+    }
+
+    async fn record(&self, state: &AppState, run: Arc<Run>) -> Result<ResponseRecord, Problem> {
+        let record = ResponseRecord::load(state, run, self.number).await?;
+        record.ok_or_else(|| Problem::internal(format!("{} has no response", self.run.id)))
+    }
+}
+
+async fn respond(
+    state: &AppState,
+    open: OpenResponse,
+    delivery: Delivery,
+) -> Result<Response, Problem> {
+    let run = Arc::clone(&open.run);
+    let mut response = if delivery.is_background {
+        let record = open.record(state, Arc::clone(&run)).await?;
+        json_response(StatusCode::OK, &object::response(&record))
+    } else if delivery.is_stream {
+        let record = open.record(state, Arc::clone(&run)).await?;
+        let is_whole = state.runner.has_json_format(run.id);
+        let stream = ResponseStream::new(
+            state.clone(),
+            record,
+            open.subscription,
+            is_whole,
+            delivery.is_stored,
+        );
+        sse::response(unfold(stream, async |mut stream| {
+            let chunk = stream.next().await?;
+            Some((Ok(Bytes::from(chunk)), stream))
+        }))
+    } else {
+        let record = open.record(state, Arc::clone(&run)).await?;
+        let stopped = stop::wait_for_stop(state, Arc::clone(&run), record.seen_turn()).await;
+        let record = open.record(state, stopped).await?;
+        record.delete_unless(state, delivery.is_stored).await?;
+        json_response(StatusCode::OK, &object::response(&record))
+    };
+    stop::add_run_id(&mut response, &run);
+    Ok(response)
+}
+
+/// `GET /v1/responses/{id}`
+pub async fn get(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let query = uri.query().unwrap_or_default();
+    if query.split('&').any(|it| it == "stream=true") {
+        let why =
+            "a response is read as a whole; GET /runs/{id}/events streams the events of its run";
+        return Err(Problem::parameter("stream", why));
+    }
+    let record = ResponseRecord::find(&state, &principal, &id).await?;
+    let mut response = json_response(StatusCode::OK, &object::response(&record));
+    stop::add_run_id(&mut response, &record.run);
+    Ok(response)
+}
+
+/// `DELETE /v1/responses/{id}`: the run with all its responses.
+pub async fn delete(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    let record = ResponseRecord::find(&state, &principal, &id).await?;
+    if !record.run.status.is_terminal() {
+        let status = record.run.status.as_str();
+        return Err(Problem::new(
+            StatusCode::CONFLICT,
+            ProblemCode::RunNotTerminal,
+            format!("{id} is {status}; cancel it first"),
+        ));
+    }
+    state.runner.store().delete(record.run.id).await?;
+    let deleted = json!({"id": id, "object": "response", "deleted": true});
+    Ok(json_response(StatusCode::OK, &deleted))
+}
+
+/// `POST /v1/responses/{id}/cancel`
+pub async fn cancel(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    let record = ResponseRecord::find(&state, &principal, &id).await?;
+    let (run, number) = (Arc::clone(&record.run), record.reference.number);
+    if !run.status.is_terminal() {
+        state.runner.cancel(run.id, None).await?;
+    }
+    let stopped = stop::wait_for_end(&state, run).await;
+    let record = ResponseRecord::load(&state, stopped, number).await?;
+    let record = record.ok_or_else(|| reference::ResponseRef::not_found(&id))?;
+    Ok(json_response(StatusCode::OK, &object::response(&record)))
+}
+
+/// `GET /v1/responses/{id}/input_items`
+pub async fn input_items(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let record = ResponseRecord::find(&state, &principal, &id).await?;
+    let mut items = object::input_items(&record);
+    let query = uri.query().unwrap_or_default();
+    if !query.split('&').any(|it| it == "order=asc") {
+        items.reverse();
+    }
+    let id_of = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    let list = json!({
+        "object": "list", "first_id": id_of(items.first()), "last_id": id_of(items.last()), "has_more": false,
+        "data": items,
+    });
+    Ok(json_response(StatusCode::OK, &list))
+}
