@@ -3,3 +3,4 @@
 mod chat;
 mod client_tools;
 mod models;
+mod responses;
