@@ -36,6 +36,19 @@ const checks = {
     });
     assert.equal(await runner.finalContent(), "The weather: rain");
   },
+  async responses() {
+    const first = await client.responses.create({ model: "chat", input: "hello" });
+    assert.equal(first.output_text, "You said: hello");
+    const stream = await client.responses.create({
+      model: "chat",
+      input: "again",
+      previous_response_id: first.id,
+      stream: true,
+    });
+    let text = "";
+    for await (const event of stream) if (event.type === "response.output_text.delta") text += event.delta;
+    assert.equal(text, "You said: again");
+  },
   async errors() {
     await assert.rejects(client.chat.completions.create({ model: "nobody", messages: hello }), (error) => {
       assert.ok(error instanceof OpenAI.NotFoundError);

@@ -83,6 +83,46 @@ def tools():
     assert last.headers["x-run-id"] == first.headers["x-run-id"]
 
 
+def responses():
+    first = client.responses.create(model="chat", input="hello", instructions="Be brief.")
+    assert (first.status, first.output_text) == ("completed", "You said: hello"), first
+    assert first.usage.total_tokens == 17
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    items = list(client.responses.input_items.list(first.id))
+    assert items[0].content[0].text == "hello", items
+    second = client.responses.create(model="chat", input="again", previous_response_id=first.id)
+    assert second.output_text == "You said: again", second
+    parsed = client.responses.parse(model="sorter", input="hello", text_format=Sorted)
+    assert parsed.output_parsed == Sorted(urgency="now"), parsed
+
+
+def response_stream():
+    with client.responses.stream(model="chat", input="hello") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == final.output_text == "You said: hello", final
+
+
+def response_tools():
+    function = {"type": "function", **TOOLS[0]["function"], "strict": False}
+    first = client.responses.create(model="caller", input="How is it?", tools=[function])
+    call = first.output[-1]
+    assert (call.type, call.name) == ("function_call", "weather"), first
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    last = client.responses.create(
+        model="caller", input=[result], tools=[function], previous_response_id=first.id
+    )
+    assert last.output_text.endswith("The weather: rain") and last.id == f"{first.id}_2", last
+
+
+def background():
+    got = client.responses.create(model="chat", input="hello", background=True)
+    while got.status in ("queued", "in_progress"):
+        got = client.responses.retrieve(got.id)
+    assert got.output_text == "You said: hello", got
+    assert client.responses.cancel(got.id).status == "completed"
+
+
 def errors():
     try:
         client.chat.completions.create(model="nobody", messages=hello)
@@ -102,6 +142,8 @@ def errors():
         assert error.code == "unauthorized"
 
 
-for check in (models, completion, stream, json_schema, pictures, tools, errors):
+chats = (models, completion, stream, json_schema, pictures, tools)
+kept = (responses, response_stream, response_tools, background)
+for check in (*chats, *kept, errors):
     check()
     print(f"python: {check.__name__}")
