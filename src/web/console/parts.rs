@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use maud::{Markup, html};
 
 use crate::config::KeyScope::Cancel;
+use crate::domain::message::truncate_to_bytes;
 use crate::domain::run::Run;
 use crate::web::console::format;
 use crate::web::console::request::ConsoleRequest;
@@ -91,7 +92,7 @@ pub fn short_id(id: &str) -> &str {
 
 /// A text in its own box, cut if it is very long.
 pub fn text_block(text: &str) -> Markup {
-    let shown = &text[..text.floor_char_boundary(MAX_TEXT_BYTES)];
+    let shown = truncate_to_bytes(text, MAX_TEXT_BYTES);
     html! {
         pre.text tabindex="0" { (shown) }
         @if shown.len() < text.len() {

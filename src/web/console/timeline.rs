@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::domain::event::{StoredEvent, is_terminal};
 use crate::domain::run::RunId;
+use crate::engine::blocking::run_blocking;
 use crate::store::StoreError;
 use crate::store::events::EventQuery;
 use crate::store::run_store::RunStore;
@@ -141,20 +142,22 @@ pub async fn read(store: &dyn RunStore, root: RunId) -> Result<Timeline, StoreEr
             limit: PAGE,
         };
         let events = store.events(query).await?;
-        for event in &events {
-            timeline.add(event);
-        }
+        let is_last = events.len() < PAGE;
         count += events.len();
-        match events.last() {
-            Some(last) if events.len() >= PAGE => after = last.seq,
-            _ => return Ok(timeline),
+        after = events.last().map_or(after, |last| last.seq);
+        // Other requests need this thread.
+        timeline = run_blocking(move || {
+            events.iter().for_each(|event| timeline.add(event));
+            timeline
+        })
+        .await;
+        if is_last {
+            return Ok(timeline);
         }
         if count >= MAX_EVENTS {
             timeline.is_cut = true;
             return Ok(timeline);
         }
-        // Other requests of this thread come first.
-        tokio::task::yield_now().await;
     }
 }
 

@@ -78,24 +78,31 @@ pub fn render(view: &TreeView<'_>) -> Markup {
         painter.add_run(first, 0, &mut rows);
     }
     html! {
-        (legend())
+        (head(axis))
         ol.tree { @for row in &rows { (row) } }
         @if view.timeline.is_cut {
             p.muted.small { "The log of this tree is long: only its beginning is drawn." }
+        }
+        (legend())
+    }
+}
+
+fn head(axis: Axis) -> Markup {
+    html! {
+        div.tree-head aria-hidden="true" {
+            span { "Step" }
+            span { "Waterfall, " (format::duration(axis.length.unsigned_abs())) }
+            span.number { "Tokens" }
+            span.number { "Cost" }
+            span.number { "Time" }
         }
     }
 }
 
 fn legend() -> Markup {
     html! {
-        div.tree-head aria-hidden="true" {
-            span { "Step" }
-            span.legend {
-                @for kind in SpanKind::ALL { span class=(kind.name()) { (kind.name()) } }
-            }
-            span.number { "Tokens" }
-            span.number { "Cost" }
-            span.number { "Time" }
+        p.legend aria-hidden="true" {
+            @for kind in SpanKind::ALL { span class=(kind.name()) { (kind.name()) } }
         }
     }
 }
