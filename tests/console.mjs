@@ -66,6 +66,18 @@ approve = ["write_file"]
 workdir = "notes"
 system_prompt = "You keep notes."
 `,
+  "agents/weather.toml": `
+name = "weather"
+description = "Takes a city and a number of days."
+model = "scripted/weather"
+system_prompt = "You know the weather."
+[input_schema]
+type = "object"
+required = ["city"]
+properties.city = { type = "string", description = "Where." }
+properties.days = { type = "integer", default = 3 }
+`,
+  "scripts/weather.toml": `[[replies]]\ntext = "Rain: {{input}}"\n`,
   "agents/broken.toml": `name = "broken"\nmodle = "scripted/writer"\n`,
   "scripts/writer.toml": `delay_ms = 12\n[[replies]]\nmatch = "short"\ntext = "A short story."\ndelay_ms = 1\n[[replies]]\ntext = "${LONG}"\n`,
   "scripts/editor.toml": `
@@ -280,6 +292,16 @@ async function treeForkAndCompare(page, base) {
   assert.equal((await download).suggestedFilename(), `${run.id}.toml`);
 }
 
+async function structuredInput(page, base) {
+  await page.goto(`${base}/ui/agents/weather`);
+  await page.getByLabel("city").fill("Oslo");
+  await page.getByRole("button", { name: "Start" }).click();
+  await page.waitForURL(/\/ui\/runs\/run_/);
+  await status(page, "completed");
+  const run = await api(base, "GET", `/runs/${runOf(page)}`);
+  assert.ok(run.content.includes("Oslo") && run.content.includes("3"), run.content);
+}
+
 async function chat(page, base) {
   await page.goto(`${base}/ui/agents/writer/chat`);
   const png = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64");
@@ -407,6 +429,7 @@ try {
   await story("a call is approved with an edit", () => approveWithAnEdit(page, base));
   await story("a run is steered", () => steer(page, base));
   await story("a tree is read, forked, compared and saved", () => treeForkAndCompare(page, base));
+  await story("the form has the fields of the agent's input", () => structuredInput(page, base));
   await story("a conversation has pictures", () => chat(page, base));
   await story("many runs are cancelled", () => cancelMany(page, base));
   await story("every page is free of faults", () => everyPage(page, base, faults));

@@ -8,11 +8,15 @@ const readers = {
     if (!/^\d+$/.test(text.trim())) throw new Error("This must be a whole number.");
     return Number(text);
   },
+  decimal: (text) => {
+    if (!Number.isFinite(Number(text))) throw new Error("This must be a number.");
+    return Number(text);
+  },
   json: (text) => {
     try {
       return JSON.parse(text);
     } catch (error) {
-      throw new Error(`The arguments are not JSON: ${error.message}`);
+      throw new Error(`This is not JSON: ${error.message}`);
     }
   },
   labels: (text) => {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::response::Response;
 use maud::{Markup, html};
+use serde_json::value::RawValue;
 
 use crate::catalog::LoadError;
 use crate::config::KeyScope;
@@ -14,6 +15,7 @@ use crate::store::runs::RunFilter;
 use crate::web::console::format;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::agents::state;
+use crate::web::console::pages::input_form;
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
@@ -37,6 +39,9 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     let entry = entry.ok_or_else(|| LoadError::NotFound(name.clone()))?;
     let view = AgentView::new(entry);
     let agent = &view.brief;
+    let schema = entry.agent.as_deref();
+    let schema = schema.and_then(|agent| agent.input_schema.as_deref());
+    let schema = schema.map(RawValue::get);
     let filter = RunFilter {
         agent: Some(name.clone()),
         limit: RUNS,
@@ -51,12 +56,12 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         div.head {
             div { h1 { (name) " " (state(agent)) } p.muted { (agent.description.unwrap_or_default()) } }
             div.actions {
-                @if may_start { a.button href=(request.href(&format!("/agents/{name}/chat"))) { "Chat" } }
+                @if may_start && schema.is_none() { a.button href=(request.href(&format!("/agents/{name}/chat"))) { "Chat" } }
             }
         }
         @if let Some(error) = &agent.error { div.failure role="alert" { b { "The file is invalid" } pre.plain { (error) } } }
         @for warning in &agent.warnings { p.warning { (warning) } }
-        @if may_start { (start_form(request, &name, agent)) }
+        @if may_start { (start_form(request, &name, agent, schema)) }
         h2 { "Last runs" }
         div #list data-live="3000" {
             @if last.runs.is_empty() { p.muted { "No run yet." } }
@@ -73,17 +78,19 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     Ok(Page::new("Agents", name.clone(), body))
 }
 
-fn start_form(request: &ConsoleRequest, name: &str, agent: &AgentBrief<'_>) -> Markup {
+fn start_form(
+    request: &ConsoleRequest,
+    name: &str,
+    agent: &AgentBrief<'_>,
+    schema: Option<&str>,
+) -> Markup {
     let path = request.shell.api(&format!("/agents/{name}/runs"));
     let model = agent.model.map(ToString::to_string).unwrap_or_default();
     html! {
         section.panel aria-labelledby="start-title" {
             h2 #start-title { "Start a run" }
             form #start data-post=(path) data-then="run" {
-                label for="input" { "Input" }
-                textarea #input name="input" rows="4" {}
-                label for="pictures" { "Pictures" }
-                input #pictures type="file" accept="image/png,image/jpeg,image/webp,image/gif" multiple data-pictures="input";
+                (input_form::fields(schema))
                 details {
                     summary { "More" }
                     div.grid {

@@ -5,6 +5,7 @@ pub mod agents;
 pub mod approvals;
 pub mod chat;
 pub mod compare;
+pub mod input_form;
 pub mod inspector;
 pub mod missing;
 pub mod run;
