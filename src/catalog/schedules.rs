@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::tz::{self, TimeZone};
 
-use crate::catalog::file_reader::non_blank;
 use crate::config::table_reader::TableReader;
 use crate::domain::agent::is_agent_name;
 use crate::domain::calendar::time_zone;
@@ -57,7 +56,7 @@ fn parse_schedule(s: &mut TableReader<'_>) -> Option<Schedule> {
         true => s.parsed_text("timezone", parse_zone),
         false => Some(("UTC".to_owned(), TimeZone::UTC)),
     };
-    let input = non_blank(s.text("input"));
+    let input = read_text(s, "input");
     let overlaps = [
         ("skip", Overlap::Skip),
         ("queue", Overlap::Queue),
@@ -67,7 +66,7 @@ fn parse_schedule(s: &mut TableReader<'_>) -> Option<Schedule> {
     let missed = [("skip", Missed::Skip), ("once", Missed::Once)];
     let missed = s.one_of("missed", &missed).unwrap_or_default();
     let labels = read_labels(s);
-    let key = non_blank(s.text("key"));
+    let key = read_text(s, "key");
     let (timezone, zone) = zone?;
     Some(Schedule {
         name: name?,
@@ -95,6 +94,11 @@ pub fn read_name(table: &mut TableReader<'_>) -> Option<String> {
         table.push_missing("name", "is required");
     }
     name
+}
+
+/// A text; a blank one means unset.
+pub fn read_text(table: &mut TableReader<'_>, key: &'static str) -> Option<String> {
+    table.text(key).filter(|text| !text.trim().is_empty())
 }
 
 fn parse_zone(text: &str) -> Result<(String, TimeZone), String> {

@@ -1,7 +1,6 @@
 //! Reads `[[triggers]]` of an agent file.
 
-use crate::catalog::file_reader::non_blank;
-use crate::catalog::schedules::{check_list, read_labels, read_name};
+use crate::catalog::schedules::{check_list, read_labels, read_name, read_text};
 use crate::config::environment::check_variable_name;
 use crate::config::table_reader::TableReader;
 use crate::domain::body_template::BodyTemplate;
@@ -42,7 +41,7 @@ fn parse_trigger(t: &mut TableReader<'_>) -> Option<Trigger> {
     let has_template = t.peek("input_template").is_some();
     let template = t.parsed_text("input_template", BodyTemplate::parse);
     let labels = read_labels(t);
-    let key = non_blank(t.text("key"));
+    let key = read_text(t, "key");
     if has_template && template.is_none() {
         return None;
     }
