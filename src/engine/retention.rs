@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Retention, RetentionLimit};
 use crate::domain::run::{RunId, Status, now};
 use crate::store::StoreError;
+use crate::store::batches::BatchRecords;
 use crate::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
 use crate::store::usage::UsageLog;
@@ -20,6 +21,8 @@ use crate::store::usage::UsageLog;
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 /// The shortest time between two passes.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the results of a batch without runs are kept.
+const BATCH_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Trees that are deleted at once: the store commits concurrent writes together.
 const DELETE_BATCH: usize = 8;
 /// Roots counted in one read.
@@ -38,6 +41,7 @@ pub async fn run(
         loop {
             let pass = async {
                 trim_usage(store.as_ref(), usage_retention).await?;
+                trim_batches(store.as_ref()).await?;
                 run_pass(store.as_ref(), &retention).await
             };
             match pass.await {
@@ -94,6 +98,18 @@ async fn trim_usage(store: &dyn UsageLog, max_age: Option<Duration>) -> Result<(
     };
     let mut step_started = Instant::now();
     while store.trim_usage(before).await? {
+        throttle(&mut step_started).await;
+    }
+    Ok(())
+}
+
+/// Removes batches whose runs are all deleted, a day after their end.
+async fn trim_batches(store: &dyn BatchRecords) -> Result<(), StoreError> {
+    let Ok(before) = now().checked_sub(BATCH_AGE) else {
+        return Ok(());
+    };
+    let mut step_started = Instant::now();
+    while store.trim_batches(before).await? {
         throttle(&mut step_started).await;
     }
     Ok(())

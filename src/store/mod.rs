@@ -1,5 +1,5 @@
 //! The store's contract: runs, their steps, their events and their webhook deliveries. This file has the values of a write
-//! and the errors. The traits are in `runs`, `events`, `approvals`, `sessions`, `turns`, `outbox`,
+//! and the errors. The traits are in `runs`, `events`, `approvals`, `batches`, `sessions`, `turns`, `outbox`,
 //! `schedules`, `usage` and `retention`; `run_store` has all of them as one.
 
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use crate::store::turn_record::TurnEntry;
 use crate::workdirs::file_id::FileId;
 
 pub mod approvals;
+pub mod batches;
 pub mod body_pieces;
 pub mod events;
 pub mod open;

@@ -4,6 +4,7 @@ use futures_util::future::BoxFuture;
 
 use crate::store::StoreError;
 use crate::store::approvals::ApprovalIndex;
+use crate::store::batches::BatchRecords;
 use crate::store::events::EventLog;
 use crate::store::outbox::Outbox;
 use crate::store::retention::RunRetention;
@@ -24,6 +25,7 @@ pub trait RunStore:
     + RunRetention
     + UsageLog
     + ScheduleRecords
+    + BatchRecords
 {
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;

@@ -16,7 +16,8 @@ use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::UsageRollup;
 use crate::store::sqlite::vacuum::Vacuum;
 use crate::store::sqlite::{
-    approvals, attachments, budgets, outbox, rows, run_changes, run_inserts, schedules, sessions,
+    approvals, attachments, batches, budgets, outbox, rows, run_changes, run_inserts, schedules,
+    sessions,
 };
 use crate::store::{Change, StoreError};
 
@@ -66,7 +67,11 @@ impl<'c> Executor<'c> {
     pub fn execute(&mut self, task: &Task, is_disk_full: bool) -> Result<u64, WriteError> {
         let frees_space = matches!(
             task,
-            Task::Delete(_) | Task::Vacuum | Task::TrimUsage(_) | Task::Close(_)
+            Task::Delete(_)
+                | Task::Vacuum
+                | Task::TrimUsage(_)
+                | Task::TrimBatches(_)
+                | Task::Close(_)
         );
         if is_disk_full && !frees_space {
             return Err(WriteError::Rejected(StoreError::DiskFull));
@@ -87,6 +92,26 @@ impl<'c> Executor<'c> {
             Task::TrimUsage(before) => {
                 let has_more = self.usage.trim(&mut self.sql, *before)?;
                 Ok(u64::from(has_more))
+            }
+            Task::AddBatchLines(id, lines) => {
+                batches::add_lines(&mut self.sql, *id, lines)?;
+                Ok(0)
+            }
+            Task::AcceptBatch(batch, key) => {
+                let is_new = batches::accept(&mut self.sql, batch, key.as_ref())?;
+                Ok(u64::from(is_new))
+            }
+            Task::ChangeBatch(id, change) => {
+                batches::change(&mut self.sql, *id, change)?;
+                Ok(0)
+            }
+            Task::TrimBatches(before) => {
+                let has_more = batches::trim(&mut self.sql, *before)?;
+                Ok(u64::from(has_more))
+            }
+            Task::TrimUnacceptedLines(before) => {
+                batches::trim_unaccepted(&mut self.sql, *before)?;
+                Ok(0)
             }
             Task::ChangeSchedule(id, change) => {
                 schedules::change(&mut self.sql, id, change)?;

@@ -5,9 +5,11 @@ use std::thread::JoinHandle;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 
+use crate::domain::batch::{Batch, BatchId, BatchLine};
 use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
+use crate::store::batches::{BatchChange, BatchKey};
 use crate::store::outbox::AttemptRecord;
 use crate::store::schedules::{ScheduleChange, ScheduleId};
 use crate::store::sqlite::encoded_write::EncodedWrite;
@@ -37,6 +39,16 @@ pub enum Task {
     /// Removes a few unused definitions and returns a little unused space to the file system. Returns 1 if there may be
     /// more, else 0.
     Vacuum,
+    /// Adds lines to a batch that is not accepted yet, and returns 0.
+    AddBatchLines(BatchId, Vec<BatchLine>),
+    /// Makes a batch of its lines. Returns 1, or 0 if its key has accepted another.
+    AcceptBatch(Box<Batch>, Option<BatchKey>),
+    /// Changes a batch or one of its lines, and returns 0.
+    ChangeBatch(BatchId, BatchChange),
+    /// Removes a batch that ended before this time and has no run. Returns 1 if there may be more, else 0.
+    TrimBatches(Timestamp),
+    /// Removes lines from before this time that belong to no batch, and returns 0.
+    TrimUnacceptedLines(Timestamp),
     /// Changes the record of a schedule and returns 0.
     ChangeSchedule(ScheduleId, ScheduleChange),
     /// Removes a few sums of usage of days that ended before this time. Returns 1 if there may be more, else 0.

@@ -39,6 +39,8 @@ use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 mod approval_changes;
 mod approvals;
 mod attachments;
+mod batch_records;
+mod batches;
 mod budgets;
 mod checkpoint;
 mod clock;

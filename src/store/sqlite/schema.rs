@@ -35,6 +35,7 @@ const MIGRATIONS: &[&str] = &[
     WAITING_WORDS,
     SHARED_TEXTS,
     SCHEDULES,
+    BATCHES,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -357,6 +358,34 @@ CREATE TABLE schedules (
   error TEXT,
   PRIMARY KEY (agent, name)
 ) WITHOUT ROWID;
+";
+
+// Batches of runs and their lines. A line has its request until its run starts, or until a problem is known.
+const BATCHES: &str = "
+CREATE TABLE batches (
+  id BLOB NOT NULL PRIMARY KEY,
+  agent TEXT NOT NULL,
+  owner TEXT,
+  lines INTEGER NOT NULL,
+  created_at INTEGER NOT NULL,
+  finished_at INTEGER,
+  cancel_reason TEXT,
+  body_hash BLOB NOT NULL,
+  key_owner TEXT,
+  key TEXT,
+  key_expires INTEGER
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX batches_key ON batches (key_owner, agent, key) WHERE key IS NOT NULL;
+CREATE INDEX batches_unfinished ON batches (id) WHERE finished_at IS NULL;
+CREATE TABLE batch_lines (
+  id INTEGER PRIMARY KEY,
+  batch BLOB NOT NULL,
+  line INTEGER NOT NULL,
+  body TEXT,
+  run BLOB,
+  problem TEXT,
+  UNIQUE (batch, line)
+);
 ";
 
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.

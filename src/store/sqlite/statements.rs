@@ -27,7 +27,7 @@ macro_rules! statements {
 statements! {
     /// The writer's statements, in the order: transactions, new runs, changes of a run, the log, sessions, approvals,
     /// attachments, deliveries, deletions,
-    /// schedules, usage.
+    /// batches, schedules, usage.
     pub struct Statements {
         begin: "BEGIN IMMEDIATE",
         commit: "COMMIT",
@@ -174,6 +174,24 @@ statements! {
         delete_old_definitions: "DELETE FROM definitions WHERE hash IN \
              (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
         oldest_run: "SELECT min(id) AS id FROM runs",
+        insert_batch_line: "INSERT INTO batch_lines (batch, line, body, problem) VALUES (:batch, :line, :body, :problem)",
+        forget_batch_key: "UPDATE batches SET key_owner = NULL, key = NULL \
+             WHERE key_owner = :owner AND agent = :agent AND key = :key AND key_expires <= :now",
+        has_batch_key: "SELECT 1 FROM batches WHERE key_owner = :owner AND agent = :agent AND key = :key",
+        insert_batch: "INSERT INTO batches (id, agent, owner, lines, created_at, body_hash, key_owner, key, key_expires) \
+             VALUES (:id, :agent, :owner, :lines, :created_at, :body_hash, :key_owner, :key, :key_expires)",
+        start_batch_line: "UPDATE batch_lines SET run = :run, body = NULL WHERE batch = :batch AND line = :line",
+        reject_batch_line: "UPDATE batch_lines SET problem = :problem, body = NULL \
+             WHERE batch = :batch AND line = :line AND run IS NULL",
+        cancel_batch: "UPDATE batches SET cancel_reason = coalesce(cancel_reason, :reason) \
+             WHERE id = :id AND finished_at IS NULL",
+        finish_batch: "UPDATE batches SET finished_at = coalesce(finished_at, :at) WHERE id = :id",
+        delete_batch: "DELETE FROM batches WHERE id = (SELECT b.id FROM batches b WHERE b.finished_at < :before \
+             AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = b.id) LIMIT 1) \
+             RETURNING id",
+        delete_batch_lines: "DELETE FROM batch_lines WHERE batch = :batch",
+        delete_unaccepted_lines: "DELETE FROM batch_lines WHERE batch < :before \
+             AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = batch)",
         /// A schedule that is new, or has other times.
         upsert_schedule: "INSERT INTO schedules (agent, name, times, handled_at, is_paused) \
              VALUES (:agent, :name, :times, :at, 0) ON CONFLICT (agent, name) \

@@ -7,10 +7,12 @@ use jiff::Timestamp;
 use tokio::sync::Notify;
 
 use crate::domain::attachment::{Blobs, Digest};
+use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{self, Run, RunId, Status};
 use crate::domain::webhook::DeliveryId;
 use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
+use crate::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
 use crate::store::events::{EventLog, EventQuery};
 use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
@@ -235,6 +237,50 @@ impl ScheduleRecords for Log {
         _: ScheduleChange,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
         unreachable!("a stream has no schedules")
+    }
+}
+
+impl BatchRecords for Log {
+    fn add_batch_lines(
+        &self,
+        _: BatchId,
+        _: Vec<BatchLine>,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn accept_batch(
+        &self,
+        _: Batch,
+        _: Option<BatchKey>,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn batch(&self, _: BatchId) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn batch_with_key(&self, _: BatchKey) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn batches(&self, _: BatchQuery) -> BoxFuture<'_, Result<Vec<Batch>, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn unfinished_batches(&self) -> BoxFuture<'_, Result<Vec<Batch>, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn batch_counts(&self, _: BatchId) -> BoxFuture<'_, Result<BatchCounts, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn batch_lines(&self, _: LineQuery) -> BoxFuture<'_, Result<Vec<BatchLine>, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn change_batch(&self, _: BatchId, _: BatchChange) -> BoxFuture<'_, Result<(), StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn trim_batches(&self, _: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn trim_unaccepted_lines(&self, _: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {
+        unreachable!("a stream has no batches")
     }
 }
 

@@ -11,7 +11,7 @@ use crate::store::fixtures::{
 };
 
 /// Undoes the steps from 15 on, one after another: a newer step adds its own line.
-pub const STEPS_FROM_15: [&str; 8] = [
+pub const STEPS_FROM_15: [&str; 9] = [
     "ALTER TABLE entries DROP COLUMN turns;",
     "ALTER TABLE runs DROP COLUMN messages; ALTER TABLE claims DROP COLUMN message;",
     "ALTER TABLE runs DROP COLUMN model_usage; DROP TABLE usage_series; DROP TABLE usage_values; \
@@ -21,6 +21,7 @@ pub const STEPS_FROM_15: [&str; 8] = [
     "DROP TABLE budget_usage; DROP TABLE budget_alerts;",
     "DROP INDEX definitions_only_run;",
     "DROP TABLE schedules;",
+    "DROP TABLE batches; DROP TABLE batch_lines;",
 ];
 
 /// A file from before webhooks keeps its runs, and can hold deliveries from then on.
@@ -146,7 +147,7 @@ async fn a_file_from_before_waiting_words_is_migrated() {
     store.close().await;
     sql(
         dir,
-        "DROP TABLE schedules; UPDATE runs SET waiting_for = '{\"reason\":\"batch\"}'; DROP INDEX definitions_only_run; PRAGMA user_version = 21",
+        "DROP TABLE schedules; DROP TABLE batches; DROP TABLE batch_lines; UPDATE runs SET waiting_for = '{\"reason\":\"batch\"}'; DROP INDEX definitions_only_run; PRAGMA user_version = 21",
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axed::domain::attachment::{Blobs, Digest};
+use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
+use axed::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
 use axed::store::events::{EventLog, EventQuery};
 use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use axed::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
@@ -277,6 +279,50 @@ impl ScheduleRecords for CrashingStore {
         change: ScheduleChange,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
         self.inner.change_schedule(id, change)
+    }
+}
+
+impl BatchRecords for CrashingStore {
+    fn add_batch_lines(
+        &self,
+        a: BatchId,
+        b: Vec<BatchLine>,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.add_batch_lines(a, b)
+    }
+    fn accept_batch(
+        &self,
+        a: Batch,
+        b: Option<BatchKey>,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.accept_batch(a, b)
+    }
+    fn batch(&self, a: BatchId) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
+        self.inner.batch(a)
+    }
+    fn batch_with_key(&self, a: BatchKey) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
+        self.inner.batch_with_key(a)
+    }
+    fn batches(&self, a: BatchQuery) -> BoxFuture<'_, Result<Vec<Batch>, StoreError>> {
+        self.inner.batches(a)
+    }
+    fn unfinished_batches(&self) -> BoxFuture<'_, Result<Vec<Batch>, StoreError>> {
+        self.inner.unfinished_batches()
+    }
+    fn batch_counts(&self, a: BatchId) -> BoxFuture<'_, Result<BatchCounts, StoreError>> {
+        self.inner.batch_counts(a)
+    }
+    fn batch_lines(&self, a: LineQuery) -> BoxFuture<'_, Result<Vec<BatchLine>, StoreError>> {
+        self.inner.batch_lines(a)
+    }
+    fn change_batch(&self, a: BatchId, b: BatchChange) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.change_batch(a, b)
+    }
+    fn trim_batches(&self, a: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.trim_batches(a)
+    }
+    fn trim_unaccepted_lines(&self, a: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.trim_unaccepted_lines(a)
     }
 }
 
