@@ -40,6 +40,7 @@ use crate::telemetry::traces::SpanSender;
 use crate::tools::mcp::pool::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
 use crate::web;
+use crate::web::batches::feeder::Feeder;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::server::listener::Timeouts;
 use crate::web::server::pending::PendingLimits;
@@ -516,6 +517,7 @@ impl Daemon {
         } = self;
         let closing = CancellationToken::new();
         let state = AppState::new(services.runner.clone(), web, closing.clone());
+        let feeder = Feeder::new(&state);
         let drain = async {
             stop.cancelled().await;
             drain(&services.runner, drain_timeout, &stop_now).await;
@@ -559,7 +561,8 @@ impl Daemon {
                 drain,
                 serve_api,
                 serve_metrics,
-                state.scheduler.run(stop.clone())
+                state.scheduler.run(stop.clone()),
+                feeder.run(stop.clone())
             );
             stop_webhooks.cancel();
         };

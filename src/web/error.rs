@@ -176,7 +176,7 @@ impl Problem {
     }
 
     #[must_use]
-    fn with_retry_after(mut self, seconds: u64) -> Self {
+    pub fn with_retry_after(mut self, seconds: u64) -> Self {
         self.0.retry_after = Some(seconds);
         self
     }

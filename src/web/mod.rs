@@ -1,6 +1,7 @@
 //! The HTTP API: routes, the run object, events, errors. Knows no provider, no SQL and no agent file.
 
 pub mod auth;
+pub mod batches;
 pub mod clients;
 pub mod console;
 pub mod error;

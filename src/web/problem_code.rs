@@ -29,6 +29,8 @@ problem_codes! {
     AgentNotFound = "agent_not_found",
     /// The images and files of the body are too many or too large.
     AttachmentsTooLarge = "attachments_too_large",
+    /// The batch does not exist, or belongs to another key.
+    BatchNotFound = "batch_not_found",
     /// The body is larger than the server accepts.
     BodyTooLarge = "body_too_large",
     /// After a restart the run has not come to this tool call yet; retry after `Retry-After`.

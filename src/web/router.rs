@@ -15,15 +15,15 @@ use crate::web::console;
 use crate::web::error;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{
-    document, operations as describe, recordings as describe_recordings,
+    batch_operations, document, operations as describe, recordings as describe_recordings,
     schedule_operations as describe_schedules, start_run, steering, trigger_operations,
     turn_operations as describe_turns, usage_operations,
 };
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
-    agents, approvals, create_run, deliveries, diffs, events, forks, health, messages, metrics,
-    pause, recordings, runs, schedules, sessions, tickets, triggers, turns, usage,
+    agents, approvals, batches, create_run, deliveries, diffs, events, forks, health, messages,
+    metrics, pause, recordings, runs, schedules, sessions, tickets, triggers, turns, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -98,6 +98,7 @@ pub fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
     table.extend(turn_routes());
     table.extend(session_routes());
     table.extend(schedule_routes());
+    table.extend(batch_routes());
     table.extend(clients::routes(clients));
     if clients.console {
         table.extend(console::routes());
@@ -129,6 +130,31 @@ fn session_routes() -> Vec<Route> {
             "/sessions/{name}",
             sessions::delete,
             describe::delete_session,
+        )
+        .with_scope(Cancel),
+    ]
+}
+
+fn batch_routes() -> Vec<Route> {
+    vec![
+        post(
+            "/agents/{name}/runs:batch",
+            batches::create,
+            batch_operations::create,
+        )
+        .with_scope(Run),
+        get("/batches", batches::list, batch_operations::list).with_scope(Read),
+        get("/batches/{id}", batches::get, batch_operations::get).with_scope(Read),
+        get(
+            "/batches/{id}/results",
+            batches::results,
+            batch_operations::results,
+        )
+        .with_scope(Read),
+        post(
+            "/batches/{id}/cancel",
+            batches::cancel,
+            batch_operations::cancel,
         )
         .with_scope(Cancel),
     ]

@@ -13,10 +13,14 @@ use crate::domain::redaction::Redactor;
 use crate::engine::run_owners::RunOwners;
 use crate::engine::runner::Runner;
 use crate::engine::schedules::scheduler::Scheduler;
+use crate::web::batches::handle::FeederHandle;
 use crate::web::clients::mcp::open_calls::OpenCalls;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::tickets::Tickets;
+
+/// A batch may have this many times the bytes of another body.
+const BATCH_FACTOR: usize = 4;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -24,6 +28,8 @@ pub struct AppState {
     pub runner: Runner,
     /// Starts runs at times; the composition root runs it.
     pub scheduler: Arc<Scheduler>,
+    /// Notifies the feeder of batches.
+    pub feeder: Arc<FeederHandle>,
     pub settings: Arc<Settings>,
     /// Cancelled when the daemon stops serving. Open streams then end, and waiting clients get their response.
     pub closing: CancellationToken,
@@ -43,6 +49,7 @@ impl AppState {
             settings: Arc::new(settings),
             closing,
             openapi: Arc::default(),
+            feeder: Arc::default(),
             tickets: Arc::default(),
             mcp_calls: Arc::default(),
         }
@@ -97,6 +104,14 @@ impl Settings {
             max_bytes: self.max_body,
             attachments: None,
             timeout: self.client_timeout,
+        }
+    }
+
+    /// The limits of a batch. Each of its lines has those of a request for a run.
+    pub fn batch_limits(&self) -> BodyLimits {
+        BodyLimits {
+            max_bytes: self.max_body.saturating_mul(BATCH_FACTOR),
+            ..self.body_limits()
         }
     }
 

@@ -145,6 +145,17 @@ impl FromRequestParts<AppState> for TriggerPath {
     }
 }
 
+/// `{id}` of a batch's path. It is not checked.
+pub struct BatchPath(pub String);
+
+impl FromRequestParts<AppState> for BatchPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        path_params(parts).await.map(Self)
+    }
+}
+
 /// `{name}` of a session's path. Responds 404 if it is not a session's name.
 pub struct SessionPath(pub String);
 

@@ -126,6 +126,20 @@ pub async fn read(
     }
 }
 
+/// Reads the whole body within its limits, whatever its content type is.
+pub async fn read_bytes(
+    headers: &HeaderMap,
+    body: Body,
+    body_limits: BodyLimits,
+) -> Result<Bytes, Problem> {
+    let BodyLimits {
+        max_bytes, timeout, ..
+    } = body_limits;
+    let body = ContentEncoding::from_headers(headers)?.decode(body, max_bytes);
+    let bytes = tokio::time::timeout(timeout, collect(body, max_bytes, None, None));
+    bytes.await.map_err(|_| body_timeout(timeout))?
+}
+
 fn body_timeout(timeout: Duration) -> Problem {
     Problem::new(
         StatusCode::REQUEST_TIMEOUT,

@@ -25,6 +25,7 @@ const TAGS: &[(&str, &str)] = &[
         "agents",
         "The agents that the daemon serves, and their memory.",
     ),
+    ("batches", "Many runs of one request."),
     ("schedules", "Runs that the daemon starts at times."),
     ("triggers", "Webhooks of other services that start runs."),
     ("sessions", "Conversations that several runs continue."),

@@ -1,5 +1,6 @@
 //! The OpenAPI 3.1 document, built from the route table and from the types of requests and responses.
 
+pub mod batch_operations;
 pub mod document;
 pub mod examples;
 pub mod operation;

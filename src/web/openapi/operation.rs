@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use crate::config::KeyScope;
+use crate::domain::batch::BatchId;
 use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::web::openapi::schemas::Schemas;
@@ -81,6 +82,10 @@ impl<'s> Operation<'s> {
             ("triggers", "agent") => (text(), "The agent's name.", "`trigger_not_found`"),
             ("triggers", "name") => (text(), "The trigger's name.", "`trigger_not_found`"),
             ("sessions", "name") => (text(), "The session's name.", "`session_not_found`"),
+            ("batches", "id") => {
+                let schema = self.schemas.response_schema::<BatchId>();
+                (schema, "The batch's id.", "`batch_not_found`")
+            }
             (_, "id") => {
                 let schema = self.schemas.response_schema::<RunId>();
                 (schema, "The run's id.", "`run_not_found`")
@@ -166,6 +171,25 @@ impl<'s> Operation<'s> {
             (
                 422,
                 "`unknown_field`, `invalid_field`: the body has an invalid field; `errors` points to it.",
+            ),
+        ] {
+            self.add_problem(status, why);
+        }
+        self
+    }
+
+    /// Adds a required body of JSON lines.
+    pub fn lines_body(mut self, description: &str, example: &str) -> Self {
+        let schema = json!({"type": "string", "description": description});
+        let content = json!({"schema": schema, "example": example});
+        self.body = Some(json!({"required": true, "content": {"application/jsonl": content}}));
+        for (status, why) in [
+            (400, INVALID_REQUEST),
+            (408, "`request_timeout`: the body did not arrive in time."),
+            (413, "`body_too_large`: above four times `server.max_body`."),
+            (
+                415,
+                "`unsupported_encoding`: the body's encoding is not supported.",
             ),
         ] {
             self.add_problem(status, why);

@@ -2,6 +2,7 @@
 
 pub mod agents;
 pub mod approvals;
+pub mod batches;
 pub mod create_run;
 pub mod deliveries;
 pub mod diffs;

@@ -78,6 +78,12 @@ pub struct CancelRequest {
     reason: Option<String>,
 }
 
+impl CancelRequest {
+    pub fn into_reason(self) -> Result<Option<String>, Problem> {
+        check_reason(self.reason)
+    }
+}
+
 fn run_response(links: &str, status: StatusCode, run: &Run) -> Response {
     json_response(status, &RunView::new(run, links, now()))
 }

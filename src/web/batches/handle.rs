@@ -1,0 +1,46 @@
+//! How requests notify the feeder of batches that were accepted or cancelled.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::batch::BatchId;
+
+#[derive(Debug, Default)]
+pub struct FeederHandle {
+    changed: Notify,
+    /// Of the batches that are being fed; cancelled with the batch.
+    active: Mutex<HashMap<BatchId, CancellationToken>>,
+}
+
+impl FeederHandle {
+    /// A batch was accepted.
+    pub fn wake(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Starts no more runs of a batch and cancels those that it has started. Its cancel is in the record.
+    pub fn cancel(&self, id: BatchId) {
+        if let Some(token) = self.active.lock().get(&id) {
+            token.cancel();
+        }
+    }
+
+    /// Waits until a batch was accepted.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// A batch is being fed; returns what its cancel cancels.
+    pub fn enter(&self, id: BatchId) -> CancellationToken {
+        let token = CancellationToken::new();
+        self.active.lock().insert(id, token.clone());
+        token
+    }
+
+    pub fn leave(&self, id: BatchId) {
+        self.active.lock().remove(&id);
+    }
+}
