@@ -474,7 +474,7 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| self.invalid_response(&error.to_string()))
     }
 
-    async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+    pub async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
         let response = self
             .with_authorization(request)
             .send()

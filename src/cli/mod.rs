@@ -14,6 +14,7 @@ mod agent_toml;
 mod agents;
 mod approval_prompt;
 mod approvals;
+mod batch;
 mod chat;
 mod chat_input;
 mod chat_view;
@@ -144,6 +145,8 @@ enum Command {
     /// List, show, follow, cancel and approve the runs of a daemon
     #[command(subcommand)]
     Runs(runs::Command),
+    /// Start many runs on a daemon, and print their results as lines of JSON
+    Batch(batch::Args),
     /// Test agents against recorded runs, without a network
     Test(test::Args),
     /// List the tool calls of a daemon that wait for approval
@@ -188,6 +191,7 @@ impl Command {
             Self::Agents(command) => agents::agents(command),
             Self::Config(command) => config::config(command),
             Self::Runs(command) => runs::runs(command).await,
+            Self::Batch(args) => batch::batch(args).await,
             Self::Test(args) => test::test(args).await,
             Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Sessions(command) => sessions::sessions(command).await,
