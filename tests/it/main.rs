@@ -2,6 +2,7 @@
 
 mod admission;
 mod architecture;
+mod batches;
 mod cli;
 mod clients;
 mod config;

@@ -11,7 +11,7 @@ use crate::support::provider::answer::{delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 30] = [
+const ROUTES: [(Method, &str, &str); 35] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -38,6 +38,11 @@ const ROUTES: [(Method, &str, &str); 30] = [
     (Method::POST, "/runs/RUN/fork", "run"),
     (Method::GET, "/runs/RUN/diff/RUN", "read"),
     (Method::POST, "/runs/RUN/approvals/NONE", "run"),
+    (Method::POST, "/agents/solo/runs:batch", "run"),
+    (Method::GET, "/batches", "read"),
+    (Method::GET, "/batches/NONE", "read"),
+    (Method::GET, "/batches/NONE/results", "read"),
+    (Method::POST, "/batches/NONE/cancel", "cancel"),
     (Method::GET, "/schedules", "read"),
     (Method::POST, "/schedules/solo/NONE/trigger", "run"),
     (Method::POST, "/schedules/solo/NONE/pause", "run"),
