@@ -198,7 +198,7 @@ async fn the_schema_is_shown_and_its_errors_have_a_place() {
         .fold(setup, |setup, (name, toml, _)| setup.agent(name, toml));
     let app = setup.spawn().await;
     let agent = app.get("/agents/sorter").await.json();
-    let definition = &agent["definition"];
+    let definition = &agent;
     assert_eq!(definition["input_schema"]["required"], json!(["ticket"]));
     let template = definition["input_template"].as_str();
     assert!(
