@@ -10,25 +10,19 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
 
 use crate::domain::run::{Run, RunId};
 use crate::engine::record::journal::{StreamEvent, Subscription};
-use crate::engine::runner::Runner;
 use crate::web::clients::mcp::open_calls::OpenCall;
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, closing};
 use crate::web::clients::mcp::server_info::complete;
 use crate::web::clients::mcp::{approvals, call_result, progress};
+use crate::web::clients::run_wait::{CancelOnDrop, wait_for_stop};
 use crate::web::state::AppState;
 
 /// A comment is sent after this time without a message, because proxies close idle connections.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
-/// How long one look at the run waits, and the pause after one that found nothing new.
-const WAIT: Duration = Duration::from_secs(3600);
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// The reason of a cancellation by a client that goes away, or that sends `notifications/cancelled`.
-const CLOSED: &str = "the client closed its request";
 
 /// What the client gets next.
 pub enum Frame {
@@ -69,7 +63,7 @@ impl CallStream {
             is_modern: caller.is_modern,
             progress_token: caller.progress_token.clone(),
             events,
-            changed: Box::pin(wait(state.runner.clone(), run, stops_for_approval)),
+            changed: Box::pin(wait_for_stop(state.runner.clone(), run, stops_for_approval)),
             heartbeat_at: Instant::now() + HEARTBEAT_INTERVAL,
             guard: CancelOnDrop::new(state, id),
             open_call: None,
@@ -83,7 +77,7 @@ impl CallStream {
     }
 
     pub fn run(&self) -> RunId {
-        self.guard.run
+        self.guard.run()
     }
 
     /// `None` at the end. Not cancel-safe.
@@ -162,65 +156,5 @@ async fn next_event(events: &mut Option<Subscription>) -> Result<StreamEvent, Re
     match events {
         Some(events) => events.recv().await,
         None => std::future::pending().await,
-    }
-}
-
-/// The run once it has ended or, if that is wanted, once it waits for approvals that `run` does not show.
-async fn wait(runner: Runner, mut run: Arc<Run>, stops_for_approval: bool) -> Arc<Run> {
-    loop {
-        let found = match stops_for_approval {
-            true => {
-                let seen = run.waits_for_person().then_some(&*run);
-                runner.wait_for_end_or_person(run.id, seen, WAIT).await
-            }
-            false => runner.wait(run.id, WAIT).await,
-        };
-        match found {
-            Ok(Some(found)) => {
-                let is_waiting = stops_for_approval && !found.pending_approvals.is_empty();
-                if found.status.is_terminal() || is_waiting && found.waits_for_person() {
-                    return found;
-                }
-                run = found;
-            }
-            // Deleted: only a run that has ended can be.
-            Ok(None) => return run,
-            Err(error) => {
-                warn!(run.id = %run.id, "Cannot wait for {}, trying again: {error}", run.id);
-            }
-        }
-        tokio::time::sleep(RETRY_INTERVAL).await;
-    }
-}
-
-/// Cancels the run when it is dropped before its end: the client has closed the request.
-pub struct CancelOnDrop {
-    runner: Runner,
-    closing: CancellationToken,
-    run: RunId,
-    is_armed: bool,
-}
-
-impl CancelOnDrop {
-    pub fn new(state: &AppState, run: RunId) -> Self {
-        Self {
-            runner: state.runner.clone(),
-            closing: state.closing.clone(),
-            run,
-            is_armed: true,
-        }
-    }
-
-    pub fn disarm(&mut self) {
-        self.is_armed = false;
-    }
-}
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        // A daemon that stops drops all requests; their runs continue after its restart.
-        if self.is_armed && !self.closing.is_cancelled() {
-            self.runner.cancel_later(self.run, CLOSED);
-        }
     }
 }

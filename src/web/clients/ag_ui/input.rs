@@ -1,0 +1,135 @@
+//! The body of a request (`RunAgentInput`): what is new in the thread since the agent's last reply.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::domain::agent::client_additions::ClientAdditions;
+use crate::domain::message::ToolResult;
+use crate::web::clients::openai::tools::{self, FunctionInput};
+use crate::web::error::Problem;
+
+/// Members that axed has no use for, such as `state` and `forwardedProps`, are passed over.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RunAgentInput {
+    pub thread_id: String,
+    pub run_id: String,
+    pub messages: Vec<Value>,
+    tools: Vec<ToolInput>,
+    context: Vec<ContextInput>,
+    pub resume: Vec<ResumeEntry>,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default)]
+struct ToolInput {
+    name: String,
+    description: Option<String>,
+    #[schemars(with = "Option<Value>")]
+    parameters: Option<Box<RawValue>>,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default)]
+struct ContextInput {
+    description: String,
+    value: String,
+}
+
+/// The answer to an interrupt.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ResumeEntry {
+    pub interrupt_id: String,
+    pub status: String,
+    pub payload: Value,
+}
+
+/// The messages after the agent's last reply.
+#[derive(Debug, Default)]
+pub struct NewMessages {
+    /// What the user wrote; messages are separated by blank lines.
+    pub text: Option<String>,
+    /// Results of tools that the client executed.
+    pub results: Vec<ToolResult>,
+}
+
+impl RunAgentInput {
+    pub fn new_messages(&self) -> Result<NewMessages, Problem> {
+        let is_reply = |message: &Value| message["role"] == "assistant";
+        let start = self.messages.iter().rposition(is_reply);
+        let start = start.map_or(0, |at| at + 1);
+        let (mut texts, mut results) = (Vec::new(), Vec::new());
+        for (at, message) in self.messages.iter().enumerate().skip(start) {
+            match message["role"].as_str() {
+                Some("user") => texts.push(text_of(message, at)?),
+                Some("tool") => {
+                    let call = message["toolCallId"].as_str().unwrap_or_default();
+                    let error = message["error"].as_str();
+                    let text = match error {
+                        Some(error) => error.to_owned(),
+                        None => text_of(message, at)?,
+                    };
+                    results.push(ToolResult::text(call, text, error.is_some()));
+                }
+                _ => {}
+            }
+        }
+        Ok(NewMessages {
+            text: (!texts.is_empty()).then(|| texts.join("\n\n")),
+            results,
+        })
+    }
+
+    /// The client's tools, and its system messages.
+    pub fn client_additions(&mut self) -> Result<ClientAdditions, Problem> {
+        let tools = std::mem::take(&mut self.tools).into_iter().enumerate();
+        let functions = tools.map(|(at, tool)| FunctionInput {
+            pointer: format!("/tools/{at}"),
+            name: tool.name,
+            description: tool.description,
+            parameters: tool.parameters,
+        });
+        let mut instructions = Vec::new();
+        for (at, message) in self.messages.iter().enumerate() {
+            if matches!(message["role"].as_str(), Some("system" | "developer")) {
+                instructions.push(text_of(message, at)?);
+            }
+        }
+        Ok(ClientAdditions {
+            instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
+            tools: tools::parse(functions.collect(), None)?,
+            echo: None,
+        })
+    }
+
+    /// What the application knows, as text beside the user's.
+    pub fn context_text(&self) -> Option<String> {
+        let entries = self.context.iter();
+        let lines = entries.map(|entry| format!("{}: {}", entry.description, entry.value));
+        let text = lines.collect::<Vec<_>>().join("\n");
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+/// The text of a message: a string, or parts that are texts.
+fn text_of(message: &Value, at: usize) -> Result<String, Problem> {
+    let content = &message["content"];
+    if let Some(text) = content.as_str() {
+        return Ok(text.to_owned());
+    }
+    let parts = content.as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut texts = Vec::with_capacity(parts.len());
+    for (index, part) in parts.iter().enumerate() {
+        match (part["type"].as_str(), part["text"].as_str()) {
+            (Some("text"), Some(text)) => texts.push(text),
+            _ => {
+                let pointer = format!("/messages/{at}/content/{index}");
+                return Err(Problem::invalid_field(pointer, "is not a text"));
+            }
+        }
+    }
+    Ok(texts.join("\n\n"))
+}

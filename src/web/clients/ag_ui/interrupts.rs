@@ -1,0 +1,132 @@
+//! Approvals as interrupts. Their answers come as `resume` entries of the next request, all at once.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::domain::run::{PendingApproval, Run, RunId};
+use crate::web::auth::Principal;
+use crate::web::clients::ag_ui::input::ResumeEntry;
+use crate::web::error::{Problem, quote};
+use crate::web::extract::path::visible_run_id;
+use crate::web::problem_code::ProblemCode;
+use crate::web::routes::approvals::{self, DecisionRequest};
+use crate::web::routes::runs::require_run;
+use crate::web::state::AppState;
+
+/// The reason of a denial by a user who abandons the interrupt.
+const CANCELLED: &str = "cancelled by the user";
+
+/// `calls` has the ids that the root's calls were given out with.
+pub fn interrupts(run: &Run, calls: &HashMap<String, String>) -> Vec<Value> {
+    let pending = run.pending_approvals.iter();
+    let interrupts = pending.map(|approval| {
+        let request = &approval.request;
+        let mut interrupt = json!({
+            "id": id(approval),
+            "reason": "tool_approval",
+            "message": format!("{} wants to call {}", approval.agent, request.tool),
+            "responseSchema": {
+                "type": "object",
+                "properties": {
+                    "decision": { "type": "string", "enum": ["approve", "deny"] },
+                    "reason": { "type": "string" },
+                    "arguments": { "type": "object" },
+                },
+                "required": ["decision"],
+            },
+            "metadata": { "tool": request.tool, "arguments": request.arguments },
+        });
+        if approval.run_id == run.id
+            && let Some(call) = calls.get(&request.tool_call_id)
+        {
+            interrupt["toolCallId"] = json!(call);
+        }
+        if let Some(deadline) = request.deadline {
+            interrupt["expiresAt"] = json!(deadline);
+        }
+        interrupt
+    });
+    interrupts.collect()
+}
+
+fn id(approval: &PendingApproval) -> String {
+    format!("{}/{}", approval.run_id, approval.request.tool_call_id)
+}
+
+/// The root run that the entries are for.
+pub async fn interrupted_run(
+    state: &AppState,
+    principal: &Principal,
+    agent: &str,
+    entries: &[ResumeEntry],
+) -> Result<Run, Problem> {
+    let first = entries.first().map_or("", |it| it.interrupt_id.as_str());
+    let run = first.split_once('/').map_or(first, |(run, _)| run);
+    let id = visible_run_id(principal, state, run).await?;
+    let root: RunId = require_run(state, id).await?.root_id;
+    let run = require_run(state, root).await?;
+    match run.agent == agent {
+        true => Ok(run),
+        false => Err(Problem::run_not_found(id)),
+    }
+}
+
+/// Decides on every pending approval of the run.
+pub async fn decide(
+    state: &AppState,
+    principal: &Principal,
+    run: &Run,
+    entries: Vec<ResumeEntry>,
+) -> Result<(), Problem> {
+    let mut decisions = HashMap::new();
+    for (at, entry) in entries.into_iter().enumerate() {
+        let decision = decision(&entry, at)?;
+        decisions.insert(entry.interrupt_id, decision);
+    }
+    let pending = &run.pending_approvals;
+    if let Some(open) = pending.iter().find(|it| !decisions.contains_key(&id(it))) {
+        let why = format!(
+            "does not answer {}; answer every interrupt at once",
+            quote(&id(open))
+        );
+        return Err(Problem::invalid_field("/resume", why));
+    }
+    for approval in pending {
+        let Some(decision) = decisions.remove(&id(approval)) else {
+            continue;
+        };
+        let call = &approval.request.tool_call_id;
+        match approvals::apply(state, principal, approval.run_id, call, decision).await {
+            // Somebody else may have been quicker.
+            Err(problem) if problem.code() != ProblemCode::NothingWaits.as_str() => {
+                return Err(problem);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn decision(entry: &ResumeEntry, at: usize) -> Result<DecisionRequest, Problem> {
+    if entry.status == "cancelled" {
+        return Ok(DecisionRequest::deny(Some(CANCELLED.to_owned())));
+    }
+    let payload = &entry.payload;
+    let is_approved = match (payload["decision"].as_str(), payload["approved"].as_bool()) {
+        (Some("approve"), _) => true,
+        (Some("deny"), _) => false,
+        (None, Some(approved)) => approved,
+        _ => {
+            let pointer = format!("/resume/{at}/payload");
+            let why = "must be {\"decision\": \"approve\" or \"deny\"}";
+            return Err(Problem::invalid_field(pointer, why));
+        }
+    };
+    let reason = payload["reason"].as_str().map(str::to_owned);
+    let arguments: Option<Map<String, Value>> = payload["arguments"].as_object().cloned();
+    Ok(match is_approved {
+        true => DecisionRequest::approve(arguments, reason),
+        false => DecisionRequest::deny(reason),
+    })
+}
