@@ -3,9 +3,11 @@
 use crate::config::clients::Clients;
 use crate::web::route::Route;
 
+pub mod ag_ui;
 pub mod history;
 pub mod mcp;
 pub mod openai;
+pub mod run_wait;
 pub mod start;
 
 /// The routes of the protocols that the configuration leaves on.
@@ -13,6 +15,9 @@ pub fn routes(clients: Clients) -> Vec<Route> {
     let mut routes = Vec::new();
     if clients.openai {
         routes.extend(openai::routes());
+    }
+    if clients.ag_ui {
+        routes.extend(ag_ui::routes());
     }
     if clients.mcp {
         routes.extend(mcp::routes());

@@ -1,0 +1,179 @@
+//! `POST /agents/{name}/ag-ui`: starts a run, or continues the one that waits for this client.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream::unfold;
+
+use crate::domain::run::Run;
+use crate::engine::admission::sessions::OnBusy;
+use crate::engine::record::journal::Subscription;
+use crate::engine::request::{Overrides, RunRequest};
+use crate::store::Step;
+use crate::web::auth::Principal;
+use crate::web::clients::ag_ui::input::{NewMessages, RunAgentInput};
+use crate::web::clients::ag_ui::interrupts;
+use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream};
+use crate::web::clients::openai::call_id::CallRef;
+use crate::web::clients::openai::results;
+use crate::web::clients::openai::stop::{self, Stop};
+use crate::web::clients::start;
+use crate::web::error::Problem;
+use crate::web::extract::path::AgentPath;
+use crate::web::extract::run_request::check_session_name;
+use crate::web::problem_code::ProblemCode;
+use crate::web::response::sse;
+use crate::web::routes::create_run::ParsedRequest;
+use crate::web::state::AppState;
+
+/// A run, what happens in it from now on, and the steps that the client has seen.
+struct FoundRun {
+    run: Arc<Run>,
+    subscription: Option<Subscription>,
+    recorded: Vec<Step>,
+}
+
+pub async fn post(
+    State(state): State<AppState>,
+    AgentPath(agent): AgentPath,
+    principal: Principal,
+    request: Request,
+) -> Result<Response, Problem> {
+    let ParsedRequest {
+        body,
+        trace,
+        provider_keys,
+        ..
+    } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    let mut input: RunAgentInput = body.json()?;
+    drop(body);
+    let session = check_session_name(input.thread_id.clone()).map_err(|_| {
+        let why = "must be 1 to 64 letters, digits, '.', '_' and '-': it is the session";
+        Problem::invalid_field("/threadId", why)
+    })?;
+    let found = if input.resume.is_empty() {
+        let new = input.new_messages()?;
+        match find_waiting_run(&state, &principal, &agent, &new).await? {
+            Some(found) => found,
+            None => {
+                let run_request = RunRequest {
+                    agent,
+                    owner: principal.key_name().map(str::to_owned),
+                    input: Some(required_text(new)?.into()),
+                    context: input.context_text(),
+                    session: Some(session),
+                    // A run that waits for the client would make this one wait too.
+                    on_busy: OnBusy::Reject,
+                    overrides: Overrides {
+                        client: input.client_additions()?,
+                        ..Overrides::default()
+                    },
+                    trace,
+                    provider_keys,
+                    ..RunRequest::default()
+                };
+                let started = start::start(&state, run_request, true).await?;
+                FoundRun {
+                    run: started.run,
+                    subscription: started.subscription,
+                    recorded: Vec::new(),
+                }
+            }
+        }
+    } else {
+        let entries = std::mem::take(&mut input.resume);
+        let run = interrupts::interrupted_run(&state, &principal, &agent, &entries).await?;
+        let subscription = state.runner.subscribe(run.id);
+        let recorded = state.runner.store().steps(run.id).await?;
+        interrupts::decide(&state, &principal, &run, entries).await?;
+        let run = Arc::new(run);
+        FoundRun {
+            run,
+            subscription,
+            recorded,
+        }
+    };
+    let request = AgUiRequest {
+        thread: input.thread_id,
+        id: input.run_id,
+        messages: input.messages,
+    };
+    Ok(respond(&state, request, found))
+}
+
+/// The run that waits for these results, with the results in its record; `None` without results.
+async fn find_waiting_run(
+    state: &AppState,
+    principal: &Principal,
+    agent: &str,
+    new: &NewMessages,
+) -> Result<Option<FoundRun>, Problem> {
+    let calls = new.results.iter();
+    let calls = calls.filter_map(|result| CallRef::parse(&result.call_id));
+    let Some(call) = calls.last() else {
+        return Ok(None);
+    };
+    let run = state.runner.store().run(call.run).await?;
+    let owner = principal.key_name();
+    let run = run.filter(|run| run.owner.as_deref() == owner && run.agent == agent);
+    let Some(run) = run.filter(Run::waits_for_client) else {
+        return Ok(None);
+    };
+    let Stop::Calls { calls, .. } = stop::stop_of(state, &run, None).await? else {
+        return Ok(None);
+    };
+    // The client also sends the results of the agent's own tools.
+    let mut results = new.results.clone();
+    results.retain(|result| calls.iter().any(|call| call.id == result.call_id));
+    let subscription = state.runner.subscribe(run.id);
+    let message = new.text.as_deref().map(Into::into);
+    let continued = results::continue_run(state, owner, agent, &results, message.as_ref()).await?;
+    let Some(continued) = continued else {
+        return Ok(None);
+    };
+    // Replies that come after the results are not in it, because they are of later turns.
+    let mut recorded = state.runner.store().steps(run.id).await?;
+    recorded.retain(|step| match step {
+        Step::Reply { turn, .. } | Step::Result { turn, .. } => *turn <= continued.turn,
+        _ => true,
+    });
+    Ok(Some(FoundRun {
+        run: continued.run,
+        subscription,
+        recorded,
+    }))
+}
+
+fn required_text(new: NewMessages) -> Result<String, Problem> {
+    match (new.text, new.results.is_empty()) {
+        (Some(text), _) => Ok(text),
+        (None, true) => {
+            let why = "ends with no message of the user, and there is no resume";
+            Err(Problem::invalid_field("/messages", why))
+        }
+        (None, false) => Err(Problem::new(
+            StatusCode::CONFLICT,
+            ProblemCode::NothingWaits,
+            "no run of this agent waits for these results: it has ended, or has them already",
+        )),
+    }
+}
+
+fn respond(state: &AppState, request: AgUiRequest, found: FoundRun) -> Response {
+    let FoundRun {
+        run,
+        subscription,
+        recorded,
+    } = found;
+    let stream = AgUiStream::new(state, request, Arc::clone(&run), subscription, &recorded);
+    let mut response = sse::response(unfold(Box::new(stream), |mut stream| async move {
+        let chunk = stream.next().await?;
+        Some((Ok::<_, Infallible>(Bytes::from(chunk)), stream))
+    }));
+    stop::add_run_id(&mut response, &run);
+    response
+}
