@@ -113,8 +113,8 @@ async fn find_waiting_run(
     new: &NewMessages,
 ) -> Result<Option<FoundRun>, Problem> {
     let calls = new.results.iter();
-    let calls = calls.filter_map(|result| CallRef::parse(&result.call_id));
-    let Some(call) = calls.last() else {
+    let mut calls = calls.filter_map(|result| CallRef::parse(&result.call_id));
+    let Some(call) = calls.next_back() else {
         return Ok(None);
     };
     let run = state.runner.store().run(call.run).await?;

@@ -148,10 +148,11 @@ impl Transcript {
                 ));
                 self.shown_calls.insert(id);
             }
-            None if !tool.truncated && self.shown_calls.contains(&id) => {
-                if self.shown_results.insert(id.clone()) {
-                    queue.push_back(events::tool_result(&result_id(&id), &id, &tool.result));
-                }
+            None if !tool.truncated
+                && self.shown_calls.contains(&id)
+                && self.shown_results.insert(id.clone()) =>
+            {
+                queue.push_back(events::tool_result(&result_id(&id), &id, &tool.result));
             }
             _ => {}
         }
