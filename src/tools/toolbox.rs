@@ -46,12 +46,7 @@ impl Toolbox {
         mcp_toolset: McpToolset,
         describe_agent: impl Fn(&str) -> CallableAgent,
     ) -> Self {
-        let mut tools: IndexMap<String, Arc<dyn Tool>> = IndexMap::new();
-        for name in &agent.tools {
-            if let Some(tool) = registry.get(name) {
-                tools.insert(name.clone(), Arc::clone(tool));
-            }
-        }
+        let mut tools = built_in_tools(agent, registry);
         // A command in this workdir would reach the daemon's own files. A call of `run_command` still gets an error
         // that says so.
         let exposes_daemon_files = workdir.as_deref().and_then(Workdir::exposed_path).is_some();
@@ -266,6 +261,13 @@ impl Toolbox {
             Err(text) => Err(truncate_with_notice(text, self.max_result)),
         }
     }
+}
+
+/// The built-in tools in the agent's list, by name.
+fn built_in_tools(agent: &Agent, registry: &ToolRegistry) -> IndexMap<String, Arc<dyn Tool>> {
+    let names = agent.tools.iter();
+    let tools = names.filter_map(|name| Some((name.clone(), Arc::clone(registry.get(name)?))));
+    tools.collect()
 }
 
 /// Returns the call with arguments that fit the schema.

@@ -11,12 +11,8 @@ use crate::catalog::LoadError;
 use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::run::now;
 use crate::domain::suggestion;
-use crate::engine::add_message::AddMessageError;
 use crate::engine::admission::delete_session::DeleteSessionError;
-use crate::engine::approval::decision::DecideError;
-use crate::engine::client_results::ClientResultsError;
 use crate::engine::fork::request::ForkError;
-use crate::engine::hold::HoldError;
 use crate::engine::memory::memories::MemoryError;
 use crate::engine::request::StartError;
 use crate::engine::state::period_budgets::BudgetExhausted;
@@ -26,9 +22,9 @@ use crate::web::problem_code::ProblemCode;
 use crate::web::tickets::{IssueError, MAX_PER_KEY};
 
 /// `Retry-After` in seconds, if the time of recovery is unknown.
-const RETRY_INTERVAL_SECS: u64 = 1;
+pub const RETRY_INTERVAL_SECS: u64 = 1;
 /// `Retry-After` in seconds of a daemon that is shutting down: its successor has to start first.
-const RESTART_INTERVAL_SECS: u64 = 5;
+pub const RESTART_INTERVAL_SECS: u64 = 5;
 /// Maximum characters of a detail. Details quote what clients send.
 const MAX_DETAIL: usize = 2000;
 /// Maximum characters of one quotation.
@@ -320,41 +316,6 @@ impl From<StoreError> for Problem {
     }
 }
 
-impl From<AddMessageError> for Problem {
-    fn from(error: AddMessageError) -> Self {
-        let detail = error.to_string();
-        match error {
-            AddMessageError::RunNotFound(id) => Self::run_not_found(id),
-            AddMessageError::RunEnded { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::RunEnded, detail)
-            }
-            AddMessageError::TooManyUnread(_) => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::TooManyMessages, detail)
-            }
-            AddMessageError::Draining => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ProblemCode::Draining,
-                detail,
-            )
-            .with_retry_after(RESTART_INTERVAL_SECS),
-            AddMessageError::Store(error) => error.into(),
-        }
-    }
-}
-
-impl From<HoldError> for Problem {
-    fn from(error: HoldError) -> Self {
-        let detail = error.to_string();
-        match error {
-            HoldError::RunNotFound(id) => Self::run_not_found(id),
-            HoldError::RunEnded { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::RunEnded, detail)
-            }
-            HoldError::Store(error) => error.into(),
-        }
-    }
-}
-
 impl From<LoadError> for Problem {
     fn from(error: LoadError) -> Self {
         match &error {
@@ -373,48 +334,6 @@ impl From<LoadError> for Problem {
                 error.to_string(),
             ),
         }
-    }
-}
-
-impl From<DecideError> for Problem {
-    fn from(error: DecideError) -> Self {
-        let text = error.to_string();
-        match error {
-            DecideError::RunNotFound(id) => Self::run_not_found(id),
-            DecideError::NotPending { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::NothingWaits, text)
-            }
-            DecideError::InvalidArguments(_) => Self::invalid_field("/arguments", text),
-            DecideError::NotReached(_) => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ProblemCode::CallNotReached,
-                text,
-            )
-            .with_retry_after(RETRY_INTERVAL_SECS),
-            DecideError::Draining => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining, text)
-                    .with_retry_after(RESTART_INTERVAL_SECS)
-            }
-            DecideError::Store(error) => error.into(),
-        }
-    }
-}
-
-impl From<ClientResultsError> for Problem {
-    fn from(error: ClientResultsError) -> Self {
-        let (status, code) = match error {
-            ClientResultsError::Store(error) => return error.into(),
-            ClientResultsError::NotWaiting(_) | ClientResultsError::Missing(_) => {
-                (StatusCode::CONFLICT, ProblemCode::NothingWaits)
-            }
-            ClientResultsError::NotReached(_) => {
-                (StatusCode::SERVICE_UNAVAILABLE, ProblemCode::CallNotReached)
-            }
-            ClientResultsError::Draining => {
-                (StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining)
-            }
-        };
-        Self::new(status, code, error.to_string()).with_retry_after(RETRY_INTERVAL_SECS)
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod batches;
+mod change_errors;
 pub mod clients;
 pub mod console;
 pub mod error;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use rusqlite::Connection;
+use tokio::task::JoinSet;
 
 use crate::batches::{accepted, finished, lines, results, send_batch};
 use crate::support::app::TestApp;
@@ -20,24 +21,23 @@ async fn a_batch_that_is_being_accepted_exists_after_a_kill_only_if_it_is_comple
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let body = lines(3000);
-    let url = format!("{}/agents/solo/runs:batch", app.daemon.url);
     for attempt in 0..3 {
-        let request = app.client.post(&url.replace(
-            &url[..url.find("/agents").expect("a path")],
-            &app.daemon.url,
-        ));
+        let url = format!("{}/agents/solo/runs:batch", app.daemon.url);
+        let request = app.client.post(url);
         let request = request
             .header("idempotency-key", format!("k{attempt}"))
             .body(body.clone());
         let before = count(&app, "batch_lines");
-        let response = tokio::spawn(request.send());
+        let mut sending = JoinSet::new();
+        sending.spawn(request.send());
         // In the middle of the lines.
         eventually("lines in the store", async || {
             (count(&app, "batch_lines") > before).then_some(())
         })
         .await;
         app.daemon.kill().await;
-        let response = response.await.expect("a response");
+        let response = sending.join_next().await.expect("a request");
+        let response = response.expect("a response");
         app.restart_after_end().await;
         let listed = app.get("/batches").await.json();
         let batches = listed["data"].as_array().expect("batches");

@@ -272,6 +272,7 @@ async fn the_configuration_turns_the_console_off() {
         .await;
     for path in ["/", "/ui/", "/ui/agents"] {
         let problem = app.get(path).await.problem(404);
-        assert_eq!(problem, format!("there is no route \"{path}\""));
+        let expected = format!("there is no route \"{path}\"");
+        assert!(problem.starts_with(&expected), "{problem}");
     }
 }

@@ -34,7 +34,7 @@ async fn an_invalid_field_has_a_pointer() {
         (
             json!({"input": 7}),
             "/input",
-            "expected a text or a list of parts",
+            "expected a text, a list of parts, or an object",
         ),
         (json!({"timeout": -1}), "/timeout", "whole number"),
         (json!({"timeout": 1e12 as u64}), "/timeout", "at most"),

@@ -341,7 +341,11 @@ fn invalid() -> Vec<(Value, &'static str, &'static str)> {
             "/input/0/colour",
             "unknown field",
         ),
-        (input(json!(1)), "/input", "a text or a list of parts"),
+        (
+            input(json!(1)),
+            "/input",
+            "a text, a list of parts, or an object",
+        ),
         (
             json!({"messages": [{"role": "user", "content": [gif("image/png")]}]}),
             "/messages/0/content/0/media_type",

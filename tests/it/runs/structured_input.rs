@@ -156,10 +156,10 @@ async fn another_agent_passes_the_fields_as_arguments() {
     let sent = app.provider.wait_for_request("sorter", 1).await;
     let message = "Sort ticket 7: It {burns} {urgent: true}\n\nContext:\nc";
     assert_eq!(sent.user_messages(), [message]);
-    let children = run.children().await;
-    assert_eq!(children.len(), 2);
-    let task: Value =
-        serde_json::from_str(children[0]["task"].as_str().expect("a task")).expect("JSON");
+    let children = run.tree().await["children"].clone();
+    assert_eq!(children.as_array().map(Vec::len), Some(2));
+    let task = children[0]["task"].as_str().expect("a task");
+    let task: Value = serde_json::from_str(task).expect("JSON");
     assert_eq!(task, ticket());
 }
 
