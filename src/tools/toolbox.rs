@@ -69,8 +69,7 @@ impl Toolbox {
         }
         let names = &agent.sub_agents;
         if !names.is_empty() {
-            let agents = names.iter().map(|name| describe_agent(name));
-            let tool = CallAgent::new(agents.collect());
+            let tool = CallAgent::new(names.iter().map(|name| describe_agent(name)).collect());
             tools.insert(call_agent::NAME.to_owned(), Arc::new(tool));
         }
         if let Some(settings) = &agent.subagent {
