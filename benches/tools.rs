@@ -79,7 +79,7 @@ async fn grep(dir: &Path, pattern: &str) -> Duration {
         attachments: Default::default(),
         ..config::Tools::default()
     };
-    let registry = ToolRegistry::new(&tools, &ReservedPaths::default(), &[]);
+    let registry = ToolRegistry::new(&tools, &ReservedPaths::default(), &[], Default::default());
     let tool = registry.get("grep").expect("grep");
     let call = ToolCall {
         id: "call".to_owned(),

@@ -128,7 +128,12 @@ impl Services {
         let providers = ProviderRegistry::build(&config.providers)?;
         let workdirs = Arc::new(workdirs(config)?);
         let key_names: Vec<String> = keys(config).into_keys().collect();
-        let tool_registry = ToolRegistry::new(&config.tools, workdirs.reserved(), &key_names);
+        let tool_registry = ToolRegistry::new(
+            &config.tools,
+            workdirs.reserved(),
+            &key_names,
+            process_environment(),
+        );
         let environment = process_environment();
         let check = AgentCheck::new(config, &providers, &tool_registry, &workdirs, environment);
         let (dirs, rules) = (config.agents.dirs.clone(), Rules::from_config(config));
@@ -230,7 +235,12 @@ fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
 pub fn agent_check(config: &Config) -> anyhow::Result<AgentCheck> {
     let providers = ProviderRegistry::build(&config.providers)?;
     let workdirs = Arc::new(workdirs(config)?);
-    let tool_registry = ToolRegistry::new(&config.tools, workdirs.reserved(), &[]);
+    let tool_registry = ToolRegistry::new(
+        &config.tools,
+        workdirs.reserved(),
+        &[],
+        process_environment(),
+    );
     let environment = process_environment();
     Ok(AgentCheck::new(
         config,
@@ -264,7 +274,12 @@ pub fn config_problems(config: &Config, positions: &Positions) -> Vec<Problem> {
     }
     match workdirs(config) {
         Ok(workdirs) => {
-            let tools = ToolRegistry::new(&config.tools, workdirs.reserved(), &[]);
+            let tools = ToolRegistry::new(
+                &config.tools,
+                workdirs.reserved(),
+                &[],
+                process_environment(),
+            );
             let reason = tools.commands_disabled_reason();
             let path = "tools.allow_commands";
             problems.extend(reason.map(|why| positions.warning(path, why.to_owned())));

@@ -77,14 +77,18 @@ fn check_approval(agent: &Agent, tool: &str) -> Result<(), String> {
                     server.name == server_name && !name.is_empty() && is_listed
                 })
             }
-            None => agent.tools.iter().any(|listed| listed == tool),
+            None => {
+                let mut http_tools = agent.http_tools.iter();
+                agent.tools.iter().any(|listed| listed == tool)
+                    || http_tools.any(|http_tool| http_tool.name == tool)
+            }
         },
     };
     if is_available {
         return Ok(());
     }
     Err(format!(
-        "approve names \"{tool}\", which this agent does not have: name a tool of its tools list, call_agent (with \
+        "approve names \"{tool}\", which this agent does not have: name a tool of its tools list or of its http_tools, call_agent (with \
          sub_agents), subagent (where it is enabled), or <server>__<tool> of one of its mcp_servers"
     ))
 }

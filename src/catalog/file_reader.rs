@@ -1,12 +1,10 @@
 //! Reads the settings of an agent from the tables of its file. Collects all problems with their positions.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::value::RawValue;
-
-use crate::catalog::{mcp_servers, schedules, triggers};
+use crate::catalog::schemas::{read_object_schema, read_schema};
+use crate::catalog::{http_tools, mcp_servers, schedules, triggers};
 use crate::config::document::{Node, Origin, Value};
 use crate::config::environment::{check_variable_name, expand_home, home_dir};
 use crate::config::table_reader::TableReader;
@@ -18,7 +16,6 @@ use crate::domain::event::STORED_EVENT_NAMES;
 use crate::domain::text_template::TextTemplate;
 use crate::domain::usage::Cost;
 use crate::ssrf;
-use crate::validation;
 
 /// Fills the settings that it visits from a table. A setting keeps its default if its key is absent or its value is wrong.
 pub struct FileReader<'r, 't> {
@@ -86,11 +83,19 @@ impl Visitor for FileReader<'_, '_> {
                 set(url, table.parsed_text(key, parse));
             }
             Setting::ResponseFormat(format) => *format = table.nested(key, read_response_format),
-            Setting::Schema(schema) => *schema = read_input_schema(table, key),
+            Setting::Schema(schema) => {
+                if let Some(node) = table.take_node(key) {
+                    let read = read_object_schema(&node);
+                    *schema = read
+                        .map_err(|why| table.push_invalid(&node, key, &why))
+                        .ok();
+                }
+            }
             Setting::Template(template) => {
                 *template = table.parsed_text(key, TextTemplate::parse);
             }
             Setting::Extra(extra) => set(extra, table.json_table(key, check_extra)),
+            Setting::HttpTools(tools) => *tools = http_tools::read(table, key),
             Setting::McpServers(servers) => *servers = mcp_servers::read(table, key),
             Setting::Schedules(read) => *read = schedules::read(table, key),
             Setting::Triggers(read) => *read = triggers::read(table, key),
@@ -247,39 +252,4 @@ fn read_response_format(table: &mut TableReader<'_>) -> ResponseFormat {
             ResponseFormat::Text
         }
     }
-}
-
-/// A schema of objects, as a table or as JSON text.
-fn read_input_schema(table: &mut TableReader<'_>, key: &'static str) -> Option<Arc<RawValue>> {
-    let node = table.take_node(key)?;
-    let is_of_objects = |schema: &Arc<RawValue>| {
-        serde_json::from_str::<serde_json::Value>(schema.get())
-            .is_ok_and(|schema| schema.get("type").and_then(|it| it.as_str()) == Some("object"))
-    };
-    let schema = read_schema(&node).and_then(|schema| match is_of_objects(&schema) {
-        true => Ok(schema),
-        false => Err(
-            "must have type = \"object\": its properties are the fields of the input".to_owned(),
-        ),
-    });
-    let reported = schema.map_err(|why| table.push_invalid(&node, key, &why));
-    reported.ok()
-}
-
-/// A JSON Schema as a table or as JSON text.
-fn read_schema(node: &Node) -> Result<Arc<RawValue>, String> {
-    let schema = match &node.value {
-        Value::Table(_) => node.to_json(),
-        Value::String(text) => {
-            serde_json::from_str(text).map_err(|error| format!("is text, but no JSON: {error}"))?
-        }
-        _ => return Err("must be a table, or JSON text".to_owned()),
-    };
-    if !schema.is_object() {
-        return Err("must be a JSON object".to_owned());
-    }
-    let raw = serde_json::value::to_raw_value(&schema).map_err(|error| error.to_string())?;
-    let schema = validation::compile_schema_blocking(Arc::from(raw))
-        .map_err(|why| format!("is no JSON Schema: {why}"))?;
-    Ok(Arc::clone(schema.raw()))
 }

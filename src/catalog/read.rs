@@ -15,7 +15,7 @@ use crate::domain::agent::Agent;
 use crate::domain::agent::settings::Section;
 
 /// A document with every list of tables, for messages about keys in the wrong table.
-const SAMPLE: &str = "[[mcp_servers]]\n[[schedules]]\n[[triggers]]\n";
+const SAMPLE: &str = "[[http_tools]]\n[[mcp_servers]]\n[[schedules]]\n[[triggers]]\n";
 
 /// A valid agent file.
 #[derive(Clone, Debug)]

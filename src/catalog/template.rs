@@ -170,6 +170,18 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # secret_env = "HOOK_SECRET"
 # Which events; empty means the ends: run.completed, run.failed, run.cancelled.
 # events = []
+# Tools that are HTTP requests. {name} is an argument, percent-encoded in url; ${VAR} is a variable of the daemon's environment.
+#   [[http_tools]]
+#   name = "find_ticket"
+#   description = "Finds tickets by words"
+#   method = "GET"                  # GET, POST, PUT, PATCH or DELETE
+#   url = "https://tickets.example.com/api/{project}/tickets?q={words}"
+#   headers = { Authorization = "Bearer ${TICKETS_TOKEN}" }
+#   body = '{{"words": {words}}}'   # unset: the arguments that url does not use, as JSON
+#   parameters = { type = "object", required = ["project"], properties = { project = { type = "string" }, words = { type = "string" } } }
+#   safe_to_repeat = true           # whether a call may be repeated after a restart; unset: only GET
+#   timeout = 30                    # seconds
+#
 # MCP servers: each one's tools are offered as <name>__<tool>. ${VAR} is a variable of the daemon's environment.
 #   [[mcp_servers]]
 #   name = "tickets"
@@ -224,7 +236,10 @@ mod tests {
     impl Visitor for KeyCheck {
         fn setting(&mut self, key: &'static str, setting: Setting<'_>) {
             let text = match &setting {
-                Setting::McpServers(_) | Setting::Schedules(_) | Setting::Triggers(_) => {
+                Setting::HttpTools(_)
+                | Setting::McpServers(_)
+                | Setting::Schedules(_)
+                | Setting::Triggers(_) => {
                     format!("[[{key}]]")
                 }
                 Setting::Schema(_) => format!("# [{key}]"),

@@ -5,6 +5,7 @@ use serde::{Serialize, Serializer};
 
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::settings::{Presence, Section, Setting, Visitor};
+use crate::domain::http_tool::HttpToolView;
 use crate::domain::mcp::McpServerView;
 use crate::ssrf;
 
@@ -122,6 +123,14 @@ impl<M: SerializeMap> Visitor for Writer<M> {
             Setting::Extra(extra) => self.write_unless_empty(key, extra.is_empty(), extra),
             Setting::Schedules(schedules) => self.write(key, schedules),
             Setting::Triggers(triggers) => self.write(key, triggers),
+            Setting::HttpTools(tools) => {
+                let view = match self.audience {
+                    Audience::Client => HttpToolView::for_client,
+                    Audience::Operator => HttpToolView::for_operator,
+                };
+                let tools: Vec<HttpToolView<'_>> = tools.iter().map(view).collect();
+                self.write(key, &tools);
+            }
             Setting::McpServers(servers) => {
                 let servers: Vec<McpServerView<'_>> = servers
                     .iter()

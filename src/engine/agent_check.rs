@@ -18,7 +18,7 @@ use crate::config::secrets::{is_process_secret_set, is_secret_set};
 use crate::config::{ClientKey, Config};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
-use crate::domain::mcp::{McpServer, McpTransport};
+use crate::domain::mcp::{McpServer, McpTransport, Template};
 use crate::domain::period_budget::PeriodLimit;
 use crate::domain::suggestion;
 use crate::engine::blocking::run_blocking;
@@ -202,6 +202,10 @@ impl EntryCheck<'_> {
         self.check_files(visits);
         for (index, server) in self.agent.mcp_servers.iter().enumerate() {
             self.check_mcp_server(&format!("mcp_servers[{index}]"), server);
+        }
+        for (index, tool) in self.agent.http_tools.iter().enumerate() {
+            let path = format!("http_tools[{index}].headers");
+            self.check_variables(&path, &format!("tool {}", tool.name), &tool.headers);
         }
         self.check_webhook();
         for (index, schedule) in self.agent.schedules.iter().enumerate() {
@@ -431,6 +435,15 @@ impl EntryCheck<'_> {
             }
             McpTransport::StreamableHttp { headers, .. } => (headers, "headers"),
         };
+        self.check_variables(
+            &format!("{path}.{table}"),
+            &format!("MCP server {name}"),
+            templates,
+        );
+    }
+
+    /// Warns of variables that are not set. `owner` begins the sentence.
+    fn check_variables(&mut self, path: &str, owner: &str, templates: &BTreeMap<String, Template>) {
         for (key, template) in templates {
             // Only whether they are set matters.
             let environment = &self.server.environment;
@@ -438,9 +451,8 @@ impl EntryCheck<'_> {
                 |name: &str| environment.contains_key(name) || is_secret_set(environment, name);
             let lookup = |name: &str| is_set(name).then_some("");
             if let Err(variable) = template.expand(lookup) {
-                let text =
-                    format!("MCP server {name}: the environment variable {variable} is not set");
-                self.warn(&format!("{path}.{table}.{key}"), text);
+                let text = format!("{owner}: the environment variable {variable} is not set");
+                self.warn(&format!("{path}.{key}"), text);
             }
         }
     }

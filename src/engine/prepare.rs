@@ -386,7 +386,8 @@ fn is_empty(overrides: &Overrides) -> bool {
 /// Refuses tools of the client with the names of tools that the agent has or may get.
 fn check_client_tools(agent: &Agent, tools: &[ClientTool]) -> Result<(), StartError> {
     let own = agent.tools.iter().map(String::as_str);
-    let own: BTreeSet<&str> = own.chain(RESERVED_TOOLS).collect();
+    let http_tools = agent.http_tools.iter().map(|tool| tool.name.as_str());
+    let own: BTreeSet<&str> = own.chain(http_tools).chain(RESERVED_TOOLS).collect();
     let is_of_server = |name: &str| {
         let mut servers = agent.mcp_servers.iter();
         servers.any(|server| {

@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::config::environment::Environment;
 use crate::config::{self, AttachmentLimits};
+use crate::domain::http_tool::HttpTool;
 use crate::fair::fair_semaphore::FairSemaphore;
 use crate::tools::Tool;
 use crate::tools::deferred::ToolDeferral;
 use crate::tools::files::registry::file_tools;
 use crate::tools::shell;
 use crate::tools::shell::tool::RunCommand;
+use crate::tools::web::http_tool::HttpToolSender;
 use crate::tools::web::url_fetch::AttachmentDownloader;
 use crate::tools::web::{search, url_fetch};
 use crate::workdirs::reserved::ReservedPaths;
@@ -25,6 +28,7 @@ pub struct ToolRegistry {
     attachments: AttachmentLimits,
     deferral: Option<Arc<ToolDeferral>>,
     downloader: Option<AttachmentDownloader>,
+    http_tools: Option<Arc<HttpToolSender>>,
     /// Whether commands run in a sandbox that hides the daemon's own files.
     is_sandboxed: bool,
     /// Why `run_command` is missing although the configuration allows it.
@@ -33,8 +37,13 @@ pub struct ToolRegistry {
 
 impl ToolRegistry {
     /// The tools that the configuration allows. Commands cannot reach the reserved paths; shared limits are divided
-    /// between `keys`.
-    pub fn new(config: &config::Tools, reserved: &ReservedPaths, keys: &[String]) -> Self {
+    /// between `keys`. `environment` has the variables of tools that are HTTP requests.
+    pub fn new(
+        config: &config::Tools,
+        reserved: &ReservedPaths,
+        keys: &[String],
+        environment: Environment,
+    ) -> Self {
         let mut tools: BTreeMap<_, _> = file_tools(config.max_result, config.attachments, keys)
             .into_iter()
             .collect();
@@ -49,6 +58,12 @@ impl ToolRegistry {
             config.max_result,
             Arc::clone(&web_permits),
         ));
+        let http_tools = HttpToolSender::new(
+            &config.url_fetch,
+            config.max_result,
+            Arc::clone(&web_permits),
+            environment,
+        );
         tools.extend(search::tool(config.web_search.as_ref(), web_permits));
         let (command, commands_disabled_reason) =
             match shell::tool::from_config(config, reserved, keys) {
@@ -66,6 +81,7 @@ impl ToolRegistry {
             attachments: config.attachments,
             deferral: ToolDeferral::new(config.deferred_above),
             downloader: Some(downloader),
+            http_tools: Some(Arc::new(http_tools)),
             is_sandboxed,
             commands_disabled_reason,
         }
@@ -108,6 +124,11 @@ impl ToolRegistry {
         self.tools.get(name)
     }
 
+    /// The tool that an agent's file describes.
+    pub fn http_tool(&self, settings: &HttpTool) -> Option<Arc<dyn Tool>> {
+        self.http_tools.as_ref()?.tool(settings)
+    }
+
     /// Fetches the images and files that requests name by URL.
     ///
     /// # Errors
@@ -137,6 +158,7 @@ impl ToolRegistry {
 mod tests {
     use super::ToolRegistry;
     use crate::config;
+    use crate::config::environment::Environment;
     use crate::domain::agent::BUILT_IN_TOOLS;
     use crate::tools::shell;
     use crate::workdirs::reserved::ReservedPaths;
@@ -146,7 +168,12 @@ mod tests {
 
     #[test]
     fn registry_matches_built_in_tools() {
-        let registry = ToolRegistry::new(&config::Tools::default(), &ReservedPaths::default(), &[]);
+        let registry = ToolRegistry::new(
+            &config::Tools::default(),
+            &ReservedPaths::default(),
+            &[],
+            Environment::new(),
+        );
         for name in registry.tools.keys() {
             assert!(
                 BUILT_IN_TOOLS.contains(name),

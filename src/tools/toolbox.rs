@@ -262,11 +262,13 @@ impl Toolbox {
     }
 }
 
-/// The built-in tools in the agent's list, by name.
+/// The built-in tools in the agent's list and its HTTP tools, by name.
 fn built_in_tools(agent: &Agent, registry: &ToolRegistry) -> IndexMap<String, Arc<dyn Tool>> {
     let names = agent.tools.iter();
     let tools = names.filter_map(|name| Some((name.clone(), Arc::clone(registry.get(name)?))));
-    tools.collect()
+    let http_tools = agent.http_tools.iter();
+    let http_tools = http_tools.filter_map(|it| Some((it.name.clone(), registry.http_tool(it)?)));
+    tools.chain(http_tools).collect()
 }
 
 /// Returns the call with arguments that fit the schema.

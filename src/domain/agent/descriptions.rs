@@ -122,6 +122,7 @@ fn definition(key: &str) -> &'static str {
         "budget" => "Limits of a run with all its descendants.",
         "retry" => "How failed provider requests are retried.",
         "memory" => "The results of earlier runs that the agent remembers.",
+        "http_tools" => "Tools that are HTTP requests.",
         "mcp_servers" => "MCP servers with further tools.",
         "schedules" => "Runs that the daemon starts at times.",
         "triggers" => "Webhooks of other services that start runs.",

@@ -16,6 +16,7 @@ use crate::domain::agent::settings::{
     Choice, ListRule, MAX_COUNT, Presence, Section, Setting, Visitor,
 };
 use crate::domain::context::ContextSettings;
+use crate::domain::http_tool::HttpTool;
 use crate::domain::mcp::McpServer;
 use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::schedule::Schedule;
@@ -136,6 +137,9 @@ pub struct Agent {
     /// The MCP servers that offer it further tools, in the file's order.
     #[serde(default)]
     pub mcp_servers: Vec<McpServer>,
+    /// Its tools that are HTTP requests, in the file's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub http_tools: Vec<HttpTool>,
     /// Its runs that the daemon starts at times. No run needs them.
     #[serde(skip)]
     pub schedules: Vec<Schedule>,
@@ -201,6 +205,7 @@ impl Default for Agent {
             subagent: None,
             ad_hoc: None,
             mcp_servers: Vec::new(),
+            http_tools: Vec::new(),
             schedules: Vec::new(),
             triggers: Vec::new(),
             webhook: None,
@@ -266,6 +271,7 @@ impl Section for Agent {
         v.section("retry", &mut self.retry);
         v.section("memory", &mut self.memory);
         v.setting("mcp_servers", Setting::McpServers(&mut self.mcp_servers));
+        v.setting("http_tools", Setting::HttpTools(&mut self.http_tools));
         v.setting("schedules", Setting::Schedules(&mut self.schedules));
         v.setting("triggers", Setting::Triggers(&mut self.triggers));
         v.optional_section("subagent", Presence::Enabled, &mut self.subagent);

@@ -10,6 +10,7 @@ use crate::domain::agent::descriptions::{describe, describe_section};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::settings::{MAX_COUNT, Presence, Section, Setting, Visitor};
+use crate::domain::http_tool::HttpToolView;
 use crate::domain::mcp::McpServerView;
 use crate::domain::schedule::Schedule;
 use crate::domain::trigger::Trigger;
@@ -130,6 +131,7 @@ impl Visitor for SchemaVisitor<'_> {
             Setting::Template(_) => nullable_text,
             Setting::ResponseFormat(_) => self.refer_to::<ResponseFormat>(),
             Setting::Extra(_) => json!({"type": "object", "additionalProperties": {}}),
+            Setting::HttpTools(_) => self.refer_to::<Vec<HttpToolView<'static>>>(),
             Setting::McpServers(_) => self.refer_to::<Vec<McpServerView<'static>>>(),
             Setting::Schedules(_) => self.refer_to::<Vec<Schedule>>(),
             Setting::Triggers(_) => self.refer_to::<Vec<Trigger>>(),

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::http_tool::HttpTool;
 use crate::domain::mcp::McpServer;
 use crate::domain::schedule::Schedule;
 use crate::domain::text_template::TextTemplate;
@@ -92,6 +93,7 @@ pub enum Setting<'a> {
     /// Keys of provider requests.
     Extra(&'a mut Map<String, Value>),
     McpServers(&'a mut Vec<McpServer>),
+    HttpTools(&'a mut Vec<HttpTool>),
     Schedules(&'a mut Vec<Schedule>),
     Triggers(&'a mut Vec<Trigger>),
 }

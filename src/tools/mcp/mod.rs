@@ -16,7 +16,7 @@ mod list;
 mod open;
 pub mod pool;
 mod requests;
-mod secrets;
+pub mod secrets;
 mod session;
 mod stderr;
 mod stdio;

@@ -32,6 +32,15 @@ pub struct FetchResponse {
     pub content: FetchedContent,
 }
 
+/// A request with headers that may hold secrets.
+pub struct OutgoingRequest {
+    pub method: http::Method,
+    pub url: Url,
+    pub headers: HeaderMap,
+    pub body: Option<String>,
+    pub timeout: Duration,
+}
+
 pub struct WebFetcher {
     guard: Arc<SsrfGuard>,
     timeout: Duration,
@@ -72,6 +81,35 @@ impl WebFetcher {
         self.with_timeout(request).await
     }
 
+    /// Sends a request to a host that the operator named, and returns its response, also if it is a redirect.
+    pub async fn send(&self, request: OutgoingRequest) -> Result<FetchResponse, String> {
+        let OutgoingRequest {
+            method,
+            url,
+            headers,
+            body,
+            timeout,
+        } = request;
+        self.check_allowed(&url, &[])?;
+        let client = self.client.get_or_init(|| self.build_client());
+        let client = client.as_ref().map_err(Clone::clone)?;
+        let mut request = client
+            .request(method, url.clone())
+            .header(USER_AGENT, concat!("axed/", env!("CARGO_PKG_VERSION")))
+            .header(ACCEPT, ACCEPTED_TYPES)
+            .header(ACCEPT_ENCODING, "gzip")
+            .headers(headers);
+        if let Some(body) = body {
+            request = request.body(body);
+        }
+        let response = async {
+            let response = request.send().await;
+            let response = response.map_err(|error| connection_error_message(&url, &error))?;
+            read_response(url.clone(), false, response).await
+        };
+        within(timeout, response).await
+    }
+
     /// Downloads at most `max_bytes` from `address`.
     pub async fn download(&self, address: &str, max_bytes: usize) -> Result<Vec<u8>, String> {
         let url = ssrf::parse_url(address).map_err(|why| format!("the url {why}"))?;
@@ -103,13 +141,7 @@ impl WebFetcher {
         &self,
         request: impl Future<Output = Result<T, String>>,
     ) -> Result<T, String> {
-        match tokio::time::timeout(self.timeout, request).await {
-            Ok(result) => result,
-            Err(_) => Err(format!(
-                "No complete response arrived within {} seconds",
-                self.timeout.as_secs()
-            )),
-        }
+        within(self.timeout, request).await
     }
 
     /// Returns the first response that is no redirect, its URL, and whether a redirect led there.
@@ -178,6 +210,19 @@ impl WebFetcher {
             .pool_idle_timeout(Duration::from_secs(10))
             .build()
             .map_err(|error| format!("url_fetch has no HTTP client: {error}"))
+    }
+}
+
+async fn within<T>(
+    timeout: Duration,
+    request: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(timeout, request).await {
+        Ok(result) => result,
+        Err(_) => Err(format!(
+            "No complete response arrived within {} seconds",
+            timeout.as_secs()
+        )),
     }
 }
 

@@ -7,6 +7,7 @@ mod call_results;
 mod command_sandbox;
 mod deferred;
 mod files;
+mod http_tools;
 mod mcp;
 mod mcp_faults;
 mod mcp_http;

@@ -1,0 +1,212 @@
+//! `[[http_tools]]`: tools that are HTTP requests to hosts that the agent's file names. The requests pass the SSRF guard,
+//! follow no redirects, and are bounded; the values of variables are redacted from what the model sees.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
+
+use crate::config;
+use crate::config::environment::Environment;
+use crate::domain::http_tool::{BodyFormat, HttpMethod, HttpTool};
+use crate::domain::json_schema::Schema;
+use crate::domain::message::{ToolCall, ToolSpec};
+use crate::fair::fair_semaphore::{FairSemaphore, Permit};
+use crate::ssrf;
+use crate::tools::mcp::secrets::{Secrets, read_secret_files};
+use crate::tools::web::fetch::{FetchResponse, OutgoingRequest, WebFetcher};
+use crate::tools::{CallContext, Effect, Tool, ToolOutput};
+
+/// Most bytes of an error response that the model sees.
+const MAX_ERROR_BYTES: usize = 1024;
+/// Bytes of a result that are kept free for notices.
+const NOTICE_BYTES: usize = 4096;
+
+/// Sends the requests of all such tools.
+pub struct HttpToolSender {
+    fetcher: WebFetcher,
+    permits: Arc<FairSemaphore>,
+    environment: Environment,
+    /// Most bytes of a response's text in a result.
+    max_bytes: usize,
+}
+
+impl HttpToolSender {
+    /// Results have at most `max_result` bytes; each call takes one of the permits. `environment` has the variables of
+    /// headers.
+    pub fn new(
+        config: &config::UrlFetch,
+        max_result: usize,
+        permits: Arc<FairSemaphore>,
+        environment: Environment,
+    ) -> Self {
+        Self {
+            fetcher: WebFetcher::https_only(config),
+            permits,
+            environment,
+            max_bytes: max_result.saturating_sub(NOTICE_BYTES).max(max_result / 2),
+        }
+    }
+
+    /// The tool of these settings; `None` if its schema cannot be read, which a valid file excludes.
+    pub fn tool(self: &Arc<Self>, settings: &HttpTool) -> Option<Arc<dyn Tool>> {
+        let schema = Schema::parse(Arc::clone(&settings.parameters)).ok()?;
+        Some(Arc::new(HttpRequestTool {
+            settings: settings.clone(),
+            schema,
+            sender: Arc::clone(self),
+        }))
+    }
+
+    async fn send(
+        &self,
+        tool: &HttpTool,
+        arguments: &Value,
+        key: Option<&str>,
+    ) -> Result<String, String> {
+        let address = tool.render_url(arguments)?;
+        let url = ssrf::parse_url(&address).map_err(|why| format!("The address {why}"))?;
+        let body = tool.render_body(arguments)?;
+        let mut secrets = Secrets::default();
+        let headers = self.headers(tool, body.is_some(), &mut secrets).await?;
+        let permit = self.permits.acquire(key).await;
+        let request = OutgoingRequest {
+            method: method(tool.method),
+            url,
+            headers,
+            body,
+            timeout: tool.timeout,
+        };
+        let response = self.fetcher.send(request).await;
+        let formatted = match response {
+            Ok(response) => format_response(tool, response, self.max_bytes, permit).await,
+            Err(why) => Err(why),
+        };
+        let redact = |text: String| secrets.redact(&text);
+        formatted.map(redact).map_err(redact)
+    }
+
+    async fn headers(
+        &self,
+        tool: &HttpTool,
+        has_body: bool,
+        secrets: &mut Secrets,
+    ) -> Result<HeaderMap, String> {
+        let name = &tool.name;
+        let environment = read_secret_files(&tool.headers, &self.environment).await;
+        let environment = environment.map_err(|why| format!("{name} cannot be called: {why}"))?;
+        let expanded = secrets.expand_templates("headers", &tool.headers, &environment);
+        let expanded = expanded.map_err(|why| format!("{name} cannot be called: {why}"))?;
+        let mut headers = HeaderMap::new();
+        for (header, value) in expanded {
+            let parsed = HeaderName::from_bytes(header.as_bytes()).ok();
+            let value = HeaderValue::from_str(&value).ok();
+            let (Some(parsed), Some(mut value)) = (parsed, value) else {
+                return Err(format!(
+                    "{name} cannot be called: its headers.{header} holds characters that no header has"
+                ));
+            };
+            value.set_sensitive(true);
+            headers.insert(parsed, value);
+        }
+        if has_body && tool.body_format == BodyFormat::Json && !headers.contains_key(CONTENT_TYPE) {
+            let json = HeaderValue::from_static("application/json");
+            headers.insert(CONTENT_TYPE, json);
+        }
+        Ok(headers)
+    }
+}
+
+struct HttpRequestTool {
+    settings: HttpTool,
+    schema: Schema,
+    sender: Arc<HttpToolSender>,
+}
+
+impl Tool for HttpRequestTool {
+    fn spec(&self) -> ToolSpec {
+        let HttpTool {
+            name, description, ..
+        } = &self.settings;
+        ToolSpec::new(name, description, self.schema.raw())
+    }
+
+    fn effect(&self) -> Effect {
+        match self.settings.safe_to_repeat {
+            true => Effect::ReadOnly,
+            false => Effect::Mutating,
+        }
+    }
+
+    fn schema(&self) -> Option<&Schema> {
+        Some(&self.schema)
+    }
+
+    fn call<'a>(
+        &'a self,
+        call: &'a ToolCall,
+        context: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
+        Box::pin(async move {
+            let arguments: Value = call.parse_arguments()?;
+            let sent = self.sender.send(&self.settings, &arguments, context.key);
+            sent.await.map(ToolOutput::from)
+        })
+    }
+}
+
+fn method(method: HttpMethod) -> http::Method {
+    match method {
+        HttpMethod::Get => http::Method::GET,
+        HttpMethod::Post => http::Method::POST,
+        HttpMethod::Put => http::Method::PUT,
+        HttpMethod::Patch => http::Method::PATCH,
+        HttpMethod::Delete => http::Method::DELETE,
+    }
+}
+
+/// The response as the model reads it.
+async fn format_response(
+    tool: &HttpTool,
+    response: FetchResponse,
+    max_bytes: usize,
+    permit: Permit,
+) -> Result<String, String> {
+    let FetchResponse {
+        url,
+        status,
+        content,
+        ..
+    } = response;
+    let max_bytes = match status.is_success() {
+        true => max_bytes,
+        false => MAX_ERROR_BYTES,
+    };
+    let convert = move || {
+        // The conversion keeps the permit, because it continues even if the call is dropped.
+        let _permit = permit;
+        content.into_text(&url, max_bytes)
+    };
+    let converted = tokio::task::spawn_blocking(convert).await;
+    let converted = converted.map_err(|_| "The response could not be read".to_owned())?;
+    let name = &tool.name;
+    if status.is_redirection() {
+        return Err(format!(
+            "{name} answered {status}, a redirect, which is not followed"
+        ));
+    }
+    if !status.is_success() {
+        let start = converted.map(|(text, _)| text).unwrap_or_default();
+        let separator = if start.is_empty() { "" } else { ":\n\n" };
+        return Err(format!("{name} answered {status}{separator}{start}"));
+    }
+    let (mut text, is_truncated) = converted.map_err(|why| format!("The response {why}"))?;
+    if text.is_empty() {
+        text = format!("({status}, without content)");
+    }
+    if is_truncated {
+        text.push_str("\n... (cut: this is the beginning of a longer response)");
+    }
+    Ok(text)
+}
