@@ -14,8 +14,6 @@ pub struct Clients {
     pub openai: bool,
     /// The MCP server at `/mcp`.
     pub mcp: bool,
-    /// A2A below `/a2a/`.
-    pub a2a: bool,
     /// AG-UI at `/agents/{name}/ag-ui`.
     pub ag_ui: bool,
     /// How long a run waits for the results of its client's tools before it is cancelled.
@@ -28,7 +26,6 @@ impl Default for Clients {
             console: true,
             openai: true,
             mcp: true,
-            a2a: true,
             ag_ui: true,
             tool_wait: DEFAULT_TOOL_WAIT,
         }

@@ -157,10 +157,13 @@ impl HttpTool {
     }
 }
 
-/// A body with these values.
+/// A body with these values. Beyond the limit it is not continued, since a template may repeat a long value.
 pub fn render_body(template: &TextTemplate, format: BodyFormat, values: &Value) -> String {
     let mut body = String::new();
     for part in template.parts() {
+        if body.len() > MAX_BODY_BYTES {
+            break;
+        }
         match part {
             TemplatePart::Literal(literal) => body.push_str(literal),
             TemplatePart::Path(path) => {

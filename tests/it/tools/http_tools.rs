@@ -242,7 +242,7 @@ async fn errors_in_the_file_have_a_place() {
         (
             "url",
             "\"https://{host}/\"",
-            "http_tools.url must begin with a scheme and a host",
+            "http_tools[0].url must begin with a scheme and a host",
         ),
         (
             "url",
