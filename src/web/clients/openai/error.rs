@@ -1,10 +1,18 @@
 //! Errors as OpenAI's API has them: `{"error": {"message", "type", "param", "code"}}`.
 
 use axum::http::StatusCode;
+use axum::http::header::{HeaderName, HeaderValue};
+use axum::response::Response;
 use serde::Serialize;
 
+use crate::domain::run::Run;
+use crate::web::clients::openai::stop::{self, RunFailure};
 use crate::web::error::Problem;
 use crate::web::error_shape::{ErrorShape, ShapedError};
+use crate::web::response::json::json_response;
+
+/// Official clients repeat requests that failed with certain statuses, unless this is `false`.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 pub const ERRORS: ErrorShape = ErrorShape(shape);
 
@@ -44,7 +52,28 @@ fn shape(problem: &Problem) -> ShapedError {
     }
 }
 
-pub fn error_type(status: StatusCode) -> &'static str {
+/// The error that a run without a result is.
+pub fn failure_body(failure: &RunFailure) -> ErrorBody<'_> {
+    ErrorBody {
+        error: ErrorDetails {
+            message: &failure.message,
+            r#type: error_type(failure.status),
+            param: None,
+            code: &failure.code,
+        },
+    }
+}
+
+/// The header says that clients should not repeat the request, because that would start another run.
+pub fn failure_response(failure: &RunFailure, run: &Run) -> Response {
+    let mut response = json_response(failure.status, &failure_body(failure));
+    let headers = response.headers_mut();
+    headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+    stop::add_run_id(&mut response, run);
+    response
+}
+
+fn error_type(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::FORBIDDEN => "permission_error",

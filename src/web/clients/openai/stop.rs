@@ -13,16 +13,12 @@ use crate::domain::run::{Run, Status};
 use crate::domain::usage::TokenUsage;
 use crate::store::Step;
 use crate::web::clients::openai::call_id::CallRef;
-use crate::web::clients::openai::error::{ErrorBody, ErrorDetails, error_type};
 use crate::web::error::Problem;
-use crate::web::response::json::json_response;
 use crate::web::state::AppState;
 use crate::web::wait;
 
 /// The id of the run that a response is about.
 pub const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
-/// Official clients repeat requests that failed with certain statuses, unless this is `false`.
-const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -221,28 +217,6 @@ async fn client_calls(state: &AppState, run: &Run) -> Result<Stop, Problem> {
         content,
         calls: calls.collect(),
     })
-}
-
-impl RunFailure {
-    pub fn body(&self) -> ErrorBody<'_> {
-        ErrorBody {
-            error: ErrorDetails {
-                message: &self.message,
-                r#type: error_type(self.status),
-                param: None,
-                code: &self.code,
-            },
-        }
-    }
-
-    /// The header says that clients should not repeat the request, because that would start another run.
-    pub fn into_response(self, run: &Run) -> Response {
-        let mut response = json_response(self.status, &self.body());
-        let headers = response.headers_mut();
-        headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
-        add_run_id(&mut response, run);
-        response
-    }
 }
 
 pub fn add_run_id(response: &mut Response, run: &Run) {

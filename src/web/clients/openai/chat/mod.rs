@@ -15,6 +15,7 @@ use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::Completion;
 use crate::web::clients::openai::chat::request::{ChatRequest, PreparedChat, StreamSettings};
 use crate::web::clients::openai::chat::stream::ChatStream;
+use crate::web::clients::openai::error::failure_response;
 use crate::web::clients::openai::results::{self, ContinuedRun};
 use crate::web::clients::openai::stop::{self, Stop};
 use crate::web::clients::start;
@@ -121,7 +122,7 @@ async fn respond(
             let tokens =
                 stop::tokens_since(state, &stopped, chat_run.baseline, chat_run.seen_turn).await?;
             match stop::stop_of(state, &stopped, chat_run.seen_turn).await? {
-                Stop::Failed(failure) => return Ok(failure.into_response(&run)),
+                Stop::Failed(failure) => return Ok(failure_response(&failure, &run)),
                 stop => json_response(StatusCode::OK, &Completion::new(&chat_run, &stop, tokens)),
             }
         }

@@ -16,6 +16,7 @@ use crate::engine::record::journal::{StreamEvent, Subscription};
 use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::{ToolCall, Usage, finish_reason};
 use crate::web::clients::openai::chat::request::StreamSettings;
+use crate::web::clients::openai::error::failure_body;
 use crate::web::clients::openai::stop::{self, RunFailure, Stop};
 use crate::web::error::Problem;
 use crate::web::state::AppState;
@@ -247,7 +248,7 @@ impl ChatStream {
     }
 
     fn push_failure(&mut self, failure: &RunFailure) {
-        let json = serde_json::to_string(&failure.body()).unwrap_or_default();
+        let json = serde_json::to_string(&failure_body(failure)).unwrap_or_default();
         self.frames.push_back(format!("data: {json}\n\n"));
         self.frames.push_back(DONE.to_owned());
     }
