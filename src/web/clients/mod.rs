@@ -4,11 +4,15 @@ use crate::config::clients::Clients;
 use crate::web::route::Route;
 
 pub mod ag_ui;
+pub mod call_id;
+pub mod client_tools;
 pub mod history;
 pub mod mcp;
 pub mod openai;
+pub mod results;
 pub mod run_wait;
 pub mod start;
+pub mod stop;
 
 /// The routes of the protocols that the configuration leaves on.
 pub fn routes(clients: Clients) -> Vec<Route> {

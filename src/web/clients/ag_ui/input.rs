@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::message::ToolResult;
-use crate::web::clients::openai::tools::{self, FunctionInput};
+use crate::web::clients::client_tools::{self, FunctionInput};
 use crate::web::error::Problem;
 
 /// Members that axed has no use for, such as `state` and `forwardedProps`, are passed over.
@@ -100,7 +100,7 @@ impl RunAgentInput {
         }
         Ok(ClientAdditions {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
-            tools: tools::parse(functions.collect(), None)?,
+            tools: client_tools::parse(functions.collect(), None)?,
             echo: None,
         })
     }

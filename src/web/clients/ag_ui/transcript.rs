@@ -10,7 +10,7 @@ use crate::domain::event::StoredEvent;
 use crate::domain::run::RunId;
 use crate::store::Step;
 use crate::web::clients::ag_ui::events;
-use crate::web::clients::openai::call_id::CallRef;
+use crate::web::clients::call_id::CallRef;
 
 /// The transcript of the root run.
 pub struct Transcript {

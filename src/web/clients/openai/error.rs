@@ -6,7 +6,7 @@ use axum::response::Response;
 use serde::Serialize;
 
 use crate::domain::run::Run;
-use crate::web::clients::openai::stop::{self, RunFailure};
+use crate::web::clients::stop::{self, RunFailure};
 use crate::web::error::Problem;
 use crate::web::error_shape::{ErrorShape, ShapedError};
 use crate::web::response::json::json_response;

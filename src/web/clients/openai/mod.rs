@@ -7,15 +7,11 @@ use crate::web::clients::openai::error::ERRORS;
 use crate::web::route::{Route, of_protocol};
 use crate::web::state::AppState;
 
-pub mod call_id;
 pub mod chat;
 pub mod content;
 pub mod error;
 pub mod models;
 pub mod responses;
-pub mod results;
-pub mod stop;
-pub mod tools;
 
 pub fn routes() -> Vec<Route> {
     const RESPONSE: &str = "/v1/responses/{id}";

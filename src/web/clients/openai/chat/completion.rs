@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::domain::usage::TokenUsage;
 use crate::web::clients::openai::chat::chat_run::ChatRun;
-use crate::web::clients::openai::stop::{ClientCall, EndReason, Stop};
+use crate::web::clients::stop::{ClientCall, EndReason, Stop};
 
 #[derive(Serialize)]
 pub struct Completion<'a> {

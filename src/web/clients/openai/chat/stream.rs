@@ -17,7 +17,7 @@ use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::{ToolCall, Usage, finish_reason};
 use crate::web::clients::openai::chat::request::StreamSettings;
 use crate::web::clients::openai::error::failure_body;
-use crate::web::clients::openai::stop::{self, RunFailure, Stop};
+use crate::web::clients::stop::{self, RunFailure, Stop};
 use crate::web::error::Problem;
 use crate::web::state::AppState;
 

@@ -7,9 +7,9 @@ use crate::domain::failure::FailureCode;
 use crate::domain::message::Message;
 use crate::domain::run::Status;
 use crate::domain::usage::TokenUsage;
-use crate::web::clients::openai::call_id::CallRef;
+use crate::web::clients::call_id::CallRef;
 use crate::web::clients::openai::responses::record::ResponseRecord;
-use crate::web::clients::openai::stop::{ClientCall, EndReason, end_reason};
+use crate::web::clients::stop::{ClientCall, EndReason, end_reason};
 
 /// The whole response.
 pub fn response(record: &ResponseRecord) -> Value {

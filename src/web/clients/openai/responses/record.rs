@@ -13,11 +13,11 @@ use crate::engine::record::agent_snapshots;
 use crate::engine::replay::history::RecordedConversation;
 use crate::store::Step;
 use crate::web::auth::Principal;
-use crate::web::clients::openai::call_id::CallRef;
+use crate::web::clients::call_id::CallRef;
 use crate::web::clients::openai::responses::echo::Echo;
 use crate::web::clients::openai::responses::reference::ResponseRef;
 
-use crate::web::clients::openai::stop::{ClientCall, tokens_in};
+use crate::web::clients::stop::{ClientCall, tokens_in};
 use crate::web::error::Problem;
 use crate::web::state::AppState;
 

@@ -15,12 +15,12 @@ use crate::domain::agent::response_format::FormatKind;
 use crate::domain::message::{Message, ToolResult};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
+use crate::web::clients::client_tools::{self, FunctionInput};
 use crate::web::clients::history::{self, Entry, History};
 use crate::web::clients::openai::chat::request::{labels, split_model, tool_call, tool_result};
 use crate::web::clients::openai::content;
 use crate::web::clients::openai::responses::echo::Echo;
 use crate::web::clients::openai::responses::record::ResponseRecord;
-use crate::web::clients::openai::tools::{self, FunctionInput};
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::json_body::Object;
@@ -178,7 +178,7 @@ impl ResponsesRequest {
         let instructions: Vec<String> = instructions.into_iter().flatten().collect();
         let client = ClientAdditions {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
-            tools: tools::parse(functions(self.tools)?, self.tool_choice.as_ref())?,
+            tools: client_tools::parse(functions(self.tools)?, self.tool_choice.as_ref())?,
             echo: to_raw_value(&echo).ok().map(Arc::from),
         };
         let format = self.text.and_then(|text| text.format);

@@ -16,7 +16,7 @@ use crate::domain::run::Run;
 use crate::engine::record::journal::{StreamEvent, Subscription};
 use crate::web::clients::openai::responses::object;
 use crate::web::clients::openai::responses::record::ResponseRecord;
-use crate::web::clients::openai::stop::{self, ClientCall};
+use crate::web::clients::stop::{self, ClientCall};
 use crate::web::error::Problem;
 use crate::web::state::AppState;
 

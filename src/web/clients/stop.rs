@@ -12,7 +12,7 @@ use crate::domain::message::ToolCall;
 use crate::domain::run::{Run, Status};
 use crate::domain::usage::TokenUsage;
 use crate::store::Step;
-use crate::web::clients::openai::call_id::CallRef;
+use crate::web::clients::call_id::CallRef;
 use crate::web::error::Problem;
 use crate::web::state::AppState;
 use crate::web::wait;

@@ -10,7 +10,7 @@ use crate::engine::add_message::MessageRequest;
 use crate::engine::client_results::ClientResultsError;
 use crate::engine::state::client_calls::ClientResult;
 use crate::store::Step;
-use crate::web::clients::openai::call_id::CallRef;
+use crate::web::clients::call_id::CallRef;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::AppState;
