@@ -94,7 +94,10 @@ impl TextTemplate {
                     Some(property) => schema = property,
                     // At the top, such a name is a misspelled one.
                     None if depth == 0 || is_closed(schema) => {
-                        let names: Vec<&str> = properties.keys().map(String::as_str).collect();
+                        let names: Vec<&str> = match properties.is_empty() {
+                            true => vec!["none"],
+                            false => properties.keys().map(String::as_str).collect(),
+                        };
                         return Err(format!(
                             "has {{{}}}, but the schema has no property \"{key}\"; it has: {}",
                             path.join("."),
