@@ -5,9 +5,11 @@
 
 mod bare;
 mod cancel;
+mod cost;
 mod fanout;
 mod fork;
 mod load;
+mod pin;
 mod process;
 mod provider;
 mod recover;
@@ -18,7 +20,8 @@ mod tools;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use load::{Load, burst, measure_throughput, request};
+use cost::{INPUT, SINGLE, measure_load};
+use load::{burst, request};
 use process::{Process, open_files};
 use table::Table;
 
@@ -30,10 +33,6 @@ const MEASURE: Duration = Duration::from_secs(3);
 const CROWD: usize = 5000;
 /// What the crowd's provider takes for its answer.
 const PROVIDER_DELAY: Duration = Duration::from_secs(2);
-
-const SINGLE: &str = r#"{"input":"Say hello to the whole office."}"#;
-const RUN: &str = "/agents/solo/runs?wait=30";
-const TREE: &str = "/agents/root/runs?wait=30";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -79,10 +78,10 @@ fn main() {
         .expect("a runtime");
     runtime.block_on(async {
         if is_selected("single") {
-            single(&mut table).await;
+            cost::single(&mut table).await;
         }
         if is_selected("tree") {
-            tree(&mut table).await;
+            cost::tree(&mut table).await;
         }
         if is_selected("many") {
             many(&mut table).await;
@@ -120,70 +119,35 @@ fn exit(success: bool) {
     std::process::exit(i32::from(!success));
 }
 
-/// Single-turn runs, against the handler that makes the one call.
-async fn single(table: &mut Table) {
-    table.title("single-turn runs, accepted, executed, committed and waited for");
-    let provider = Process::provider(Duration::ZERO);
-    let ceiling = provider::direct_request(&provider.address);
-    let max_load = measure_throughput(&ceiling, 64, MEASURE).await;
-    table.throughput("provider without axed, 64 clients", &max_load);
-    let bare = Process::bare(&provider);
-    let http_request = request(&bare.address, "/run", SINGLE);
-    let mut baselines = Vec::new();
-    for clients in CLIENTS {
-        let load = measure_load(&bare, &http_request, clients).await;
-        table.throughput(&format!("bare handler, {clients} clients"), &load);
-        baselines.push(load);
-    }
-    let axed = Process::axed(&provider);
-    let http_request = request(&axed.address, RUN, SINGLE);
-    for (clients, baseline) in CLIENTS.into_iter().zip(baselines) {
-        let load = measure_load(&axed, &http_request, clients).await;
-        table.ratio(&format!("axed, {clients} clients"), &load, &baseline, 0.30);
-    }
-}
-
 /// Single-turn runs at both durabilities, against the handler that commits nothing.
 async fn durability(table: &mut Table) {
     table.title("single-turn runs by what a commit survives");
     let provider = Process::provider(Duration::ZERO);
     for clients in CLIENTS {
         let bare = Process::bare(&provider);
-        let baseline = measure_load(&bare, &request(&bare.address, "/run", SINGLE), clients).await;
+        let baseline = measure_load(
+            &bare,
+            &request(&bare.address, "/run", INPUT),
+            clients,
+            MEASURE,
+        )
+        .await;
         table.throughput(&format!("bare handler, {clients} clients"), &baseline);
         drop(bare);
         for (durability, floor) in [("process", 0.30), ("power", 0.0)] {
             let config = format!("[data]\ndurability = \"{durability}\"");
             let axed = Process::axed_with(&provider, &config, &[]);
-            let load = measure_load(&axed, &request(&axed.address, RUN, SINGLE), clients).await;
+            let load = measure_load(
+                &axed,
+                &request(&axed.address, SINGLE, INPUT),
+                clients,
+                MEASURE,
+            )
+            .await;
             let name = format!("axed, {durability}, {clients} clients");
             table.ratio(&name, &load, &baseline, floor);
         }
     }
-}
-
-/// A throughput with the processor time that the process took for each answer: less at the mercy of what else the
-/// machine does.
-async fn measure_load(process: &Process, request: &[u8], clients: usize) -> Load {
-    let before = process.cpu();
-    let load = measure_throughput(request, clients, MEASURE).await;
-    let cpu = (process.cpu() - before) / load.responses.max(1) as f64;
-    Load {
-        cpu: Duration::from_secs_f64(cpu),
-        ..load
-    }
-}
-
-/// Runs with three parallel children: five provider calls each.
-async fn tree(table: &mut Table) {
-    table.title("runs with three parallel children (five provider calls), 64 clients");
-    let provider = Process::provider(Duration::ZERO);
-    let bare = Process::bare(&provider);
-    let baseline = measure_load(&bare, &request(&bare.address, "/tree", SINGLE), 64).await;
-    table.throughput("bare handler", &baseline);
-    let axed = Process::axed(&provider);
-    let load = measure_load(&axed, &request(&axed.address, TREE, SINGLE), 64).await;
-    table.ratio("axed", &load, &baseline, 0.30);
 }
 
 /// A crowd of runs whose provider is slow.
@@ -202,7 +166,7 @@ async fn many(table: &mut Table) {
     let provider = Process::provider(PROVIDER_DELAY);
 
     let bare = Process::bare(&provider);
-    let crowd = burst(&request(&bare.address, "/run", SINGLE), CROWD).await;
+    let crowd = burst(&request(&bare.address, "/run", INPUT), CROWD).await;
     let bare_peak = bare.peak_kib();
     table.note(&format!(
         "bare handler: {:.2} s, {} errors, peak {} KiB",
@@ -213,7 +177,7 @@ async fn many(table: &mut Table) {
     drop(bare);
 
     let axed = Process::axed(&provider);
-    let crowd = burst(&request(&axed.address, RUN, SINGLE), CROWD).await;
+    let crowd = burst(&request(&axed.address, SINGLE, INPUT), CROWD).await;
     let peak = axed.peak_kib();
     let wall = crowd.wall.as_secs_f64();
     table.at_most("axed, clients wait: seconds until all are done", wall, 5.0);
@@ -230,7 +194,7 @@ async fn many(table: &mut Table) {
     let idle = axed.resident_kib();
     let begin = Instant::now();
     let mut accepted = 0;
-    let http_request = request(&axed.address, "/agents/solo/runs", SINGLE);
+    let http_request = request(&axed.address, "/agents/solo/runs", INPUT);
     accepted += load::send_all(&http_request, 64, CROWD).await;
     load::wait_until_none(&axed.address, &["queued", "running"]).await;
     let wall = begin.elapsed().as_secs_f64();

@@ -38,6 +38,19 @@ impl Table {
         );
     }
 
+    /// A throughput with its processor time as a multiple of another one's, and the highest multiple that is allowed.
+    pub fn cost(&mut self, name: &str, load: &Load, floor: &Load, limit: Option<f64>) {
+        let ratio = load.cpu.as_secs_f64() / floor.cpu.as_secs_f64();
+        let verdict = match limit {
+            Some(limit) => {
+                let is_ok = ratio <= limit && load.errors == 0;
+                format!(" (at most {limit}) {}", self.verdict(is_ok))
+            }
+            None => String::new(),
+        };
+        println!("{}   {ratio:.2} times bare{verdict}", row(name, load));
+    }
+
     /// A number that must not be above `most`.
     pub fn at_most(&mut self, name: &str, value: f64, max: f64) {
         let verdict = self.verdict(value <= max);
