@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::catalog::mcp_oauth;
 use crate::config::document::Node;
 use crate::config::table_reader::TableReader;
 use crate::domain::mcp::{
@@ -94,7 +95,7 @@ fn parse_server(s: &mut TableReader<'_>) -> Option<McpServer> {
         Some(Kind::Stdio) => parse_stdio(s),
         Some(Kind::StreamableHttp) => parse_streamable_http(s),
         None => {
-            for key in ["command", "args", "env", "url", "headers"] {
+            for key in ["command", "args", "env", "url", "headers", "oauth"] {
                 s.ignore(key);
             }
             None
@@ -110,7 +111,7 @@ fn parse_server(s: &mut TableReader<'_>) -> Option<McpServer> {
 }
 
 fn parse_stdio(s: &mut TableReader<'_>) -> Option<McpTransport> {
-    reject_keys(s, ["url", "headers"], "streamable-http");
+    reject_keys(s, ["url", "headers", "oauth"], "streamable-http");
     let has_command = s.peek("command").is_some();
     let command = s.parsed_text("command", |text| match text.trim() {
         "" => Err("must name a program".to_owned()),
@@ -140,6 +141,7 @@ fn parse_streamable_http(s: &mut TableReader<'_>) -> Option<McpTransport> {
     if !has_url {
         s.push_missing("url", "is required where transport is streamable-http");
     }
+    let has_oauth = s.peek("oauth").is_some();
     let headers = s.texts_by_name("headers", |name, value| {
         if http::HeaderName::from_bytes(name.as_bytes()).is_err() {
             return Err("is no header's name".to_owned());
@@ -147,9 +149,21 @@ fn parse_streamable_http(s: &mut TableReader<'_>) -> Option<McpTransport> {
         if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
             return Err("cannot be set: the protocol sets it".to_owned());
         }
+        if has_oauth && name.eq_ignore_ascii_case("authorization") {
+            return Err("cannot be set beside oauth, which sets it".to_owned());
+        }
         Template::parse(value)
     });
-    Some(McpTransport::StreamableHttp { url: url?, headers })
+    let oauth = mcp_oauth::read(s);
+    // Without its oauth table the server would be reached without a token.
+    if has_oauth && oauth.is_none() {
+        return None;
+    }
+    Some(McpTransport::StreamableHttp {
+        url: url?,
+        headers,
+        oauth,
+    })
 }
 
 fn reject_keys<const N: usize>(s: &mut TableReader<'_>, keys: [&'static str; N], transport: &str) {

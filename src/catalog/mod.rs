@@ -15,6 +15,7 @@ pub mod context_files;
 pub mod file_checks;
 pub mod file_reader;
 pub mod http_tools;
+pub mod mcp_oauth;
 pub mod mcp_servers;
 pub mod omissions;
 pub mod prompt;

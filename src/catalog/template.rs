@@ -187,7 +187,9 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 #   name = "tickets"
 #   transport = "streamable-http"
 #   url = "https://tickets.example.com/mcp"
-#   headers = { Authorization = "Bearer ${TICKETS_TOKEN}" }
+#   headers = { X-Team = "${TICKETS_TEAM}" }
+#   # A server that requires OAuth; without this table, set the header Authorization.
+#   oauth = { grant = "client_credentials", client_id = "axed", client_secret_env = "TICKETS_SECRET" }
 #   tools = []                      # only these; empty means all
 #   timeout = 60                    # seconds that one call may take
 #   required = false                # true: a run fails that begins while the server is not available

@@ -7,6 +7,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::domain::mcp_oauth::{McpOauth, McpOauthView};
+
 /// Separates the server's name from the tool's name in the name that models see.
 pub const TOOL_NAME_SEPARATOR: &str = "__";
 /// The most characters of a server's name: half of the limit that providers have for a tool's name.
@@ -53,6 +55,9 @@ pub enum McpTransport {
         url: String,
         /// Sent with every request.
         headers: BTreeMap<String, Template>,
+        /// How access tokens are obtained, if the server requires them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        oauth: Option<McpOauth>,
     },
 }
 
@@ -90,6 +95,9 @@ pub struct McpServerView<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     headers: Option<BTreeMap<&'a str, &'a str>>,
+    /// How axed obtains access tokens for a remote server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oauth: Option<McpOauthView<'a>>,
     /// The tools that the agent gets, with the server's own names; empty means all.
     tools: &'a [String],
     /// The longest time that one call may take, in seconds.
@@ -107,6 +115,7 @@ impl<'a> McpServerView<'a> {
             env: None,
             url: view.url.and_then(|url| url.split(['?', '#']).next()),
             headers: None,
+            oauth: view.oauth.map(McpOauthView::for_client),
             ..view
         }
     }
@@ -121,6 +130,7 @@ impl<'a> McpServerView<'a> {
             env: None,
             url: None,
             headers: None,
+            oauth: None,
             tools: &server.tools,
             timeout: server.timeout.as_secs(),
             required: server.required,
@@ -132,9 +142,14 @@ impl<'a> McpServerView<'a> {
                 env: Some(redacted(env)),
                 ..view
             },
-            McpTransport::StreamableHttp { url, headers } => Self {
+            McpTransport::StreamableHttp {
+                url,
+                headers,
+                oauth,
+            } => Self {
                 url: Some(url),
                 headers: Some(redacted(headers)),
+                oauth: oauth.as_ref().map(McpOauthView::for_operator),
                 ..view
             },
         }

@@ -17,6 +17,7 @@ pub mod glob;
 pub mod http_tool;
 pub mod json_schema;
 pub mod mcp;
+pub mod mcp_oauth;
 pub mod message;
 pub mod period_budget;
 pub mod recording;

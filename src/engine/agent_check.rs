@@ -433,7 +433,18 @@ impl EntryCheck<'_> {
                 }
                 (env, "env")
             }
-            McpTransport::StreamableHttp { headers, .. } => (headers, "headers"),
+            McpTransport::StreamableHttp { headers, oauth, .. } => {
+                let secret = oauth.as_ref().and_then(|it| it.client_secret_env.as_ref());
+                if let Some(variable) = secret
+                    && !is_secret_set(&self.server.environment, variable)
+                {
+                    let text = format!(
+                        "MCP server {name}: the environment variable {variable} with the client's secret is not set"
+                    );
+                    self.warn(&format!("{path}.oauth.client_secret_env"), text);
+                }
+                (headers, "headers")
+            }
         };
         self.check_variables(
             &format!("{path}.{table}"),
