@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::message::shorten;
+use crate::tools::mcp::oauth::token::IssuedSecrets;
 use crate::tools::mcp::secrets::Secrets;
 use crate::tools::mcp::stderr::StderrTail;
 
@@ -18,6 +19,8 @@ pub struct CloseState {
     pub retired: CancellationToken,
     pub reason: CloseReason,
     pub secrets: Secrets,
+    /// Access tokens, which change while the connection is open.
+    pub issued: Option<Arc<IssuedSecrets>>,
     pub tail: StderrTail,
 }
 
@@ -28,6 +31,11 @@ impl CloseState {
     /// The text without secrets, on one line and of a bounded length.
     pub fn redact(&self, text: &str) -> String {
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        shorten(&self.secrets.redact(&line), MAX_REASON_CHARS)
+        let line = self.secrets.redact(&line);
+        let line = match &self.issued {
+            Some(issued) => issued.redact(line),
+            None => line,
+        };
+        shorten(&line, MAX_REASON_CHARS)
     }
 }

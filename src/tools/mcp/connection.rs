@@ -15,6 +15,7 @@ use crate::domain::mcp::McpTransport;
 use crate::tools::mcp::driver::Disconnected;
 use crate::tools::mcp::failure::{RequestError, RetrySafety, ServerUnavailable};
 use crate::tools::mcp::list::{self, ToolList};
+use crate::tools::mcp::oauth::sources::TokenSources;
 use crate::tools::mcp::open::{self, OpenConnection};
 use crate::tools::mcp::session::McpSession;
 
@@ -31,6 +32,8 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 pub struct SharedState {
     /// Provides `${VAR}` and the few variables that every server process inherits.
     pub environment: Environment,
+    /// Provides access tokens for remote servers.
+    pub token_sources: TokenSources,
     /// Owns the task of every open connection.
     pub tasks: TaskTracker,
     /// Closes all connections.
@@ -227,7 +230,7 @@ impl Connection {
         let opened = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            opened = open::open(name, &self.transport, &self.shared.environment) => opened,
+            opened = open::open(name, &self.transport, &self.shared.environment, &self.shared.token_sources) => opened,
         };
         let OpenConnection {
             session,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ::http::{HeaderName, HeaderValue};
 use futures_util::stream::BoxStream;
 use reqwest::header::{ACCEPT, HeaderMap};
-use reqwest::{Client, Url};
+use reqwest::{Client, RequestBuilder, Response, Url};
 use rmcp::model::{
     ClientJsonRpcMessage, ClientNotification, ClientRequest, JsonRpcMessage, ServerJsonRpcMessage,
 };
@@ -26,6 +26,9 @@ use tokio_util::sync::CancellationToken;
 use crate::ssrf::{is_loopback, root_cause};
 use crate::tools::mcp::close_state::CloseReason;
 use crate::tools::mcp::http_response::{self, HttpError};
+use crate::tools::mcp::oauth::challenge::{Challenge, ChallengeKind};
+use crate::tools::mcp::oauth::token::AccessToken;
+use crate::tools::mcp::oauth::token_source::TokenSource;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Requests at once. A server that answers only when a call is done occupies one for each call.
@@ -43,6 +46,7 @@ const MAX_REOPEN_FAILURES: u32 = 4;
 pub fn connect(
     url: &str,
     headers: Vec<(String, String)>,
+    tokens: Option<Arc<TokenSource>>,
     session_lost: CancellationToken,
     close_reason: CloseReason,
 ) -> Result<StreamableHttpClientTransport<HttpClient>, String> {
@@ -83,6 +87,7 @@ pub fn connect(
     config.retry_config = Arc::new(ReopenPolicy);
     let client = HttpClient {
         client,
+        tokens,
         session_lost,
         close_reason,
         streams: Arc::default(),
@@ -116,6 +121,8 @@ pub fn error_reason(error: &(dyn Error + 'static)) -> String {
 #[derive(Clone)]
 pub struct HttpClient {
     client: Client,
+    /// Provides the access tokens, if the server requires them.
+    tokens: Option<Arc<TokenSource>>,
     session_lost: CancellationToken,
     close_reason: CloseReason,
     streams: Arc<StreamCounts>,
@@ -146,8 +153,11 @@ impl HttpClient {
         if let Some(session_id) = &session_id {
             request = request.header(SESSION_ID_HEADER, session_id.as_ref());
         }
-        let response = request.json(&message).send().await;
-        let response = response.map_err(HttpError::Request)?;
+        let request = request.json(&message);
+        let response = match &self.tokens {
+            None => request.send().await.map_err(HttpError::Request)?,
+            Some(tokens) => send_with_token(request, tokens).await?,
+        };
         let is_success = response.status().is_success();
         let JsonRpcMessage::Request(request) = message else {
             return match is_success {
@@ -185,7 +195,44 @@ impl HttpClient {
     }
 }
 
+/// Sends a request with an access token. Another token is obtained once if the server refuses the first one, and once if
+/// it demands more scopes; in both cases it did not execute the request.
+async fn send_with_token(
+    request: RequestBuilder,
+    tokens: &Arc<TokenSource>,
+) -> Result<Response, HttpError> {
+    let mut answered: Vec<ChallengeKind> = Vec::new();
+    let mut token = tokens.token().await.map_err(HttpError::NoToken)?;
+    loop {
+        // The body is in memory, so that the request can be sent again.
+        let Some(mut attempt) = request.try_clone() else {
+            let why = "the request cannot be sent again".to_owned();
+            return Err(HttpError::InvalidResponse(why));
+        };
+        if let Some(token) = &token {
+            attempt = attempt.bearer_auth(&token.secret);
+        }
+        let response = attempt.send().await.map_err(HttpError::Request)?;
+        let challenge = Challenge::of(response.status(), response.headers());
+        let challenge = challenge.filter(|it| !answered.contains(&it.kind));
+        let Some(challenge) = challenge else {
+            return Ok(response);
+        };
+        answered.push(challenge.kind);
+        let next = tokens.renew(token, challenge).await;
+        token = Some(next.map_err(HttpError::NoToken)?);
+    }
+}
+
 type TransportResult<T> = Result<T, StreamableHttpError<HttpError>>;
+
+impl HttpClient {
+    /// The token for requests that the library sends.
+    async fn stream_token(&self) -> Option<String> {
+        let token: Option<Arc<AccessToken>> = self.tokens.as_ref()?.token().await.ok()?;
+        token.map(|token| token.secret.clone())
+    }
+}
 
 impl StreamableHttpClient for HttpClient {
     type Error = HttpError;
@@ -235,6 +282,7 @@ impl StreamableHttpClient for HttpClient {
         auth: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> TransportResult<()> {
+        let auth = self.stream_token().await.or(auth);
         let deleted = self.client.delete_session(url, session_id, auth, headers);
         deleted.await.map_err(convert_error)
     }
@@ -268,6 +316,7 @@ impl StreamableHttpClient for HttpClient {
         max_event: usize,
     ) -> TransportResult<BoxStream<'static, Result<Sse, SseError>>> {
         let is_resumed = last_event.is_some();
+        let auth = self.stream_token().await.or(auth);
         let opened = self.client.get_stream_with_max_sse_event_size(
             url, session_id, last_event, auth, headers, max_event,
         );

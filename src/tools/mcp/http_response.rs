@@ -34,6 +34,8 @@ pub enum HttpError {
     SessionLost { status: u16, line: String },
     /// Another status that is no success.
     Status { status: u16, line: String },
+    /// There is no access token for the request, which was not executed.
+    NoToken(String),
     /// A success status without an answer to the request.
     InvalidResponse(String),
     /// The request or its response was interrupted.
@@ -46,7 +48,7 @@ impl HttpError {
         match self {
             Self::SessionLost { .. } => RetrySafety::Always,
             Self::Status { status, .. } if *status >= 500 => RetrySafety::IfReadOnly,
-            Self::Status { .. } => RetrySafety::Never,
+            Self::Status { .. } | Self::NoToken(_) => RetrySafety::Never,
             Self::Request(error) if error.is_connect() => RetrySafety::Always,
             Self::InvalidResponse(_) | Self::Request(_) => RetrySafety::IfReadOnly,
         }
@@ -63,7 +65,7 @@ impl fmt::Display for HttpError {
                     line => write!(f, ": {line}"),
                 }
             }
-            Self::InvalidResponse(why) => f.write_str(why),
+            Self::InvalidResponse(why) | Self::NoToken(why) => f.write_str(why),
             // The outer causes contain the URL, which may hold a secret.
             Self::Request(error) => match root_cause(error) {
                 Some(cause) => f.write_str(&cause),

@@ -18,6 +18,8 @@ use crate::domain::mcp::McpTransport;
 use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::driver::{SessionDriver, StderrTask};
 use crate::tools::mcp::failure::is_connection_error;
+use crate::tools::mcp::oauth::sources::TokenSources;
+use crate::tools::mcp::oauth::token_source::TokenSource;
 use crate::tools::mcp::secrets::read_secret_files;
 use crate::tools::mcp::session::McpSession;
 use crate::tools::mcp::{http, stderr, stdio};
@@ -37,21 +39,30 @@ pub async fn open(
     name: &str,
     transport: &McpTransport,
     environment: &Environment,
+    token_sources: &TokenSources,
 ) -> Result<OpenConnection, String> {
     let deadline = Instant::now() + OPEN_TIMEOUT;
-    let templates = match transport {
-        McpTransport::Stdio { env, .. } => env,
-        McpTransport::StreamableHttp { headers, .. } => headers,
+    let (templates, tokens) = match transport {
+        McpTransport::Stdio { env, .. } => (env, None),
+        McpTransport::StreamableHttp {
+            url,
+            headers,
+            oauth,
+        } => {
+            let source = oauth.as_ref().map(|it| token_sources.source(url, it));
+            (headers, source.transpose()?)
+        }
     };
+    let tokens = tokens.as_ref();
     let environment = &read_secret_files(templates, environment).await?;
     // Most servers use the handshake. Those that use only the protocol without one reject it.
     let initialize = ClientLifecycleMode::Initialize;
-    match try_open(name, transport, environment, initialize, deadline).await {
+    match try_open(name, transport, environment, tokens, initialize, deadline).await {
         Ok(opened) => Ok(opened),
         Err(ConnectError::Refused(reason)) => {
             let preferred_versions = vec![ProtocolVersion::LATEST];
             let discover = ClientLifecycleMode::Discover { preferred_versions };
-            let opened = try_open(name, transport, environment, discover, deadline).await;
+            let opened = try_open(name, transport, environment, tokens, discover, deadline).await;
             opened.map_err(|_| reason)
         }
         Err(ConnectError::Failed(reason)) => Err(reason),
@@ -68,6 +79,7 @@ async fn try_open(
     name: &str,
     transport: &McpTransport,
     environment: &Environment,
+    tokens: Option<&Arc<TokenSource>>,
     mode: ClientLifecycleMode,
     deadline: Instant,
 ) -> Result<OpenConnection, ConnectError> {
@@ -100,7 +112,7 @@ async fn try_open(
             }
             opened
         }
-        McpTransport::StreamableHttp { url, headers } => {
+        McpTransport::StreamableHttp { url, headers, .. } => {
             // The query is added first, because expanding the headers sorts all secrets.
             if let Some((_, query)) = url.split_once('?') {
                 close_state.secrets.add(query);
@@ -111,7 +123,9 @@ async fn try_open(
                 .map_err(ConnectError::Failed)?;
             let (session_lost, close_reason) =
                 (close_state.retired.clone(), Arc::clone(&close_state.reason));
-            let client = http::connect(url, headers, session_lost, close_reason)
+            close_state.issued = tokens.map(|it| Arc::clone(&it.secrets));
+            let tokens = tokens.map(Arc::clone);
+            let client = http::connect(url, headers, tokens, session_lost, close_reason)
                 .map_err(ConnectError::Failed)?;
             handshake.perform(client).await
         }

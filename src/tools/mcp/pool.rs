@@ -14,6 +14,9 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::tools::mcp::connection::{Connection, SharedState};
 use crate::tools::mcp::failure::ServerUnavailable;
 use crate::tools::mcp::list::ToolList;
+use crate::tools::mcp::oauth::endpoint::OauthHttp;
+use crate::tools::mcp::oauth::sources::TokenSources;
+use crate::tools::mcp::oauth::token_source::OauthContext;
 use crate::tools::mcp::tool::McpTool;
 use crate::tools::mcp::{McpToolset, UnavailableServer};
 
@@ -30,11 +33,18 @@ type ServerKey = (String, McpTransport);
 
 impl McpConnectionPool {
     pub fn new(environment: Environment) -> Self {
+        let tasks = TaskTracker::new();
+        let token_sources = TokenSources::new(OauthContext {
+            http: OauthHttp::default(),
+            environment: environment.clone(),
+            tasks: tasks.clone(),
+        });
         Self {
             connections: Mutex::default(),
             shared: Arc::new(SharedState {
                 environment,
-                tasks: TaskTracker::new(),
+                token_sources,
+                tasks,
                 stop: CancellationToken::new(),
             }),
         }

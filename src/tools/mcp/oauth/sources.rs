@@ -1,0 +1,45 @@
+//! The token sources of all servers that were used recently.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::domain::mcp_oauth::McpOauth;
+use crate::tools::mcp::oauth::token_source::{OauthContext, TokenSource};
+
+/// One source for each server and client. There is one such value per daemon.
+pub struct TokenSources {
+    sources: Mutex<HashMap<SourceKey, Arc<TokenSource>>>,
+    context: Arc<OauthContext>,
+}
+
+/// The URL of a server, and how tokens for it are obtained.
+type SourceKey = (String, McpOauth);
+
+impl TokenSources {
+    pub fn new(context: OauthContext) -> Self {
+        Self {
+            sources: Mutex::default(),
+            context: Arc::new(context),
+        }
+    }
+
+    /// The source for this server.
+    ///
+    /// # Errors
+    /// A URL cannot be read.
+    pub fn source(&self, url: &str, oauth: &McpOauth) -> Result<Arc<TokenSource>, String> {
+        let key = (url.to_owned(), oauth.clone());
+        let mut sources = self.sources.lock();
+        if let Some(source) = sources.get(&key) {
+            return Ok(Arc::clone(source));
+        }
+        // Agent files change, so drop sources that no connection uses.
+        sources.retain(|_, source| Arc::strong_count(source) > 1);
+        let source = TokenSource::new(url, oauth.clone(), Arc::clone(&self.context));
+        let source = Arc::new(source.map_err(|why| format!("its url cannot be read: {why}"))?);
+        sources.insert(key, Arc::clone(&source));
+        Ok(source)
+    }
+}
