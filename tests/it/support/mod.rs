@@ -9,6 +9,7 @@ pub mod events;
 pub mod gate;
 pub mod hanging_server;
 pub mod hostile;
+pub mod oauth_server;
 pub mod provider;
 pub mod replay;
 pub mod run;

@@ -11,6 +11,7 @@ mod http_tools;
 mod mcp;
 mod mcp_faults;
 mod mcp_http;
+mod mcp_oauth;
 mod pending_approvals;
 pub mod run_command;
 pub mod web;
