@@ -15,9 +15,11 @@ use crate::engine::approval::decision::{self, DecideError};
 use crate::engine::cancel;
 use crate::engine::client_results::{self, ClientResultsError};
 use crate::engine::hold::{self, HoldError};
+use crate::engine::record::journal::Subscription;
 use crate::engine::runner::Runner;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::client_calls::ClientResult;
+use crate::engine::state::live_text::PartialReply;
 use crate::store::StoreError;
 
 /// The reason of a cancellation that names none.
@@ -80,6 +82,13 @@ impl Runner {
         let active_run = self.engine.active_runs.get(id);
         active_run
             .is_some_and(|run| !matches!(run.agent.params.response_format, ResponseFormat::Text))
+    }
+
+    /// Like [`Runner::subscribe`], with the text of the root's reply that was published before the subscription.
+    pub fn subscribe_with_text(&self, root: RunId) -> Option<(Subscription, Option<PartialReply>)> {
+        let active_run = self.engine.active_runs.get(root)?;
+        let (subscription, reply) = active_run.live_text.read(|| self.subscribe(root));
+        Some((subscription?, reply))
     }
 
     /// Gives a run the results of the calls of a turn that its client executes. Returns once they are committed.

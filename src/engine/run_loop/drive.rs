@@ -187,6 +187,7 @@ async fn request_reply(
         true => sequentially(commit, request).await,
         false => concurrently(commit, request).await,
     };
+    context.run.live_text.clear();
     // Boxed because it is done soon, and thousands of runs wait for the request.
     Box::pin(record_turn::record(context, turn, exchange, &result)).await;
     result.map_err(|error| {

@@ -331,8 +331,7 @@ impl DeltaReceiver<'_> {
             _ if !self.turn_request.is_turn => return,
             Delta::Text(text) => {
                 self.streamed.text.push_str(text);
-                let text = text.to_owned();
-                EventKind::TextDelta { turn, text }
+                return self.publish_text(text);
             }
             Delta::Reasoning(text) => {
                 self.streamed.has_reasoning = true;
@@ -346,6 +345,21 @@ impl DeltaReceiver<'_> {
         };
         let journal = &self.context.engine.journal;
         journal.publish_ephemeral(&self.context.run, event);
+    }
+
+    fn publish_text(&self, piece: &str) {
+        let RunContext { engine, run } = self.context;
+        let turn = self.turn_request.turn;
+        let publish = || {
+            let text = piece.to_owned();
+            let event = EventKind::TextDelta { turn, text };
+            engine.journal.publish_ephemeral(run, event);
+        };
+        if run.parent.is_none() && run.is_streaming() {
+            run.live_text.push(turn, piece, publish);
+        } else {
+            publish();
+        }
     }
 }
 

@@ -180,7 +180,10 @@ async fn announce_retry(
     if streamed.has_reasoning || !streamed.text.is_empty() {
         *streamed = StreamedReply::default();
         let reason = reason.clone();
-        journal.publish_ephemeral(&context.run, EventKind::TextWithdrawn { turn, reason });
+        let event = EventKind::TextWithdrawn { turn, reason };
+        context.run.live_text.withdraw(turn, || {
+            journal.publish_ephemeral(&context.run, event);
+        });
     }
     let event = EventKind::RetryScheduled {
         turn,

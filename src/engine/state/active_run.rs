@@ -18,6 +18,7 @@ use crate::engine::state::budget::{AccountIds, Amount, BudgetExceeded, BudgetRef
 use crate::engine::state::clock::Clock;
 use crate::engine::state::deadline::Deadline;
 use crate::engine::state::inbox::Inbox;
+use crate::engine::state::live_text::LiveText;
 use crate::engine::state::pending_batch::PendingBatchCell;
 use crate::engine::state::period_budgets;
 use crate::engine::state::run_warnings::RunWarnings;
@@ -47,6 +48,8 @@ pub struct ActiveRun {
     pub pending_batch: PendingBatchCell,
     pub inbox: Inbox,
     pub turn_log: TurnLog,
+    /// Only of a root whose providers stream.
+    pub live_text: LiveText,
     agent_name: Arc<str>,
     /// Whether a client has paused it.
     is_held: AtomicBool,
@@ -183,6 +186,7 @@ impl ActiveRun {
             pending_batch: PendingBatchCell::default(),
             inbox,
             turn_log: TurnLog::default(),
+            live_text: LiveText::default(),
             warnings: Mutex::new(RunWarnings::restored(warnings)),
             end: watch::Sender::new(EndState::Pending),
         })

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod deadline;
 pub mod failures;
 pub mod inbox;
+pub mod live_text;
 pub mod orphans;
 pub mod pause;
 pub mod pending_approvals;
