@@ -16,27 +16,9 @@ impl Query {
     /// Reads the parameters. A name that is not in `allowed` is refused, because a mistyped filter would show everything.
     /// An allowed name that ends in a dot allows all names with that prefix.
     pub fn read(uri: &Uri, allowed: &[&str]) -> Result<Self, Problem> {
-        if uri.query().is_none_or(str::is_empty) {
-            return Ok(Self::default());
-        }
-        let malformed = |why: &str| {
-            Problem::new(
-                StatusCode::BAD_REQUEST,
-                ProblemCode::MalformedQuery,
-                why.to_owned(),
-            )
-        };
-        let axum::extract::Query(pairs) =
-            axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
-                .map_err(|rejection| malformed(&rejection.body_text()))?;
-        if pairs.len() > MAX_PARAMETERS {
-            let why = format!("the query has more than {MAX_PARAMETERS} parameters");
-            return Err(malformed(&why));
-        }
-        for (at, (name, value)) in pairs.iter().enumerate() {
-            if name.contains('\u{fffd}') || value.contains('\u{fffd}') {
-                return Err(malformed("the query is not percent-encoded UTF-8"));
-            }
+        let query = Self::parse_pairs(uri)?;
+        let pairs = &query.0;
+        for (at, (name, _)) in pairs.iter().enumerate() {
             let is_allowed = |known: &&str| match known.strip_suffix('.') {
                 Some(_) => name.len() > known.len() && name.starts_with(*known),
                 None => *known == name,
@@ -55,6 +37,41 @@ impl Query {
             if pairs[..at].iter().any(|(earlier, _)| earlier == name) {
                 return Err(Problem::parameter(name, "is given twice"));
             }
+        }
+        Ok(query)
+    }
+
+    /// Reads the parameters of these names, and passes over others, which clients of other services send.
+    pub fn read_known(uri: &Uri, known: &[&str]) -> Result<Self, Problem> {
+        let mut query = Self::parse_pairs(uri)?;
+        query.0.retain(|(name, _)| known.contains(&name.as_str()));
+        Ok(query)
+    }
+
+    fn parse_pairs(uri: &Uri) -> Result<Self, Problem> {
+        if uri.query().is_none_or(str::is_empty) {
+            return Ok(Self::default());
+        }
+        let malformed = |why: &str| {
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                ProblemCode::MalformedQuery,
+                why.to_owned(),
+            )
+        };
+        let axum::extract::Query(pairs) =
+            axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
+                .map_err(|rejection| malformed(&rejection.body_text()))?;
+        if pairs.len() > MAX_PARAMETERS {
+            let why = format!("the query has more than {MAX_PARAMETERS} parameters");
+            return Err(malformed(&why));
+        }
+        let is_text = |text: &String| !text.contains('\u{fffd}');
+        if !pairs
+            .iter()
+            .all(|(name, value)| is_text(name) && is_text(value))
+        {
+            return Err(malformed("the query is not percent-encoded UTF-8"));
         }
         Ok(Self(pairs))
     }
