@@ -1,0 +1,77 @@
+//! The events of a run that say which replies are recorded.
+
+use serde::Deserialize;
+
+use crate::domain::event::StoredEvent;
+use crate::domain::run::Run;
+use crate::store::StoreError;
+use crate::store::events::EventQuery;
+use crate::web::state::AppState;
+
+const PAGE_SIZE: usize = 500;
+
+/// The recorded replies of a run.
+#[derive(Debug, Default)]
+pub struct Replies {
+    /// Turns with the numbers of their events, ascending.
+    completed: Vec<(u32, u64)>,
+    /// The number of the last event by which the run continued after a restart or a pause; 0 for none.
+    pub resumed: u64,
+}
+
+#[derive(Deserialize)]
+struct TurnCompleted {
+    turn: u32,
+}
+
+impl Replies {
+    pub async fn read(state: &AppState, run: &Run) -> Result<Self, StoreError> {
+        let (mut replies, mut after) = (Self::default(), 0);
+        loop {
+            let query = EventQuery {
+                root: run.root_id,
+                run: run.id,
+                exclude_descendants: true,
+                after,
+                limit: PAGE_SIZE,
+            };
+            let events = state.runner.store().events(query).await?;
+            for event in &events {
+                after = event.seq;
+                replies.add(event);
+            }
+            if events.len() < PAGE_SIZE {
+                return Ok(replies);
+            }
+        }
+    }
+
+    /// Adds an event of the run. Returns the turn that it completes.
+    pub fn add(&mut self, event: &StoredEvent) -> Option<u32> {
+        match event.name.as_str() {
+            "run.resumed" => self.resumed = self.resumed.max(event.seq),
+            "turn.completed" => {
+                let TurnCompleted { turn } = serde_json::from_str(&event.data).ok()?;
+                if self.event(turn).is_none() {
+                    self.completed.push((turn, event.seq));
+                    self.completed.sort_unstable();
+                }
+                return Some(turn);
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// The number of the event of a turn's reply.
+    pub fn event(&self, turn: u32) -> Option<u64> {
+        let mut completed = self.completed.iter();
+        completed.find(|(known, _)| *known == turn).map(|it| it.1)
+    }
+
+    /// The number of the event of the last reply before a turn; 0 for the first.
+    pub fn before(&self, turn: u32) -> u64 {
+        let earlier = self.completed.iter().rev().find(|(known, _)| *known < turn);
+        earlier.map_or(0, |(_, event)| *event)
+    }
+}
