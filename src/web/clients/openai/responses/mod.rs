@@ -11,17 +11,19 @@ use serde_json::{Value, json};
 
 use crate::domain::message::ToolResult;
 use crate::domain::run::Run;
-use crate::engine::record::journal::Subscription;
 use crate::engine::request::RunRequest;
 use crate::web::auth::Principal;
+use crate::web::clients::openai::responses::numbers::Cursor;
 use crate::web::clients::openai::responses::record::ResponseRecord;
+use crate::web::clients::openai::responses::reference::ResponseRef;
 use crate::web::clients::openai::responses::request::ResponsesRequest;
-use crate::web::clients::openai::responses::stream::ResponseStream;
+use crate::web::clients::openai::responses::stream::{LiveEvents, ResponseStream};
 use crate::web::clients::results::{self, ContinuedRun};
-use crate::web::clients::start;
+use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop;
 use crate::web::error::Problem;
 use crate::web::extract::idempotency;
+use crate::web::extract::query::{Query, parse_flag};
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::json_response;
 use crate::web::response::sse;
@@ -29,9 +31,12 @@ use crate::web::routes::create_run::ParsedRequest;
 use crate::web::state::AppState;
 
 pub mod echo;
+pub mod frames;
+pub mod numbers;
 pub mod object;
 pub mod record;
 pub mod reference;
+pub mod replies;
 pub mod request;
 pub mod stream;
 
@@ -48,7 +53,7 @@ struct Delivery {
 struct OpenResponse {
     run: Arc<Run>,
     number: u32,
-    subscription: Option<Subscription>,
+    live: LiveEvents,
 }
 
 /// `POST /v1/responses`
@@ -80,7 +85,7 @@ pub async fn create(
         idempotency::new_claim(owner.as_deref(), route, key, body)
     });
     if let Some(existing) = start::find(&state, claim.as_ref()).await? {
-        let open = OpenResponse::first(existing.run, None);
+        let open = OpenResponse::first(&state, existing);
         return respond(&state, open, delivery).await;
     }
     let read = input.read_input(&principal, &state)?;
@@ -105,7 +110,7 @@ pub async fn create(
         ..run_request
     };
     let started = start::start(&state, run_request, delivery.is_stream).await?;
-    let open = OpenResponse::first(started.run, started.subscription);
+    let open = OpenResponse::first(&state, started);
     respond(&state, open, delivery).await
 }
 
@@ -120,8 +125,8 @@ async fn continue_run(
         return Ok(None);
     };
     Ok(Some(OpenResponse {
+        live: LiveEvents::Joined(state.runner.subscribe_with_text(run.id)),
         number: ResponseRecord::number_after(state, &run, turn).await?,
-        subscription: state.runner.subscribe(run.root_id),
         run,
     }))
 }
@@ -144,11 +149,15 @@ async fn previous_response(
 }
 
 impl OpenResponse {
-    fn first(run: Arc<Run>, subscription: Option<Subscription>) -> Self {
+    fn first(state: &AppState, started: StartedRun) -> Self {
+        let live = match started.subscription {
+            Some(subscription) => LiveEvents::FromStart(subscription),
+            None => LiveEvents::Joined(state.runner.subscribe_with_text(started.run.id)),
+        };
         Self {
-            run,
+            run: started.run,
             number: 1,
-            subscription,
+            live,
         }
     }
 
@@ -164,23 +173,14 @@ async fn respond(
     delivery: Delivery,
 ) -> Result<Response, Problem> {
     let run = Arc::clone(&open.run);
-    let mut response = if delivery.is_background {
+    let mut response = if delivery.is_stream {
+        let record = open.record(state, Arc::clone(&run)).await?;
+        let (state, is_stored) = (state.clone(), delivery.is_stored);
+        let stream = ResponseStream::new(state, record, open.live, None, is_stored);
+        event_response(stream)
+    } else if delivery.is_background {
         let record = open.record(state, Arc::clone(&run)).await?;
         json_response(StatusCode::OK, &object::response(&record))
-    } else if delivery.is_stream {
-        let record = open.record(state, Arc::clone(&run)).await?;
-        let is_whole = state.runner.has_json_format(run.id);
-        let stream = ResponseStream::new(
-            state.clone(),
-            record,
-            open.subscription,
-            is_whole,
-            delivery.is_stored,
-        );
-        sse::response(unfold(stream, async |mut stream| {
-            let chunk = stream.next().await?;
-            Some((Ok(Bytes::from(chunk)), stream))
-        }))
     } else {
         let record = open.record(state, Arc::clone(&run)).await?;
         let stopped = stop::wait_for_stop(state, Arc::clone(&run), record.seen_turn()).await;
@@ -199,16 +199,68 @@ pub async fn get(
     Path(id): Path<String>,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let query = uri.query().unwrap_or_default();
-    if query.split('&').any(|it| it == "stream=true") {
-        let why =
-            "a response is read as a whole; GET /runs/{id}/events streams the events of its run";
-        return Err(Problem::parameter("stream", why));
+    let query = StreamQuery::read(&uri)?;
+    if query.is_stream {
+        return stream_again(&state, &principal, &id, query.starting_after).await;
     }
     let record = ResponseRecord::find(&state, &principal, &id).await?;
     let mut response = json_response(StatusCode::OK, &object::response(&record));
     stop::add_run_id(&mut response, &record.run);
     Ok(response)
+}
+
+/// The events of a response after a number, or all of them.
+async fn stream_again(
+    state: &AppState,
+    principal: &Principal,
+    id: &str,
+    starting_after: Option<u64>,
+) -> Result<Response, Problem> {
+    let mut record = ResponseRecord::find(state, principal, id).await?;
+    let run = Arc::clone(&record.run);
+    let mut subscription = None;
+    if !record.has_ended() {
+        subscription = state.runner.subscribe_with_text(run.id);
+        // Read again, so that no event is missed.
+        record = ResponseRecord::find(state, principal, id).await?;
+    }
+    let cursor = starting_after.map(Cursor::new);
+    let live = LiveEvents::Joined(subscription);
+    let stream = ResponseStream::new(state.clone(), record, live, cursor, true);
+    let mut response = event_response(stream);
+    stop::add_run_id(&mut response, &run);
+    Ok(response)
+}
+
+fn event_response(stream: ResponseStream) -> Response {
+    sse::response(unfold(stream, async |mut stream| {
+        let chunk = stream.next().await?;
+        Some((Ok(Bytes::from(chunk)), stream))
+    }))
+}
+
+/// How a response is read. Other parameters are passed over.
+struct StreamQuery {
+    is_stream: bool,
+    /// The number of the last event that the client has.
+    starting_after: Option<u64>,
+}
+
+impl StreamQuery {
+    fn read(uri: &Uri) -> Result<Self, Problem> {
+        let query = Query::read_known(uri, &["stream", "starting_after"])?;
+        let is_stream = query.parse("stream", "true or false", parse_flag)?;
+        let is_stream = is_stream.unwrap_or_default();
+        let expected = "the sequence_number of an event";
+        let starting_after = query.parse("starting_after", expected, |text| text.parse().ok())?;
+        if starting_after.is_some() && !is_stream {
+            return Err(Problem::parameter("starting_after", "needs stream=true"));
+        }
+        Ok(Self {
+            is_stream,
+            starting_after,
+        })
+    }
 }
 
 /// `DELETE /v1/responses/{id}`: the run with all its responses.
@@ -244,7 +296,7 @@ pub async fn cancel(
     }
     let stopped = stop::wait_for_end(&state, run).await;
     let record = ResponseRecord::load(&state, stopped, number).await?;
-    let record = record.ok_or_else(|| reference::ResponseRef::not_found(&id))?;
+    let record = record.ok_or_else(|| ResponseRef::not_found(&id))?;
     Ok(json_response(StatusCode::OK, &object::response(&record)))
 }
 

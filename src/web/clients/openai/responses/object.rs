@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::domain::content::{Content, Part};
 use crate::domain::failure::FailureCode;
 use crate::domain::message::Message;
-use crate::domain::run::Status;
+use crate::domain::run::{RunId, Status};
 use crate::domain::usage::TokenUsage;
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::openai::responses::record::ResponseRecord;
@@ -99,7 +99,8 @@ fn output(record: &ResponseRecord) -> Vec<Value> {
         return Vec::new();
     }
     let texts = record.texts.iter();
-    let messages = texts.map(|(turn, text)| message(&message_id(record, *turn), text, "completed"));
+    let messages =
+        texts.map(|(turn, text)| message(&message_id(record.run.id, *turn), text, "completed"));
     let calls = record
         .calls
         .iter()
@@ -107,8 +108,8 @@ fn output(record: &ResponseRecord) -> Vec<Value> {
     messages.chain(calls).collect()
 }
 
-pub fn message_id(record: &ResponseRecord, turn: u32) -> String {
-    format!("msg_{}_{turn}", record.run.id.0.as_simple())
+pub fn message_id(run: RunId, turn: u32) -> String {
+    format!("msg_{}_{turn}", run.0.as_simple())
 }
 
 pub fn text_part(text: &str) -> Value {

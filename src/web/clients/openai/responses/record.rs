@@ -238,6 +238,25 @@ impl ResponseRecord {
         calls.collect()
     }
 
+    /// The turn with the calls for the client that the response ends with.
+    pub fn end_turn(&self) -> Option<u32> {
+        self.end
+    }
+
+    /// The number of the last event of the run, when it was read.
+    pub fn last_event(&self) -> u64 {
+        self.run.last_event
+    }
+
+    /// The turn of the last recorded reply; 0 if there is none.
+    pub fn last_turn(&self) -> u32 {
+        let turns = self.steps.iter().filter_map(|step| match step {
+            Step::Reply { turn, .. } => Some(*turn),
+            _ => None,
+        });
+        turns.max().unwrap_or_default()
+    }
+
     /// The turn with the calls that the request brought results for.
     pub fn seen_turn(&self) -> Option<u32> {
         (self.after > 0).then_some(self.after)

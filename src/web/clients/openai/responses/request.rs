@@ -113,10 +113,6 @@ impl ResponsesRequest {
             let why = "contradicts background: true, whose response is read later";
             return Err(Problem::invalid_field("/store", why));
         }
-        if is_background && self.stream.unwrap_or_default() {
-            let why = "is not supported together with background: true";
-            return Err(Problem::invalid_field("/stream", why));
-        }
         if self.conversation.is_some() && self.previous_response_id.is_some() {
             let why = "contradicts conversation; send one of them";
             return Err(Problem::invalid_field("/previous_response_id", why));

@@ -1,7 +1,6 @@
-//! A response as Server-Sent Events. The texts come from the run's live deltas. The end comes from the record, which
-//! adds what the deltas have left out.
+//! A response as Server-Sent Events, from its beginning or from where a client has stopped reading. Texts come from the run's
+//! live deltas. What is recorded comes from the record, which also adds what the deltas have left out.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,18 +13,18 @@ use tracing::warn;
 
 use crate::domain::run::Run;
 use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::engine::state::live_text::PartialReply;
+use crate::web::clients::openai::responses::frames::Frames;
+use crate::web::clients::openai::responses::numbers::{self, Cursor};
 use crate::web::clients::openai::responses::object;
 use crate::web::clients::openai::responses::record::ResponseRecord;
-use crate::web::clients::stop::{self, ClientCall};
+use crate::web::clients::openai::responses::replies::Replies;
+use crate::web::clients::stop;
 use crate::web::error::Problem;
 use crate::web::state::AppState;
 
-/// A comment, which clients ignore. Proxies close idle connections.
-const KEEP_ALIVE: &str = ": keep-alive\n\n";
+/// The longest time without a frame.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const DONE: &str = "data: [DONE]\n\n";
-/// Between the numbers of two committed events.
-const NUMBERS_PER_EVENT: u64 = 1 << 20;
 
 pub struct ResponseStream {
     state: AppState,
@@ -37,44 +36,27 @@ pub struct ResponseStream {
     /// Whether texts are sent as a whole: the model may correct JSON that does not fit its schema.
     is_whole: bool,
     is_stored: bool,
-    /// Frames that are not sent yet.
-    frames: VecDeque<String>,
-    numbers: Numbers,
-    /// The items that were begun.
-    item_count: usize,
-    open: Option<OpenItem>,
+    frames: Frames,
+    /// What is recorded has to be sent before the live deltas; with the reply that was being written at the subscription.
+    catch_up: Option<Option<PartialReply>>,
+    replies: Replies,
     /// Turns whose text is sent.
     closed_turns: Vec<u32>,
+    /// The turn whose deltas are incomplete: its text comes from the record.
+    muted_turn: Option<u32>,
+    /// Whether the record has a text that the deltas lack.
+    needs_record: bool,
+    /// Whether deltas and events were lost since the record was read.
+    has_lagged: bool,
     heartbeat_at: Instant,
 }
 
-/// A message whose text is being sent.
-struct OpenItem {
-    turn: u32,
-    id: String,
-    index: usize,
-    text: String,
-}
-
-/// The numbers of events: after that of the last committed event of the run.
-#[derive(Debug, Default)]
-struct Numbers {
-    last_event: u64,
-    next: u64,
-}
-
-impl Numbers {
-    fn committed(&mut self, event: u64) {
-        if event > self.last_event {
-            (self.last_event, self.next) = (event, 0);
-        }
-    }
-
-    fn next(&mut self) -> u64 {
-        let number = self.last_event * NUMBERS_PER_EVENT + self.next;
-        self.next += 1;
-        number
-    }
+/// The live events of the run.
+pub enum LiveEvents {
+    /// The subscription began before the run's first event.
+    FromStart(Subscription),
+    /// The subscription, if the run is at work, began before the record was read; with the text that was published before.
+    Joined(Option<(Subscription, Option<PartialReply>)>),
 }
 
 /// `text.delta` and `text.withdrawn`.
@@ -86,59 +68,99 @@ struct TextEvent {
 }
 
 impl ResponseStream {
+    /// The events of a response after `cursor`, or all of them. The run is deleted after it unless `is_stored`.
     pub fn new(
         state: AppState,
         record: ResponseRecord,
-        subscription: Option<Subscription>,
-        is_whole: bool,
+        live: LiveEvents,
+        cursor: Option<Cursor>,
         is_stored: bool,
     ) -> Self {
+        let (subscription, catch_up) = match live {
+            LiveEvents::FromStart(subscription) => (Some(subscription), None),
+            LiveEvents::Joined(joined) => {
+                let (subscription, reply) = joined.unzip();
+                (subscription, Some(reply.flatten()))
+            }
+        };
+        let is_whole = state.runner.has_json_format(record.run.id);
         let (run, seen_turn) = (Arc::clone(&record.run), record.seen_turn());
+        let has_ended = record.has_ended();
         let stop_state = state.clone();
-        let stopped = async move { stop::wait_for_stop(&stop_state, run, seen_turn).await };
-        let mut begun = object::response(&record);
-        begun["status"] = "in_progress".into();
-        begun["output"] = json!([]);
-        begun["usage"] = Value::Null;
-        begun["completed_at"] = Value::Null;
-        begun["incomplete_details"] = Value::Null;
-        begun["error"] = Value::Null;
+        let stopped = async move {
+            // The run may be at a later response.
+            match has_ended {
+                true => run,
+                false => stop::wait_for_stop(&stop_state, run, seen_turn).await,
+            }
+        };
         let mut stream = Self {
+            frames: Frames::new(record.run.id, cursor),
             state,
-            numbers: Numbers {
-                last_event: record.run.last_event,
-                next: 0,
-            },
             record,
             subscription,
             stopped: Some(Box::pin(stopped)),
             is_whole,
             is_stored,
-            frames: VecDeque::new(),
-            item_count: 0,
-            open: None,
+            catch_up,
+            replies: Replies::default(),
             closed_turns: Vec::new(),
+            muted_turn: None,
+            needs_record: false,
+            has_lagged: false,
             heartbeat_at: Instant::now() + KEEP_ALIVE_INTERVAL,
         };
-        stream.push("response.created", json!({"response": begun}));
-        stream.push("response.in_progress", json!({"response": begun}));
+        stream.begin();
         stream
+    }
+
+    fn begin(&mut self) {
+        let is_new = |place| {
+            self.frames
+                .cursor
+                .is_none_or(|cursor| !cursor.has_first(place))
+        };
+        if !is_new(numbers::IN_PROGRESS) {
+            return;
+        }
+        let mut begun = object::response(&self.record);
+        begun["status"] = "in_progress".into();
+        begun["output"] = json!([]);
+        for field in ["usage", "completed_at", "incomplete_details", "error"] {
+            begun[field] = Value::Null;
+        }
+        let (event, data) = (numbers::FIRST_EVENT, json!({"response": begun}));
+        if is_new(numbers::CREATED) {
+            self.frames
+                .push("response.created", event, numbers::CREATED, data.clone());
+        }
+        self.frames
+            .push("response.in_progress", event, numbers::IN_PROGRESS, data);
     }
 
     /// The next bytes; `None` at the end.
     pub async fn next(&mut self) -> Option<String> {
         while self.frames.is_empty() {
             self.stopped.as_ref()?;
-            self.read_more().await;
+            if let Err(problem) = self.read_more().await {
+                self.stopped = None;
+                self.frames.push_error(&problem);
+            }
         }
         self.heartbeat_at = Instant::now() + KEEP_ALIVE_INTERVAL;
-        Some(self.frames.drain(..).collect())
+        Some(self.frames.take())
     }
 
     /// Adds frames for what happens next.
-    async fn read_more(&mut self) {
+    async fn read_more(&mut self) -> Result<(), Problem> {
+        if let Some(reply) = self.catch_up.take() {
+            return self.catch_up(reply).await;
+        }
+        if std::mem::take(&mut self.needs_record) {
+            return self.push_recorded().await;
+        }
         let Some(stopped) = &mut self.stopped else {
-            return;
+            return Ok(());
         };
         let received = async {
             match &mut self.subscription {
@@ -150,19 +172,19 @@ impl ResponseStream {
             biased;
             event = received => match event {
                 Ok(event) => self.on_event(&event),
-                // The record has the text that is lost here.
-                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Lagged(_)) => self.on_lag(),
                 Err(RecvError::Closed) => self.subscription = None,
             },
             run = stopped => {
                 self.stopped = None;
                 self.drain();
-                self.finish(run).await;
+                self.finish(run).await?;
             }
             () = tokio::time::sleep_until(self.heartbeat_at) => {
-                self.frames.push_back(KEEP_ALIVE.to_owned());
+                self.frames.push_keep_alive();
             }
         }
+        Ok(())
     }
 
     /// Reads the deltas that were published before the run stopped.
@@ -170,7 +192,7 @@ impl ResponseStream {
         while let Some(subscription) = &mut self.subscription {
             match subscription.try_recv() {
                 Ok(event) => self.on_event(&event),
-                Err(TryRecvError::Lagged(_)) => {}
+                Err(TryRecvError::Lagged(_)) => self.on_lag(),
                 Err(TryRecvError::Empty | TryRecvError::Closed) => return,
             }
         }
@@ -178,7 +200,15 @@ impl ResponseStream {
 
     fn on_event(&mut self, event: &StreamEvent) {
         let (name, data) = match event {
-            StreamEvent::Stored(event) => return self.numbers.committed(event.seq),
+            StreamEvent::Stored(event) => {
+                self.frames.numbers.committed(event.seq);
+                if event.run_id == self.record.run.id
+                    && let Some(turn) = self.replies.add(event)
+                {
+                    self.on_reply(turn, event.seq);
+                }
+                return;
+            }
             StreamEvent::Ephemeral { run_id, name, data } if *run_id == self.record.run.id => {
                 (*name, data)
             }
@@ -187,124 +217,196 @@ impl ResponseStream {
         let Ok(event) = serde_json::from_str::<TextEvent>(data) else {
             return;
         };
+        let is_muted = self.has_lagged || self.muted_turn == Some(event.turn);
+        if is_muted || self.closed_turns.contains(&event.turn) {
+            return;
+        }
         match name {
             "text.delta" if !self.is_whole => {
-                self.begin_text(event.turn);
+                self.frames.begin_text(event.turn);
                 self.push_text(&event.text);
             }
             // The text that replaces it is another item.
-            "text.withdrawn" => self.end_text("incomplete"),
+            "text.withdrawn" => {
+                let last_event = self.frames.numbers.last_event();
+                self.frames.end_text("incomplete", last_event);
+            }
             _ => {}
         }
     }
 
-    /// Begins the message of a turn, unless it is the open one.
-    fn begin_text(&mut self, turn: u32) {
-        if self.open.as_ref().is_some_and(|open| open.turn == turn) {
-            return;
-        }
-        self.end_text("completed");
-        let index = self.item_count;
-        self.item_count += 1;
-        let mut id = object::message_id(&self.record, turn);
-        if self.closed_turns.contains(&turn) {
-            id.push_str(&format!("_{index}"));
-        }
-        let item = object::message(&id, "", "in_progress");
-        self.push(
-            "response.output_item.added",
-            json!({"output_index": index, "item": item}),
-        );
-        self.push(
-            "response.content_part.added",
-            json!({"item_id": id, "output_index": index, "content_index": 0, "part": object::text_part("")}),
-        );
-        self.open = Some(OpenItem {
-            turn,
-            id,
-            index,
-            text: String::new(),
-        });
-    }
-
     fn push_text(&mut self, text: &str) {
-        let Some(open) = self.open.as_mut().filter(|_| !text.is_empty()) else {
-            return;
-        };
-        open.text.push_str(text);
-        let data = json!({
-            "item_id": open.id, "output_index": open.index, "content_index": 0, "delta": text, "logprobs": [],
-        });
-        self.push("response.output_text.delta", data);
+        if !self.frames.push_text(text) {
+            self.muted_turn = self.frames.open.as_ref().map(|open| open.turn);
+        }
     }
 
-    fn end_text(&mut self, status: &str) {
-        let Some(OpenItem {
-            turn,
-            id,
-            index,
-            text,
-        }) = self.open.take()
-        else {
-            return;
-        };
-        let place = || json!({"item_id": id, "output_index": index, "content_index": 0});
-        let mut done = place();
-        done["text"] = text.as_str().into();
-        done["logprobs"] = json!([]);
-        self.push("response.output_text.done", done);
-        let mut part = place();
-        part["part"] = object::text_part(&text);
-        self.push("response.content_part.done", part);
-        let item = object::message(&id, &text, status);
-        self.push(
-            "response.output_item.done",
-            json!({"output_index": index, "item": item}),
-        );
-        self.closed_turns.push(turn);
+    /// The reply of a turn is recorded.
+    fn on_reply(&mut self, turn: u32, event: u64) {
+        if self.muted_turn == Some(turn) {
+            self.needs_record = true;
+        } else if self.frames.is_open(turn) {
+            self.frames.end_text("completed", event);
+            self.closed_turns.push(turn);
+        }
     }
 
-    /// Sends the end of the response.
-    async fn finish(&mut self, run: Arc<Run>) {
+    fn on_lag(&mut self) {
+        self.has_lagged = true;
+        self.needs_record = true;
+    }
+
+    /// Sends what is recorded, and what a client that reconnects lacks of the reply that is being written.
+    async fn catch_up(&mut self, reply: Option<PartialReply>) -> Result<(), Problem> {
+        self.replies = Replies::read(&self.state, &self.record.run).await?;
+        if self.is_whole || self.record.has_ended() {
+            return Ok(());
+        }
+        for (turn, text) in std::mem::take(&mut self.record.texts) {
+            self.push_reply(turn, &text);
+        }
+        let last_turn = self.record.last_turn();
+        let turn = last_turn + 1;
+        let previous = self.replies.event(last_turn).unwrap_or_default();
+        self.frames.numbers.committed(previous);
+        self.frames.numbers.committed(self.record.last_event());
+        let reply = reply.filter(|reply| reply.turn == turn);
+        let position = self
+            .frames
+            .cursor
+            .and_then(|cursor| cursor.live_position(previous));
+        let Some(position) = position else {
+            if let Some(reply) = reply.filter(|reply| !reply.text.is_empty()) {
+                self.frames.begin_text(turn);
+                self.push_text(&reply.text);
+            }
+            return Ok(());
+        };
+        self.frames.open_item(turn);
+        let is_same = self
+            .frames
+            .cursor
+            .is_some_and(|it| it.event >= self.replies.resumed);
+        let reply = reply.filter(|reply| is_same && !reply.is_replacement);
+        let texts = reply
+            .as_ref()
+            .and_then(|reply| reply.text.split_at_checked(position.bytes));
+        let (Some((known, rest)), Some(open)) = (texts, &mut self.frames.open) else {
+            // The text that the client has a part of is not in memory.
+            self.muted_turn = Some(turn);
+            return Ok(());
+        };
+        open.text.push_str(known);
+        if !position.has_part {
+            let last_event = self.frames.numbers.last_event();
+            self.frames
+                .push_part_added(last_event, numbers::LIVE_PART_ADDED);
+        }
+        self.push_text(rest);
+        Ok(())
+    }
+
+    /// Sends the texts of replies that are recorded and were not sent.
+    async fn push_recorded(&mut self) -> Result<(), Problem> {
+        let run = self.record.run.id;
+        let Some(run) = self.state.runner.store().run(run).await? else {
+            return Ok(());
+        };
         let number = self.record.reference.number;
-        let loaded = ResponseRecord::load(&self.state, run, number).await;
-        let loaded = loaded.and_then(|record| {
-            record.ok_or_else(|| Problem::internal("a response without its record"))
-        });
-        match loaded {
-            Ok(record) => {
-                self.push_end(&record);
-                let deleted = record.delete_unless(&self.state, self.is_stored).await;
-                if let Err(problem) = deleted {
-                    let run = record.run.id;
-                    warn!(run.id = %run, "Cannot delete {run}: {}", problem.detail());
-                }
-            }
-            Err(problem) => self.push_error(&problem),
+        let record = ResponseRecord::load(&self.state, Arc::new(run), number).await?;
+        let Some(record) = record else {
+            return Ok(());
+        };
+        if std::mem::take(&mut self.has_lagged) {
+            self.muted_turn = Some(record.last_turn() + 1);
         }
-        self.frames.push_back(DONE.to_owned());
+        match self.is_whole {
+            true => Ok(()),
+            false => self.push_texts(&record).await,
+        }
     }
 
-    fn push_end(&mut self, record: &ResponseRecord) {
-        for (turn, text) in &record.texts {
-            let is_open = self.open.as_ref().is_some_and(|open| open.turn == *turn);
-            if self.closed_turns.contains(turn) && !is_open {
-                continue;
-            }
-            self.begin_text(*turn);
-            let sent = self
-                .open
-                .as_ref()
-                .map(|open| open.text.clone())
-                .unwrap_or_default();
-            if let Some(rest) = text.strip_prefix(sent.as_str()) {
-                self.push_text(rest);
-            }
-            self.end_text("completed");
+    async fn push_texts(&mut self, record: &ResponseRecord) -> Result<(), Problem> {
+        let is_known = |(turn, _): &(u32, String)| {
+            self.closed_turns.contains(turn) || self.replies.event(*turn).is_some()
+        };
+        if !record.texts.iter().all(is_known) {
+            self.replies = Replies::read(&self.state, &record.run).await?;
         }
-        self.end_text("incomplete");
-        for call in &record.calls {
-            self.push_call(call);
+        for (turn, text) in &record.texts {
+            self.push_reply(*turn, text);
+        }
+        Ok(())
+    }
+
+    /// Sends what is not sent of a recorded reply.
+    fn push_reply(&mut self, turn: u32, text: &str) {
+        if self.closed_turns.contains(&turn) {
+            return;
+        }
+        self.closed_turns.push(turn);
+        let last_event = self.frames.numbers.last_event();
+        let event = self.replies.event(turn).unwrap_or(last_event);
+        if self.frames.is_open(turn) {
+            return self.complete_open_item(turn, text, event);
+        }
+        self.frames.end_text("completed", last_event);
+        let first = self.frames.cursor.map_or(numbers::ADDED, |cursor| {
+            cursor.next_frame(self.replies.before(turn), event)
+        });
+        self.frames.open_item(turn);
+        if first <= numbers::ADDED {
+            self.frames.push_added(event, numbers::ADDED);
+        }
+        if first <= numbers::PART_ADDED {
+            self.frames.push_part_added(event, numbers::PART_ADDED);
+        }
+        if self.frames.cursor.is_none() {
+            self.frames.push_delta(text, event, numbers::WHOLE_TEXT);
+        }
+        self.frames.set_text(text);
+        self.frames.push_done("completed", event, first);
+        self.frames.open = None;
+    }
+
+    fn complete_open_item(&mut self, turn: u32, text: &str, event: u64) {
+        let is_muted = self.muted_turn == Some(turn);
+        if is_muted {
+            self.muted_turn = None;
+        } else if let Some(open) = &self.frames.open
+            && let Some(rest) = text.strip_prefix(open.text.as_str())
+        {
+            self.push_text(rest);
+        }
+        self.frames.set_text(text);
+        self.frames.end_text("completed", event);
+    }
+
+    /// Sends the end of the response. Sends nothing if the daemon is stopping: the client reconnects.
+    async fn finish(&mut self, run: Arc<Run>) -> Result<(), Problem> {
+        let number = self.record.reference.number;
+        let record = ResponseRecord::load(&self.state, run, number).await?;
+        let record = record.ok_or_else(|| Problem::internal("a response without its record"))?;
+        if !record.has_ended() {
+            return Ok(());
+        }
+        if self.frames.cursor.is_none_or(|cursor| !cursor.is_final()) {
+            self.push_end(&record).await?;
+        }
+        self.frames.push_end_of_stream();
+        if let Err(problem) = record.delete_unless(&self.state, self.is_stored).await {
+            let run = record.run.id;
+            warn!(run.id = %run, "Cannot delete {run}: {}", problem.detail());
+        }
+        Ok(())
+    }
+
+    async fn push_end(&mut self, record: &ResponseRecord) -> Result<(), Problem> {
+        self.push_texts(record).await?;
+        let last_event = self.last_event(record).await?;
+        self.frames.end_text("incomplete", last_event);
+        for (at, call) in record.calls.iter().enumerate() {
+            self.frames.push_call(at, call, last_event);
         }
         let response = object::response(record);
         let name = match response["status"].as_str() {
@@ -312,58 +414,19 @@ impl ResponseStream {
             Some("incomplete") => "response.incomplete",
             _ => "response.failed",
         };
-        self.push(name, json!({"response": response}));
+        let data = json!({"response": response});
+        self.frames.push(name, last_event, numbers::FINAL, data);
+        Ok(())
     }
 
-    fn push_call(&mut self, call: &ClientCall) {
-        let index = self.item_count;
-        self.item_count += 1;
-        let added = object::function_call(call, "in_progress");
-        let id = object::function_call_id(&call.id);
-        self.push(
-            "response.output_item.added",
-            json!({"output_index": index, "item": added}),
-        );
-        let arguments = call.call.arguments.get();
-        self.push(
-            "response.function_call_arguments.delta",
-            json!({"item_id": id, "output_index": index, "delta": arguments}),
-        );
-        self.push(
-            "response.function_call_arguments.done",
-            json!({"item_id": id, "output_index": index, "name": call.call.name, "arguments": arguments}),
-        );
-        let done = object::function_call(call, "completed");
-        self.push(
-            "response.output_item.done",
-            json!({"output_index": index, "item": done}),
-        );
-    }
-
-    fn push_error(&mut self, problem: &Problem) {
-        let error = json!({"code": problem.code(), "message": problem.detail(), "param": null});
-        self.push("error", error);
-    }
-
-    fn push(&mut self, name: &str, mut data: Value) {
-        data["type"] = name.into();
-        data["sequence_number"] = self.numbers.next().into();
-        self.frames
-            .push_back(format!("event: {name}\ndata: {data}\n\n"));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Numbers;
-
-    #[test]
-    fn numbers_follow_the_committed_events() {
-        let mut numbers = Numbers::default();
-        assert_eq!((numbers.next(), numbers.next()), (0, 1));
-        numbers.committed(2);
-        assert_eq!((numbers.next(), numbers.next()), (2 << 20, (2 << 20) + 1));
-        numbers.committed(1);
-        assert_eq!(numbers.next(), (2 << 20) + 2);
+    /// The number of the event that ends the response. The run may be at a later response.
+    async fn last_event(&mut self, record: &ResponseRecord) -> Result<u64, Problem> {
+        let Some(turn) = record.end_turn() else {
+            return Ok(record.last_event());
+        };
+        if self.replies.event(turn).is_none() {
+            self.replies = Replies::read(&self.state, &record.run).await?;
+        }
+        Ok(self.replies.event(turn).unwrap_or(record.last_event()))
     }
 }
