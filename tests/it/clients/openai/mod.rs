@@ -3,4 +3,5 @@
 mod chat;
 mod client_tools;
 mod models;
+mod response_streams;
 mod responses;
