@@ -49,6 +49,28 @@ const checks = {
     for await (const event of stream) if (event.type === "response.output_text.delta") text += event.delta;
     assert.equal(text, "You said: again");
   },
+  async resumedStream() {
+    const created = await client.responses.create({ model: "chat", input: "hi", background: true, stream: true });
+    let id, last;
+    for await (const event of created) {
+      if (event.type === "response.created") id = event.response.id;
+      if (event.type === "response.output_text.delta") {
+        last = event.sequence_number;
+        break;
+      }
+    }
+    const rest = await client.responses.retrieve(id, { stream: true, starting_after: last });
+    const types = [];
+    let text;
+    for await (const event of rest) {
+      types.push(event.type);
+      if (event.type === "response.completed") text = event.response.output[0].content[0].text;
+    }
+    assert.equal(text, "You said: hi");
+    assert.ok(!types.includes("response.created"), types.join());
+    const final = await client.responses.stream({ response_id: id }).finalResponse();
+    assert.equal(final.output_text, "You said: hi");
+  },
   async errors() {
     await assert.rejects(client.chat.completions.create({ model: "nobody", messages: hello }), (error) => {
       assert.ok(error instanceof OpenAI.NotFoundError);

@@ -115,6 +115,21 @@ def response_tools():
     assert last.output_text.endswith("The weather: rain") and last.id == f"{first.id}_2", last
 
 
+def resumed_stream():
+    stream = client.responses.create(model="chat", input="hello", background=True, stream=True)
+    events = list(stream)
+    response_id = events[0].response.id
+    for at, event in enumerate(events):
+        rest = list(
+            client.responses.retrieve(response_id, stream=True, starting_after=event.sequence_number)
+        )
+        expected = [it.type for it in events[at + 1 :] if not it.type.endswith(".delta")]
+        assert [it.type for it in rest] == expected, (event, rest)
+    with client.responses.stream(response_id=response_id, starting_after=events[1].sequence_number) as again:
+        final = again.get_final_response()
+    assert final.output_text == "You said: hello", final
+
+
 def background():
     got = client.responses.create(model="chat", input="hello", background=True)
     while got.status in ("queued", "in_progress"):
@@ -143,7 +158,7 @@ def errors():
 
 
 chats = (models, completion, stream, json_schema, pictures, tools)
-kept = (responses, response_stream, response_tools, background)
+kept = (responses, response_stream, resumed_stream, response_tools, background)
 for check in (*chats, *kept, errors):
     check()
     print(f"python: {check.__name__}")
