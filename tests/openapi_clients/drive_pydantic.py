@@ -9,6 +9,7 @@ from axed_client.models import (
     AgentCalledEvent,
     ContentInput,
     RunCompletedEvent,
+    RunInput,
     RunQueuedEvent,
     RunRequest,
     RunStatus,
@@ -16,7 +17,7 @@ from axed_client.models import (
 
 with ApiClient(Configuration(host=sys.argv[1])) as client:
     runs = RunsApi(client)
-    request = RunRequest(input=ContentInput("Prepare the release"))
+    request = RunRequest(input=RunInput(ContentInput("Prepare the release")))
     run = runs.create_run("planner-scripted", run_request=request, idempotency_key="pydantic")
     run = runs.get_run(run.id, wait="30")
     assert run.status == RunStatus.COMPLETED, run
