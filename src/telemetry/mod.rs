@@ -6,7 +6,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Telemetry};
 use crate::domain::terminal_text;
+use crate::telemetry::json_lines::JsonLines;
 
+pub mod json_lines;
 pub mod metrics;
 #[cfg(feature = "otel")]
 pub mod otlp;
@@ -32,8 +34,7 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
     let human = || TerminalSafeStderr(terminal_text::sanitize_log_line);
     let started = match format {
         LogFormat::Json => lines
-            .json()
-            .flatten_event(true)
+            .event_format(JsonLines)
             .with_writer(|| TerminalSafeStderr(terminal_text::escape_json))
             .try_init(),
         LogFormat::Human if terminal => lines.with_writer(human).try_init(),
