@@ -27,6 +27,9 @@ pub const DEFAULT_MAX_DEPTH: u8 = 3;
 #[schemars(transparent)]
 pub struct RunId(#[schemars(with = "String", regex(pattern = "^run_[0-9a-f-]{36}$"))] pub Uuid);
 
+/// Bytes of an id's text.
+const TEXT_LEN: usize = 40;
+
 /// The newest id that this process created or found in its store.
 static NEWEST_ID: Mutex<RunId> = Mutex::new(RunId(Uuid::nil()));
 
@@ -38,6 +41,13 @@ impl RunId {
         let mut newest = NEWEST_ID.lock().unwrap_or_else(PoisonError::into_inner);
         *newest = id.bumped_past(*newest);
         *newest
+    }
+
+    /// The id's text, written to the buffer.
+    fn encode(self, buffer: &mut [u8; TEXT_LEN]) -> &str {
+        buffer[..4].copy_from_slice(b"run_");
+        self.0.as_hyphenated().encode_lower(&mut buffer[4..]);
+        std::str::from_utf8(buffer).unwrap_or_default()
     }
 
     /// Ensures that all later ids sort after this one.
@@ -71,7 +81,7 @@ impl Default for RunId {
 
 impl fmt::Display for RunId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "run_{}", self.0.as_hyphenated())
+        f.write_str(self.encode(&mut [0; TEXT_LEN]))
     }
 }
 
@@ -100,7 +110,7 @@ impl FromStr for RunId {
 
 impl Serialize for RunId {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(self.encode(&mut [0; TEXT_LEN]))
     }
 }
 
