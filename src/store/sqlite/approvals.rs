@@ -48,6 +48,12 @@ pub fn apply(
     Ok(())
 }
 
+/// Whether any call waits for approval.
+pub fn exist(db: &Connection) -> rusqlite::Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM approvals) AS found";
+    db.query_row(sql, [], |row| row.get("found"))
+}
+
 /// What [`approval`] reads, from `approvals AS a` and its run `r`.
 const COLUMNS: &str = "a.run AS run, a.root AS root, a.request AS request, r.agent AS agent";
 /// Leaves out runs that are being cancelled, and so does [`NOT_DELETED`] with deleted ones.

@@ -34,6 +34,8 @@ pub struct Executor<'c> {
     last_seqs: HashMap<RunId, u64>,
     inserts: RunInserts,
     usage: UsageRollup,
+    /// Whether an approval was ever requested. Without one, no run's end has any to remove.
+    has_approvals: bool,
 }
 
 impl<'c> Executor<'c> {
@@ -47,6 +49,7 @@ impl<'c> Executor<'c> {
             last_seqs: HashMap::new(),
             inserts: RunInserts::new(connection)?,
             usage: UsageRollup::default(),
+            has_approvals: approvals::exist(connection)?,
         })
     }
 
@@ -194,8 +197,9 @@ impl<'c> Executor<'c> {
             let inserts = &mut self.inserts;
             inserts.store_definition(&mut self.sql, &shared.text, write.run)?;
         }
+        self.has_approvals |= !write.approvals.is_empty();
         approvals::apply(&mut self.sql, write.run, &write.approvals, previous_seq + 1)?;
-        if matches!(write.change, Change::Finish(_)) {
+        if self.has_approvals && matches!(write.change, Change::Finish(_)) {
             let params = named_params! {":run": rows::id_bytes(&write.run)};
             self.sql.delete_approvals.execute(params)?;
         }
