@@ -262,7 +262,7 @@ pub async fn route_not_found(uri: Uri) -> Problem {
 }
 
 /// 405 for a method that the route does not have; axum adds `Allow`.
-pub async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
+pub fn method_not_allowed(method: &Method, uri: &Uri) -> Problem {
     let detail = format!(
         "{} does not take {}; the Allow header names what it takes",
         quote(uri.path()),

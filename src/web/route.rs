@@ -51,6 +51,11 @@ impl Route {
         }
     }
 
+    /// Of a route of another protocol.
+    pub fn error_shape(&self) -> Option<ErrorShape> {
+        self.error_shape
+    }
+
     pub fn into_handler(self, state: &AppState) -> MethodRouter<AppState> {
         let error_shape = self.error_shape;
         let handler = self.with_checked_key(state);

@@ -1,10 +1,12 @@
 //! The route table: the router and the OpenAPI document are built from it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
-use axum::response::Response;
+use axum::extract::{MatchedPath, State};
+use axum::http::{Method, Uri};
+use axum::response::{IntoResponse, Response};
 use axum::routing;
 use bytes::Bytes;
 
@@ -12,7 +14,8 @@ use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::config::clients::Clients;
 use crate::web::clients;
 use crate::web::console;
-use crate::web::error;
+use crate::web::error::{self, Problem};
+use crate::web::error_shape::ErrorShape;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::openapi::{
     batch_operations, document, operations as describe, recordings as describe_recordings,
@@ -195,7 +198,11 @@ fn schedule_routes() -> Vec<Route> {
 pub fn router(state: AppState) -> Router {
     let prefix = &state.settings.path_prefix;
     let mut routes = Router::new();
+    let mut shapes = HashMap::new();
     for route in route_table(state.settings.metrics, state.settings.clients) {
+        if let Some(shape) = route.error_shape() {
+            shapes.insert(format!("{prefix}{}", route.path), shape);
+        }
         routes = routes.route(route.path, route.into_handler(&state));
     }
     if !prefix.is_empty() {
@@ -215,7 +222,7 @@ pub fn router(state: AppState) -> Router {
         cors: cors.cloned(),
         compression: state.settings.compression,
     };
-    with_middleware(routes, config, state)
+    with_middleware(routes, shapes, config, state)
 }
 
 /// The router of the listener that serves only `/metrics`, without the path prefix: clients reach it without a proxy.
@@ -230,18 +237,37 @@ pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
         },
         ..MiddlewareConfig::default()
     };
-    with_middleware(routes, config, state)
+    with_middleware(routes, HashMap::new(), config, state)
 }
 
 fn metrics_route() -> Route {
     get("/metrics", metrics::metrics, describe::metrics).with_scope(Metrics)
 }
 
-fn with_middleware(routes: Router<AppState>, config: MiddlewareConfig, state: AppState) -> Router {
+/// `shapes` are the shapes of errors of other protocols, by path.
+fn with_middleware(
+    routes: Router<AppState>,
+    shapes: HashMap<String, ErrorShape>,
+    config: MiddlewareConfig,
+    state: AppState,
+) -> Router {
+    let shapes = Arc::new(shapes);
+    let method_not_allowed = move |path: MatchedPath, method: Method, uri: Uri| {
+        let shape = shapes.get(path.as_str()).copied();
+        std::future::ready(with_shape(error::method_not_allowed(&method, &uri), shape))
+    };
     let routes = routes
         .fallback(error::route_not_found)
-        .method_not_allowed_fallback(error::method_not_allowed);
+        .method_not_allowed_fallback(method_not_allowed);
     middleware::surround(routes, config).with_state(state)
+}
+
+fn with_shape(problem: Problem, shape: Option<ErrorShape>) -> Response {
+    let mut response = problem.into_response();
+    if let Some(shape) = shape {
+        response.extensions_mut().insert(shape);
+    }
+    response
 }
 
 /// The OpenAPI document. `prefix` is the server's path prefix; `metrics` tells whether this server has `/metrics`.

@@ -200,6 +200,7 @@ mod tests {
     use axum::Router;
     use axum::body::Body;
     use axum::extract::Request;
+    use axum::http::{Method, Uri};
     use axum::response::Response;
     use axum::routing::get;
     use http_body_util::BodyExt;
@@ -213,7 +214,9 @@ mod tests {
             .route("/fine", get(async || "fine"))
             .route("/broken", get(async || -> String { panic!("a secret") }))
             .fallback(route_not_found)
-            .method_not_allowed_fallback(method_not_allowed);
+            .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+                method_not_allowed(&method, &uri)
+            });
         let router = surround(router, MiddlewareConfig::default());
         let request = request.header("host", "localhost");
         let request: Request = request.body(Body::empty()).expect("a request");

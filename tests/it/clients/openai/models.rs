@@ -30,6 +30,23 @@ async fn models_are_the_agents_that_are_valid() {
 }
 
 #[tokio::test]
+async fn a_wrong_method_is_an_error_of_the_protocol() {
+    for prefix in ["", "/axed"] {
+        let app = match prefix {
+            "" => TestApp::spawn().await,
+            prefix => TestApp::setup().prefix(prefix).spawn().await,
+        };
+        let refused = app.delete("/v1/models").await;
+        assert_eq!(refused.status, 405);
+        assert_eq!(refused.header("allow"), "GET,HEAD");
+        let error = &refused.json()["error"];
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["code"], "method_not_allowed");
+        app.delete("/agents").await.problem(405);
+    }
+}
+
+#[tokio::test]
 async fn the_configuration_turns_the_routes_off() {
     let app = TestApp::setup()
         .config("[clients]\nopenai = false")
