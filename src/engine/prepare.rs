@@ -109,6 +109,9 @@ pub async fn resolve_agent(
     }
     if !overrides.client.is_empty() {
         check_client_tools(&overridden, &overrides.client.tools)?;
+        if overrides.client.tool_choice.is_some() {
+            check_tool_choice(engine, &overridden)?;
+        }
         overridden.client = Some(Box::new(overrides.client.clone()));
     }
     check_params(engine, &overridden, &overrides.params)?;
@@ -405,6 +408,22 @@ fn check_client_tools(agent: &Agent, tools: &[ClientTool]) -> Result<(), StartEr
                 "agent {} has a tool {} of its own; give the client's tool another name",
                 agent.name, tool.name
             ),
+        }),
+    }
+}
+
+/// All models of the agent have to take a choice of tools. A provider that is not available is another error.
+fn check_tool_choice(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
+    let mut models = std::iter::once(&agent.model).chain(&agent.fallback_models);
+    let takes_none = |model: &&ModelRef| {
+        let handle = engine.providers.get(&model.provider);
+        handle.is_ok_and(|handle| !handle.provider.takes_tool_choice())
+    };
+    match models.find(takes_none) {
+        None => Ok(()),
+        Some(model) => Err(StartError::Override {
+            field: "tool_choice",
+            reason: format!("the provider of {model} lets the model decide; use auto or none"),
         }),
     }
 }

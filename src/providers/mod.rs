@@ -9,6 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::value::RawValue;
 
 use crate::config::models::ModelFacts;
+use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::agent::params::Params;
 use crate::domain::attachment::Blobs;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
@@ -59,6 +60,11 @@ pub trait Provider: Send + Sync + 'static {
     /// `None` if the service has no batch API.
     fn batch_provider(&self) -> Option<&dyn BatchProvider> {
         None
+    }
+
+    /// Whether its requests can say which tool the reply has to call.
+    fn takes_tool_choice(&self) -> bool {
+        false
     }
 
     /// The warning for the user of a run if a request to this model leaves some of these parameters out.
@@ -204,6 +210,8 @@ pub struct ChatRequest<'a> {
     pub blobs: Option<&'a Blobs>,
     /// Empty means that the request has no `tools` key.
     pub tools: &'a [ToolSpec],
+    /// What the reply has to call; `None` if the model decides.
+    pub tool_choice: Option<&'a ToolChoice>,
     pub params: &'a Params,
     /// `None` if the model is unknown.
     pub facts: Option<&'a ModelFacts>,

@@ -15,9 +15,22 @@ pub struct ClientAdditions {
     /// Tools that the client executes. The run waits for their results.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ClientTool>,
+    /// What the first reply has to call; `None` if the model decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_choice: Option<ToolChoice>,
     /// What the protocol of the request shows of it later. Unknown to the engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub echo: Option<Arc<RawValue>>,
+}
+
+/// Which tool a reply has to call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolChoice {
+    /// Any of them.
+    Required,
+    /// The one with this name.
+    Named(String),
 }
 
 /// A tool that the client of a run executes.

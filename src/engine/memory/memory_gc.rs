@@ -97,6 +97,7 @@ async fn analyse(
         ..agent.params.clone()
     };
     let request = ChatRequest {
+        tool_choice: None,
         model: &agent.model.model,
         system: PROMPT,
         messages: &messages,

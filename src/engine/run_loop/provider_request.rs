@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use secrecy::SecretString;
 
 use crate::config::models::ModelFacts;
+use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::{Cache, Params};
 use crate::domain::event::EventKind;
@@ -223,6 +224,7 @@ impl<'a> ProviderRequest<'a> {
             messages,
             blobs: None,
             tools,
+            tool_choice: self.tool_choice(context),
             params: &self.params,
             facts: self.facts,
             stream: context.run.is_streaming() && !self.is_batch(),
@@ -231,6 +233,13 @@ impl<'a> ProviderRequest<'a> {
             trace: None,
             api_key: self.target.key,
         }
+    }
+
+    /// Only the first reply has to call a tool: later ones have its result.
+    fn tool_choice<'r>(&self, context: &'r RunContext) -> Option<&'r ToolChoice> {
+        let client = context.run.agent.client.as_ref()?;
+        let is_first = self.turn_request.is_turn && self.turn_request.turn == 1;
+        client.tool_choice.as_ref().filter(|_| is_first)
     }
 
     async fn complete(

@@ -53,6 +53,10 @@ impl Provider for Anthropic {
         Some(self)
     }
 
+    fn takes_tool_choice(&self) -> bool {
+        true
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,

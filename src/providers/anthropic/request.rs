@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::agent::params::{Cache, Effort, Params};
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
@@ -28,6 +29,8 @@ pub struct RequestBody<'a> {
     messages: Vec<MessageOut<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tool<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_choice: Option<ToolChoiceOut<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,6 +89,22 @@ struct Tool<'a> {
     input_schema: &'a RawValue,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_control: Option<CacheControl>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum ToolChoiceOut<'a> {
+    Any,
+    Tool { name: &'a str },
+}
+
+impl<'a> From<&'a ToolChoice> for ToolChoiceOut<'a> {
+    fn from(choice: &'a ToolChoice) -> Self {
+        match choice {
+            ToolChoice::Required => Self::Any,
+            ToolChoice::Named(name) => Self::Tool { name },
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -248,6 +267,7 @@ impl<'a> RequestBody<'a> {
             system,
             messages,
             tools,
+            tool_choice: request.tool_choice.map(ToolChoiceOut::from),
             temperature: params.temperature,
             top_p: params.top_p,
             stop_sequences: &params.stop,

@@ -85,6 +85,10 @@ impl Provider for OpenAiChat {
         Some(self)
     }
 
+    fn takes_tool_choice(&self) -> bool {
+        true
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::agent::params::Effort;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
@@ -36,6 +37,8 @@ pub struct RequestBody<'a> {
     messages: Vec<MessageOut<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tool<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_choice: Option<ToolChoiceOut<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -193,6 +196,33 @@ struct Tool<'a> {
 }
 
 #[derive(Serialize)]
+#[serde(untagged)]
+enum ToolChoiceOut<'a> {
+    Mode(&'static str),
+    Function {
+        r#type: &'static str,
+        function: FunctionName<'a>,
+    },
+}
+
+#[derive(Serialize)]
+struct FunctionName<'a> {
+    name: &'a str,
+}
+
+impl<'a> From<&'a ToolChoice> for ToolChoiceOut<'a> {
+    fn from(choice: &'a ToolChoice) -> Self {
+        match choice {
+            ToolChoice::Required => Self::Mode("required"),
+            ToolChoice::Named(name) => Self::Function {
+                r#type: "function",
+                function: FunctionName { name },
+            },
+        }
+    }
+}
+
+#[derive(Serialize)]
 struct FunctionSpec<'a> {
     name: &'a str,
     description: &'a str,
@@ -218,6 +248,7 @@ impl<'a> RequestBody<'a> {
             model: request.model,
             messages,
             tools: request.tools.iter().map(Tool::from).collect(),
+            tool_choice: request.tool_choice.map(ToolChoiceOut::from),
             temperature: params.temperature,
             top_p: params.top_p,
             stop: &params.stop,

@@ -58,6 +58,10 @@ impl Provider for OpenAiResponses {
         Some(self)
     }
 
+    fn takes_tool_choice(&self) -> bool {
+        true
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,

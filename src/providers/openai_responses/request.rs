@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::agent::params::{Effort, ReasoningSummary};
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
@@ -28,6 +29,8 @@ pub struct RequestBody<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tool<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    tool_choice: Option<ToolChoiceOut<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_p: Option<f64>,
@@ -47,6 +50,25 @@ pub struct RequestBody<'a> {
     prompt_cache_key: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream: Option<bool>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ToolChoiceOut<'a> {
+    Mode(&'static str),
+    Function { r#type: &'static str, name: &'a str },
+}
+
+impl<'a> From<&'a ToolChoice> for ToolChoiceOut<'a> {
+    fn from(choice: &'a ToolChoice) -> Self {
+        match choice {
+            ToolChoice::Required => Self::Mode("required"),
+            ToolChoice::Named(name) => Self::Function {
+                r#type: "function",
+                name,
+            },
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -180,6 +202,7 @@ impl<'a> RequestBody<'a> {
             instructions: request.system,
             input: input_items(request, origin),
             tools: request.tools.iter().map(Tool::from).collect(),
+            tool_choice: request.tool_choice.map(ToolChoiceOut::from),
             temperature: params.temperature,
             top_p: params.top_p,
             max_output_tokens: params.max_tokens,

@@ -426,6 +426,7 @@ mod tests {
             deltas: &mut (dyn FnMut(Delta<'_>) + Send),
         ) -> Result<Reply, ProviderError> {
             let request = ChatRequest {
+                tool_choice: None,
                 model,
                 system: "",
                 messages,

@@ -76,6 +76,7 @@ async fn request_body(
     let (service, served) = replay_client(kind, recorded_stream(kind));
     let tool = ToolSpec::new("shoot", "Takes a picture.", &Arc::clone(&object()));
     let request = ChatRequest {
+        tool_choice: None,
         model: "model",
         system: "",
         messages,

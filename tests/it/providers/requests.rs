@@ -58,6 +58,7 @@ async fn conversation(kind: Wire, stream: bool) -> Value {
     let tools = [tool("add"), tool("call_agent")];
     let hello = Message::user("hello");
     let question = |messages| ChatRequest {
+        tool_choice: None,
         model: "model",
         system: "Be good.",
         messages,
@@ -213,6 +214,7 @@ async fn reasoning_is_sent_back_only_to_its_own_model() {
     let params = Params::default();
     for (model, keeps) in [("model", true), ("model-mini", false)] {
         let request = ChatRequest {
+            tool_choice: None,
             model,
             system: "",
             messages: &messages,
@@ -358,6 +360,7 @@ async fn another_service_gets_text_and_calls_in_its_format() {
     for kind in WIRES {
         let (service, served) = replay_client(kind, recorded_stream(kind));
         let request = ChatRequest {
+            tool_choice: None,
             model: "model",
             system: "",
             messages: &messages,
@@ -388,6 +391,7 @@ async fn a_waiting_request_is_small() {
         let messages = [];
         let params = Params::default();
         let request = ChatRequest {
+            tool_choice: None,
             model: "model",
             system: "",
             messages: &messages,

@@ -28,6 +28,7 @@ async fn stop_sequences_use_chat_or_are_left_out_for_models_that_need_responses(
         ("gpt-5-mini", "/v1/responses"),
     ] {
         let request = ChatRequest {
+            tool_choice: None,
             model,
             system: "",
             messages: &[Message::user("hello")],

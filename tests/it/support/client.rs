@@ -108,6 +108,7 @@ pub async fn complete_messages(
     stream: bool,
 ) -> (Result<Reply, ProviderError>, String) {
     let request = ChatRequest {
+        tool_choice: None,
         model: "model",
         system: "",
         messages,
