@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::client_additions::ClientTool;
@@ -21,20 +20,8 @@ pub struct FunctionInput {
     pub parameters: Option<Box<RawValue>>,
 }
 
-/// The checked tools; none if `choice` is `none`.
-pub fn parse(
-    functions: Vec<FunctionInput>,
-    choice: Option<&Value>,
-) -> Result<Vec<ClientTool>, Problem> {
-    match choice {
-        None | Some(Value::Null) => {}
-        Some(Value::String(word)) if word == "auto" => {}
-        Some(Value::String(word)) if word == "none" => return Ok(Vec::new()),
-        Some(_) => {
-            let why = "must be auto or none: agents have tools of their own, and choose among all of them";
-            return Err(Problem::invalid_field("/tool_choice", why));
-        }
-    }
+/// The checked tools.
+pub fn parse(functions: Vec<FunctionInput>) -> Result<Vec<ClientTool>, Problem> {
     if functions.len() > MAX_TOOLS {
         let why = format!("a request has at most {MAX_TOOLS} tools");
         return Err(Problem::invalid_field("/tools", why));

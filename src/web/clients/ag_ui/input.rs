@@ -100,7 +100,8 @@ impl RunAgentInput {
         }
         Ok(ClientAdditions {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
-            tools: client_tools::parse(functions.collect(), None)?,
+            tools: client_tools::parse(functions.collect())?,
+            tool_choice: None,
             echo: None,
         })
     }

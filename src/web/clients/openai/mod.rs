@@ -12,6 +12,7 @@ pub mod content;
 pub mod error;
 pub mod models;
 pub mod responses;
+pub mod tool_choice;
 
 pub fn routes() -> Vec<Route> {
     const RESPONSE: &str = "/v1/responses/{id}";

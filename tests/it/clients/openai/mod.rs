@@ -5,3 +5,4 @@ mod client_tools;
 mod models;
 mod response_streams;
 mod responses;
+mod tool_choice;

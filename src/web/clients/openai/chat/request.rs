@@ -18,9 +18,10 @@ use crate::domain::content::{Content, Part};
 use crate::domain::message::{ToolCall, ToolResult, empty_arguments};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
-use crate::web::clients::client_tools::{self, FunctionInput};
+use crate::web::clients::client_tools::FunctionInput;
 use crate::web::clients::history::{self, Entry, History};
 use crate::web::clients::openai::content;
+use crate::web::clients::openai::tool_choice;
 use crate::web::error::Problem;
 use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
@@ -186,8 +187,7 @@ impl ChatRequest {
         let functions = functions(self.tools.unwrap_or_default())?;
         let client = ClientAdditions {
             instructions,
-            tools: client_tools::parse(functions, self.tool_choice.as_ref())?,
-            echo: None,
+            ..tool_choice::additions(functions, self.tool_choice.as_ref())?
         };
         let format = self.response_format.map(FormatInput::into_format);
         let params = ParamsOverride {

@@ -15,12 +15,13 @@ use crate::domain::agent::response_format::FormatKind;
 use crate::domain::message::{Message, ToolResult};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
-use crate::web::clients::client_tools::{self, FunctionInput};
+use crate::web::clients::client_tools::FunctionInput;
 use crate::web::clients::history::{self, Entry, History};
 use crate::web::clients::openai::chat::request::{labels, split_model, tool_call, tool_result};
 use crate::web::clients::openai::content;
 use crate::web::clients::openai::responses::echo::Echo;
 use crate::web::clients::openai::responses::record::ResponseRecord;
+use crate::web::clients::openai::tool_choice;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::json_body::Object;
@@ -174,8 +175,8 @@ impl ResponsesRequest {
         let instructions: Vec<String> = instructions.into_iter().flatten().collect();
         let client = ClientAdditions {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
-            tools: client_tools::parse(functions(self.tools)?, self.tool_choice.as_ref())?,
             echo: to_raw_value(&echo).ok().map(Arc::from),
+            ..tool_choice::additions(functions(self.tools)?, self.tool_choice.as_ref())?
         };
         let format = self.text.and_then(|text| text.format);
         let format = format.map(|it| Object(ResponseFormatInput::new(it.r#type, it.schema)));

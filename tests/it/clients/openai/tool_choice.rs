@@ -1,0 +1,92 @@
+//! `tool_choice` for the tools of the client, on each wire.
+
+use serde_json::{Value, json};
+
+use crate::support::app::{ApiResponse, TestApp};
+use crate::support::provider::answer::{calls, says};
+
+async fn complete(app: &TestApp, agent: &str, choice: Value) -> ApiResponse {
+    let body = json!({
+        "model": agent, "messages": [{"role": "user", "content": "go"}], "tool_choice": choice,
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}],
+    });
+    app.post("/v1/chat/completions", &body).await
+}
+
+async fn respond(app: &TestApp, agent: &str, choice: Value) -> ApiResponse {
+    let body = json!({
+        "model": agent, "input": "go", "tool_choice": choice,
+        "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}],
+    });
+    app.post("/v1/responses", &body).await
+}
+
+#[tokio::test]
+async fn each_wire_has_its_own_form_of_a_choice() {
+    let named = json!({"type": "function", "function": {"name": "weather"}});
+    let own_named = json!({"type": "function", "name": "weather"});
+    for (model, required, expected) in [
+        (
+            "anthropic/solo",
+            json!({"type": "any"}),
+            json!({"type": "tool", "name": "weather"}),
+        ),
+        ("openai/solo", json!("required"), named.clone()),
+        ("responses/solo", json!("required"), own_named.clone()),
+    ] {
+        let toml = format!("model = \"{model}\"");
+        let app = TestApp::setup().agent("solo", &toml).spawn().await;
+        app.provider
+            .always("solo", |_| calls([("weather", json!({}))]));
+        for (at, choice, sent) in [
+            (1, json!("required"), required),
+            (2, named.clone(), expected),
+            (3, json!("auto"), Value::Null),
+        ] {
+            let got = complete(&app, "solo", choice).await;
+            assert_eq!(got.status, 200, "{}", got.text);
+            let request = app.provider.wait_for_request("solo", at).await;
+            assert_eq!(request.body["tool_choice"], sent, "{model}");
+        }
+        let got = respond(&app, "solo", own_named.clone()).await.json();
+        assert_eq!(got["tool_choice"], own_named);
+        assert_eq!(got["output"][0]["name"], "weather");
+    }
+}
+
+#[tokio::test]
+async fn only_the_first_reply_has_to_call_a_tool() {
+    let app = TestApp::setup()
+        .agent("solo", "tools = [\"list_directory\"]\nworkdir = \".\"")
+        .spawn()
+        .await;
+    let look = calls([("list_directory", json!({"path": "."}))]);
+    app.provider.will("solo", [look, says("done")]);
+    let got = complete(&app, "solo", json!("required")).await;
+    assert_eq!(got.json()["choices"][0]["message"]["content"], "done");
+    let first = app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(first.body["tool_choice"], json!({"type": "any"}));
+    let second = app.provider.wait_for_request("solo", 2).await;
+    assert!(second.body["tool_choice"].is_null());
+}
+
+#[tokio::test]
+async fn a_wire_without_choices_refuses_them() {
+    let app = TestApp::setup()
+        .agent("solo", "model = \"ollama/solo\"")
+        .agent("second", "fallback_models = [\"ollama/solo\"]")
+        .spawn()
+        .await;
+    for agent in ["solo", "second"] {
+        for got in [
+            complete(&app, agent, json!("required")).await,
+            respond(&app, agent, json!("required")).await,
+        ] {
+            assert_eq!(got.status, 400, "{}", got.text);
+            let error = &got.json()["error"];
+            assert_eq!(error["param"], "tool_choice");
+            let message = error["message"].as_str().expect("a message");
+            assert!(message.contains("ollama/solo"), "{message}");
+        }
+    }
+}
