@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::batch::BatchId;
@@ -11,6 +12,7 @@ use crate::domain::batch::BatchId;
 #[derive(Debug, Default)]
 pub struct FeederHandle {
     changed: Notify,
+    finished: Notify,
     /// Of the batches that are being fed; cancelled with the batch.
     active: Mutex<HashMap<BatchId, CancellationToken>>,
 }
@@ -40,7 +42,14 @@ impl FeederHandle {
         token
     }
 
+    /// A batch has ended, and its end is in the record.
     pub fn leave(&self, id: BatchId) {
         self.active.lock().remove(&id);
+        self.finished.notify_waiters();
+    }
+
+    /// Resolves when a batch ends after the first poll, or after `enable`.
+    pub fn finished(&self) -> Notified<'_> {
+        self.finished.notified()
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::web::openapi::examples;
 use crate::web::openapi::operation::Operation;
-use crate::web::openapi::operations::CURSOR_DESCRIPTION;
+use crate::web::openapi::operations::{CURSOR_DESCRIPTION, with_wait_for};
 use crate::web::routes::batches::{BatchView, BatchesPage, JSON_LINES};
 use crate::web::routes::runs::CancelRequest;
 
@@ -83,7 +83,8 @@ pub fn list(operation: Operation<'_>) -> Operation<'_> {
 }
 
 pub fn get(operation: Operation<'_>) -> Operation<'_> {
-    operation
+    let description = "Seconds to wait for the end of the batch, at most `server.max_wait`.";
+    with_wait_for(operation, description)
         .describe("get_batch", "Returns a batch with the states of its lines")
         .response::<BatchView>(200, "The batch.")
         .example(200, example())

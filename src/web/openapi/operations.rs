@@ -415,20 +415,22 @@ fn with_etag(operation: Operation<'_>) -> Operation<'_> {
 
 /// The parameters of the routes that can wait for a run.
 pub fn with_wait(operation: Operation<'_>) -> Operation<'_> {
+    with_wait_for(
+        operation,
+        "Seconds to wait for the run's end, at most `server.max_wait`. A run that comes to wait for approval is \
+         returned at once.",
+    )
+}
+
+/// The parameters of a route that can wait, with the description of `wait`.
+pub fn with_wait_for<'a>(operation: Operation<'a>, description: &str) -> Operation<'a> {
     let seconds =
         json!({"type": "string", "pattern": "^[0-9]*\\.?[0-9]*s?$", "examples": ["30", "30s"]});
-    operation
-        .query(
-            "wait",
-            seconds,
-            "Seconds to wait for the run's end, at most `server.max_wait`. A run that comes to wait for approval is \
-             returned at once.",
-        )
-        .header(
-            "Prefer",
-            json!({"type": "string", "examples": ["wait=30"]}),
-            "The same as `wait` (RFC 7240); `wait` in the query wins.",
-        )
+    operation.query("wait", seconds, description).header(
+        "Prefer",
+        json!({"type": "string", "examples": ["wait=30"]}),
+        "The same as `wait` (RFC 7240); `wait` in the query wins.",
+    )
 }
 
 fn full_schema() -> Value {

@@ -1,12 +1,13 @@
 //! `POST /agents/{name}/runs:batch` and `/batches`.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
-use axum::http::{StatusCode, Uri};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
@@ -14,6 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use tokio::time::Instant;
 use tracing::info;
 
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine, MAX_LINES};
@@ -36,6 +38,7 @@ use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
 use crate::web::routes::runs::{CancelRequest, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE};
 use crate::web::state::AppState;
+use crate::web::wait;
 
 pub const JSON_LINES: &str = "application/jsonl";
 /// Lines that one transaction adds, unless they are long.
@@ -352,10 +355,26 @@ pub async fn get(
     BatchPath(id): BatchPath,
     principal: Principal,
     links: LinkPrefix,
+    headers: HeaderMap,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    Query::read(&uri, &[])?;
-    let batch = visible_batch(&state, &principal, &id).await?;
+    let query = Query::read(&uri, &["wait"])?;
+    let timeout = wait::requested_wait(&query, &headers, state.settings.max_wait)?;
+    let deadline = Instant::now() + timeout;
+    let batch = loop {
+        // Before the batch is read, so that its end is not missed.
+        let mut finished = pin!(state.feeder.finished());
+        finished.as_mut().enable();
+        let batch = visible_batch(&state, &principal, &id).await?;
+        if batch.finished_at.is_some() || state.closing.is_cancelled() {
+            break batch;
+        }
+        tokio::select! {
+            () = finished => {}
+            () = state.closing.cancelled() => {}
+            () = tokio::time::sleep_until(deadline) => break batch,
+        }
+    };
     Ok(json_response(
         StatusCode::OK,
         &view(&state, &links, batch).await?,

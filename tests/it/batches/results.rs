@@ -9,6 +9,7 @@ use reqwest::Method;
 use crate::batches::{accepted, finished, lines, results, send_batch};
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::daemon::axed_command;
+use crate::support::gate::Gate;
 use crate::support::provider::answer::{fails, hangs, says};
 use crate::support::within_timeout;
 
@@ -221,4 +222,24 @@ async fn the_command_prints_results_and_fails_if_a_line_does() {
     let bad = run("{}\nno json\n").await;
     assert_eq!(bad.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&bad.stderr).contains("1 were rejected"));
+}
+
+#[tokio::test]
+async fn a_client_waits_for_the_end_of_a_batch() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    let answer = says("done").after_gate(&gate);
+    app.provider.always("solo", move |_| answer.clone());
+    let id = accepted(&send_batch(&app, "k", &lines(3)).await);
+    app.provider.wait_for_request("solo", 3).await;
+    let path = format!("/batches/{id}");
+    let early = app.get(&format!("{path}?wait=0.1s")).await.json();
+    assert_eq!(early["status"], "running");
+    let path = format!("{path}?wait=60");
+    let (waited, ()) = tokio::join!(app.get(&path), async { gate.open() });
+    let waited = waited.json();
+    assert_eq!(waited["status"], "completed", "{waited}");
+    assert_eq!(waited["counts"]["completed"], 3);
+    let refused = app.get(&path.replace("60", "soon")).await;
+    assert!(refused.problem(400).contains("use seconds"));
 }
