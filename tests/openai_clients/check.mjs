@@ -15,7 +15,7 @@ const tools = [
 const checks = {
   async models() {
     const ids = (await client.models.list()).data.map((model) => model.id);
-    assert.deepEqual(ids, ["caller", "chat", "sorter"]);
+    assert.deepEqual(ids, ["caller", "chat", "sorter", "suite"]);
   },
   async completion() {
     const got = await client.chat.completions.create({ model: "chat", messages: hello });

@@ -25,7 +25,7 @@ class Sorted(BaseModel):
 
 
 def models():
-    assert [model.id for model in client.models.list()] == ["caller", "chat", "sorter"]
+    assert [model.id for model in client.models.list()] == ["caller", "chat", "sorter", "suite"]
     assert client.models.retrieve("chat").owned_by == "axed"
 
 
