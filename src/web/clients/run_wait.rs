@@ -34,7 +34,10 @@ pub async fn wait_for_stop(runner: Runner, mut run: Arc<Run>, stops_for_client: 
                 if found.status.is_terminal() || is_waiting {
                     return found;
                 }
-                run = found;
+                if *found != *run {
+                    run = found;
+                    continue;
+                }
             }
             // Deleted: only a run that has ended can be.
             Ok(None) => return run,

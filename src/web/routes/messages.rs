@@ -110,10 +110,18 @@ fn parse_content(body: RequestBody, settings: &Settings) -> Result<Content, Prob
         let why = "is required: a text, or parts";
         return Err(Problem::invalid_field("/content", why));
     }
-    let mut parts = content.parts().unwrap_or_default().iter();
-    if let Some(at) = parts.position(|part| matches!(part, Part::Link(_))) {
-        let why = "is fetched only for the input of a new run; send the bytes as data";
-        return Err(Problem::invalid_field(format!("/content/{at}/url"), why));
-    }
+    reject_links(&content, "/content")?;
     Ok(content)
+}
+
+/// Refuses pictures and files that would have to be fetched. `pointer` is the place of the parts in the body.
+pub fn reject_links(content: &Content, pointer: &str) -> Result<(), Problem> {
+    let mut parts = content.parts().unwrap_or_default().iter();
+    match parts.position(|part| matches!(part, Part::Link(_))) {
+        None => Ok(()),
+        Some(at) => {
+            let why = "is fetched only for the input of a new run; send the bytes";
+            Err(Problem::invalid_field(format!("{pointer}/{at}/url"), why))
+        }
+    }
 }

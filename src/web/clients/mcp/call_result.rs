@@ -7,14 +7,8 @@ use serde_json::{Value, json};
 use crate::domain::run::{Run, Status};
 use crate::domain::structured;
 use crate::web::clients::mcp::rpc::problem_data;
+use crate::web::clients::run_meta;
 use crate::web::error::Problem;
-use crate::web::response::run::UsageView;
-
-const RUN_ID: &str = "axed/run_id";
-const STATUS: &str = "axed/status";
-const USAGE: &str = "axed/usage";
-const COST_USD: &str = "axed/cost_usd";
-const ERROR: &str = "axed/error";
 
 /// The result of a run that has ended. `takes_any_json` tells whether the protocol's version allows structured content that
 /// is not an object.
@@ -33,7 +27,7 @@ pub fn from_run(run: &Run, takes_any_json: bool) -> CallToolResult {
         _ => CallToolResult::error(vec![ContentBlock::text(failure_text(run))]),
     };
     if let Some(failure) = &run.error {
-        meta.insert(ERROR.to_owned(), json!(failure));
+        meta.insert(run_meta::ERROR.to_owned(), json!(failure));
     }
     result.meta = Some(meta);
     result
@@ -43,21 +37,14 @@ pub fn from_run(run: &Run, takes_any_json: bool) -> CallToolResult {
 pub fn from_problem(problem: &Problem) -> CallToolResult {
     let mut result = CallToolResult::error(vec![ContentBlock::text(problem.detail())]);
     let mut meta = MetaObject::new();
-    meta.insert(ERROR.to_owned(), problem_data(problem));
+    meta.insert(run_meta::ERROR.to_owned(), problem_data(problem));
     result.meta = Some(meta);
     result
 }
 
-/// The run's id, status, usage and cost, its descendants included.
+/// See [`run_meta::run_meta`].
 pub fn run_meta(run: &Run) -> MetaObject {
-    let usage = &run.tree.usage;
-    let mut meta = MetaObject::new();
-    meta.insert(RUN_ID.to_owned(), json!(run.id));
-    meta.insert(STATUS.to_owned(), json!(run.status));
-    meta.insert(USAGE.to_owned(), json!(UsageView::from(usage)));
-    let cost = usage.cost.map(|cost| cost.to_usd());
-    meta.insert(COST_USD.to_owned(), json!(cost));
-    meta
+    MetaObject(run_meta::run_meta(run))
 }
 
 fn failure_text(run: &Run) -> String {
