@@ -155,4 +155,6 @@ problem_codes! {
     UnsupportedEncoding = "unsupported_encoding",
     /// The body's content type is not supported.
     UnsupportedMediaType = "unsupported_media_type",
+    /// The protocol's version is not supported.
+    UnsupportedVersion = "unsupported_version",
 }

@@ -12,6 +12,7 @@ pub mod link_prefix;
 pub mod messages;
 pub mod path;
 pub mod provider_keys;
+pub mod public_url;
 pub mod query;
 pub mod request_body;
 pub mod run_request;

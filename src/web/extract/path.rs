@@ -156,6 +156,21 @@ impl FromRequestParts<AppState> for BatchPath {
     }
 }
 
+/// `{agent}` and `{id}` of the path of an agent's task, the id with the verb after it. Neither is checked.
+pub struct TaskPath {
+    pub agent: String,
+    pub id: String,
+}
+
+impl FromRequestParts<AppState> for TaskPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        let (agent, id) = path_params(parts).await?;
+        Ok(Self { agent, id })
+    }
+}
+
 /// `{name}` of a session's path. Responds 404 if it is not a session's name.
 pub struct SessionPath(pub String);
 

@@ -35,6 +35,13 @@ pub struct PeerAddress(pub IpAddr);
 #[derive(Clone, Debug)]
 pub struct ForwardedPrefix(pub Arc<str>);
 
+/// Where the client sent the request to, if a trusted proxy reports it.
+#[derive(Clone, Debug)]
+pub struct ForwardedOrigin {
+    pub scheme: Option<&'static str>,
+    pub host: Option<Authority>,
+}
+
 /// Who sent a request, and what for, as trusted proxies report it.
 #[derive(Clone, Debug, Default)]
 pub struct Client {

@@ -27,7 +27,7 @@ use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::error_shape::ErrorShape;
 use crate::web::server::cors::cors_layer;
-use crate::web::server::forwarded::{PeerAddress, TrustedProxies};
+use crate::web::server::forwarded::{ForwardedOrigin, PeerAddress, TrustedProxies};
 use crate::web::server::origin_guard::OriginGuard;
 
 /// The header of a request's id, in requests and responses.
@@ -108,6 +108,12 @@ async fn handle_request(
     let mut client = config.proxies.client(peer, request.headers());
     if let Some(prefix) = client.prefix.take() {
         request.extensions_mut().insert(prefix);
+    }
+    if client.scheme.is_some() || client.host.is_some() {
+        request.extensions_mut().insert(ForwardedOrigin {
+            scheme: client.scheme,
+            host: client.host.clone(),
+        });
     }
 
     let mut response = match config.guard.check(&request, client.host.as_ref()) {
