@@ -1,0 +1,153 @@
+//! Errors as A2A's HTTP+JSON binding has them: `google.rpc.Status`, with the kind of error in an `ErrorInfo`.
+
+use a2a::errordetails::{BAD_REQUEST_TYPE, ERROR_INFO_TYPE, PROTOCOL_DOMAIN};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::web::error::Problem;
+use crate::web::error_shape::{ErrorShape, ShapedError};
+use crate::web::problem_code::ProblemCode;
+
+pub const ERRORS: ErrorShape = ErrorShape(shape);
+
+/// The domain of reasons that A2A does not define: the codes of problems, in upper case.
+const OWN_DOMAIN: &str = "axed";
+
+/// The protocol's own errors, by the codes of problems, with their status.
+const REASONS: &[(ProblemCode, &str, StatusCode)] = &[
+    (
+        ProblemCode::RunNotFound,
+        "TASK_NOT_FOUND",
+        StatusCode::NOT_FOUND,
+    ),
+    (
+        ProblemCode::RunTerminal,
+        "TASK_NOT_CANCELABLE",
+        StatusCode::BAD_REQUEST,
+    ),
+    (
+        ProblemCode::RunEnded,
+        "UNSUPPORTED_OPERATION",
+        StatusCode::BAD_REQUEST,
+    ),
+    (
+        ProblemCode::UnsupportedMediaType,
+        "CONTENT_TYPE_NOT_SUPPORTED",
+        StatusCode::BAD_REQUEST,
+    ),
+    (
+        ProblemCode::UnsupportedVersion,
+        "VERSION_NOT_SUPPORTED",
+        StatusCode::BAD_REQUEST,
+    ),
+];
+
+/// What a message to a task, or a subscription, gets that comes too late.
+pub fn task_ended(id: &str, state: &str) -> Problem {
+    let detail = format!(
+        "the task {id} has ended ({state}): send a message without taskId, in its contextId"
+    );
+    Problem::new(StatusCode::CONFLICT, ProblemCode::RunEnded, detail)
+}
+
+fn shape(problem: &Problem) -> ShapedError {
+    let known = REASONS
+        .iter()
+        .find(|(code, ..)| code.as_str() == problem.code());
+    let (status, name) = match known {
+        Some((_, _, StatusCode::NOT_FOUND)) => (StatusCode::NOT_FOUND, "NOT_FOUND"),
+        Some((ProblemCode::UnsupportedMediaType, _, status)) => (*status, "INVALID_ARGUMENT"),
+        Some((_, _, status)) => (*status, "FAILED_PRECONDITION"),
+        None => status_of(problem.status()),
+    };
+    let (reason, domain) = match known {
+        Some((_, reason, _)) => ((*reason).to_owned(), PROTOCOL_DOMAIN),
+        None => (problem.code().to_ascii_uppercase(), OWN_DOMAIN),
+    };
+    let mut details = vec![json!({
+        "@type": ERROR_INFO_TYPE,
+        "reason": reason,
+        "domain": domain,
+        "metadata": { "code": problem.code() },
+    })];
+    if let Some(pointer) = problem.pointer() {
+        details.push(json!({
+            "@type": BAD_REQUEST_TYPE,
+            "fieldViolations": [{ "field": field_name(pointer), "description": problem.detail() }],
+        }));
+    }
+    let body: Value = json!({
+        "error": {
+            "code": status.as_u16(),
+            "status": name,
+            "message": problem.detail(),
+            "details": details,
+        },
+    });
+    ShapedError {
+        status,
+        body: body.to_string().into_bytes(),
+    }
+}
+
+/// The status with its name in `google.rpc.Code`.
+fn status_of(status: StatusCode) -> (StatusCode, &'static str) {
+    let name = match status {
+        // The protocol has no 422.
+        StatusCode::UNPROCESSABLE_ENTITY => return (StatusCode::BAD_REQUEST, "INVALID_ARGUMENT"),
+        StatusCode::UNAUTHORIZED => "UNAUTHENTICATED",
+        StatusCode::FORBIDDEN => "PERMISSION_DENIED",
+        StatusCode::NOT_FOUND => "NOT_FOUND",
+        StatusCode::CONFLICT => "ABORTED",
+        StatusCode::TOO_MANY_REQUESTS => "RESOURCE_EXHAUSTED",
+        StatusCode::METHOD_NOT_ALLOWED => "UNIMPLEMENTED",
+        StatusCode::SERVICE_UNAVAILABLE => "UNAVAILABLE",
+        status if status.is_server_error() => "INTERNAL",
+        _ => "INVALID_ARGUMENT",
+    };
+    (status, name)
+}
+
+/// `message.parts[0].text` for `/message/parts/0/text`.
+fn field_name(pointer: &str) -> String {
+    let mut name = String::new();
+    for segment in pointer.split('/').skip(1) {
+        if segment.bytes().all(|byte| byte.is_ascii_digit()) {
+            name.push_str(&format!("[{segment}]"));
+        } else {
+            if !name.is_empty() {
+                name.push('.');
+            }
+            name.push_str(&segment.replace("~1", "/").replace("~0", "~"));
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shape;
+    use crate::web::error::Problem;
+
+    fn body(problem: &Problem) -> (u16, String) {
+        let error = shape(problem);
+        (
+            error.status.as_u16(),
+            String::from_utf8_lossy(&error.body).into_owned(),
+        )
+    }
+
+    #[test]
+    fn a_task_that_is_not_found_has_the_protocols_reason() {
+        let (status, body) = body(&Problem::run_not_found("run_x"));
+        assert_eq!(status, 404);
+        insta::assert_snapshot!(body);
+    }
+
+    #[test]
+    fn an_invalid_field_is_named() {
+        let (status, body) = body(&Problem::invalid_field("/message/parts/0/text", "is empty"));
+        assert_eq!(status, 400);
+        insta::assert_snapshot!(body);
+    }
+}
