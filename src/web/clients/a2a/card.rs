@@ -1,0 +1,146 @@
+//! Agent cards: how a client reaches an agent, and what it does. With keys, a card is shown to the keys that may use the
+//! agent.
+
+use std::collections::HashMap;
+
+use a2a::{
+    AgentCapabilities, AgentCard, AgentInterface, AgentSkill, HttpAuthSecurityScheme,
+    SecurityScheme, TRANSPORT_PROTOCOL_HTTP_JSON,
+};
+use axum::extract::State;
+use axum::response::Response;
+
+use crate::domain::agent::Agent;
+use crate::web::auth::Principal;
+use crate::web::clients::a2a::version::Version1;
+use crate::web::error::Problem;
+use crate::web::extract::path::AgentPath;
+use crate::web::extract::public_url::PublicUrl;
+use crate::web::response::revalidation::IfNoneMatch;
+use crate::web::state::AppState;
+
+const TEXT: &str = "text/plain";
+const JSON: &str = "application/json";
+const INPUT_TYPES: [&str; 7] = [
+    TEXT,
+    JSON,
+    "image/png",
+    "image/jpeg",
+    "image/webp",
+    "image/gif",
+    "application/pdf",
+];
+/// The name of the security scheme.
+const KEY: &str = "key";
+
+/// `GET /a2a/{agent}/.well-known/agent-card.json`
+pub async fn of_agent(
+    State(state): State<AppState>,
+    AgentPath(name): AgentPath,
+    url: PublicUrl,
+    if_none_match: IfNoneMatch,
+) -> Result<Response, Problem> {
+    let agents = state.runner.catalog().current();
+    let agent = agents.get(&name)?;
+    Ok(if_none_match.json_response(&card_of(&state, agent, &url)))
+}
+
+/// `GET /a2a/{agent}/extendedAgentCard`: no more than the other card, which needs a key too.
+pub async fn extended(
+    _: Version1,
+    state: State<AppState>,
+    agent: AgentPath,
+    url: PublicUrl,
+    if_none_match: IfNoneMatch,
+) -> Result<Response, Problem> {
+    of_agent(state, agent, url, if_none_match).await
+}
+
+/// `GET /.well-known/agent-card.json`: each agent that the key may use is an interface and a skill.
+pub async fn all(
+    State(state): State<AppState>,
+    principal: Principal,
+    url: PublicUrl,
+    if_none_match: IfNoneMatch,
+) -> Response {
+    let agents = state.runner.catalog().current();
+    let entries = agents.entries.values();
+    let usable = entries.filter(|entry| principal.can_use_agent(&entry.name));
+    let usable: Vec<&Agent> = usable.filter_map(|entry| entry.agent.as_deref()).collect();
+    let card = AgentCard {
+        supported_interfaces: usable.iter().map(|agent| interface(agent, &url)).collect(),
+        skills: usable.iter().map(|agent| skill(agent)).collect(),
+        ..card(
+            &state,
+            "axed",
+            "Agents of this server: each interface is one.".to_owned(),
+        )
+    };
+    if_none_match.json_response(&card)
+}
+
+fn card_of(state: &AppState, agent: &Agent, url: &PublicUrl) -> AgentCard {
+    AgentCard {
+        supported_interfaces: vec![interface(agent, url)],
+        skills: vec![skill(agent)],
+        ..card(state, &agent.name, description(agent))
+    }
+}
+
+fn card(state: &AppState, name: &str, description: String) -> AgentCard {
+    let texts = |types: &[&str]| types.iter().map(|it| (*it).to_owned()).collect();
+    let needs_key = !state.settings.keys.is_empty();
+    let scheme = SecurityScheme::HttpAuth(HttpAuthSecurityScheme {
+        scheme: "Bearer".to_owned(),
+        description: Some("A key of the server's configuration.".to_owned()),
+        bearer_format: None,
+    });
+    AgentCard {
+        name: name.to_owned(),
+        description,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        supported_interfaces: Vec::new(),
+        capabilities: AgentCapabilities {
+            streaming: Some(true),
+            push_notifications: Some(false),
+            extensions: None,
+            extended_agent_card: Some(true),
+        },
+        default_input_modes: texts(&INPUT_TYPES),
+        default_output_modes: texts(&[TEXT, JSON]),
+        skills: Vec::new(),
+        provider: None,
+        documentation_url: None,
+        icon_url: None,
+        security_schemes: needs_key.then(|| HashMap::from([(KEY.to_owned(), scheme)])),
+        security_requirements: needs_key
+            .then(|| vec![HashMap::from([(KEY.to_owned(), Vec::new())])]),
+        signatures: None,
+    }
+}
+
+fn interface(agent: &Agent, url: &PublicUrl) -> AgentInterface {
+    let url = url.join(&format!("/a2a/{}", agent.name));
+    AgentInterface::new(url, TRANSPORT_PROTOCOL_HTTP_JSON)
+}
+
+/// What the agent does. An agent of ours has one skill: to work on its input.
+fn skill(agent: &Agent) -> AgentSkill {
+    AgentSkill {
+        id: agent.name.clone(),
+        name: agent.name.clone(),
+        description: description(agent),
+        tags: vec!["agent".to_owned()],
+        examples: None,
+        input_modes: agent.input_schema.is_some().then(|| vec![JSON.to_owned()]),
+        output_modes: None,
+        security_requirements: None,
+    }
+}
+
+fn description(agent: &Agent) -> String {
+    match &agent.description {
+        Some(description) => description.clone(),
+        None => format!("Runs the agent {}.", agent.name),
+    }
+}

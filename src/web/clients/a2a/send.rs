@@ -1,0 +1,287 @@
+//! `POST /a2a/{agent}/message:send` and `message:stream`: a message starts a task, or is for one that has not ended.
+
+use std::sync::Arc;
+
+use a2a::SendMessageResponse;
+use axum::extract::{Request, State};
+use axum::http::Uri;
+use axum::response::Response;
+use bytes::Bytes;
+
+use crate::config::AttachmentLimits;
+use crate::domain::content::Content;
+use crate::domain::run::{Run, RunId};
+use crate::engine::add_message::{AddMessageError, MessageRequest};
+use crate::engine::blocking;
+use crate::engine::record::journal::Subscription;
+use crate::engine::request::RunRequest;
+use crate::store::{IdempotencyClaim, StoreError};
+use crate::web::auth::Principal;
+use crate::web::clients::a2a::content::{self, MessageContent};
+use crate::web::clients::a2a::decisions;
+use crate::web::clients::a2a::error::task_ended;
+use crate::web::clients::a2a::message::{Configuration, PartInput, SendRequest, session_of};
+use crate::web::clients::a2a::response;
+use crate::web::clients::a2a::stream::TaskStream;
+use crate::web::clients::a2a::task::{TaskParts, context_id, is_stopped, task};
+use crate::web::clients::a2a::tasks::{find, wait_for_stop};
+use crate::web::clients::a2a::version::Version1;
+use crate::web::clients::start;
+use crate::web::error::Problem;
+use crate::web::extract::content::AttachmentCounter;
+use crate::web::extract::idempotency;
+use crate::web::extract::json_body::parse_json;
+use crate::web::extract::path::AgentPath;
+use crate::web::extract::request_body::{self, RequestBody, unsupported_media_type};
+use crate::web::routes::create_run::ParsedRequest;
+use crate::web::routes::messages::reject_links;
+use crate::web::state::AppState;
+
+/// A message that was read, and checked as far as is possible without the agent.
+struct ReadMessage {
+    id: String,
+    context: Option<String>,
+    task: Option<String>,
+    body: MessageBody,
+    configuration: Configuration,
+}
+
+enum MessageBody {
+    Content(MessageContent),
+    /// Of a message to a task.
+    Decision(Vec<PartInput>),
+}
+
+/// The task of an accepted message.
+struct AcceptedMessage {
+    /// If the message decides on calls, the record in which they wait.
+    run: Arc<Run>,
+    is_decided: bool,
+    subscription: Option<Subscription>,
+    configuration: Configuration,
+}
+
+/// `POST /a2a/{agent}/message:send`
+pub async fn send(
+    State(state): State<AppState>,
+    _: Version1,
+    AgentPath(agent): AgentPath,
+    principal: Principal,
+    request: Request,
+) -> Result<Response, Problem> {
+    let accepted = Box::pin(accept(&state, &principal, agent, request, false)).await?;
+    let AcceptedMessage {
+        run,
+        is_decided,
+        configuration,
+        ..
+    } = accepted;
+    let id = run.id;
+    let run = match (configuration.return_immediately, is_decided) {
+        (true, false) => run,
+        (true, true) => Arc::new(find(&state, &principal, &run.agent, &id.to_string()).await?),
+        (false, false) if is_stopped(&run) => run,
+        (false, _) => wait_for_stop(&state, run).await,
+    };
+    let parts = TaskParts::with_history(configuration.history_length());
+    let task = task(&state, &run, parts).await?;
+    let response = response::json(&SendMessageResponse::Task(task))?;
+    Ok(response::with_run_id(response, id))
+}
+
+/// `POST /a2a/{agent}/message:stream`
+pub async fn stream(
+    State(state): State<AppState>,
+    _: Version1,
+    AgentPath(agent): AgentPath,
+    principal: Principal,
+    request: Request,
+) -> Result<Response, Problem> {
+    let accepted = Box::pin(accept(&state, &principal, agent, request, true)).await?;
+    let AcceptedMessage {
+        run,
+        is_decided,
+        subscription,
+        configuration,
+    } = accepted;
+    let parts = TaskParts::with_history(configuration.history_length());
+    let shown = match is_decided {
+        true => Arc::new(find(&state, &principal, &run.agent, &run.id.to_string()).await?),
+        false => Arc::clone(&run),
+    };
+    let first = task(&state, &shown, parts).await?;
+    let stream = TaskStream::new(&state, run, first, subscription);
+    let has_ended = is_stopped(&shown) && !is_decided;
+    Ok(stream.into_response(has_ended))
+}
+
+async fn accept(
+    state: &AppState,
+    principal: &Principal,
+    agent: String,
+    mut request: Request,
+    subscribes: bool,
+) -> Result<AcceptedMessage, Problem> {
+    // The version may be a parameter.
+    *request.uri_mut() = Uri::from_static("/");
+    let parsed = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    let bytes = json_bytes(parsed.body)?;
+    let fingerprint = idempotency::fingerprint(b"", &bytes);
+    let message = read(state, bytes).await?;
+    let (key, fingerprint) = match parsed.idempotency_key {
+        Some(header) => header,
+        None => (message.id.clone(), fingerprint),
+    };
+    let route = format!("POST /a2a/{agent}/message");
+    let claim = idempotency::new_claim(principal.key_name(), route, key, fingerprint);
+    if let Some(existing) = start::find(state, Some(&claim)).await? {
+        let subscription = state.runner.subscribe(existing.run.id);
+        return Ok(AcceptedMessage {
+            run: existing.run,
+            is_decided: false,
+            subscription,
+            configuration: message.configuration,
+        });
+    }
+    if message.task.is_some() {
+        return continue_task(state, principal, &agent, message, claim).await;
+    }
+    let ReadMessage {
+        context,
+        body,
+        configuration,
+        ..
+    } = message;
+    let context = context.unwrap_or_else(|| RunId::new().0.as_hyphenated().to_string());
+    let run_request = RunRequest {
+        owner: principal.key_name().map(str::to_owned),
+        session: Some(session_of(context)?),
+        claim: Some(claim),
+        trace: parsed.trace,
+        provider_keys: parsed.provider_keys,
+        ..request_of(state, agent, body)?
+    };
+    let started = start::start(state, run_request, subscribes).await?;
+    Ok(AcceptedMessage {
+        run: started.run,
+        is_decided: false,
+        subscription: started.subscription,
+        configuration,
+    })
+}
+
+fn json_bytes(body: RequestBody) -> Result<Bytes, Problem> {
+    match body {
+        RequestBody::Json(bytes) => Ok(bytes),
+        RequestBody::Empty => Ok(Bytes::from_static(b"{}")),
+        RequestBody::Text(_) => Err(unsupported_media_type("text/plain")),
+        RequestBody::Form(_) => Err(unsupported_media_type(request_body::FORM_CONTENT_TYPE)),
+    }
+}
+
+async fn read(state: &AppState, bytes: Bytes) -> Result<ReadMessage, Problem> {
+    let limits = state.settings.attachments;
+    match bytes.len() > state.settings.max_body {
+        // Pictures and files take their time to be decoded.
+        true => blocking::run_blocking(move || parse(&bytes, limits)).await,
+        false => parse(&bytes, limits),
+    }
+}
+
+fn parse(bytes: &[u8], limits: AttachmentLimits) -> Result<ReadMessage, Problem> {
+    let (message, configuration) = parse_json::<SendRequest>(bytes)?.into_checked()?;
+    let is_decision = message.task_id.is_some() && decisions::is_decision(&message.parts);
+    let body = match is_decision {
+        true => MessageBody::Decision(message.parts),
+        false => {
+            let mut counter = AttachmentCounter::new(limits);
+            MessageBody::Content(content::parse(message.parts, &mut counter)?)
+        }
+    };
+    Ok(ReadMessage {
+        id: message.message_id,
+        context: message.context_id,
+        task: message.task_id,
+        body,
+        configuration,
+    })
+}
+
+/// The request of a new task. Data is the input of an agent with an `input_schema`.
+fn request_of(state: &AppState, agent: String, body: MessageBody) -> Result<RunRequest, Problem> {
+    let MessageBody::Content(message) = body else {
+        return Err(Problem::internal("a decision without a task"));
+    };
+    let agents = state.runner.catalog().current();
+    let takes_objects = agents.get(&agent)?.input_schema.is_some();
+    Ok(match message.structured.filter(|_| takes_objects) {
+        Some(structured) => RunRequest {
+            agent,
+            input: Some(Content::Text(structured.object.get().to_owned())),
+            is_object_input: true,
+            context: structured.context,
+            ..RunRequest::default()
+        },
+        None => RunRequest {
+            agent,
+            input: Some(message.content),
+            ..RunRequest::default()
+        },
+    })
+}
+
+/// A message to a task that waits for decisions decides; to another one that has not ended, it is added.
+async fn continue_task(
+    state: &AppState,
+    principal: &Principal,
+    agent: &str,
+    message: ReadMessage,
+    claim: IdempotencyClaim,
+) -> Result<AcceptedMessage, Problem> {
+    let id = message.task.unwrap_or_default();
+    let run = find(state, principal, agent, &id).await?;
+    if message
+        .context
+        .is_some_and(|context| context != context_id(&run))
+    {
+        let why = format!(
+            "is not the context of the task, which is {}",
+            context_id(&run)
+        );
+        return Err(Problem::invalid_field("/message/contextId", why));
+    }
+    if run.status.is_terminal() {
+        return Err(task_ended(&id, run.status.as_str()));
+    }
+    let subscription = state.runner.subscribe(run.id);
+    let waits = !run.pending_approvals.is_empty();
+    let mut accepted = AcceptedMessage {
+        run: Arc::new(run),
+        is_decided: false,
+        subscription,
+        configuration: message.configuration,
+    };
+    let run = &accepted.run;
+    match message.body {
+        MessageBody::Decision(parts) if waits => {
+            decisions::apply(state, principal, run, &parts).await?;
+            accepted.is_decided = true;
+        }
+        MessageBody::Decision(_) => return Err(decisions::nothing_waits(run)),
+        MessageBody::Content(_) if waits => return Err(decisions::missing()),
+        MessageBody::Content(message) => {
+            reject_links(&message.content, "/message/parts")?;
+            let request = MessageRequest {
+                content: message.content,
+                by: principal.key_name().map(str::to_owned),
+                claim: Some(claim),
+            };
+            match state.runner.add_message(run.id, request).await {
+                // A request with the same id was quicker.
+                Ok(_) | Err(AddMessageError::Store(StoreError::AlreadyClaimed(_))) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(accepted)
+}
