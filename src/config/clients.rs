@@ -14,6 +14,8 @@ pub struct Clients {
     pub openai: bool,
     /// The MCP server at `/mcp`.
     pub mcp: bool,
+    /// A2A below `/a2a/`.
+    pub a2a: bool,
     /// AG-UI at `/agents/{name}/ag-ui`.
     pub ag_ui: bool,
     /// How long a run waits for the results of its client's tools before it is cancelled.
@@ -26,6 +28,7 @@ impl Default for Clients {
             console: true,
             openai: true,
             mcp: true,
+            a2a: true,
             ag_ui: true,
             tool_wait: DEFAULT_TOOL_WAIT,
         }

@@ -219,6 +219,7 @@ fn tool_defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("clients.console", json!(clients.console)),
         ("clients.openai", json!(clients.openai)),
         ("clients.mcp", json!(clients.mcp)),
+        ("clients.a2a", json!(clients.a2a)),
         ("clients.ag_ui", json!(clients.ag_ui)),
         ("clients.tool_wait", json!(clients.tool_wait.as_secs())),
         ("webhooks.allow_hosts", json!([])),

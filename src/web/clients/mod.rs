@@ -3,6 +3,7 @@
 use crate::config::clients::Clients;
 use crate::web::route::Route;
 
+pub mod a2a;
 pub mod ag_ui;
 pub mod call_id;
 pub mod client_tools;
@@ -10,6 +11,7 @@ pub mod history;
 pub mod mcp;
 pub mod openai;
 pub mod results;
+pub mod run_meta;
 pub mod run_wait;
 pub mod start;
 pub mod stop;
@@ -19,6 +21,9 @@ pub fn routes(clients: Clients) -> Vec<Route> {
     let mut routes = Vec::new();
     if clients.openai {
         routes.extend(openai::routes());
+    }
+    if clients.a2a {
+        routes.extend(a2a::routes());
     }
     if clients.ag_ui {
         routes.extend(ag_ui::routes());

@@ -1,0 +1,57 @@
+//! A2A 1.0 below `/a2a/{agent}/`, in its HTTP+JSON binding. A task is a root run of the agent, a context is a session, an
+//! approval is input that a task requires. The types of responses are those of the crate `a2a-lf`; requests have their own,
+//! so that an error names the wrong field, and attachments are decoded within limits.
+
+use axum::routing::{MethodRouter, get, post};
+
+use crate::config::KeyScope::{self, Run};
+use crate::web::clients::a2a::error::ERRORS;
+use crate::web::route::{Route, of_protocol};
+use crate::web::state::AppState;
+
+pub mod card;
+pub mod content;
+pub mod decisions;
+pub mod error;
+pub mod history;
+pub mod message;
+pub mod response;
+pub mod send;
+pub mod stream;
+pub mod task;
+pub mod tasks;
+pub mod version;
+
+pub fn routes() -> Vec<Route> {
+    const CARD: &str = "/a2a/{agent}/.well-known/agent-card.json";
+    const EXTENDED_CARD: &str = "/a2a/{agent}/extendedAgentCard";
+    const TASK: &str = "/a2a/{agent}/tasks/{id}";
+    vec![
+        open("get", "/.well-known/agent-card.json", get(card::all)),
+        open("get", CARD, get(card::of_agent)),
+        open("get", EXTENDED_CARD, get(card::extended)),
+        route("post", "/a2a/{agent}/message:send", post(send::send), Run),
+        route(
+            "post",
+            "/a2a/{agent}/message:stream",
+            post(send::stream),
+            Run,
+        ),
+        open("get", TASK, get(tasks::get)),
+        open("post", TASK, post(tasks::act)),
+    ]
+}
+
+fn route(
+    method: &'static str,
+    path: &'static str,
+    handler: MethodRouter<AppState>,
+    scope: KeyScope,
+) -> Route {
+    of_protocol(method, path, handler, ERRORS).with_scope(scope)
+}
+
+/// For every key: cards are no secret for those who have one, and some handlers check the scope that their verb needs.
+fn open(method: &'static str, path: &'static str, handler: MethodRouter<AppState>) -> Route {
+    of_protocol(method, path, handler, ERRORS).with_any_key()
+}
