@@ -1,5 +1,6 @@
 //! Other protocols over the same runs.
 
+mod a2a;
 mod ag_ui;
 mod console;
 mod mcp;

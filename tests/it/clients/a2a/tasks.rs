@@ -1,0 +1,140 @@
+//! Tasks: cancellation, lists, and what a key may see.
+
+use axed::config::key_hash::KeyHash;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::clients::a2a::{error, get, message, post, request, state, task_of, to_task};
+use crate::support::app::{TestApp, send};
+use crate::support::provider::answer::{hangs, says};
+
+fn id(task: &Value) -> &str {
+    task["id"].as_str().expect("an id")
+}
+
+#[tokio::test]
+async fn a_task_is_cancelled_once() {
+    let app = TestApp::setup()
+        .agent("solo", "")
+        .agent("other", "")
+        .spawn()
+        .await;
+    app.provider.will("solo", [hangs()]);
+    let mut body = message("m1", "go");
+    body["configuration"] = json!({ "returnImmediately": true });
+    let task = task_of(&app, "solo", &body).await;
+    let path = format!("solo/tasks/{}:cancel", id(&task));
+    let got = post(&app, &path, &json!({})).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    assert_eq!(state(&got.json()), "TASK_STATE_CANCELED");
+    let got = post(&app, &path, &json!({})).await;
+    assert_eq!(
+        error(&got),
+        (400, "TASK_NOT_CANCELABLE".into(), "run_terminal".into())
+    );
+
+    let not_found = (404, "TASK_NOT_FOUND".to_owned(), "run_not_found".to_owned());
+    let other = get(&app, &format!("other/tasks/{}", id(&task))).await;
+    assert_eq!(error(&other), not_found);
+    let nothing = get(&app, "solo/tasks/nothing").await;
+    assert_eq!(error(&nothing), not_found);
+    let got = post(&app, &format!("solo/tasks/{}", id(&task)), &json!({})).await;
+    assert_eq!(error(&got).2, "route_not_found");
+}
+
+#[tokio::test]
+async fn a_key_finds_only_its_own_tasks() {
+    let keys = [
+        ("ada", "[\"run\", \"read\", \"cancel\"]"),
+        ("bob", "[\"run\", \"read\", \"cancel\"]"),
+        ("eve", "[\"read\"]"),
+    ];
+    let keys = keys.map(|(name, scopes)| {
+        let sha256 = KeyHash::digest(name.as_bytes());
+        format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = {scopes}\n")
+    });
+    let app = TestApp::setup()
+        .config(&keys.concat())
+        .agent("solo", "")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    let send_as = async |key: &str, method: Method, path: &str, body: &Value| {
+        send(request(&app, method, path).bearer_auth(key).json(body)).await
+    };
+    let got = send_as(
+        "ada",
+        Method::POST,
+        "solo/message:send",
+        &message("m1", "go"),
+    )
+    .await;
+    let task = got.json()["task"].clone();
+    let path = format!("solo/tasks/{}", id(&task));
+    let found = send_as("ada", Method::GET, &path, &json!({})).await;
+    assert_eq!(state(&found.json()), "TASK_STATE_COMPLETED");
+
+    let cancel = format!("{path}:cancel");
+    let subscribe = format!("{path}:subscribe");
+    let answer = to_task(message("m2", "approve"), &task);
+    for (method, path, body) in [
+        (Method::GET, path.as_str(), &json!({})),
+        (Method::POST, &cancel, &json!({})),
+        (Method::POST, &subscribe, &json!({})),
+        (Method::POST, "solo/message:send", &answer),
+    ] {
+        let got = send_as("bob", method, path, body).await;
+        assert_eq!(
+            error(&got),
+            (404, "TASK_NOT_FOUND".into(), "run_not_found".into()),
+            "{path}"
+        );
+    }
+    // The same id of a message is another one of another key.
+    let got = send_as(
+        "bob",
+        Method::POST,
+        "solo/message:send",
+        &message("m1", "go"),
+    )
+    .await;
+    assert_ne!(got.json()["task"]["id"], task["id"]);
+
+    let got = send_as(
+        "eve",
+        Method::POST,
+        "solo/message:send",
+        &message("m1", "go"),
+    )
+    .await;
+    assert_eq!(
+        error(&got),
+        (
+            403,
+            "INSUFFICIENT_SCOPE".into(),
+            "insufficient_scope".into()
+        )
+    );
+    let got = send_as("eve", Method::POST, &cancel, &json!({})).await;
+    assert_eq!(error(&got).0, 403);
+    for path in [
+        "/a2a/solo/.well-known/agent-card.json",
+        "/.well-known/agent-card.json",
+    ] {
+        let got = app.get(path).await;
+        assert_eq!(
+            error(&got),
+            (401, "UNAUTHORIZED".into(), "unauthorized".into())
+        );
+        assert_eq!(got.header("www-authenticate"), "Bearer");
+        let card = send(app.request(Method::GET, path).bearer_auth("eve"))
+            .await
+            .json();
+        let scheme = &card["securitySchemes"]["key"]["httpAuthSecurityScheme"];
+        assert_eq!(scheme["scheme"], "Bearer");
+        assert_eq!(
+            card["securityRequirements"],
+            json!([{ "schemes": { "key": { "list": [] } } }])
+        );
+    }
+}
