@@ -28,7 +28,6 @@ const LAYERS: &[(&str, u8)] = &[
 
 /// Crates that may be named only in these modules (a path below `src/` without `.rs`).
 const CRATES: &[(&str, &[&str])] = &[
-    ("a2a", &["web/clients/a2a"]),
     ("axum", &["web", "app"]),
     ("tower", &["web", "app"]),
     ("tower_http", &["web", "app"]),

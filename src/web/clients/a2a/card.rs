@@ -1,14 +1,12 @@
 //! Agent cards: how a client reaches an agent, and what it does. With keys, a card is shown to the keys that may use the
 //! agent.
 
-use std::collections::HashMap;
-
-use a2a::{
-    AgentCapabilities, AgentCard, AgentInterface, AgentSkill, HttpAuthSecurityScheme,
-    SecurityScheme, TRANSPORT_PROTOCOL_HTTP_JSON,
+use crate::web::clients::a2a::types::{
+    AgentCapabilities, AgentCard, AgentInterface, AgentSkill, HTTP_JSON, VERSION,
 };
 use axum::extract::State;
 use axum::response::Response;
+use serde_json::json;
 
 use crate::domain::agent::Agent;
 use crate::web::auth::Principal;
@@ -88,40 +86,35 @@ fn card_of(state: &AppState, agent: &Agent, url: &PublicUrl) -> AgentCard {
 }
 
 fn card(state: &AppState, name: &str, description: String) -> AgentCard {
-    let texts = |types: &[&str]| types.iter().map(|it| (*it).to_owned()).collect();
     let needs_key = !state.settings.keys.is_empty();
-    let scheme = SecurityScheme::HttpAuth(HttpAuthSecurityScheme {
-        scheme: "Bearer".to_owned(),
-        description: Some("A key of the server's configuration.".to_owned()),
-        bearer_format: None,
-    });
+    let scheme = || {
+        let description = "A key of the server's configuration.";
+        json!({ KEY: { "httpAuthSecurityScheme": { "scheme": "Bearer", "description": description } } })
+    };
     AgentCard {
         name: name.to_owned(),
         description,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: env!("CARGO_PKG_VERSION"),
         supported_interfaces: Vec::new(),
         capabilities: AgentCapabilities {
-            streaming: Some(true),
-            push_notifications: Some(false),
-            extensions: None,
-            extended_agent_card: Some(true),
+            streaming: true,
+            push_notifications: true,
+            extended_agent_card: true,
         },
-        default_input_modes: texts(&INPUT_TYPES),
-        default_output_modes: texts(&[TEXT, JSON]),
+        default_input_modes: &INPUT_TYPES,
+        default_output_modes: &[TEXT, JSON],
         skills: Vec::new(),
-        provider: None,
-        documentation_url: None,
-        icon_url: None,
-        security_schemes: needs_key.then(|| HashMap::from([(KEY.to_owned(), scheme)])),
-        security_requirements: needs_key
-            .then(|| vec![HashMap::from([(KEY.to_owned(), Vec::new())])]),
-        signatures: None,
+        security_schemes: needs_key.then(scheme),
+        security_requirements: needs_key.then(|| json!([{ "schemes": { KEY: { "list": [] } } }])),
     }
 }
 
 fn interface(agent: &Agent, url: &PublicUrl) -> AgentInterface {
-    let url = url.join(&format!("/a2a/{}", agent.name));
-    AgentInterface::new(url, TRANSPORT_PROTOCOL_HTTP_JSON)
+    AgentInterface {
+        url: url.join(&format!("/a2a/{}", agent.name)),
+        protocol_binding: HTTP_JSON,
+        protocol_version: VERSION,
+    }
 }
 
 /// What the agent does. An agent of ours has one skill: to work on its input.
@@ -130,11 +123,8 @@ fn skill(agent: &Agent) -> AgentSkill {
         id: agent.name.clone(),
         name: agent.name.clone(),
         description: description(agent),
-        tags: vec!["agent".to_owned()],
-        examples: None,
-        input_modes: agent.input_schema.is_some().then(|| vec![JSON.to_owned()]),
-        output_modes: None,
-        security_requirements: None,
+        tags: ["agent"],
+        input_modes: agent.input_schema.is_some().then_some([JSON]),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Approvals as input that a task requires, and the messages that decide on them.
 
-use a2a::Part;
+use crate::web::clients::a2a::types::Part;
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -37,7 +37,7 @@ pub fn request_parts(run: &Run) -> Vec<Part> {
     }
     parts.extend(pending.iter().map(|approval| {
         let request = &approval.request;
-        Part::data(json!({
+        Part::json(json!({
             "approvalId": id(approval),
             "agent": approval.agent,
             "tool": request.tool,
@@ -45,7 +45,6 @@ pub fn request_parts(run: &Run) -> Vec<Part> {
             "truncated": request.truncated,
             "deadline": request.deadline,
         }))
-        .with_media_type("application/json")
     }));
     parts
 }

@@ -1,6 +1,5 @@
 //! Errors as A2A's HTTP+JSON binding has them: `google.rpc.Status`, with the kind of error in an `ErrorInfo`.
 
-use a2a::errordetails::{BAD_REQUEST_TYPE, ERROR_INFO_TYPE, PROTOCOL_DOMAIN};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
@@ -10,6 +9,10 @@ use crate::web::problem_code::ProblemCode;
 
 pub const ERRORS: ErrorShape = ErrorShape(shape);
 
+const ERROR_INFO_TYPE: &str = "type.googleapis.com/google.rpc.ErrorInfo";
+const BAD_REQUEST_TYPE: &str = "type.googleapis.com/google.rpc.BadRequest";
+/// The domain of reasons that A2A defines.
+const PROTOCOL_DOMAIN: &str = "a2a-protocol.org";
 /// The domain of reasons that A2A does not define: the codes of problems, in upper case.
 const OWN_DOMAIN: &str = "axed";
 

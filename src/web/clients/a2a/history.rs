@@ -1,6 +1,6 @@
 //! The messages of a run as the history of a task: what users and the agent wrote, without tool calls and their results.
 
-use a2a::{Message, Part, PartContent, Role};
+use crate::web::clients::a2a::types::{Message, Part, PartContent, Role};
 use serde_json::json;
 
 use crate::domain::content::{self, Content};
@@ -25,17 +25,13 @@ pub fn messages(run: &Run, mut steps: Vec<Step>, most: Option<usize>) -> Vec<Mes
     let mut shown: Vec<Message> = shown.collect();
     let (mut bytes, mut count) = (0, 0);
     for message in shown.iter().rev().take(most.unwrap_or(usize::MAX)) {
-        bytes += message.parts.iter().map(part_bytes).sum::<usize>();
+        bytes += message.parts.iter().map(Part::text_bytes).sum::<usize>();
         if bytes > PAGE_BYTES && count > 0 {
             break;
         }
         count += 1;
     }
     shown.split_off(shown.len() - count)
-}
-
-fn part_bytes(part: &Part) -> usize {
-    part.as_text().map_or(0, str::len)
 }
 
 fn to_message(run: &Run, at: usize, message: RunMessage) -> Option<Message> {
@@ -48,13 +44,10 @@ fn to_message(run: &Run, at: usize, message: RunMessage) -> Option<Message> {
     };
     Some(Message {
         message_id: format!("{}-{at}", run.id),
-        context_id: Some(context_id(run)),
-        task_id: Some(run.id.to_string()),
+        context_id: context_id(run),
+        task_id: run.id.to_string(),
         role,
         parts,
-        metadata: None,
-        extensions: None,
-        reference_task_ids: None,
     })
 }
 
@@ -73,7 +66,6 @@ fn to_part(part: content::Part) -> Part {
             content: PartContent::Url(link.url),
             filename: link.name,
             media_type: link.media_type.map(|it| it.as_str().to_owned()),
-            metadata: None,
         },
         content::Part::Image(attachment) | content::Part::File(attachment) => Part {
             content: PartContent::Data(json!({
@@ -83,7 +75,6 @@ fn to_part(part: content::Part) -> Part {
             })),
             filename: attachment.name,
             media_type: None,
-            metadata: None,
         },
     }
 }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use a2a::{
+use crate::web::clients::a2a::types::{
     Part, StreamResponse, Task, TaskArtifactUpdateEvent, TaskState, TaskStatus,
     TaskStatusUpdateEvent,
 };
@@ -91,7 +91,7 @@ impl TaskStream {
             subscription,
             stopped: Box::pin(stopped),
             is_working: first.status.state == TaskState::Working,
-            queue: VecDeque::from([StreamResponse::Task(first)]),
+            queue: VecDeque::from([StreamResponse::Task(Box::new(first))]),
             text,
             heartbeat_at: Instant::now() + HEARTBEAT_INTERVAL,
             has_ended: false,
@@ -226,7 +226,6 @@ impl TaskStream {
                 task_id: self.run.id.to_string(),
                 context_id: task::context_id(&self.run),
                 status,
-                metadata: None,
             }));
     }
 
@@ -236,9 +235,8 @@ impl TaskStream {
                 task_id: self.run.id.to_string(),
                 context_id: task::context_id(&self.run),
                 artifact: task::artifact_of(parts),
-                append: Some(appends),
-                last_chunk: Some(is_last),
-                metadata: None,
+                append: appends,
+                last_chunk: is_last,
             }));
     }
 }

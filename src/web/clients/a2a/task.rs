@@ -1,10 +1,8 @@
 //! A run as a task.
 
-use std::collections::HashMap;
-
-use a2a::{Artifact, Message, Part, Role, Task, TaskState, TaskStatus};
+use crate::web::clients::a2a::types::{Artifact, Message, Part, Role, Task, TaskState, TaskStatus};
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::domain::run::{Run, Status};
 use crate::domain::structured;
@@ -15,7 +13,6 @@ use crate::web::state::AppState;
 
 /// The id of the artifact with the run's result: a task has only this one.
 pub const RESULT: &str = "result";
-const JSON: &str = "application/json";
 
 /// What of a task is shown.
 #[derive(Clone, Copy)]
@@ -52,7 +49,7 @@ pub async fn task(state: &AppState, run: &Run, parts: TaskParts) -> Result<Task,
         status: status(run),
         artifacts,
         history,
-        metadata: Some(metadata(run)),
+        metadata: metadata(run),
     })
 }
 
@@ -65,7 +62,7 @@ pub fn status(run: &Run) -> TaskStatus {
     TaskStatus {
         state: state_of(run),
         message: status_message(run),
-        timestamp: timestamp(updated_at(run)),
+        timestamp: updated_at(run),
     }
 }
 
@@ -74,7 +71,7 @@ pub fn working(run: &Run, time: Timestamp, text: Option<String>) -> TaskStatus {
     TaskStatus {
         state: TaskState::Working,
         message: text.map(|text| agent_message(run, "progress", vec![Part::text(text)])),
-        timestamp: timestamp(time),
+        timestamp: time,
     }
 }
 
@@ -104,11 +101,6 @@ fn updated_at(run: &Run) -> Timestamp {
         .unwrap_or(run.created_at)
 }
 
-/// The crate's timestamps are of another crate; both have the same text.
-fn timestamp<T: std::str::FromStr>(time: Timestamp) -> Option<T> {
-    time.to_string().parse().ok()
-}
-
 /// The result of a completed run: its text, and its JSON if it was to be JSON.
 pub fn artifact(run: &Run) -> Option<Artifact> {
     let content = run
@@ -124,17 +116,14 @@ pub fn data_part(run: &Run) -> Option<Part> {
     let content = run.content.as_deref().filter(|_| run.structured)?;
     let json = structured::extract_json(content)?;
     let json: Value = serde_json::from_str(json.get()).ok()?;
-    Some(Part::data(json).with_media_type(JSON))
+    Some(Part::json(json))
 }
 
 pub fn artifact_of(parts: Vec<Part>) -> Artifact {
     Artifact {
         artifact_id: RESULT.to_owned(),
-        name: Some(RESULT.to_owned()),
-        description: None,
+        name: RESULT.to_owned(),
         parts,
-        metadata: None,
-        extensions: None,
     }
 }
 
@@ -153,20 +142,40 @@ fn status_message(run: &Run) -> Option<Message> {
 fn agent_message(run: &Run, about: &str, parts: Vec<Part>) -> Message {
     Message {
         message_id: format!("{}-{about}-{}", run.id, run.last_event),
-        context_id: Some(context_id(run)),
-        task_id: Some(run.id.to_string()),
+        context_id: context_id(run),
+        task_id: run.id.to_string(),
         role: Role::Agent,
         parts,
-        metadata: None,
-        extensions: None,
-        reference_task_ids: None,
     }
 }
 
-fn metadata(run: &Run) -> HashMap<String, Value> {
+fn metadata(run: &Run) -> Map<String, Value> {
     let mut metadata = run_meta::run_meta(run);
     if let Some(failure) = &run.error {
         metadata.insert(run_meta::ERROR.to_owned(), json!(failure));
     }
-    metadata.into_iter().collect()
+    with_camel_case(metadata)
+}
+
+/// The protocol requires all names in camel case, also those that it does not define.
+fn with_camel_case(object: Map<String, Value>) -> Map<String, Value> {
+    let members = object.into_iter().map(|(name, value)| {
+        let value = match value {
+            Value::Object(object) => Value::Object(with_camel_case(object)),
+            other => other,
+        };
+        (camel_case(&name), value)
+    });
+    members.collect()
+}
+
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let mut camel = words.next().unwrap_or_default().to_owned();
+    for word in words {
+        let (first, rest) = word.split_at_checked(1).unwrap_or((word, ""));
+        camel.push_str(&first.to_ascii_uppercase());
+        camel.push_str(rest);
+    }
+    camel
 }

@@ -4,13 +4,13 @@ use axum::extract::FromRequestParts;
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 
+use crate::web::clients::a2a::types::VERSION;
 use crate::web::error::{Problem, quote};
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::AppState;
 use url::form_urlencoded;
 
 pub const HEADER: &str = "A2A-Version";
-pub const VERSION: &str = a2a::VERSION;
 /// What the protocol takes a request without a version for.
 const ASSUMED: &str = "0.3";
 
