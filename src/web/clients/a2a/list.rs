@@ -1,0 +1,127 @@
+//! `GET /a2a/{agent}/tasks`: a page of tasks, last changed first.
+
+use crate::web::clients::a2a::types::{ListTasksResponse, TaskState};
+use axum::extract::State;
+use axum::http::Uri;
+use axum::response::Response;
+use jiff::Timestamp;
+
+use crate::domain::run::Status;
+use crate::store::changed_runs::{ChangedQuery, ChangedRun};
+use crate::store::runs::PAGE_BYTES;
+use crate::web::auth::Principal;
+use crate::web::clients::a2a::response;
+use crate::web::clients::a2a::task::{TaskParts, task};
+use crate::web::clients::a2a::tasks::history_length;
+use crate::web::clients::a2a::version::{self, Version1};
+use crate::web::error::Problem;
+use crate::web::extract::path::AgentPath;
+use crate::web::extract::query::{Query, count_up_to};
+use crate::web::extract::time::parse_time;
+use crate::web::state::AppState;
+
+const DEFAULT_PAGE_SIZE: usize = 50;
+const MAX_PAGE_SIZE: usize = 100;
+
+const PARAMS: [&str; 9] = [
+    "contextId",
+    "status",
+    "pageSize",
+    "pageToken",
+    "historyLength",
+    "statusTimestampAfter",
+    "includeArtifacts",
+    "tenant",
+    version::HEADER,
+];
+
+pub async fn list(
+    State(state): State<AppState>,
+    _: Version1,
+    AgentPath(agent): AgentPath,
+    principal: Principal,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let query = Query::read(&uri, &PARAMS)?.without_empty();
+    let parts = TaskParts {
+        // A page may have many tasks.
+        history: Some(history_length(&query)?.unwrap_or(0)),
+        has_artifacts: query
+            .parse("includeArtifacts", "true or false", |text| {
+                text.parse().ok()
+            })?
+            .unwrap_or_default(),
+    };
+    let (statuses, waits_for_approval) = statuses(&query)?;
+    let limit = query
+        .parse(
+            "pageSize",
+            "a number from 1 to 100",
+            count_up_to(MAX_PAGE_SIZE),
+        )?
+        .unwrap_or(DEFAULT_PAGE_SIZE);
+    let changed = ChangedQuery {
+        agent,
+        owner: principal.owner_filter().map(str::to_owned),
+        session: query.get("contextId").map(str::to_owned),
+        statuses,
+        waits_for_approval,
+        since: query.parse("statusTimestampAfter", "an ISO 8601 time", parse_time)?,
+        after: query.parse("pageToken", "a token of this list", parse_token)?,
+        limit,
+    };
+    let store = state.runner.store();
+    let page = store.changed_runs(changed).await?;
+    let (mut tasks, mut bytes, mut last) = (Vec::with_capacity(page.runs.len()), 0, None);
+    for changed in &page.runs {
+        if bytes >= PAGE_BYTES {
+            break;
+        }
+        last = Some(*changed);
+        // It may have been deleted in the meantime.
+        if let Some(run) = store.run(changed.run).await? {
+            bytes += run.text_bytes();
+            tasks.push(task(&state, &run, parts).await?);
+        }
+    }
+    let is_cut = last != page.runs.last().copied();
+    let next = last.filter(|_| page.has_more || is_cut);
+    response::json(&ListTasksResponse {
+        page_size: limit,
+        tasks,
+        next_page_token: next.map_or_else(String::new, token),
+        total_size: page.total,
+    })
+}
+
+/// The statuses of runs whose tasks have the wanted state, and which of those that wait.
+fn statuses(query: &Query) -> Result<(Vec<Status>, Option<bool>), Problem> {
+    let parse = |text: &str| serde_json::from_value::<TaskState>(text.into()).ok();
+    let wanted = query.parse("status", "a state such as TASK_STATE_WORKING", parse)?;
+    Ok(match wanted {
+        None | Some(TaskState::Unspecified) => (Status::ALL.to_vec(), None),
+        Some(TaskState::Submitted) => (vec![Status::Queued], None),
+        Some(TaskState::Working) => (
+            vec![Status::Running, Status::Waiting, Status::Cancelling],
+            Some(false),
+        ),
+        Some(TaskState::InputRequired) => (vec![Status::Waiting], Some(true)),
+        Some(TaskState::Completed) => (vec![Status::Completed], None),
+        Some(TaskState::Failed) => (vec![Status::Failed], None),
+        Some(TaskState::Canceled) => (vec![Status::Cancelled], None),
+        Some(TaskState::Rejected | TaskState::AuthRequired) => (Vec::new(), None),
+    })
+}
+
+/// `milliseconds.run`
+fn token(run: ChangedRun) -> String {
+    format!("{}.{}", run.at.as_millisecond(), run.run)
+}
+
+fn parse_token(text: &str) -> Option<ChangedRun> {
+    let (at, run) = text.split_once('.')?;
+    Some(ChangedRun {
+        at: Timestamp::from_millisecond(at.parse().ok()?).ok()?,
+        run: run.parse().ok()?,
+    })
+}
