@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
+use crate::store::push_configs::PushTarget;
 
 /// Largest number of deliveries that [`Outbox::deliveries`] returns.
 pub const MAX_LISTED_DELIVERIES: usize = 1000;
@@ -71,7 +72,13 @@ pub struct DueDelivery {
     pub host: String,
     /// The environment variable with the signing secret; `None` for the server's.
     pub secret_env: Option<String>,
+    /// Empty for a push notification, which is made of the other fields.
     pub body: String,
+    /// The name of the event, and when it happened.
+    pub event: String,
+    pub created_at: Timestamp,
+    /// `None` if it is not a push notification.
+    pub push: Option<PushTarget>,
     /// When it was first due, or was resent.
     pub since: Timestamp,
     /// Attempts since then.

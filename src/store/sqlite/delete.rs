@@ -150,6 +150,8 @@ fn delete_run(
     }
     sql.delete_claims.execute(named_params! {":run": run})?;
     sql.delete_deliveries.execute(named_params! {":run": run})?;
+    sql.delete_push_configs
+        .execute(named_params! {":run": run})?;
     sql.delete_text.execute(named_params! {":run": run})?;
     sql.delete_approvals.execute(named_params! {":run": run})?;
     sql.delete_run.execute(named_params! {":run": run})?;

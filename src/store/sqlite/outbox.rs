@@ -11,6 +11,7 @@ use crate::store::outbox::{
     MAX_LISTED_DELIVERIES, MAX_STORED_ATTEMPTS,
 };
 use crate::store::sqlite::error::store_error;
+use crate::store::sqlite::push_configs;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
 use crate::store::{NewDelivery, StoreError};
@@ -91,8 +92,10 @@ fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliverie
     }
     due.sort_unstable();
     let mut delivery_sql = db.prepare_cached(
-        "SELECT id, run, url, host, secret_env, body, since, tries, owner, \
-         (SELECT r.agent FROM runs r WHERE r.id = run) AS agent FROM deliveries WHERE id = :id",
+        "SELECT d.id AS id, d.run AS run, d.url AS url, host, secret_env, body, event, created_at, since, tries, owner, push, \
+         context, token, scheme, credentials, (SELECT r.agent FROM runs r WHERE r.id = d.run) AS agent \
+         FROM deliveries d LEFT JOIN push_configs c ON c.run = d.run AND c.id = d.push \
+         WHERE d.id = :id AND (d.push IS NULL OR c.id IS NOT NULL)",
     )?;
     let mut deliveries = Vec::with_capacity(due.len());
     for (_, id) in due {
@@ -137,6 +140,12 @@ fn due_row(row: &Row<'_>) -> rusqlite::Result<DueDelivery> {
         host: row.get("host")?,
         secret_env: row.get("secret_env")?,
         body: row.get("body")?,
+        event: row.get("event")?,
+        created_at: rows::time(row, "created_at")?.unwrap_or_default(),
+        push: match row.get::<_, Option<String>>("push")? {
+            Some(_) => Some(push_configs::target(row)?),
+            None => None,
+        },
         since: rows::time(row, "since")?.unwrap_or_default(),
         attempt_count: row.get("tries")?,
     })

@@ -149,6 +149,19 @@ statements! {
              '$[#]', json(:attempt)) WHERE id = :id",
         resend_delivery: "UPDATE deliveries SET status = 'pending', next_at = :now, since = :now, tries = 0 \
              WHERE id = :id AND run = :run",
+        /// Only for a root run with at most so many others.
+        upsert_push_config: "INSERT OR REPLACE INTO push_configs (run, id, url, context, token, scheme, credentials) \
+             SELECT r.id, :id, :url, :context, :token, :scheme, :credentials FROM runs r WHERE r.id = :run AND r.parent IS NULL \
+             AND (SELECT count(*) FROM push_configs c WHERE c.run = :run AND c.id <> :id) < :max",
+        ended_status: "SELECT status FROM runs WHERE id = :id AND finished_at IS NOT NULL",
+        push_targets: "SELECT id, url FROM push_configs WHERE run = :run",
+        insert_push_delivery: "INSERT INTO deliveries (id, run, event, host, url, body, status, created_at, since, \
+             tries, next_at, attempts, owner, push) \
+             VALUES (:id, :run, :event, :host, :url, '', 'pending', :created_at, :created_at, \
+             0, :created_at, '[]', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push)",
+        delete_push_config: "DELETE FROM push_configs WHERE run = :run AND id = :id",
+        delete_push_configs: "DELETE FROM push_configs WHERE run = :run",
+        delete_push_deliveries: "DELETE FROM deliveries WHERE run = :run AND push = :push AND next_at IS NOT NULL",
         has_root: "SELECT 1 FROM runs WHERE id = :id AND parent IS NULL",
         mark_deletion: "INSERT OR IGNORE INTO deletions (root) VALUES (:root)",
         has_deletion: "SELECT 1 FROM deletions WHERE root = :root",
