@@ -5,8 +5,10 @@ use futures_util::future::BoxFuture;
 use crate::store::StoreError;
 use crate::store::approvals::ApprovalIndex;
 use crate::store::batches::BatchRecords;
+use crate::store::changed_runs::ChangedRuns;
 use crate::store::events::EventLog;
 use crate::store::outbox::Outbox;
+use crate::store::push_configs::PushConfigs;
 use crate::store::retention::RunRetention;
 use crate::store::runs::RunRecords;
 use crate::store::schedules::ScheduleRecords;
@@ -26,6 +28,8 @@ pub trait RunStore:
     + UsageLog
     + ScheduleRecords
     + BatchRecords
+    + ChangedRuns
+    + PushConfigs
 {
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;

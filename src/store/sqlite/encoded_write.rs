@@ -8,6 +8,7 @@ use bytes::Bytes;
 use crate::domain::attachment::Attachment;
 use crate::domain::run::{Outcome, RunId};
 use crate::store::sqlite::approval_changes::{self, ApprovalChange};
+use crate::store::sqlite::push_configs::{self, NotifiedEvent};
 use crate::store::sqlite::{attachments, rows, turns};
 use crate::store::turn_record::SharedText;
 use crate::store::{Change, NewDelivery, StoreError, Write};
@@ -27,6 +28,8 @@ pub struct EncodedWrite {
     /// The pictures and files in its steps, each once.
     pub attachments: Vec<Attachment>,
     pub deliveries: Vec<NewDelivery>,
+    /// What receivers of push notifications are notified of.
+    pub notified_event: Option<NotifiedEvent>,
     /// The run's warnings as JSON, if there are new ones.
     pub warnings: Option<String>,
     pub turns: Option<Vec<u8>>,
@@ -54,6 +57,7 @@ impl EncodedWrite {
             approvals: approval_changes::changes(&write.events),
             attachments: attachments::distinct(&write.steps),
             deliveries: write.deliveries,
+            notified_event: push_configs::notified_event(write.root, &write.events),
             warnings: rows::warnings_value(write.warnings.as_deref())?,
             turns: turns::turns_value(write.turns)?,
             shared_texts,

@@ -16,8 +16,8 @@ use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::UsageRollup;
 use crate::store::sqlite::vacuum::Vacuum;
 use crate::store::sqlite::{
-    approvals, attachments, batches, budgets, outbox, rows, run_changes, run_inserts, schedules,
-    sessions,
+    approvals, attachments, batches, budgets, outbox, push_configs, rows, run_changes, run_inserts,
+    schedules, sessions,
 };
 use crate::store::{Change, StoreError};
 
@@ -36,6 +36,10 @@ pub struct Executor<'c> {
     usage: UsageRollup,
     /// Whether an approval was ever requested. Without one, no run's end has any to remove.
     has_approvals: bool,
+    /// Whether any run may have a configuration of push notifications.
+    has_push_configs: bool,
+    /// Whether events made push notifications due since [`Executor::take_new_notifications`].
+    has_new_notifications: bool,
 }
 
 impl<'c> Executor<'c> {
@@ -50,7 +54,13 @@ impl<'c> Executor<'c> {
             inserts: RunInserts::new(connection)?,
             usage: UsageRollup::default(),
             has_approvals: approvals::exist(connection)?,
+            has_push_configs: push_configs::exist(connection)?,
+            has_new_notifications: false,
         })
+    }
+
+    pub fn take_new_notifications(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_notifications)
     }
 
     /// Discards what is cached of a transaction that was rolled back.
@@ -86,6 +96,15 @@ impl<'c> Executor<'c> {
                 Ok(0)
             }
             Task::Resend(run, id) => Ok(outbox::resend(&mut self.sql, *run, *id)? as u64),
+            Task::AddPushConfig(run, config) => {
+                self.has_push_configs = true;
+                let is_added = push_configs::add(&mut self.sql, *run, config)?;
+                Ok(u64::from(is_added))
+            }
+            Task::DeletePushConfig(run, id) => {
+                push_configs::delete(&mut self.sql, *run, id)?;
+                Ok(0)
+            }
             Task::Delete(root) => self.delete(*root),
             Task::ForgetSession(owner, name) => {
                 let progress = sessions::forget_part(&mut self.sql, owner.as_deref(), name)?;
@@ -208,6 +227,10 @@ impl<'c> Executor<'c> {
         }
         for delivery in &write.deliveries {
             outbox::insert(&mut self.sql, write.run, delivery)?;
+        }
+        if let Some(event) = write.notified_event.filter(|_| self.has_push_configs) {
+            let has_targets = push_configs::notify(&mut self.sql, write.root, event)?;
+            self.has_new_notifications |= has_targets;
         }
         self.cache_last_seq(write, last_seq);
         Ok(run_seq)

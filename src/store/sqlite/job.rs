@@ -11,6 +11,7 @@ use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey};
 use crate::store::outbox::AttemptRecord;
+use crate::store::push_configs::PushConfig;
 use crate::store::schedules::{ScheduleChange, ScheduleId};
 use crate::store::sqlite::encoded_write::EncodedWrite;
 
@@ -30,6 +31,10 @@ pub enum Task {
     RecordAttempt(AttemptRecord),
     /// Makes a delivery of a run due now. Returns 1, or 0 if it does not exist.
     Resend(RunId, DeliveryId),
+    /// Adds a configuration of push notifications to a root run. Returns 1, or 0 if it has too many.
+    AddPushConfig(RunId, Box<PushConfig>),
+    /// Removes a configuration with what is not delivered yet, and returns 0.
+    DeletePushConfig(RunId, String),
     /// Removes a root with its tree; returns 1, or 0 if it does not exist. Of a large tree only a part is removed at
     /// once. The rest is hidden from readers and removed later.
     Delete(RunId),
@@ -71,7 +76,7 @@ impl Task {
                     .chain(others)
                     .any(|write| !write.deliveries.is_empty())
             }
-            Self::Resend(..) => true,
+            Self::Resend(..) | Self::AddPushConfig(..) => true,
             _ => false,
         }
     }

@@ -15,8 +15,10 @@ use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::DeliveryId;
 use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
+use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use crate::store::events::{EventLog, EventQuery, HasSubscribersFn, PublishFn};
 use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
+use crate::store::push_configs::{PushConfig, PushConfigs};
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
 use crate::store::runs::{
@@ -42,6 +44,7 @@ mod attachments;
 mod batch_records;
 mod batches;
 mod budgets;
+mod changed_runs;
 mod checkpoint;
 mod clock;
 mod definition_cache;
@@ -56,6 +59,7 @@ mod lock;
 pub mod maintenance;
 mod outbox;
 mod prepared;
+mod push_configs;
 mod queries;
 mod reader_pool;
 mod retention_queries;
@@ -349,6 +353,37 @@ impl Outbox for SqliteStore {
 
     fn delivery_notify(&self) -> Arc<Notify> {
         Arc::clone(&self.delivery_notify)
+    }
+}
+
+impl ChangedRuns for SqliteStore {
+    fn changed_runs(&self, query: ChangedQuery) -> BoxFuture<'_, Result<ChangedPage, StoreError>> {
+        Box::pin(self.readers.read(move |db| changed_runs::list(db, &query)))
+    }
+}
+
+impl PushConfigs for SqliteStore {
+    fn push_configs(&self, run: RunId) -> BoxFuture<'_, Result<Vec<PushConfig>, StoreError>> {
+        Box::pin(self.readers.read(move |db| push_configs::list(db, run)))
+    }
+
+    fn add_push_config(
+        &self,
+        run: RunId,
+        config: PushConfig,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let task = Task::AddPushConfig(run, Box::new(config));
+            Ok(self.request(task).await? > 0)
+        })
+    }
+
+    fn delete_push_config(&self, run: RunId, id: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.request(Task::DeletePushConfig(run, id))
+                .await
+                .map(drop)
+        })
     }
 }
 

@@ -143,7 +143,8 @@ impl<'c> Writer<'c> {
             for (job, result) in batch.iter().zip(&results) {
                 publish_all(job, result, callbacks);
             }
-            if batch.iter().any(|job| job.task.has_deliveries()) {
+            let is_notifying = self.executor.take_new_notifications();
+            if is_notifying || batch.iter().any(|job| job.task.has_deliveries()) {
                 callbacks.delivery_notify.notify_one();
             }
             let writes = batch.len();
