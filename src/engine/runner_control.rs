@@ -20,6 +20,7 @@ use crate::engine::runner::Runner;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::client_calls::ClientResult;
 use crate::engine::state::live_text::PartialReply;
+use crate::ssrf::SsrfGuard;
 use crate::store::StoreError;
 
 /// The reason of a cancellation that names none.
@@ -89,6 +90,11 @@ impl Runner {
         let active_run = self.engine.active_runs.get(root)?;
         let (subscription, reply) = active_run.live_text.read(|| self.subscribe(root));
         Some((subscription?, reply))
+    }
+
+    /// The addresses that receivers may have whose URLs clients choose.
+    pub fn webhook_guard(&self) -> &SsrfGuard {
+        &self.engine.settings.webhook_guard
     }
 
     /// Gives a run the results of the calls of a turn that its client executes. Returns once they are committed.

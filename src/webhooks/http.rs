@@ -34,6 +34,13 @@ impl PostOutcome {
     }
 }
 
+/// One message, with the headers that its receiver trusts.
+pub struct WebhookMessage {
+    pub content_type: &'static str,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: String,
+}
+
 pub struct WebhookClient {
     /// Built for the first message: most daemons send none.
     client: OnceLock<Result<Client, reqwest::Error>>,
@@ -58,15 +65,7 @@ impl WebhookClient {
         client.as_ref()
     }
 
-    /// Posts one message with the headers of Standard Webhooks.
-    pub async fn send(
-        &self,
-        url: &str,
-        id: &str,
-        timestamp: i64,
-        signature: &str,
-        body: String,
-    ) -> PostOutcome {
+    pub async fn send(&self, url: &str, message: WebhookMessage) -> PostOutcome {
         let url = match ssrf::parse_url(url) {
             Ok(url) => url,
             Err(message) => return PostOutcome::failed(format!("the URL {message}")),
@@ -81,15 +80,14 @@ impl WebhookClient {
                 return PostOutcome::failed(format!("cannot build the HTTP client: {error}"));
             }
         };
-        let request = client
+        let mut request = client
             .post(url)
-            .header(CONTENT_TYPE, "application/json")
-            .header(USER_AGENT, concat!("axed/", env!("CARGO_PKG_VERSION")))
-            .header("webhook-id", id)
-            .header("webhook-timestamp", timestamp)
-            .header("webhook-signature", signature)
-            .body(body)
-            .send();
+            .header(CONTENT_TYPE, message.content_type)
+            .header(USER_AGENT, concat!("axed/", env!("CARGO_PKG_VERSION")));
+        for (name, value) in message.headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(message.body).send();
         let mut response = match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return PostOutcome::failed(error_cause(&error)),

@@ -24,11 +24,12 @@ use crate::store::outbox::{
     AttemptOutcome, AttemptRecord, DeliveryAttempt, DueDelivery, DueQuery, Outbox,
 };
 use crate::telemetry::metrics::Metrics;
-use crate::webhooks::http::{PostOutcome, WebhookClient};
+use crate::webhooks::http::{PostOutcome, WebhookClient, WebhookMessage};
 use crate::webhooks::signature::SigningSecret;
 
 mod http;
 pub mod inbound;
+mod push;
 mod signature;
 
 /// Maximum number of concurrent deliveries. API keys share them fairly.
@@ -194,6 +195,14 @@ impl WebhookSender {
     }
 
     async fn attempt(&self, delivery: &DueDelivery, sent_at: Timestamp) -> PostOutcome {
+        if let Some(target) = &delivery.push {
+            let message = WebhookMessage {
+                content_type: push::CONTENT_TYPE,
+                headers: push::headers(delivery, target, sent_at),
+                body: push::body(delivery, target),
+            };
+            return self.client.send(&delivery.url, message).await;
+        }
         let name = delivery.secret_env.as_ref().or(self.secret_env.as_ref());
         let Some(name) = name else {
             return PostOutcome::failed(
@@ -214,15 +223,16 @@ impl WebhookSender {
         };
         let (id, timestamp) = (delivery.id.to_string(), sent_at.as_second());
         let signature = secret.sign(&id, timestamp, &delivery.body);
-        self.client
-            .send(
-                &delivery.url,
-                &id,
-                timestamp,
-                &signature,
-                delivery.body.clone(),
-            )
-            .await
+        let message = WebhookMessage {
+            content_type: "application/json",
+            headers: vec![
+                ("webhook-id", id),
+                ("webhook-timestamp", timestamp.to_string()),
+                ("webhook-signature", signature),
+            ],
+            body: delivery.body.clone(),
+        };
+        self.client.send(&delivery.url, message).await
     }
 
     /// The time of the next attempt, or giving up if it would be after [`MAX_DELIVERY_AGE`].
