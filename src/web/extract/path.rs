@@ -171,6 +171,22 @@ impl FromRequestParts<AppState> for TaskPath {
     }
 }
 
+/// `{agent}`, `{id}` and `{config}` of the path of a task's push notifications. None is checked.
+pub struct TaskConfigPath {
+    pub agent: String,
+    pub id: String,
+    pub config: String,
+}
+
+impl FromRequestParts<AppState> for TaskConfigPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        let (agent, id, config) = path_params(parts).await?;
+        Ok(Self { agent, id, config })
+    }
+}
+
 /// `{name}` of a session's path. Responds 404 if it is not a session's name.
 pub struct SessionPath(pub String);
 

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::web::clients::a2a::push_config::PushConfigInput;
 use crate::web::error::Problem;
 use crate::web::extract::run_request::check_session_name;
 
@@ -47,6 +48,7 @@ pub struct PartInput {
 pub struct Configuration {
     pub history_length: Option<i64>,
     pub return_immediately: bool,
+    pub task_push_notification_config: Option<PushConfigInput>,
 }
 
 impl SendRequest {

@@ -1,10 +1,9 @@
 //! A2A 1.0 below `/a2a/{agent}/`, in its HTTP+JSON binding. A task is a root run of the agent, a context is a session, an
-//! approval is input that a task requires. The types of responses are those of the crate `a2a-lf`; requests have their own,
-//! so that an error names the wrong field, and attachments are decoded within limits.
+//! approval is input that a task requires.
 
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 
-use crate::config::KeyScope::{self, Run};
+use crate::config::KeyScope::{self, Read, Run};
 use crate::web::clients::a2a::error::ERRORS;
 use crate::web::route::{Route, of_protocol};
 use crate::web::state::AppState;
@@ -14,18 +13,24 @@ pub mod content;
 pub mod decisions;
 pub mod error;
 pub mod history;
+pub mod list;
 pub mod message;
+pub mod push;
+pub mod push_config;
 pub mod response;
 pub mod send;
 pub mod stream;
 pub mod task;
 pub mod tasks;
+pub mod types;
 pub mod version;
 
 pub fn routes() -> Vec<Route> {
     const CARD: &str = "/a2a/{agent}/.well-known/agent-card.json";
     const EXTENDED_CARD: &str = "/a2a/{agent}/extendedAgentCard";
     const TASK: &str = "/a2a/{agent}/tasks/{id}";
+    const CONFIGS: &str = "/a2a/{agent}/tasks/{id}/pushNotificationConfigs";
+    const CONFIG: &str = "/a2a/{agent}/tasks/{id}/pushNotificationConfigs/{config}";
     vec![
         open("get", "/.well-known/agent-card.json", get(card::all)),
         open("get", CARD, get(card::of_agent)),
@@ -39,6 +44,11 @@ pub fn routes() -> Vec<Route> {
         ),
         open("get", TASK, get(tasks::get)),
         open("post", TASK, post(tasks::act)),
+        route("get", "/a2a/{agent}/tasks", get(list::list), Read),
+        route("post", CONFIGS, post(push::create), Run),
+        route("get", CONFIGS, get(push::list), Read),
+        route("get", CONFIG, get(push::get), Read),
+        route("delete", CONFIG, delete(push::delete), Run),
     ]
 }
 

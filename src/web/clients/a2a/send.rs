@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use a2a::SendMessageResponse;
+use crate::web::clients::a2a::types::SendMessageResponse;
 use axum::extract::{Request, State};
 use axum::http::Uri;
 use axum::response::Response;
 use bytes::Bytes;
 
 use crate::config::AttachmentLimits;
+use crate::domain::attachment::Digest;
 use crate::domain::content::Content;
 use crate::domain::run::{Run, RunId};
 use crate::engine::add_message::{AddMessageError, MessageRequest};
@@ -21,6 +22,7 @@ use crate::web::clients::a2a::content::{self, MessageContent};
 use crate::web::clients::a2a::decisions;
 use crate::web::clients::a2a::error::task_ended;
 use crate::web::clients::a2a::message::{Configuration, PartInput, SendRequest, session_of};
+use crate::web::clients::a2a::push;
 use crate::web::clients::a2a::response;
 use crate::web::clients::a2a::stream::TaskStream;
 use crate::web::clients::a2a::task::{TaskParts, context_id, is_stopped, task};
@@ -36,6 +38,9 @@ use crate::web::extract::request_body::{self, RequestBody, unsupported_media_typ
 use crate::web::routes::create_run::ParsedRequest;
 use crate::web::routes::messages::reject_links;
 use crate::web::state::AppState;
+
+/// The place of a configuration of push notifications in the body.
+const PUSH_CONFIG: &str = "/configuration/taskPushNotificationConfig";
 
 /// A message that was read, and checked as far as is possible without the agent.
 struct ReadMessage {
@@ -115,36 +120,61 @@ pub async fn stream(
     Ok(stream.into_response(has_ended))
 }
 
+/// Accepts the message, and then the push notifications that come with it: the id of their configuration is that of the
+/// message, so that a repetition adds nothing.
 async fn accept(
+    state: &AppState,
+    principal: &Principal,
+    agent: String,
+    request: Request,
+    subscribes: bool,
+) -> Result<AcceptedMessage, Problem> {
+    let (id, mut accepted) = accept_message(state, principal, agent, request, subscribes).await?;
+    if let Some(input) = accepted.configuration.task_push_notification_config.take() {
+        push::add(state, &accepted.run, input, PUSH_CONFIG, id).await?;
+    }
+    Ok(accepted)
+}
+
+async fn accept_message(
     state: &AppState,
     principal: &Principal,
     agent: String,
     mut request: Request,
     subscribes: bool,
-) -> Result<AcceptedMessage, Problem> {
+) -> Result<(String, AcceptedMessage), Problem> {
     // The version may be a parameter.
     *request.uri_mut() = Uri::from_static("/");
     let parsed = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
     let bytes = json_bytes(parsed.body)?;
     let fingerprint = idempotency::fingerprint(b"", &bytes);
-    let message = read(state, bytes).await?;
+    let mut message = read(state, bytes).await?;
+    if let Some(input) = &message.configuration.task_push_notification_config {
+        // Checked before the run starts.
+        let guard = state.runner.webhook_guard();
+        input
+            .clone()
+            .into_config(PUSH_CONFIG, guard, String::new(), String::new())?;
+    }
+    let id = std::mem::take(&mut message.id);
     let (key, fingerprint) = match parsed.idempotency_key {
         Some(header) => header,
-        None => (message.id.clone(), fingerprint),
+        None => (message_key(&id, &fingerprint), fingerprint),
     };
     let route = format!("POST /a2a/{agent}/message");
     let claim = idempotency::new_claim(principal.key_name(), route, key, fingerprint);
     if let Some(existing) = start::find(state, Some(&claim)).await? {
-        let subscription = state.runner.subscribe(existing.run.id);
-        return Ok(AcceptedMessage {
+        let accepted = AcceptedMessage {
+            subscription: state.runner.subscribe(existing.run.id),
             run: existing.run,
             is_decided: false,
-            subscription,
             configuration: message.configuration,
-        });
+        };
+        return Ok((id, accepted));
     }
     if message.task.is_some() {
-        return continue_task(state, principal, &agent, message, claim).await;
+        let accepted = continue_task(state, principal, &agent, message, claim).await?;
+        return Ok((id, accepted));
     }
     let ReadMessage {
         context,
@@ -162,12 +192,18 @@ async fn accept(
         ..request_of(state, agent, body)?
     };
     let started = start::start(state, run_request, subscribes).await?;
-    Ok(AcceptedMessage {
+    let accepted = AcceptedMessage {
         run: started.run,
         is_decided: false,
         subscription: started.subscription,
         configuration,
-    })
+    };
+    Ok((id, accepted))
+}
+
+/// The id of a message with its content: a client that uses an id for another message sends another one.
+fn message_key(id: &str, fingerprint: &[u8; 32]) -> String {
+    format!("{id}.{}", Digest(*fingerprint))
 }
 
 fn json_bytes(body: RequestBody) -> Result<Bytes, Problem> {
