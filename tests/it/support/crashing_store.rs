@@ -11,8 +11,10 @@ use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use axed::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
+use axed::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use axed::store::events::{EventLog, EventQuery};
 use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
+use axed::store::push_configs::{PushConfig, PushConfigs};
 use axed::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
 use axed::store::run_store::RunStore;
 use axed::store::runs::{
@@ -181,6 +183,36 @@ impl TurnRecords for CrashingStore {
 impl EventLog for CrashingStore {
     fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
         self.inner.events(query)
+    }
+}
+
+impl ChangedRuns for CrashingStore {
+    fn changed_runs(&self, query: ChangedQuery) -> BoxFuture<'_, Result<ChangedPage, StoreError>> {
+        self.inner.changed_runs(query)
+    }
+}
+
+impl PushConfigs for CrashingStore {
+    fn push_configs(&self, run: RunId) -> BoxFuture<'_, Result<Vec<PushConfig>, StoreError>> {
+        self.inner.push_configs(run)
+    }
+
+    fn add_push_config(
+        &self,
+        run: RunId,
+        config: PushConfig,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        match self.admit_write() {
+            true => self.inner.add_push_config(run, config),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn delete_push_config(&self, run: RunId, id: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        match self.admit_write() {
+            true => self.inner.delete_push_config(run, id),
+            false => Box::pin(pending()),
+        }
     }
 }
 

@@ -19,7 +19,7 @@ async fn a_message_becomes_a_task_with_a_result() {
         (state(&task), result(&task)),
         ("TASK_STATE_COMPLETED", "Hello Ada")
     );
-    assert_eq!(task["metadata"]["axed/usage"]["input_tokens"], 12);
+    assert_eq!(task["metadata"]["axed/usage"]["inputTokens"], 12);
     let history = task["history"].as_array().expect("messages");
     let roles: Vec<_> = history.iter().map(|it| &it["role"]).collect();
     assert_eq!(roles, ["ROLE_USER", "ROLE_AGENT"]);
@@ -143,8 +143,10 @@ async fn a_repeated_message_is_the_same_task_also_after_a_crash() {
     let again = task_of(&app, "solo", &message("m1", "go")).await;
     assert_eq!((&again["id"], result(&again)), (&first["id"], "done"));
     assert_eq!(app.provider.requests().len(), 1);
-    let got = post(&app, "solo/message:send", &message("m1", "stop")).await;
-    assert_eq!(error(&got).2, "idempotency_mismatch");
+    // Another content is another message.
+    app.provider.will("solo", [says("other")]);
+    let other = task_of(&app, "solo", &message("m1", "stop")).await;
+    assert_eq!(result(&other), "other");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use crate::support::app::{ApiResponse, TestApp, send};
 
 mod cards;
 mod messages;
+mod push;
 mod streams;
 mod tasks;
 
