@@ -36,7 +36,7 @@ const MIGRATIONS: &[&str] = &[
     SHARED_TEXTS,
     SCHEDULES,
     BATCHES,
-    PUSH_CONFIGS,
+    crate::store::sqlite::push_configs::SCHEMA,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -387,21 +387,6 @@ CREATE TABLE batch_lines (
   problem TEXT,
   UNIQUE (batch, line)
 );
-";
-
-// Who is notified of the states of a task of A2A. `push` of a delivery is the id of the configuration that it is for.
-const PUSH_CONFIGS: &str = "
-CREATE TABLE push_configs (
-  run BLOB NOT NULL,
-  id TEXT NOT NULL,
-  url TEXT NOT NULL,
-  context TEXT NOT NULL,
-  token TEXT,
-  scheme TEXT,
-  credentials TEXT,
-  PRIMARY KEY (run, id)
-) WITHOUT ROWID;
-ALTER TABLE deliveries ADD COLUMN push TEXT;
 ";
 
 /// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.

@@ -9,7 +9,7 @@ use crate::domain::run::Run;
 use crate::engine::replay::history::RecordedConversation;
 use crate::store::Step;
 use crate::store::runs::PAGE_BYTES;
-use crate::web::clients::a2a::task::context_id;
+use crate::web::clients::a2a::context::context_id;
 
 /// The newest messages of the run, at most `most`, oldest first. Ends before the message that exceeds the size of a page.
 pub fn messages(run: &Run, mut steps: Vec<Step>, most: Option<usize>) -> Vec<Message> {

@@ -10,6 +10,7 @@ use crate::web::state::AppState;
 
 pub mod card;
 pub mod content;
+pub mod context;
 pub mod decisions;
 pub mod error;
 pub mod history;

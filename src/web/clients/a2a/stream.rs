@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, Status, now};
 use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::web::clients::a2a::context::context_id;
 use crate::web::clients::a2a::response::with_run_id;
 use crate::web::clients::a2a::task;
 use crate::web::clients::run_wait::wait_for_stop;
@@ -224,7 +225,7 @@ impl TaskStream {
         self.queue
             .push_back(StreamResponse::StatusUpdate(TaskStatusUpdateEvent {
                 task_id: self.run.id.to_string(),
-                context_id: task::context_id(&self.run),
+                context_id: context_id(&self.run),
                 status,
             }));
     }
@@ -233,7 +234,7 @@ impl TaskStream {
         self.queue
             .push_back(StreamResponse::ArtifactUpdate(TaskArtifactUpdateEvent {
                 task_id: self.run.id.to_string(),
-                context_id: task::context_id(&self.run),
+                context_id: context_id(&self.run),
                 artifact: task::artifact_of(parts),
                 append: appends,
                 last_chunk: is_last,

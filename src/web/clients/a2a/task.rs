@@ -1,5 +1,6 @@
 //! A run as a task.
 
+use crate::web::clients::a2a::context::context_id;
 use crate::web::clients::a2a::types::{Artifact, Message, Part, Role, Task, TaskState, TaskStatus};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -51,11 +52,6 @@ pub async fn task(state: &AppState, run: &Run, parts: TaskParts) -> Result<Task,
         history,
         metadata: metadata(run),
     })
-}
-
-/// The run's session. A run without one has a context of its own.
-pub fn context_id(run: &Run) -> String {
-    run.session.clone().unwrap_or_else(|| run.id.to_string())
 }
 
 pub fn status(run: &Run) -> TaskStatus {

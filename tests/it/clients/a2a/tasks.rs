@@ -118,6 +118,17 @@ async fn a_key_finds_only_its_own_tasks() {
     );
     let got = send_as("eve", Method::POST, &cancel, &json!({})).await;
     assert_eq!(error(&got).0, 403);
+}
+
+#[tokio::test]
+async fn a_card_needs_a_key_if_there_are_keys() {
+    let sha256 = KeyHash::digest(b"eve");
+    let key = format!("[auth.keys.eve]\nsha256 = \"{sha256}\"\nscopes = [\"read\"]\n");
+    let app = TestApp::setup()
+        .config(&key)
+        .agent("solo", "")
+        .spawn()
+        .await;
     for path in [
         "/a2a/solo/.well-known/agent-card.json",
         "/.well-known/agent-card.json",
@@ -210,6 +221,11 @@ async fn tasks_are_listed_by_their_last_change() {
         list("statusTimestampAfter=2999-01-01T00:00:00Z").await["tasks"],
         json!([])
     );
+}
+
+#[tokio::test]
+async fn a_wrong_filter_is_refused() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     for wrong in [
         "pageSize=0",
         "pageSize=101",
