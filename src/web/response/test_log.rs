@@ -13,8 +13,10 @@ use crate::domain::run::{self, Run, RunId, Status};
 use crate::domain::webhook::DeliveryId;
 use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use crate::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
+use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use crate::store::events::{EventLog, EventQuery};
 use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
+use crate::store::push_configs::{PushConfig, PushConfigs};
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
 use crate::store::runs::{
@@ -162,6 +164,26 @@ impl SessionIndex for Log {
         _: String,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
         unreachable!("a stream removes nothing")
+    }
+}
+
+impl ChangedRuns for Log {
+    fn changed_runs(&self, _: ChangedQuery) -> BoxFuture<'_, Result<ChangedPage, StoreError>> {
+        unreachable!("a stream lists nothing")
+    }
+}
+
+impl PushConfigs for Log {
+    fn push_configs(&self, _: RunId) -> BoxFuture<'_, Result<Vec<PushConfig>, StoreError>> {
+        unreachable!("a stream notifies nobody")
+    }
+
+    fn add_push_config(&self, _: RunId, _: PushConfig) -> BoxFuture<'_, Result<bool, StoreError>> {
+        unreachable!("a stream notifies nobody")
+    }
+
+    fn delete_push_config(&self, _: RunId, _: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        unreachable!("a stream notifies nobody")
     }
 }
 
