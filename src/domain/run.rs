@@ -27,9 +27,6 @@ pub const DEFAULT_MAX_DEPTH: u8 = 3;
 #[schemars(transparent)]
 pub struct RunId(#[schemars(with = "String", regex(pattern = "^run_[0-9a-f-]{36}$"))] pub Uuid);
 
-/// Bytes of an id's text.
-const TEXT_LEN: usize = 40;
-
 /// The newest id that this process created or found in its store.
 static NEWEST_ID: Mutex<RunId> = Mutex::new(RunId(Uuid::nil()));
 
@@ -44,7 +41,7 @@ impl RunId {
     }
 
     /// The id's text, written to the buffer.
-    fn encode(self, buffer: &mut [u8; TEXT_LEN]) -> &str {
+    fn encode(self, buffer: &mut [u8; 40]) -> &str {
         buffer[..4].copy_from_slice(b"run_");
         self.0.as_hyphenated().encode_lower(&mut buffer[4..]);
         std::str::from_utf8(buffer).unwrap_or_default()
@@ -81,7 +78,7 @@ impl Default for RunId {
 
 impl fmt::Display for RunId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.encode(&mut [0; TEXT_LEN]))
+        f.write_str(self.encode(&mut [0; 40]))
     }
 }
 
@@ -110,7 +107,7 @@ impl FromStr for RunId {
 
 impl Serialize for RunId {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.encode(&mut [0; TEXT_LEN]))
+        serializer.serialize_str(self.encode(&mut [0; 40]))
     }
 }
 
@@ -510,13 +507,8 @@ mod tests {
     fn an_id_reads_back() {
         let id = RunId::new();
         assert_eq!(id.to_string().parse(), Ok(id));
-        for bad in [
-            "",
-            "run_",
-            "run_x",
-            "0198",
-            "run_00000000000000000000000000000000",
-        ] {
+        let unhyphenated = "run_00000000000000000000000000000000";
+        for bad in ["", "run_", "run_x", "0198", unhyphenated] {
             assert!(bad.parse::<RunId>().is_err(), "{bad}");
         }
     }

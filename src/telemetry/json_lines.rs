@@ -4,14 +4,13 @@
 
 use std::fmt::{self, Write};
 
+use jiff::Timestamp;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_log::NormalizeEvent;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
-
-use crate::domain::run::now;
 
 /// Formats events. Spans are not part of a line.
 pub struct JsonLines;
@@ -31,7 +30,7 @@ where
         let normalized = event.normalized_metadata();
         let metadata = normalized.as_ref().unwrap_or_else(|| event.metadata());
         let mut line = Line(String::with_capacity(512));
-        write!(line.0, "{{\"timestamp\":\"{:.6}\"", now())?;
+        write!(line.0, "{{\"timestamp\":\"{:.6}\"", Timestamp::now())?;
         line.text("level", metadata.level().as_str());
         event.record(&mut line);
         line.text("target", metadata.target());
