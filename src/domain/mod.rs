@@ -39,3 +39,4 @@ pub mod usage_sums;
 pub mod waiting_for;
 pub mod warning;
 pub mod webhook;
+pub mod yaml;
