@@ -23,6 +23,7 @@ pub mod read;
 pub mod reload;
 pub mod schedules;
 pub mod schemas;
+pub mod skills;
 pub mod template;
 pub mod triggers;
 pub mod view;

@@ -41,6 +41,15 @@ pub fn expand_home(path: &str, home: Option<&Path>) -> PathBuf {
     }
 }
 
+/// The directory of a skill in an agent's file: absolute, below `~`, relative to the config directory, or
+/// `skills/<name>` there for a bare name.
+pub fn skill_dir(entry: &str, config_dir: &Path) -> PathBuf {
+    match entry.contains('/') {
+        true => config_dir.join(expand_home(entry, home_dir().as_deref())),
+        false => config_dir.join("skills").join(entry),
+    }
+}
+
 /// The variable's value; `None` if it is unset or blank.
 pub fn env_value<'e>(environment: &'e Environment, name: &str) -> Option<&'e str> {
     let value = environment.get(name)?;

@@ -28,6 +28,7 @@ pub mod run_excerpt;
 pub mod run_path;
 pub mod schedule;
 pub mod service;
+pub mod skill;
 pub mod structured;
 pub mod suggestion;
 pub mod terminal_text;

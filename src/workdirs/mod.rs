@@ -6,4 +6,5 @@ pub mod handle;
 mod path_resolver;
 pub mod registry;
 pub mod reserved;
+pub mod skill_dir;
 pub mod workdir;

@@ -1,0 +1,114 @@
+//! The directory of a skill, which is read only, and by handle: no path and no link leads out of it.
+
+use std::io::{self, ErrorKind, Read};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use cap_std::ambient_authority;
+use cap_std::fs::Dir;
+
+use crate::workdirs::handle::WorkdirHandle;
+use crate::workdirs::reserved::ReservedPaths;
+use crate::workdirs::workdir::Workdir;
+
+/// The largest file that is read.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+/// The most files that a listing names, and the most entries that it looks at.
+const MAX_LISTED: usize = 200;
+const MAX_VISITED: usize = 2000;
+const MAX_LISTED_DEPTH: usize = 4;
+
+pub struct SkillDir {
+    handle: WorkdirHandle,
+}
+
+impl SkillDir {
+    /// Opens the directory at a path of the operator's. It may lie in the daemon's own directories, but contain none of
+    /// their secrets. Blocking I/O.
+    ///
+    /// # Errors
+    /// The system's error, or a sentence in it.
+    pub fn open(path: &Path, reserved: &ReservedPaths) -> io::Result<Self> {
+        let dir = Dir::open_ambient_dir(path, ambient_authority())?;
+        let workdir = Workdir::new(dir, &Arc::new(ReservedPaths::default()))?;
+        if reserved.snapshot().contains_reserved(workdir.id()) {
+            let message = "contains files of the daemon (configuration, agents, scripts or data)";
+            return Err(io::Error::other(message));
+        }
+        Ok(Self {
+            handle: WorkdirHandle::new(Arc::new(workdir)),
+        })
+    }
+
+    /// The text of a file. Blocking I/O.
+    ///
+    /// # Errors
+    /// The second half of a sentence that begins with the file's path.
+    pub fn read(&self, path: &Path) -> Result<String, String> {
+        let is_inside = |component: Component<'_>| {
+            matches!(component, Component::Normal(_) | Component::CurDir)
+        };
+        if !path.components().all(is_inside) {
+            return Err("leads out of the skill's directory".to_owned());
+        }
+        let unreadable = |error: io::Error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => "does not exist".to_owned(),
+            // An error of cap-std itself has no OS error code.
+            ErrorKind::PermissionDenied if error.raw_os_error().is_none() => {
+                "leads out of the skill's directory through a link".to_owned()
+            }
+            _ => format!("could not be read: {error}"),
+        };
+        let target = self.handle.canonicalize(path).map_err(unreadable)?;
+        let opened = self.handle.open_regular(&target).map_err(unreadable)?;
+        let file = opened.ok_or("is no regular file")?;
+        let mut bytes = Vec::new();
+        let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
+        read.map_err(unreadable)?;
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(format!("has over {MAX_FILE_BYTES} bytes"));
+        }
+        match String::from_utf8(bytes) {
+            Ok(text) if !text.contains('\0') => Ok(text),
+            _ => Err("is no text in UTF-8".to_owned()),
+        }
+    }
+
+    /// The paths of its files, sorted, without hidden ones and links; the first ones if there are many. Blocking I/O.
+    pub fn files(&self) -> Vec<String> {
+        let mut files = Vec::new();
+        let mut pending = vec![PathBuf::new()];
+        let mut visited = 0;
+        while let Some(parent) = pending.pop() {
+            let path = match parent.as_os_str().is_empty() {
+                true => Path::new("."),
+                false => &parent,
+            };
+            let Ok(entries) = self.handle.enter(path).and_then(|dir| dir.entries()) else {
+                continue;
+            };
+            for entry in entries.flatten() {
+                visited += 1;
+                let name = entry.file_name();
+                let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) else {
+                    continue;
+                };
+                let path = parent.join(name);
+                match entry.file_type() {
+                    Ok(kind) if kind.is_file() => files.push(path.display().to_string()),
+                    Ok(kind) if kind.is_dir() && path.components().count() <= MAX_LISTED_DEPTH => {
+                        pending.push(path);
+                    }
+                    _ => {}
+                }
+                if visited >= MAX_VISITED {
+                    pending.clear();
+                    break;
+                }
+            }
+        }
+        files.sort_unstable();
+        files.truncate(MAX_LISTED);
+        files
+    }
+}
