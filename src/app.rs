@@ -133,7 +133,8 @@ impl Services {
             workdirs.reserved(),
             &key_names,
             process_environment(),
-        );
+        )
+        .with_skills(&config.config_dir, workdirs.reserved());
         let environment = process_environment();
         let check = AgentCheck::new(config, &providers, &tool_registry, &workdirs, environment);
         let (dirs, rules) = (config.agents.dirs.clone(), Rules::from_config(config));

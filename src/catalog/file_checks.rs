@@ -5,6 +5,7 @@ use crate::config::document::{Problem, ProblemKind};
 use crate::config::positions::{self, Positions};
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
+use crate::domain::skill::{self, MAX_SKILLS, READ_SKILL};
 use crate::domain::suggestion;
 
 /// Tools that other settings enable.
@@ -22,13 +23,17 @@ pub fn check_names(agent: &Agent, positions: &Positions) -> Vec<Problem> {
     };
     for tool in &agent.tools {
         let closest = suggestion::closest(tool, BUILT_IN_TOOLS.iter().copied());
-        let closest = closest.filter(|_| !IMPLICIT_TOOLS.contains(&tool.as_str()));
+        let closest =
+            closest.filter(|_| !IMPLICIT_TOOLS.contains(&tool.as_str()) && tool != READ_SKILL);
         let hint = closest.map(|name| format!("did you mean \"{name}\"?"));
         let hint = hint.or_else(|| Some(format!("the tools are: {}", BUILT_IN_TOOLS.join(", "))));
         push("tools", tool, check_tool(tool), hint);
     }
     for tool in &agent.approve {
         push("approve", tool, check_approval(agent, tool), None);
+    }
+    for entry in &agent.skills {
+        push("skills", entry, check_skill(agent, entry), None);
     }
     for glob in &agent.files {
         push("files", glob, context_files::check_glob(glob), None);
@@ -50,7 +55,27 @@ fn check_template(agent: &Agent, positions: &Positions) -> Option<Problem> {
     Some(positions.problem("input_template", text, ProblemKind::RuleViolation))
 }
 
+/// Models name skills by their directories, so two cannot have the same name.
+fn check_skill(agent: &Agent, entry: &str) -> Result<(), String> {
+    let name = skill::name_of(entry)?;
+    let mut others = agent.skills.iter().filter(|other| *other != entry);
+    if let Some(other) = others.find(|other| skill::name_of(other) == Ok(name)) {
+        return Err(format!(
+            "skills names \"{entry}\" and \"{other}\": two skills cannot have the same name"
+        ));
+    }
+    match agent.skills.len() > MAX_SKILLS {
+        true => Err(format!("skills cannot name more than {MAX_SKILLS} skills")),
+        false => Ok(()),
+    }
+}
+
 fn check_tool(tool: &str) -> Result<(), String> {
+    if tool == READ_SKILL {
+        return Err(format!(
+            "tool \"{tool}\" cannot be named in tools config: it is offered when skills names a skill"
+        ));
+    }
     if IMPLICIT_TOOLS.contains(&tool) {
         return Err(format!(
             "tool \"{tool}\" cannot be named in tools config: it is offered when sub_agents or [subagent] asks for it"
@@ -67,6 +92,7 @@ fn check_approval(agent: &Agent, tool: &str) -> Result<(), String> {
     let is_available = match tool {
         "call_agent" => !agent.sub_agents.is_empty(),
         "subagent" => agent.subagent.is_some(),
+        READ_SKILL => !agent.skills.is_empty(),
         "recall" => agent.context.recall,
         _ => match tool.split_once(TOOL_NAME_SEPARATOR) {
             Some((server_name, name)) => {
@@ -89,7 +115,7 @@ fn check_approval(agent: &Agent, tool: &str) -> Result<(), String> {
     }
     Err(format!(
         "approve names \"{tool}\", which this agent does not have: name a tool of its tools list or of its http_tools, call_agent (with \
-         sub_agents), subagent (where it is enabled), or <server>__<tool> of one of its mcp_servers"
+         sub_agents), read_skill (with skills), subagent (where it is enabled), or <server>__<tool> of one of its mcp_servers"
     ))
 }
 

@@ -14,6 +14,7 @@ use crate::domain::http_tool::{
     BodyFormat, HttpMethod, HttpTool, MAX_HTTP_TOOLS, is_tool_name, render_body,
 };
 use crate::domain::mcp::Template;
+use crate::domain::skill::READ_SKILL;
 use crate::domain::text_template::{TemplatePart, TextTemplate};
 use crate::ssrf;
 
@@ -22,8 +23,9 @@ const DEFAULT_TIMEOUT_SECS: u64 = 30;
 /// The highest time limit of one call, in seconds.
 const MAX_TIMEOUT_SECS: u64 = 600;
 /// Names of tools that other settings enable.
-const OTHER_TOOLS: [&str; 5] = [
+const OTHER_TOOLS: [&str; 6] = [
     "call_agent",
+    READ_SKILL,
     "recall",
     "subagent",
     "tool_call",

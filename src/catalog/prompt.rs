@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::catalog::context_files::{self, ContextFile, ContextFiles};
+use crate::catalog::skills;
 use crate::config::environment::{expand_home, home_dir};
 use crate::domain::content::Content;
 use crate::workdirs::registry::Workdirs;
+use crate::workdirs::reserved::ReservedPaths;
 use crate::workdirs::workdir::Workdir;
 
 /// Separates the parts of a system prompt.
@@ -26,6 +28,10 @@ pub struct PromptParts<'a> {
     pub system_prompt: &'a str,
     /// A path or a bare name.
     pub skill: Option<&'a str>,
+    /// The directories of skills, as in the agent's file.
+    pub skills: &'a [String],
+    /// The daemon's own files, which no directory of a skill may contain.
+    pub reserved: &'a ReservedPaths,
     /// Globs of context files.
     pub files: &'a [String],
     /// Restricts a skill that a request names to these directories; `None` for the operator's skill.
@@ -80,6 +86,7 @@ pub fn system_prompt(parts: &PromptParts<'_>) -> Result<SystemPrompt, PromptErro
         })?;
         sections.push(section("## Skill", text.trim_end_matches(['\n', '\r'])));
     }
+    sections.push(section("## Skills", &list_skills(parts)?));
     let files = match &parts.workdir {
         Some(workdir) => context_files::collect(parts.files, workdir, parts.max_file_bytes),
         None => Ok(ContextFiles::default()),
@@ -96,6 +103,21 @@ pub fn system_prompt(parts: &PromptParts<'_>) -> Result<SystemPrompt, PromptErro
         text: sections.join(SECTION_SEPARATOR),
         omissions,
     })
+}
+
+/// The skills that the model may read; empty if there are none.
+fn list_skills(parts: &PromptParts<'_>) -> Result<String, PromptError> {
+    if parts.skills.is_empty() {
+        return Ok(String::new());
+    }
+    let entries = parts.skills.iter();
+    let read = entries.map(|it| skills::read(it, parts.config_dir, parts.reserved));
+    let read: Result<Vec<_>, String> = read.collect();
+    let read = read.map_err(|why| PromptError::Skill {
+        agent: parts.agent.to_owned(),
+        why,
+    })?;
+    Ok(skills::list(&read))
 }
 
 /// Splits a system prompt into what precedes the agent's memory, and the memory; `None` if it has none.
@@ -272,6 +294,8 @@ mod tests {
             agent: "x",
             system_prompt: "You review.",
             skill: Some("review"),
+            skills: &[],
+            reserved: workdirs.reserved(),
             files: &files,
             skill_workdirs: None,
             workdir: workdirs.open(None, None).ok(),

@@ -30,6 +30,9 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # A file with further instructions: a bare name means skills/<name>/SKILL.md in the config directory; a path is
 # absolute, begins with ~, or is relative to that directory.
 # skill = "code-review"
+# Skills (agentskills.io) that the model reads when a task needs them: directories with a SKILL.md; a bare name means
+# skills/<name> in the config directory.
+# skills = ["pdf-forms"]
 
 # Text files that enter the prompt: globs below workdir, ** for any depth.
 # files = ["README.md", "docs/**/*.md"]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::catalog::reload::Catalog;
-use crate::catalog::{Agents, context_files, prompt};
+use crate::catalog::{Agents, context_files, prompt, skills};
 use crate::config::document::{Problem, ProblemKind};
 use crate::config::environment::Environment;
 use crate::config::models::Models;
@@ -20,6 +20,7 @@ use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::{McpServer, McpTransport, Template};
 use crate::domain::period_budget::PeriodLimit;
+use crate::domain::skill;
 use crate::domain::suggestion;
 use crate::engine::blocking::run_blocking;
 use crate::providers::registry::{ProviderRegistry, ProviderUnavailable};
@@ -199,6 +200,7 @@ impl EntryCheck<'_> {
             }
         }
         self.check_skill();
+        self.check_skills();
         self.check_files(visits);
         for (index, server) in self.agent.mcp_servers.iter().enumerate() {
             self.check_mcp_server(&format!("mcp_servers[{index}]"), server);
@@ -363,6 +365,24 @@ impl EntryCheck<'_> {
                 "skill",
                 format!("skill not found: {path}; runs fail without it"),
             );
+        }
+    }
+
+    fn check_skills(&mut self) {
+        let agent = self.agent;
+        for entry in &agent.skills {
+            let path = item("skills", entry);
+            let reserved = self.server.workdirs.reserved();
+            match skills::read(entry, &self.server.config_dir, reserved) {
+                Ok(skill) => {
+                    for deviation in skill.deviations {
+                        self.warn(&path, format!("skill {deviation}"));
+                    }
+                }
+                // An error of the entry itself is one of the file.
+                Err(_) if skill::name_of(entry).is_err() => {}
+                Err(why) => self.warn(&path, format!("{why}; runs fail without it")),
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use crate::domain::context::Compaction;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::Message;
 use crate::domain::run::Scope;
+use crate::domain::skill::READ_SKILL;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
@@ -35,7 +36,8 @@ use crate::tools::{call_agent, deferred, recall, subagent};
 use crate::workdirs::workdir::Workdir;
 
 /// Tools that agents get by settings of their own.
-const RESERVED_TOOLS: [&str; 5] = [
+const RESERVED_TOOLS: [&str; 6] = [
+    READ_SKILL,
     call_agent::NAME,
     subagent::NAME,
     recall::NAME,
@@ -279,6 +281,7 @@ pub async fn assemble_prompt(
     input: RunInput,
 ) -> Result<Prompt, PromptError> {
     let reads_files = agent.skill.is_some()
+        || !agent.skills.is_empty()
         || !agent.files.is_empty()
         || agent.workdir.is_some()
         || agent.memory.enabled;
@@ -316,6 +319,8 @@ fn assemble_prompt_blocking(
         agent: &agent.name,
         system_prompt: &agent.system_prompt,
         skill: agent.skill.as_deref(),
+        skills: readable_skills(agent),
+        reserved: engine.workdirs.reserved(),
         files: &agent.files,
         skill_workdirs: agent.has_requested_skill.then_some(&engine.workdirs),
         workdir,
@@ -339,6 +344,14 @@ fn assemble_prompt_blocking(
         memory_warning,
         warnings: warnings.collect(),
     })
+}
+
+/// The skills that the run can read: an ad-hoc sub-agent may lack the tool.
+fn readable_skills(agent: &Agent) -> &[String] {
+    let ad_hoc = agent.ad_hoc.as_ref();
+    let allowed = ad_hoc.and_then(|ad_hoc| ad_hoc.allowed_tools.as_ref());
+    let can_read = allowed.is_none_or(|it| it.iter().any(|name| name == READ_SKILL));
+    if can_read { &agent.skills } else { &[] }
 }
 
 /// Appends the instructions of the run's client to the agent's prompt.

@@ -15,6 +15,7 @@ pub mod call_agent;
 pub mod deferred;
 pub mod files;
 pub mod mcp;
+pub mod read_skill;
 pub mod recall;
 pub mod registry;
 pub mod shell;

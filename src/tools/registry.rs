@@ -1,15 +1,18 @@
 //! The built-in tools of this daemon, built once from the configuration.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::config::environment::Environment;
+use crate::config::environment::{self, Environment};
 use crate::config::{self, AttachmentLimits};
 use crate::domain::http_tool::HttpTool;
+use crate::domain::skill;
 use crate::fair::fair_semaphore::FairSemaphore;
 use crate::tools::Tool;
 use crate::tools::deferred::ToolDeferral;
 use crate::tools::files::registry::file_tools;
+use crate::tools::read_skill::ReadSkill;
 use crate::tools::shell;
 use crate::tools::shell::tool::RunCommand;
 use crate::tools::web::http_tool::HttpToolSender;
@@ -29,6 +32,8 @@ pub struct ToolRegistry {
     deferral: Option<Arc<ToolDeferral>>,
     downloader: Option<AttachmentDownloader>,
     http_tools: Option<Arc<HttpToolSender>>,
+    /// The config directory, which skills are relative to, and the daemon's own files.
+    skills: Option<(PathBuf, Arc<ReservedPaths>)>,
     /// Whether commands run in a sandbox that hides the daemon's own files.
     is_sandboxed: bool,
     /// Why `run_command` is missing although the configuration allows it.
@@ -82,8 +87,17 @@ impl ToolRegistry {
             deferral: ToolDeferral::new(config.deferred_above),
             downloader: Some(downloader),
             http_tools: Some(Arc::new(http_tools)),
+            skills: None,
             is_sandboxed,
             commands_disabled_reason,
+        }
+    }
+
+    /// Enables skills, which are relative to the config directory.
+    pub fn with_skills(self, config_dir: &Path, reserved: &Arc<ReservedPaths>) -> Self {
+        Self {
+            skills: Some((config_dir.to_owned(), Arc::clone(reserved))),
+            ..self
         }
     }
 
@@ -127,6 +141,17 @@ impl ToolRegistry {
     /// The tool that an agent's file describes.
     pub fn http_tool(&self, settings: &HttpTool) -> Option<Arc<dyn Tool>> {
         self.http_tools.as_ref()?.tool(settings)
+    }
+
+    /// The tool that reads these skills of an agent's file; `None` if there are none.
+    pub fn skill_tool(&self, entries: &[String]) -> Option<Arc<dyn Tool>> {
+        let (config_dir, reserved) = self.skills.as_ref().filter(|_| !entries.is_empty())?;
+        let skill = |entry: &String| {
+            let name = skill::name_of(entry).ok()?.to_owned();
+            Some((name, environment::skill_dir(entry, config_dir)))
+        };
+        let skills = entries.iter().filter_map(skill).collect();
+        Some(Arc::new(ReadSkill::new(skills, Arc::clone(reserved))))
     }
 
     /// Fetches the images and files that requests name by URL.

@@ -12,6 +12,7 @@ use crate::domain::json_schema::Schema;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::{ToolCall, ToolSpec, shorten, truncate_to_bytes};
 use crate::domain::run::Scope;
+use crate::domain::skill::READ_SKILL;
 use crate::tools::call_agent::{self, CallAgent, CallableAgent};
 use crate::tools::deferred;
 use crate::tools::mcp::{McpToolset, UnavailableServer};
@@ -262,13 +263,15 @@ impl Toolbox {
     }
 }
 
-/// The built-in tools in the agent's list and its HTTP tools, by name.
+/// The built-in tools in the agent's list, its HTTP tools and the one for its skills, by name.
 fn built_in_tools(agent: &Agent, registry: &ToolRegistry) -> IndexMap<String, Arc<dyn Tool>> {
     let names = agent.tools.iter();
     let tools = names.filter_map(|name| Some((name.clone(), Arc::clone(registry.get(name)?))));
     let http_tools = agent.http_tools.iter();
     let http_tools = http_tools.filter_map(|it| Some((it.name.clone(), registry.http_tool(it)?)));
-    tools.chain(http_tools).collect()
+    let read_skill = registry.skill_tool(&agent.skills);
+    let read_skill = read_skill.map(|tool| (READ_SKILL.to_owned(), tool));
+    tools.chain(http_tools).chain(read_skill).collect()
 }
 
 /// Returns the call with arguments that fit the schema.

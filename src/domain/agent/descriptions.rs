@@ -96,6 +96,9 @@ fn definition(key: &str) -> &'static str {
             "The user message, with `{name}` for values of the input; null means the input as JSON."
         }
         "skill" => "The path or the name of a skill, as written in the file.",
+        "skills" => {
+            "The directories of the skills that the agent may read, as written in the file."
+        }
         "files" => "Globs of context files, relative to `workdir`.",
         "workdir" => {
             "The directory of the agent's files and tools; null means the daemon's working directory."

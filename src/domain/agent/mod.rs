@@ -89,6 +89,9 @@ pub struct Agent {
     /// Whether a request named the skill. If so, its path is untrusted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_requested_skill: bool,
+    /// The directories of skills that it may read, as written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skills: Vec<String>,
     /// Globs of context files, as written and relative to the workdir.
     pub files: Vec<String>,
     /// The directory of its files and tools; unset means the daemon's working directory.
@@ -184,6 +187,7 @@ impl Default for Agent {
             input_template: None,
             skill: None,
             has_requested_skill: false,
+            skills: Vec::new(),
             files: Vec::new(),
             workdir: None,
             tools: Vec::new(),
@@ -235,6 +239,7 @@ impl Section for Agent {
             Setting::Template(&mut self.input_template),
         );
         v.setting("skill", Setting::OptionalText(&mut self.skill));
+        v.setting("skills", Setting::Texts(unique, &mut self.skills));
         v.setting("files", Setting::Texts(ListRule::Any, &mut self.files));
         v.setting("workdir", Setting::Path(&mut self.workdir));
         v.setting("tools", Setting::Texts(unique, &mut self.tools));
