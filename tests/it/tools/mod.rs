@@ -14,5 +14,6 @@ mod mcp_http;
 mod mcp_oauth;
 mod pending_approvals;
 pub mod run_command;
+mod skills;
 pub mod web;
 mod workdirs;
