@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::domain::http_placement::{Placement, form, push_encoded};
 use crate::domain::mcp::Template;
 use crate::domain::text_template::{TemplatePart, TextTemplate, find, push_value};
 
@@ -35,9 +36,15 @@ pub struct HttpTool {
     pub body_format: BodyFormat,
     /// The schema of the arguments.
     pub parameters: Arc<RawValue>,
+    /// Where arguments go that the URL does not use; unset: to the body, as JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
     /// Whether a call whose result is not recorded may be repeated after a restart.
     pub safe_to_repeat: bool,
     pub timeout: Duration,
+    /// The index of its table in the agent's file.
+    #[serde(skip)]
+    pub table: usize,
 }
 
 /// The method of a tool's requests.
@@ -118,6 +125,9 @@ impl HttpTool {
                 }
             }
         }
+        if let Some(placement) = &self.placement {
+            placement.push_query(&mut url, arguments);
+        }
         if url.len() > MAX_URL_BYTES {
             return Err(format!("The address has over {MAX_URL_BYTES} bytes"));
         }
@@ -134,15 +144,41 @@ impl HttpTool {
     /// # Errors
     /// A sentence for the model.
     pub fn render_body(&self, arguments: &Value) -> Result<Option<String>, String> {
-        let body = match &self.body {
-            Some(template) => render_body(template, self.body_format, arguments),
-            None if !self.method.has_body() => return Ok(None),
-            None => self.remaining_arguments(arguments).to_string(),
+        let body = match (&self.body, &self.placement) {
+            (Some(template), _) => render_body(template, self.body_format, arguments),
+            (None, Some(placement)) => match self.argument_body(placement, arguments) {
+                Some(body) => body,
+                None => return Ok(None),
+            },
+            (None, None) if !self.method.has_body() => return Ok(None),
+            (None, None) => self.remaining_arguments(arguments).to_string(),
         };
         match body.len() > MAX_BODY_BYTES {
             true => Err(format!("The request has over {MAX_BODY_BYTES} bytes")),
             false => Ok(Some(body)),
         }
+    }
+
+    /// The headers of a call that are arguments.
+    pub fn render_headers(&self, arguments: &Value) -> Vec<(&str, String)> {
+        let placement = self.placement.as_ref();
+        placement
+            .map(|it| it.headers(arguments))
+            .unwrap_or_default()
+    }
+
+    /// The argument that is the body; `None` if the call has none.
+    fn argument_body(&self, placement: &Placement, arguments: &Value) -> Option<String> {
+        let value = arguments.get(placement.body.as_ref()?)?;
+        Some(match self.body_format {
+            BodyFormat::Json => value.to_string(),
+            BodyFormat::Form => form(value),
+            BodyFormat::Text => {
+                let mut text = String::new();
+                push_value(&mut text, Some(value));
+                text
+            }
+        })
     }
 
     /// The arguments that the URL does not use.
@@ -182,18 +218,6 @@ pub fn render_body(template: &TextTemplate, format: BodyFormat, values: &Value) 
         }
     }
     body
-}
-
-/// Appends a text in which only unreserved characters (RFC 3986) are not percent-encoded.
-fn push_encoded(target: &mut String, text: &str) {
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                target.push(char::from(byte));
-            }
-            _ => drop(write!(target, "%{byte:02X}")),
-        }
-    }
 }
 
 fn is_dot_segment(segment: &str) -> bool {
@@ -285,8 +309,10 @@ mod tests {
             body: body.map(|(text, _)| template(text)),
             body_format: body.map_or(BodyFormat::Json, |(_, format)| format),
             parameters: parameters.into(),
+            placement: None,
             safe_to_repeat: false,
             timeout: Duration::from_secs(1),
+            table: 0,
         }
     }
 

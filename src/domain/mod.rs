@@ -14,6 +14,7 @@ pub mod excerpt;
 pub mod expect;
 pub mod failure;
 pub mod glob;
+pub mod http_placement;
 pub mod http_tool;
 pub mod json_schema;
 pub mod mcp;

@@ -69,7 +69,8 @@ impl HttpToolSender {
         let url = ssrf::parse_url(&address).map_err(|why| format!("The address {why}"))?;
         let body = tool.render_body(arguments)?;
         let mut secrets = Secrets::default();
-        let headers = self.headers(tool, body.is_some(), &mut secrets).await?;
+        let headers = self.headers(tool, arguments, body.is_some(), &mut secrets);
+        let headers = headers.await?;
         let permit = self.permits.acquire(key).await;
         let request = OutgoingRequest {
             method: method(tool.method),
@@ -90,6 +91,7 @@ impl HttpToolSender {
     async fn headers(
         &self,
         tool: &HttpTool,
+        arguments: &Value,
         has_body: bool,
         secrets: &mut Secrets,
     ) -> Result<HeaderMap, String> {
@@ -110,9 +112,20 @@ impl HttpToolSender {
             value.set_sensitive(true);
             headers.insert(parsed, value);
         }
-        if has_body && tool.body_format == BodyFormat::Json && !headers.contains_key(CONTENT_TYPE) {
-            let json = HeaderValue::from_static("application/json");
-            headers.insert(CONTENT_TYPE, json);
+        for (header, value) in tool.render_headers(arguments) {
+            let parsed = HeaderName::from_bytes(header.as_bytes()).ok();
+            let value = HeaderValue::from_str(&value).ok();
+            let (Some(parsed), Some(value)) = (parsed, value) else {
+                return Err(format!(
+                    "The value of {header} holds characters that no header has"
+                ));
+            };
+            // Those of the agent's file win.
+            headers.entry(parsed).or_insert(value);
+        }
+        if has_body && !headers.contains_key(CONTENT_TYPE) {
+            let content_type = HeaderValue::from_static(content_type(tool.body_format));
+            headers.insert(CONTENT_TYPE, content_type);
         }
         Ok(headers)
     }
@@ -153,6 +166,14 @@ impl Tool for HttpRequestTool {
             let sent = self.sender.send(&self.settings, &arguments, context.key);
             sent.await.map(ToolOutput::from)
         })
+    }
+}
+
+fn content_type(format: BodyFormat) -> &'static str {
+    match format {
+        BodyFormat::Json => "application/json",
+        BodyFormat::Form => "application/x-www-form-urlencoded",
+        BodyFormat::Text => "text/plain; charset=utf-8",
     }
 }
 
