@@ -20,6 +20,7 @@ pub mod json_schema;
 pub mod mcp;
 pub mod mcp_oauth;
 pub mod message;
+pub mod openapi;
 pub mod period_budget;
 pub mod recording;
 pub mod redaction;
