@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::catalog::documents::Documents;
 use crate::config::Config;
 use crate::config::document::Problem;
 use crate::config::positions::Positions;
@@ -12,12 +13,16 @@ use crate::domain::agent::model_ref::ModelRefError;
 
 pub mod braces;
 pub mod context_files;
+mod document_fetch;
+pub mod documents;
 pub mod file_checks;
 pub mod file_reader;
+mod http_tool_fields;
 pub mod http_tools;
 pub mod mcp_oauth;
 pub mod mcp_servers;
 pub mod omissions;
+pub mod openapi_tools;
 pub mod prompt;
 pub mod read;
 pub mod reload;
@@ -68,16 +73,19 @@ pub struct Draft {
 }
 
 /// Settings of the server that every definition is checked against.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// Whether keys are configured: then each key has its own memory.
     pub has_keys: bool,
+    /// The documents that agent files name.
+    pub documents: Arc<Documents>,
 }
 
 impl Rules {
     pub fn from_config(config: &Config) -> Self {
         Self {
             has_keys: !config.auth.keys.is_empty(),
+            documents: Arc::new(Documents::from_config(config)),
         }
     }
 }

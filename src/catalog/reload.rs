@@ -17,7 +17,7 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::catalog::read::{AgentFile, InvalidFile, read, version};
+use crate::catalog::read::{AgentFile, InvalidFile, read_with};
 use crate::catalog::{Agents, Entry, LoadError, Rules};
 use crate::config::document::{MAX_FILE_BYTES, Problem, ProblemKind};
 use crate::domain::agent::is_agent_name;
@@ -111,7 +111,7 @@ impl Catalog {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         // Taken before reading, so that the next poll detects changes made meanwhile.
-        last_scan.fingerprint = fingerprint(&self.dirs);
+        last_scan.fingerprint = fingerprint(&self.dirs, &self.rules);
         let before = self.current();
         let mut warnings = BTreeSet::new();
         let mut after = read_dirs(&self.dirs, &self.rules, &before, &mut warnings);
@@ -199,7 +199,7 @@ impl Catalog {
                         .last_scan
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner);
-                    let has_changed = last_scan.fingerprint != fingerprint(&self.dirs);
+                    let has_changed = last_scan.fingerprint != fingerprint(&self.dirs, &self.rules);
                     drop(last_scan);
                     if has_changed {
                         self.reload();
@@ -270,8 +270,9 @@ fn watch_dirs(
     }
 }
 
-/// A hash of the state of the directories: names, sizes, times and locations of their files; follows links.
-fn fingerprint(dirs: &[PathBuf]) -> u64 {
+/// A hash of the state of the directories and of the documents that agent files name: names, sizes, times and locations
+/// of files; follows links.
+fn fingerprint(dirs: &[PathBuf], rules: &Rules) -> u64 {
     let mut hasher = DefaultHasher::new();
     for dir in dirs {
         dir.hash(&mut hasher);
@@ -282,13 +283,20 @@ fn fingerprint(dirs: &[PathBuf]) -> u64 {
         files.retain(|path| is_toml(path));
         files.sort();
         for path in files {
-            path.hash(&mut hasher);
-            let state = fs::metadata(&path)
-                .map(|it| (it.ino(), it.len(), it.mtime(), it.mtime_nsec(), it.ctime()));
-            state.ok().hash(&mut hasher);
+            hash_file(&path, &mut hasher);
         }
     }
+    for path in rules.documents.files() {
+        hash_file(&path, &mut hasher);
+    }
     hasher.finish()
+}
+
+fn hash_file(path: &Path, hasher: &mut DefaultHasher) {
+    path.hash(hasher);
+    let state = fs::metadata(path);
+    let state = state.map(|it| (it.ino(), it.len(), it.mtime(), it.mtime_nsec(), it.ctime()));
+    state.ok().hash(hasher);
 }
 
 fn read_dirs(
@@ -364,10 +372,10 @@ fn build_entry(
 ) -> Entry {
     let active = before.and_then(|entry| entry.agent.clone());
     let read = match bytes {
-        Ok(bytes) => read(name, path, &bytes).and_then(|file| {
+        Ok(bytes) => read_with(name, path, &bytes, &rules.documents).and_then(|file| {
             check_rules(rules, &file)?;
-            let version = version(&bytes);
-            let unchanged = active.clone().filter(|agent| agent.version == version);
+            let version = &file.agent.version;
+            let unchanged = active.clone().filter(|agent| agent.version == *version);
             Ok((unchanged, file))
         }),
         Err(why) => Err(unreadable(name, path, &why)),

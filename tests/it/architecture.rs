@@ -37,6 +37,7 @@ const CRATES: &[(&str, &[&str])] = &[
         "reqwest",
         &[
             "ssrf/ssrf_client",
+            "catalog/document_fetch",
             "providers/http_client",
             "telemetry/otlp",
             "webhooks/http",
