@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::catalog::documents::AgentDocuments;
 use crate::catalog::schemas::{read_object_schema, read_schema};
 use crate::catalog::{http_tools, mcp_servers, schedules, triggers};
 use crate::config::document::{Node, Origin, Value};
@@ -21,6 +22,7 @@ use crate::ssrf;
 pub struct FileReader<'r, 't> {
     pub table: &'r mut TableReader<'t>,
     pub models: &'r mut ModelProblems,
+    pub documents: &'r AgentDocuments<'r>,
 }
 
 /// Invalid models of a file. Their errors are reported before other rule violations.
@@ -95,7 +97,7 @@ impl Visitor for FileReader<'_, '_> {
                 *template = table.parsed_text(key, TextTemplate::parse);
             }
             Setting::Extra(extra) => set(extra, table.json_table(key, check_extra)),
-            Setting::HttpTools(tools) => *tools = http_tools::read(table, key),
+            Setting::HttpTools(tools) => *tools = http_tools::read(table, key, self.documents),
             Setting::McpServers(servers) => *servers = mcp_servers::read(table, key),
             Setting::Schedules(read) => *read = schedules::read(table, key),
             Setting::Triggers(read) => *read = triggers::read(table, key),
@@ -104,8 +106,13 @@ impl Visitor for FileReader<'_, '_> {
 
     fn section<S: Section>(&mut self, key: &'static str, section: &mut S) {
         let models = &mut *self.models;
+        let documents = self.documents;
         self.table.nested(key, |table| {
-            section.visit(&mut FileReader { table, models });
+            section.visit(&mut FileReader {
+                table,
+                models,
+                documents,
+            });
         });
     }
 
@@ -116,6 +123,7 @@ impl Visitor for FileReader<'_, '_> {
         section: &mut Option<S>,
     ) {
         let models = &mut *self.models;
+        let documents = self.documents;
         *section = self.table.nested(key, |table| {
             let is_empty = table.is_empty();
             let is_present = match presence {
@@ -129,7 +137,11 @@ impl Visitor for FileReader<'_, '_> {
             let mut ignored = ModelProblems::default();
             // A disabled section may name models that do not exist yet.
             let models = if is_present { models } else { &mut ignored };
-            read.visit(&mut FileReader { table, models });
+            read.visit(&mut FileReader {
+                table,
+                models,
+                documents,
+            });
             is_present.then_some(read)
         });
     }

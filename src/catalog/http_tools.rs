@@ -7,49 +7,34 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use crate::catalog::documents::AgentDocuments;
+use crate::catalog::http_tool_fields::{
+    DEFAULT_TIMEOUT_SECS, MAX_TIMEOUT_SECS, parse_header, parse_name, parse_url,
+};
+use crate::catalog::openapi_tools;
 use crate::catalog::schemas::read_object_schema;
 use crate::config::table_reader::TableReader;
-use crate::domain::agent::BUILT_IN_TOOLS;
-use crate::domain::http_tool::{
-    BodyFormat, HttpMethod, HttpTool, MAX_HTTP_TOOLS, is_tool_name, render_body,
-};
+use crate::domain::http_tool::{BodyFormat, HttpMethod, HttpTool, MAX_HTTP_TOOLS, render_body};
 use crate::domain::mcp::Template;
-use crate::domain::skill::READ_SKILL;
-use crate::domain::text_template::{TemplatePart, TextTemplate};
-use crate::ssrf;
-
-/// The default time limit of one call, in seconds.
-const DEFAULT_TIMEOUT_SECS: u64 = 30;
-/// The highest time limit of one call, in seconds.
-const MAX_TIMEOUT_SECS: u64 = 600;
-/// Names of tools that other settings enable.
-const OTHER_TOOLS: [&str; 6] = [
-    "call_agent",
-    READ_SKILL,
-    "recall",
-    "subagent",
-    "tool_call",
-    "tool_search",
-];
-/// Headers that the client sets itself.
-const RESERVED_HEADERS: [&str; 7] = [
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "host",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-];
+use crate::domain::text_template::TextTemplate;
 
 /// Returns the tools in the file's order; invalid ones are reported as problems.
-pub fn read(top: &mut TableReader<'_>, key: &'static str) -> Vec<HttpTool> {
+pub fn read(
+    top: &mut TableReader<'_>,
+    key: &'static str,
+    documents: &AgentDocuments<'_>,
+) -> Vec<HttpTool> {
     let node = top.peek(key);
-    let tools: Vec<HttpTool> = top
-        .table_list(key, parse_tool)
-        .into_iter()
-        .flatten()
-        .collect();
+    let tables = top.table_list(key, |t| match t.peek("openapi") {
+        Some(_) => openapi_tools::read(t, documents),
+        None => Vec::from_iter(parse_tool(t)),
+    });
+    let tables = tables.into_iter().enumerate();
+    let tools = tables.flat_map(|(table, tools)| {
+        let tools = tools.into_iter();
+        tools.map(move |tool| HttpTool { table, ..tool })
+    });
+    let tools: Vec<HttpTool> = tools.collect();
     let mut names = BTreeSet::new();
     let mut errors = Vec::new();
     for tool in &tools {
@@ -128,8 +113,10 @@ fn parse_tool(t: &mut TableReader<'_>) -> Option<HttpTool> {
         body,
         body_format,
         parameters: schema?,
+        placement: None,
         safe_to_repeat,
         timeout: Duration::from_secs(timeout.unwrap_or(DEFAULT_TIMEOUT_SECS)),
+        table: 0,
     })
 }
 
@@ -137,52 +124,6 @@ fn empty_schema() -> Option<Arc<RawValue>> {
     let schema = json!({ "type": "object", "properties": {} });
     let raw = serde_json::value::to_raw_value(&schema).ok()?;
     Some(Arc::from(raw))
-}
-
-fn parse_name(text: &str) -> Result<String, String> {
-    if !is_tool_name(text) {
-        return Err("must be 1 to 64 letters, digits, - and _, without __".to_owned());
-    }
-    if BUILT_IN_TOOLS.contains(&text) || OTHER_TOOLS.contains(&text) {
-        return Err(format!(
-            "is \"{text}\", which is a built-in tool; choose another name"
-        ));
-    }
-    Ok(text.to_owned())
-}
-
-/// An address whose scheme and host are literal, so that a model cannot choose them.
-fn parse_url(text: &str, schema: &Value) -> Result<TextTemplate, String> {
-    let template = TextTemplate::parse(text)?;
-    let literal = match template.parts().first() {
-        Some(TemplatePart::Literal(literal)) => literal.as_str(),
-        _ => "",
-    };
-    let after_scheme = literal.split_once("://").map(|(_, rest)| rest);
-    let host_end = after_scheme.and_then(|rest| rest.find(['/', '?']));
-    let has_arguments = template.paths().next().is_some();
-    if after_scheme.is_none() || (host_end.is_none() && has_arguments) {
-        return Err(
-            "must begin with a scheme and a host and then a /, without arguments in them: a model may not choose the host"
-                .to_owned(),
-        );
-    }
-    if text.contains('#') {
-        return Err("must have no fragment (#)".to_owned());
-    }
-    ssrf::parse_url(literal).map_err(|why| why.to_string())?;
-    template.check_names(schema)?;
-    Ok(template)
-}
-
-fn parse_header(name: &str, value: &str) -> Result<Template, String> {
-    if http::HeaderName::from_bytes(name.as_bytes()).is_err() {
-        return Err("is no header's name".to_owned());
-    }
-    if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
-        return Err("cannot be set: axed sets it".to_owned());
-    }
-    Template::parse(value)
 }
 
 /// The format of a body of this content type; JSON without one.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use crate::catalog::documents::{AgentDocuments, Documents};
 use crate::catalog::file_checks::{check_names, lint};
 use crate::catalog::file_reader::{FileReader, ModelProblems, non_blank};
 use crate::catalog::{Draft, LoadError};
@@ -15,7 +16,7 @@ use crate::domain::agent::Agent;
 use crate::domain::agent::settings::Section;
 
 /// A document with every list of tables, for messages about keys in the wrong table.
-const SAMPLE: &str = "[[http_tools]]\n[[mcp_servers]]\n[[schedules]]\n[[triggers]]\n";
+const SAMPLE: &str = "[[http_tools]]\n[[http_tools]]\nopenapi = \"\"\n[[mcp_servers]]\n[[schedules]]\n[[triggers]]\n";
 
 /// A valid agent file.
 #[derive(Clone, Debug)]
@@ -42,6 +43,20 @@ pub struct InvalidFile {
 /// # Errors
 /// Everything that is wrong with them.
 pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<AgentFile, InvalidFile> {
+    read_with(name, path, bytes, &Documents::default())
+}
+
+/// As [`read`], with a copy of the documents that the file names by URL.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn read_with(
+    name: &str,
+    path: &Path,
+    bytes: &[u8],
+    documents: &Documents,
+) -> Result<AgentFile, InvalidFile> {
+    let documents = documents.of_agent(path, bytes);
     let file = path.display().to_string();
     let malformed = |problems: Vec<Problem>| {
         let details = document::format_problems(&problems, &file, "; ");
@@ -55,7 +70,7 @@ pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<AgentFile, InvalidF
     };
     let table = document::parse(bytes).map_err(malformed)?;
     let positions = Positions::of(&table);
-    let parse = |top: &mut TableReader<'_>| parse_agent(name, version(bytes), top);
+    let parse = |top: &mut TableReader<'_>| parse_agent(name, bytes, &documents, top);
     let (parsed, problems) = table_reader::read_table(table, SAMPLE, parse);
     let is_malformed = problems.iter().any(|it| it.kind == ProblemKind::Malformed);
 
@@ -129,9 +144,13 @@ fn join_texts(problems: &[Problem]) -> String {
     texts.join("; ")
 }
 
-/// The version of a definition: the digest of its file.
-pub fn version(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
+/// The version of a definition: the digest of its file, and of the tools that other documents describe.
+fn version(bytes: &[u8], agent: &Agent) -> String {
+    let mut digest = Sha256::new_with_prefix(bytes);
+    for tool in agent.http_tools.iter().filter(|it| it.placement.is_some()) {
+        digest.update(serde_json::to_vec(tool).unwrap_or_default());
+    }
+    let digest = digest.finalize();
     let mut version = String::from("sha256:");
     for byte in digest.as_slice() {
         version.push_str(&format!("{byte:02x}"));
@@ -147,18 +166,24 @@ struct ParsedAgent {
     models: ModelProblems,
 }
 
-fn parse_agent(stem: &str, version: String, table: &mut TableReader<'_>) -> ParsedAgent {
+fn parse_agent(
+    stem: &str,
+    bytes: &[u8],
+    documents: &AgentDocuments<'_>,
+    table: &mut TableReader<'_>,
+) -> ParsedAgent {
     let name = non_blank(table.text("name"));
     let mut agent = Agent {
         name: stem.to_owned(),
-        version,
         ..Agent::default()
     };
     let mut models = ModelProblems::default();
     agent.visit(&mut FileReader {
         table,
         models: &mut models,
+        documents,
     });
+    agent.version = version(bytes, &agent);
     ParsedAgent {
         name,
         agent,

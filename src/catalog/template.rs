@@ -185,6 +185,13 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 #   safe_to_repeat = true           # whether a call may be repeated after a restart; unset: only GET
 #   timeout = 30                    # seconds
 #
+#   # Operations of an OpenAPI document (3.0 or 3.1), a file relative to this one or a URL.
+#   [[http_tools]]
+#   openapi = "petstore.yaml"
+#   operations = ["listPets", "POST /pets"]
+#   prefix = "pets_"                # before each tool's name
+#   base_url = "https://pets.example.com/v1" # unset: the document's first server
+#
 # MCP servers: each one's tools are offered as <name>__<tool>. ${VAR} is a variable of the daemon's environment.
 #   [[mcp_servers]]
 #   name = "tickets"

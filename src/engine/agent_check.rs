@@ -1,7 +1,7 @@
 //! Finds what would go wrong in runs of the agents on this server: what they name and the server does not have. Blocking
 //! I/O with a limit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -205,8 +205,13 @@ impl EntryCheck<'_> {
         for (index, server) in self.agent.mcp_servers.iter().enumerate() {
             self.check_mcp_server(&format!("mcp_servers[{index}]"), server);
         }
-        for (index, tool) in self.agent.http_tools.iter().enumerate() {
-            let path = format!("http_tools[{index}].headers");
+        let mut tables = BTreeSet::new();
+        for tool in &self.agent.http_tools {
+            // The operations of a document share their table's headers.
+            if !tables.insert(tool.table) {
+                continue;
+            }
+            let path = format!("http_tools[{}].headers", tool.table);
             self.check_variables(&path, &format!("tool {}", tool.name), &tool.headers);
         }
         self.check_webhook();
