@@ -3,7 +3,7 @@
 use crate::catalog::schedules::{check_list, read_labels, read_name, read_text};
 use crate::config::environment::check_variable_name;
 use crate::config::table_reader::TableReader;
-use crate::domain::body_template::BodyTemplate;
+use crate::domain::text_template::TextTemplate;
 use crate::domain::trigger::{MAX_TRIGGERS, Trigger, TriggerKind};
 
 /// Returns the triggers in the file's order; invalid ones are reported as problems.
@@ -39,7 +39,7 @@ fn parse_trigger(t: &mut TableReader<'_>) -> Option<Trigger> {
         );
     }
     let has_template = t.peek("input_template").is_some();
-    let template = t.parsed_text("input_template", BodyTemplate::parse);
+    let template = t.parsed_text("input_template", parse_template);
     let labels = read_labels(t);
     let key = read_text(t, "key");
     if has_template && template.is_none() {
@@ -53,4 +53,17 @@ fn parse_trigger(t: &mut TableReader<'_>) -> Option<Trigger> {
         labels,
         key,
     })
+}
+
+/// A template whose values are those of `body`.
+fn parse_template(text: &str) -> Result<TextTemplate, String> {
+    let template = TextTemplate::parse(text)?;
+    let is_other = |path: &&[String]| path.first().is_none_or(|root| root != "body");
+    let other = template.paths().find(is_other).map(|path| path.join("."));
+    match other {
+        None => Ok(template),
+        Some(path) => Err(format!(
+            "has {{{path}}}, which is no value of the body: use {{body}} or {{body.path}}, and {{{{ for a brace"
+        )),
+    }
 }

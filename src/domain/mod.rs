@@ -4,7 +4,6 @@ pub mod agent;
 pub mod approval;
 pub mod attachment;
 pub mod batch;
-pub mod body_template;
 pub mod calendar;
 pub mod content;
 pub mod context;

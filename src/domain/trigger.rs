@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use crate::domain::body_template::BodyTemplate;
+use crate::domain::text_template::TextTemplate;
 
 /// Most triggers of one agent.
 pub const MAX_TRIGGERS: usize = 32;
@@ -21,9 +21,8 @@ pub struct Trigger {
     /// The environment variable with the secret that the sender signs with.
     pub secret_env: String,
     /// The input of the runs, with `{body.path}` for values of the request's body; null means the whole body.
-    #[serde(serialize_with = "serialize_template")]
     #[schemars(with = "Option<String>")]
-    pub input_template: Option<BodyTemplate>,
+    pub input_template: Option<TextTemplate>,
     /// The labels of the runs.
     pub labels: BTreeMap<String, String>,
     /// The name of the key that owns the runs; null means that only admins see them.
@@ -41,14 +40,4 @@ pub enum TriggerKind {
     Github,
     /// Stripe's `Stripe-Signature`.
     Stripe,
-}
-
-fn serialize_template<S: Serializer>(
-    template: &Option<BodyTemplate>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    template
-        .as_ref()
-        .map(BodyTemplate::as_str)
-        .serialize(serializer)
 }

@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use secrecy::SecretString;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tracing::warn;
 
 use crate::config::secrets::process_secret;
@@ -82,7 +82,10 @@ pub async fn receive(
     })?;
     let max_bytes = state.settings.max_body;
     let input = match &trigger.input_template {
-        Some(template) => template.render(&value, max_bytes),
+        Some(template) => {
+            let values = Map::from_iter([("body".to_owned(), value)]);
+            template.render(&Value::Object(values), max_bytes)
+        }
         None => Some(String::from_utf8_lossy(bytes).into_owned()),
     };
     let run_request = RunRequest {
