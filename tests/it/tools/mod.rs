@@ -12,6 +12,7 @@ mod mcp;
 mod mcp_faults;
 mod mcp_http;
 mod mcp_oauth;
+mod openapi;
 mod pending_approvals;
 pub mod run_command;
 mod skills;

@@ -82,7 +82,11 @@ async fn skills_are_listed_and_read_on_demand() {
 
 #[tokio::test]
 async fn nothing_outside_of_a_skill_is_read() {
-    let app = setup().spawn().await;
+    let app = setup()
+        .agent("daemon", "skills = [\"../config\"]")
+        .file("config/SKILL.md", FORMS)
+        .spawn()
+        .await;
     let skill = app.path("config/skills/pdf-forms");
     symlink(app.path("config/axed.toml"), skill.join("link.md")).expect("a link");
     symlink("../other", skill.join("dir")).expect("a link");
@@ -126,9 +130,7 @@ async fn nothing_outside_of_a_skill_is_read() {
         ["one\ntwo\nthree"]
     );
     // A directory with the daemon's own files is no skill.
-    app.write("config/SKILL.md", FORMS);
-    app.write_agent("worker", "skills = [\"../config\"]");
-    let failed = app.run("worker", "go").await;
+    let failed = app.run("daemon", "go").await;
     let (_, error) = failed.failure();
     assert!(error.contains("contains files of the daemon"), "{error}");
 }
