@@ -145,15 +145,24 @@ pub async fn usage(
 ) -> Result<Response, Problem> {
     let query = parse_query(&Query::read(&uri, &PARAMS)?)?;
     let view = visible_usage(&state, &principal, query).await?;
+    let view = view.ok_or_else(too_many_groups)?;
     Ok(json_response(StatusCode::OK, &view))
 }
 
-/// The usage of the runs that the principal may see.
+pub fn too_many_groups() -> Problem {
+    let why = format!(
+        "\"by\": there are more than {MAX_ROWS} groups; name fewer values, or a shorter time with since and until"
+    );
+    let status = StatusCode::UNPROCESSABLE_ENTITY;
+    Problem::new(status, ProblemCode::InvalidParameter, why)
+}
+
+/// The usage of the runs that the principal may see; `None` if there are more than [`UsageQuery::max_rows`] groups.
 pub async fn visible_usage(
     state: &AppState,
     principal: &Principal,
     query: UsageQuery,
-) -> Result<UsageView, Problem> {
+) -> Result<Option<UsageView>, Problem> {
     let budgets = state.runner.period_budgets().statuses(now()).into_iter();
     let budgets = budgets.filter(|status| may_see(principal, status));
     let budgets = budgets.map(BudgetView::from).collect();
@@ -170,22 +179,13 @@ pub async fn visible_usage(
         since,
         until,
     } = report;
-    let Some(rows) = rows else {
-        return Err(Problem::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            ProblemCode::InvalidParameter,
-            format!(
-                "\"by\": there are more than {MAX_ROWS} groups; name fewer values, or a shorter time with since and until"
-            ),
-        ));
-    };
-    Ok(UsageView {
+    Ok(rows.map(|rows| UsageView {
         data: rows.into_iter().map(|row| group(&by, row)).collect(),
         totals: UsageNumbers::from(&totals),
         since,
         until,
         budgets,
-    })
+    }))
 }
 
 /// A budget that others use too would show what they use.

@@ -16,7 +16,9 @@ use crate::web::console::layout::Page;
 use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
-use crate::web::routes::usage::{self, BudgetView, MAX_ROWS, UsageGroup, UsageNumbers, UsageView};
+use crate::web::routes::usage::{
+    BudgetView, MAX_ROWS, UsageGroup, UsageNumbers, UsageView, too_many_groups, visible_usage,
+};
 
 /// Series with a color of their own; the others are one.
 const MAX_SERIES: usize = 7;
@@ -80,33 +82,61 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         dimension: dimension.unwrap_or(UsageDimension::Agent),
         label,
     };
+    let lacks_label = query.get("by") == Some("label") && grouping.label.is_empty();
     let dates = last_days(now(), days);
-    let usage = read(request, &grouping, dates[0]).await?;
+    let usage = Usage::read(request, &grouping, dates[0]).await?;
     let body = html! {
         div.head { h1 { "Usage" } }
         (form(request, &grouping, days))
-        @if usage.data.is_empty() {
+        @if lacks_label { p.warning role="status" { "Name the label to group by. Until then, the page groups by agent." } }
+        @if usage.groups.data.is_empty() {
             (parts::empty("Nothing used", "No run has ended in this time."))
         } @else {
-            (summary(&usage.totals))
+            (summary(&usage.groups.totals))
             (charts(&usage, &grouping, &dates))
-            (table(&usage, &grouping))
+            (table(&usage.groups, &grouping))
         }
-        (budgets(&usage.budgets))
+        (budgets(&usage.groups.budgets))
     };
     Ok(Page::new("Usage", "Usage", body))
 }
 
+struct Usage {
+    groups: UsageView,
+    /// The sums of all groups by day, if there are too many groups to read each by day. Else `groups` has the days.
+    days: Option<UsageView>,
+}
+
+impl Usage {
+    async fn read(
+        request: &ConsoleRequest,
+        grouping: &Grouping,
+        first: Date,
+    ) -> Result<Self, Problem> {
+        let since = first.to_zoned(TimeZone::UTC).map(|time| time.timestamp());
+        let since = since.ok();
+        let by = grouping.dimension.clone();
+        let both = vec![by.clone(), UsageDimension::Day];
+        if let Some(groups) = read(request, both, since).await? {
+            return Ok(Self { groups, days: None });
+        }
+        let groups = read(request, vec![by], since).await?;
+        Ok(Self {
+            groups: groups.ok_or_else(too_many_groups)?,
+            days: read(request, vec![UsageDimension::Day], since).await?,
+        })
+    }
+}
+
 async fn read(
     request: &ConsoleRequest,
-    grouping: &Grouping,
-    first: Date,
-) -> Result<UsageView, Problem> {
-    let since = first.to_zoned(TimeZone::UTC).map(|time| time.timestamp());
+    by: Vec<UsageDimension>,
+    since: Option<Timestamp>,
+) -> Result<Option<UsageView>, Problem> {
     let query = UsageQuery {
-        by: vec![grouping.dimension.clone(), UsageDimension::Day],
+        by,
         time_zone: TimeZone::UTC,
-        since: since.ok(),
+        since,
         until: None,
         owner: None,
         agent: None,
@@ -114,7 +144,7 @@ async fn read(
         labels: Vec::new(),
         max_rows: MAX_ROWS,
     };
-    usage::visible_usage(&request.state, &request.principal, query).await
+    visible_usage(&request.state, &request.principal, query).await
 }
 
 fn last_days(now: Timestamp, days: i32) -> Vec<Date> {
@@ -158,20 +188,31 @@ fn summary(totals: &UsageNumbers) -> Markup {
     }
 }
 
-fn charts(usage: &UsageView, grouping: &Grouping, dates: &[Date]) -> Markup {
-    let by = grouping.name();
+fn charts(usage: &Usage, grouping: &Grouping, dates: &[Date]) -> Markup {
+    let by = match &usage.days {
+        None => format!("by {}", grouping.name()),
+        Some(_) => format!(
+            "of all {}s, which are too many to tell apart by day",
+            grouping.name()
+        ),
+    };
+    let name = |group: &UsageGroup| match &usage.days {
+        None => grouping.value(group).to_owned(),
+        Some(_) => "all".to_owned(),
+    };
+    let data = &usage.days.as_ref().unwrap_or(&usage.groups).data;
     let cost = |numbers: &UsageNumbers| numbers.cost_usd.unwrap_or(0.0);
     let tokens = |numbers: &UsageNumbers| (numbers.input_tokens + numbers.output_tokens) as f64;
     let chart = |title: &str, series, format| Chart {
-        title: format!("{title} by {by}"),
+        title: format!("{title} {by}"),
         days: dates.to_vec(),
         series,
         format,
     };
-    let cost = chart("Cost", series(usage, grouping, dates, cost), |usd| {
+    let cost = chart("Cost", series(data, name, dates, cost), |usd| {
         format::usd(Some(usd))
     });
-    let tokens = chart("Tokens", series(usage, grouping, dates, tokens), |tokens| {
+    let tokens = chart("Tokens", series(data, name, dates, tokens), |tokens| {
         format::count(tokens as u64)
     });
     html! { (cost.render()) (tokens.render()) }
@@ -179,13 +220,13 @@ fn charts(usage: &UsageView, grouping: &Grouping, dates: &[Date]) -> Markup {
 
 /// The largest groups, and the sum of the others.
 fn series(
-    usage: &UsageView,
-    grouping: &Grouping,
+    groups: &[UsageGroup],
+    name: impl Fn(&UsageGroup) -> String,
     dates: &[Date],
     of: impl Fn(&UsageNumbers) -> f64,
 ) -> Vec<Series> {
-    let mut by_name: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for group in &usage.data {
+    let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for group in groups {
         let at = group
             .day
             .and_then(|day| dates.iter().position(|date| *date == day));
@@ -193,15 +234,12 @@ fn series(
             continue;
         };
         let values = by_name
-            .entry(grouping.value(group))
+            .entry(name(group))
             .or_insert_with(|| vec![0.0; dates.len()]);
         values[at] += of(&group.numbers);
     }
-    let all = by_name.into_iter().map(|(name, values)| Series {
-        name: name.to_owned(),
-        values,
-    });
-    let mut all: Vec<Series> = all.collect();
+    let all = by_name.into_iter();
+    let mut all: Vec<Series> = all.map(|(name, values)| Series { name, values }).collect();
     all.sort_by(|a, b| b.sum().total_cmp(&a.sum()));
     let rest = all.split_off(all.len().min(MAX_SERIES));
     if !rest.is_empty() {
@@ -236,6 +274,7 @@ fn table(usage: &UsageView, grouping: &Grouping) -> Markup {
     }
     let mut rows: Vec<_> = rows.into_iter().collect();
     rows.sort_by(|(_, a), (_, b)| b.cost.unwrap_or(0.0).total_cmp(&a.cost.unwrap_or(0.0)));
+    let count = rows.len();
     rows.truncate(MAX_TABLE);
     html! {
         table.list {
@@ -254,6 +293,7 @@ fn table(usage: &UsageView, grouping: &Grouping) -> Markup {
                 }
             }
         }
+        @if count > rows.len() { p.muted.small { "The " (rows.len()) " most expensive of " (format::plural(count, grouping.name())) "." } }
     }
 }
 
