@@ -19,6 +19,10 @@ const [axed, executablePath, shots] = process.argv.slice(2);
 const home = mkdtempSync(join(tmpdir(), "axed-console-"));
 
 const LONG = Array.from({ length: 120 }, (_, n) => `sentence ${n + 1} of the story.`).join(" ");
+const calls = (agent, count) => {
+  const call = (_, n) => `[[replies.tool_calls]]\nname = "call_agent"\narguments = { agent = "${agent}", task = "part ${n}" }\n`;
+  return `[[replies]]\ntext = "go"\n${Array.from({ length: count }, call).join("")}[[replies]]\ntext = "done"\n`;
+};
 const FILES = {
   "config/axed.toml": `
 [server]
@@ -57,6 +61,12 @@ description = "Finds the weakest point of a draft."
 model = "scripted/critic"
 system_prompt = "You are strict."
 `,
+  "agents/crowd.toml": `name = "crowd"\ndescription = "Divides the work twice."\nmodel = "scripted/crowd"\nsystem_prompt = "x"\nsub_agents = ["team"]\n`,
+  "agents/team.toml": `name = "team"\ndescription = "Divides the work."\nmodel = "scripted/team"\nsystem_prompt = "x"\nsub_agents = ["member"]\n`,
+  "agents/member.toml": `name = "member"\ndescription = "Works."\nmodel = "scripted/member"\nsystem_prompt = "x"\n`,
+  "scripts/crowd.toml": calls("team", 18),
+  "scripts/team.toml": calls("member", 18),
+  "scripts/member.toml": `[[replies]]\ntext = "done"\n`,
   "agents/notes.toml": `
 name = "notes"
 description = "Writes notes into files; each write waits for a person."
@@ -263,7 +273,7 @@ async function treeForkAndCompare(page, base) {
   await page.goto(`${base}/ui/runs/${run.id}`);
   await status(page, "completed");
   await page.locator(".tree .row", { hasText: "critic" }).first().waitFor();
-  assert.ok((await page.locator("rect.retry").count()) > 0, "the retry has a tint");
+  assert.ok((await page.locator("path.retry").count()) > 0, "the retry has a tint");
   await shot(page, "run");
   await page.keyboard.press("j");
   await page.keyboard.press("j");
@@ -290,6 +300,25 @@ async function treeForkAndCompare(page, base) {
   const download = page.waitForEvent("download");
   await page.getByRole("link", { name: "Save as test" }).click();
   assert.equal((await download).suggestedFilename(), `${run.id}.toml`);
+}
+
+async function largeTree(page, base) {
+  const run = await api(base, "POST", "/agents/crowd/runs?wait=60", { input: "Divide the work" });
+  assert.equal(run.tree.runs, 343);
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  const rows = page.locator(".tree .row");
+  await rows.first().waitFor();
+  const first = await rows.count();
+  assert.ok(first < 100, `${first} rows`);
+  await page.getByText("324 runs below others").waitFor();
+  await shot(page, "large");
+  await rows.filter({ hasText: "+ 18 runs" }).first().click();
+  await rows.filter({ hasText: "member" }).nth(17).waitFor();
+  await page.getByRole("link", { name: "Show all" }).click();
+  await page.waitForURL(/open=all/);
+  await page.locator(".tree .row:has(b)").nth(342).waitFor();
+  await rows.nth(3).click();
+  await page.waitForURL(/open=all/);
 }
 
 async function structuredInput(page, base) {
@@ -429,6 +458,7 @@ try {
   await story("a call is approved with an edit", () => approveWithAnEdit(page, base));
   await story("a run is steered", () => steer(page, base));
   await story("a tree is read, forked, compared and saved", () => treeForkAndCompare(page, base));
+  await story("a large tree is shown in parts, or whole", () => largeTree(page, base));
   await story("the form has the fields of the agent's input", () => structuredInput(page, base));
   await story("a conversation has pictures", () => chat(page, base));
   await story("many runs are cancelled", () => cancelMany(page, base));

@@ -1,5 +1,5 @@
 //! `/ui/runs/{id}`: the run in its tree, and one step of it. The address of a turn is `?turn=2`, of a tool call `?call=<id>`,
-//! of the run's events `?view=events`.
+//! of the run's events `?view=events`. `?open=all` shows a large tree whole.
 
 use std::collections::HashMap;
 
@@ -30,8 +30,9 @@ pub async fn page(request: ConsoleRequest) -> Response {
 
 async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     let id = request.visible_run(request.param("id")).await?;
-    let query = request.query(&["turn", "call", "view", "after"])?;
+    let query = request.query(&["turn", "call", "view", "after", "open"])?;
     let selection = Selection::read(&query)?;
+    let opens_all = query.parse("open", "all", |text| (text == "all").then_some(()))?;
     let run = require_run(&request.state, id).await?;
     let store = request.state.runner.store().as_ref();
     let mut runs = store.tree(run.root_id).await?;
@@ -48,6 +49,7 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         costs: &costs,
         selected: id,
         step: selection.step(),
+        opens_all: opens_all.is_some(),
         now: now(),
     };
     let inspector = inspector::render(request, &run, &selection).await?;

@@ -1,6 +1,8 @@
-//! The tree of a run and its waterfall: one row for each run, and for each step of the runs that are open.
+//! The tree of a run and its waterfall: one row for each run, and for each step of the runs that are open. In a large tree,
+//! the runs below others are shown when one of these is selected, or all with `?open=all`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use maud::{Markup, html};
@@ -14,10 +16,15 @@ use crate::web::console::timeline::{RunTimeline, Span, SpanKind, StepName, StepR
 
 /// Steps of a tree that are all shown; in a larger tree, only the selected run is open.
 const MAX_OPEN_STEPS: usize = 400;
-/// Parts of one bar. Further ones are left out.
-const MAX_SPANS: usize = 80;
-/// The width of the waterfall in its own units.
+/// Runs of a tree that are all shown; in a larger tree, only those on the path to the selected run and their children.
+const MAX_OPEN_RUNS: usize = 300;
+/// Rows of a page, unless all are wanted. The selected ones are always shown.
+const MAX_ROWS: usize = 600;
+/// Rows of a page if all are wanted.
+const MAX_ALL_ROWS: usize = 10_000;
+/// The width of the waterfall in its own units, and of its shortest part.
 const WIDTH: i64 = 1000;
+const MIN_WIDTH: i64 = 3;
 
 pub struct TreeView<'a> {
     pub request: &'a ConsoleRequest,
@@ -27,6 +34,8 @@ pub struct TreeView<'a> {
     pub costs: &'a HashMap<(RunId, u32), Cost>,
     pub selected: RunId,
     pub step: Option<&'a StepName>,
+    /// Whether a large tree is shown whole.
+    pub opens_all: bool,
     pub now: Timestamp,
 }
 
@@ -67,23 +76,80 @@ pub fn render(view: &TreeView<'_>) -> Markup {
     }
     let axis = Axis::new(view.runs, view.now);
     let steps: usize = view.timeline.runs.values().map(|run| run.steps.len()).sum();
-    let mut rows = Vec::new();
+    let mut rows = Rows::default();
     if let Some(first) = view.runs.first() {
         let painter = Painter {
             view,
             axis,
+            path: path(view),
             children,
-            opens_all: steps <= MAX_OPEN_STEPS,
+            opens_runs: view.opens_all || view.runs.len() <= MAX_OPEN_RUNS,
+            opens_steps: steps <= MAX_OPEN_STEPS,
         };
         painter.add_run(first, 0, &mut rows);
     }
     html! {
         (head(axis))
-        ol.tree { @for row in &rows { (row) } }
+        ol.tree { @for row in &rows.shown { (row) } }
+        @if rows.folded > 0 || rows.left_out > 0 { (more(view, &rows)) }
         @if view.timeline.is_cut {
-            p.muted.small { "The log of this tree is long: only its beginning is drawn." }
+            p.note { "The log of this tree is long: only its beginning is drawn." }
         }
         (legend())
+    }
+}
+
+/// The selected run and those above it.
+fn path(view: &TreeView<'_>) -> HashSet<RunId> {
+    let parents: HashMap<RunId, RunId> = view
+        .runs
+        .iter()
+        .filter_map(|run| Some((run.id, run.parent_id?)))
+        .collect();
+    let mut path = HashSet::new();
+    let mut next = Some(view.selected);
+    while let Some(run) = next.filter(|run| path.insert(*run)) {
+        next = parents.get(&run).copied();
+    }
+    path
+}
+
+#[derive(Default)]
+struct Rows {
+    shown: Vec<Markup>,
+    /// Runs below those that are not open.
+    folded: usize,
+    /// Rows beyond the limit.
+    left_out: usize,
+}
+
+fn more(view: &TreeView<'_>, rows: &Rows) -> Markup {
+    let href = step_href(view, view.selected, view.step, true);
+    html! {
+        p.note {
+            @if rows.folded > 0 { (format::plural(rows.folded, "run")) " below others: select one of these to see its runs. " }
+            @if rows.left_out > 0 { (format::plural(rows.left_out, "more row")) ". " }
+            @if !view.opens_all { a href=(href) { "Show all" } }
+        }
+    }
+}
+
+/// The address of a run or of its step.
+fn step_href(view: &TreeView<'_>, run: RunId, step: Option<&StepName>, opens_all: bool) -> String {
+    let turn = match step {
+        Some(StepName::Turn(turn)) => turn.to_string(),
+        _ => String::new(),
+    };
+    let call = match step {
+        Some(StepName::Call(call)) => call,
+        _ => "",
+    };
+    let open = if opens_all { "all" } else { "" };
+    let query = query_string(&[("turn", &turn), ("call", call), ("open", open)]);
+    let href = view.request.run_href(run);
+    match query.is_empty() {
+        true => href,
+        false => format!("{href}?{query}"),
     }
 }
 
@@ -110,52 +176,87 @@ fn legend() -> Markup {
 struct Painter<'a> {
     view: &'a TreeView<'a>,
     axis: Axis,
+    path: HashSet<RunId>,
     children: HashMap<RunId, Vec<&'a Run>>,
-    opens_all: bool,
+    opens_runs: bool,
+    opens_steps: bool,
 }
 
 impl Painter<'_> {
     /// The run, its steps, and below each call the run that it started. The depth of a tree is limited, and so is this
     /// recursion.
-    fn add_run(&self, run: &Run, level: usize, rows: &mut Vec<Markup>) {
+    fn add_run(&self, run: &Run, level: usize, rows: &mut Rows) {
         let empty = RunTimeline::default();
         let timeline = self.view.timeline.runs.get(&run.id).unwrap_or(&empty);
-        let is_open = self.opens_all || run.id == self.view.selected;
-        rows.push(self.run_row(run, timeline, level));
+        let is_on_path = self.path.contains(&run.id);
+        let is_open = self.opens_runs || is_on_path;
+        let folded = if is_open { 0 } else { self.descendants(run) };
+        rows.folded += folded;
+        self.add(rows, is_on_path, || {
+            self.run_row(run, timeline, level, folded)
+        });
+        if !is_open {
+            return;
+        }
         let children = self.children.get(&run.id).map_or(&[][..], Vec::as_slice);
-        let mut shown = vec![false; children.len()];
-        if is_open {
+        let mut shown = HashSet::new();
+        if self.opens_steps || run.id == self.view.selected {
             for step in &timeline.steps {
-                rows.push(self.step_row(run, step, level + 1));
+                let is_selected = self.is_selected(run, step);
+                self.add(rows, is_selected, || self.step_row(run, step, level + 1));
                 let StepName::Call(call) = &step.step else {
                     continue;
                 };
-                for (at, child) in children.iter().enumerate() {
-                    if !shown[at] && child.tool_call_id.as_ref() == Some(call) {
-                        shown[at] = true;
+                let of_call = children
+                    .iter()
+                    .filter(|child| child.tool_call_id.as_ref() == Some(call));
+                for child in of_call {
+                    if shown.insert(child.id) {
                         self.add_run(child, level + 2, rows);
                     }
                 }
             }
         }
-        for (at, child) in children.iter().enumerate() {
-            if !shown[at] {
+        for child in children {
+            if !shown.contains(&child.id) {
                 self.add_run(child, level + 1, rows);
             }
         }
     }
 
-    fn run_row(&self, run: &Run, timeline: &RunTimeline, level: usize) -> Markup {
-        let request = self.view.request;
+    fn add(&self, rows: &mut Rows, is_needed: bool, row: impl FnOnce() -> Markup) {
+        let max = match self.view.opens_all {
+            true => MAX_ALL_ROWS,
+            false => MAX_ROWS,
+        };
+        match is_needed || rows.shown.len() < max {
+            true => rows.shown.push(row()),
+            false => rows.left_out += 1,
+        }
+    }
+
+    fn descendants(&self, run: &Run) -> usize {
+        let children = self.children.get(&run.id).map_or(&[][..], Vec::as_slice);
+        let below: usize = children.iter().map(|child| self.descendants(child)).sum();
+        children.len() + below
+    }
+
+    fn is_selected(&self, run: &Run, step: &StepRow) -> bool {
+        run.id == self.view.selected && self.view.step == Some(&step.step)
+    }
+
+    fn run_row(&self, run: &Run, timeline: &RunTimeline, level: usize, folded: usize) -> Markup {
+        let href = step_href(self.view, run.id, None, self.view.opens_all);
         let is_selected = run.id == self.view.selected && self.view.step.is_none();
         let name = run.label.as_deref().unwrap_or(&run.agent);
         let task = run.task.as_deref().map(|task| format::excerpt(task, 60));
         html! {
             li class=(level_class(level)) {
-                a.row href=(request.run_href(run.id)) data-row aria-current=[is_selected.then_some("true")] {
+                a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
                     span.name {
                         span class=(format!("dot {}", run.status.as_str())) title=(run.status.as_str()) {}
                         b { (name) }
+                        @if folded > 0 { span.kind { "+ " (format::plural(folded, "run")) } }
                         @if let Some(task) = task { span.muted { (task) } }
                     }
                     (self.bar(timeline.all_spans()))
@@ -168,18 +269,13 @@ impl Painter<'_> {
     }
 
     fn step_row(&self, run: &Run, step: &StepRow, level: usize) -> Markup {
-        let is_selected = run.id == self.view.selected && self.view.step == Some(&step.step);
-        let (kind, query, cost) = match &step.step {
+        let is_selected = self.is_selected(run, step);
+        let (kind, cost) = match &step.step {
             StepName::Turn(turn) => {
-                let number = turn.to_string();
                 let cost = self.view.costs.get(&(run.id, *turn)).copied();
-                (
-                    format!("turn {turn}"),
-                    query_string(&[("turn", &number)]),
-                    cost,
-                )
+                (format!("turn {turn}"), cost)
             }
-            StepName::Call(call) => ("tool".to_owned(), query_string(&[("call", call)]), None),
+            StepName::Call(_) => ("tool".to_owned(), None),
         };
         let is_turn = matches!(step.step, StepName::Turn(_));
         let took: i64 = step
@@ -187,7 +283,7 @@ impl Painter<'_> {
             .iter()
             .map(|span| self.end_of(span) - span.start)
             .sum();
-        let href = format!("{}?{query}", self.view.request.run_href(run.id));
+        let href = step_href(self.view, run.id, Some(&step.step), self.view.opens_all);
         html! {
                     li class=(level_class(level)) {
                         a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
@@ -210,16 +306,48 @@ impl Painter<'_> {
         span.end.unwrap_or(self.axis.now).max(span.start)
     }
 
+    /// One path for each kind of span, so that a page with thousands of spans has few elements.
     fn bar(&self, spans: impl Iterator<Item = Span>) -> Markup {
+        let mut paths: [Path; SpanKind::ALL.len()] = Default::default();
+        let mut spans: Vec<Span> = spans.collect();
+        spans.sort_by_key(|span| span.start);
+        for span in spans {
+            let start = self.axis.place(span.start).min(WIDTH - MIN_WIDTH);
+            let end = self.axis.place(self.end_of(&span)).max(start + MIN_WIDTH);
+            paths[span.kind as usize].add(start, end);
+        }
         html! {
             svg.bar viewBox=(format!("0 0 {WIDTH} 10")) preserveAspectRatio="none" aria-hidden="true" {
-                @for span in spans.take(MAX_SPANS) {
-                    @let start = self.axis.place(span.start);
-                    @let width = (self.axis.place(self.end_of(&span)) - start).max(3);
-                    rect class=(span.kind.name()) x=(start.min(WIDTH - 3)) y="1" width=(width) height="8" {}
+                @for (kind, path) in SpanKind::ALL.iter().zip(&paths) {
+                    @if !path.parts.is_empty() { path class=(kind.name()) d=(path.data()) {} }
                 }
             }
         }
+    }
+}
+
+/// The parts of a bar that have one color, from left to right.
+#[derive(Default)]
+struct Path {
+    parts: Vec<(i64, i64)>,
+}
+
+impl Path {
+    /// `start` must not decrease from call to call.
+    fn add(&mut self, start: i64, end: i64) {
+        match self.parts.last_mut() {
+            Some((_, last)) if start <= *last => *last = end.max(*last),
+            _ => self.parts.push((start, end)),
+        }
+    }
+
+    fn data(&self) -> String {
+        let mut data = String::with_capacity(self.parts.len() * 20);
+        for (start, end) in &self.parts {
+            let width = end - start;
+            let _ = write!(data, "M{start} 1h{width}v8h-{width}z");
+        }
+        data
     }
 }
 
