@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::run::{Run, RunId, Status};
-use crate::domain::usage::ModelUsage;
+use crate::domain::usage::{Cost, ModelUsage};
 use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, Step, StoreError, Write};
 
 /// A page of runs ends when their texts have this many bytes: each run may have megabytes.
@@ -111,6 +111,8 @@ pub struct RunFilter {
     pub session: Option<String>,
     /// The run has all of these labels.
     pub labels: Vec<(String, String)>,
+    /// The run and its descendants cost at least this.
+    pub min_cost: Option<Cost>,
     /// Only runs that were accepted at this time or later.
     pub since: Option<Timestamp>,
     /// Only runs that were accepted before this time.

@@ -151,9 +151,12 @@ pub fn claimed_run(db: &Connection, key: &IdempotencyKey) -> StoreResult<Option<
 pub fn list(db: &Connection, filter: &RunFilter) -> StoreResult<RunPage> {
     let matches = search::search(db, filter)?;
     let last = matches.ids.last().copied();
-    let runs = load_page(matches.ids, filter.cut_texts, |id| readable(db, id))?;
+    let mut runs = load_page(matches.ids, filter.cut_texts, |id| readable(db, id))?;
     let ends_early = runs.last().map(|run| run.id).filter(|id| Some(*id) != last);
     let next = ends_early.or(matches.next);
+    if let Some(min_cost) = filter.min_cost {
+        runs.retain(|run| run.tree.usage.cost.is_some_and(|cost| cost >= min_cost));
+    }
     Ok(RunPage { runs, next })
 }
 

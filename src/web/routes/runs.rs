@@ -361,6 +361,7 @@ fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {
         session: query.get("session").map(str::to_owned),
         cut_texts: !wants_full_texts(query)?,
         labels,
+        min_cost: None,
         since: query.parse("since", "an RFC 3339 time", parse_time)?,
         until: query.parse("until", "an RFC 3339 time", parse_time)?,
         before: query.parse("cursor", "a cursor of this list", run_id)?,

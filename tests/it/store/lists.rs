@@ -149,6 +149,7 @@ async fn pages_have_all_matching_runs_and_no_others() {
             include_children: dice.roll(2) == 0,
             session: dice.maybe(&["s", "t", "u"]).map(text),
             labels: dice.maybe(&labels).unwrap_or_default(),
+            min_cost: None,
             since,
             until: dice.maybe(&[1, 60, 120, 300]).map(at),
             before: dice.maybe(&[runs[10].id, runs[100].id]),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axed::domain::run::{Outcome, RunId, Scope, Status};
+use axed::domain::usage::Cost;
 use axed::store::Change;
 use axed::store::run_store::RunStore;
 use axed::store::runs::{RunFilter, SessionQuery};
@@ -254,6 +255,43 @@ async fn runs_are_listed_by_owner(opened: &Opened) {
     assert_eq!(listed(store, page()).await.len(), 12);
 }
 
+/// What a tree has cost counts: of an ended run as recorded, of another the sum of its runs.
+async fn runs_are_listed_by_their_cost(opened: &Opened) {
+    let store = &*opened.store;
+    let mut costs = Vec::new();
+    for cost in [None, Some(2), Some(5), Some(9)] {
+        let scope = root();
+        store.write(opening(&scope, "a")).await.expect("opened");
+        let mut end = completing(&scope, "x");
+        let Change::Finish(finished) = &mut end.change else {
+            panic!("an end");
+        };
+        finished.tree_usage.usage.cost = cost.map(Cost);
+        store.write(end).await.expect("closed");
+        costs.insert(0, scope.run);
+    }
+    let active = root();
+    store.write(opening(&active, "a")).await.expect("opened");
+    let ended = child(&active);
+    store.write(opening(&ended, "a")).await.expect("opened");
+    let mut end = completing(&ended, "x");
+    if let Change::Finish(finished) = &mut end.change {
+        finished.progress.usage.cost = Some(Cost(6));
+    }
+    store.write(end).await.expect("closed");
+    let from = |cost| {
+        let min_cost = Some(Cost(cost));
+        listed(store, RunFilter { min_cost, ..page() })
+    };
+    let [nine, five, two, _] = costs[..] else {
+        panic!("four runs");
+    };
+    assert_eq!(from(1).await, [active.run, nine, five, two]);
+    assert_eq!(from(6).await, [active.run, nine]);
+    assert_eq!(from(7).await, [nine]);
+    assert!(from(10).await.is_empty());
+}
+
 /// A session belongs to one key; its runs are listed newest first, filtered by agent and status.
 async fn runs_are_found_by_session(opened: &Opened) {
     let store = &*opened.store;
@@ -323,5 +361,6 @@ shared_stories!(sqlite:
     runs_are_listed_by_label_and_time,
     lists_are_paged,
     runs_are_listed_by_owner,
+    runs_are_listed_by_their_cost,
     runs_are_found_by_session,
 );

@@ -1,12 +1,16 @@
 //! `/ui/`: the runs, newest first.
 
+use std::time::{Duration, Instant};
+
 use axum::response::Response;
+use jiff::Timestamp;
 use maud::{Markup, html};
 
 use crate::config::KeyScope::Cancel;
-use crate::domain::run::{Run, RunId, Status, now};
+use crate::domain::run::{RunId, Status, now};
 use crate::domain::usage::Cost;
-use crate::store::runs::RunFilter;
+use crate::store::runs::{RunFilter, RunPage};
+use crate::web::console::format;
 use crate::web::console::layout::Page;
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
@@ -16,8 +20,8 @@ use crate::web::routes::runs;
 
 /// Runs of a page.
 const PAGE_SIZE: usize = 50;
-/// Runs that one request reads to find those above a cost.
-const MAX_SCANNED: usize = 2_000;
+/// How long one request searches for runs above a cost, which no index contains.
+const MAX_SEARCH: Duration = Duration::from_millis(100);
 
 const PARAMS: [&str; 6] = ["status", "agent", "session", "label", "cost", "cursor"];
 
@@ -29,7 +33,6 @@ pub async fn page(request: ConsoleRequest) -> Response {
 /// The filter as the form has it.
 struct Form {
     query: Query,
-    min_cost: Option<Cost>,
 }
 
 impl Form {
@@ -55,6 +58,10 @@ impl Form {
                 .parse("status", "a status of a run", |text| text.parse().ok())?,
             session: self.query.get("session").map(str::to_owned),
             labels: label.into_iter().collect(),
+            min_cost: self.query.parse("cost", "an amount in USD", |text| {
+                let usd: f64 = text.parse().ok()?;
+                (usd.is_finite() && usd >= 0.0).then(|| Cost::from_usd(usd))
+            })?,
             before: self
                 .query
                 .parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
@@ -67,13 +74,10 @@ impl Form {
 
 async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     let query = request.query(&PARAMS)?;
-    let min_cost = query.parse("cost", "an amount in USD", |text| {
-        let usd: f64 = text.parse().ok()?;
-        (usd.is_finite() && usd >= 0.0).then(|| Cost::from_usd(usd))
-    })?;
-    let form = Form { query, min_cost };
-    let (runs, next) = find(request, &form).await?;
-    let next = next.map(|cursor| {
+    let form = Form { query };
+    let found = find(request, &form).await?;
+    let runs = &found.runs;
+    let next = found.next.map(|cursor| {
         let cursor = cursor.to_string();
         let pairs = PARAMS.map(|name| match name {
             "cursor" => (name, cursor.as_str()),
@@ -86,15 +90,17 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         div.head { h1 { "Runs" } a.button.primary href=(request.href("/agents")) { "Start a run" } }
         (filters(request, &form))
         form data-cancel-many=(request.shell.api("/runs/")) {
-            div #list data-live="3000" {
+            div #list data-live=(if form.get("cost").is_empty() { "3000" } else { "15000" }) {
                 @if runs.is_empty() && form.is_empty() {
                     (parts::empty("No runs yet", "Open an agent to start one, or send a request to the API."))
+                } @else if runs.is_empty() && next.is_some() {
+                    (parts::empty("No newer runs match", "Older ones may: search further."))
                 } @else if runs.is_empty() {
                     (parts::empty("No runs match", "Change or clear the filter."))
                 } @else {
-                    (parts::run_table(request, &runs, now(), true))
+                    (parts::run_table(request, runs, now(), true))
                 }
-                (parts::next_page(next))
+                (further(&found, next))
             }
             @if cancels {
                 div.bar {
@@ -107,31 +113,41 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     Ok(Page::new("Runs", "Runs", body))
 }
 
-/// A page of runs, and the cursor of the next. Costs are in no index: runs are read until enough match.
-async fn find(request: &ConsoleRequest, form: &Form) -> Result<(Vec<Run>, Option<RunId>), Problem> {
+/// A page of runs. The store ends a page early after some work, so more are read until the page is full or the time is over.
+async fn find(request: &ConsoleRequest, form: &Form) -> Result<RunPage, Problem> {
+    let start = Instant::now();
     let mut filter = form.filter()?;
-    let Some(min_cost) = form.min_cost else {
-        let page = runs::visible_page(&request.state, &request.principal, filter).await?;
-        return Ok((page.runs, page.next));
-    };
-    filter.limit = 200;
-    let (mut found, mut scanned) = (Vec::new(), 0);
+    let mut page = RunPage::default();
     loop {
-        let page = runs::visible_page(&request.state, &request.principal, filter.clone()).await?;
-        scanned += page.runs.len().max(1);
-        let expensive = |run: &Run| run.tree.usage.cost.is_some_and(|cost| cost >= min_cost);
-        for run in page.runs.into_iter().filter(expensive) {
-            found.push(run);
-            if found.len() == PAGE_SIZE {
-                let next = found.last().map(|run| run.id);
-                return Ok((found, next));
-            }
-        }
-        filter.before = page.next;
-        if page.next.is_none() || scanned >= MAX_SCANNED {
-            return Ok((found, page.next));
+        let more = runs::visible_page(&request.state, &request.principal, filter.clone()).await?;
+        page.runs.extend(more.runs);
+        page.next = more.next;
+        filter.before = more.next;
+        filter.limit = PAGE_SIZE.saturating_sub(page.runs.len());
+        if more.next.is_none() || filter.limit == 0 || start.elapsed() > MAX_SEARCH {
+            return Ok(page);
         }
     }
+}
+
+/// The link to the next page; if the search ended early, with the time that it has come to.
+fn further(page: &RunPage, href: Option<String>) -> Markup {
+    let is_full = page.runs.len() >= PAGE_SIZE;
+    let searched_to = page.next.filter(|_| !is_full).and_then(time_of);
+    html! {
+        @if let (Some(time), Some(href)) = (searched_to, &href) {
+            nav.pages aria-label="Pages" {
+                p.muted { "The runs since " (format::instant(time)) " were searched." }
+                a.button href=(href) rel="next" { "Search older runs" }
+            }
+        } @else { (parts::next_page(href)) }
+    }
+}
+
+/// When the run was accepted, as its id has it.
+fn time_of(id: RunId) -> Option<Timestamp> {
+    let (seconds, _) = id.0.get_timestamp()?.to_unix();
+    Timestamp::from_second(seconds.try_into().ok()?).ok()
 }
 
 fn filters(request: &ConsoleRequest, form: &Form) -> Markup {
