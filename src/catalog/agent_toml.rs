@@ -1,17 +1,39 @@
-//! Prints an agent's settings as a file that defines the same agent, with every default filled in.
+//! Prints an agent's settings as a file that defines the same agent.
 
 use serde_json::{Map, Value};
 
 use crate::catalog::view::{Audience, SectionView};
+use crate::config::positions::Positions;
 use crate::domain::agent::Agent;
 
-/// The agent as a TOML file. Keys that are unset and have no default are left out.
-pub fn to_toml(agent: &Agent) -> String {
-    let view = SectionView::new(agent, Audience::Operator);
-    let mut file = TomlWriter(format!("name = {}\n", basic_string(&agent.name)));
-    if let Ok(Value::Object(settings)) = serde_json::to_value(&view) {
-        file.table(&[], &settings);
+/// The agent as a TOML file, with every default filled in. Keys that are unset and have no default are left out.
+pub fn to_toml(agent: &Agent, audience: Audience) -> String {
+    write(agent, settings(agent, audience))
+}
+
+/// The agent as a TOML file with the keys that its file has, and without what may be secret.
+pub fn to_client_toml(agent: &Agent, positions: &Positions) -> String {
+    let mut settings = settings(agent, Audience::Client);
+    settings.retain(|key, value| {
+        if let Value::Object(entries) = value {
+            let path = |name: &str| format!("{key}.{}", bare_key(name));
+            entries.retain(|name, _| positions.get(&path(name)).is_some());
+        }
+        positions.get(key).is_some()
+    });
+    write(agent, settings)
+}
+
+fn settings(agent: &Agent, audience: Audience) -> Map<String, Value> {
+    match serde_json::to_value(SectionView::new(agent, audience)) {
+        Ok(Value::Object(settings)) => settings,
+        _ => Map::new(),
     }
+}
+
+fn write(agent: &Agent, settings: Map<String, Value>) -> String {
+    let mut file = TomlWriter(format!("name = {}\n", basic_string(&agent.name)));
+    file.table(&[], &settings);
     file.0
 }
 

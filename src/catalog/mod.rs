@@ -11,6 +11,7 @@ use crate::config::positions::Positions;
 use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRefError;
 
+pub mod agent_toml;
 pub mod braces;
 pub mod context_files;
 mod document_fetch;

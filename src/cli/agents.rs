@@ -7,17 +7,18 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde_json::{Value, json};
 
+use crate::catalog::agent_toml;
 use crate::catalog::reload::Catalog;
 use crate::catalog::template::template;
 use crate::catalog::view::{Audience, SectionView};
 use crate::catalog::{Entry, Rules};
 use crate::cli::check::{Report, RequestedPath, check_agents};
 use crate::cli::exit::InvalidInput;
+use crate::cli::output;
 use crate::cli::output::FormatArgs;
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
-use crate::cli::{agent_toml, output};
 use crate::config::document::Problem;
 use crate::domain::agent::is_agent_name;
 
@@ -176,7 +177,7 @@ fn show(name: &str, format: FormatArgs, sources: Sources) -> anyhow::Result<Exit
             agent.version
         ))?;
     }
-    output::print_document(&agent_toml::to_toml(agent))?;
+    output::print_document(&agent_toml::to_toml(agent, Audience::Operator))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::app;
 use crate::catalog::Rules;
+use crate::catalog::agent_toml::inline_value;
 use crate::catalog::reload::Catalog;
-use crate::cli::agent_toml::inline_value;
 use crate::cli::check::{Report, check_agents};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};

@@ -10,7 +10,6 @@ use crate::cli::style::When;
 use crate::tools::shell::supervisor;
 
 mod age;
-mod agent_toml;
 mod agents;
 mod approval_prompt;
 mod approvals;

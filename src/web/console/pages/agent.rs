@@ -1,28 +1,26 @@
 //! `/ui/agents/{name}`: an agent's definition, what is wrong with its file, a form that starts a run, its last runs.
 
-use std::collections::BTreeMap;
-
 use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::value::RawValue;
 
-use crate::catalog::LoadError;
+use crate::catalog::view::Audience;
+use crate::catalog::{Entry, LoadError, agent_toml};
 use crate::config::KeyScope;
 use crate::domain::agent::is_agent_name;
-use crate::domain::run::{Run, now};
+use crate::domain::run::now;
 use crate::engine::agent_check;
 use crate::store::runs::RunFilter;
-use crate::web::console::format;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::agents::state;
-use crate::web::console::pages::input_form;
+use crate::web::console::pages::{agent_versions, input_form};
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
-use crate::web::routes::agents::{AgentBrief, AgentView};
+use crate::web::routes::agents::AgentBrief;
 use crate::web::routes::runs;
 
-/// The last runs that are shown; the versions are those of these runs.
+/// The last runs that are shown.
 const RUNS: usize = 20;
 
 pub async fn page(request: ConsoleRequest) -> Response {
@@ -37,8 +35,7 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     let is_visible = is_agent_name(&name) && request.principal.can_use_agent(&name);
     let entry = agents.entries.get(&name).filter(|_| is_visible);
     let entry = entry.ok_or_else(|| LoadError::NotFound(name.clone()))?;
-    let view = AgentView::new(entry);
-    let agent = &view.brief;
+    let agent = &AgentBrief::new(entry);
     let schema = entry.agent.as_deref();
     let schema = schema.and_then(|agent| agent.input_schema.as_deref());
     let schema = schema.map(RawValue::get);
@@ -49,8 +46,7 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         ..RunFilter::default()
     };
     let last = runs::visible_page(&request.state, &request.principal, filter).await?;
-    let definition = serde_json::to_string_pretty(&view)
-        .map_err(|error| Problem::internal(format!("an agent cannot be shown: {error}")))?;
+    let versions = agent_versions::render(request, &name, agent.version).await?;
     let may_start = agent.version.is_some() && request.may(KeyScope::Run);
     let body = html! {
         div.head {
@@ -63,17 +59,15 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         @for warning in &agent.warnings { p.warning { (warning) } }
         @if may_start { (start_form(request, &name, agent, schema)) }
         h2 { "Last runs" }
-        div #list data-live="3000" {
+        div #list data-live="10000" {
             @if last.runs.is_empty() { p.muted { "No run yet." } }
             @else {
                 (parts::run_table(request, &last.runs, now(), false))
                 p { a href=(format!("{}?{}", request.href("/"), query_string(&[("agent", &name)]))) { "All runs of " (name) } }
             }
         }
-        (versions(agent, &last.runs))
-        h2 { "Definition" }
-        p.muted.small { (entry.path.display().to_string()) }
-        (parts::text_block(&definition))
+        (versions)
+        (definition(entry))
     };
     Ok(Page::new("Agents", name.clone(), body))
 }
@@ -107,27 +101,19 @@ fn start_form(
     }
 }
 
-fn versions(agent: &AgentBrief<'_>, runs: &[Run]) -> Markup {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for run in runs {
-        *counts.entry(&run.agent_version).or_default() += 1;
-    }
-    let current = agent.version.unwrap_or_default();
+/// The keys of the file, and all keys with their defaults. Neither has what may be secret.
+fn definition(entry: &Entry) -> Markup {
     html! {
-        h2 { "Versions" }
-        table.list {
-            thead { tr { th { "Version" } th.number { "Of the last runs" } } }
-            tbody {
-                @if !current.is_empty() && !counts.contains_key(current) {
-                    tr { td { code { (format::excerpt(current, 19)) } " " span.label { "current" } } td.number { "0" } }
-                }
-                @for (version, count) in counts {
-                    tr {
-                        td { code title=(version) { (format::excerpt(version, 19)) } @if version == current { " " span.label { "current" } } }
-                        td.number { (count) }
-                    }
-                }
+        h2 { "Definition" }
+        p.muted.small { code { (entry.path.display().to_string()) } }
+        @if let Some(agent) = entry.agent.as_deref() {
+            @if entry.error.is_some() { p.muted { "The last valid file. Runs use it until the new one is valid." } }
+            (parts::text_block(&agent_toml::to_client_toml(agent, &entry.positions)))
+            details #all-keys data-keep {
+                summary { "With all defaults" }
+                (parts::text_block(&agent_toml::to_toml(agent, Audience::Client)))
             }
+            p.muted.small { "Without comments, queries of addresses and what else may be secret." }
         }
     }
 }

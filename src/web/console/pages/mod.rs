@@ -1,6 +1,7 @@
 //! One file a page.
 
 pub mod agent;
+pub mod agent_versions;
 pub mod agents;
 pub mod approvals;
 pub mod chat;

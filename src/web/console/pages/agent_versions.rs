@@ -1,0 +1,104 @@
+//! The versions of an agent's file that its last runs were started with.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use maud::{Markup, html};
+
+use crate::domain::run::{Run, Status, now};
+use crate::store::runs::RunFilter;
+use crate::web::console::format;
+use crate::web::console::request::ConsoleRequest;
+use crate::web::error::Problem;
+use crate::web::routes::runs;
+
+/// Runs that are read: versions are in no index.
+const MAX_RUNS: usize = 1_000;
+const PAGE_SIZE: usize = 200;
+const MAX_TIME: Duration = Duration::from_millis(50);
+
+struct Version {
+    name: String,
+    runs: usize,
+    failed: usize,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+pub async fn render(
+    request: &ConsoleRequest,
+    agent: &str,
+    current: Option<&str>,
+) -> Result<Markup, Problem> {
+    let (versions, runs) = read(request, agent).await?;
+    let is_current = |name: &str| current == Some(name);
+    let now = now();
+    Ok(html! {
+        h2 { "Versions" }
+        table.list {
+            thead {
+                tr { th { "Version" } th.number { "Runs" } th.number { "Failed" } th.number { "First run" } th.number { "Last run" } }
+            }
+            tbody {
+                @if let Some(current) = current.filter(|current| versions.iter().all(|it| it.name != **current)) {
+                    tr { td { (name(current, true)) } td.number { "0" } td.number { "0" } td.number { "–" } td.number { "–" } }
+                }
+                @for version in &versions {
+                    tr {
+                        td { (name(&version.name, is_current(&version.name))) }
+                        td.number { (version.runs) }
+                        td.number { (version.failed) }
+                        td.number { (format::ago(version.first, now)) }
+                        td.number { (format::ago(version.last, now)) }
+                    }
+                }
+            }
+        }
+        @if runs > 0 { p.muted.small { "Of the last " (format::plural(runs, "run")) "." } }
+    })
+}
+
+fn name(version: &str, is_current: bool) -> Markup {
+    html! { code title=(version) { (format::excerpt(version, 19)) } @if is_current { " " span.label { "current" } } }
+}
+
+/// The versions, latest first, and of how many runs they are.
+async fn read(request: &ConsoleRequest, agent: &str) -> Result<(Vec<Version>, usize), Problem> {
+    let start = Instant::now();
+    let mut filter = RunFilter {
+        agent: Some(agent.to_owned()),
+        include_children: true,
+        limit: PAGE_SIZE,
+        cut_texts: true,
+        ..RunFilter::default()
+    };
+    let (mut versions, mut count) = (Vec::new(), 0);
+    loop {
+        let page = runs::visible_page(&request.state, &request.principal, filter.clone()).await?;
+        page.runs.iter().for_each(|run| add(&mut versions, run));
+        count += page.runs.len();
+        filter.before = page.next;
+        if page.next.is_none() || count >= MAX_RUNS || start.elapsed() > MAX_TIME {
+            return Ok((versions, count));
+        }
+    }
+}
+
+/// Runs are added from the newest to the oldest.
+fn add(versions: &mut Vec<Version>, run: &Run) {
+    let failed = usize::from(run.status == Status::Failed);
+    match versions.iter_mut().find(|it| it.name == run.agent_version) {
+        Some(version) => {
+            version.runs += 1;
+            version.failed += failed;
+            version.first = run.created_at;
+        }
+        None => versions.push(Version {
+            name: run.agent_version.clone(),
+            runs: 1,
+            failed,
+            first: run.created_at,
+            last: run.created_at,
+        }),
+    }
+}
