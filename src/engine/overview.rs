@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use crate::engine::runner::Runner;
+use crate::telemetry::metrics::ProviderRequests;
+use crate::tools::mcp::ConnectionState;
 
 pub struct Overview {
     pub max_running: usize,
@@ -21,14 +23,17 @@ pub struct ProviderOverview {
     pub unavailable: Option<String>,
     /// How many more requests it takes at once; `None` without a limit.
     pub free_requests: Option<usize>,
+    /// Since the start.
+    pub requests: ProviderRequests,
 }
 
 pub struct McpServerOverview {
     pub name: String,
     /// The agent whose file names it.
     pub agent: String,
-    /// Whether it has listed its tools.
-    pub is_connected: bool,
+    pub state: ConnectionState,
+    /// How many tools it listed last.
+    pub tools: Option<usize>,
 }
 
 impl Runner {
@@ -40,6 +45,7 @@ impl Runner {
             let permits = handle.as_ref().ok().and_then(|it| it.permits.as_ref());
             ProviderOverview {
                 name: name.to_owned(),
+                requests: engine.metrics.provider_requests(name),
                 free_requests: permits.map(|permits| permits.available_permits()),
                 unavailable: handle.as_ref().err().map(ToString::to_string),
             }
@@ -48,10 +54,14 @@ impl Runner {
         let definitions = agents.entries.values().filter_map(|it| it.agent.as_deref());
         let servers = definitions.flat_map(|agent| {
             let servers = agent.mcp_servers.iter();
-            servers.map(|server| McpServerOverview {
-                name: server.name.clone(),
-                agent: agent.name.clone(),
-                is_connected: engine.mcp.has_listed_tools(server),
+            servers.map(|server| {
+                let (state, tools) = engine.mcp.state(server);
+                McpServerOverview {
+                    name: server.name.clone(),
+                    agent: agent.name.clone(),
+                    state,
+                    tools,
+                }
             })
         });
         Overview {

@@ -49,9 +49,28 @@ pub struct Metrics {
     /// In picodollars.
     cost: Family<Counter>,
     retries: Family<Counter>,
+    /// For the operator's overview only: `/metrics` has turns and retries.
+    provider_requests: Family<RequestCounters>,
     sse_clients: AtomicU64,
     /// In the order of [`DELIVERY_OUTCOMES`].
     deliveries: [Counter; DELIVERY_OUTCOMES.len()],
+}
+
+#[derive(Debug, Default)]
+struct RequestCounters {
+    completed: Counter,
+    failed: Counter,
+    /// Of completed requests, in microseconds.
+    duration: Counter,
+}
+
+/// A provider's requests since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProviderRequests {
+    pub completed: u64,
+    pub failed: u64,
+    /// `None` without a completed request.
+    pub mean_duration: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +106,7 @@ impl Default for Metrics {
             tokens: Family::new(MAX_MODELS),
             cost: Family::new(MAX_MODELS),
             retries: Family::new(MAX_PROVIDERS),
+            provider_requests: Family::new(MAX_PROVIDERS),
             sse_clients: AtomicU64::new(0),
             deliveries: Default::default(),
         }
@@ -143,6 +163,31 @@ impl Metrics {
     /// A request failed and will be sent again to the same model.
     pub fn request_retried(&self, provider: &str) {
         self.retries.with(provider, Counter::increment);
+    }
+
+    /// A request to a provider had a reply or failed. Batches are not counted.
+    pub fn provider_responded(&self, provider: &str, duration: Duration, is_reply: bool) {
+        self.provider_requests.with(provider, |counters| {
+            if !is_reply {
+                return counters.failed.increment();
+            }
+            counters.completed.increment();
+            let microseconds = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+            counters.duration.add(microseconds);
+        });
+    }
+
+    pub fn provider_requests(&self, provider: &str) -> ProviderRequests {
+        let counters = self.provider_requests.get(provider, |counters| {
+            let completed = counters.completed.get();
+            let mean = counters.duration.get().checked_div(completed);
+            ProviderRequests {
+                completed,
+                failed: counters.failed.get(),
+                mean_duration: mean.map(Duration::from_micros),
+            }
+        });
+        counters.unwrap_or_default()
     }
 
     /// A cancelled run's end was recorded, this time after the request to cancel.

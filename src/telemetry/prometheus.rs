@@ -82,6 +82,11 @@ impl<T: Default> Family<T> {
         }
     }
 
+    /// Reads the instrument of this value; `None` if it was never updated.
+    pub fn get<R>(&self, value: &str, read: impl FnOnce(&T) -> R) -> Option<R> {
+        self.series.read().get(value).map(read)
+    }
+
     /// Updates the instrument of this value.
     pub fn with(&self, value: &str, update: impl FnOnce(&T)) {
         let value = match value.len() > MAX_LABEL_BYTES {

@@ -1,6 +1,7 @@
 //! One request of a turn to a provider: reserves budget, takes a permit, sends, and adds the usage.
 
 use std::borrow::Cow;
+use std::time::Instant;
 
 use secrecy::SecretString;
 
@@ -301,9 +302,12 @@ async fn complete_now(
             .ok(),
         None => None,
     };
-    limits::within_deadline(&context.run, provider.complete(request, on_delta))
-        .await?
-        .map_err(TurnError::Provider)
+    let start = Instant::now();
+    let result =
+        limits::within_deadline(&context.run, provider.complete(request, on_delta)).await?;
+    let metrics = &context.engine.metrics;
+    metrics.provider_responded(&provider.name, start.elapsed(), result.is_ok());
+    result.map_err(TurnError::Provider)
 }
 
 /// Publishes the deltas of a reply, and keeps what they report.

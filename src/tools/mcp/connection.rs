@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::environment::Environment;
 use crate::domain::mcp::McpTransport;
+use crate::tools::mcp::ConnectionState;
 use crate::tools::mcp::driver::Disconnected;
 use crate::tools::mcp::failure::{RequestError, RetrySafety, ServerUnavailable};
 use crate::tools::mcp::list::{self, ToolList};
@@ -182,6 +183,15 @@ impl Connection {
         self.lock_cached_list()
             .as_ref()
             .map(|(_, tool_list)| Arc::clone(tool_list))
+    }
+
+    pub fn state(&self) -> ConnectionState {
+        match &*self.status.borrow() {
+            Status::Open(session) if !session.is_closed() => ConnectionState::Open,
+            Status::Closed | Status::Open(_) => ConnectionState::Closed,
+            Status::Opening => ConnectionState::Opening,
+            Status::Failed { reason, .. } => ConnectionState::Failed(Arc::clone(reason)),
+        }
     }
 
     /// Call this after a successful call.

@@ -37,6 +37,16 @@ pub struct McpToolset {
     pub required_failure: Option<String>,
 }
 
+/// What a connection does now, for the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionState {
+    Closed,
+    Opening,
+    Open,
+    /// Why the last attempt failed.
+    Failed(Arc<str>),
+}
+
 /// A server that could not list its tools.
 pub struct UnavailableServer {
     /// The prefix of its tools' names.

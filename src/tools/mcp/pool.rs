@@ -18,7 +18,7 @@ use crate::tools::mcp::oauth::endpoint::OauthHttp;
 use crate::tools::mcp::oauth::sources::TokenSources;
 use crate::tools::mcp::oauth::token_source::OauthContext;
 use crate::tools::mcp::tool::McpTool;
-use crate::tools::mcp::{McpToolset, UnavailableServer};
+use crate::tools::mcp::{ConnectionState, McpToolset, UnavailableServer};
 
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -71,15 +71,18 @@ impl McpConnectionPool {
         toolset
     }
 
-    /// Whether a connection to this server is kept that has listed its tools.
-    pub fn has_listed_tools(&self, server: &McpServer) -> bool {
+    /// The state of the connection to this server, and the number of tools that it listed last.
+    pub fn state(&self, server: &McpServer) -> (ConnectionState, Option<usize>) {
         let key = (server.name.clone(), server.transport.clone());
         let connections = self
             .connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let connection = connections.get(&key);
-        connection.is_some_and(|connection| connection.cached_tools().is_some())
+        let Some(connection) = connections.get(&key) else {
+            return (ConnectionState::Closed, None);
+        };
+        let tool_list = connection.cached_tools();
+        (connection.state(), tool_list.map(|list| list.tools.len()))
     }
 
     /// Closes every connection: ends processes and deletes sessions.

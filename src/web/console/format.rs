@@ -28,6 +28,16 @@ pub fn count(number: u64) -> String {
     }
 }
 
+/// `0 %`, `0.4 %`, `12 %`.
+pub fn percent(part: u64, whole: u64) -> String {
+    let share = part as f64 * 100.0 / whole.max(1) as f64;
+    match share {
+        0.0 => "0 %".to_owned(),
+        share if share < 10.0 => format!("{share:.1} %"),
+        share => format!("{share:.0} %"),
+    }
+}
+
 /// `1 tool`, `2 tools`.
 pub fn plural(number: usize, name: &str) -> String {
     match number {
@@ -105,7 +115,7 @@ pub fn pretty_json(json: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{count, duration, excerpt, usd};
+    use super::{count, duration, excerpt, percent, usd};
 
     #[test]
     fn numbers_are_short() {
@@ -113,6 +123,10 @@ mod tests {
         assert_eq!(
             durations,
             ["0 ms", "950 ms", "1.2 s", "1 min 01 s", "2 h 10 min"]
+        );
+        assert_eq!(
+            [(0, 3), (1, 250), (1, 3)].map(|(a, b)| percent(a, b)),
+            ["0 %", "0.4 %", "33 %"]
         );
         assert_eq!([12, 12_345, 4_500_000].map(count), ["12", "12.3k", "4.5M"]);
         let amounts = [None, Some(0.0), Some(0.000_12), Some(0.25), Some(12.5)].map(usd);

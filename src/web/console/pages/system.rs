@@ -4,7 +4,8 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use crate::config::KeyScope::Admin;
-use crate::engine::overview::Overview;
+use crate::engine::overview::{McpServerOverview, Overview, ProviderOverview};
+use crate::tools::mcp::ConnectionState;
 use crate::web::console::format;
 use crate::web::console::layout::Page;
 use crate::web::console::parts::{facts, text};
@@ -82,43 +83,79 @@ fn operator(overview: &Overview) -> Markup {
             ("Longest time limit", text(format::duration(u64::try_from(overview.max_timeout.as_millis()).unwrap_or(u64::MAX)))),
         ]))
         h2 { "Providers" }
+        p.muted.small { "Requests and failures since the start of the daemon, without batches. A failed request may be sent again." }
+        (providers(&overview.providers))
+        h2 { "MCP servers" }
+        @if overview.mcp_servers.is_empty() { p.muted { "No agent uses one." } }
+        @else { (mcp_servers(&overview.mcp_servers)) }
+    }
+}
+
+fn providers(providers: &[ProviderOverview]) -> Markup {
+    let (ready, others): (Vec<_>, Vec<_>) = providers
+        .iter()
+        .partition(|provider| provider.unavailable.is_none());
+    html! {
         table.list {
-            thead { tr { th { "Provider" } th { "State" } th.number { "Free requests" } } }
-            tbody {
-                @let (ready, others): (Vec<_>, Vec<_>) = overview.providers.iter().partition(|it| it.unavailable.is_none());
-                @for provider in ready.into_iter().chain(others) {
-                    tr {
-                        td.main { (provider.name) }
-                        td {
-                            @match &provider.unavailable {
-                                None => span.status.completed { "ready" },
-                                Some(why) => { span.status { "not available" } " " span.muted.small { (why) } }
-                            }
-                        }
-                        td.number { @match (&provider.unavailable, provider.free_requests) {
-                                (Some(_), _) => "–",
-                                (None, Some(free)) => (free),
-                                (None, None) => "no limit",
-                            } }
-                    }
+            thead {
+                tr {
+                    th { "Provider" } th { "State" } th.number { "Requests" } th.number { "Failed" } th.number { "Mean time" }
+                    th.number { "Free requests" }
+                }
+            }
+            tbody { @for provider in ready.into_iter().chain(others) { (provider_row(provider)) } }
+        }
+    }
+}
+
+fn provider_row(provider: &ProviderOverview) -> Markup {
+    let requests = &provider.requests;
+    let sent = requests.completed + requests.failed;
+    let mean = requests
+        .mean_duration
+        .map(|mean| u64::try_from(mean.as_millis()).unwrap_or(u64::MAX));
+    html! {
+        tr {
+            td.main { (provider.name) }
+            td {
+                @match &provider.unavailable {
+                    Some(why) => { span.status { "not available" } " " span.muted.small { (why) } }
+                    None if requests.failed > 0 && requests.completed == 0 => span.status.failed { "fails" },
+                    None => span.status.completed { "ready" },
+                }
+            }
+            td.number { @if sent > 0 { (format::count(sent)) } @else { "–" } }
+            td.number { @if sent > 0 { (format::count(requests.failed)) " (" (format::percent(requests.failed, sent)) ")" } @else { "–" } }
+            td.number { (mean.map_or_else(|| "–".to_owned(), format::duration)) }
+            td.number {
+                @match (&provider.unavailable, provider.free_requests) {
+                    (Some(_), _) => "–",
+                    (None, Some(free)) => (free),
+                    (None, None) => "no limit",
                 }
             }
         }
-        h2 { "MCP servers" }
-        @if overview.mcp_servers.is_empty() { p.muted { "No agent uses one." } }
-        @else {
-            table.list {
-                thead { tr { th { "Server" } th { "Agent" } th { "Connection" } } }
-                tbody {
-                    @for server in &overview.mcp_servers {
-                        tr {
-                            td.main { (server.name) }
-                            td { (server.agent) }
-                            td {
-                                @if server.is_connected { span.status.completed { "connected" } }
-                                @else { span.muted { "not connected; opened by the next run that uses it" } }
+    }
+}
+
+fn mcp_servers(servers: &[McpServerOverview]) -> Markup {
+    html! {
+        table.list {
+            thead { tr { th { "Server" } th { "Agent" } th { "Connection" } th.number { "Tools" } } }
+            tbody {
+                @for server in servers {
+                    tr {
+                        td.main { (server.name) }
+                        td { (server.agent) }
+                        td {
+                            @match &server.state {
+                                ConnectionState::Open => span.status.completed { "connected" },
+                                ConnectionState::Opening => span.status.running { "connecting" },
+                                ConnectionState::Closed => span.muted { "not connected; opened by the next run that uses it" },
+                                ConnectionState::Failed(why) => { span.status.failed { "failed" } " " span.muted.small { (why) } }
                             }
                         }
+                        td.number { @if let Some(tools) = server.tools { (tools) } @else { "–" } }
                     }
                 }
             }
