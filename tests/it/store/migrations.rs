@@ -11,7 +11,7 @@ use crate::store::fixtures::{
 };
 
 /// Undoes the steps from 15 on, one after another: a newer step adds its own line.
-pub const STEPS_FROM_15: [&str; 9] = [
+pub const STEPS_FROM_15: [&str; 10] = [
     "ALTER TABLE entries DROP COLUMN turns;",
     "ALTER TABLE runs DROP COLUMN messages; ALTER TABLE claims DROP COLUMN message;",
     "ALTER TABLE runs DROP COLUMN model_usage; DROP TABLE usage_series; DROP TABLE usage_values; \
@@ -22,6 +22,7 @@ pub const STEPS_FROM_15: [&str; 9] = [
     "DROP INDEX definitions_only_run;",
     "DROP TABLE schedules;",
     "DROP TABLE batches; DROP TABLE batch_lines;",
+    "DROP TABLE push_configs; ALTER TABLE deliveries DROP COLUMN push;",
 ];
 
 /// A file from before webhooks keeps its runs, and can hold deliveries from then on.
