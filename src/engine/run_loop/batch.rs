@@ -21,6 +21,7 @@ use crate::providers::{
     BatchClient, BatchItem, BatchProvider, BatchStatus, ChatRequest, Delta, ErrorCategory,
     ProviderError, Reply,
 };
+use crate::store::Change;
 
 /// A batch that takes longer than this has expired; services promise a reply within a day.
 const MAX_BATCH_AGE: SignedDuration = SignedDuration::from_hours(24);
@@ -101,8 +102,13 @@ async fn start_batch(
         batch_id,
         submitted_at: now(),
     };
-    let event = submitted_event(&submitted);
-    pause::pause(context, PauseReason::Batch, Some(event)).await?;
+    // Recorded before the pause: a client that sees the run wait may count on the batch's id being known.
+    let events = vec![submitted_event(&submitted)];
+    let journal = &context.engine.journal;
+    journal
+        .append(&context.run, Change::Unchanged, Vec::new(), events)
+        .await?;
+    pause::pause(context, PauseReason::Batch, None).await?;
     Ok(submitted)
 }
 
