@@ -247,7 +247,12 @@ async fn several_approvals_are_decided_by_their_ids() {
     let parts = task["status"]["message"]["parts"]
         .as_array()
         .expect("parts");
-    let requests: Vec<&Value> = parts.iter().map(|part| &part["data"]).collect();
+    // Calls of one reply may ask in any order.
+    let request_for = |path: &str| {
+        let mut requests = parts.iter().map(|part| &part["data"]);
+        let found = requests.find(|request| request["arguments"]["path"] == path);
+        found.expect("a request")
+    };
     let got = post(
         &app,
         "careful/message:send",
@@ -256,7 +261,10 @@ async fn several_approvals_are_decided_by_their_ids() {
     .await;
     assert!(got.text.contains("several calls wait"), "{}", got.text);
     let decide = |request: &Value, decision: &str| json!({ "data": { "approvalId": request["approvalId"], "decision": decision } });
-    let both = json!([decide(requests[1], "approve"), decide(requests[2], "deny")]);
+    let both = json!([
+        decide(request_for("a"), "approve"),
+        decide(request_for("b"), "deny")
+    ]);
     let task = task_of(&app, "careful", &to_task(with_parts("m3", &both), &task)).await;
     assert_eq!(state(&task), "TASK_STATE_COMPLETED", "{task:#}");
     assert!(wrote(&app, "a") && !wrote(&app, "b"));
