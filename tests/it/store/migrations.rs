@@ -148,7 +148,7 @@ async fn a_file_from_before_waiting_words_is_migrated() {
     store.close().await;
     sql(
         dir,
-        "DROP TABLE schedules; DROP TABLE batches; DROP TABLE batch_lines; UPDATE runs SET waiting_for = '{\"reason\":\"batch\"}'; DROP INDEX definitions_only_run; PRAGMA user_version = 21",
+        "DROP TABLE push_configs; ALTER TABLE deliveries DROP COLUMN push; DROP TABLE schedules; DROP TABLE batches; DROP TABLE batch_lines; UPDATE runs SET waiting_for = '{\"reason\":\"batch\"}'; DROP INDEX definitions_only_run; PRAGMA user_version = 21",
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");
