@@ -251,6 +251,10 @@ async fn a_failed_unawaited_write_suspends_its_tree_too() {
         .will("reader", [says("read").after_gate(&gate)]);
     let run = app.start("planner", "go").await;
     app.provider.wait_for_request("reader", 1).await;
+    // A request is sent while the start of its turn is committed.
+    let events = format!("/runs/{}/events", run.id());
+    let both_started = |got: &ApiResponse| got.text.matches("turn.started").count() == 2;
+    app.get_until(&events, both_started).await;
 
     // The planner's second turn has begun and its request is in progress.
     refuse(&app, "new.events LIKE '%turn.started%'");
