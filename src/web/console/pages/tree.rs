@@ -251,16 +251,16 @@ impl Painter<'_> {
         let name = run.label.as_deref().unwrap_or(&run.agent);
         let task = run.task.as_deref().map(|task| format::excerpt(task, 60));
         html! {
-            li class=(level_class(level)) {
+            li class=(level_class(level)) aria-level=(level + 1) {
                 a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
                     span.name {
-                        span class=(format!("dot {}", run.status.as_str())) title=(run.status.as_str()) {}
+                        span class=(format!("dot {}", run.status.as_str())) role="img" aria-label=(run.status.as_str()) title=(run.status.as_str()) {}
                         b { (name) }
                         @if folded > 0 { span.kind { "+ " (format::plural(folded, "run")) } }
                         @if let Some(task) = task { span.muted { (task) } }
                     }
                     (self.bar(timeline.all_spans()))
-                    span.number { (format::count(run.usage.tokens.total())) }
+                    span.number { (tokens(run.usage.tokens.total())) }
                     span.number { (format::cost(run.usage.cost)) }
                     span.number { (format::duration(run.duration_ms(self.view.now))) }
                 }
@@ -285,39 +285,55 @@ impl Painter<'_> {
             .sum();
         let href = step_href(self.view, run.id, Some(&step.step), self.view.opens_all);
         html! {
-                    li class=(level_class(level)) {
-                        a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
-                            span.name {
-                                span class=(if is_turn { "kind model" } else { "kind tool" }) { (kind) }
-                                span class=(if step.is_error { "error" } else { "" }) { (step.label) }
-                            }
-                            (self.bar(step.spans.iter().copied()))
-                            span.number {
-                                @if let Some((input, output)) = step.tokens { (format::count(input.saturating_add(output))) }
-                            }
-                            span.number { @if let Some(cost) = cost { (format::cost(Some(cost))) } }
-        span.number { @if step.spans.is_empty() { "copied" } @else { (format::duration(took.max(0).unsigned_abs())) } }
-                        }
+            li class=(level_class(level)) aria-level=(level + 1) {
+                a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
+                    span.name {
+                        span class=(if is_turn { "kind model" } else { "kind tool" }) { (kind) }
+                        span class=(if step.is_error { "error" } else { "" }) { (step.label) }
                     }
+                    (self.bar(step.spans.iter().copied()))
+                    span.number {
+                        @if let Some((input, output)) = step.tokens { (tokens(input.saturating_add(output))) }
+                    }
+                    span.number { @if let Some(cost) = cost { (format::cost(Some(cost))) } }
+                    span.number { @if step.spans.is_empty() { "copied" } @else { (format::duration(took.max(0).unsigned_abs())) } }
                 }
+            }
+        }
     }
 
     fn end_of(&self, span: &Span) -> i64 {
         span.end.unwrap_or(self.axis.now).max(span.start)
     }
 
-    /// One path for each kind of span, so that a page with thousands of spans has few elements.
+    /// One path for each kind of span, so that a page with thousands of spans has few elements. For people who do not see
+    /// the bar, its label has when it starts and how long each kind lasts.
     fn bar(&self, spans: impl Iterator<Item = Span>) -> Markup {
         let mut paths: [Path; SpanKind::ALL.len()] = Default::default();
         let mut spans: Vec<Span> = spans.collect();
         spans.sort_by_key(|span| span.start);
+        let mut label = spans.first().map_or_else(
+            || "nothing".to_owned(),
+            |span| {
+                let after = (span.start - self.axis.start).max(0).unsigned_abs();
+                format!("from {}", format::duration(after))
+            },
+        );
         for span in spans {
+            let path = &mut paths[span.kind as usize];
+            path.count(span.start, self.end_of(&span));
             let start = self.axis.place(span.start).min(WIDTH - MIN_WIDTH);
             let end = self.axis.place(self.end_of(&span)).max(start + MIN_WIDTH);
-            paths[span.kind as usize].add(start, end);
+            path.add(start, end);
+        }
+        for (kind, path) in SpanKind::ALL.iter().zip(&paths) {
+            if !path.parts.is_empty() {
+                let duration = format::duration(path.milliseconds.unsigned_abs());
+                let _ = write!(label, ", {} {duration}", kind.name());
+            }
         }
         html! {
-            svg.bar viewBox=(format!("0 0 {WIDTH} 10")) preserveAspectRatio="none" aria-hidden="true" {
+            svg.bar viewBox=(format!("0 0 {WIDTH} 10")) preserveAspectRatio="none" role="img" aria-label=(label) {
                 @for (kind, path) in SpanKind::ALL.iter().zip(&paths) {
                     @if !path.parts.is_empty() { path class=(kind.name()) d=(path.data()) {} }
                 }
@@ -330,9 +346,18 @@ impl Painter<'_> {
 #[derive(Default)]
 struct Path {
     parts: Vec<(i64, i64)>,
+    /// How long the spans last together; what overlaps counts once.
+    milliseconds: i64,
+    counted_until: i64,
 }
 
 impl Path {
+    /// `start` must not decrease from call to call.
+    fn count(&mut self, start: i64, end: i64) {
+        self.milliseconds += (end - start.max(self.counted_until)).max(0);
+        self.counted_until = self.counted_until.max(end);
+    }
+
     /// `start` must not decrease from call to call.
     fn add(&mut self, start: i64, end: i64) {
         match self.parts.last_mut() {
@@ -349,6 +374,11 @@ impl Path {
         }
         data
     }
+}
+
+/// A number of tokens. A screen reader does not see the head of the column.
+fn tokens(number: u64) -> Markup {
+    html! { (format::count(number)) span.sr { " tokens" } }
 }
 
 /// The indentation. Deeper levels than the style sheet has look like the last.
