@@ -179,7 +179,9 @@ fn frame(shell: &Shell, page: &Page) -> Markup {
                 a.skip href="#main" { "Skip to the content" }
                 (top_bar(shell, page.section))
                 main #main tabindex="-1" class=(if page.is_wide { "wide" } else { "page" }) { (page.body) }
-                p #notice role="status" aria-live="polite" {}
+                p #notice role="status" {}
+                // Sentences of a streaming text. A box that grows by words would interrupt a screen reader.
+                div.sr #spoken role="log" aria-live="polite" {}
                 (key_help())
             }
         }

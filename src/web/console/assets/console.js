@@ -5,7 +5,6 @@ import * as keys from "./keys.js";
 import * as live from "./live.js";
 import * as pages from "./pages.js";
 
-document.documentElement.dataset.scripts = "";
 forms.start();
 keys.start();
 live.start();

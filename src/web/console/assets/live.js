@@ -2,7 +2,7 @@
 
 import { post, request } from "./client.js";
 import { bodyOf, fail } from "./forms.js";
-import { refresh, visit } from "./pages.js";
+import { refresh, speak, visit } from "./pages.js";
 
 let stop = new AbortController();
 let timer = 0;
@@ -78,10 +78,22 @@ function append(box, text) {
   if (follows) box.scrollTop = box.scrollHeight;
 }
 
+/** Speaks a streaming text by sentences. Without text, what has not been spoken yet. */
+function sentences() {
+  let rest = "";
+  return (text) => {
+    rest += text ?? "";
+    const end = text === undefined ? rest.length : Math.max(...[". ", "? ", "! ", "\n"].map((mark) => rest.lastIndexOf(mark))) + 1;
+    speak(rest.slice(0, end));
+    rest = rest.slice(end);
+  };
+}
+
 async function followRun(page, signal) {
   const { run, root, after } = page.dataset;
   let pending = false;
   let interval = 300;
+  const say = sentences();
   const update = async () => {
     if (pending) return;
     pending = true;
@@ -103,11 +115,16 @@ async function followRun(page, signal) {
     const data = JSON.parse(event.data);
     const box = document.querySelector("[data-live-text]");
     if (data.run_id !== run || !box) continue;
-    if (event.name === "text.delta") append(box, data.text);
     if (event.name === "text.withdrawn") box.textContent = "";
+    if (event.name !== "text.delta") continue;
+    append(box, data.text);
+    say(data.text);
   }
   clearInterval(bars);
-  if (!signal.aborted) await refresh().catch(() => {});
+  if (signal.aborted) return;
+  await refresh().catch(() => {});
+  say();
+  speak(`The run has ended: ${document.querySelector("#state .status")?.textContent ?? ""}`);
 }
 
 function poll(signal) {
@@ -136,12 +153,19 @@ function item(kind) {
 /** Shows the answer of a run at the end of a conversation while it is written. */
 async function followAnswer(run, entry, text, signal) {
   const prefix = document.documentElement.dataset.prefix;
+  const say = sentences();
   for await (const event of events(run, 0, signal)) {
     const data = JSON.parse(event.data);
     if (data.run_id !== run) continue;
-    if (event.name === "text.delta") append(text, data.text);
+    if (event.name === "text.delta") {
+      append(text, data.text);
+      say(data.text);
+    }
     if (event.name === "turn.started" || event.name === "text.withdrawn") text.textContent = "";
-    if (event.name === "run.completed") text.textContent = data.content;
+    if (event.name === "run.completed") {
+      if (!text.textContent) say(data.content);
+      text.textContent = data.content;
+    }
     if (event.name === "run.failed" || event.name === "run.cancelled") {
       const error = document.createElement("p");
       error.className = "error";
@@ -151,6 +175,7 @@ async function followAnswer(run, entry, text, signal) {
     if (/^run\.(completed|failed|cancelled)$/.test(event.name)) break;
     entry.scrollIntoView({ block: "nearest" });
   }
+  say();
   const place = document.createElement("p");
   place.className = "small muted";
   const link = document.createElement("a");

@@ -10,7 +10,18 @@ async function load(address) {
   return { page, status: response.status, url: response.url };
 }
 
+/** Scrolls the bars and lists that scroll by themselves to what is current in them. */
+function showCurrent() {
+  for (const current of document.querySelectorAll("header.top nav [aria-current], .tree [aria-current]")) {
+    const list = current.closest("nav, .tree-pane");
+    const [inner, outer] = [current.getBoundingClientRect(), list.getBoundingClientRect()];
+    if (inner.right > outer.right) list.scrollLeft += inner.right - outer.right;
+    if (inner.bottom > outer.bottom - 40) list.scrollTop += inner.top - outer.top - outer.height / 2;
+  }
+}
+
 function announce() {
+  showCurrent();
   document.dispatchEvent(new Event("console:page"));
 }
 
@@ -81,6 +92,16 @@ export function notice(text) {
   if (place) place.textContent = text;
 }
 
+/** Has a screen reader speak a sentence. */
+export function speak(text) {
+  const place = document.getElementById("spoken");
+  if (!place || !text.trim()) return;
+  const line = document.createElement("p");
+  line.textContent = text;
+  place.append(line);
+  if (place.childElementCount > 20) place.firstElementChild.remove();
+}
+
 function follow(event) {
   if (!getKey() || event.defaultPrevented || event.button !== 0) return;
   if (event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
@@ -108,6 +129,7 @@ async function signIn(event) {
 }
 
 export function start() {
+  showCurrent();
   document.addEventListener("click", (event) => {
     if (event.target.closest?.("[data-sign-out]")) {
       dropKey();
