@@ -43,10 +43,12 @@ impl Chart {
         html! {
             figure.chart {
                 figcaption { (self.title) }
-                svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(self.summary()) {
-                    (self.grid(top))
-                    @for day in 0..self.days.len() { (self.bar(day, top)) }
-                    (self.dates())
+                div.scroll role="region" aria-label=(self.title) tabindex="0" {
+                    svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(self.summary()) {
+                        (self.grid(top))
+                        @for day in 0..self.days.len() { (self.bar(day, top)) }
+                        (self.dates())
+                    }
                 }
                 ul.key {
                     @for (index, series) in self.series.iter().enumerate() {

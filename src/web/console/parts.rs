@@ -11,6 +11,8 @@ use crate::web::console::request::ConsoleRequest;
 
 /// Characters of a run's input in a list.
 const INPUT_CHARS: usize = 110;
+/// Characters of a label in a list.
+const LABEL_CHARS: usize = 40;
 /// Bytes of a text in a page; the API has all of it.
 const MAX_TEXT_BYTES: usize = 256 << 10;
 
@@ -61,16 +63,28 @@ fn run_row(request: &ConsoleRequest, run: &Run, now: Timestamp, selects: bool) -
                     @if let Some(session) = &run.session {
                         " · " a href=(request.href(&format!("/sessions/{session}"))) { (session) }
                     }
-                    @for (name, value) in run.labels.iter().take(4) { " " span.label { (name) "=" (value) } }
+                    @for (name, value) in run.labels.iter().take(4) {
+                        @let label = format!("{name}={value}");
+                        " " span.label title=(label) { (format::excerpt(&label, LABEL_CHARS)) }
+                    }
                 }
             }
             td.agent { (run.agent) }
-            td.number title=(format!("{} in, {} out", run.tree.usage.tokens.input, run.tree.usage.tokens.output)) {
+            td.number.tokens title=(format!("{} in, {} out", run.tree.usage.tokens.input, run.tree.usage.tokens.output)) {
                 (format::count(run.tree.usage.tokens.total()))
             }
             td.number { (format::cost(run.tree.usage.cost)) }
             td.number { @if run.started_at.is_some() { (format::duration(run.duration_ms(now))) } @else { "–" } }
             td.number.when { (format::ago(run.created_at, now)) }
+        }
+    }
+}
+
+/// In place of what only scripts can send.
+pub fn needs_scripts(what: &str) -> Markup {
+    html! {
+        noscript {
+            p.warning { (what) " from this page needs scripts. Without them, send a request to the API." }
         }
     }
 }

@@ -83,7 +83,8 @@ fn start_form(
     html! {
         section.panel aria-labelledby="start-title" {
             h2 #start-title { "Start a run" }
-            form #start data-post=(path) data-then="run" {
+            (parts::needs_scripts("Starting a run"))
+            form #start.needs-scripts data-post=(path) data-then="run" {
                 (input_form::fields(schema))
                 details {
                     summary { "More" }

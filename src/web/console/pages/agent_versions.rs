@@ -35,21 +35,23 @@ pub async fn render(
     let now = now();
     Ok(html! {
         h2 { "Versions" }
-        table.list {
-            thead {
-                tr { th { "Version" } th.number { "Runs" } th.number { "Failed" } th.number { "First run" } th.number { "Last run" } }
-            }
-            tbody {
-                @if let Some(current) = current.filter(|current| versions.iter().all(|it| it.name != **current)) {
-                    tr { td { (name(current, true)) } td.number { "0" } td.number { "0" } td.number { "–" } td.number { "–" } }
+        div.scroll role="region" aria-label="Versions" tabindex="0" {
+            table.list {
+                thead {
+                    tr { th { "Version" } th.number { "Runs" } th.number { "Failed" } th.number { "First run" } th.number { "Last run" } }
                 }
-                @for version in &versions {
-                    tr {
-                        td { (name(&version.name, is_current(&version.name))) }
-                        td.number { (version.runs) }
-                        td.number { (version.failed) }
-                        td.number { (format::ago(version.first, now)) }
-                        td.number { (format::ago(version.last, now)) }
+                tbody {
+                    @if let Some(current) = current.filter(|current| versions.iter().all(|it| it.name != **current)) {
+                        tr { td { (name(current, true)) } td.number { "0" } td.number { "0" } td.number { "–" } td.number { "–" } }
+                    }
+                    @for version in &versions {
+                        tr {
+                            td { (name(&version.name, is_current(&version.name))) }
+                            td.number { (version.runs) }
+                            td.number { (version.failed) }
+                            td.number { (format::ago(version.first, now)) }
+                            td.number { (format::ago(version.last, now)) }
+                        }
                     }
                 }
             }

@@ -3,6 +3,7 @@
 use axum::response::Response;
 use maud::html;
 
+use crate::config::KeyScope::Run;
 use crate::store::approvals::ApprovalQuery;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::run_actions;
@@ -32,6 +33,8 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     });
     let body = html! {
         div.head { h1 { "Approvals" } }
+        @if request.may(Run) { (parts::needs_scripts("Deciding")) }
+        h2.sr { "Calls that wait" }
         div #list data-live="3000" {
             @if page.approvals.is_empty() {
                 (parts::empty("Nothing waits for approval", "Tools that an agent lists in approve appear here before they run."))

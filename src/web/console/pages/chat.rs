@@ -54,10 +54,11 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
             div.actions { a.button href=(href) { "New conversation" } }
         }
         div.chat data-chat=(format!("{href}?{}", parts::query_string(&[("session", &session)]))) {
-            ol #messages.messages aria-live="polite" aria-label="Conversation" {
+            ol #messages.messages aria-label="Conversation" {
                 @for run in runs.iter().rev() { (exchange(request, run)) }
             }
-            form.compose data-chat-form data-post=(path) {
+            (parts::needs_scripts("Sending messages"))
+            form.compose.needs-scripts data-chat-form data-post=(path) {
                 input type="hidden" name="session" value=(session);
                 label.sr for="message" { "Message" }
                 textarea #message name="input" rows="3" placeholder="Message" required {}

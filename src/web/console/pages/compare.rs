@@ -79,11 +79,13 @@ fn totals(request: &ConsoleRequest, a: &Run, b: &Run, diff: &RunDiff) -> Markup 
         ("Duration", |it| format::duration(it.duration_ms)),
     ];
     html! {
-        table.list.totals {
-            thead { tr { th {} th.number { (run(a)) } th.number { (run(b)) } } }
-            tbody {
-                @for (name, of) in rows {
-                    tr { th scope="row" { (name) } td.number { (of(&diff.totals.a)) } td.number { (of(&diff.totals.b)) } }
+        div.scroll role="region" aria-label="Totals" tabindex="0" {
+            table.list.totals {
+                thead { tr { th { span.sr { "Number" } } th.number { (run(a)) } th.number { (run(b)) } } }
+                tbody {
+                    @for (name, of) in rows {
+                        tr { th scope="row" { (name) } td.number { (of(&diff.totals.a)) } td.number { (of(&diff.totals.b)) } }
+                    }
                 }
             }
         }
@@ -99,6 +101,7 @@ fn node_view(request: &ConsoleRequest, node: &DiffNode) -> Markup {
                 " · "
                 @match node.b { Some(id) => a href=(request.run_href(id)) { "second" }, None => span.muted { "not in the second" } }
             }
+            @if !node.changes.is_empty() { h3.sr { "Run" } }
             @for change in &node.changes { (change_view(change)) }
             @for turn in &node.turns {
                 h3 { "Turn " (turn.turn) }

@@ -137,7 +137,7 @@ fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
         }
         @if !run.status.is_terminal() {
             h3 { "Live" }
-            pre.text.live #live-text data-live-text aria-live="off" {}
+            (live_text())
         }
         h3 { @if run.task.is_some() { "Task" } @else { "Input" } }
         (text_block(&run.input.to_plain_text()))
@@ -149,6 +149,11 @@ fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
     }
 }
 
+/// Where the script writes what the model has replied so far. It speaks whole sentences elsewhere: see `layout::frame`.
+fn live_text() -> Markup {
+    html! { pre.text.live #live-text data-live-text role="region" aria-label="Live text" aria-live="off" tabindex="0" {} }
+}
+
 async fn turn_view(request: &ConsoleRequest, run: &Run, turn: u32) -> Result<Markup, Problem> {
     let recorded = request.state.runner.store().turn(run.id, turn).await?;
     let Some(recorded) = recorded else {
@@ -156,7 +161,7 @@ async fn turn_view(request: &ConsoleRequest, run: &Run, turn: u32) -> Result<Mar
         return match is_next {
             true => Ok(html! {
                 h3 { "Live" }
-                pre.text.live #live-text data-live-text=(turn) aria-live="off" {}
+                (live_text())
                 p.muted { "The model has not replied yet. The record of the turn follows with its reply." }
             }),
             false => Err(step_not_found(run, &format!("turn {turn}"))),
@@ -246,15 +251,17 @@ fn reply(request: &ConsoleRequest, run: &Run, detail: &TurnDetailView) -> Markup
 fn attempts(turn: &TurnView) -> Markup {
     html! {
         h3 { "Attempts" }
-        table.list {
-            thead { tr { th { "Model" } th.number { "Status" } th.number { "Took" } th { "Error" } } }
-            tbody {
-                @for attempt in &turn.attempts {
-                    tr {
-                        td { (attempt.provider) "/" (attempt.model) }
-                        td.number { @if let Some(status) = attempt.status { (status) } @else { "–" } }
-                        td.number { (format::duration(attempt.duration_ms)) }
-                        td { (attempt.error.as_deref().unwrap_or_default()) }
+        div.scroll role="region" aria-label="Attempts" tabindex="0" {
+            table.list {
+                thead { tr { th { "Model" } th.number { "Status" } th.number { "Took" } th { "Error" } } }
+                tbody {
+                    @for attempt in &turn.attempts {
+                        tr {
+                            td { (attempt.provider) "/" (attempt.model) }
+                            td.number { @if let Some(status) = attempt.status { (status) } @else { "–" } }
+                            td.number { (format::duration(attempt.duration_ms)) }
+                            td { (attempt.error.as_deref().unwrap_or_default()) }
+                        }
                     }
                 }
             }

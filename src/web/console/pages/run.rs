@@ -60,8 +60,8 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     let body = html! {
         (heading(request, &run))
         div.split data-run=(id) data-root=(run.root_id) data-active[root_live] data-after=(last_event(&runs, &run)) {
-            section.tree-pane aria-label="Tree and waterfall" { div #tree data-live { (tree::render(&view)) } }
-            section.inspector aria-label="Details" { div #inspector data-live { (inspector) } }
+            section.tree-pane aria-labelledby="tree-title" { h2.sr #tree-title { "Tree and waterfall" } div #tree data-live { (tree::render(&view)) } }
+            section.inspector aria-labelledby="details-title" { h2.sr #details-title { "Details" } div #inspector data-live { (inspector) } }
         }
     };
     Ok(Page {
@@ -124,6 +124,7 @@ fn heading(request: &ConsoleRequest, run: &Run) -> Markup {
                 }
             }
             div #actions.actions data-live { (run_actions::buttons(request, run)) }
+            (parts::needs_scripts("Changing a run"))
         }
     }
 }

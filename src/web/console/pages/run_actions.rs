@@ -21,7 +21,7 @@ pub fn buttons(request: &ConsoleRequest, run: &Run) -> Markup {
         }
         a.button href=(format!("{}?{compare}", request.href("/compare"))) { "Compare" }
         @if !run.status.is_terminal() && request.may(KeyScope::Cancel) {
-            form.inline data-post=(path("/cancel")) data-then="reload" {
+            form.inline.needs-scripts data-post=(path("/cancel")) data-then="reload" {
                 button.danger type="submit" { "Cancel" }
                 span.error role="alert" {}
             }
@@ -113,7 +113,7 @@ fn decision(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
             }
             label for=(format!("reason-{id}")) { "Reason (the model reads it if the call is denied)" }
             input id=(format!("reason-{id}")) name="reason";
-            div.actions {
+            div.actions.needs-scripts {
                 button.primary type="submit" name="decision" value="approve" { "Approve" }
                 button.danger type="submit" name="decision" value="deny" { "Deny" }
                 span.error role="alert" {}

@@ -52,15 +52,17 @@ async fn render_list(request: &ConsoleRequest) -> Result<Page, Problem> {
             @if sessions.is_empty() {
                 (parts::empty("No sessions", "A run that names a session starts one; later runs continue its conversation."))
             } @else {
-                table.list {
-                    thead { tr { th { "Session" } th { "Agent" } th.number { "Runs" } th.number { "Last run" } } }
-                    tbody {
-                        @for session in &sessions {
-                            tr data-row {
-                                td.main { a href=(request.href(&format!("/sessions/{}", session.name))) { (session.name) } }
-                                td { (session.last_agent) }
-                                td.number { (session.runs) }
-                                td.number { (format::ago(session.updated_at, now)) }
+                div.scroll role="region" aria-label="Sessions" tabindex="0" {
+                    table.list {
+                        thead { tr { th { "Session" } th { "Agent" } th.number { "Runs" } th.number { "Last run" } } }
+                        tbody {
+                            @for session in &sessions {
+                                tr data-row {
+                                    td.main { a href=(request.href(&format!("/sessions/{}", session.name))) { (session.name) } }
+                                    td { (session.last_agent) }
+                                    td.number { (session.runs) }
+                                    td.number { (format::ago(session.updated_at, now)) }
+                                }
                             }
                         }
                     }

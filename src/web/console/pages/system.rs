@@ -96,14 +96,16 @@ fn providers(providers: &[ProviderOverview]) -> Markup {
         .iter()
         .partition(|provider| provider.unavailable.is_none());
     html! {
-        table.list {
-            thead {
-                tr {
-                    th { "Provider" } th { "State" } th.number { "Requests" } th.number { "Failed" } th.number { "Mean time" }
-                    th.number { "Free requests" }
+        div.scroll role="region" aria-label="Providers" tabindex="0" {
+            table.list {
+                thead {
+                    tr {
+                        th { "Provider" } th { "State" } th.number { "Requests" } th.number { "Failed" } th.number { "Mean time" }
+                        th.number { "Free requests" }
+                    }
                 }
+                tbody { @for provider in ready.into_iter().chain(others) { (provider_row(provider)) } }
             }
-            tbody { @for provider in ready.into_iter().chain(others) { (provider_row(provider)) } }
         }
     }
 }
@@ -140,22 +142,24 @@ fn provider_row(provider: &ProviderOverview) -> Markup {
 
 fn mcp_servers(servers: &[McpServerOverview]) -> Markup {
     html! {
-        table.list {
-            thead { tr { th { "Server" } th { "Agent" } th { "Connection" } th.number { "Tools" } } }
-            tbody {
-                @for server in servers {
-                    tr {
-                        td.main { (server.name) }
-                        td { (server.agent) }
-                        td {
-                            @match &server.state {
-                                ConnectionState::Open => span.status.completed { "connected" },
-                                ConnectionState::Opening => span.status.running { "connecting" },
-                                ConnectionState::Closed => span.muted { "not connected; opened by the next run that uses it" },
-                                ConnectionState::Failed(why) => { span.status.failed { "failed" } " " span.muted.small { (why) } }
+        div.scroll role="region" aria-label="MCP servers" tabindex="0" {
+            table.list {
+                thead { tr { th { "Server" } th { "Agent" } th { "Connection" } th.number { "Tools" } } }
+                tbody {
+                    @for server in servers {
+                        tr {
+                            td.main { (server.name) }
+                            td { (server.agent) }
+                            td {
+                                @match &server.state {
+                                    ConnectionState::Open => span.status.completed { "connected" },
+                                    ConnectionState::Opening => span.status.running { "connecting" },
+                                    ConnectionState::Closed => span.muted { "not connected; opened by the next run that uses it" },
+                                    ConnectionState::Failed(why) => { span.status.failed { "failed" } " " span.muted.small { (why) } }
+                                }
                             }
+                            td.number { @if let Some(tools) = server.tools { (tools) } @else { "–" } }
                         }
-                        td.number { @if let Some(tools) = server.tools { (tools) } @else { "–" } }
                     }
                 }
             }

@@ -277,18 +277,20 @@ fn table(usage: &UsageView, grouping: &Grouping) -> Markup {
     let count = rows.len();
     rows.truncate(MAX_TABLE);
     html! {
-        table.list {
-            thead {
-                tr {
-                    th { (grouping.name()) } th.number { "Runs" } th.number { "Failed" }
-                    th.number { "Input tokens" } th.number { "Output tokens" } th.number { "Cost" }
-                }
-            }
-            tbody {
-                @for (name, row) in &rows {
+        div.scroll role="region" aria-label="Usage" tabindex="0" {
+            table.list {
+                thead {
                     tr {
-                        td.main { (name) } td.number { (row.runs) } td.number { (row.failed) }
-                        td.number { (row.input) } td.number { (row.output) } td.number { (format::usd(row.cost)) }
+                        th { (grouping.name()) } th.number { "Runs" } th.number { "Failed" }
+                        th.number { "Input tokens" } th.number { "Output tokens" } th.number { "Cost" }
+                    }
+                }
+                tbody {
+                    @for (name, row) in &rows {
+                        tr {
+                            td.main { (name) } td.number { (row.runs) } td.number { (row.failed) }
+                            td.number { (row.input) } td.number { (row.output) } td.number { (format::usd(row.cost)) }
+                        }
                     }
                 }
             }
@@ -301,21 +303,23 @@ fn budgets(budgets: &[BudgetView]) -> Markup {
     html! {
         @if !budgets.is_empty() {
             h2 { "Budgets" }
-            table.list {
-                thead { tr { th { "Budget" } th.number { "Used" } th.number { "Limit" } th { "Share" } th.number { "Resets" } } }
-                tbody {
-                    @for budget in budgets {
-                        @let share = budget.used_thousandths.min(1000);
-                        tr {
-                            td.main { (budget.name) span.muted.small { " a " (budget.per) } }
-                            @if let Some(limit) = budget.limit_usd {
-                                td.number { (format::usd(Some(budget.used_usd))) } td.number { (format::usd(Some(limit))) }
-                            } @else {
-                                td.number { (format::count(budget.used_tokens)) }
-                                td.number { (format::count(budget.limit_tokens.unwrap_or_default())) }
+            div.scroll role="region" aria-label="Budgets" tabindex="0" {
+                table.list {
+                    thead { tr { th { "Budget" } th.number { "Used" } th.number { "Limit" } th { "Share" } th.number { "Resets" } } }
+                    tbody {
+                        @for budget in budgets {
+                            @let share = budget.used_thousandths.min(1000);
+                            tr {
+                                td.main { (budget.name) span.muted.small { " a " (budget.per) } }
+                                @if let Some(limit) = budget.limit_usd {
+                                    td.number { (format::usd(Some(budget.used_usd))) } td.number { (format::usd(Some(limit))) }
+                                } @else {
+                                    td.number { (format::count(budget.used_tokens)) }
+                                    td.number { (format::count(budget.limit_tokens.unwrap_or_default())) }
+                                }
+                                td { meter min="0" max="1000" value=(share) aria-label=(format!("{} percent used", share / 10)) {} }
+                                td.number { (format::instant(budget.resets_at)) }
                             }
-                            td { meter min="0" max="1000" value=(share) aria-label=(format!("{} percent used", share / 10)) {} }
-                            td.number { (format::instant(budget.resets_at)) }
                         }
                     }
                 }
