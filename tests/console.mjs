@@ -3,7 +3,7 @@
 //     node console.mjs AXED CHROMIUM [directory for screenshots]
 //
 // Every page is checked for: no error in the browser's console, no violation of the content security policy, no request to
-// another host.
+// another host, no finding of axe-core, nothing wider than the window, visible focus, and its size.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -15,10 +15,13 @@ import { join } from "node:path";
 
 import { chromium } from "playwright-core";
 
+import { checkSizes, faultsOf, focusFaultsOf } from "./console_checks.mjs";
+
 const [axed, executablePath, shots] = process.argv.slice(2);
 const home = mkdtempSync(join(tmpdir(), "axed-console-"));
 
 const LONG = Array.from({ length: 120 }, (_, n) => `sentence ${n + 1} of the story.`).join(" ");
+const LONG_NAME = "an-agent-with-a-name-that-is-as-long-as-the-names-of-agents-can-";
 const calls = (agent, count) => {
   const call = (_, n) => `[[replies.tool_calls]]\nname = "call_agent"\narguments = { agent = "${agent}", task = "part ${n}" }\n`;
   return `[[replies]]\ntext = "go"\n${Array.from({ length: count }, call).join("")}[[replies]]\ntext = "done"\n`;
@@ -119,6 +122,20 @@ output_tokens = 120
 text = "The claim about speed has no number. Name the machine, the load and the percentile, or leave it out of the page."
 input_tokens = 610
 output_tokens = 90
+`,
+  [`agents/${LONG_NAME}.toml`]: `
+name = "${LONG_NAME}"
+description = "https://example.com/${"a-long-path-".repeat(12)}"
+model = "scripted/${LONG_NAME}"
+system_prompt = "x"
+`,
+  [`scripts/${LONG_NAME}.toml`]: `
+[[replies]]
+match = "fail"
+errors = [{ category = "auth", message = "${"a-key-that-nobody-knows-".repeat(12)}" }]
+text = "x"
+[[replies]]
+text = "${"an-answer-without-any-space-".repeat(20)}"
 `,
   "scripts/notes.toml": `
 [[replies]]
@@ -381,30 +398,74 @@ async function everyPage(page, base, faults) {
   await page.keyboard.press("Escape");
 }
 
+/** The addresses of all kinds of pages, with what the other stories have left in them. */
+async function everyAddress(base) {
+  const idOf = async (agent) => (await api(base, "GET", `/runs?agent=${agent}`)).data.at(-1).id;
+  const [editor, crowd, writer] = [await idOf("editor"), await idOf("crowd"), await idOf("writer")];
+  const chat = (await api(base, "GET", "/sessions")).data.find((it) => it.name.startsWith("chat-")).name;
+  return [
+    "", "?status=waiting", "?agent=none", "agents", "agents/editor", "agents/weather", "agents/broken", "approvals", "sessions",
+    `sessions/${chat}`, `agents/writer/chat?session=${chat}`, "agents/editor/chat", "compare", `compare?a=${editor}&b=${writer}`,
+    "usage", "usage?by=model", "usage?by=label&label=team", "usage?by=label", "system", "nowhere", `runs/${editor}`,
+    `runs/${editor}?turn=1`, `runs/${editor}?view=events`, `runs/${crowd}`, ...(await longTexts(base)),
+  ];
+}
+
 async function withoutScripts(browser, base) {
   const { page, context } = await openTab(browser, base, { javaScriptEnabled: false });
   await page.goto(`${base}/ui/`);
   await page.locator("table.runs td.main a").first().click();
   await page.locator("#tree .row").first().waitFor();
+  const run = await api(base, "POST", "/agents/notes/runs?wait=30", { input: "Note it" });
+  for (const [path, action] of [["agents/writer", "Starting a run"], ["agents/writer/chat", "Sending messages"], ["approvals", "Deciding"], [`runs/${run.id}`, "Changing a run"]]) {
+    await page.goto(`${base}/ui/${path}`);
+    const warning = await page.locator("noscript .warning").first().innerText();
+    assert.ok(warning.startsWith(`${action} from this page needs scripts`), warning);
+    assert.equal(await page.getByRole("button", { name: /Start|Send|Approve|Cancel|Steer/ }).count(), 0, path);
+  }
+  await api(base, "POST", `/runs/${run.id}/cancel`, {});
   await context.close();
 }
 
-async function narrowAndDark(browser, base, run) {
-  for (const [name, options] of [
-    ["dark", { colorScheme: "dark" }],
-    ["narrow", { viewport: { width: 390, height: 844 }, deviceScaleFactor: 2 }],
-  ]) {
-    const { page, context, faults } = await openTab(browser, base, options);
-    for (const [part, path] of [["runs", ""], ["run", `runs/${run}`], ["usage", "usage"], ["agents", "agents"]]) {
+/** Fills pages with names, labels and texts that are as long as they can be. Returns the addresses of these pages. */
+async function longTexts(base) {
+  const labels = { [`team-${"x".repeat(50)}`]: "y".repeat(200), owner: "z".repeat(256) };
+  const body = { labels, session: "s".repeat(64), input: `${"unbroken".repeat(40)} text` };
+  const run = await api(base, "POST", `/agents/${LONG_NAME}/runs?wait=30`, body);
+  const failed = await api(base, "POST", `/agents/${LONG_NAME}/runs?wait=30`, { ...body, input: "fail" });
+  assert.equal(failed.status, "failed");
+  const path = "p".repeat(300);
+  const waiting = await api(base, "POST", "/agents/notes/runs?wait=30", { ...body, input: path });
+  assert.equal(waiting.status, "waiting");
+  return [
+    `runs/${run.id}`, `runs/${run.id}?turn=1`, `runs/${failed.id}`, `runs/${failed.id}?view=events`, `runs/${waiting.id}`,
+    `agents/${LONG_NAME}`, `agents/${LONG_NAME}/chat?session=${body.session}`, `sessions/${body.session}`, "?session=none",
+    `compare?a=${run.id}&b=${failed.id}`, `usage?by=label&label=team-${"x".repeat(50)}`, `runs/run_${"0".repeat(300)}`,
+  ];
+}
+
+const MODES = {
+  light: {},
+  dark: { colorScheme: "dark" },
+  narrow: { viewport: { width: 380, height: 820 }, deviceScaleFactor: 2 },
+};
+
+async function forEverybody(browser, base, paths) {
+  const found = [];
+  for (const [mode, options] of Object.entries(MODES)) {
+    const { page, context } = await openTab(browser, base, { reducedMotion: "reduce", ...options });
+    for (const path of paths) {
       await page.goto(`${base}/ui/${path}`);
-      await page.locator("main").waitFor();
-      const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-      assert.ok(overflow <= 0, `${part} is ${overflow} px too wide (${name})`);
-      await shot(page, `${part}-${name}`);
+      await page.locator("h1").first().waitFor();
+      await shot(page, `${path.replace(/run_[0-9a-f-]+/g, "run").replace(/\W+/g, "-").slice(0, 40) || "runs"}-${mode}`);
+      const faults = [...(await faultsOf(page)), ...(mode === "light" ? await focusFaultsOf(page, 25) : [])];
+      found.push(...faults.map((fault) => `${mode} /ui/${path.slice(0, 80)}: ${fault}`));
     }
-    assert.deepEqual(faults, []);
+    await page.locator("[data-help]").click();
+    found.push(...(await faultsOf(page)).map((fault) => `${mode}, help: ${fault}`));
     await context.close();
   }
+  assert.equal(found.length, 0, `${found.length} faults:\n${[...new Set(found)].join("\n")}`);
 }
 
 async function keys(browser, base) {
@@ -464,8 +525,9 @@ try {
   await story("many runs are cancelled", () => cancelMany(page, base));
   await story("every page is free of faults", () => everyPage(page, base, faults));
   await story("pages are read without scripts", () => withoutScripts(browser, base));
-  const editor = (await api(base, "GET", "/runs?agent=editor")).data.at(-1).id;
-  await story("pages fit narrow screens, and are dark", () => narrowAndDark(browser, base, editor));
+  const paths = await everyAddress(base);
+  await story("every page is for everybody, in light, dark and narrow", () => forEverybody(browser, base, paths));
+  await story("pages and scripts are small", () => checkSizes(base, paths));
   await story("a page reconnects over a restart", async () => (daemon = await reconnect(page, base, port, daemon)));
   await stop(daemon);
   daemon = await serve(port, KEYS);

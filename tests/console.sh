@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Uses the console in a headless Chromium: tests/console.mjs. Installs the driver into a cache at the pinned version. Needs
+# Uses the console in a headless Chromium: tests/console.mjs. Installs the driver and axe-core into a cache at pinned versions. Needs
 # node, npm, a network that reaches the package registries, and Chromium, which it installs on Debian if it may.
 #   AXED=FILE       the program to test (default: built here)
 #   CHROMIUM=FILE   the browser (default: chromium in PATH)
@@ -24,20 +24,20 @@ if [ -z "$CHROMIUM" ]; then
   exit 0
 fi
 
-package="playwright-core@1.65.1"
+packages="playwright-core@1.65.1 axe-core@4.14.1"
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/console
-if [ "$(cat "$tools/installed" 2>/dev/null)" != "$package" ]; then
+if [ "$(cat "$tools/installed" 2>/dev/null)" != "$packages" ]; then
   rm -rf "$tools"
   mkdir -p "$tools"
-  npm install --prefix "$tools" --ignore-scripts --no-audit --no-fund --silent "$package"
-  echo "$package" >"$tools/installed"
+  npm install --prefix "$tools" --ignore-scripts --no-audit --no-fund --silent $packages
+  echo "$packages" >"$tools/installed"
 fi
 
 if [ -z "${AXED:-}" ]; then
   cargo build --locked --quiet
   AXED=${CARGO_TARGET_DIR:-target}/debug/axed
 fi
-# Node finds packages beside the script.
-cp tests/console.mjs "$tools/console.mjs"
+# Node finds packages beside the scripts.
+cp tests/console.mjs tests/console_checks.mjs "$tools"
 [ -z "${SHOTS:-}" ] || mkdir -p "$SHOTS"
 node "$tools/console.mjs" "$(realpath "$AXED")" "$CHROMIUM" ${SHOTS:+"$(realpath "$SHOTS")"}
