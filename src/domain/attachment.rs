@@ -26,7 +26,7 @@ pub struct Attachment {
     pub media_type: MediaType,
     /// Its size in bytes.
     pub bytes: u64,
-    /// The name of a file, if the request gave one.
+    /// Its name, if the request gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The bytes until they are stored.

@@ -56,7 +56,7 @@ pub struct AttachmentLink {
     /// The media type that the request declared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<MediaType>,
-    /// The name of a file.
+    /// Its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }

@@ -130,6 +130,8 @@ enum PartSchema {
         data: Option<String>,
         /// An https URL, instead of `data`. The bytes are fetched before the first turn.
         url: Option<String>,
+        /// The name of the image, for people who read the run.
+        name: Option<String>,
     },
     /// A file that is not an image: `media_type` and `data`, or `url`.
     File {
@@ -305,12 +307,6 @@ impl PartInput {
             ));
         }
         let wants_image = self.r#type == PartKind::Image;
-        if wants_image && self.name.is_some() {
-            return Err(Problem::invalid_field(
-                field_pointer("name"),
-                "is only for a part of type file",
-            ));
-        }
         let name = self
             .name
             .map(|name| check_name(name, &field_pointer("name")))

@@ -156,8 +156,7 @@ impl FormReader {
             content::build_attachment(Bytes::from(data), None, declared_type, &field_pointer)?;
         self.update_digest(&attachment.sha256.0);
         let file_name = file_name.filter(|name| !name.is_empty());
-        let name = file_name.filter(|_| !attachment.media_type.is_image());
-        let name = name.map(|name| content::check_name(name, &field_pointer));
+        let name = file_name.map(|name| content::check_name(name, &field_pointer));
         let mut attachment = attachment;
         attachment.name = name.transpose()?;
         self.input.push(attachment.into());
