@@ -22,6 +22,7 @@ const home = mkdtempSync(join(tmpdir(), "axed-console-"));
 
 const LONG = Array.from({ length: 120 }, (_, n) => `sentence ${n + 1} of the story.`).join(" ");
 const LONG_NAME = "an-agent-with-a-name-that-is-as-long-as-the-names-of-agents-can-";
+const DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 const calls = (agent, count) => {
   const call = (_, n) => `[[replies.tool_calls]]\nname = "call_agent"\narguments = { agent = "${agent}", task = "part ${n}" }\n`;
   return `[[replies]]\ntext = "go"\n${Array.from({ length: count }, call).join("")}[[replies]]\ntext = "done"\n`;
@@ -350,15 +351,18 @@ async function structuredInput(page, base) {
 
 async function chat(page, base) {
   await page.goto(`${base}/ui/agents/writer/chat`);
-  const png = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64");
-  await page.locator("#chat-pictures").setInputFiles({ name: "dot.png", mimeType: "image/png", buffer: png });
+  await page.locator("#chat-pictures").setInputFiles({ name: "dot.png", mimeType: "image/png", buffer: Buffer.from(DOT, "base64") });
   await page.getByLabel("Message").fill("A short one");
   await page.getByRole("button", { name: "Send" }).click();
   await page.locator("#messages .agent", { hasText: "A short story." }).waitFor();
   await page.locator("#messages .agent a", { hasText: "Open the run" }).waitFor();
   assert.match(page.url(), /session=chat-/);
   await page.reload();
-  await page.locator("#messages .user", { hasText: "A short one" }).waitFor();
+  const earlier = page.locator("#messages .user", { hasText: "A short one" });
+  await earlier.getByText("dot.png").waitFor();
+  await earlier.getByRole("img", { name: "dot.png" }).waitFor();
+  await page.waitForFunction(() => document.querySelector("#messages .user img").naturalWidth === 1);
+  assert.equal(await earlier.getByText("[image").count(), 0);
   await shot(page, "chat");
 }
 
@@ -470,7 +474,8 @@ async function forEverybody(browser, base, paths) {
 
 async function keys(browser, base) {
   const { page, context, faults } = await openTab(browser, base);
-  const mine = await api(base, "POST", "/agents/notes/runs", { input: "Mine" }, "key-of-editor");
+  const input = [{ type: "text", text: "Mine" }, { type: "image", media_type: "image/png", data: DOT, name: "dot.png" }];
+  const mine = await api(base, "POST", "/agents/notes/runs", { input }, "key-of-editor");
   await page.goto(`${base}/ui/runs/${mine.id}`);
   await page.getByLabel("Key", { exact: true }).fill("key-of-reader");
   await shot(page, "sign-in");
@@ -492,6 +497,7 @@ async function keys(browser, base) {
   await page.getByRole("button", { name: "Sign in" }).click();
   await page.getByRole("button", { name: "Approve" }).click();
   await status(page, "completed");
+  await page.waitForFunction(() => document.querySelector("#inspector img[alt='dot.png']")?.naturalWidth === 1);
   const expected = faults.filter((fault) => !/status of 404/.test(fault));
   assert.deepEqual(expected, []);
   const other = await context.newPage();

@@ -28,6 +28,15 @@ pub fn count(number: u64) -> String {
     }
 }
 
+/// `950 bytes`, `12.3 kB`, `4.5 MB`.
+pub fn bytes(number: u64) -> String {
+    match number {
+        0..1_000 => format!("{number} bytes"),
+        1_000..1_000_000 => format!("{:.1} kB", number as f64 / 1e3),
+        _ => format!("{:.1} MB", number as f64 / 1e6),
+    }
+}
+
 /// `0 %`, `0.4 %`, `12 %`.
 pub fn percent(part: u64, whole: u64) -> String {
     let share = part as f64 * 100.0 / whole.max(1) as f64;
@@ -115,7 +124,7 @@ pub fn pretty_json(json: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{count, duration, excerpt, percent, usd};
+    use super::{bytes, count, duration, excerpt, percent, usd};
 
     #[test]
     fn numbers_are_short() {
@@ -129,6 +138,10 @@ mod tests {
             ["0 %", "0.4 %", "33 %"]
         );
         assert_eq!([12, 12_345, 4_500_000].map(count), ["12", "12.3k", "4.5M"]);
+        assert_eq!(
+            [70, 48_213, 4_500_000].map(bytes),
+            ["70 bytes", "48.2 kB", "4.5 MB"]
+        );
         let amounts = [None, Some(0.0), Some(0.000_12), Some(0.25), Some(12.5)].map(usd);
         assert_eq!(amounts, ["–", "$0", "$0.00012", "$0.250", "$12.50"]);
     }

@@ -60,6 +60,11 @@ impl Shell {
         }
     }
 
+    /// Whether requests need a key, which a browser does not send by itself.
+    pub fn has_keys(&self) -> bool {
+        self.has_keys
+    }
+
     /// The address of a page below `/ui`.
     pub fn href(&self, path: &str) -> String {
         format!("{}/ui{path}", self.prefix)

@@ -10,8 +10,9 @@
 //! Every text in a page may come from a model or a client. `maud` escapes it, scripts only write `textContent`, and the
 //! content security policy allows no inline script, no inline style and no other host.
 
+use crate::config::KeyScope;
 use crate::web::console::pages::{
-    agent, agents, approvals, chat, compare, missing, run, runs, sessions, system, usage,
+    agent, agents, approvals, chat, compare, missing, picture, run, runs, sessions, system, usage,
 };
 use crate::web::route::{Route, page};
 
@@ -30,6 +31,7 @@ pub fn routes() -> Vec<Route> {
         page("/ui", layout::redirect_to_console),
         page("/ui/", runs::page),
         page("/ui/runs/{id}", run::page),
+        page("/ui/runs/{id}/pictures/{sha256}", picture::get).with_scope(KeyScope::Read),
         page("/ui/compare", compare::page),
         page("/ui/agents", agents::page),
         page("/ui/agents/{name}", agent::page),

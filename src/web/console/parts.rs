@@ -4,8 +4,10 @@ use jiff::Timestamp;
 use maud::{Markup, html};
 
 use crate::config::KeyScope::Cancel;
+use crate::domain::attachment::Attachment;
+use crate::domain::content::{Content, Part};
 use crate::domain::message::truncate_to_bytes;
-use crate::domain::run::Run;
+use crate::domain::run::{Run, RunId};
 use crate::web::console::format;
 use crate::web::console::request::ConsoleRequest;
 
@@ -111,6 +113,38 @@ pub fn text_block(text: &str) -> Markup {
         pre.text tabindex="0" { (shown) }
         @if shown.len() < text.len() {
             p.muted.small { "The first " (MAX_TEXT_BYTES / 1024) " KiB of " (text.len() / 1024) " KiB." }
+        }
+    }
+}
+
+/// The content of a user message: its texts, its pictures, the names of its files.
+pub fn message(request: &ConsoleRequest, run: RunId, content: &Content) -> Markup {
+    let Some(parts) = content.parts() else {
+        return text_block(&content.to_plain_text());
+    };
+    let texts = parts.iter().filter(|part| part.attachment().is_none());
+    let texts: Vec<_> = texts.map(Part::to_plain_text).collect();
+    html! {
+        @if !texts.is_empty() { (text_block(&texts.join("\n\n"))) }
+        @for attachment in content.attachments() { (attached(request, run, attachment)) }
+    }
+}
+
+/// A picture, or the name of a file, that is recorded of this run.
+pub fn attached(request: &ConsoleRequest, run: RunId, attachment: &Attachment) -> Markup {
+    let name = attachment.name.as_deref();
+    let kind = attachment.media_type;
+    let about = format!("{kind}, {}", format::bytes(attachment.bytes));
+    let href = format!("{}/pictures/{}", request.run_href(run), attachment.sha256);
+    // A browser does not send the key with a picture: the script does.
+    let (direct, by_script) = match request.shell.has_keys() {
+        true => (None, Some(href)),
+        false => (Some(href), None),
+    };
+    html! {
+        figure.attached {
+            @if kind.is_image() { img src=[direct] data-picture=[by_script] alt=(name.unwrap_or("Picture")) loading="lazy"; }
+            figcaption.muted.small { @if let Some(name) = name { (name) ", " } (about) }
         }
     }
 }

@@ -53,6 +53,19 @@ impl FromRequestParts<AppState> for TurnPath {
     }
 }
 
+/// `{id}` and `{sha256}` of a path. The run is checked as in [`RunPath`], the digest is not.
+pub struct PicturePath(pub RunId, pub String);
+
+impl FromRequestParts<AppState> for PicturePath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, digest): (String, String) = path_params(parts).await?;
+        let run = visible_run(parts, state, &run).await?;
+        Ok(Self(run, digest))
+    }
+}
+
 /// `{id}` and `{tool_call_id}` of a path. The run is checked as in [`RunPath`], the call id is not.
 pub struct CallPath(pub RunId, pub String);
 

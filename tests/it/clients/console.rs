@@ -1,10 +1,12 @@
 //! The console without a browser: headers, escaping, and what a key sees. `tests/console.mjs` uses it in one.
 
 use axed::config::key_hash::KeyHash;
+use axed::domain::attachment::Digest;
 use reqwest::Method;
 use serde_json::json;
 
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
+use crate::support::attachments::{PDF, PNG, base64, png_with_suffix};
 use crate::support::provider::answer::{calls, delegates, says};
 
 /// A page, requested with the key of this name.
@@ -201,6 +203,55 @@ async fn runs_of_other_keys_do_not_exist() {
     }
     let list = page_of(&app, "bob", "/ui/").await;
     assert!(!list.text.contains(&run) && list.text.contains("No runs yet"));
+}
+
+#[tokio::test]
+async fn pictures_of_a_run_are_shown_to_its_key() {
+    let keys = [("ann", r#"["read", "run"]"#), ("bob", r#"["read", "run"]"#)];
+    let app = with_keys(&keys).agent("solo", "").spawn().await;
+    app.provider
+        .will("solo", [says("a grey pixel"), says("a copy")]);
+    let start = |key: &str, data: &[u8]| {
+        let input = json!([
+            {"type": "text", "text": "What is this?"},
+            {"type": "image", "media_type": "image/png", "data": base64(data), "name": "pixel.png"},
+            {"type": "file", "media_type": "application/pdf", "data": base64(PDF), "name": "a.pdf"},
+        ]);
+        let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
+        let request = request.bearer_auth(format!("secret-of-{key}"));
+        send(request.json(&json!({"input": input, "session": "talk"})))
+    };
+    let run = start("ann", PNG).await.json();
+    let run = run["id"].as_str().expect("an id");
+    start("bob", &png_with_suffix("copy")).await;
+
+    let chat = page_of(&app, "ann", "/ui/agents/solo/chat?session=talk").await;
+    let picture = format!("/ui/runs/{run}/pictures/{}", Digest::compute(PNG));
+    assert!(chat.text.contains(&picture), "{}", chat.text);
+    assert!(chat.text.contains("pixel.png") && chat.text.contains("a.pdf"));
+    let shown = page_of(&app, "ann", &picture).await;
+    assert_eq!(shown.status, 200, "{}", shown.text);
+    assert_eq!(shown.text, String::from_utf8_lossy(PNG));
+    for (name, value) in [
+        ("content-type", "image/png"),
+        ("x-content-type-options", "nosniff"),
+        ("content-security-policy", "default-src 'none'; sandbox"),
+        ("cache-control", "private, max-age=3600"),
+        ("vary", "authorization"),
+    ] {
+        assert_eq!(shown.header(name), value, "{name}");
+    }
+
+    page_of(&app, "bob", &picture).await.problem(404);
+    app.get(&picture).await.problem(401);
+    for other in [
+        Digest::compute(PDF).to_string(),
+        Digest::compute(&png_with_suffix("copy")).to_string(),
+        "pixel.png".to_owned(),
+    ] {
+        let path = format!("/ui/runs/{run}/pictures/{other}");
+        page_of(&app, "ann", &path).await.problem(404);
+    }
 }
 
 #[tokio::test]

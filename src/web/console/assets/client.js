@@ -13,7 +13,7 @@ export function request(address, init = {}) {
   const headers = new Headers(init.headers);
   const key = getKey();
   if (key) headers.set("Authorization", `Bearer ${key}`);
-  return fetch(url, { ...init, headers, credentials: "omit", cache: "no-store" });
+  return fetch(url, { cache: "no-store", ...init, headers, credentials: "omit" });
 }
 
 /** Sends JSON to the API. Returns its answer; throws an error with the server's explanation. */

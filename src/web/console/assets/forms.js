@@ -55,7 +55,7 @@ export async function bodyOf(form, submitter) {
   if (submitter?.name) put(body, submitter.name, submitter.value);
   for (const field of form.querySelectorAll("[data-pictures]")) {
     const parts = [];
-    for (const file of field.files) parts.push({ type: "image", media_type: file.type, data: await base64(file) });
+    for (const file of field.files) parts.push({ type: "image", media_type: file.type, data: await base64(file), name: file.name });
     if (parts.length === 0) continue;
     const text = body[field.dataset.pictures];
     put(body, field.dataset.pictures, text ? [{ type: "text", text }, ...parts] : parts);

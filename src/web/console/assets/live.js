@@ -202,8 +202,13 @@ async function send(event) {
     const mine = item("user");
     mine.text.textContent = form.elements.input.value;
     for (const picture of form.querySelectorAll("[data-previews] img")) {
-      const shown = picture.cloneNode();
-      mine.entry.append(shown);
+      const figure = document.createElement("figure");
+      const caption = document.createElement("figcaption");
+      figure.className = "attached";
+      caption.className = "muted small";
+      caption.textContent = picture.alt;
+      figure.append(picture.cloneNode(), caption);
+      mine.entry.append(figure);
     }
     const reply = item("agent");
     reply.entry.dataset.active = "";

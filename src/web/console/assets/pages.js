@@ -3,6 +3,8 @@
 import { dropKey, getKey, request, setKey } from "./client.js";
 
 let generation = 0;
+/** The addresses of pictures in this page, and of their bytes in this tab. */
+const pictures = new Map();
 
 async function load(address) {
   const response = await request(address, { headers: { Accept: "text/html" } });
@@ -20,8 +22,22 @@ function showCurrent() {
   }
 }
 
+/** Shows the pictures of a server with keys, to which a browser would not send one. */
+async function showPictures(root) {
+  for (const image of root.querySelectorAll("img[data-picture]:not([src])")) {
+    const address = image.dataset.picture;
+    if (!pictures.has(address)) {
+      const response = await request(address, { cache: "default" }).catch(() => null);
+      if (!response?.ok) continue;
+      pictures.set(address, URL.createObjectURL(await response.blob()));
+    }
+    image.src = pictures.get(address);
+  }
+}
+
 function announce() {
   showCurrent();
+  showPictures(document);
   document.dispatchEvent(new Event("console:page"));
 }
 
@@ -43,6 +59,8 @@ export async function visit(address, { push = true, scroll = true } = {}) {
   }
   if (mine !== generation) return;
   if (push) history.pushState(null, "", loaded.url);
+  for (const address of pictures.values()) URL.revokeObjectURL(address);
+  pictures.clear();
   document.title = loaded.page.title;
   document.body.replaceWith(document.adoptNode(loaded.page.body));
   if (scroll) window.scrollTo(0, 0);
@@ -57,7 +75,9 @@ export async function refresh() {
   if (mine !== generation || status === 401) return false;
   for (const part of document.querySelectorAll("[data-live]")) {
     const newer = page.getElementById(part.id);
-    if (newer) replace(part, newer);
+    if (!newer) continue;
+    await showPictures(newer);
+    replace(part, newer);
   }
   document.dispatchEvent(new Event("console:refreshed"));
   return true;

@@ -95,7 +95,7 @@ async fn earlier(
 fn exchange(request: &ConsoleRequest, run: &Run) -> Markup {
     let answer = run.content.as_deref().or(run.partial_content.as_deref());
     html! {
-        li.user { (text_block(&run.input.to_plain_text())) }
+        li.user { (parts::message(request, run.id, &run.input)) }
         li.agent data-run=(run.id) data-active[!run.status.is_terminal()] {
             @if let Some(answer) = answer { (text_block(answer)) } @else { pre.text {} }
             @if let Some(error) = &run.error { p.error { (error.message) } }

@@ -10,7 +10,7 @@ use crate::store::Step;
 use crate::store::events::EventQuery;
 use crate::web::console::format;
 use crate::web::console::pages::run_actions;
-use crate::web::console::parts::{facts, json_block, query_string, text, text_block};
+use crate::web::console::parts::{self, facts, json_block, query_string, text, text_block};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::console::timeline::StepName;
 use crate::web::error::{Problem, quote};
@@ -140,7 +140,7 @@ fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
             (live_text())
         }
         h3 { @if run.task.is_some() { "Task" } @else { "Input" } }
-        (text_block(&run.input.to_plain_text()))
+        (parts::message(request, run.id, &run.input))
         h3 { "Run" }
         (facts(&list))
         @if !run.labels.is_empty() {
@@ -307,7 +307,7 @@ async fn call_view(request: &ConsoleRequest, run: &Run, id: &str) -> Result<Mark
             Some(result) => {
                 h4 { @if result.is_error { span.error { "Error" } } @else { "Result" } }
                 (text_block(&redactor.redact(&result.content)))
-                @for attachment in &result.attachments { p.muted { (attachment.placeholder()) "]" } }
+                @for attachment in &result.attachments { (parts::attached(request, run.id, attachment)) }
             }
         }
     })

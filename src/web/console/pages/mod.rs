@@ -9,6 +9,7 @@ pub mod compare;
 pub mod input_form;
 pub mod inspector;
 pub mod missing;
+pub mod picture;
 pub mod run;
 pub mod run_actions;
 pub mod runs;
