@@ -33,6 +33,8 @@ const EXACT_BITS: u32 = 6;
 const CLASS_BITS: u32 = EXACT_BITS - 1;
 const EXACT: u64 = 1 << EXACT_BITS;
 const CLASSES: u64 = 1 << CLASS_BITS;
+/// The bits of a number that are read with the arithmetic of 64 bits: nine groups of seven.
+const LOW_BITS: u32 = 63;
 
 /// The text is not an encoded sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,20 +43,41 @@ pub struct DamagedSums;
 
 impl UsageSums {
     pub fn add(&mut self, other: &Self) {
-        self.add_signed(other, 1);
-    }
-
-    pub fn subtract(&mut self, other: &Self) {
-        self.add_signed(other, -1);
-    }
-
-    fn add_signed(&mut self, other: &Self, sign: i64) {
         for (sum, more) in self.numbers_mut().into_iter().zip(other.numbers()) {
-            *sum = sum.saturating_add(more.saturating_mul(sign.into()));
+            *sum = sum.saturating_add(more);
         }
         for (class, count) in &other.durations.0 {
-            self.durations.add_to_class(*class, count * sign);
+            self.durations.add_to_class(*class, *count);
         }
+    }
+
+    /// Adds encoded sums. A report adds hundreds of thousands, so they are not decoded into a value of their own. After an
+    /// error, only a part is added.
+    pub fn add_encoded(&mut self, bytes: &[u8]) -> Result<(), DamagedSums> {
+        self.apply_encoded(bytes, 1)
+    }
+
+    /// Subtracts encoded sums. After an error, only a part is subtracted.
+    pub fn subtract_encoded(&mut self, bytes: &[u8]) -> Result<(), DamagedSums> {
+        self.apply_encoded(bytes, -1)
+    }
+
+    fn apply_encoded(&mut self, mut bytes: &[u8], sign: i64) -> Result<(), DamagedSums> {
+        for sum in self.numbers_mut() {
+            // Most numbers of most sums are zero.
+            if let [0, rest @ ..] = bytes {
+                bytes = rest;
+                continue;
+            }
+            let number = i128::try_from(read_number(&mut bytes)?).map_err(|_| DamagedSums)?;
+            *sum = sum.saturating_add(number * i128::from(sign));
+        }
+        while !bytes.is_empty() {
+            let class = u16::try_from(read_number(&mut bytes)?).map_err(|_| DamagedSums)?;
+            let count = i64::try_from(read_number(&mut bytes)?).map_err(|_| DamagedSums)?;
+            self.durations.add_to_class(class, count * sign);
+        }
+        Ok(())
     }
 
     /// Whether nothing is counted.
@@ -113,16 +136,9 @@ impl UsageSums {
         bytes
     }
 
-    pub fn decode(mut bytes: &[u8]) -> Result<Self, DamagedSums> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, DamagedSums> {
         let mut sums = Self::default();
-        for number in sums.numbers_mut() {
-            *number = i128::try_from(read_number(&mut bytes)?).map_err(|_| DamagedSums)?;
-        }
-        while !bytes.is_empty() {
-            let class = u16::try_from(read_number(&mut bytes)?).map_err(|_| DamagedSums)?;
-            let count = i64::try_from(read_number(&mut bytes)?).map_err(|_| DamagedSums)?;
-            sums.durations.add_to_class(class, count);
-        }
+        sums.add_encoded(bytes)?;
         Ok(sums)
     }
 }
@@ -184,8 +200,25 @@ fn write_number(bytes: &mut Vec<u8>, mut number: u128) {
 }
 
 fn read_number(bytes: &mut &[u8]) -> Result<u128, DamagedSums> {
+    let (mut low, mut shift) = (0_u64, 0);
+    while let [byte, rest @ ..] = *bytes {
+        *bytes = rest;
+        low |= u64::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte & 0x80 == 0 {
+            return Ok(low.into());
+        }
+        if shift == LOW_BITS {
+            return Ok(u128::from(low) | read_high(bytes)? << LOW_BITS);
+        }
+    }
+    Err(DamagedSums)
+}
+
+/// The rest of a number that is larger than [`LOW_BITS`].
+fn read_high(bytes: &mut &[u8]) -> Result<u128, DamagedSums> {
     let mut number = 0_u128;
-    for shift in (0..u128::BITS).step_by(7) {
+    for shift in (0..u128::BITS - LOW_BITS).step_by(7) {
         let (byte, rest) = bytes.split_first().ok_or(DamagedSums)?;
         *bytes = rest;
         number |= u128::from(byte & 0x7f) << shift;
@@ -242,10 +275,12 @@ mod tests {
         assert_eq!(stored.as_ref(), Ok(&sums));
         let mut twice = sums.clone();
         twice.add(&sums);
-        twice.subtract(&sums);
+        assert_eq!(twice.subtract_encoded(&sums.encode()), Ok(()));
         assert_eq!(twice, sums);
-        twice.subtract(&sums);
+        assert_eq!(twice.subtract_encoded(&sums.encode()), Ok(()));
         assert!(twice.is_empty() && twice.durations.percentile(50).is_none());
         assert!(UsageSums::decode(&[0x80]).is_err());
+        let too_large = [[0xff; 19].as_slice(), &[0x7f]].concat();
+        assert!(UsageSums::decode(&too_large).is_err());
     }
 }

@@ -7,7 +7,7 @@ use jiff::civil::Date;
 use rusqlite::{Connection, Row, named_params};
 
 use crate::domain::calendar::{self, QUARTERS_PER_DAY, quarter_from, quarter_of, quarter_start};
-use crate::domain::usage_sums::UsageSums;
+use crate::domain::usage_sums::{DamagedSums, UsageSums};
 use crate::store::StoreError;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
@@ -129,21 +129,25 @@ impl Groups {
     }
 
     /// The sums of the groups from quarter hour `start` to before `end`, without empty ones.
-    fn sum(&self, db: &Connection, start: i64, end: i64) -> StoreResult<HashMap<u32, UsageSums>> {
-        let mut sums = HashMap::new();
+    fn sum(&self, db: &Connection, start: i64, end: i64) -> StoreResult<Vec<(u32, UsageSums)>> {
+        let mut sums = GroupSums {
+            positions: vec![NO_GROUP; self.values.len()],
+            found: Vec::new(),
+        };
+        let (add, subtract) = (UsageSums::add_encoded, UsageSums::subtract_encoded);
         if end - start < MIN_QUARTERS_BY_DAY {
-            self.read(db, QUARTERS, (start, end), UsageSums::add, &mut sums)?;
+            self.read(db, QUARTERS, (start, end), add, &mut sums)?;
         } else {
             let (first, last) = (nearest_day(start), nearest_day(end));
-            self.read(db, DAYS, (first, last), UsageSums::add, &mut sums)?;
+            self.read(db, DAYS, (first, last), add, &mut sums)?;
             let (first, last) = (first * QUARTERS_PER_DAY, last * QUARTERS_PER_DAY);
-            self.read(db, QUARTERS, (start, first), UsageSums::add, &mut sums)?;
-            self.read(db, QUARTERS, (last, end), UsageSums::add, &mut sums)?;
-            self.read(db, QUARTERS, (first, start), UsageSums::subtract, &mut sums)?;
-            self.read(db, QUARTERS, (end, last), UsageSums::subtract, &mut sums)?;
+            self.read(db, QUARTERS, (start, first), add, &mut sums)?;
+            self.read(db, QUARTERS, (last, end), add, &mut sums)?;
+            self.read(db, QUARTERS, (first, start), subtract, &mut sums)?;
+            self.read(db, QUARTERS, (end, last), subtract, &mut sums)?;
         }
-        sums.retain(|_, sums| !sums.is_empty());
-        Ok(sums)
+        sums.found.retain(|(_, sums)| !sums.is_empty());
+        Ok(sums.found)
     }
 
     fn read(
@@ -151,8 +155,8 @@ impl Groups {
         db: &Connection,
         sql: &str,
         (start, end): (i64, i64),
-        apply: fn(&mut UsageSums, &UsageSums),
-        sums: &mut HashMap<u32, UsageSums>,
+        apply: fn(&mut UsageSums, &[u8]) -> Result<(), DamagedSums>,
+        sums: &mut GroupSums,
     ) -> StoreResult<()> {
         if start >= end {
             return Ok(());
@@ -174,14 +178,30 @@ impl Groups {
                 continue;
             };
             let bytes = row.get_ref(bytes).map_err(store_error)?;
-            let stored = bytes
-                .as_blob()
-                .ok()
-                .and_then(|it| UsageSums::decode(it).ok());
-            let stored = stored.ok_or_else(|| StoreError::Corrupt("a sum of usage".to_owned()))?;
-            apply(sums.entry(*group).or_default(), &stored);
+            let bytes = bytes.as_blob().map_err(|_| DamagedSums);
+            bytes
+                .and_then(|bytes| apply(sums.of(*group), bytes))
+                .map_err(|_| StoreError::Corrupt("a sum of usage".to_owned()))?;
         }
         Ok(())
+    }
+}
+
+/// The sums of the groups that have any.
+struct GroupSums {
+    /// By group, its position in `found`.
+    positions: Vec<u32>,
+    found: Vec<(u32, UsageSums)>,
+}
+
+impl GroupSums {
+    fn of(&mut self, group: u32) -> &mut UsageSums {
+        let position = &mut self.positions[group as usize];
+        if *position == NO_GROUP {
+            *position = self.found.len() as u32;
+            self.found.push((group, UsageSums::default()));
+        }
+        &mut self.found[*position as usize].1
     }
 }
 
