@@ -120,10 +120,13 @@ impl Usage {
         if let Some(groups) = read(request, both, since).await? {
             return Ok(Self { groups, days: None });
         }
-        let groups = read(request, vec![by], since).await?;
+        let (groups, days) = tokio::try_join!(
+            read(request, vec![by], since),
+            read(request, vec![UsageDimension::Day], since),
+        )?;
         Ok(Self {
             groups: groups.ok_or_else(too_many_groups)?,
-            days: read(request, vec![UsageDimension::Day], since).await?,
+            days,
         })
     }
 }
