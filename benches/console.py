@@ -34,7 +34,7 @@ MAX_KILOBYTES = 80
 
 SCRIPT = '[[replies]]\ntext = "The report is good."\ninput_tokens = 900\noutput_tokens = 300\n'
 CALL = '[[replies.tool_calls]]\nname = "call_agent"\narguments = {{ agent = "{}", task = "part {} of the work" }}\n'
-LOOK = '[[replies]]\ntext = "I look."\ntool_calls = [{{ name = "find_path", arguments = {{ glob = "*{}.md" }} }}]\n'
+LOOK = '[[replies]]\ntext = "I look."\ntool_calls = [{{ name = "find_path", arguments = {{ pattern = "*{}.md" }} }}]\n'
 DONE = '[[replies]]\ntext = "done"\n'
 
 

@@ -205,7 +205,7 @@ impl RunTimeline {
             "approval.requested" => self.start_call(&fields, SpanKind::Waiting, now),
             "approval.decided" | "agent.returned" => self.end_call(&fields, now),
             "tool.completed" => self.end_call(&fields, now),
-            name if is_terminal(name) => self.close_all(now),
+            name if is_terminal(name) => self.end(name, now),
             _ => {}
         }
     }
@@ -215,6 +215,20 @@ impl RunTimeline {
         for step in &mut self.steps {
             close(&mut step.spans, now);
         }
+    }
+
+    /// What the run was doing when it ended has no event of its own.
+    fn end(&mut self, name: &str, now: i64) {
+        let outcome = name.strip_prefix("run.").unwrap_or(name);
+        let is_open =
+            |step: &&mut StepRow| step.spans.last().is_some_and(|span| span.end.is_none());
+        for step in self.steps.iter_mut().filter(is_open) {
+            step.is_error |= outcome == "failed";
+            if step.label.is_empty() {
+                outcome.clone_into(&mut step.label);
+            }
+        }
+        self.close_all(now);
     }
 
     /// The process that drove the run ended at an unknown time: what it did until then is drawn until now.
@@ -389,8 +403,13 @@ mod tests {
             span(SpanKind::Model, 5, 6),
         ];
         assert_eq!(turn.spans, model);
-        assert!(tool.is_error && tool.label == "write_file");
+        assert!(tool.is_error && tool.label == "write_file" && !turn.is_error);
         let waited = [span(SpanKind::Waiting, 6, 8), span(SpanKind::Tool, 8, 9)];
         assert_eq!(tool.spans, waited);
+        add(&mut run, "turn.started", 9, r#","turn":2"#);
+        add(&mut run, "run.failed", 11, "");
+        let last = run.steps.last().expect("a turn");
+        assert!(last.is_error && last.label == "failed");
+        assert_eq!(last.spans, [span(SpanKind::Model, 9, 11)]);
     }
 }

@@ -150,9 +150,18 @@ function item(kind) {
   return { entry, text };
 }
 
+function runLink(run, text) {
+  const place = document.createElement("p");
+  place.className = "small muted";
+  const link = document.createElement("a");
+  link.href = `${document.documentElement.dataset.prefix}/ui/runs/${run}`;
+  link.textContent = text;
+  place.append(link);
+  return place;
+}
+
 /** Shows the answer of a run at the end of a conversation while it is written. */
 async function followAnswer(run, entry, text, signal) {
-  const prefix = document.documentElement.dataset.prefix;
   const say = sentences();
   for await (const event of events(run, 0, signal)) {
     const data = JSON.parse(event.data);
@@ -162,6 +171,11 @@ async function followAnswer(run, entry, text, signal) {
       say(data.text);
     }
     if (event.name === "turn.started" || event.name === "text.withdrawn") text.textContent = "";
+    if (event.name === "approval.requested") {
+      entry.querySelector("p.small")?.remove();
+      entry.append(runLink(run, `${data.tool} waits for approval: open the run`));
+    }
+    if (event.name === "approval.decided") entry.querySelector("p.small")?.remove();
     if (event.name === "run.completed") {
       if (!text.textContent) say(data.content);
       text.textContent = data.content;
@@ -176,14 +190,8 @@ async function followAnswer(run, entry, text, signal) {
     entry.scrollIntoView({ block: "nearest" });
   }
   say();
-  const place = document.createElement("p");
-  place.className = "small muted";
-  const link = document.createElement("a");
-  link.href = `${prefix}/ui/runs/${run}`;
-  link.textContent = "Open the run";
-  place.append(link);
   entry.querySelector("p.small")?.remove();
-  entry.append(place);
+  entry.append(runLink(run, "Open the run"));
   entry.removeAttribute("data-active");
 }
 

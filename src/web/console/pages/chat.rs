@@ -99,7 +99,11 @@ fn exchange(request: &ConsoleRequest, run: &Run) -> Markup {
         li.agent data-run=(run.id) data-active[!run.status.is_terminal()] {
             @if let Some(answer) = answer { (text_block(answer)) } @else { pre.text {} }
             @if let Some(error) = &run.error { p.error { (error.message) } }
-            p.small.muted { a href=(request.run_href(run.id)) { "Open the run" } }
+            p.small.muted {
+                a href=(request.run_href(run.id)) {
+                    @if let Some(cause) = parts::waiting_for(run) { "The run waits " (cause) ": open it" } @else { "Open the run" }
+                }
+            }
         }
     }
 }

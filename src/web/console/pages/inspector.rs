@@ -173,7 +173,7 @@ async fn turn_view(request: &ConsoleRequest, run: &Run, turn: u32) -> Result<Mar
         @if request.may(KeyScope::Run) { div.actions { (run_actions::fork(&fork, Some(turn))) } }
         (turn_facts(&detail.turn))
         (reply(request, run, &detail))
-        @if detail.turn.attempts.len() > 1 { (attempts(&detail.turn)) }
+        @if detail.turn.attempts.len() > 1 || detail.reply.is_none() { (attempts(&detail.turn)) }
         h3 { "Request as sent" }
         @match &detail.request {
             None => p.muted { "The server does not record requests, or the turn sent none." },
