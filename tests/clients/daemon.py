@@ -3,7 +3,9 @@ the daemon and of a server that restarts it at each POST."""
 
 from __future__ import annotations
 
+import faulthandler
 import http.server
+import os
 import pathlib
 import signal
 import socket
@@ -43,6 +45,10 @@ AGENTS = {
     "careful": (TOOLS + 'approve = ["write_file"]\n', WRITES),
     "failing": (TOOLS, '[[replies]]\nerrors = [{ category = "bad_request", times = 9 }]\ntext = "x"\n'),
 }
+
+
+# Seconds; the checks take half a minute on a slow machine.
+TIME_LIMIT = 300
 
 
 class Daemon:
@@ -88,8 +94,16 @@ class Daemon:
         self.start()
 
     def __enter__(self) -> Daemon:
+        timer = threading.Timer(TIME_LIMIT, self._give_up)
+        timer.daemon = True
+        timer.start()
         self.start()
         return self
+
+    def _give_up(self) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        self.kill()
+        os._exit(1)
 
     def __exit__(self, *_: object) -> None:
         self.kill()
@@ -112,7 +126,7 @@ def main(axed: str, *command: str) -> int:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Control)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         control = f"http://127.0.0.1:{server.server_address[1]}"
-        return subprocess.run([*command, daemon.url, control]).returncode
+        return subprocess.run([*command, daemon.url, control], timeout=TIME_LIMIT - 10).returncode
 
 
 if __name__ == "__main__":

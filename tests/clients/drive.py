@@ -4,12 +4,14 @@ OpenAPI document."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import pathlib
 import re
 import sys
 import threading
 import typing
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -67,11 +69,36 @@ def restart_meanwhile(daemon: Daemon) -> threading.Thread:
     return thread
 
 
+def check_dropped_stream(client: Client, run_id: str) -> None:
+    """The garbage collector finds a dropped stream at any time: here while the connection pool's lock is held."""
+
+    def collect(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_name == "_assign_requests_to_connections":
+            collected.append(gc.collect())
+
+    dropped: list[Any] = [client.events(run_id)]
+    collected: list[int] = []
+    gc.disable()
+    try:
+        assert next(dropped[0])["seq"] == 1
+        dropped.append(dropped)
+        del dropped
+        sys.setprofile(collect)
+        client.get(run_id)
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    assert any(collected), collected
+    assert client.get(run_id)["id"] == run_id
+
+
 def drive(daemon: Daemon) -> None:
     client = Client(daemon.url)
     assert {agent["name"] for agent in client.agents()} >= {"quick", "slow"}
     run = client.run("quick", "go", labels={"team": "blue"})
     assert run["content"] == "done" and client.get(run["id"]) == run
+
+    check_dropped_stream(client, run["id"])
 
     # The daemon is killed in the middle of a stream and of a wait.
     stream = client.stream("slow", "go")

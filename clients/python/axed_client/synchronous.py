@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import weakref
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -23,6 +25,10 @@ from axed_client.types import (
 )
 
 T = TypeVar("T")
+
+#: Streams that were dropped before their end. The garbage collector may run anywhere, also while httpcore holds the lock of
+#: its pool, which closing a response takes again: the next call closes them, not the collector.
+_abandoned: deque[Generator[RunEvent, None, None]] = deque()
 
 
 class Client:
@@ -198,6 +204,7 @@ class Client:
         if isinstance(step, Sleep):
             time.sleep(step.seconds)
             return None
+        _close_abandoned()
         try:
             response = self._http.send(self._build(step))
         except httpx.TransportError as error:
@@ -220,9 +227,9 @@ class RunStream:
     deltas of texts are lost with a connection."""
 
     def __init__(self, client: Client, cursor: Cursor) -> None:
-        self._client = client
         self._cursor = cursor
-        self._events = self._follow()
+        self._events = _follow(client, cursor)
+        weakref.finalize(self, _abandoned.append, self._events)
 
     @property
     def run_id(self) -> str | None:
@@ -235,7 +242,7 @@ class RunStream:
         return self._cursor.after
 
     def __iter__(self) -> Iterator[RunEvent]:
-        return self._events
+        return self
 
     def __next__(self) -> RunEvent:
         return next(self._events)
@@ -244,28 +251,38 @@ class RunStream:
         """Ends the stream; the run continues."""
         self._events.close()
 
-    def _follow(self) -> Generator[RunEvent, None, None]:
-        cursor, client = self._cursor, self._client
-        while not cursor.is_over:
-            cause: Exception | None = None
+
+def _follow(client: Client, cursor: Cursor) -> Generator[RunEvent, None, None]:
+    while not cursor.is_over:
+        _close_abandoned()
+        cause: Exception | None = None
+        try:
+            response = client._http.send(client._build(cursor.request()), stream=True)
             try:
-                response = client._http.send(client._build(cursor.request()), stream=True)
-                try:
-                    content = response.read() if response.status_code >= 400 else b""
-                    pause = cursor.opened(response.status_code, response.headers, content)
-                    if pause is not None:
-                        time.sleep(pause)
-                        continue
-                    parser = EventParser()
-                    for chunk in response.iter_bytes():
-                        for event in parser.feed(chunk):
-                            if cursor.accept(event):
-                                yield event
-                            if cursor.is_over:
-                                return
-                finally:
-                    response.close()
-            except httpx.TransportError as error:
-                cause = error
-            if not cursor.is_over:
-                time.sleep(cursor.lost(cause))
+                content = response.read() if response.status_code >= 400 else b""
+                pause = cursor.opened(response.status_code, response.headers, content)
+                if pause is not None:
+                    time.sleep(pause)
+                    continue
+                parser = EventParser()
+                for chunk in response.iter_bytes():
+                    for event in parser.feed(chunk):
+                        if cursor.accept(event):
+                            yield event
+                        if cursor.is_over:
+                            return
+            finally:
+                response.close()
+        except httpx.TransportError as error:
+            cause = error
+        if not cursor.is_over:
+            time.sleep(cursor.lost(cause))
+
+
+def _close_abandoned() -> None:
+    while _abandoned:
+        try:
+            events = _abandoned.popleft()
+        except IndexError:  # another thread was faster
+            return
+        events.close()
