@@ -46,11 +46,7 @@ pub fn compile_schema_blocking(raw: Arc<RawValue>) -> Result<Schema, String> {
     let schema = Schema::parse(raw)?;
     let checked = match schema.compile_inline() {
         Some(checked) => checked,
-        None => thread::scope(|scope| {
-            let spawned = thread_builder().spawn_scoped(scope, || schema.compile());
-            let thread = spawned.map_err(|error| spawn_failed(&error))?;
-            thread.join().unwrap_or_else(|_| Err(check_failed()))
-        }),
+        None => run_on_scoped_thread(|| schema.compile())?,
     };
     checked.map(|()| schema)
 }
@@ -98,6 +94,20 @@ pub async fn check_value(
         Ok((value, mismatches)) if mismatches.is_empty() => Ok(value),
         Ok((_, mismatches)) => Err(mismatches),
         Err(why) => Err(vec![Mismatch::of_whole(why)]),
+    }
+}
+
+/// As [`check_value`], for callers that may block.
+pub fn check_value_blocking(raw: Arc<RawValue>, value: &Value) -> Result<(), Vec<Mismatch>> {
+    let whole = |why: String| vec![Mismatch::of_whole(why)];
+    let schema = Schema::parse(raw).map_err(whole)?;
+    let mismatches = match schema.mismatches_inline(value) {
+        Some(mismatches) => mismatches,
+        None => run_on_scoped_thread(|| schema.mismatches(value)).map_err(whole)?,
+    };
+    match mismatches.is_empty() {
+        true => Ok(()),
+        false => Err(mismatches),
     }
 }
 
@@ -166,6 +176,15 @@ async fn run_on_thread<T: Send + 'static>(
     });
     spawned.map_err(|error| spawn_failed(&error))?;
     receiver.await.unwrap_or_else(|_| Err(check_failed()))
+}
+
+/// Runs `work`, which limits its own time, on a thread with a large stack, and blocks until it ends.
+fn run_on_scoped_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let spawned = thread_builder().spawn_scoped(scope, work);
+        let thread = spawned.map_err(|error| spawn_failed(&error))?;
+        thread.join().map_err(|_| check_failed())
+    })
 }
 
 fn thread_builder() -> thread::Builder {

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::catalog::documents::{AgentDocuments, Documents};
 use crate::catalog::file_checks::{check_names, lint};
 use crate::catalog::file_reader::{FileReader, ModelProblems, non_blank};
-use crate::catalog::{Draft, LoadError};
+use crate::catalog::{Draft, LoadError, schedules};
 use crate::config::document::{self, MAX_SHOWN_PROBLEMS, Problem, ProblemKind};
 use crate::config::positions::Positions;
 use crate::config::table_reader::{self, TableReader};
@@ -99,7 +99,10 @@ pub fn read_with(
         kind: ProblemKind::RuleViolation,
     });
     let others = invalid_models.chain(problems);
-    let others: Vec<Problem> = others.chain(check_names(&agent, &positions)).collect();
+    let others = others.chain(check_names(&agent, &positions));
+    let others: Vec<Problem> = others
+        .chain(schedules::check_inputs(&agent, &positions))
+        .collect();
     if is_malformed {
         let mut invalid = malformed(sorted(others));
         // A misspelled key is missing, too: only a check lists both.

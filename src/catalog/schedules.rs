@@ -1,15 +1,21 @@
-//! Reads `[[schedules]]` of an agent file, and the keys that they share with `[[triggers]]`.
+//! Reads and checks `[[schedules]]` of an agent file, and reads the keys that they share with `[[triggers]]`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::tz::{self, TimeZone};
+use serde_json::{Map, Value as Json};
 
+use crate::config::document::{Problem, ProblemKind, Value};
+use crate::config::positions::Positions;
 use crate::config::table_reader::TableReader;
-use crate::domain::agent::is_agent_name;
+use crate::domain::agent::{Agent, is_agent_name};
 use crate::domain::calendar::time_zone;
 use crate::domain::cron::Cron;
-use crate::domain::schedule::{MAX_SCHEDULES, Missed, Overlap, Schedule};
+use crate::domain::json_schema::compiled::Mismatch;
+use crate::domain::schedule::{MAX_SCHEDULES, Missed, Overlap, Schedule, ScheduleInput};
 use crate::domain::suggestion;
+use crate::validation;
 
 /// As in requests for runs.
 const MAX_LABELS: usize = 64;
@@ -56,7 +62,7 @@ fn parse_schedule(s: &mut TableReader<'_>) -> Option<Schedule> {
         true => s.parsed_text("timezone", parse_zone),
         false => Some(("UTC".to_owned(), TimeZone::UTC)),
     };
-    let input = read_text(s, "input");
+    let input = read_input(s, "input");
     let overlaps = [
         ("skip", Overlap::Skip),
         ("queue", Overlap::Queue),
@@ -78,6 +84,59 @@ fn parse_schedule(s: &mut TableReader<'_>) -> Option<Schedule> {
         missed,
         labels,
         key,
+    })
+}
+
+/// A text, or an object; a blank text means unset.
+fn read_input(schedule: &mut TableReader<'_>, key: &'static str) -> Option<ScheduleInput> {
+    let node = schedule.take_node(key)?;
+    match (&node.value, node.to_json()) {
+        (Value::String(text), _) if text.trim().is_empty() => None,
+        (Value::String(text), _) => Some(ScheduleInput::Text(text.clone())),
+        (Value::Table(_), Json::Object(object)) => Some(ScheduleInput::Object(object)),
+        (other, _) => {
+            let why = format!("must be a string or a table, not {}", other.type_name());
+            schedule.push_invalid(&node, key, &why);
+            None
+        }
+    }
+}
+
+/// Checks the inputs of an agent's schedules as requests are checked, so that none is refused only at its time.
+pub fn check_inputs(agent: &Agent, positions: &Positions) -> Vec<Problem> {
+    if agent.input_schema.is_none() && positions.get("input_schema").is_some() {
+        // The schema has an error of its own.
+        return Vec::new();
+    }
+    let schedules = agent.schedules.iter().enumerate();
+    let problems = schedules.filter_map(|(index, schedule)| {
+        let why = check_input(agent, schedule.input.as_ref()).err()?;
+        let path = format!("schedules[{index}].input");
+        Some(positions.problem(&path, format!("{path} {why}"), ProblemKind::RuleViolation))
+    });
+    problems.collect()
+}
+
+fn check_input(agent: &Agent, input: Option<&ScheduleInput>) -> Result<(), String> {
+    let Some(schema) = &agent.input_schema else {
+        return match input {
+            Some(ScheduleInput::Object(_)) => {
+                Err("is a table, but the agent takes a text: it has no [input_schema]".to_owned())
+            }
+            _ => Ok(()),
+        };
+    };
+    let object = match input {
+        None => Map::new(),
+        Some(ScheduleInput::Object(object)) => object.clone(),
+        Some(ScheduleInput::Text(text)) => serde_json::from_str(text).map_err(|_| {
+            "must be a table, or the JSON of an object: the agent has an [input_schema]".to_owned()
+        })?,
+    };
+    let checked = validation::check_value_blocking(Arc::clone(schema), &Json::Object(object));
+    checked.map_err(|mismatches| {
+        let reasons: Vec<String> = mismatches.iter().map(Mismatch::to_string).collect();
+        format!("does not fit [input_schema]: {}", reasons.join("; "))
     })
 }
 

@@ -216,7 +216,7 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 #   name = "morning"
 #   cron = "30 7 * * mon-fri"
 #   timezone = "Europe/Berlin"      # unset means UTC
-#   input = "Sum up the tickets of yesterday."
+#   input = "Sum up the tickets of yesterday." # a table if there is an input_schema
 #   overlap = "skip"                # if the last run has not ended: skip, queue (one waits) or allow
 #   missed = "skip"                 # times without a daemon: skip, or once for the latest of the last day
 #   labels = { team = "blue" }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::tz::TimeZone;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
 
 use crate::domain::cron::Cron;
 
@@ -27,7 +28,7 @@ pub struct Schedule {
     #[schemars(skip)]
     pub zone: TimeZone,
     /// The input of the runs; null means that of a run without one.
-    pub input: Option<String>,
+    pub input: Option<ScheduleInput>,
     /// What happens at a time at which the last run has not ended.
     pub overlap: Overlap,
     /// What happens to times at which the daemon did not run.
@@ -43,6 +44,16 @@ impl Schedule {
     pub fn times(&self) -> String {
         format!("{} {}", self.cron, self.timezone)
     }
+}
+
+/// The input of a schedule's runs.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum ScheduleInput {
+    /// A text.
+    Text(String),
+    /// An object that fits the agent's `input_schema`.
+    Object(Map<String, Value>),
 }
 
 /// What happens at a time at which the last run of the schedule has not ended.

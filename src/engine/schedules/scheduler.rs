@@ -7,13 +7,14 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::domain::content::Content;
 use crate::domain::run::{Run, RunId, now};
-use crate::domain::schedule::{Overlap, Schedule};
+use crate::domain::schedule::{Overlap, Schedule, ScheduleInput};
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::run_owners::{OwnerError, RunOwners};
 use crate::engine::runner::Runner;
@@ -281,9 +282,17 @@ impl Scheduler {
         schedule: &Schedule,
         claim: Option<IdempotencyClaim>,
     ) -> Result<Arc<Run>, TriggerError> {
+        let is_object_input = matches!(schedule.input, Some(ScheduleInput::Object(_)));
+        let input = schedule.input.as_ref().map(|input| match input {
+            ScheduleInput::Text(text) => Content::from(text.clone()),
+            ScheduleInput::Object(object) => {
+                Content::from(Value::Object(object.clone()).to_string())
+            }
+        });
         let request = RunRequest {
             agent: id.agent.clone(),
-            input: schedule.input.clone().map(Content::from),
+            input,
+            is_object_input,
             labels: schedule.labels.clone(),
             owner: self.owners.owner(&id.agent, schedule.key.as_deref())?,
             claim,

@@ -6,8 +6,12 @@ use crate::support::daemon::axed_command;
 
 /// What `axed agents check` prints for an agent with this schedule.
 fn check(schedule: &str, config: &str) -> String {
-    let home = tempfile::tempdir().expect("a directory");
     let agent = format!("name = \"a\"\nmodel = \"scripted/x\"\n[[schedules]]\n{schedule}\n");
+    check_agent(&agent, config)
+}
+
+fn check_agent(agent: &str, config: &str) -> String {
+    let home = tempfile::tempdir().expect("a directory");
     std::fs::create_dir(home.path().join("agents")).expect("a directory");
     std::fs::write(home.path().join("agents/a.toml"), agent).expect("a file");
     std::fs::write(home.path().join("axed.toml"), config).expect("a file");
@@ -72,6 +76,47 @@ fn errors_name_line_key_and_field() {
     ] {
         let found = check(schedule, "");
         assert!(found.contains(expected), "{schedule}\n{found}");
+    }
+}
+
+#[test]
+fn an_input_that_the_agent_would_refuse_is_an_error_of_the_file() {
+    const OBJECTS: &str = "[input_schema]\ntype = \"object\"\nrequired = [\"days\"]\nproperties = { days = { type = \"integer\" } }\n";
+    for (schema, input, expected) in [
+        (
+            "",
+            "input = 3",
+            "a.toml:6:1: error: schedules[0].input must be a string or a table, not a whole number",
+        ),
+        (
+            "",
+            "input = { days = 1 }",
+            "a.toml:6:1: error: schedules[0].input is a table, but the agent takes a text: it has no [input_schema]",
+        ),
+        (
+            OBJECTS,
+            "input = { days = \"one\" }",
+            "a.toml:6:1: error: schedules[0].input does not fit [input_schema]: /days: ",
+        ),
+        (
+            OBJECTS,
+            "input = \"yesterday\"",
+            "a.toml:6:1: error: schedules[0].input must be a table, or the JSON of an object",
+        ),
+        (
+            OBJECTS,
+            "",
+            "a.toml:3:1: error: schedules[0].input does not fit [input_schema]: ",
+        ),
+        (OBJECTS, "input = { days = 1 }", ""),
+        (OBJECTS, "input = '{\"days\": 1}'", ""),
+    ] {
+        let schedule = format!("[[schedules]]\nname = \"x\"\ncron = \"0 9 * * *\"\n{input}\n");
+        let agent = format!("name = \"a\"\nmodel = \"scripted/x\"\n{schedule}{schema}");
+        let found = check_agent(&agent, "");
+        assert!(found.contains(expected), "{agent}\n{found}");
+        let has_error = found.contains("schedules[0]");
+        assert_eq!(has_error, !expected.is_empty(), "{agent}\n{found}");
     }
 }
 

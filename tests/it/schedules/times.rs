@@ -50,6 +50,27 @@ async fn a_time_of_this_minute_starts_a_run_with_the_settings_of_the_schedule() 
 }
 
 #[tokio::test]
+async fn an_object_is_the_input_of_an_agent_that_takes_objects() {
+    let schema =
+        "[input_schema]\ntype = \"object\"\nproperties = { days = { type = \"integer\" } }\n";
+    let schedule = schedule_at(HOUR, "").replace("input = \"go\"", "input = { days = 3 }");
+    let template = "input_template = \"The last {days} days\"\n";
+    let app = TestApp::setup()
+        .agent("solo", &format!("{template}{schema}{schedule}"))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    assert_eq!(only_schedule(&app).await["input"], json!({"days": 3}));
+    let started = app.post("/schedules/solo/daily/trigger", &json!({})).await;
+    let id = started.json()["id"].as_str().expect("a run").to_owned();
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.status(), "completed");
+    assert_eq!(run["input"], r#"{"days":3}"#);
+    let request = app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(request.user_messages(), ["The last 3 days"]);
+}
+
+#[tokio::test]
 async fn a_time_starts_one_run_even_if_the_daemon_is_killed_before_it_knows_of_it() {
     let mut app = daemon_that_was_down(HOUR, "missed = \"once\"").await;
     let first = app.get_until("/schedules", has_last_run).await.json();
