@@ -303,6 +303,7 @@ async fn shipped_agents_are_valid_and_run() {
         ("writer-scripted", 1),
         ("critic-scripted", 1),
         ("librarian-scripted", 1),
+        ("digest-scripted", 1),
     ] {
         let ended = ended(in_clone(&["run", agent, "the input", "--json"])).await;
         let run: Value = serde_json::from_str(ended.with(0)).expect("JSON");
