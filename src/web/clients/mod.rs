@@ -5,6 +5,7 @@ use crate::web::route::Route;
 
 pub mod a2a;
 pub mod ag_ui;
+pub mod attachment;
 pub mod call_id;
 pub mod client_tools;
 pub mod history;

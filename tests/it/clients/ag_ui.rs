@@ -4,6 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::attachments::{PDF, PNG, base64};
 use crate::support::provider::answer::{calls, fails, hangs, says};
 use crate::tools::approvals::{careful, writes, wrote};
 
@@ -81,6 +82,100 @@ async fn a_run_is_the_events_of_a_chat() {
     events(&app, "solo", &input("r2", &messages)).await;
     let request = app.provider.requests().remove(1);
     assert_eq!(request.user_messages(), ["I am Ada", "Who am I?"]);
+}
+
+#[tokio::test]
+async fn pictures_and_documents_are_attachments_of_the_run() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("a dot"), says("the same")]);
+    let inline =
+        |kind: &str, value: String| json!({ "type": "data", "mimeType": kind, "value": value });
+    let picture = inline("image/png", base64(PNG));
+    let document = inline("application/pdf", base64(PDF));
+    let content = json!([
+        { "type": "text", "text": "What is it?" },
+        { "type": "image", "source": picture },
+        { "type": "document", "source": document, "metadata": { "filename": "a.pdf" } },
+    ]);
+    let message = json!({ "id": "m1", "role": "user", "content": content });
+    let first = events(&app, "solo", &input("r1", std::slice::from_ref(&message))).await;
+    let run = first[0]["metadata"]["axed/run_id"].as_str().expect("an id");
+    let parts = app.find(run).await["input"].clone();
+    let kinds: Vec<&Value> = [0, 1, 2].map(|at| &parts[at]["type"]).to_vec();
+    assert_eq!(kinds, ["text", "image", "file"]);
+    assert_eq!(parts[2]["name"], "a.pdf");
+    let mut messages = snapshot(&first);
+    assert_eq!(messages[0], message);
+    // Clients of earlier versions send binary parts, and a URL can hold its data.
+    let url = format!("data:image/png;base64,{}", base64(PNG));
+    let content = json!([
+        { "type": "binary", "mimeType": "image/png", "data": base64(PNG) },
+        { "type": "image", "source": { "type": "url", "value": url } },
+    ]);
+    messages.push(json!({ "id": "m2", "role": "user", "content": content }));
+    events(&app, "solo", &input("r2", &messages)).await;
+    let sent = app.provider.requests().remove(1);
+    let sent = sent.messages().last().expect("a message").to_string();
+    assert_eq!(sent.matches(&base64(PNG)).count(), 2, "{sent}");
+}
+
+#[tokio::test]
+async fn parts_that_no_run_can_have_are_refused_by_their_place() {
+    let app = TestApp::setup()
+        .agent("solo", "")
+        .config("[limits]\nattachments = 1\n")
+        .spawn()
+        .await;
+    let png = base64(PNG);
+    let picture = json!({ "type": "image", "source": { "type": "data", "mimeType": "image/png", "value": png } });
+    let typed = |kind: &str| json!({ "type": "document", "source": { "type": "data", "mimeType": kind, "value": png } });
+    for (parts, status, expected) in [
+        (
+            json!([{ "type": "video", "source": {} }]),
+            422,
+            "/messages/0/content/0/type: video is not supported",
+        ),
+        (
+            json!([{ "type": "image", "source": { "type": "file", "value": "f_1" } }]),
+            422,
+            "/messages/0/content/0/source: is a file of a provider",
+        ),
+        (
+            json!([{ "type": "image" }]),
+            422,
+            "/messages/0/content/0: is no part of a message: missing field `source`",
+        ),
+        (
+            json!([{ "type": "image", "source": { "type": "url", "value": "ftp://a/b" } }]),
+            422,
+            "/messages/0/content/0/source/value: ",
+        ),
+        (
+            json!([typed("text/csv")]),
+            422,
+            "/messages/0/content/0/source/mimeType: \"text/csv\" is not supported",
+        ),
+        (
+            json!([typed("application/pdf")]),
+            422,
+            "says application/pdf, but the bytes are image/png",
+        ),
+        (
+            json!([picture, picture]),
+            413,
+            "/messages/0/content/1/source/value: a request has at most 1 images and files",
+        ),
+    ] {
+        let message = json!({ "id": "m1", "role": "user", "content": parts });
+        let refused = post(&app, "solo", &input("r1", &[message])).await;
+        assert_eq!(refused.status, status, "{}", refused.text);
+        let message = refused.json()["message"]
+            .as_str()
+            .expect("a message")
+            .to_owned();
+        assert!(message.contains(expected), "{message}");
+    }
+    assert!(app.provider.requests().is_empty());
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::unfold;
 
+use crate::domain::content::Content;
 use crate::domain::run::Run;
 use crate::engine::admission::sessions::OnBusy;
 use crate::engine::record::journal::Subscription;
@@ -56,14 +57,14 @@ pub async fn post(
         Problem::invalid_field("/threadId", why)
     })?;
     let found = if input.resume.is_empty() {
-        let new = input.new_messages()?;
+        let new = input.new_messages(state.settings.attachments)?;
         match find_waiting_run(&state, &principal, &agent, &new).await? {
             Some(found) => found,
             None => {
                 let run_request = RunRequest {
                     agent,
                     owner: principal.key_name().map(str::to_owned),
-                    input: Some(required_text(new)?.into()),
+                    input: Some(required_content(new)?),
                     context: input.context_text(),
                     session: Some(session),
                     // A run that waits for the client would make this one wait too.
@@ -130,8 +131,8 @@ async fn find_waiting_run(
     let mut results = new.results.clone();
     results.retain(|result| calls.iter().any(|call| call.id == result.call_id));
     let subscription = state.runner.subscribe(run.id);
-    let message = new.text.as_deref().map(Into::into);
-    let continued = results::continue_run(state, owner, agent, &results, message.as_ref()).await?;
+    let continued =
+        results::continue_run(state, owner, agent, &results, new.content.as_ref()).await?;
     let Some(continued) = continued else {
         return Ok(None);
     };
@@ -148,9 +149,9 @@ async fn find_waiting_run(
     }))
 }
 
-fn required_text(new: NewMessages) -> Result<String, Problem> {
-    match (new.text, new.results.is_empty()) {
-        (Some(text), _) => Ok(text),
+fn required_content(new: NewMessages) -> Result<Content, Problem> {
+    match (new.content, new.results.is_empty()) {
+        (Some(content), _) => Ok(content),
         (None, true) => {
             let why = "ends with no message of the user, and there is no resume";
             Err(Problem::invalid_field("/messages", why))

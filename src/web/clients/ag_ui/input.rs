@@ -5,10 +5,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::config::AttachmentLimits;
 use crate::domain::agent::client_additions::ClientAdditions;
+use crate::domain::content::Content;
 use crate::domain::message::ToolResult;
+use crate::web::clients::ag_ui::content;
 use crate::web::clients::client_tools::{self, FunctionInput};
 use crate::web::error::Problem;
+use crate::web::extract::content::AttachmentCounter;
 
 /// Members that axed has no use for, such as `state` and `forwardedProps`, are passed over.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -50,21 +54,22 @@ pub struct ResumeEntry {
 /// The messages after the agent's last reply.
 #[derive(Debug, Default)]
 pub struct NewMessages {
-    /// What the user wrote; messages are separated by blank lines.
-    pub text: Option<String>,
+    /// What the user wrote.
+    pub content: Option<Content>,
     /// Results of tools that the client executed.
     pub results: Vec<ToolResult>,
 }
 
 impl RunAgentInput {
-    pub fn new_messages(&self) -> Result<NewMessages, Problem> {
+    pub fn new_messages(&self, limits: AttachmentLimits) -> Result<NewMessages, Problem> {
+        let mut counter = AttachmentCounter::new(limits);
         let is_reply = |message: &Value| message["role"] == "assistant";
         let start = self.messages.iter().rposition(is_reply);
         let start = start.map_or(0, |at| at + 1);
-        let (mut texts, mut results) = (Vec::new(), Vec::new());
+        let (mut parts, mut results) = (Vec::new(), Vec::new());
         for (at, message) in self.messages.iter().enumerate().skip(start) {
             match message["role"].as_str() {
-                Some("user") => texts.push(text_of(message, at)?),
+                Some("user") => parts.extend(content::parse(message, at, &mut counter)?),
                 Some("tool") => {
                     let call = message["toolCallId"].as_str().unwrap_or_default();
                     let error = message["error"].as_str();
@@ -78,7 +83,7 @@ impl RunAgentInput {
             }
         }
         Ok(NewMessages {
-            text: (!texts.is_empty()).then(|| texts.join("\n\n")),
+            content: (!parts.is_empty()).then(|| content::join(parts)),
             results,
         })
     }
@@ -115,7 +120,7 @@ impl RunAgentInput {
     }
 }
 
-/// The text of a message: a string, or parts that are texts.
+/// The text of a message that has only texts: a string, or parts.
 fn text_of(message: &Value, at: usize) -> Result<String, Problem> {
     let content = &message["content"];
     if let Some(text) = content.as_str() {

@@ -9,6 +9,7 @@ use crate::web::error::Problem;
 use crate::web::error_shape::{ErrorShape, ShapedError};
 use crate::web::route::{Route, of_protocol};
 
+pub mod content;
 pub mod events;
 pub mod handler;
 pub mod input;

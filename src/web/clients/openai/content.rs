@@ -3,13 +3,10 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::domain::attachment::MediaType;
-use crate::domain::content::{AttachmentLink, Content, Part};
-use crate::ssrf;
+use crate::domain::content::{Content, Part};
+use crate::web::clients::attachment::AttachmentInput;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::content::{
-    AttachmentCounter, build_attachment, check_name, decode_base64,
-};
+use crate::web::extract::content::{AttachmentCounter, check_name};
 
 /// A part of a message, in the forms of chat completions (`text`, `image_url`, `file`) and of responses (`input_text`,
 /// `input_image`, `input_file`, `output_text`).
@@ -153,32 +150,14 @@ fn attachment(
     pointer: &str,
     counter: &mut AttachmentCounter,
 ) -> Result<Part, Problem> {
-    let invalid = |why: String| Problem::invalid_field(pointer, why);
-    let (declared_type, data) = match source.strip_prefix("data:") {
-        Some(rest) => {
-            let (head, data) = rest.split_once(";base64,").ok_or_else(|| {
-                invalid("a data URL has the form data:<type>;base64,<data>".into())
-            })?;
-            (
-                Some(head.split(';').next().unwrap_or(head).to_owned()),
-                data,
-            )
-        }
-        None if is_image || source.starts_with("http") => {
-            ssrf::parse_url(&source).map_err(|why| invalid(why.to_string()))?;
-            counter.add(0, pointer)?;
-            return Ok(Part::Link(AttachmentLink {
-                url: source,
-                is_image,
-                media_type: None,
-                name,
-            }));
-        }
-        None => (None, source.as_str()),
-    };
-    let data = decode_base64(data).map_err(|why| invalid(why.to_owned()))?;
-    counter.add(data.len(), pointer)?;
     // An unknown type is left to the bytes.
-    let declared_type = declared_type.and_then(|it| it.parse::<MediaType>().ok());
-    build_attachment(data, name, declared_type, pointer).map(Part::from)
+    let input = AttachmentInput {
+        is_image,
+        media_type: None,
+        name,
+    };
+    match is_image || source.starts_with("http") || source.starts_with("data:") {
+        true => input.from_url(source, pointer, counter),
+        false => input.from_base64(&source, pointer, counter),
+    }
 }

@@ -1,0 +1,54 @@
+//! Images and files in messages of other protocols: data URLs, Base64, and URLs that are fetched before the first turn.
+
+use crate::domain::attachment::MediaType;
+use crate::domain::content::{AttachmentLink, Part};
+use crate::ssrf;
+use crate::web::error::Problem;
+use crate::web::extract::content::{AttachmentCounter, build_attachment, decode_base64};
+
+/// What a message says about an image or file.
+pub struct AttachmentInput {
+    pub is_image: bool,
+    /// If it is known, the bytes have to be of this type.
+    pub media_type: Option<MediaType>,
+    pub name: Option<String>,
+}
+
+impl AttachmentInput {
+    /// The part of a data URL, or of a URL that is fetched. The type in a data URL replaces the declared one, if it is known.
+    pub fn from_url(
+        mut self,
+        url: String,
+        pointer: &str,
+        counter: &mut AttachmentCounter,
+    ) -> Result<Part, Problem> {
+        if let Some(rest) = url.strip_prefix("data:") {
+            let Some((head, data)) = rest.split_once(";base64,") else {
+                let why = "a data URL has the form data:<type>;base64,<data>";
+                return Err(Problem::invalid_field(pointer, why));
+            };
+            let declared = head.split(';').next().unwrap_or(head).parse::<MediaType>();
+            self.media_type = declared.ok().or(self.media_type);
+            return self.from_base64(data, pointer, counter);
+        }
+        ssrf::parse_url(&url).map_err(|why| Problem::invalid_field(pointer, why.to_string()))?;
+        counter.add(0, pointer)?;
+        Ok(Part::Link(AttachmentLink {
+            url,
+            is_image: self.is_image,
+            media_type: self.media_type,
+            name: self.name,
+        }))
+    }
+
+    pub fn from_base64(
+        self,
+        data: &str,
+        pointer: &str,
+        counter: &mut AttachmentCounter,
+    ) -> Result<Part, Problem> {
+        let data = decode_base64(data).map_err(|why| Problem::invalid_field(pointer, why))?;
+        counter.add(data.len(), pointer)?;
+        build_attachment(data, self.name, self.media_type, pointer).map(Part::from)
+    }
+}
