@@ -1,7 +1,11 @@
 //! What axed is measured against: an axum handler that makes the same provider calls with reqwest and keeps nothing.
 
+use axum::body::{Body, Bytes};
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
 use axum::routing::post;
+use axum::serve::ListenerExt;
 use axum::{Json, Router};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -86,10 +90,12 @@ pub fn serve(provider: String) {
             client: reqwest::Client::new(),
             url: format!("http://{provider}/v1/chat/completions"),
         };
-        let listener = listen();
+        // Otherwise chunks wait for each other.
+        let listener = listen().tap_io(|stream| drop(stream.set_nodelay(true)));
         let routes = Router::new()
             .route("/run", post(one_call))
             .route("/tree", post(five_calls))
+            .route("/stream", post(pass_through))
             .with_state(provider);
         axum::serve(listener, routes).await.expect("serve");
     });
@@ -101,6 +107,16 @@ async fn one_call(
 ) -> Json<RunResponse> {
     let reply = provider.complete("solo", &[user(request.input)], &[]).await;
     Json(response([reply]))
+}
+
+/// A stream of the provider as it comes.
+async fn pass_through(State(provider): State<Provider>, body: Bytes) -> impl IntoResponse {
+    let response = provider.client.post(&provider.url).body(body).send().await;
+    let chunks = response.expect("an answer").bytes_stream();
+    (
+        [(CONTENT_TYPE, "text/event-stream")],
+        Body::from_stream(chunks),
+    )
 }
 
 /// One call, three at once, and one more with their results.

@@ -1,7 +1,7 @@
 //! Measures axed against a bare handler that makes the same provider calls, on the machine it runs on, and prints ratios.
 //!
 //! `ulimit -n 65536; cargo bench --bench axed [-- single tree many start durability cancel fanout fork recover
-//! tools long]`, and tries how much it bears with `cargo bench --bench axed -- soak`. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are this binary in another role.
+//! tools long streams]`, and tries how much it bears with `cargo bench --bench axed -- soak`. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are this binary in another role.
 
 mod bare;
 mod cancel;
@@ -14,6 +14,7 @@ mod process;
 mod provider;
 mod recover;
 mod soak;
+mod streams;
 mod table;
 mod tools;
 
@@ -70,48 +71,54 @@ fn main() {
     if parts.contains(&"soak") {
         return exit(soak::start());
     }
-    let is_selected = |part: &str| parts.is_empty() || parts.contains(&part);
     let mut table = Table::new();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
-    runtime.block_on(async {
-        if is_selected("single") {
-            cost::single(&mut table).await;
-        }
-        if is_selected("tree") {
-            cost::tree(&mut table).await;
-        }
-        if is_selected("many") {
-            many(&mut table).await;
-        }
-        if is_selected("idle") || is_selected("start") {
-            start(&mut table).await;
-        }
-        if is_selected("durability") {
-            durability(&mut table).await;
-        }
-        if is_selected("cancel") {
-            cancel::measure(&mut table).await;
-        }
-        if is_selected("fanout") {
-            fanout::measure(&mut table).await;
-        }
-        if is_selected("fork") {
-            fork::measure(&mut table).await;
-        }
-        if is_selected("recover") {
-            recover::measure(&mut table).await;
-        }
-        if is_selected("tools") {
-            tools::overhead(&mut table).await;
-        }
-        if is_selected("long") {
-            tools::long(&mut table).await;
-        }
-    });
+    runtime.block_on(measure(&parts, &mut table));
     table.print_verdict();
+}
+
+/// Measures these parts, or all.
+async fn measure(parts: &[&str], table: &mut Table) {
+    let is_selected = |part: &str| parts.is_empty() || parts.contains(&part);
+    if is_selected("single") {
+        cost::single(table).await;
+    }
+    if is_selected("tree") {
+        cost::tree(table).await;
+    }
+    if is_selected("many") {
+        many(table).await;
+    }
+    if is_selected("idle") || is_selected("start") {
+        start(table).await;
+    }
+    if is_selected("durability") {
+        durability(table).await;
+    }
+    if is_selected("cancel") {
+        cancel::measure(table).await;
+    }
+    if is_selected("fanout") {
+        fanout::measure(table).await;
+    }
+    if is_selected("fork") {
+        fork::measure(table).await;
+    }
+    if is_selected("recover") {
+        recover::measure(table).await;
+    }
+    if is_selected("tools") {
+        tools::overhead(table).await;
+    }
+    if is_selected("long") {
+        tools::long(table).await;
+    }
+    if is_selected("streams") {
+        streams::measure(table).await;
+    }
 }
 
 /// Ends this process, with an error unless everything held.

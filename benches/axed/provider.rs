@@ -2,7 +2,7 @@
 //!
 //! Models: `hang` never answers; `fan-9-leaf` calls the agent `leaf` nine times at once, then says its text;
 //! `gate-fan-9-leaf` does so once the gate is open; `steps-40-5-read_file` makes forty replies with five calls of that tool
-//! each, then says its text. `GET /busy` returns the number of requests in progress, and
+//! each, then says its text; `stream-200-10` streams two hundred chunks 10 ms apart, each with the time. `GET /busy` returns the number of requests in progress, and
 //! `POST /gate` opens the gate for those that wait.
 
 use std::convert::Infallible;
@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use http_body_util::{BodyExt, Either, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
@@ -22,10 +23,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::load::request;
 use crate::process::listen;
+use crate::streams::since_epoch;
 
 const TEXT: &[u8] = br#"{"id":"c","object":"chat.completion","created":0,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"Hello to everybody in the building."},"finish_reason":"stop"}],"usage":{"prompt_tokens":20,"completion_tokens":10,"total_tokens":30}}"#;
 
 const THREE_CALLS: &[u8] = br#"{"id":"c","object":"chat.completion","created":0,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":null,"tool_calls":[{"id":"a","type":"function","function":{"name":"call_agent","arguments":"{\"agent\":\"leaf\",\"task\":\"greet the cellar\"}"}},{"id":"b","type":"function","function":{"name":"call_agent","arguments":"{\"agent\":\"leaf\",\"task\":\"greet the hall\"}"}},{"id":"c","type":"function","function":{"name":"call_agent","arguments":"{\"agent\":\"leaf\",\"task\":\"greet the attic\"}"}}]},"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":90,"completion_tokens":60,"total_tokens":150}}"#;
+
+type Body = Either<Full<Bytes>, StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
 
 /// Serves for ever, after `delay` each time.
 pub fn serve(delay: Duration) {
@@ -87,15 +91,15 @@ async fn respond(
     request: Request<Incoming>,
     delay: Duration,
     state: SharedState,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+) -> Result<Response<Body>, Infallible> {
     match request.uri().path() {
         "/busy" => {
             let in_flight = state.in_flight.load(Ordering::Relaxed).to_string();
-            return Ok(Response::new(Full::new(in_flight.into())));
+            return Ok(Response::new(whole(in_flight)));
         }
         "/gate" => {
             state.gate.notify_one();
-            return Ok(Response::new(Full::default()));
+            return Ok(Response::new(whole(Bytes::new())));
         }
         _ => {}
     }
@@ -122,6 +126,9 @@ async fn respond(
     if is_gated {
         state.gate.notified().await;
     }
+    if let Some(chunks) = script.strip_prefix("stream-") {
+        return Ok(timed_stream(chunks));
+    }
     let reply = if let Some(steps) = script.strip_prefix("steps-") {
         scripted_reply(steps, text.matches("\"role\":\"tool\"").count())
     } else {
@@ -139,12 +146,42 @@ async fn respond(
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
     }
-    let mut response = Response::new(Full::new(reply));
+    let mut response = Response::new(whole(reply));
     response.headers_mut().insert(
         hyper::header::CONTENT_TYPE,
         hyper::header::HeaderValue::from_static("application/json"),
     );
     Ok(response)
+}
+
+fn whole(body: impl Into<Bytes>) -> Body {
+    Either::Left(Full::new(body.into()))
+}
+
+/// A stream of chunks whose texts are the times at which they are sent. `chunks` is `<count>-<milliseconds between them>`.
+fn timed_stream(chunks: &str) -> Response<Body> {
+    let mut parts = chunks.split('-').map(|part| part.parse().unwrap_or(0));
+    let (count, pause) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let chunks = stream::iter(0..count).then(move |_| async move {
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        chunk(&format!("@{};", since_epoch().as_nanos()), "null", "null")
+    });
+    let usage = r#"{"prompt_tokens":20,"completion_tokens":10,"total_tokens":30}"#;
+    let end = chunk("", "\"stop\"", usage) + "data: [DONE]\n\n";
+    let frames = chunks.chain(stream::once(async { end }));
+    let frames = frames.map(|text| Ok(Frame::data(text.into())));
+    let mut response = Response::new(Either::Right(StreamBody::new(frames.boxed())));
+    let kind = hyper::header::HeaderValue::from_static("text/event-stream");
+    response
+        .headers_mut()
+        .insert(hyper::header::CONTENT_TYPE, kind);
+    response
+}
+
+fn chunk(text: &str, finish_reason: &str, usage: &str) -> String {
+    format!(
+        r#"data: {{"id":"c","object":"chat.completion.chunk","created":0,"model":"bench","choices":[{{"index":0,"delta":{{"content":"{text}"}},"finish_reason":{finish_reason}}}],"usage":{usage}}}"#
+    ) + "\n\n"
 }
 
 fn fan_out_reply(count: usize, agent: &str) -> Bytes {
