@@ -3,11 +3,13 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use jiff::SignedDuration;
 use secrecy::SecretString;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::now;
+use crate::domain::service::Service;
 use crate::domain::usage::Usage;
 use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
@@ -29,7 +31,7 @@ const MAX_BATCH_AGE: SignedDuration = SignedDuration::from_hours(24);
 const FIRST_POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// The timeout of one poll.
 const POLL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a cancelled run waits for the service to confirm that its batch is cancelled.
+/// How long a cancelled run waits for the service at each step: until its batch is made, found, and cancelled.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct BatchRequest<'a> {
@@ -52,7 +54,7 @@ pub async fn complete(
         let error = ProviderError::new(ErrorCategory::BadRequest, message);
         return Err(TurnError::Provider(error));
     };
-    let name = format!("{}-{}", context.run.scope.run, batch_request.turn);
+    let name = batch_name(context, batch_request.turn);
     let result = match start_batch(context, batched, &batch_request, &name).await {
         Ok(submitted) => {
             let status = wait_for_batch(context, batched, &submitted, &name, key).await;
@@ -92,15 +94,9 @@ async fn start_batch(
     } else {
         None
     };
-    let batch_id = match found {
-        Some(batch_id) => batch_id,
+    let submitted = match found {
+        Some(batch_id) => submitted_batch(batch_request, batch_id),
         None => submit(context, batched, batch_request, name).await?,
-    };
-    let submitted = SubmittedBatch {
-        turn,
-        model: batch_request.model.to_owned(),
-        batch_id,
-        submitted_at: now(),
     };
     // Recorded before the pause: a client that sees the run wait may count on the batch's id being known.
     let events = vec![submitted_event(&submitted)];
@@ -125,7 +121,7 @@ async fn wait_for_batch(
     let result = poll_until_done(&context.run, client, submitted, name, key).await;
     let is_abandoned = !matches!(&result, Ok(_) | Err(TurnError::Provider(_)));
     if is_abandoned && !context.run.is_suspended() {
-        cancel_batch(client, submitted, key).await;
+        cancel_batch(client, &submitted.batch_id, key).await;
     }
     pause::unpause(context, PauseReason::Batch).await?;
     result
@@ -157,32 +153,69 @@ async fn read_reply(
     }
 }
 
-/// Cancels the batch of an earlier process if no turn waits for it any more. Its cost stays unknown and counts as
-/// unreported usage.
+/// Cancels the batch that no turn waits for any more: that of an earlier process, or one that was made while the run was
+/// cancelled. Its cost stays unknown and counts as unreported usage.
 pub async fn abandon(context: &RunContext) {
-    let PendingBatch::Submitted(submitted) = context.run.pending_batch.get() else {
-        return;
-    };
+    let pending = context.run.pending_batch.get();
     context.run.pending_batch.set(PendingBatch::Absent);
-    context.run.add_usage(&Usage {
-        unreported: 1,
-        ..Usage::default()
-    });
-    let provider_name = submitted.model.split('/').next().unwrap_or_default();
-    let keys = &context.run.tree.provider_keys;
-    let Ok(key) = keys.get(&context.run.agent, provider_name) else {
-        return;
-    };
-    let provider = context
-        .engine
-        .providers
-        .get_with_key(provider_name, key.is_some());
-    if let Some(batched) = provider
-        .ok()
-        .and_then(|provider| provider.provider.batch_provider())
-    {
-        cancel_batch(batched.batch_client(), &submitted, key).await;
+    match pending {
+        PendingBatch::Absent => {}
+        PendingBatch::Unknown { turn } => cancel_unrecorded(context, turn).await,
+        PendingBatch::Submitted(submitted) => {
+            context.run.add_usage(&Usage {
+                unreported: 1,
+                ..Usage::default()
+            });
+            let provider_name = submitted.model.split('/').next().unwrap_or_default();
+            if let Some((client, key)) = batch_client(context, provider_name) {
+                cancel_batch(client, &submitted.batch_id, key).await;
+            }
+        }
     }
+}
+
+/// Cancels the batch of a turn that may have been submitted without being recorded, if the service finds it by its name.
+async fn cancel_unrecorded(context: &RunContext, turn: u32) {
+    let agent = &context.run.agent;
+    if agent.params.service != Some(Service::Batch) {
+        return;
+    }
+    let name = batch_name(context, turn);
+    let models = std::iter::once(&agent.model).chain(&agent.fallback_models);
+    let mut providers: Vec<&str> = models.map(|model| model.provider.as_str()).collect();
+    providers.dedup();
+    let found = providers.into_iter().map(|provider_name| async {
+        let (client, key) = batch_client(context, provider_name)?;
+        match tokio::time::timeout(CANCEL_TIMEOUT, client.find(&name, key)).await {
+            Ok(Ok(batch_id)) => Some((client, key, batch_id?)),
+            Ok(Err(error)) => {
+                let error = redact_key(error, key);
+                tracing::warn!(run.id = %context.run.scope.run, "Batch {name} could not be looked for: {error}");
+                None
+            }
+            Err(_) => None,
+        }
+    });
+    for (client, key, batch_id) in join_all(found).await.into_iter().flatten() {
+        cancel_batch(client, &batch_id, key).await;
+    }
+}
+
+/// The batch API of a provider, with the key for it.
+fn batch_client<'a>(
+    context: &'a RunContext,
+    provider_name: &str,
+) -> Option<(&'a dyn BatchClient, Option<&'a SecretString>)> {
+    let keys = &context.run.tree.provider_keys;
+    let key = keys.get(&context.run.agent, provider_name).ok()?;
+    let providers = &context.engine.providers;
+    let provider = providers.get_with_key(provider_name, key.is_some()).ok()?;
+    Some((provider.provider.batch_provider()?.batch_client(), key))
+}
+
+/// What the service knows the request of a turn by.
+fn batch_name(context: &RunContext, turn: u32) -> String {
+    format!("{}-{turn}", context.run.scope.run)
 }
 
 async fn submit(
@@ -190,7 +223,7 @@ async fn submit(
     batched: &dyn BatchProvider,
     batch_request: &BatchRequest<'_>,
     name: &str,
-) -> Result<String, TurnError> {
+) -> Result<SubmittedBatch, TurnError> {
     // A permit is needed to create the batch, not to wait for it.
     let _permit = match &batch_request.provider.permits {
         Some(permits) => pause::within_deadline(&context.run, permits.acquire())
@@ -199,12 +232,38 @@ async fn submit(
         None => None,
     };
     let item = batch_item(context, batched, &batch_request.request).await?;
-    let created = batched
-        .batch_client()
-        .create(name, &item, batch_request.request.api_key);
-    pause::within_deadline(&context.run, created)
-        .await?
-        .map_err(TurnError::Provider)
+    let key = batch_request.request.api_key;
+    let mut created = batched.batch_client().create(name, &item, key);
+    match pause::within_deadline(&context.run, &mut created).await {
+        Ok(created) => {
+            let batch_id = created.map_err(TurnError::Provider)?;
+            Ok(submitted_batch(batch_request, batch_id))
+        }
+        Err(error) if context.run.is_suspended() => Err(error),
+        Err(error) => {
+            // The service makes the batch whether or not the run waits for it, so `abandon` has to know of it.
+            let pending = match tokio::time::timeout(CANCEL_TIMEOUT, created).await {
+                Ok(Ok(batch_id)) => {
+                    PendingBatch::Submitted(submitted_batch(batch_request, batch_id))
+                }
+                Ok(Err(_)) => PendingBatch::Absent,
+                Err(_) => PendingBatch::Unknown {
+                    turn: batch_request.turn,
+                },
+            };
+            context.run.pending_batch.set(pending);
+            Err(error)
+        }
+    }
+}
+
+fn submitted_batch(batch_request: &BatchRequest<'_>, batch_id: String) -> SubmittedBatch {
+    SubmittedBatch {
+        turn: batch_request.turn,
+        model: batch_request.model.to_owned(),
+        batch_id,
+        submitted_at: now(),
+    }
 }
 
 /// The bytes of images and files are dropped before the wait for the batch.
@@ -268,19 +327,11 @@ async fn poll_until_done(
 }
 
 /// Cancels a batch that no run waits for. The service may charge for what it has already processed.
-async fn cancel_batch(
-    batches: &dyn BatchClient,
-    submitted: &SubmittedBatch,
-    key: Option<&SecretString>,
-) {
-    let cancelled =
-        tokio::time::timeout(CANCEL_TIMEOUT, batches.cancel(&submitted.batch_id, key)).await;
+async fn cancel_batch(batches: &dyn BatchClient, batch_id: &str, key: Option<&SecretString>) {
+    let cancelled = tokio::time::timeout(CANCEL_TIMEOUT, batches.cancel(batch_id, key)).await;
     if let Ok(Err(error)) = cancelled {
         let error = redact_key(error, key);
-        tracing::warn!(
-            "Batch {} could not be cancelled: {error}",
-            submitted.batch_id
-        );
+        tracing::warn!("Batch {batch_id} could not be cancelled: {error}");
     }
 }
 

@@ -234,6 +234,44 @@ async fn a_cancelled_run_cancels_its_batch() {
 }
 
 #[tokio::test]
+async fn a_batch_that_is_made_while_its_run_is_cancelled_is_cancelled() {
+    for (agent, _) in WIRES {
+        let app = setup().spawn().await;
+        let answering = Gate::closed();
+        let answer = says("never").after_gate(&Gate::closed());
+        app.provider.will("m", [answer.pausing_at(&answering)]);
+        let run = app.start(agent, "go").await;
+        app.provider.wait_for_batches(1).await;
+        let path = format!("/runs/{}/cancel", run.id());
+        assert_eq!(app.post(&path, &json!({})).await.status, 202);
+        answering.open();
+        assert_eq!(run.wait_for_end().await.status(), "cancelled");
+        let (made, cancelled) = app.provider.batches.created_and_cancelled();
+        assert_eq!((made.len(), &cancelled), (1, &made), "{agent}");
+    }
+}
+
+#[tokio::test]
+async fn an_unrecorded_batch_of_a_cancelled_run_is_found_and_cancelled() {
+    // Anthropic's batches have no names.
+    for agent in ["gpt", "new"] {
+        let mut app = setup().spawn().await;
+        let answer = says("never").after_gate(&Gate::closed());
+        app.provider.will("m", [answer.pausing_at(&Gate::closed())]);
+        let id = app.start(agent, "go").await.id().to_owned();
+        app.provider.wait_for_batches(1).await;
+        let path = format!("/runs/{id}/cancel");
+        assert_eq!(app.post(&path, &json!({})).await.status, 202);
+        app.crash_and_restart().await;
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(run.status(), "cancelled");
+        assert_eq!(run["tree"]["complete"], false);
+        let (made, cancelled) = app.provider.batches.created_and_cancelled();
+        assert_eq!((made.len(), &cancelled), (1, &made), "{agent}");
+    }
+}
+
+#[tokio::test]
 async fn errors_of_batch_items_are_handled_like_errors_of_requests() {
     for (agent, _) in WIRES {
         let app = setup().spawn().await;
