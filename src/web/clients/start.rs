@@ -44,13 +44,23 @@ pub async fn start(
     mut request: RunRequest,
     subscribes: bool,
 ) -> Result<StartedRun, Problem> {
+    if subscribes {
+        request.stream = request.stream.or(Some(true));
+    }
+    start_once(state, request, subscribes).await
+}
+
+/// As [`start`], but whether its providers stream is left to the request and the agent.
+pub async fn start_once(
+    state: &AppState,
+    request: RunRequest,
+    subscribes: bool,
+) -> Result<StartedRun, Problem> {
     let claim = request.claim.clone();
     let started = match subscribes {
-        true => {
-            request.stream = request.stream.or(Some(true));
-            let started = Box::pin(state.runner.start_and_subscribe(request)).await;
-            started.map(|(run, subscription)| (run, Some(subscription)))
-        }
+        true => Box::pin(state.runner.start_and_subscribe(request))
+            .await
+            .map(|(run, subscription)| (run, Some(subscription))),
         false => Box::pin(state.runner.start(request))
             .await
             .map(|run| (run, None)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
 use rmcp::model::{CallToolRequestParams, CreateTaskResult, ErrorCode, InputResponses, JsonObject};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::config::KeyScope;
 use crate::domain::agent::is_agent_name;
@@ -13,6 +13,7 @@ use crate::domain::run::{Run, RunId};
 use crate::domain::trace::TraceContext;
 use crate::engine::record::journal::Subscription;
 use crate::engine::request::RunRequest;
+use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::clients::mcp::call_stream::CallStream;
 use crate::web::clients::mcp::open_calls::CallKey;
@@ -21,7 +22,9 @@ use crate::web::clients::mcp::rpc::{RpcError, RpcRequest, problem_data};
 use crate::web::clients::mcp::server_info::complete;
 use crate::web::clients::mcp::{approvals, call_result, tasks, tools};
 use crate::web::clients::run_wait::CancelOnDrop;
+use crate::web::clients::start;
 use crate::web::error::{Problem, quote};
+use crate::web::extract::idempotency;
 use crate::web::extract::path::visible_run_id;
 use crate::web::extract::provider_keys;
 use crate::web::extract::request_body::RequestBody;
@@ -70,7 +73,19 @@ pub async fn call(
             let responses = params.input_responses.unwrap_or_default();
             continue_run(state, principal, agent, id, &responses).await
         }
-        None => start_run(state, principal, headers, caller, agent, params.arguments).await,
+        None => {
+            let claim = read_claim(principal, headers, agent, params.arguments.as_ref())?;
+            let start = start_run(
+                state,
+                principal,
+                headers,
+                caller,
+                agent,
+                params.arguments,
+                claim,
+            );
+            start.await
+        }
     };
     match called {
         Ok(called) => respond(state, principal, headers, caller, request, called).await,
@@ -100,6 +115,24 @@ fn unknown_tool(name: &str) -> RpcError {
     RpcError::new(ErrorCode::INVALID_PARAMS, detail).with_data(problem_data(&problem))
 }
 
+/// The claim of the request's idempotency key. A repetition may have another id, but calls the same agent with the same
+/// arguments.
+fn read_claim(
+    principal: &Principal,
+    headers: &HeaderMap,
+    agent: &str,
+    arguments: Option<&JsonObject>,
+) -> Result<Option<IdempotencyClaim>, Problem> {
+    let Some(key) = idempotency::read_key(headers)? else {
+        return Ok(None);
+    };
+    let call = json!([agent, arguments]).to_string();
+    let fingerprint = idempotency::fingerprint(b"", call.as_bytes());
+    let route = "POST /mcp".to_owned();
+    let claim = idempotency::new_claim(principal.key_name(), route, key, fingerprint);
+    Ok(Some(claim))
+}
+
 async fn start_run(
     state: &AppState,
     principal: &Principal,
@@ -107,7 +140,13 @@ async fn start_run(
     caller: &Caller,
     agent: &str,
     arguments: Option<JsonObject>,
+    claim: Option<IdempotencyClaim>,
 ) -> Result<CalledRun, Problem> {
+    if let Some(existing) = start::find(state, claim.as_ref()).await? {
+        let events = state.runner.subscribe(existing.run.id);
+        let run = showing_approvals(Arc::unwrap_or_clone(existing.run));
+        return Ok(CalledRun { run, events });
+    }
     let agents = state.runner.catalog().current();
     let body = tools::run_request_body(agents.get(agent)?, arguments)?;
     let body = RequestBody::Json(body.into());
@@ -117,15 +156,21 @@ async fn start_run(
     let request = RunRequest {
         trace: traceparent.and_then(TraceContext::parse).map(Box::new),
         provider_keys: provider_keys::read(headers)?,
+        claim,
         ..request
     };
-    if caller.progress_token.is_none() {
-        let run = Box::pin(state.runner.start(request)).await?;
-        return Ok(CalledRun { run, events: None });
-    }
-    let (run, events) = Box::pin(state.runner.start_and_subscribe(request)).await?;
-    let events = Some(events);
-    Ok(CalledRun { run, events })
+    let started = start::start_once(state, request, caller.progress_token.is_some()).await?;
+    Ok(CalledRun {
+        run: started.run,
+        events: started.subscription,
+    })
+}
+
+/// The run as if it did not wait, so that its pending approvals are shown again.
+fn showing_approvals(mut run: Run) -> Arc<Run> {
+    run.pending_approvals.clear();
+    run.waiting_for = None;
+    Arc::new(run)
 }
 
 /// The run that an earlier answer to this call named, with the client's decisions applied. The id is no secret and grants
@@ -144,13 +189,10 @@ async fn continue_run(
     }
     let events = state.runner.subscribe(id);
     let is_decided = approvals::apply(state, principal, &run, responses).await?;
-    let mut run = run;
-    if !is_decided {
-        // Its pending approvals are shown again.
-        run.pending_approvals.clear();
-        run.waiting_for = None;
-    }
-    let run = Arc::new(run);
+    let run = match is_decided {
+        true => Arc::new(run),
+        false => showing_approvals(run),
+    };
     Ok(CalledRun { run, events })
 }
 

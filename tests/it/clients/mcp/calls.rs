@@ -106,6 +106,46 @@ async fn wrong_arguments_are_errors_that_a_model_can_read() {
 }
 
 #[tokio::test]
+async fn a_repeated_call_with_the_same_key_gets_the_run_of_the_first() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("Take the train.")]);
+    let client = client(&app);
+    let call = async |key: &str, input: &str| {
+        let params = json!({ "name": "solo", "arguments": { "input": input } });
+        let request = client.request("tools/call", params);
+        send(request.header("idempotency-key", key)).await
+    };
+    let first = call("k1", "To Rome").await;
+    assert_eq!(text(&result(&first)), "Take the train.");
+    let again = call("k1", "To Rome").await;
+    assert_eq!(text(&result(&again)), "Take the train.");
+    assert_eq!(again.header("x-run-id"), first.header("x-run-id"));
+    assert_eq!(app.provider.requests().len(), 1);
+    let other = result(&call("k1", "To Milan").await);
+    assert_eq!(other["isError"], true);
+    assert_eq!(other["_meta"]["axed/error"]["code"], "idempotency_mismatch");
+    let wrong = call("a b", "To Rome").await;
+    assert_eq!(messages(&wrong)[0]["error"]["data"]["status"], 400);
+}
+
+#[tokio::test]
+async fn a_repeated_call_shows_the_approval_that_its_run_waits_for() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let client = client(&app).with_forms();
+    let call = async || {
+        let params = json!({ "name": "careful", "arguments": { "input": "write" } });
+        let request = client.request("tools/call", params);
+        result(&send(request.header("idempotency-key", "k1")).await)
+    };
+    let first = call().await;
+    assert_eq!(first["resultType"], "input_required", "{first}");
+    let again = call().await;
+    assert_eq!(again["requestState"], first["requestState"]);
+    assert_eq!(again["inputRequests"], first["inputRequests"]);
+}
+
+#[tokio::test]
 async fn calls_of_one_session_continue_a_conversation() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [says("Hello Ada"), says("Ada")]);
