@@ -21,15 +21,7 @@ pub async fn pause(
     event: Option<EventKind>,
 ) -> Result<(), StoreError> {
     let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, PauseEvent::CallPaused(reason)).await?;
-    if let Some(event) = event {
-        let journal = &context.engine.journal;
-        journal
-            .append(&context.run, Change::Unchanged, Vec::new(), vec![event])
-            .await?;
-        context.run.tree.root_permit.changed.notify_waiters();
-    }
-    Ok(())
+    propagate_pause(context, PauseEvent::CallPaused(reason), event).await
 }
 
 /// Marks a waiting call as running, once its tree has a permit. A run that is cancelled or overdue needs none, because
@@ -42,7 +34,7 @@ pub async fn unpause(context: &RunContext, reason: PauseReason) -> Result<(), St
             // Other calls were resumed and paused in between, and gave the permit back.
             continue;
         }
-        return propagate_pause(context, PauseEvent::CallResumed(reason)).await;
+        return propagate_pause(context, PauseEvent::CallResumed(reason), None).await;
     }
 }
 
@@ -73,7 +65,7 @@ pub async fn end_approval_wait(context: &RunContext) -> Result<(), StoreError> {
         to: PauseReason::CallHeld,
     };
     let guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, change).await?;
+    propagate_pause(context, change, None).await?;
     drop(guard);
     // A run that is cancelled or overdue meanwhile ends the call soon.
     let _ = wait_for_release(&context.run).await;
@@ -106,7 +98,7 @@ pub async fn finish_call(context: &RunContext) -> Result<(), StoreError> {
         }
     }
     let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, PauseEvent::CallFinished).await
+    propagate_pause(context, PauseEvent::CallFinished, None).await
 }
 
 /// Ensures that the tree has a permit and that the record does not say `waiting`: a run that an earlier process left
@@ -117,7 +109,7 @@ pub async fn ensure_running(context: &RunContext) -> Result<(), StoreError> {
     }
     let _ = reacquire_permit(context).await;
     let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, PauseEvent::Resumed).await
+    propagate_pause(context, PauseEvent::Resumed, None).await
 }
 
 /// Waits for `work` until the run's deadline or its cancel. In contrast to the function of the same name in `limits`,
@@ -194,16 +186,24 @@ async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
 }
 
 /// Applies an event to the run and its consequences to the runs above it, and records which runs were paused or
-/// resumed. A paused root gives its permit back.
-async fn propagate_pause(context: &RunContext, event: PauseEvent) -> Result<(), StoreError> {
+/// resumed. A paused root gives its permit back. `recorded` is an event of this run, which is committed before or with what
+/// follows from it: who sees a run wait sees all that it waits for.
+async fn propagate_pause(
+    context: &RunContext,
+    event: PauseEvent,
+    recorded: Option<EventKind>,
+) -> Result<(), StoreError> {
+    let mut recorded = Vec::from_iter(recorded);
     let mut next = Some((&*context.run, event));
     while let Some((run, event)) = next {
         let PauseChange { transition, record } = run.clock().apply(event);
         let journal = &context.engine.journal;
         match record {
             // Committed before anyone is notified: clients that wait for this find it in the record.
-            Some(change @ Change::Pause { .. }) => {
-                journal.append(run, change, Vec::new(), Vec::new()).await?;
+            change if !recorded.is_empty() || matches!(change, Some(Change::Pause { .. })) => {
+                let (change, events) = (change.unwrap_or(Change::Unchanged), recorded);
+                recorded = Vec::new();
+                journal.append(run, change, Vec::new(), events).await?;
             }
             Some(change) => journal.enqueue(run, change, Vec::new(), Vec::new()).await?,
             None => {}

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::clients::a2a::{error, get, message, post, result, state, task_of, to_task, with_parts};
-use crate::support::app::{ApiResponse, TestApp};
+use crate::support::app::TestApp;
 use crate::support::attachments::{base64, png_with_suffix};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, fails, says};
@@ -232,18 +232,7 @@ async fn several_approvals_are_decided_by_their_ids() {
     app.provider
         .will("careful", [calls([write("a"), write("b")]), says("done")]);
     let task = task_of(&app, "careful", &message("m1", "write")).await;
-    // The task is shown with its first request; the other follows.
-    let path = format!(
-        "/a2a/careful/tasks/{}?A2A-Version=1.0",
-        task["id"].as_str().expect("an id")
-    );
-    let has_both = |got: &ApiResponse| {
-        let parts = got.json()["status"]["message"]["parts"]
-            .as_array()
-            .map(Vec::len);
-        parts == Some(3)
-    };
-    let task = app.get_until(&path, has_both).await.json();
+    // The task is shown with all of its requests.
     let parts = task["status"]["message"]["parts"]
         .as_array()
         .expect("parts");
