@@ -51,10 +51,6 @@ impl Line {
 
     fn text(&mut self, name: &str, text: &str) {
         self.key(name);
-        self.push_quoted(text);
-    }
-
-    fn push_quoted(&mut self, text: &str) {
         let needs_escape = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';
         if text.bytes().any(needs_escape) {
             self.0.push_str(&serde_json::Value::from(text).to_string());
@@ -99,21 +95,7 @@ impl Visit for Line {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if field.name().starts_with("log.") {
-            return;
-        }
-        self.key(field.name());
-        let begin = self.0.len();
-        self.0.push('"');
-        let _ = write!(self.0, "{value:?}");
-        let needs_escape = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';
-        if self.0.bytes().skip(begin + 1).any(needs_escape) {
-            let text = self.0.split_off(begin + 1);
-            self.0.truncate(begin);
-            self.push_quoted(&text);
-        } else {
-            self.0.push('"');
-        }
+        self.record_str(field, &format!("{value:?}"));
     }
 }
 
