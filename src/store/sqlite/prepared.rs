@@ -47,14 +47,9 @@ impl<'c> PreparedStatement<'c> {
     }
 
     fn bind(&mut self, params: Named<'_>) -> rusqlite::Result<()> {
-        // The names of one caller are the same literals each time.
-        // The names of one caller are the same literals each time.
-        let is_same = |((name, _), (known, _)): (&(&str, _), &(&str, _))| {
-            std::ptr::eq(*name, *known) || name == known
-        };
-        let is_known =
-            params.len() == self.positions.len() && params.iter().zip(&self.positions).all(is_same);
-        if !is_known {
+        // The names of one caller are the same each time.
+        let names = params.iter().map(|(name, _)| *name);
+        if !names.eq(self.positions.iter().map(|(name, _)| *name)) {
             self.positions = self.find_positions(params)?;
         }
         for ((_, value), (_, position)) in params.iter().zip(&self.positions) {
