@@ -11,6 +11,7 @@ use reqwest::{Client, Response};
 use url::Url;
 
 use crate::config;
+use crate::fair::fair_semaphore::Permit;
 use crate::ssrf::{self, SsrfError, SsrfGuard, ssrf_client};
 use crate::tools::web::content::{self, ContentKind, FetchedContent, MAX_BYTES};
 
@@ -21,6 +22,8 @@ const MAX_REDIRECTS: usize = 5;
 const MAX_HEADERS: usize = 100;
 /// Most bytes of the body of an error response.
 const MAX_ERROR_BYTES: usize = 64 << 10;
+/// Most bytes of the text of an error response that the model sees.
+const MAX_ERROR_TEXT: usize = 2000;
 const ACCEPTED_TYPES: &str = "text/html, text/markdown, application/json, text/*;q=0.9, */*;q=0.1";
 
 pub struct FetchResponse {
@@ -30,6 +33,57 @@ pub struct FetchResponse {
     pub status: StatusCode,
     pub is_redirected: bool,
     pub content: FetchedContent,
+}
+
+/// The text of a response with a status of success.
+pub struct ResponseText {
+    pub text: String,
+    pub is_truncated: bool,
+}
+
+impl FetchResponse {
+    /// The response as text, at most `max_bytes`. `sender` names in errors who responded. Converting a long page takes time,
+    /// so it runs on a blocking thread, which keeps the permit: it continues even if the call is dropped.
+    ///
+    /// # Errors
+    /// A status that is no success with the beginning of its text, or content that cannot be read, for the model.
+    pub async fn into_text(
+        self,
+        sender: &str,
+        max_bytes: usize,
+        permit: Permit,
+    ) -> Result<ResponseText, String> {
+        let Self {
+            url,
+            status,
+            content,
+            ..
+        } = self;
+        if status.is_redirection() {
+            return Err(format!(
+                "{sender} answered {status}, a redirect, which is not followed"
+            ));
+        }
+        let max_bytes = match status.is_success() {
+            true => max_bytes,
+            false => MAX_ERROR_TEXT,
+        };
+        let convert = move || {
+            let _permit = permit;
+            content.into_text(&url, max_bytes)
+        };
+        let converted = tokio::task::spawn_blocking(convert).await;
+        let converted =
+            converted.map_err(|_| format!("The response of {sender} could not be read"))?;
+        if !status.is_success() {
+            let start = converted.map(|(text, _)| text).unwrap_or_default();
+            let separator = if start.is_empty() { "" } else { ":\n\n" };
+            return Err(format!("{sender} answered {status}{separator}{start}"));
+        }
+        let converted = converted.map_err(|why| format!("{sender} {why}"));
+        let (text, is_truncated) = converted?;
+        Ok(ResponseText { text, is_truncated })
+    }
 }
 
 /// A request with headers that may hold secrets.

@@ -18,8 +18,6 @@ use crate::tools::mcp::secrets::{Secrets, read_secret_files};
 use crate::tools::web::fetch::{FetchResponse, OutgoingRequest, WebFetcher};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
-/// Most bytes of an error response that the model sees.
-const MAX_ERROR_BYTES: usize = 1024;
 /// Bytes of a result that are kept free for notices.
 const NOTICE_BYTES: usize = 4096;
 
@@ -194,39 +192,13 @@ async fn format_response(
     max_bytes: usize,
     permit: Permit,
 ) -> Result<String, String> {
-    let FetchResponse {
-        url,
-        status,
-        content,
-        ..
-    } = response;
-    let max_bytes = match status.is_success() {
-        true => max_bytes,
-        false => MAX_ERROR_BYTES,
-    };
-    let convert = move || {
-        // The conversion keeps the permit, because it continues even if the call is dropped.
-        let _permit = permit;
-        content.into_text(&url, max_bytes)
-    };
-    let converted = tokio::task::spawn_blocking(convert).await;
-    let converted = converted.map_err(|_| "The response could not be read".to_owned())?;
-    let name = &tool.name;
-    if status.is_redirection() {
-        return Err(format!(
-            "{name} answered {status}, a redirect, which is not followed"
-        ));
-    }
-    if !status.is_success() {
-        let start = converted.map(|(text, _)| text).unwrap_or_default();
-        let separator = if start.is_empty() { "" } else { ":\n\n" };
-        return Err(format!("{name} answered {status}{separator}{start}"));
-    }
-    let (mut text, is_truncated) = converted.map_err(|why| format!("The response {why}"))?;
+    let status = response.status;
+    let response = response.into_text(&tool.name, max_bytes, permit).await?;
+    let mut text = response.text;
     if text.is_empty() {
         text = format!("({status}, without content)");
     }
-    if is_truncated {
+    if response.is_truncated {
         text.push_str("\n... (cut: this is the beginning of a longer response)");
     }
     Ok(text)

@@ -20,8 +20,6 @@ const NAME: &str = "url_fetch";
 const DESCRIPTION: &str = "Fetch a page or file from the web by its http or https address, and get its text: HTML as Markdown, \
                      plain text and JSON as they are. It reaches public hosts only, sends no credentials, and cannot \
                      read images, archives or PDF.";
-/// Most bytes of an error response that the model sees.
-const MAX_ERROR_BYTES: usize = 2000;
 /// Bytes of a result that are kept free for notices.
 const NOTICE_BYTES: usize = 4096;
 
@@ -125,41 +123,17 @@ async fn format_response(
     max_bytes: usize,
     permit: Permit,
 ) -> Result<String, String> {
-    let FetchResponse {
-        url,
-        status,
-        is_redirected,
-        content,
-    } = response;
-    let is_success = status.is_success();
-    let max_bytes = if is_success {
-        max_bytes
-    } else {
-        MAX_ERROR_BYTES
-    };
-    let kind = content.kind.clone();
-    // Converting a long page takes time, so it runs on a blocking thread.
-    let base = url.clone();
-    let convert = move || {
-        // The conversion keeps the permit, because it continues even if the call is dropped.
-        let _permit = permit;
-        content.into_text(&base, max_bytes)
-    };
-    let converted = tokio::task::spawn_blocking(convert).await;
-    let converted = converted.map_err(|_| "The page could not be read".to_owned())?;
-    if !is_success {
-        let start = converted.map(|(text, _)| text).unwrap_or_default();
-        let end = if start.is_empty() { "" } else { ":\n\n" };
-        return Err(format!("{url} answered {status}{end}{start}"));
-    }
-    let (mut text, is_truncated) = converted.map_err(|why| format!("{url} {why}"))?;
+    let (url, is_redirected) = (response.url.clone(), response.is_redirected);
+    let kind = response.content.kind.clone();
+    let response = response.into_text(url.as_str(), max_bytes, permit).await?;
+    let mut text = response.text;
     if text.is_empty() {
         "(the page holds no text)".clone_into(&mut text);
     }
     if is_redirected {
         text.insert_str(0, &format!("(redirected to {url})\n\n"));
     }
-    if is_truncated {
+    if response.is_truncated {
         let noun = if kind == ContentKind::Html {
             "page"
         } else {
