@@ -19,6 +19,7 @@ pub mod read_skill;
 pub mod recall;
 pub mod registry;
 pub mod shell;
+pub mod static_spec;
 pub mod subagent;
 pub mod toolbox;
 pub mod web;

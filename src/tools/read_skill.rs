@@ -8,8 +8,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::domain::json_schema::Schema;
-use crate::domain::message::{ToolCall, ToolSpec, empty_arguments, shorten};
+use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::domain::skill::{READ_SKILL, SKILL_FILE, Skill};
+use crate::tools::static_spec::StaticSpec;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 use crate::workdirs::reserved::ReservedPaths;
 use crate::workdirs::skill_dir::SkillDir;
@@ -17,7 +18,8 @@ use crate::workdirs::skill_dir::SkillDir;
 const DESCRIPTION: &str = "Read a skill: without a path its instructions and the names of its files, with a path one of these files. \
                      Paths in the instructions are relative to the skill. The files are not in the working directory.";
 
-static SCHEMA: LazyLock<Option<Schema>> = LazyLock::new(|| Schema::for_type::<Arguments>().ok());
+static SPEC: LazyLock<StaticSpec> =
+    LazyLock::new(|| StaticSpec::new::<Arguments>(READ_SKILL, DESCRIPTION));
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -69,12 +71,7 @@ impl ReadSkill {
 
 impl Tool for ReadSkill {
     fn spec(&self) -> ToolSpec {
-        let parameters = SCHEMA.as_ref().map(|schema| Arc::clone(schema.raw()));
-        ToolSpec::new(
-            READ_SKILL,
-            DESCRIPTION,
-            &parameters.unwrap_or_else(empty_arguments),
-        )
+        SPEC.to_spec()
     }
 
     fn effect(&self) -> Effect {
@@ -82,7 +79,7 @@ impl Tool for ReadSkill {
     }
 
     fn schema(&self) -> Option<&Schema> {
-        SCHEMA.as_ref()
+        SPEC.schema.as_ref()
     }
 
     fn call<'a>(

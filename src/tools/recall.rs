@@ -7,7 +7,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::domain::json_schema::Schema;
-use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
+use crate::domain::message::{ToolCall, ToolSpec};
+use crate::tools::static_spec::StaticSpec;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
 pub const NAME: &str = "recall";
@@ -17,7 +18,8 @@ const DESCRIPTION: &str = "Search everything that was recorded of this conversat
 /// Passages that a call returns if it sets no limit.
 const DEFAULT_LIMIT: u32 = 5;
 
-static SCHEMA: LazyLock<Option<Schema>> = LazyLock::new(|| Schema::for_type::<Arguments>().ok());
+static SPEC: LazyLock<StaticSpec> =
+    LazyLock::new(|| StaticSpec::new::<Arguments>(NAME, DESCRIPTION));
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -43,12 +45,7 @@ pub fn tool() -> Arc<dyn Tool> {
 
 impl Tool for Recall {
     fn spec(&self) -> ToolSpec {
-        let parameters = SCHEMA.as_ref().map(|schema| Arc::clone(schema.raw()));
-        ToolSpec::new(
-            NAME,
-            DESCRIPTION,
-            &parameters.unwrap_or_else(empty_arguments),
-        )
+        SPEC.to_spec()
     }
 
     fn effect(&self) -> Effect {
@@ -56,7 +53,7 @@ impl Tool for Recall {
     }
 
     fn schema(&self) -> Option<&Schema> {
-        SCHEMA.as_ref()
+        SPEC.schema.as_ref()
     }
 
     fn call<'a>(
