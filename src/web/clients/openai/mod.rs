@@ -9,6 +9,7 @@ use crate::web::state::AppState;
 
 pub mod chat;
 pub mod content;
+pub mod create_request;
 pub mod error;
 pub mod models;
 pub mod responses;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, Uri};
+use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::unfold;
@@ -15,15 +15,14 @@ use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::Completion;
 use crate::web::clients::openai::chat::request::{ChatRequest, PreparedChat, StreamSettings};
 use crate::web::clients::openai::chat::stream::ChatStream;
+use crate::web::clients::openai::create_request::CreateRequest;
 use crate::web::clients::openai::error::failure_response;
 use crate::web::clients::results::{self, ContinuedRun};
 use crate::web::clients::start;
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
-use crate::web::extract::idempotency;
 use crate::web::response::json::json_response;
 use crate::web::response::sse;
-use crate::web::routes::create_run::ParsedRequest;
 use crate::web::state::AppState;
 
 pub mod chat_run;
@@ -34,25 +33,19 @@ pub mod stream;
 pub async fn create(
     State(state): State<AppState>,
     principal: Principal,
-    mut request: Request,
+    request: Request,
 ) -> Result<Response, Problem> {
-    // Some clients add parameters of other services.
-    *request.uri_mut() = Uri::from_static("/v1/chat/completions");
     let owner = principal.key_name().map(str::to_owned);
-    let ParsedRequest {
+    let read = CreateRequest::read(&state.settings, &principal, "/v1/chat/completions", request);
+    let CreateRequest {
         body,
-        idempotency_key,
+        claim,
         trace,
         provider_keys,
-        ..
-    } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    } = Box::pin(read).await?;
     let chat: ChatRequest = body.json()?;
     drop(body);
     let stream = chat.stream_settings()?;
-    let claim = idempotency_key.map(|(key, body)| {
-        let route = "POST /v1/chat/completions".to_owned();
-        idempotency::new_claim(owner.as_deref(), route, key, body)
-    });
     if let Some(existing) = start::find(&state, claim.as_ref()).await? {
         let chat_run = ChatRun::new(existing.run, chat.model);
         return respond(&state, chat_run, stream, None).await;

@@ -13,6 +13,7 @@ use crate::domain::message::ToolResult;
 use crate::domain::run::Run;
 use crate::engine::request::RunRequest;
 use crate::web::auth::Principal;
+use crate::web::clients::openai::create_request::CreateRequest;
 use crate::web::clients::openai::responses::numbers::Cursor;
 use crate::web::clients::openai::responses::record::ResponseRecord;
 use crate::web::clients::openai::responses::reference::ResponseRef;
@@ -22,12 +23,10 @@ use crate::web::clients::results::{self, ContinuedRun};
 use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop;
 use crate::web::error::Problem;
-use crate::web::extract::idempotency;
 use crate::web::extract::query::{Query, parse_flag};
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::json_response;
 use crate::web::response::sse;
-use crate::web::routes::create_run::ParsedRequest;
 use crate::web::state::AppState;
 
 pub mod echo;
@@ -60,18 +59,16 @@ struct OpenResponse {
 pub async fn create(
     State(state): State<AppState>,
     principal: Principal,
-    mut request: Request,
+    request: Request,
 ) -> Result<Response, Problem> {
-    // Some clients add parameters of other services.
-    *request.uri_mut() = Uri::from_static("/v1/responses");
     let owner = principal.key_name().map(str::to_owned);
-    let ParsedRequest {
+    let read = CreateRequest::read(&state.settings, &principal, "/v1/responses", request);
+    let CreateRequest {
         body,
-        idempotency_key,
+        claim,
         trace,
         provider_keys,
-        ..
-    } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    } = Box::pin(read).await?;
     let input: ResponsesRequest = body.json()?;
     drop(body);
     input.check()?;
@@ -80,10 +77,6 @@ pub async fn create(
         is_background: input.background.unwrap_or_default(),
         is_stored: input.stores(),
     };
-    let claim = idempotency_key.map(|(key, body)| {
-        let route = "POST /v1/responses".to_owned();
-        idempotency::new_claim(owner.as_deref(), route, key, body)
-    });
     if let Some(existing) = start::find(&state, claim.as_ref()).await? {
         let open = OpenResponse::first(&state, existing);
         return respond(&state, open, delivery).await;
