@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::web::clients::a2a::types::SendMessageResponse;
 use axum::extract::{Request, State};
 use axum::http::Uri;
 use axum::response::Response;
@@ -28,6 +27,7 @@ use crate::web::clients::a2a::response;
 use crate::web::clients::a2a::stream::TaskStream;
 use crate::web::clients::a2a::task::{TaskParts, is_stopped, task};
 use crate::web::clients::a2a::tasks::{find, wait_for_stop};
+use crate::web::clients::a2a::types::SendMessageResponse;
 use crate::web::clients::a2a::version::Version1;
 use crate::web::clients::start;
 use crate::web::error::Problem;
@@ -67,6 +67,21 @@ struct AcceptedMessage {
     configuration: Configuration,
 }
 
+impl AcceptedMessage {
+    /// The run, with the decisions of the message.
+    async fn current_run(
+        &self,
+        state: &AppState,
+        principal: &Principal,
+    ) -> Result<Arc<Run>, Problem> {
+        if !self.is_decided {
+            return Ok(Arc::clone(&self.run));
+        }
+        let (agent, id) = (&self.run.agent, self.run.id.to_string());
+        find(state, principal, agent, &id).await.map(Arc::new)
+    }
+}
+
 /// `POST /a2a/{agent}/message:send`
 pub async fn send(
     State(state): State<AppState>,
@@ -76,20 +91,13 @@ pub async fn send(
     request: Request,
 ) -> Result<Response, Problem> {
     let accepted = Box::pin(accept(&state, &principal, agent, request, false)).await?;
-    let AcceptedMessage {
-        run,
-        is_decided,
-        configuration,
-        ..
-    } = accepted;
-    let id = run.id;
-    let run = match (configuration.return_immediately, is_decided) {
-        (true, false) => run,
-        (true, true) => Arc::new(find(&state, &principal, &run.agent, &id.to_string()).await?),
-        (false, false) if is_stopped(&run) => run,
-        (false, _) => wait_for_stop(&state, run).await,
+    let parts = TaskParts::with_history(accepted.configuration.history_length());
+    let id = accepted.run.id;
+    let returns_immediately = accepted.configuration.return_immediately;
+    let run = match returns_immediately || !accepted.is_decided && is_stopped(&accepted.run) {
+        true => accepted.current_run(&state, &principal).await?,
+        false => wait_for_stop(&state, accepted.run).await,
     };
-    let parts = TaskParts::with_history(configuration.history_length());
     let task = task(&state, &run, parts).await?;
     let response = response::json(&SendMessageResponse::Task(task))?;
     Ok(response::with_run_id(response, id))
@@ -104,20 +112,11 @@ pub async fn stream(
     request: Request,
 ) -> Result<Response, Problem> {
     let accepted = Box::pin(accept(&state, &principal, agent, request, true)).await?;
-    let AcceptedMessage {
-        run,
-        is_decided,
-        subscription,
-        configuration,
-    } = accepted;
-    let parts = TaskParts::with_history(configuration.history_length());
-    let shown = match is_decided {
-        true => Arc::new(find(&state, &principal, &run.agent, &run.id.to_string()).await?),
-        false => Arc::clone(&run),
-    };
+    let parts = TaskParts::with_history(accepted.configuration.history_length());
+    let shown = accepted.current_run(&state, &principal).await?;
     let first = task(&state, &shown, parts).await?;
-    let stream = TaskStream::new(&state, run, first, subscription);
-    let has_ended = is_stopped(&shown) && !is_decided;
+    let has_ended = is_stopped(&shown) && !accepted.is_decided;
+    let stream = TaskStream::new(&state, accepted.run, first, accepted.subscription);
     Ok(stream.into_response(has_ended))
 }
 
