@@ -6,6 +6,8 @@
 #                  no registry. DIR/.venv has its packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=tests/client_tools.sh
+. tests/client_tools.sh
 
 for program in node npm; do
   if ! command -v "$program" >/dev/null; then
@@ -14,38 +16,19 @@ for program in node npm; do
   fi
 done
 
-packages="@a2a-js/sdk@1.0.1"
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/a2a-clients
-if [ "$(cat "$tools/installed" 2>/dev/null)" != "$packages" ]; then
-  rm -rf "$tools"
-  mkdir -p "$tools"
-  # shellcheck disable=SC2086
-  npm install --prefix "$tools" --ignore-scripts --no-audit --no-fund --silent $packages
-  echo "$packages" >"$tools/installed"
-fi
+install_tools a2a-clients "" "@a2a-js/sdk@1.0.1"
 
-if [ -z "${AXED:-}" ]; then
-  cargo build --locked --quiet
-  AXED=$PWD/${CARGO_TARGET_DIR:-target}/debug/axed
-  case ${CARGO_TARGET_DIR:-} in /*) AXED=$CARGO_TARGET_DIR/debug/axed ;; esac
-fi
+find_axed
 
 work=$(mktemp -d)
 daemon=
 trap '[ -z "$daemon" ] || kill "$daemon"; rm -rf "$work"' EXIT
 cp -r tests/a2a_clients/. "$work/"
 mkdir "$work/work"
-ln -s "$tools/node_modules" "$work/node_modules"
+ln -s "$tools/node/node_modules" "$work/node_modules"
 cd "$work"
 
-"$AXED" serve --config axed.toml --agents agents --data data --listen 127.0.0.1:0 >daemon.log 2>&1 &
-daemon=$!
-for _ in $(seq 300); do
-  server=$(grep -om1 'http://127.0.0.1:[0-9]*' daemon.log 2>/dev/null) && break
-  kill -0 "$daemon" || { cat daemon.log; exit 1; }
-  sleep 0.2
-done
-[ -n "$server" ] || { cat daemon.log; echo "a2a_clients: the daemon did not start"; exit 1; }
+start_daemon
 
 node drive.mjs "$server" || { tail -n 20 daemon.log; exit 1; }
 

@@ -5,6 +5,8 @@
 #   AXED=FILE   the program to test (default: built here)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=tests/client_tools.sh
+. tests/client_tools.sh
 
 if ! command -v python3 >/dev/null; then
   echo "clients: skipped, because there is no python3"
@@ -12,23 +14,9 @@ if ! command -v python3 >/dev/null; then
 fi
 python_packages="httpx==0.28.1 mypy==1.18.2 typing-extensions==4.16.0"
 node_packages="typescript@5.9.3"
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/clients
-if [ "$(cat "$tools/installed" 2>/dev/null)" != "$python_packages $node_packages" ]; then
-  rm -rf "$tools"
-  mkdir -p "$tools/node"
-  python3 -m venv "$tools/python"
-  # shellcheck disable=SC2086
-  "$tools/python/bin/pip" install -q --disable-pip-version-check $python_packages
-  if command -v npm >/dev/null; then
-    npm install --prefix "$tools/node" --ignore-scripts --no-audit --no-fund --silent $node_packages
-  fi
-  echo "$python_packages $node_packages" >"$tools/installed"
-fi
-if [ -z "${AXED:-}" ]; then
-  cargo build --locked --quiet
-  AXED=${CARGO_TARGET_DIR:-target}/debug/axed
-fi
-AXED=$(realpath "$AXED")
+command -v npm >/dev/null || node_packages=
+install_tools clients "$python_packages" "$node_packages"
+find_axed
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

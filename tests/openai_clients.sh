@@ -5,6 +5,8 @@
 #   OPENRESPONSES=DIR a checkout of the suite (default: cloned at the pinned commit; without it, the suite is skipped)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=tests/client_tools.sh
+. tests/client_tools.sh
 
 for program in python3 node npm; do
   if ! command -v "$program" >/dev/null; then
@@ -15,21 +17,9 @@ done
 
 python_package=openai==3.54.0
 node_package=openai@7.57.0
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/openai
-if [ "$(cat "$tools/installed" 2>/dev/null)" != "$python_package $node_package" ]; then
-  rm -rf "$tools"
-  mkdir -p "$tools/node"
-  python3 -m venv "$tools/python"
-  "$tools/python/bin/pip" install -q --disable-pip-version-check "$python_package"
-  npm install --prefix "$tools/node" --ignore-scripts --no-audit --no-fund --silent "$node_package"
-  echo "$python_package $node_package" >"$tools/installed"
-fi
+install_tools openai "$python_package" "$node_package"
 
-if [ -z "${AXED:-}" ]; then
-  cargo build --locked --quiet
-  AXED=${CARGO_TARGET_DIR:-target}/debug/axed
-fi
-AXED=$(realpath "$AXED")
+find_axed
 
 work=$(mktemp -d)
 daemon=

