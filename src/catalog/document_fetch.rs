@@ -10,7 +10,7 @@ use crate::domain::openapi::document::MAX_DOCUMENT_BYTES;
 use crate::ssrf::{self, SsrfGuard, ssrf_client};
 
 /// The longest time of one fetch, during which a reload waits.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const ACCEPTED_TYPES: &str = "application/json, application/yaml, text/yaml, */*;q=0.1";
 
 /// Fetches a text. Blocking: it waits for a thread of its own, because it may be called on a thread of the runtime.

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -13,6 +14,7 @@ use url::Url;
 
 use crate::catalog::document_fetch;
 use crate::config::Config;
+use crate::config::document::{self, Value};
 use crate::config::environment::{expand_home, home_dir};
 use crate::domain::openapi::document::{Document, MAX_DOCUMENT_BYTES};
 use crate::ssrf::{self, SsrfGuard};
@@ -23,6 +25,8 @@ const ALLOW_LIST_KEY: &str = "[tools.url_fetch] allow_hosts";
 const MIN_AGE: Duration = Duration::from_secs(2);
 /// How long after a failure it is not fetched again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// Documents that are fetched at the same time.
+const MAX_FETCHES: usize = 16;
 
 /// Loads documents for all agents.
 #[derive(Debug)]
@@ -89,14 +93,41 @@ impl Documents {
         self.state().files.iter().cloned().collect()
     }
 
+    /// Fetches the documents that agent files name by URL, many at a time: those that do not respond delay all agents by
+    /// one timeout, not by one each.
+    pub fn prefetch(&self, files: impl Iterator<Item = (PathBuf, Vec<u8>)>) {
+        let mut due: BTreeMap<Url, bool> = BTreeMap::new();
+        for (file, bytes) in files {
+            let urls = document_urls(&bytes);
+            if urls.is_empty() {
+                continue;
+            }
+            let digest = Sha256::digest(&bytes).into();
+            let before = self.state().agent_files.insert(file, digest);
+            for url in urls {
+                *due.entry(url).or_default() |= before != Some(digest);
+            }
+        }
+        let due: Vec<(Url, bool)> = due.into_iter().collect();
+        for due in due.chunks(MAX_FETCHES) {
+            thread::scope(|scope| {
+                for (url, is_changed) in due {
+                    let thread = thread::Builder::new().name("axed-openapi".to_owned());
+                    // Without a thread, it is fetched when its agent is read.
+                    let _ = thread.spawn_scoped(scope, || self.fetch(url, *is_changed).map(drop));
+                }
+            });
+        }
+    }
+
     fn fetch(&self, url: &Url, is_changed: bool) -> Result<Arc<str>, String> {
         let known = self.state().fetched.get(url.as_str()).cloned();
-        if let Some(known) = known {
+        if let Some(known) = &known {
             let age = known.at.elapsed();
             let is_due =
                 (is_changed && age > MIN_AGE) || (known.has_failed && age > RETRY_INTERVAL);
             if !is_due {
-                return known.text;
+                return known.text.clone();
             }
         }
         let fetched = document_fetch::fetch(&self.guard, url);
@@ -108,7 +139,10 @@ impl Documents {
                 self.keep(url, &text);
                 Ok(text)
             }
-            Err(why) => self.kept(url, &why).ok_or(why),
+            Err(why) => {
+                let last = || known.and_then(|known| known.text.ok());
+                self.kept(url, &why).or_else(last).ok_or(why)
+            }
         };
         let at = Instant::now();
         let entry = Fetched {
@@ -196,6 +230,28 @@ impl AgentDocuments<'_> {
             url: None,
         })
     }
+}
+
+/// The URLs of the documents that an agent file names.
+fn document_urls(bytes: &[u8]) -> Vec<Url> {
+    // Most files name none and need not be parsed.
+    if !bytes.windows(7).any(|word| word == b"openapi") {
+        return Vec::new();
+    }
+    let table = document::parse(bytes).unwrap_or_default();
+    let Some(Value::Array(tools)) = table.get("http_tools").map(|node| &node.value) else {
+        return Vec::new();
+    };
+    let sources = tools.iter().filter_map(|tool| match &tool.value {
+        Value::Table(tool) => match &tool.get("openapi")?.value {
+            Value::String(source) if source.contains("://") => Some(source),
+            _ => None,
+        },
+        _ => None,
+    });
+    sources
+        .filter_map(|source| ssrf::parse_url(source).ok())
+        .collect()
 }
 
 fn read_text(path: &Path) -> Result<String, String> {

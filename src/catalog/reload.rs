@@ -112,6 +112,7 @@ impl Catalog {
             .unwrap_or_else(PoisonError::into_inner);
         // Taken before reading, so that the next poll detects changes made meanwhile.
         last_scan.fingerprint = fingerprint(&self.dirs, &self.rules);
+        prefetch_documents(&self.dirs, &self.rules);
         let before = self.current();
         let mut warnings = BTreeSet::new();
         let mut after = read_dirs(&self.dirs, &self.rules, &before, &mut warnings);
@@ -297,6 +298,15 @@ fn hash_file(path: &Path, hasher: &mut DefaultHasher) {
     let state = fs::metadata(path);
     let state = state.map(|it| (it.ino(), it.len(), it.mtime(), it.mtime_nsec(), it.ctime()));
     state.ok().hash(hasher);
+}
+
+fn prefetch_documents(dirs: &[PathBuf], rules: &Rules) {
+    let paths = dirs.iter().flat_map(|dir| list_agent_files(dir).ok());
+    let files = paths.flatten().filter_map(|path| {
+        let bytes = read_file(&path)?.ok()?;
+        Some((path, bytes))
+    });
+    rules.documents.prefetch(files);
 }
 
 fn read_dirs(

@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use crate::support::app::{Setup, TestApp};
@@ -256,6 +257,41 @@ async fn a_document_of_a_url_is_kept_for_times_without_it() {
         detail.contains("a redirect, which is not followed"),
         "{detail}"
     );
+}
+
+#[tokio::test]
+async fn documents_of_several_agents_are_fetched_at_the_same_time() {
+    let service = Service::start().await;
+    // It responds to none before it has the requests of both agents.
+    let both = Arc::new(Barrier::new(2));
+    let text = service.document();
+    let routes = Router::new().fallback(move || {
+        let (both, text) = (Arc::clone(&both), text.clone());
+        async move {
+            both.wait().await;
+            text
+        }
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    let mut server = JoinSet::new();
+    server.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
+    let agent = |name: &str| {
+        let base = format!("base_url = \"{}/v1\"\n", service.address);
+        table(&format!("{address}/{name}"), "[\"listPets\"]") + &base
+    };
+    let app = service
+        .setup()
+        .agent("worker", &agent("first"))
+        .agent("other", &agent("second"))
+        .spawn()
+        .await;
+    assert_eq!(
+        call_results(&app, &[("listPets", json!({}))]).await,
+        ["found"]
+    );
+    let other = app.get("/agents/other").await.json();
+    assert_eq!(other["error"], Value::Null, "{other}");
 }
 
 #[tokio::test]
