@@ -116,6 +116,7 @@ fn parse_tool(t: &mut TableReader<'_>) -> Option<HttpTool> {
         placement: None,
         safe_to_repeat,
         timeout: Duration::from_secs(timeout.unwrap_or(DEFAULT_TIMEOUT_SECS)),
+        openapi: None,
         table: 0,
     })
 }

@@ -44,7 +44,15 @@ pub fn read(t: &mut TableReader<'_>, documents: &AgentDocuments<'_>) -> Vec<Http
         timeout: Duration::from_secs(timeout.unwrap_or(DEFAULT_TIMEOUT_SECS)),
     };
     let operations = t.take_node("operations");
-    let Some(loaded) = t.parsed_text("openapi", |source| documents.load(source)) else {
+    let load = |source: &str| {
+        let loaded = documents.load(source)?;
+        let shown = match loaded.url {
+            Some(_) => ssrf::redact_query(source),
+            None => source.to_owned(),
+        };
+        Ok((loaded, shown))
+    };
+    let Some((loaded, source)) = t.parsed_text("openapi", load) else {
         return Vec::new();
     };
     let Some(operations) = operations else {
@@ -59,7 +67,10 @@ pub fn read(t: &mut TableReader<'_>, documents: &AgentDocuments<'_>) -> Vec<Http
     let mut tools = Vec::new();
     for (node, name) in names(t, &operations) {
         match tool(&loaded, &name, &shared) {
-            Ok(tool) => tools.push(tool),
+            Ok(tool) => tools.push(HttpTool {
+                openapi: Some(source.clone()),
+                ..tool
+            }),
             Err(why) => t.push_invalid(&node, "operations", &why),
         }
     }
@@ -121,6 +132,7 @@ fn tool(loaded: &Loaded, name: &str, shared: &Shared) -> Result<HttpTool, String
             .safe_to_repeat
             .unwrap_or(operation.method == HttpMethod::Get),
         timeout: shared.timeout,
+        openapi: None,
         table: 0,
     })
 }

@@ -42,6 +42,9 @@ pub struct HttpTool {
     /// Whether a call whose result is not recorded may be repeated after a restart.
     pub safe_to_repeat: bool,
     pub timeout: Duration,
+    /// The OpenAPI document of the operation that it is, as the agent's file names it, without a query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub openapi: Option<String>,
     /// The index of its table in the agent's file.
     #[serde(skip)]
     pub table: usize,
@@ -256,6 +259,9 @@ pub struct HttpToolView<'a> {
     safe_to_repeat: bool,
     /// The longest time of one call, in seconds.
     timeout: u64,
+    /// The OpenAPI document of the operation that the tool is; absent if the agent's file describes its request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    openapi: Option<&'a str>,
 }
 
 impl<'a> HttpToolView<'a> {
@@ -284,6 +290,7 @@ impl<'a> HttpToolView<'a> {
             parameters: &tool.parameters,
             safe_to_repeat: tool.safe_to_repeat,
             timeout: tool.timeout.as_secs(),
+            openapi: tool.openapi.as_deref(),
         }
     }
 }
@@ -312,6 +319,7 @@ mod tests {
             placement: None,
             safe_to_repeat: false,
             timeout: Duration::from_secs(1),
+            openapi: None,
             table: 0,
         }
     }

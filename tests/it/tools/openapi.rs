@@ -210,7 +210,10 @@ async fn operations_of_a_document_are_tools() {
     }
     let offered = app.provider.requests().remove(0).tool_names();
     assert_eq!(offered, [list, create, "get_pets_petId"]);
-    let shown = app.get("/agents/worker").await.text;
+    let shown = app.get("/agents/worker").await;
+    let first = &shown.json()["http_tools"][0];
+    assert_eq!(first["openapi"], "pets.yaml", "{first}");
+    let shown = shown.text;
     assert!(shown.contains("Lists pets"), "{shown}");
     assert!(!shown.contains("token-of-pets"), "{shown}");
 }
