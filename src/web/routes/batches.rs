@@ -48,6 +48,8 @@ const MAX_WRITE_BYTES: usize = 1 << 20;
 const MAX_PART_BYTES: usize = 1 << 20;
 /// Lines that one read of the results returns.
 const READ_LINES: usize = 50;
+/// A page of batches ends after this many lines, whose runs are looked at.
+const MAX_COUNTED_LINES: u64 = 20_000;
 /// Batches of one key that have not ended.
 const MAX_UNFINISHED: usize = 100;
 const RETRY_SECONDS: u64 = 10;
@@ -335,14 +337,20 @@ pub async fn list(
         before: query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
         limit: limit + 1,
     };
-    let mut batches = state.runner.store().batches(query).await?;
-    let has_more = batches.len() > limit;
-    batches.truncate(limit);
-    let next_cursor = batches.last().filter(|_| has_more).map(|batch| batch.id);
-    let mut data = Vec::with_capacity(batches.len());
-    for batch in batches.into_iter().filter(|it| can_see(&principal, it)) {
-        data.push(view(&state, &links, batch).await?);
+    let batches = state.runner.store().batches(query).await?;
+    let (mut data, mut counted_lines, mut last, mut has_more) = (Vec::new(), 0, None, false);
+    for (position, batch) in batches.into_iter().enumerate() {
+        has_more = position == limit || counted_lines >= MAX_COUNTED_LINES;
+        if has_more {
+            break;
+        }
+        last = Some(batch.id);
+        if can_see(&principal, &batch) {
+            counted_lines += batch.lines;
+            data.push(view(&state, &links, batch).await?);
+        }
     }
+    let next_cursor = last.filter(|_| has_more);
     Ok(json_response(
         StatusCode::OK,
         &BatchesPage { data, next_cursor },

@@ -97,6 +97,29 @@ async fn a_batch_is_bounded_and_needs_a_valid_agent() {
 }
 
 #[tokio::test]
+async fn a_page_of_batches_has_a_bound_on_their_lines() {
+    let app = app().await;
+    // No line of theirs has a run.
+    let body = "[]\n".repeat(10_000);
+    let mut ids = Vec::new();
+    for key in ["a", "b", "c"] {
+        ids.push(accepted(&send_batch(&app, key, &body).await));
+    }
+    let shown = |page: &Value| -> Vec<String> {
+        let batches = page["data"].as_array().expect("batches").iter();
+        batches
+            .map(|batch| batch["id"].as_str().expect("an id").to_owned())
+            .collect()
+    };
+    let first = app.get("/batches").await.json();
+    assert_eq!(shown(&first), [&*ids[2], &*ids[1]]);
+    let cursor = first["next_cursor"].as_str().expect("a cursor");
+    let second = app.get(&format!("/batches?cursor={cursor}")).await.json();
+    assert_eq!(shown(&second), [&*ids[0]]);
+    assert_eq!(second["next_cursor"], Value::Null);
+}
+
+#[tokio::test]
 async fn a_repeated_idempotency_key_returns_the_batch_of_the_first_request() {
     let app = app().await;
     let first = send_batch(&app, "k", &lines(3)).await;
