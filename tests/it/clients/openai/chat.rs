@@ -195,6 +195,12 @@ async fn wrong_requests_have_the_shape_of_openai() {
         ),
         (json!({"n": 2}), 400, json!("n"), "invalid_field"),
         (
+            json!({"max_tokens": 5, "max_completion_tokens": 6}),
+            400,
+            json!("max_tokens"),
+            "invalid_field",
+        ),
+        (
             json!({"temperature": "hot"}),
             400,
             json!("temperature"),

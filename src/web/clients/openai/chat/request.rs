@@ -150,6 +150,17 @@ impl ChatRequest {
         }
     }
 
+    /// The most tokens of a reply, under its name of today or of before.
+    fn token_limit(&self) -> Result<Option<u32>, Problem> {
+        match (self.max_completion_tokens, self.max_tokens) {
+            (Some(limit), Some(other)) if limit != other => {
+                let why = "differs from max_completion_tokens, which replaces it: send one of them";
+                Err(Problem::invalid_field("/max_tokens", why))
+            }
+            (limit, other) => Ok(limit.or(other)),
+        }
+    }
+
     pub async fn prepare(
         self,
         principal: &Principal,
@@ -170,6 +181,7 @@ impl ChatRequest {
                 "needs at least one message",
             ));
         }
+        let max_tokens = self.token_limit()?;
         let labels = labels(self.metadata, self.user);
         check_labels(&labels, settings.max_labels)?;
         let mut counter = AttachmentCounter::new(settings.attachments);
@@ -192,7 +204,7 @@ impl ChatRequest {
         let format = self.response_format.map(FormatInput::into_format);
         let params = ParamsOverride {
             temperature: self.temperature,
-            max_tokens: self.max_completion_tokens.or(self.max_tokens),
+            max_tokens,
             top_p: self.top_p,
             stop: self.stop.map(StopInput::into_list),
             effort: self.reasoning_effort,
