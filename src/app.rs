@@ -221,7 +221,7 @@ fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
         config_file: config.config_file.clone(),
         config_dir: config.config_dir.clone(),
         others: others
-            .chain([config.data.dir.clone()])
+            .chain([config.data.dir.clone(), config.logins.dir.clone()])
             .chain(config.secret_files.clone())
             .collect(),
     };

@@ -21,14 +21,16 @@ pub fn private_config(
         Some(_) => None,
         None => Some(TempDir::new()?),
     };
-    let private = temp_dir
-        .as_ref()
-        .map(|temp_dir| temp_dir.path().join("data"));
     let flags = Flags {
-        data: data.or(private),
+        data,
         ..sources.flags()
     };
-    Ok((load_quiet_config(&flags)?, temp_dir))
+    let config = load_quiet_config(&flags)?;
+    let config = match &temp_dir {
+        Some(temp_dir) => config.with_data_dir(temp_dir.path().join("data")),
+        None => config,
+    };
+    Ok((config, temp_dir))
 }
 
 /// Says on stderr that the memory of an agent that has one is not kept.

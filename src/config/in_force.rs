@@ -222,6 +222,7 @@ fn tool_defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("clients.a2a", json!(clients.a2a)),
         ("clients.ag_ui", json!(clients.ag_ui)),
         ("clients.tool_wait", json!(clients.tool_wait.as_secs())),
+        ("logins.key_env", json!(config.logins.key_env)),
         ("webhooks.allow_hosts", json!([])),
         (
             "webhooks.first_retry_ms",

@@ -23,7 +23,7 @@ use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
     Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
     ProviderKind, RequestRecording, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth,
-    budgets, clients_section, providers, proxies, telemetry,
+    budgets, clients_section, logins, providers, proxies, telemetry,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
@@ -273,6 +273,7 @@ fn secret_files(config: &Config, environment: &Environment) -> Vec<PathBuf> {
         .chain(providers.map(|provider| provider.key_env.as_str()))
         .chain(search.filter_map(|search| search.api_key_env.as_deref()))
         .chain(webhook_secret_variables(config))
+        .chain([config.logins.key_env.as_str()])
         .chain(telemetry::HEADER_VARIABLES);
     let files = names.filter_map(|name| secrets::secret_file(environment, name));
     files.map(Path::to_owned).collect()
@@ -295,6 +296,7 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         server: top.nested("server", read_server),
         agents: top.nested("agents", |s| read_agents(s, context)),
         memory_dir: data.dir.join("memory"),
+        logins: top.nested("logins", |s| logins::read(s, &data.dir)),
         data,
         runs: top.nested("runs", |s| read_runs(s, &auth)),
         limits,

@@ -29,6 +29,7 @@ pub mod known_keys;
 pub mod lint;
 pub mod load;
 mod load_context;
+mod logins;
 pub mod models;
 pub mod positions;
 mod presets;
@@ -52,6 +53,7 @@ pub struct Config {
     pub limits: Limits,
     pub tools: Tools,
     pub webhooks: Webhooks,
+    pub logins: Logins,
     pub clients: Clients,
     /// `[providers.<name>]` and the built-in providers. Keys and base URLs from the environment are filled in.
     pub providers: BTreeMap<String, Provider>,
@@ -68,6 +70,15 @@ pub struct Config {
     pub config_file: PathBuf,
     /// The files with secrets that the environment names.
     pub secret_files: Vec<PathBuf>,
+}
+
+impl Config {
+    /// Keeps runs and memories in another directory. Logins stay, because they are the operator's.
+    pub fn with_data_dir(mut self, dir: PathBuf) -> Self {
+        self.memory_dir = dir.join("memory");
+        self.data.dir = dir;
+        self
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -381,6 +392,15 @@ pub struct Webhooks {
     pub secret_env: Option<String>,
     /// Wait before the first retry; it doubles with each further retry.
     pub first_retry: Duration,
+}
+
+/// How the operator's logins at MCP servers are kept.
+#[derive(Clone, Debug)]
+pub struct Logins {
+    /// The folder `logins` of the data directory.
+    pub dir: PathBuf,
+    /// The environment variable with the key that encrypts them.
+    pub key_env: String,
 }
 
 #[derive(Clone, Debug)]
