@@ -46,6 +46,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "cli",
         ],
     ),
+    ("aws_lc_rs", &["tools/mcp/oauth/logins/cipher"]),
     ("maud", &["web/console"]),
     ("prost", &["telemetry/otlp"]),
     ("rmcp", &["tools/mcp", "web/clients/mcp"]),

@@ -13,7 +13,7 @@ mod failure;
 mod http;
 mod http_response;
 mod list;
-mod oauth;
+pub mod oauth;
 mod open;
 pub mod pool;
 mod requests;

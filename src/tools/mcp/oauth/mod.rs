@@ -8,6 +8,7 @@ pub mod challenge;
 mod discovery;
 pub mod endpoint;
 mod grant;
+pub mod logins;
 pub mod sources;
 pub mod token;
 pub mod token_source;

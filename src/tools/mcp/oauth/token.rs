@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 /// A token is renewed this long before it expires, or earlier in a short life.
 const MAX_MARGIN: Duration = Duration::from_secs(30);
@@ -16,7 +17,7 @@ const MAX_REDACTED: usize = 24;
 const MIN_SECRET_BYTES: usize = 8;
 
 /// An access token for one server.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccessToken {
     pub secret: String,
     /// When it expires; `None` if the authorization server does not say.
