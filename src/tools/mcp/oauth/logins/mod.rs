@@ -13,6 +13,8 @@ use crate::domain::mcp_oauth::McpOauth;
 use crate::tools::mcp::oauth::token::AccessToken;
 
 mod cipher;
+pub mod lock;
+pub mod store;
 
 /// What an authorization server issued. Secret as a whole.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
