@@ -19,6 +19,10 @@ pub struct AuthorizationServer {
     /// Its issuer; `None` if the file names the endpoints.
     pub issuer: Option<String>,
     pub token_endpoint: Url,
+    /// Not checked yet, because not every grant needs it.
+    pub device_authorization_endpoint: Option<String>,
+    /// As well not checked yet.
+    pub revocation_endpoint: Option<String>,
     /// The methods that the token endpoint accepts; `None` if it does not say.
     pub auth_methods: Option<Vec<String>>,
     /// The identifier of the MCP server (RFC 8707).
@@ -66,6 +70,8 @@ struct ResourceMetadata {
 struct ServerMetadata {
     issuer: String,
     token_endpoint: Option<String>,
+    device_authorization_endpoint: Option<String>,
+    revocation_endpoint: Option<String>,
     token_endpoint_auth_methods_supported: Option<Vec<String>>,
 }
 
@@ -75,43 +81,76 @@ impl Discovery<'_> {
     /// # Errors
     /// There is none that may be used. The text is a sentence of its own.
     pub async fn find(&self, metadata_url: Option<&str>) -> Result<AuthorizationServer, String> {
-        let named = |url: &Option<String>| match url {
-            Some(url) => self.hosts.check(url).map(Some),
-            None => Ok(None),
-        };
-        if let Some(token_endpoint) = named(&self.settings.token_url)? {
-            return Ok(AuthorizationServer {
-                issuer: None,
-                token_endpoint,
-                auth_methods: None,
-                resource: canonical(self.server_url),
-                resource_scopes: Vec::new(),
-            });
+        if let Some(server) = self.named_endpoints(canonical(self.server_url))? {
+            return Ok(server);
         }
         let resource = self.resource_metadata(metadata_url).await?;
         let issuer = self.choose_issuer(resource.as_ref())?;
-        let metadata = self.server_metadata(&issuer).await?;
-        let endpoint = |name: &str, url: Option<&String>| match url {
-            Some(url) => match self.hosts.check(url) {
-                Ok(url) => Ok(Some(url)),
-                Err(why) => Err(format!("the {name} of {} is refused: {why}", show(&issuer))),
-            },
-            None => Ok(None),
-        };
-        let token_endpoint = endpoint("token_endpoint", metadata.token_endpoint.as_ref())?;
         let (resource, mut scopes) = match resource {
             Some(it) => (it.resource, it.scopes_supported),
             None => (canonical(self.server_url), Vec::new()),
         };
         scopes.truncate(MAX_ITEMS);
         Ok(AuthorizationServer {
-            token_endpoint: token_endpoint.ok_or_else(|| {
-                format!("the metadata of {} has no token_endpoint", show(&issuer))
+            resource_scopes: scopes,
+            ..self.of_issuer(issuer, resource).await?
+        })
+    }
+
+    /// The server that issued a login for this resource. Nobody else gets its refresh token, whatever the MCP server's
+    /// metadata say now.
+    ///
+    /// # Errors
+    /// As [`Discovery::find`].
+    pub async fn of_login(
+        &self,
+        issuer: Option<String>,
+        resource: String,
+    ) -> Result<AuthorizationServer, String> {
+        match (issuer, self.named_endpoints(resource.clone())?) {
+            (Some(issuer), None) => self.of_issuer(issuer, resource).await,
+            (None, Some(server)) => Ok(server),
+            _ => Err("the login is of another authorization server".to_owned()),
+        }
+    }
+
+    /// The server whose endpoints the file names; `None` if it names none.
+    fn named_endpoints(&self, resource: String) -> Result<Option<AuthorizationServer>, String> {
+        let Some(token_url) = &self.settings.token_url else {
+            return Ok(None);
+        };
+        Ok(Some(AuthorizationServer {
+            issuer: None,
+            token_endpoint: self.hosts.check(token_url)?,
+            device_authorization_endpoint: None,
+            revocation_endpoint: None,
+            auth_methods: None,
+            resource,
+            resource_scopes: Vec::new(),
+        }))
+    }
+
+    async fn of_issuer(
+        &self,
+        issuer: String,
+        resource: String,
+    ) -> Result<AuthorizationServer, String> {
+        let metadata = self.server_metadata(&issuer).await?;
+        let token_endpoint = metadata.token_endpoint;
+        let token_endpoint = token_endpoint
+            .ok_or_else(|| format!("the metadata of {} has no token_endpoint", show(&issuer)))?;
+        let token_endpoint = self.hosts.check(&token_endpoint);
+        Ok(AuthorizationServer {
+            token_endpoint: token_endpoint.map_err(|why| {
+                let issuer = show(&issuer);
+                format!("the token_endpoint of {issuer} is refused: {why}")
             })?,
+            device_authorization_endpoint: metadata.device_authorization_endpoint,
+            revocation_endpoint: metadata.revocation_endpoint,
             auth_methods: metadata.token_endpoint_auth_methods_supported,
             issuer: Some(issuer),
             resource,
-            resource_scopes: scopes,
+            resource_scopes: Vec::new(),
         })
     }
 
@@ -255,7 +294,8 @@ pub fn canonical(url: &Url) -> String {
     }
 }
 
-fn show(text: &str) -> String {
+/// A text of a server, made fit for a message.
+pub fn show(text: &str) -> String {
     shorten(text, MAX_SHOWN).replace(char::is_control, "\u{fffd}")
 }
 

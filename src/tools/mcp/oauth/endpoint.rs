@@ -11,10 +11,12 @@ use reqwest::header::{ACCEPT, USER_AGENT};
 use reqwest::{Client, RequestBuilder};
 use url::Url;
 
+use crate::domain::mcp_oauth::McpOauth;
 use crate::ssrf::{self, SsrfGuard, normalize_host, root_cause, ssrf_client};
 
 const TIMEOUT: Duration = Duration::from_secs(8);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const AGENT: &str = concat!("axed/", env!("CARGO_PKG_VERSION"));
 const MAX_BODY: usize = 256 << 10;
 /// What an error says would allow a host that is not public.
 const ALLOWED_BY: &str = "oauth.issuer or oauth.token_url of the agent's file";
@@ -47,6 +49,19 @@ impl NamedHosts {
             guard: SsrfGuard::new(hosts, ALLOWED_BY),
             plain: plain.filter_map(|url| host(url)).collect(),
         }
+    }
+
+    /// The hosts that the file names for a server.
+    ///
+    /// # Errors
+    /// A URL cannot be read.
+    pub fn of_server(server_url: &str, oauth: &McpOauth) -> Result<Self, String> {
+        let named = [&oauth.issuer, &oauth.token_url];
+        let named = named.into_iter().flatten().map(String::as_str);
+        let urls = named.chain([server_url]).map(Url::parse);
+        let urls: Result<Vec<Url>, _> = urls.collect();
+        let urls = urls.map_err(|why| why.to_string())?;
+        Ok(Self::new(&urls.iter().collect::<Vec<_>>()))
     }
 
     /// Checks a URL before it gets a request.
@@ -139,16 +154,24 @@ impl OauthHttp {
     }
 }
 
-async fn receive(request: RequestBuilder) -> Result<Answer, String> {
-    let request = request.header(USER_AGENT, concat!("axed/", env!("CARGO_PKG_VERSION")));
-    let failed = |error: reqwest::Error| match root_cause(&error) {
+fn unreachable(error: &reqwest::Error) -> String {
+    match root_cause(error) {
         Some(cause) => format!("cannot be reached: {cause}"),
         None => "cannot be reached".to_owned(),
-    };
+    }
+}
+
+async fn receive(request: RequestBuilder) -> Result<Answer, String> {
+    let request = request.header(USER_AGENT, AGENT);
     let answer = async {
-        let mut response = request.send().await.map_err(failed)?;
+        let response = request.send().await;
+        let mut response = response.map_err(|error| unreachable(&error))?;
         let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(failed)? {
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(|error| unreachable(&error))?
+        {
             if body.len() + chunk.len() > MAX_BODY {
                 return Err(format!("answered with more than {MAX_BODY} bytes"));
             }

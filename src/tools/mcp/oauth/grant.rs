@@ -31,11 +31,13 @@ pub struct Issued {
 }
 
 /// Why no token was issued.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum GrantError {
     /// The endpoint answered with an error of RFC 6749.
-    Refused(String),
+    #[error("{text}")]
+    Refused { code: String, text: String },
     /// There is no proper answer.
+    #[error("{0}")]
     Failed(String),
 }
 
@@ -132,7 +134,10 @@ fn refusal(url: &Url, answer: &Answer) -> GrantError {
             if let Some(description) = &error.error_description {
                 text = format!("{text}: {}", clean(description));
             }
-            GrantError::Refused(text)
+            GrantError::Refused {
+                code: error.error,
+                text,
+            }
         }
         Err(_) => GrantError::Failed(format!(
             "{} answered with HTTP {}",

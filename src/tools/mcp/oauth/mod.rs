@@ -5,6 +5,7 @@
 //! authorization server that the agent's file names, or to one on the MCP server's own host.
 
 pub mod challenge;
+mod client_parameters;
 mod discovery;
 pub mod endpoint;
 mod grant;

@@ -6,22 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use secrecy::ExposeSecret;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
 use crate::config::environment::Environment;
-use crate::config::secrets::read_secret;
 use crate::domain::mcp_oauth::{McpOauth, OauthGrant};
 use crate::domain::run::now;
-use crate::tools::mcp::oauth::challenge::{Challenge, ChallengeKind};
+use crate::tools::mcp::oauth::challenge::Challenge;
+use crate::tools::mcp::oauth::client_parameters::{next_scopes, read_client_secret};
 use crate::tools::mcp::oauth::discovery::{AuthorizationServer, Discovery};
 use crate::tools::mcp::oauth::endpoint::{NamedHosts, OauthHttp};
-use crate::tools::mcp::oauth::grant::{GrantClient, GrantError, Issued};
+use crate::tools::mcp::oauth::grant::{GrantClient, Issued};
 use crate::tools::mcp::oauth::token::{AccessToken, IssuedSecrets};
-
-/// Most scopes that challenges may add up to.
-const MAX_SCOPES: usize = 64;
 
 /// What sources of all servers share.
 pub struct OauthContext {
@@ -67,16 +63,10 @@ impl TokenSource {
         settings: McpOauth,
         context: Arc<OauthContext>,
     ) -> Result<Self, String> {
-        let parse = |text: &str| Url::parse(text).map_err(|why| why.to_string());
-        let mut server_url = parse(server_url)?;
+        let hosts = NamedHosts::of_server(server_url, &settings)?;
+        let mut server_url = Url::parse(server_url).map_err(|why| why.to_string())?;
         server_url.set_query(None);
         server_url.set_fragment(None);
-        let named = [&settings.issuer, &settings.token_url]
-            .into_iter()
-            .flatten();
-        let mut urls = named.map(|it| parse(it)).collect::<Result<Vec<Url>, _>>()?;
-        urls.push(server_url.clone());
-        let hosts = NamedHosts::new(&urls.iter().collect::<Vec<_>>());
         Ok(Self {
             settings,
             server_url,
@@ -181,7 +171,7 @@ impl TokenSource {
                 discovery.find(metadata_url).await?
             }
         };
-        let scopes = self.next_scopes(&state.scopes, challenge, &server)?;
+        let scopes = next_scopes(&self.settings, &state.scopes, challenge, &server)?;
         let secret = self.client_secret().await?;
         let client = GrantClient {
             http: &self.context.http,
@@ -200,10 +190,10 @@ impl TokenSource {
                 state.scopes = scopes;
                 Ok(token)
             }
-            Err(GrantError::Refused(text) | GrantError::Failed(text)) => {
+            Err(error) => {
                 // Its metadata may have changed.
                 state.server = None;
-                Err(text)
+                Err(error.to_string())
             }
         }
     }
@@ -214,51 +204,9 @@ impl TokenSource {
         AccessToken::new(issued.access_token, issued.lifetime, scopes, now)
     }
 
-    /// The scopes to request: those of the file, or those that the server needs; with those that it demands now.
-    fn next_scopes(
-        &self,
-        requested: &[String],
-        challenge: &Challenge,
-        server: &AuthorizationServer,
-    ) -> Result<Vec<String>, String> {
-        let mut scopes = match (requested.is_empty(), self.settings.scopes.is_empty()) {
-            (false, _) => requested.to_vec(),
-            (true, false) => self.settings.scopes.clone(),
-            (true, true) if !challenge.scopes.is_empty() => challenge.scopes.clone(),
-            (true, true) => server.resource_scopes.clone(),
-        };
-        if challenge.kind == ChallengeKind::InsufficientScope {
-            let missing = challenge.scopes.iter();
-            let missing = missing.filter(|it| !scopes.contains(it)).cloned();
-            let missing: Vec<String> = missing.collect();
-            if missing.is_empty() || scopes.len() + missing.len() > MAX_SCOPES {
-                let needed = challenge.scopes.join(" ");
-                return Err(format!(
-                    "the token has the scopes \"{}\", and the server demands \"{needed}\"",
-                    scopes.join(" ")
-                ));
-            }
-            scopes.extend(missing);
-        }
-        Ok(scopes)
-    }
-
-    /// The client's secret as the environment or its file has it now.
     async fn client_secret(&self) -> Result<Option<String>, String> {
-        let Some(variable) = self.settings.client_secret_env.clone() else {
-            return Ok(None);
-        };
-        let context = Arc::clone(&self.context);
-        let name = variable.clone();
-        let read = move || read_secret(&context.environment, &name);
-        let secret = tokio::task::spawn_blocking(read).await;
-        let secret = secret.map_err(|error| error.to_string())?;
-        let secret = secret.map_err(|error| error.to_string())?;
-        let secret = secret.ok_or_else(|| {
-            format!("its oauth.client_secret_env needs the variable {variable}, which the daemon's environment does not have")
-        })?;
-        let secret = secret.expose_secret().trim().to_owned();
-        self.secrets.add(&secret);
-        Ok(Some(secret))
+        let secret = read_client_secret(&self.settings, &self.context.environment).await?;
+        secret.iter().for_each(|it| self.secrets.add(it));
+        Ok(secret)
     }
 }
