@@ -13,6 +13,7 @@ use url::Url;
 
 use crate::domain::mcp_oauth::McpOauth;
 use crate::ssrf::{self, SsrfGuard, normalize_host, root_cause, ssrf_client};
+use crate::tools::mcp::oauth::challenge::Challenge;
 
 const TIMEOUT: Duration = Duration::from_secs(8);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -99,6 +100,29 @@ impl OauthHttp {
         let client = self.client(hosts, url)?;
         let request = client.get(url.clone()).header(ACCEPT, accept);
         receive(request).await
+    }
+
+    /// The challenge of a server that gets a message without a token.
+    ///
+    /// # Errors
+    /// As [`OauthHttp::get`].
+    pub async fn challenge(
+        &self,
+        hosts: &NamedHosts,
+        url: &Url,
+    ) -> Result<Option<Challenge>, String> {
+        let request = self
+            .client(hosts, url)?
+            .post(url.clone())
+            .header(ACCEPT, "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .header(USER_AGENT, AGENT)
+            .body(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#);
+        match tokio::time::timeout(TIMEOUT, request.send()).await {
+            Ok(Ok(response)) => Ok(Challenge::of(response.status(), response.headers())),
+            Ok(Err(error)) => Err(unreachable(&error)),
+            Err(_) => Err(format!("did not answer within {TIMEOUT:?}")),
+        }
     }
 
     /// Sends a form, with a user and a password if there are any.

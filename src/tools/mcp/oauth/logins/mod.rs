@@ -13,7 +13,9 @@ use crate::domain::mcp_oauth::McpOauth;
 use crate::tools::mcp::oauth::token::AccessToken;
 
 mod cipher;
+pub mod device_code;
 pub mod lock;
+pub mod polling;
 pub mod store;
 
 /// What an authorization server issued. Secret as a whole.
