@@ -15,6 +15,7 @@ use crate::tools::mcp::oauth::token::AccessToken;
 mod cipher;
 pub mod device_code;
 pub mod lock;
+pub mod login_tokens;
 pub mod polling;
 pub mod store;
 
