@@ -153,7 +153,10 @@ impl Services {
         let memories = Memories::new(&config.memory_dir);
         warn_unused_memories(config, &catalog, &memories);
         let (traces, trace_exporter) = TraceExporter::start(config)?;
-        let mcp = Arc::new(McpConnectionPool::new(process_environment()));
+        let mcp = Arc::new(McpConnectionPool::new(
+            process_environment(),
+            &config.logins,
+        ));
         let runner = Runner::new(EngineDeps {
             catalog: Arc::clone(&catalog),
             providers,

@@ -20,7 +20,10 @@ fn parse(s: &mut TableReader<'_>) -> Option<McpOauth> {
     let has_grant = s.peek("grant").is_some();
     let grant = s.one_of("grant", &OauthGrant::NAMES);
     if !has_grant {
-        s.push_missing("grant", "is required: \"client_credentials\"");
+        s.push_missing(
+            "grant",
+            "is required: \"client_credentials\" or \"device_code\"",
+        );
     }
     let has_client_id = s.peek("client_id").is_some();
     let client_id = s.parsed_text("client_id", check_client_id);
@@ -42,6 +45,20 @@ fn parse(s: &mut TableReader<'_>) -> Option<McpOauth> {
     let scopes = read_scopes(s);
     let issuer = s.parsed_text("issuer", check_issuer);
     let token_url = s.parsed_text("token_url", check_endpoint);
+    let device_node = s.peek("device_authorization_url");
+    let device_authorization_url = s.parsed_text("device_authorization_url", check_endpoint);
+    let is_device = grant == Some(OauthGrant::DeviceCode);
+    match device_node {
+        Some(node) if !is_device || token_url.is_none() => {
+            let why = "is only for grant = \"device_code\", beside token_url";
+            s.push_invalid(&node, "device_authorization_url", why);
+        }
+        None if is_device && token_url.is_some() => s.push_missing(
+            "device_authorization_url",
+            "is required beside token_url: no metadata is read that would name it",
+        ),
+        _ => {}
+    }
     Some(McpOauth {
         grant: grant?,
         client_id: client_id?,
@@ -50,6 +67,7 @@ fn parse(s: &mut TableReader<'_>) -> Option<McpOauth> {
         scopes,
         issuer,
         token_url,
+        device_authorization_url,
     })
 }
 

@@ -19,6 +19,9 @@ pub struct McpOauth {
     pub issuer: Option<String>,
     /// The token endpoint. If it is set, no metadata is read.
     pub token_url: Option<String>,
+    /// The endpoint that starts a login, beside `token_url`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_authorization_url: Option<String>,
 }
 
 /// The grant that obtains tokens.
@@ -27,11 +30,16 @@ pub struct McpOauth {
 pub enum OauthGrant {
     /// With the client's own secret.
     ClientCredentials,
+    /// With a login of the operator, who enters a code in a browser (RFC 8628).
+    DeviceCode,
 }
 
 impl OauthGrant {
     /// Names in agent files.
-    pub const NAMES: [(&str, Self); 1] = [("client_credentials", Self::ClientCredentials)];
+    pub const NAMES: [(&str, Self); 2] = [
+        ("client_credentials", Self::ClientCredentials),
+        ("device_code", Self::DeviceCode),
+    ];
 }
 
 /// How a client authenticates at the token endpoint, with the names of RFC 7591.
@@ -75,6 +83,9 @@ pub struct McpOauthView<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     token_url: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    device_authorization_url: Option<&'a str>,
 }
 
 impl<'a> McpOauthView<'a> {
@@ -88,6 +99,7 @@ impl<'a> McpOauthView<'a> {
             scopes: &oauth.scopes,
             issuer: oauth.issuer.as_deref(),
             token_url: oauth.token_url.as_deref(),
+            device_authorization_url: oauth.device_authorization_url.as_deref(),
         }
     }
 
@@ -98,6 +110,7 @@ impl<'a> McpOauthView<'a> {
             client_secret_env: None,
             client_auth: None,
             token_url: None,
+            device_authorization_url: None,
             ..self
         }
     }

@@ -17,7 +17,7 @@ use crate::tools::mcp::driver::Disconnected;
 use crate::tools::mcp::failure::{RequestError, RetrySafety, ServerUnavailable};
 use crate::tools::mcp::list::{self, ToolList};
 use crate::tools::mcp::oauth::sources::TokenSources;
-use crate::tools::mcp::open::{self, OpenConnection};
+use crate::tools::mcp::open::{self, OpenConnection, OpenError};
 use crate::tools::mcp::session::McpSession;
 
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -102,11 +102,15 @@ impl Connection {
     /// The server cannot be reached, or failed so recently that it is not tried again yet.
     pub async fn session(self: &Arc<Self>) -> Result<Arc<McpSession>, ServerUnavailable> {
         let mut status = self.status.subscribe();
+        let mut has_waited = false;
         loop {
             if self.shared.stop.is_cancelled() {
                 return Err(self.unavailable("the daemon is stopping"));
             }
-            self.open_if_closed();
+            // A failure that may be retried at once is retried by the next caller.
+            if !has_waited || !matches!(*status.borrow(), Status::Failed { .. }) {
+                self.open_if_closed();
+            }
             let current = status.borrow_and_update().clone();
             match current {
                 Status::Open(session) if !session.is_closed() => {
@@ -118,6 +122,7 @@ impl Connection {
             }
             // Cannot fail: `self` holds the sender.
             let _ = status.changed().await;
+            has_waited = true;
         }
     }
 
@@ -247,9 +252,14 @@ impl Connection {
             mut driver,
         } = match opened {
             Ok(opened) => opened,
-            Err(reason) => {
+            Err(error) => {
+                let (reason, backoff) = match error {
+                    OpenError::Failed(reason) => (reason, self.next_backoff()),
+                    // A login that is made now is to be used by the next run.
+                    OpenError::LoginNeeded(reason) => (reason, Duration::ZERO),
+                };
                 tracing::warn!("MCP server {name} cannot be connected to: {reason}");
-                self.record_failure(&reason);
+                self.set_failed(&reason, backoff);
                 return;
             }
         };
@@ -267,7 +277,7 @@ impl Connection {
             tracing::warn!("The connection to MCP server {name} broke: {reason}");
             match session.has_answered() || opened_at.elapsed() >= STABLE_AFTER {
                 true => drop(self.status.send_replace(Status::Closed)),
-                false => self.record_failure(&reason),
+                false => self.set_failed(&reason, self.next_backoff()),
             }
             return;
         }
@@ -284,11 +294,15 @@ impl Connection {
         tracing::info!("Closed the connection to MCP server {name}");
     }
 
-    fn record_failure(&self, reason: &str) {
+    /// How long the server is not tried after another failure.
+    fn next_backoff(&self) -> Duration {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed);
-        let backoff = INITIAL_BACKOFF
+        INITIAL_BACKOFF
             .saturating_mul(1 << failures.min(10))
-            .min(MAX_BACKOFF);
+            .min(MAX_BACKOFF)
+    }
+
+    fn set_failed(&self, reason: &str, backoff: Duration) {
         self.status.send_replace(Status::Failed {
             reason: reason.into(),
             retry_at: Instant::now() + backoff,

@@ -27,6 +27,7 @@ use crate::ssrf::{is_loopback, root_cause};
 use crate::tools::mcp::close_state::CloseReason;
 use crate::tools::mcp::http_response::{self, HttpError};
 use crate::tools::mcp::oauth::challenge::{Challenge, ChallengeKind};
+use crate::tools::mcp::oauth::logins::login_tokens::TokenError;
 use crate::tools::mcp::oauth::token::AccessToken;
 use crate::tools::mcp::oauth::token_source::TokenSource;
 
@@ -202,7 +203,8 @@ async fn send_with_token(
     tokens: &Arc<TokenSource>,
 ) -> Result<Response, HttpError> {
     let mut answered: Vec<ChallengeKind> = Vec::new();
-    let mut token = tokens.token().await.map_err(HttpError::NoToken)?;
+    let no_token = |error: TokenError| HttpError::NoToken(error.to_string());
+    let mut token = tokens.token().await.map_err(no_token)?;
     loop {
         // The body is in memory, so that the request can be sent again.
         let Some(mut attempt) = request.try_clone() else {
@@ -213,14 +215,18 @@ async fn send_with_token(
             attempt = attempt.bearer_auth(&token.secret);
         }
         let response = attempt.send().await.map_err(HttpError::Request)?;
-        let challenge = Challenge::of(response.status(), response.headers());
-        let challenge = challenge.filter(|it| !answered.contains(&it.kind));
-        let Some(challenge) = challenge else {
+        let Some(challenge) = Challenge::of(response.status(), response.headers()) else {
             return Ok(response);
         };
+        if answered.contains(&challenge.kind) {
+            return match tokens.refused() {
+                Some(error) => Err(no_token(error)),
+                None => Ok(response),
+            };
+        }
         answered.push(challenge.kind);
         let next = tokens.renew(token, challenge).await;
-        token = Some(next.map_err(HttpError::NoToken)?);
+        token = Some(next.map_err(no_token)?);
     }
 }
 

@@ -18,6 +18,7 @@ use crate::domain::mcp::McpTransport;
 use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::driver::{SessionDriver, StderrTask};
 use crate::tools::mcp::failure::is_connection_error;
+use crate::tools::mcp::oauth::logins::login_tokens::TokenError;
 use crate::tools::mcp::oauth::sources::TokenSources;
 use crate::tools::mcp::oauth::token_source::TokenSource;
 use crate::tools::mcp::secrets::read_secret_files;
@@ -40,7 +41,7 @@ pub async fn open(
     transport: &McpTransport,
     environment: &Environment,
     token_sources: &TokenSources,
-) -> Result<OpenConnection, String> {
+) -> Result<OpenConnection, OpenError> {
     let deadline = Instant::now() + OPEN_TIMEOUT;
     let (templates, tokens) = match transport {
         McpTransport::Stdio { env, .. } => (env, None),
@@ -49,23 +50,52 @@ pub async fn open(
             headers,
             oauth,
         } => {
-            let source = oauth.as_ref().map(|it| token_sources.source(url, it));
+            let source = oauth.as_ref().map(|it| token_sources.source(name, url, it));
             (headers, source.transpose()?)
         }
     };
     let tokens = tokens.as_ref();
+    check_login(tokens).await?;
     let environment = &read_secret_files(templates, environment).await?;
     // Most servers use the handshake. Those that use only the protocol without one reject it.
     let initialize = ClientLifecycleMode::Initialize;
-    match try_open(name, transport, environment, tokens, initialize, deadline).await {
+    let opened = try_open(name, transport, environment, tokens, initialize, deadline).await;
+    if opened.is_err() {
+        // The server may have refused a login that is valid otherwise.
+        check_login(tokens).await?;
+    }
+    match opened {
         Ok(opened) => Ok(opened),
         Err(ConnectError::Refused(reason)) => {
             let preferred_versions = vec![ProtocolVersion::LATEST];
             let discover = ClientLifecycleMode::Discover { preferred_versions };
             let opened = try_open(name, transport, environment, tokens, discover, deadline).await;
-            opened.map_err(|_| reason)
+            opened.map_err(|_| OpenError::Failed(reason))
         }
-        Err(ConnectError::Failed(reason)) => Err(reason),
+        Err(ConnectError::Failed(reason)) => Err(OpenError::Failed(reason)),
+    }
+}
+
+async fn check_login(tokens: Option<&Arc<TokenSource>>) -> Result<(), OpenError> {
+    let Some(tokens) = tokens else {
+        return Ok(());
+    };
+    tokens.check_login().await.map_err(|error| match error {
+        TokenError::LoginNeeded(reason) => OpenError::LoginNeeded(reason),
+        TokenError::Failed(reason) => OpenError::Failed(reason),
+    })
+}
+
+/// Why a connection cannot be opened.
+pub enum OpenError {
+    /// The operator has to log in first. Nothing was sent to the server.
+    LoginNeeded(String),
+    Failed(String),
+}
+
+impl From<String> for OpenError {
+    fn from(reason: String) -> Self {
+        Self::Failed(reason)
     }
 }
 

@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::config::Logins;
 use crate::config::environment::Environment;
 use crate::domain::mcp::{McpServer, McpTransport, TOOL_NAME_SEPARATOR};
 use crate::domain::warning::{Warning, WarningCode};
@@ -15,6 +16,7 @@ use crate::tools::mcp::connection::{Connection, SharedState};
 use crate::tools::mcp::failure::ServerUnavailable;
 use crate::tools::mcp::list::ToolList;
 use crate::tools::mcp::oauth::endpoint::OauthHttp;
+use crate::tools::mcp::oauth::logins::store::LoginStore;
 use crate::tools::mcp::oauth::sources::TokenSources;
 use crate::tools::mcp::oauth::token_source::OauthContext;
 use crate::tools::mcp::tool::McpTool;
@@ -32,11 +34,12 @@ pub struct McpConnectionPool {
 type ServerKey = (String, McpTransport);
 
 impl McpConnectionPool {
-    pub fn new(environment: Environment) -> Self {
+    pub fn new(environment: Environment, logins: &Logins) -> Self {
         let tasks = TaskTracker::new();
         let token_sources = TokenSources::new(OauthContext {
             http: OauthHttp::default(),
             environment: environment.clone(),
+            logins: LoginStore::new(logins, environment.clone()),
             tasks: tasks.clone(),
         });
         Self {

@@ -12,7 +12,7 @@ use crate::support::provider::recorded_request::RecordedRequest;
 use crate::support::within_timeout;
 use axed::catalog::Rules;
 use axed::catalog::reload::Catalog;
-use axed::config::{Data, Durability};
+use axed::config::{Data, Durability, Logins};
 use axed::domain::run::{Run, RunId};
 use axed::engine::context::EngineDeps;
 use axed::engine::memory::memories::Memories;
@@ -379,6 +379,10 @@ impl Life {
         let providers = BTreeMap::from([("fake".to_owned(), served_at(provider.url()))]);
         let providers = ProviderRegistry::build(&providers).expect("a provider");
         let shared: Arc<dyn RunStore> = Arc::clone(&store) as _;
+        let logins = Logins {
+            dir: data.dir.join("logins"),
+            key_env: String::new(),
+        };
         let runner = Runner::new(EngineDeps {
             catalog: Arc::new(Catalog::open(vec![place.join("agents")], Rules::default())),
             providers,
@@ -388,7 +392,7 @@ impl Life {
                 &[],
                 ReservedPaths::default(),
             )),
-            mcp: Arc::new(McpConnectionPool::new(BTreeMap::new())),
+            mcp: Arc::new(McpConnectionPool::new(BTreeMap::new(), &logins)),
             journal: Journal::new(shared, Arc::new(EventBroadcaster::default())),
             memories: Memories::new(&data.dir.join("memory")),
             settings: settings(place),

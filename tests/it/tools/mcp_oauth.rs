@@ -343,11 +343,11 @@ async fn an_invalid_oauth_table_is_named() {
     let cases = [
         (
             oauth("client_id = \"x\""),
-            "oauth.grant is required: \"client_credentials\"",
+            "oauth.grant is required: \"client_credentials\" or \"device_code\"",
         ),
         (
             oauth("grant = \"password\"\nclient_id = \"x\""),
-            "oauth.grant must be one of: client_credentials",
+            "oauth.grant must be one of: client_credentials, device_code",
         ),
         (
             oauth("grant = \"client_credentials\""),
@@ -362,6 +362,16 @@ async fn an_invalid_oauth_table_is_named() {
                 "grant = \"client_credentials\"\nclient_id = \"x\"\nclient_secret_env = \"s3cret-s3cret\"",
             ),
             "oauth.client_secret_env must be the name of an environment variable",
+        ),
+        (
+            oauth(&format!(
+                "{full}device_authorization_url = \"https://a.example/\""
+            )),
+            "oauth.device_authorization_url is only for grant = \"device_code\", beside token_url",
+        ),
+        (
+            oauth("grant = \"device_code\"\nclient_id = \"x\"\ntoken_url = \"https://a.example/\""),
+            "oauth.device_authorization_url is required beside token_url",
         ),
         (
             oauth(&format!("{full}scopes = [\"a b\"]")),

@@ -122,7 +122,7 @@ impl Discovery<'_> {
         Ok(Some(AuthorizationServer {
             issuer: None,
             token_endpoint: self.hosts.check(token_url)?,
-            device_authorization_endpoint: None,
+            device_authorization_endpoint: self.settings.device_authorization_url.clone(),
             revocation_endpoint: None,
             auth_methods: None,
             resource,

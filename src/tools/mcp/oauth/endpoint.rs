@@ -57,7 +57,11 @@ impl NamedHosts {
     /// # Errors
     /// A URL cannot be read.
     pub fn of_server(server_url: &str, oauth: &McpOauth) -> Result<Self, String> {
-        let named = [&oauth.issuer, &oauth.token_url];
+        let named = [
+            &oauth.issuer,
+            &oauth.token_url,
+            &oauth.device_authorization_url,
+        ];
         let named = named.into_iter().flatten().map(String::as_str);
         let urls = named.chain([server_url]).map(Url::parse);
         let urls: Result<Vec<Url>, _> = urls.collect();

@@ -14,8 +14,8 @@ pub struct TokenSources {
     context: Arc<OauthContext>,
 }
 
-/// The URL of a server, and how tokens for it are obtained.
-type SourceKey = (String, McpOauth);
+/// The name and URL of a server, and how tokens for it are obtained.
+type SourceKey = (String, String, McpOauth);
 
 impl TokenSources {
     pub fn new(context: OauthContext) -> Self {
@@ -29,15 +29,20 @@ impl TokenSources {
     ///
     /// # Errors
     /// A URL cannot be read.
-    pub fn source(&self, url: &str, oauth: &McpOauth) -> Result<Arc<TokenSource>, String> {
-        let key = (url.to_owned(), oauth.clone());
+    pub fn source(
+        &self,
+        name: &str,
+        url: &str,
+        oauth: &McpOauth,
+    ) -> Result<Arc<TokenSource>, String> {
+        let key = (name.to_owned(), url.to_owned(), oauth.clone());
         let mut sources = self.sources.lock();
         if let Some(source) = sources.get(&key) {
             return Ok(Arc::clone(source));
         }
         // Agent files change, so drop sources that no connection uses.
         sources.retain(|_, source| Arc::strong_count(source) > 1);
-        let source = TokenSource::new(url, oauth.clone(), Arc::clone(&self.context));
+        let source = TokenSource::new(name, url, oauth.clone(), Arc::clone(&self.context));
         let source = Arc::new(source.map_err(|why| format!("its url cannot be read: {why}"))?);
         sources.insert(key, Arc::clone(&source));
         Ok(source)

@@ -16,7 +16,10 @@ use crate::tools::mcp::oauth::challenge::Challenge;
 use crate::tools::mcp::oauth::client_parameters::{next_scopes, read_client_secret};
 use crate::tools::mcp::oauth::discovery::{AuthorizationServer, Discovery};
 use crate::tools::mcp::oauth::endpoint::{NamedHosts, OauthHttp};
-use crate::tools::mcp::oauth::grant::{GrantClient, Issued};
+use crate::tools::mcp::oauth::grant::{GrantClient, GrantError, Issued};
+use crate::tools::mcp::oauth::logins::login_tokens::{LoginTokens, TokenError};
+use crate::tools::mcp::oauth::logins::store::LoginStore;
+use crate::tools::mcp::oauth::logins::{Login, LoginId};
 use crate::tools::mcp::oauth::token::{AccessToken, IssuedSecrets};
 
 /// What sources of all servers share.
@@ -24,6 +27,7 @@ pub struct OauthContext {
     pub http: OauthHttp,
     /// Has the clients' secrets.
     pub environment: Environment,
+    pub logins: LoginStore,
     /// Owns requests for tokens, which end even if nobody waits for them any more.
     pub tasks: TaskTracker,
 }
@@ -35,6 +39,8 @@ pub struct TokenSource {
     server_url: Url,
     hosts: NamedHosts,
     context: Arc<OauthContext>,
+    /// The login that the tokens are from; `None` for grants without one.
+    login: Option<LoginTokens>,
     current: Mutex<Option<Arc<AccessToken>>>,
     /// Held while a token is requested.
     renewal: tokio::sync::Mutex<RenewalState>,
@@ -50,7 +56,7 @@ struct RenewalState {
     /// The scopes that are requested.
     scopes: Vec<String>,
     /// The last failure, and the attempt that it ended.
-    failure: Option<(u64, String)>,
+    failure: Option<(u64, TokenError)>,
 }
 
 impl TokenSource {
@@ -59,12 +65,19 @@ impl TokenSource {
     /// # Errors
     /// The URL cannot be read.
     pub fn new(
+        name: &str,
         server_url: &str,
         settings: McpOauth,
         context: Arc<OauthContext>,
     ) -> Result<Self, String> {
+        let parse = |text: &str| Url::parse(text).map_err(|why| why.to_string());
         let hosts = NamedHosts::of_server(server_url, &settings)?;
-        let mut server_url = Url::parse(server_url).map_err(|why| why.to_string())?;
+        let secrets = Arc::<IssuedSecrets>::default();
+        let login = (settings.grant == OauthGrant::DeviceCode).then(|| {
+            let id = LoginId::new(name, server_url, &settings);
+            LoginTokens::new(id, context.logins.clone(), Arc::clone(&secrets))
+        });
+        let mut server_url = parse(server_url)?;
         server_url.set_query(None);
         server_url.set_fragment(None);
         Ok(Self {
@@ -72,10 +85,11 @@ impl TokenSource {
             server_url,
             hosts,
             context,
+            login,
             current: Mutex::default(),
             renewal: tokio::sync::Mutex::default(),
             attempts: AtomicU64::new(0),
-            secrets: Arc::default(),
+            secrets,
         })
     }
 
@@ -83,17 +97,15 @@ impl TokenSource {
     ///
     /// # Errors
     /// There is no token any more, and no new one. The text has no secret.
-    pub async fn token(self: &Arc<Self>) -> Result<Option<Arc<AccessToken>>, String> {
-        let current = self.current.lock().clone();
+    pub async fn token(self: &Arc<Self>) -> Result<Option<Arc<AccessToken>>, TokenError> {
+        let current = self.current_token().await;
+        let is_named = self.settings.token_url.is_some() || self.settings.issuer.is_some();
         match &current {
             Some(token) if token.is_fresh(now()) => return Ok(current),
-            Some(_) => {}
-            None if self.settings.token_url.is_none() && self.settings.issuer.is_none() => {
-                return Ok(None);
-            }
-            None => {}
+            None if self.login.is_none() && !is_named => return Ok(None),
+            _ => {}
         }
-        let token = self.renew(current, Challenge::default()).await?;
+        let token = self.obtain(current, None).await?;
         Ok(Some(token))
     }
 
@@ -105,38 +117,88 @@ impl TokenSource {
         self: &Arc<Self>,
         used: Option<Arc<AccessToken>>,
         challenge: Challenge,
-    ) -> Result<Arc<AccessToken>, String> {
+    ) -> Result<Arc<AccessToken>, TokenError> {
+        self.obtain(used, Some(challenge)).await
+    }
+
+    /// Checks that there is a login, if the grant needs one.
+    ///
+    /// # Errors
+    /// The operator has to log in.
+    pub async fn check_login(self: &Arc<Self>) -> Result<(), TokenError> {
+        match &self.login {
+            Some(_) => self.token().await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// The error if the server refuses a token that it has not seen before; `None` if only its own answer explains it.
+    pub fn refused(&self) -> Option<TokenError> {
+        self.login.as_ref().map(LoginTokens::refused)
+    }
+
+    /// The last token, unless somebody has changed the login that it is from.
+    async fn current_token(&self) -> Option<Arc<AccessToken>> {
+        let is_valid = match &self.login {
+            Some(login) => login.is_unchanged().await,
+            None => true,
+        };
+        is_valid.then(|| self.current.lock().clone())?
+    }
+
+    /// The challenge is that with which the server refused `used`.
+    async fn obtain(
+        self: &Arc<Self>,
+        used: Option<Arc<AccessToken>>,
+        challenge: Option<Challenge>,
+    ) -> Result<Arc<AccessToken>, TokenError> {
         let seen = self.attempts.load(Ordering::Acquire);
         let source = Arc::clone(self);
         // A request whose answer nobody reads would lose a token, so that it does not end with its caller.
-        let renewal = async move { source.renew_once(used.as_deref(), &challenge, seen).await };
+        let renewal = async move {
+            let (used, challenge) = (used.as_deref(), challenge.as_ref());
+            source.renew_once(used, challenge, seen).await
+        };
         match self.context.tasks.spawn(renewal).await {
             Ok(result) => result,
-            Err(_) => Err("the request for a token was interrupted".to_owned()),
+            Err(_) => {
+                let why = "the request for a token was interrupted";
+                Err(TokenError::Failed(why.to_owned()))
+            }
         }
     }
 
     async fn renew_once(
         &self,
         used: Option<&AccessToken>,
-        challenge: &Challenge,
+        challenge: Option<&Challenge>,
         seen: u64,
-    ) -> Result<Arc<AccessToken>, String> {
+    ) -> Result<Arc<AccessToken>, TokenError> {
         let mut state = self.renewal.lock().await;
-        let current = self.current.lock().clone();
-        if let Some(token) = current
-            && Some(&*token) != used
+        if let Some(token) = self.current_token().await
+            && (challenge.is_none() || Some(&*token) != used)
             && token.is_fresh(now())
         {
             return Ok(token);
         }
         // Callers that waited for a request that failed share its failure.
-        if let Some((attempt, reason)) = &state.failure
+        if let Some((attempt, error)) = &state.failure
             && *attempt > seen
         {
-            return Err(reason.clone());
+            return Err(error.clone());
         }
-        let result = self.request(&mut state, challenge).await;
+        let result = match &self.login {
+            Some(login) => {
+                let refused = challenge.map(|challenge| (used, challenge));
+                let state = &mut *state;
+                let next = login.next(refused, move |login| self.refresh(state, login));
+                next.await
+            }
+            None => {
+                let requested = self.request(&mut state, challenge).await;
+                requested.map_err(TokenError::Failed)
+            }
+        };
         let attempt = self.attempts.fetch_add(1, Ordering::AcqRel) + 1;
         match result {
             Ok(token) => {
@@ -145,45 +207,41 @@ impl TokenSource {
                 state.failure = None;
                 Ok(token)
             }
-            Err(reason) => {
-                let reason = format!("it issues no access token: {}", self.secrets.redact(reason));
-                state.failure = Some((attempt, reason.clone()));
-                Err(reason)
+            Err(error) => {
+                let error = match error {
+                    TokenError::LoginNeeded(text) => {
+                        TokenError::LoginNeeded(self.secrets.redact(text))
+                    }
+                    TokenError::Failed(text) => TokenError::Failed(format!(
+                        "it issues no access token: {}",
+                        self.secrets.redact(text)
+                    )),
+                };
+                state.failure = Some((attempt, error.clone()));
+                Err(error)
             }
         }
     }
 
+    /// Requests a token with the client's secret.
     async fn request(
         &self,
         state: &mut RenewalState,
-        challenge: &Challenge,
+        challenge: Option<&Challenge>,
     ) -> Result<AccessToken, String> {
+        let no_challenge = Challenge::default();
+        let challenge = challenge.unwrap_or(&no_challenge);
         let server = match &state.server {
             Some(server) => server.clone(),
             None => {
-                let discovery = Discovery {
-                    http: &self.context.http,
-                    hosts: &self.hosts,
-                    settings: &self.settings,
-                    server_url: &self.server_url,
-                };
                 let metadata_url = challenge.resource_metadata.as_deref();
-                discovery.find(metadata_url).await?
+                self.discovery().find(metadata_url).await?
             }
         };
         let scopes = next_scopes(&self.settings, &state.scopes, challenge, &server)?;
         let secret = self.client_secret().await?;
-        let client = GrantClient {
-            http: &self.context.http,
-            hosts: &self.hosts,
-            settings: &self.settings,
-            secret: secret.as_deref(),
-            server: &server,
-        };
-        let issued = match self.settings.grant {
-            OauthGrant::ClientCredentials => client.client_credentials(&scopes).await,
-        };
-        match issued {
+        let client = self.client(secret.as_deref(), &server);
+        match client.client_credentials(&scopes).await {
             Ok(issued) => {
                 let token = self.accept(issued, &scopes, now());
                 state.server = Some(server);
@@ -195,6 +253,47 @@ impl TokenSource {
                 state.server = None;
                 Err(error.to_string())
             }
+        }
+    }
+
+    /// Exchanges the refresh token of a login.
+    async fn refresh(&self, state: &mut RenewalState, login: Login) -> Result<Issued, GrantError> {
+        let server = match state.server.take() {
+            Some(server) if server.issuer == login.issuer => server,
+            _ => {
+                let discovery = self.discovery();
+                let found = discovery.of_login(login.issuer, login.resource).await;
+                found.map_err(GrantError::Failed)?
+            }
+        };
+        let secret = self.client_secret().await.map_err(GrantError::Failed)?;
+        let refresh_token = login.refresh_token.unwrap_or_default();
+        let client = self.client(secret.as_deref(), &server);
+        let issued = client.refresh(&refresh_token).await?;
+        state.server = Some(server);
+        Ok(issued)
+    }
+
+    fn discovery(&self) -> Discovery<'_> {
+        Discovery {
+            http: &self.context.http,
+            hosts: &self.hosts,
+            settings: &self.settings,
+            server_url: &self.server_url,
+        }
+    }
+
+    fn client<'c>(
+        &'c self,
+        secret: Option<&'c str>,
+        server: &'c AuthorizationServer,
+    ) -> GrantClient<'c> {
+        GrantClient {
+            http: &self.context.http,
+            hosts: &self.hosts,
+            settings: &self.settings,
+            secret,
+            server,
         }
     }
 

@@ -9,7 +9,8 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 use crate::config::secrets::SecretError;
-use crate::domain::mcp_oauth::McpOauth;
+use crate::domain::mcp::{McpServer, McpTransport};
+use crate::domain::mcp_oauth::{McpOauth, OauthGrant};
 use crate::tools::mcp::oauth::token::AccessToken;
 
 mod cipher;
@@ -46,6 +47,18 @@ pub struct LoginId {
 }
 
 impl LoginId {
+    /// The login that a server needs; `None` if it needs none.
+    pub fn of(server: &McpServer) -> Option<Self> {
+        match &server.transport {
+            McpTransport::StreamableHttp {
+                url,
+                oauth: Some(oauth),
+                ..
+            } if oauth.grant == OauthGrant::DeviceCode => Some(Self::new(&server.name, url, oauth)),
+            _ => None,
+        }
+    }
+
     /// The login for a server, whose URL may have a query.
     pub fn new(server: &str, url: &str, oauth: &McpOauth) -> Self {
         let url = without_query(url);
@@ -56,6 +69,7 @@ impl LoginId {
             &oauth.scopes,
             &oauth.issuer,
             &oauth.token_url,
+            &oauth.device_authorization_url,
         );
         let text = serde_json::to_vec(&parts).unwrap_or_default();
         let digest = Sha256::digest(text);
@@ -121,13 +135,14 @@ mod tests {
     #[test]
     fn a_login_belongs_to_a_server_a_client_and_its_scopes() {
         let oauth = McpOauth {
-            grant: OauthGrant::ClientCredentials,
+            grant: OauthGrant::DeviceCode,
             client_id: "axed".to_owned(),
             client_secret_env: None,
             client_auth: None,
             scopes: vec!["read".to_owned()],
             issuer: None,
             token_url: None,
+            device_authorization_url: None,
         };
         let url = "https://mcp.example/a";
         let id = LoginId::new("tickets", url, &oauth);
