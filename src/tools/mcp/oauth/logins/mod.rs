@@ -17,6 +17,7 @@ mod cipher;
 pub mod device_code;
 pub mod lock;
 pub mod login_tokens;
+pub mod operator;
 pub mod polling;
 pub mod store;
 
