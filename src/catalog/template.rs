@@ -199,6 +199,7 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 #   url = "https://tickets.example.com/mcp"
 #   headers = { X-Team = "${TICKETS_TEAM}" }
 #   # A server that requires OAuth; without this table, set the header Authorization.
+#   # With grant = "device_code" and no secret, an operator logs in: axed auth login tickets
 #   oauth = { grant = "client_credentials", client_id = "axed", client_secret_env = "TICKETS_SECRET" }
 #   tools = []                      # only these; empty means all
 #   timeout = 60                    # seconds that one call may take

@@ -13,6 +13,7 @@ mod age;
 mod agents;
 mod approval_prompt;
 mod approvals;
+mod auth;
 mod batch;
 mod chat;
 mod chat_input;
@@ -165,6 +166,9 @@ enum Command {
     Data(data::Command),
     /// Serve the agents of a daemon as tools to an MCP client, over stdio
     Mcp(mcp::Args),
+    /// Log in to MCP servers for the daemon
+    #[command(subcommand)]
+    Auth(auth::Command),
     /// Create keys for clients
     #[command(subcommand)]
     Keys(keys::Command),
@@ -199,6 +203,7 @@ impl Command {
             Self::Gc(args) => gc::gc(args).await,
             Self::Data(command) => data::data(command),
             Self::Mcp(args) => mcp::mcp(&args).await,
+            Self::Auth(command) => auth::auth(command).await,
             Self::Keys(command) => keys::keys(command),
             Self::Models(args) => models::models(args),
             Self::Openapi(args) => openapi::openapi(args),
