@@ -4,7 +4,7 @@ mod approvals;
 mod chat;
 mod checks;
 mod commands;
-mod home;
+pub mod home;
 mod live_tests;
 mod mcp;
 mod recordings;

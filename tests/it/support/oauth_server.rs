@@ -1,6 +1,6 @@
 //! An MCP server that requires access tokens, and the authorization server that issues them, on one port.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -13,8 +13,13 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use crate::support::gate::Gate;
+
 /// Every token of this server begins with this text.
 pub const TOKEN: &str = "s3cret-access-";
+/// Every refresh token begins with this text.
+pub const REFRESH_TOKEN: &str = "s3cret-refresh-";
+const DEVICE_CODE: &str = "s3cret-device-code";
 
 /// Both servers, and what they saw.
 #[derive(Clone)]
@@ -42,6 +47,20 @@ pub struct OauthState {
     pub instead: BTreeMap<&'static str, (u16, String)>,
     /// The authorization servers of the resource, instead of this one.
     pub authorization_servers: Option<Vec<String>>,
+    /// The forms that the device authorization endpoint got.
+    pub device_requests: Vec<BTreeMap<String, String>>,
+    /// The errors that the next polls for a login get; then the login succeeds.
+    pub poll_errors: VecDeque<&'static str>,
+    /// Valid refresh tokens and their scopes. Each is valid once.
+    pub refresh_tokens: BTreeMap<String, String>,
+    /// Whether a refresh token stays valid until the next one is used.
+    pub keeps_used: bool,
+    /// Delays the answers to refresh tokens.
+    pub refresh_gate: Option<Gate>,
+    /// The tokens that were revoked, with their kind.
+    pub revoked: Vec<(String, String)>,
+    /// Whether the metadata has no endpoint to revoke tokens.
+    pub never_revokes: bool,
     issued: usize,
 }
 
@@ -64,6 +83,8 @@ impl OauthServer {
                 get(server_metadata),
             )
             .route("/token", post(token))
+            .route("/device", post(device))
+            .route("/revoke", post(revoke))
             .with_state(server.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
@@ -109,36 +130,115 @@ async fn resource_metadata(State(server): State<OauthServer>) -> Response {
 async fn server_metadata(State(server): State<OauthServer>) -> Response {
     let base = &server.base;
     server.instead("server").unwrap_or_else(|| {
-        as_json(&json!({
+        let mut metadata = json!({
             "issuer": base,
             "token_endpoint": format!("{base}/token"),
             "grant_types_supported": ["client_credentials"],
             "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post"],
+            "device_authorization_endpoint": format!("{base}/device"),
+        });
+        if !server.with(|it| it.never_revokes) {
+            metadata["revocation_endpoint"] = json!(format!("{base}/revoke"));
+        }
+        as_json(&metadata)
+    })
+}
+
+fn form_of(body: &Bytes) -> BTreeMap<String, String> {
+    url::form_urlencoded::parse(body).into_owned().collect()
+}
+
+async fn device(State(server): State<OauthServer>, body: Bytes) -> Response {
+    server.with(|it| it.device_requests.push(form_of(&body)));
+    let base = &server.base;
+    server.instead("device").unwrap_or_else(|| {
+        as_json(&json!({
+            "device_code": DEVICE_CODE,
+            "user_code": "WDJB-MJHT",
+            "verification_uri": format!("{base}/enter"),
+            "verification_uri_complete": format!("{base}/enter?user_code=WDJB-MJHT"),
+            "expires_in": 600,
+            "interval": 0,
         }))
     })
 }
 
+async fn revoke(State(server): State<OauthServer>, body: Bytes) -> Response {
+    let form = form_of(&body);
+    let field = |name: &str| form.get(name).cloned().unwrap_or_default();
+    server.with(|it| {
+        it.valid.remove(&field("token"));
+        it.refresh_tokens.remove(&field("token"));
+        it.revoked.push((field("token"), field("token_type_hint")));
+    });
+    let answer = server.instead("revoke");
+    answer.unwrap_or_else(|| StatusCode::OK.into_response())
+}
+
 async fn token(State(server): State<OauthServer>, headers: HeaderMap, body: Bytes) -> Response {
-    let mut form: BTreeMap<String, String> =
-        url::form_urlencoded::parse(&body).into_owned().collect();
+    let mut form = form_of(&body);
     let authorization = headers.get("authorization").and_then(|it| it.to_str().ok());
     form.extend(authorization.map(|it| ("authorization".to_owned(), it.to_owned())));
-    server.with(|it| it.token_requests.push(form.clone()));
+    let gate = server.with(|it| {
+        it.token_requests.push(form.clone());
+        it.refresh_gate.clone()
+    });
     if let Some(answer) = server.instead("token") {
         return answer;
     }
-    let scope = form.get("scope").cloned().unwrap_or_default();
-    server.with(|it| {
-        it.issued += 1;
-        let token = format!("{TOKEN}{}", it.issued);
+    let field = |name: &str| form.get(name).cloned().unwrap_or_default();
+    let is_refresh = field("grant_type") == "refresh_token";
+    let answer = server.with(|it| match field("grant_type").as_str() {
+        "client_credentials" => it.issue(&field("scope"), false),
+        "refresh_token" => it.refresh(&field("refresh_token")),
+        _ if field("device_code") != DEVICE_CODE => it.refuse("invalid_grant"),
+        _ => match it.poll_errors.pop_front() {
+            Some(error) => it.refuse(error),
+            None => {
+                let scope = it.device_requests.last().and_then(|it| it.get("scope"));
+                let scope = scope.cloned().unwrap_or_default();
+                it.issue(&scope, true)
+            }
+        },
+    });
+    if let (true, Some(gate)) = (is_refresh, gate) {
+        gate.wait_until_open().await;
+    }
+    answer
+}
+
+impl OauthState {
+    fn issue(&mut self, scope: &str, is_login: bool) -> Response {
+        self.issued += 1;
+        let token = format!("{TOKEN}{}", self.issued);
         let scopes = scope.split(' ').map(str::to_owned).collect();
-        it.valid.insert(token.clone(), scopes);
+        self.valid.insert(token.clone(), scopes);
         let mut answer = json!({"access_token": token, "token_type": "Bearer"});
-        if let Some(lifetime) = it.lifetime {
+        if let Some(lifetime) = self.lifetime {
             answer["expires_in"] = json!(lifetime);
         }
+        if is_login {
+            let refresh_token = format!("{REFRESH_TOKEN}{}", self.issued);
+            answer["refresh_token"] = json!(refresh_token);
+            self.refresh_tokens.insert(refresh_token, scope.to_owned());
+        }
         as_json(&answer)
-    })
+    }
+
+    fn refresh(&mut self, used: &str) -> Response {
+        let Some(scope) = self.refresh_tokens.get(used).cloned() else {
+            return self.refuse("invalid_grant");
+        };
+        let keeps_used = self.keeps_used;
+        self.refresh_tokens
+            .retain(|token, _| keeps_used && token == used);
+        self.issue(&scope, true)
+    }
+
+    fn refuse(&self, error: &str) -> Response {
+        let body = json!({"error": error, "error_description": "as the story says"});
+        (StatusCode::BAD_REQUEST, as_json(&body)).into_response()
+    }
 }
 
 async fn mcp(State(server): State<OauthServer>, headers: HeaderMap, body: Bytes) -> Response {

@@ -11,6 +11,7 @@ mod http_tools;
 mod mcp;
 mod mcp_faults;
 mod mcp_http;
+mod mcp_logins;
 mod mcp_oauth;
 mod openapi;
 mod pending_approvals;
