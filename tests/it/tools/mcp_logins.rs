@@ -278,3 +278,170 @@ async fn a_daemon_that_is_killed_during_a_refresh_keeps_the_login() {
         "{used:?}"
     );
 }
+
+#[tokio::test]
+async fn a_logout_revokes_the_tokens_and_the_daemon_stops_using_them() {
+    let (server, _tasks) = OauthServer::start().await;
+    let app = logged_in(&server).await;
+    assert_found(&app).await;
+    let logout = auth(&app, &["logout", "tickets"]).await;
+    assert_eq!(
+        logout.with(0),
+        "Logged out of tickets: the tokens are revoked\n"
+    );
+    let expected = [
+        (format!("{REFRESH_TOKEN}1"), "refresh_token".to_owned()),
+        (format!("{TOKEN}1"), "access_token".to_owned()),
+    ];
+    assert_eq!(server.with(|it| it.revoked.clone()), expected);
+    assert!(files(&app).is_empty());
+    assert!(
+        unavailable(&app)
+            .await
+            .ends_with(&format!("it needs a login; {LOG_IN}"))
+    );
+    let again = auth(&app, &["logout", "tickets"]).await;
+    assert_eq!(again.with(0), "There is no login at tickets\n");
+
+    // Without a way to revoke it, the daemon forgets a token nevertheless.
+    server.with(|it| it.never_revokes = true);
+    auth(&app, &["login", "tickets"]).await.with(0);
+    assert_found(&app).await;
+    let logout = auth(&app, &["logout", "tickets"]).await;
+    let expected = "Deleted the login at tickets; its tokens stay valid until they expire\n";
+    assert_eq!(logout.with(0), expected);
+    assert!(unavailable(&app).await.ends_with(LOG_IN));
+
+    // A login stays if its tokens cannot be revoked now.
+    server.with(|it| {
+        it.never_revokes = false;
+        it.instead.insert("revoke", (503, String::new()));
+    });
+    auth(&app, &["login", "tickets"]).await.with(0);
+    let logout = auth(&app, &["logout", "tickets"]).await;
+    assert_eq!(logout.code, 1, "{}", logout.err);
+    let expected = "/revoke answered with HTTP 503; --force deletes the login nevertheless\n";
+    assert!(logout.err.ends_with(expected), "{}", logout.err);
+    assert_found(&app).await;
+    auth(&app, &["logout", "tickets", "--force"]).await.with(0);
+    assert!(files(&app).is_empty());
+}
+
+#[tokio::test]
+async fn a_login_is_bound_to_its_key_and_its_file() {
+    let (server, _tasks) = OauthServer::start().await;
+    let app = with_login(&server.url(), "").spawn().await;
+    for (key, why) in [
+        (
+            " ",
+            "the environment variable AXED_LOGIN_KEY with the key that encrypts logins is not set",
+        ),
+        (
+            "abc",
+            "the key in AXED_LOGIN_KEY must be 64 hexadecimal digits",
+        ),
+    ] {
+        let login = auth_with_key(&app, key, &["login", "tickets"]).await;
+        assert_eq!(login.code, 2, "{}", login.err);
+        assert!(login.err.contains(why), "{}", login.err);
+    }
+    assert!(server.with(|it| it.device_requests.is_empty()));
+
+    let other_key = KEY.replace('5', "6");
+    auth_with_key(&app, &other_key, &["login", "tickets"])
+        .await
+        .with(0);
+    let file = files(&app).remove(0);
+    let expected = format!(
+        "the login in {} was encrypted with another key than that in AXED_LOGIN_KEY",
+        file.strip_prefix(app.path(".")).unwrap_or(&file).display()
+    );
+    let expected = expected.rsplit('/').next().unwrap_or_default();
+    let why = unavailable(&app).await;
+    assert!(why.contains(expected) && why.ends_with(LOG_IN), "{why}");
+    let listed = auth(&app, &["list"]).await;
+    assert!(listed.with(0).contains(expected), "{}", listed.out);
+
+    auth(&app, &["login", "tickets"]).await.with(0);
+    assert_found(&app).await;
+    let text = fs::read_to_string(&file).expect("the login");
+    let (header, sealed) = text.split_once('\n').expect("two lines");
+    let flipped = sealed.replacen(
+        &sealed[40..41],
+        if &sealed[40..41] == "A" { "B" } else { "A" },
+        1,
+    );
+    let elsewhere = header.replace(&server.base, "https://attacker.example");
+    for damaged in [
+        String::new(),
+        header.to_owned(),
+        format!("{header}\n"),
+        format!("{header}\n{flipped}"),
+        format!("{elsewhere}\n{sealed}"),
+        format!("{header}\n{}", &sealed[..sealed.len() / 2]),
+    ] {
+        fs::write(&file, &damaged).expect("damage the login");
+        let why = unavailable(&app).await;
+        assert!(
+            why.contains(" is damaged; ") && why.ends_with(LOG_IN),
+            "{why}\n{damaged}"
+        );
+    }
+    let logout = auth(&app, &["logout", "tickets"]).await;
+    assert_eq!(logout.code, 1, "{}", logout.err);
+    auth(&app, &["login", "tickets"]).await.with(0);
+    assert_found(&app).await;
+}
+
+#[tokio::test]
+async fn a_login_holds_for_the_agents_that_define_the_server_alike() {
+    let (server, _tasks) = OauthServer::start().await;
+    let app = with_login(&server.url(), "").spawn().await;
+    let writer = format!(
+        "[[mcp_servers]]\nname = \"tickets\"\ntransport = \"streamable-http\"\nurl = \"{}\"\n\
+         [mcp_servers.oauth]\ngrant = \"device_code\"\nclient_id = \"axed\"\nscopes = [\"tickets:write\"]\n",
+        server.url()
+    );
+    app.write_agent("writer", &writer);
+    let login = auth(&app, &["login", "tickets"]).await;
+    assert_eq!(login.code, 2, "{}", login.err);
+    assert!(
+        login.err.contains("choose one with --agent"),
+        "{}",
+        login.err
+    );
+    auth(&app, &["login", "tickets", "--agent", "a"])
+        .await
+        .with(0);
+    auth(&app, &["login", "tickets", "--agent", "writer"])
+        .await
+        .with(0);
+    let scopes = server.with(|it| {
+        it.device_requests
+            .iter()
+            .map(|it| it["scope"].clone())
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(scopes, ["tickets:read", "tickets:write"]);
+    assert_eq!(files(&app).len(), 2);
+
+    // A login gets no more scopes than the operator has confirmed.
+    server.with(|it| it.call_scope = Some("tickets:write".to_owned()));
+    let why = unavailable(&app).await;
+    let expected = format!(
+        "its login has the scopes \"tickets:read\", and the server demands \"tickets:write\"; {LOG_IN}"
+    );
+    assert!(why.ends_with(&expected), "{why}");
+    assert_eq!(refreshes(&server), [""; 0]);
+
+    // The login of an agent that is gone can be deleted.
+    fs::remove_file(app.path("agents/writer.toml")).expect("delete the agent");
+    let listed = auth(&app, &["list"]).await;
+    assert!(listed.with(0).contains("/mcp\t-\n"), "{}", listed.out);
+    auth(&app, &["logout", "tickets"]).await.with(0);
+    fs::remove_file(app.path("agents/a.toml")).expect("delete the agent");
+    let logout = auth(&app, &["logout", "tickets"]).await;
+    assert_eq!(logout.code, 2, "{}", logout.err);
+    auth(&app, &["logout", "tickets", "--force"]).await.with(0);
+    assert!(files(&app).is_empty());
+}

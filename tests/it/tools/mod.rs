@@ -11,6 +11,7 @@ mod http_tools;
 mod mcp;
 mod mcp_faults;
 mod mcp_http;
+mod mcp_login_refusals;
 mod mcp_logins;
 mod mcp_oauth;
 mod openapi;
