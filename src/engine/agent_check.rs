@@ -24,6 +24,8 @@ use crate::domain::skill;
 use crate::domain::suggestion;
 use crate::engine::blocking::run_blocking;
 use crate::providers::registry::{ProviderRegistry, ProviderUnavailable};
+use crate::tools::mcp::oauth::logins::LoginId;
+use crate::tools::mcp::oauth::logins::store::LoginStore;
 use crate::tools::registry::ToolRegistry;
 use crate::tools::{shell, web};
 use crate::workdirs::registry::{OpenError, Workdirs};
@@ -66,6 +68,7 @@ pub struct AgentCheck {
     workdirs: Arc<Workdirs>,
     config_dir: PathBuf,
     environment: Environment,
+    logins: LoginStore,
     /// `[webhooks] secret_env`
     webhook_secret_env: Option<String>,
     /// The keys of clients.
@@ -123,6 +126,7 @@ impl AgentCheck {
             is_sandboxed: tool_registry.is_sandboxed(),
             workdirs: Arc::clone(workdirs),
             config_dir: config.config_dir.clone(),
+            logins: LoginStore::new(&config.logins, environment.clone()),
             environment,
             webhook_secret_env: config.webhooks.secret_env.clone(),
             keys: config.auth.keys.clone(),
@@ -467,6 +471,13 @@ impl EntryCheck<'_> {
                         "MCP server {name}: the environment variable {variable} with the client's secret is not set"
                     );
                     self.warn(&format!("{path}.oauth.client_secret_env"), text);
+                }
+                let login = LoginId::of(server);
+                let is_missing = |it: &LoginId| self.server.logins.version(it).is_none();
+                if let Some(login) = login.filter(is_missing) {
+                    let command = login.command();
+                    let text = format!("MCP server {name}: nobody has logged in; use {command}");
+                    self.warn(&format!("{path}.oauth"), text);
                 }
                 (headers, "headers")
             }

@@ -1,10 +1,17 @@
 //! What the server can do now, for its operator.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
+use crate::domain::mcp::McpServer;
+use crate::engine::blocking::run_blocking;
+use crate::engine::context::Engine;
 use crate::engine::runner::Runner;
 use crate::telemetry::metrics::ProviderRequests;
 use crate::tools::mcp::ConnectionState;
+use crate::tools::mcp::oauth::logins::LoginId;
 
 pub struct Overview {
     pub max_running: usize,
@@ -34,11 +41,31 @@ pub struct McpServerOverview {
     pub state: ConnectionState,
     /// How many tools it listed last.
     pub tools: Option<usize>,
+    /// `None` if it needs no login.
+    pub login: Option<LoginOverview>,
+}
+
+pub enum LoginOverview {
+    /// Nobody has logged in. This command does.
+    Missing(String),
+    /// The access token is renewed without the operator.
+    Renewed,
+    /// When the access token expires, if it does.
+    Until(Option<Timestamp>),
+    /// Why the login cannot be read.
+    Unreadable(String),
 }
 
 impl Runner {
-    pub fn overview(&self) -> Overview {
-        let engine = &self.engine;
+    /// Reads the files of logins.
+    pub async fn overview(&self) -> Overview {
+        let engine = Arc::clone(&self.engine);
+        run_blocking(move || Overview::of(&engine)).await
+    }
+}
+
+impl Overview {
+    fn of(engine: &Engine) -> Self {
         let settings = &engine.settings;
         let provider = |name: &str| {
             let handle = engine.providers.get(name);
@@ -61,10 +88,11 @@ impl Runner {
                     agent: agent.name.clone(),
                     state,
                     tools,
+                    login: login(engine, server),
                 }
             })
         });
-        Overview {
+        Self {
             max_running: settings.runs.max_running,
             max_queued: settings.runs.max_queued,
             max_tree: settings.runs.max_tree,
@@ -73,4 +101,14 @@ impl Runner {
             providers: engine.providers.names().map(provider).collect(),
         }
     }
+}
+
+fn login(engine: &Engine, server: &McpServer) -> Option<LoginOverview> {
+    let id = LoginId::of(server)?;
+    Some(match engine.mcp.logins().status(&id) {
+        Ok(None) => LoginOverview::Missing(id.command()),
+        Ok(Some(status)) if status.is_renewable => LoginOverview::Renewed,
+        Ok(Some(status)) => LoginOverview::Until(status.expires_at),
+        Err(error) => LoginOverview::Unreadable(error.to_string()),
+    })
 }

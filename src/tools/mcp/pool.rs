@@ -88,6 +88,11 @@ impl McpConnectionPool {
         (connection.state(), tool_list.map(|list| list.tools.len()))
     }
 
+    /// Where the operator's logins are.
+    pub fn logins(&self) -> &LoginStore {
+        self.shared.token_sources.logins()
+    }
+
     /// Closes every connection: ends processes and deletes sessions.
     pub async fn close(&self) {
         self.shared.stop.cancel();

@@ -99,6 +99,17 @@ async fn an_operator_logs_in_and_the_running_daemon_uses_it() {
     assert!(unavailable(&app).await.ends_with(LOG_IN));
     let listed = auth(&app, &["list"]).await;
     assert!(listed.with(0).contains("tickets\tnone\t"), "{}", listed.out);
+    let check = axed(&app, KEY, &["agents", "check"]).await;
+    let expected = "MCP server tickets: nobody has logged in; use axed auth login tickets";
+    assert!(check.with(0).contains(expected), "{}", check.out);
+    let warnings = async || app.get("/agents/a").await.json()["warnings"].to_string();
+    assert!(warnings().await.contains(expected));
+    let system = app.get("/ui/system").await.text;
+    assert!(
+        system.contains("<code>axed auth login tickets</code>"),
+        "{system}"
+    );
+
     let login = auth(&app, &["login", "tickets"]).await;
     let base = &server.base;
     let expected = format!(
@@ -134,6 +145,11 @@ async fn an_operator_logs_in_and_the_running_daemon_uses_it() {
     let last = app.provider.requests_for("a").pop().expect("a request");
     assert_eq!(last.tool_results(), ["found"]);
 
+    let check = axed(&app, KEY, &["agents", "check"]).await;
+    assert!(!check.with(0).contains("MCP server"), "{}", check.out);
+    let system = app.get("/ui/system").await.text;
+    assert!(system.contains("<td>renewed by axed</td>"), "{system}");
+    assert_no_secret(&app, &system);
     let files = files(&app);
     assert_eq!(files.len(), 1, "{files:?}");
     let text = fs::read_to_string(&files[0]).expect("the login");

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::domain::mcp_oauth::McpOauth;
+use crate::tools::mcp::oauth::logins::store::LoginStore;
 use crate::tools::mcp::oauth::token_source::{OauthContext, TokenSource};
 
 /// One source for each server and client. There is one such value per daemon.
@@ -23,6 +24,10 @@ impl TokenSources {
             sources: Mutex::default(),
             context: Arc::new(context),
         }
+    }
+
+    pub fn logins(&self) -> &LoginStore {
+        &self.context.logins
     }
 
     /// The source for this server.

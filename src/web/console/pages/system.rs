@@ -4,7 +4,7 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use crate::config::KeyScope::Admin;
-use crate::engine::overview::{McpServerOverview, Overview, ProviderOverview};
+use crate::engine::overview::{LoginOverview, McpServerOverview, Overview, ProviderOverview};
 use crate::tools::mcp::ConnectionState;
 use crate::web::console::format;
 use crate::web::console::layout::Page;
@@ -56,12 +56,16 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         ),
         ("Version", text(env!("CARGO_PKG_VERSION"))),
     ]);
+    let overview = match request.may(Admin) && request.principal.can_see_all_runs() {
+        true => Some(runner.overview().await),
+        false => None,
+    };
     let body = html! {
         div.head { h1 { "System" } }
         div #list data-live="3000" {
             h2 { "Now" }
             (now)
-            @if request.may(Admin) && request.principal.can_see_all_runs() { (operator(&runner.overview())) }
+            @if let Some(overview) = &overview { (operator(overview)) }
         }
     };
     Ok(Page::new("System", "System", body))
@@ -144,7 +148,7 @@ fn mcp_servers(servers: &[McpServerOverview]) -> Markup {
     html! {
         div.scroll role="region" aria-label="MCP servers" tabindex="0" {
             table.list {
-                thead { tr { th { "Server" } th { "Agent" } th { "Connection" } th.number { "Tools" } } }
+                thead { tr { th { "Server" } th { "Agent" } th { "Connection" } th { "Login" } th.number { "Tools" } } }
                 tbody {
                     @for server in servers {
                         tr {
@@ -158,11 +162,25 @@ fn mcp_servers(servers: &[McpServerOverview]) -> Markup {
                                     ConnectionState::Failed(why) => { span.status.failed { "failed" } " " span.muted.small { (why) } }
                                 }
                             }
+                            td { (login(server.login.as_ref())) }
                             td.number { @if let Some(tools) = server.tools { (tools) } @else { "–" } }
                         }
                     }
                 }
             }
+        }
+    }
+}
+
+fn login(login: Option<&LoginOverview>) -> Markup {
+    html! {
+        @match login {
+            None => "–",
+            Some(LoginOverview::Missing(command)) => { span.status.failed { "none" } " " code { (command) } }
+            Some(LoginOverview::Renewed) => "renewed by axed",
+            Some(LoginOverview::Until(None)) => "without an end",
+            Some(LoginOverview::Until(Some(end))) => { "until " (format::instant(*end)) }
+            Some(LoginOverview::Unreadable(why)) => { span.status.failed { "not readable" } " " span.muted.small { (why) } }
         }
     }
 }
