@@ -245,7 +245,10 @@ async function startInTheForm(page, base) {
   await page.getByRole("button", { name: "Start" }).click();
   await page.waitForURL(/\/ui\/runs\/run_/);
   const live = page.locator("[data-live-text]");
-  await live.filter({ hasText: "sentence 3" }).waitFor();
+  await live.filter({ hasText: /^sentence 1 of the story.*sentence 9/ }).waitFor();
+  await page.locator("#spoken p", { hasText: "of the story." }).first().waitFor({ state: "attached" });
+  await page.reload();
+  await live.filter({ hasText: /^sentence 1 of the story/ }).waitFor();
   const early = (await live.textContent()).length;
   await page.waitForFunction((length) => (document.querySelector("[data-live-text]")?.textContent.length ?? 0) > length + 40, early);
 }
@@ -354,7 +357,7 @@ async function chat(page, base) {
   await page.locator("#chat-pictures").setInputFiles({ name: "dot.png", mimeType: "image/png", buffer: Buffer.from(DOT, "base64") });
   await page.getByLabel("Message").fill("A short one");
   await page.getByRole("button", { name: "Send" }).click();
-  await page.locator("#messages .agent", { hasText: "A short story." }).waitFor();
+  await page.locator("#messages .agent", { hasText: /^A short story\./ }).waitFor();
   await page.locator("#messages .agent a", { hasText: "Open the run" }).waitFor();
   assert.match(page.url(), /session=chat-/);
   await page.reload();

@@ -24,7 +24,11 @@ export async function faultsOf(page) {
     const beyond = [...document.querySelectorAll("body *")].filter((it) => it.getBoundingClientRect().right > innerWidth + 0.5 && !scrolls(it));
     return [`${width} px wide in ${innerWidth}: ${beyond.slice(-2).map((it) => it.outerHTML.slice(0, 160))}`];
   });
-  return [...faults, ...wide];
+  const twice = await page.evaluate(() => {
+    const ids = [...document.querySelectorAll("[id]")].map((it) => it.id);
+    return ids.filter((id, n) => ids.indexOf(id) !== n).map((id) => `two elements have the id ${id}`);
+  });
+  return [...faults, ...wide, ...twice];
 }
 
 /** Moves through the page with the tab key. Each stop must be visible, and differ from its look without focus. */

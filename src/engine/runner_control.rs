@@ -92,6 +92,12 @@ impl Runner {
         Some((subscription?, reply))
     }
 
+    /// The text of the reply that a run's model is writing, if this process drives the run.
+    pub fn partial_reply(&self, id: RunId) -> Option<PartialReply> {
+        let active_run = self.engine.active_runs.get(id)?;
+        active_run.live_text.read(|| ()).1
+    }
+
     /// The addresses that receivers may have whose URLs clients choose.
     pub fn webhook_guard(&self) -> &SsrfGuard {
         &self.engine.settings.webhook_guard

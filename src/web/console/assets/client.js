@@ -16,19 +16,26 @@ export function request(address, init = {}) {
   return fetch(url, { cache: "no-store", ...init, headers, credentials: "omit" });
 }
 
-/** Sends JSON to the API. Returns its answer; throws an error with the server's explanation. */
-export async function post(address, body) {
+/** Sends JSON to the API. Returns its response; throws an error with the server's explanation. */
+export async function send(address, body, accept, signal) {
   let response;
   try {
     response = await request(address, {
       method: "POST",
-      headers: { "Content-Type": "application/json", Accept: "application/json" },
+      headers: { "Content-Type": "application/json", Accept: accept },
       body: JSON.stringify(body),
+      signal,
     });
   } catch {
     throw new Error("The server cannot be reached. Try again.");
   }
-  const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.detail || `The server answered ${response.status}.`);
-  return answer;
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => ({}));
+  throw new Error(problem.detail || `The server answered ${response.status}.`);
+}
+
+/** Sends JSON to the API, and returns its answer. */
+export async function post(address, body) {
+  const response = await send(address, body, "application/json");
+  return response.json();
 }

@@ -1,6 +1,6 @@
 // What changes while a page is open: events of a run, lists, and conversations.
 
-import { post, request } from "./client.js";
+import { request, send } from "./client.js";
 import { bodyOf, fail } from "./forms.js";
 import { refresh, speak, visit } from "./pages.js";
 
@@ -13,15 +13,16 @@ const sleep = (milliseconds, signal) =>
     signal.addEventListener("abort", () => (clearTimeout(wait), resolve()), { once: true });
   });
 
-/** Yields the events of a run until its tree ends, over lost connections and restarts. */
-async function* events(run, after, signal) {
+/** Yields the events of a run until its tree ends, over lost connections and restarts. `first` is a stream that is open. */
+async function* events(run, after, signal, first) {
   const prefix = document.documentElement.dataset.prefix;
   let wait = 500;
   while (!signal.aborted) {
     try {
       const headers = { Accept: "text/event-stream" };
       if (after) headers["Last-Event-ID"] = String(after);
-      const response = await request(`${prefix}/runs/${run}/events`, { headers, signal });
+      const response = first ?? (await request(`${prefix}/runs/${run}/events`, { headers, signal }));
+      first = undefined;
       if (response.status === 204 || response.status === 404) return connected(true);
       if (!response.ok) throw new Error("not available");
       connected(true);
@@ -115,8 +116,9 @@ async function followRun(page, signal) {
     const data = JSON.parse(event.data);
     const box = document.querySelector("[data-live-text]");
     if (data.run_id !== run || !box) continue;
-    if (event.name === "text.withdrawn") box.textContent = "";
+    if (event.name === "text.withdrawn" || box.dataset.liveText !== String(data.turn)) box.textContent = "";
     if (event.name !== "text.delta") continue;
+    box.dataset.liveText = data.turn;
     append(box, data.text);
     say(data.text);
   }
@@ -161,9 +163,9 @@ function runLink(run, text) {
 }
 
 /** Shows the answer of a run at the end of a conversation while it is written. */
-async function followAnswer(run, entry, text, signal) {
+async function followAnswer(run, entry, text, signal, after, first) {
   const say = sentences();
-  for await (const event of events(run, 0, signal)) {
+  for await (const event of events(run, after, signal, first)) {
     const data = JSON.parse(event.data);
     if (data.run_id !== run) continue;
     if (event.name === "text.delta") {
@@ -195,7 +197,7 @@ async function followAnswer(run, entry, text, signal) {
   entry.removeAttribute("data-active");
 }
 
-async function send(event) {
+async function sendMessage(event) {
   event.preventDefault();
   const form = event.target;
   const button = form.querySelector("button[type=submit]");
@@ -204,8 +206,9 @@ async function send(event) {
   fail(form, "");
   try {
     const body = await bodyOf(form);
-    body.stream = true;
-    const answer = await post(form.dataset.post, body);
+    // The events come with the answer, from the first on.
+    const response = await send(form.dataset.post, body, "text/event-stream", signal);
+    const run = response.headers.get("Location").match(/run_[0-9a-f-]+/)[0];
     const list = document.getElementById("messages");
     const mine = item("user");
     mine.text.textContent = form.elements.input.value;
@@ -226,7 +229,7 @@ async function send(event) {
     delete form.dataset.dirty;
     history.replaceState(null, "", form.closest("[data-chat]").dataset.chat);
     reply.entry.scrollIntoView({ block: "nearest" });
-    await followAnswer(answer.id, reply.entry, reply.text, signal);
+    await followAnswer(run, reply.entry, reply.text, signal, 0, response);
   } catch (error) {
     fail(form, error.message);
   } finally {
@@ -245,14 +248,14 @@ function follow() {
   if (run) followRun(run, stop.signal);
   else poll(stop.signal);
   for (const entry of document.querySelectorAll("#messages li[data-active][data-run]")) {
-    followAnswer(entry.dataset.run, entry, entry.querySelector("pre"), stop.signal);
+    followAnswer(entry.dataset.run, entry, entry.querySelector("pre"), stop.signal, Number(entry.dataset.after));
   }
 }
 
 export function start() {
   document.addEventListener("console:page", follow);
   document.addEventListener("submit", (event) => {
-    if (event.target.matches("[data-chat-form]")) send(event);
+    if (event.target.matches("[data-chat-form]")) sendMessage(event);
   });
   document.addEventListener("keydown", (event) => {
     const isMessage = event.target.matches?.("#message");

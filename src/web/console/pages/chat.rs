@@ -96,8 +96,9 @@ fn exchange(request: &ConsoleRequest, run: &Run) -> Markup {
     let answer = run.content.as_deref().or(run.partial_content.as_deref());
     html! {
         li.user { (parts::message(request, run.id, &run.input)) }
-        li.agent data-run=(run.id) data-active[!run.status.is_terminal()] {
-            @if let Some(answer) = answer { (text_block(answer)) } @else { pre.text {} }
+        li.agent data-run=(run.id) data-after=(run.last_event) data-active[!run.status.is_terminal()] {
+            @if let Some(answer) = answer { (text_block(answer)) }
+            @else { pre.text { (request.state.runner.partial_reply(run.id).unwrap_or_default().text) } }
             @if let Some(error) = &run.error { p.error { (error.message) } }
             p.small.muted {
                 a href=(request.run_href(run.id)) {

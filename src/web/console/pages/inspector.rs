@@ -137,7 +137,7 @@ fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
         }
         @if !run.status.is_terminal() {
             h3 { "Live" }
-            (live_text())
+            (live_text(request, run, None))
         }
         h3 { @if run.task.is_some() { "Task" } @else { "Input" } }
         (parts::message(request, run.id, &run.input))
@@ -149,9 +149,15 @@ fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
     }
 }
 
-/// Where the script writes what the model has replied so far. It speaks whole sentences elsewhere: see `layout::frame`.
-fn live_text() -> Markup {
-    html! { pre.text.live #live-text data-live-text role="region" aria-label="Live text" aria-live="off" tabindex="0" {} }
+/// What the model has written so far of its reply, or of this turn. The script adds to it, and speaks whole sentences
+/// elsewhere: see `layout::frame`.
+fn live_text(request: &ConsoleRequest, run: &Run, turn: Option<u32>) -> Markup {
+    let reply = request.state.runner.partial_reply(run.id);
+    let reply = reply.filter(|reply| turn.is_none_or(|turn| turn == reply.turn));
+    let reply = reply.unwrap_or_default();
+    html! {
+        pre.text.live #live-text data-live-text=(reply.turn) role="region" aria-label="Live text" aria-live="off" tabindex="0" { (reply.text) }
+    }
 }
 
 async fn turn_view(request: &ConsoleRequest, run: &Run, turn: u32) -> Result<Markup, Problem> {
@@ -161,7 +167,7 @@ async fn turn_view(request: &ConsoleRequest, run: &Run, turn: u32) -> Result<Mar
         return match is_next {
             true => Ok(html! {
                 h3 { "Live" }
-                (live_text())
+                (live_text(request, run, Some(turn)))
                 p.muted { "The model has not replied yet. The record of the turn follows with its reply." }
             }),
             false => Err(step_not_found(run, &format!("turn {turn}"))),

@@ -103,7 +103,8 @@ fn decision(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
     let path = request
         .shell
         .api(&format!("/runs/{}/approvals/{path}", approval.run_id));
-    let id = format!("arguments-{}", call.tool_call_id);
+    // Providers give the same id to calls of different runs.
+    let id = format!("arguments-{}-{}", approval.run_id, call.tool_call_id);
     html! {
         form data-post=(path) data-then="reload" {
             @if !call.truncated {
