@@ -31,6 +31,9 @@ pub async fn render(
     current: Option<&str>,
 ) -> Result<Markup, Problem> {
     let (versions, runs) = read(request, agent).await?;
+    if versions.is_empty() && current.is_none() {
+        return Ok(html! {});
+    }
     let is_current = |name: &str| current == Some(name);
     let now = now();
     Ok(html! {

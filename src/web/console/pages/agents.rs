@@ -3,6 +3,7 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
+use crate::catalog::Entry;
 use crate::config::KeyScope::Run;
 use crate::engine::agent_check;
 use crate::web::console::format;
@@ -31,14 +32,17 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
                 (parts::empty("No agents", "Put a TOML file into one of the agents' directories."))
             }
             ul.cards {
-                @for entry in entries { (card(request, &AgentBrief::new(entry))) }
+                @for entry in entries { (card(request, entry)) }
             }
         }
     };
     Ok(Page::new("Agents", "Agents", body))
 }
 
-fn card(request: &ConsoleRequest, agent: &AgentBrief<'_>) -> Markup {
+fn card(request: &ConsoleRequest, entry: &Entry) -> Markup {
+    let agent = &AgentBrief::new(entry);
+    let definition = entry.agent.as_deref();
+    let takes_text = definition.is_some_and(|agent| agent.input_schema.is_none());
     let href = request.href(&format!("/agents/{}", agent.name));
     html! {
         li.card data-row {
@@ -50,7 +54,7 @@ fn card(request: &ConsoleRequest, agent: &AgentBrief<'_>) -> Markup {
                 @if !agent.tools.is_empty() { " · " (format::plural(agent.tools.len(), "tool")) }
                 @if !agent.sub_agents.is_empty() { " · calls " (agent.sub_agents.join(", ")) }
             }
-            @if agent.version.is_some() && request.may(Run) {
+            @if takes_text && request.may(Run) {
                 p { a.button href=(format!("{href}/chat")) { "Chat" } }
             }
         }
