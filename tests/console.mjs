@@ -296,6 +296,9 @@ async function treeForkAndCompare(page, base) {
   await page.locator(".tree .row", { hasText: "critic" }).first().waitFor();
   assert.ok((await page.locator("path.retry").count()) > 0, "the retry has a tint");
   await shot(page, "run");
+  await page.emulateMedia({ colorScheme: "dark" });
+  await shot(page, "run-dark");
+  await page.emulateMedia({ colorScheme: "light" });
   await page.keyboard.press("j");
   await page.keyboard.press("j");
   await page.keyboard.press("k");

@@ -79,6 +79,36 @@ function append(box, text) {
   if (follows) box.scrollTop = box.scrollHeight;
 }
 
+const NOTHING = { turn: 0, text: "" };
+/** The text of the reply that is being written: as the newest page had it, and what has streamed since. */
+let rendered = NOTHING;
+let streamed = NOTHING;
+
+/** Where the streamed text begins in that of the page; -1 if there is a gap between them. */
+function overlap(page, stream) {
+  const at = page.indexOf(stream.slice(0, 200));
+  if (at >= 0) return at;
+  for (let length = Math.min(page.length, stream.length, 200); length > 0; length--) {
+    if (page.endsWith(stream.slice(0, length))) return page.length - length;
+  }
+  return -1;
+}
+
+/** Shows the whole text in a box that is new, or whose turn is over. Returns false if a newer page is needed. */
+function showLive(box) {
+  const isNew = !("joined" in box.dataset);
+  if (isNew && Number(box.dataset.liveText) >= rendered.turn) rendered = { turn: Number(box.dataset.liveText), text: box.textContent };
+  const turn = Math.max(rendered.turn, streamed.turn);
+  const [page, stream] = [rendered, streamed].map((it) => (it.turn === turn ? it.text : ""));
+  const at = page ? overlap(page, stream) : 0;
+  box.dataset.joined = "";
+  box.dataset.liveText = turn;
+  const joined = at >= 0 ? page.slice(0, at) + stream : `${page} … ${stream}`;
+  box.textContent = stream ? joined : page;
+  box.scrollTop = box.scrollHeight;
+  return at >= 0;
+}
+
 /** Speaks a streaming text by sentences. Without text, what has not been spoken yet. */
 function sentences() {
   let rest = "";
@@ -116,10 +146,16 @@ async function followRun(page, signal) {
     const data = JSON.parse(event.data);
     const box = document.querySelector("[data-live-text]");
     if (data.run_id !== run || !box) continue;
-    if (event.name === "text.withdrawn" || box.dataset.liveText !== String(data.turn)) box.textContent = "";
+    if (event.name === "text.withdrawn") {
+      rendered = NOTHING;
+      streamed = { turn: data.turn, text: "" };
+      box.textContent = "";
+    }
     if (event.name !== "text.delta") continue;
-    box.dataset.liveText = data.turn;
-    append(box, data.text);
+    const isKnown = streamed.turn === data.turn && "joined" in box.dataset;
+    streamed = { turn: data.turn, text: (streamed.turn === data.turn ? streamed.text : "") + data.text };
+    if (isKnown) append(box, data.text);
+    else if (!showLive(box)) update();
     say(data.text);
   }
   clearInterval(bars);
@@ -244,6 +280,7 @@ function follow() {
   clearTimeout(timer);
   stop = new AbortController();
   connected(true);
+  rendered = streamed = NOTHING;
   const run = document.querySelector(".split[data-run][data-active]");
   if (run) followRun(run, stop.signal);
   else poll(stop.signal);
@@ -254,6 +291,10 @@ function follow() {
 
 export function start() {
   document.addEventListener("console:page", follow);
+  document.addEventListener("console:refreshed", () => {
+    const box = document.querySelector("[data-live-text]:not([data-joined])");
+    if (box) showLive(box);
+  });
   document.addEventListener("submit", (event) => {
     if (event.target.matches("[data-chat-form]")) sendMessage(event);
   });

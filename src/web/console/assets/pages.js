@@ -83,15 +83,6 @@ export async function refresh() {
   return true;
 }
 
-/** Continues the newer text of a turn by what this page has had of it: the server's ends earlier, the page's begins later. */
-function joinText(newer, older) {
-  const [server, page] = [newer.textContent, older.textContent];
-  if (Number(newer.dataset.liveText) > Number(older.dataset.liveText) || !page) return;
-  const at = newer.dataset.liveText === older.dataset.liveText ? server.indexOf(page.slice(0, 200)) : -1;
-  newer.dataset.liveText = older.dataset.liveText;
-  newer.textContent = server.slice(0, Math.max(at, 0)) + page;
-}
-
 function replace(part, newer) {
   const split = document.querySelector(".split");
   if (part.isEqualNode(newer)) return;
@@ -99,14 +90,11 @@ function replace(part, newer) {
   if (part.querySelector("form[data-dirty]")) return;
   const open = [...part.querySelectorAll("details[open][id]")].map((it) => it.id);
   const checked = [...part.querySelectorAll("input[type=checkbox]:checked")].map((it) => it.value);
-  const live = part.querySelector("[data-live-text]");
   const focused = part.contains(document.activeElement) ? document.activeElement : null;
   const scroll = [part.scrollTop, part.parentElement.scrollTop];
   part.replaceChildren(...document.adoptNode(newer).childNodes);
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   for (const box of part.querySelectorAll("input[type=checkbox]")) box.checked = checked.includes(box.value);
-  const text = part.querySelector("[data-live-text]");
-  if (text && live) joinText(text, live);
   [part.scrollTop, part.parentElement.scrollTop] = scroll;
   if (focused && split !== undefined) {
     const same = focused.id
