@@ -22,7 +22,7 @@ use crate::web::clients::run_wait::{CancelOnDrop, wait_for_stop};
 use crate::web::state::AppState;
 
 /// A comment is sent after this time without a message, because proxies close idle connections.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What the client gets next.
 pub enum Frame {

@@ -21,6 +21,7 @@ use crate::web::clients::mcp::open_calls::CallKey;
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{Message, RpcError, RpcRequest};
 use crate::web::clients::mcp::server_info::{self, complete};
+use crate::web::clients::mcp::subscription::TaskSubscription;
 use crate::web::clients::mcp::{resources, tasks, tools};
 use crate::web::error::{Problem, quote};
 use crate::web::extract::link_prefix::LinkPrefix;
@@ -108,6 +109,15 @@ async fn respond(
             let outcome = call(state, principal, headers, &caller, request).await?;
             Ok(call_response(headers, request, outcome).await)
         }
+        "subscriptions/listen" if caller.is_modern => {
+            if !wants_stream(headers) {
+                let message = "the response is a stream: accept text/event-stream";
+                let error = RpcError::new(ErrorCode::INVALID_REQUEST, message);
+                return Err(error.with_status(StatusCode::NOT_ACCEPTABLE));
+            }
+            let subscription = TaskSubscription::new(state, principal, &caller, request).await?;
+            Ok(subscription_response(subscription))
+        }
         "resources/list" => {
             let list = resources::list(state, principal, request).await?;
             success(request, &caller, list)
@@ -189,14 +199,27 @@ async fn call_response(
 
 fn stream_response(stream: Box<CallStream>) -> Response {
     sse::response(stream::unfold(stream, |mut stream| async move {
-        let chunk = match stream.next().await? {
-            Frame::KeepAlive => COMMENT.to_owned(),
-            Frame::Notification(message) | Frame::Response(message) => {
-                format!("event: message\ndata: {message}\n\n")
-            }
-        };
-        Some((Ok::<_, Infallible>(Bytes::from(chunk)), stream))
+        let chunk = bytes_of(stream.next().await?);
+        Some((Ok::<_, Infallible>(chunk), stream))
     }))
+}
+
+fn subscription_response(subscription: TaskSubscription) -> Response {
+    let stream = Box::new(subscription);
+    sse::response(stream::unfold(stream, |mut stream| async move {
+        let chunk = bytes_of(stream.next().await?);
+        Some((Ok::<_, Infallible>(chunk), stream))
+    }))
+}
+
+fn bytes_of(frame: Frame) -> Bytes {
+    let text = match frame {
+        Frame::KeepAlive => COMMENT.to_owned(),
+        Frame::Notification(message) | Frame::Response(message) => {
+            format!("event: message\ndata: {message}\n\n")
+        }
+    };
+    text.into()
 }
 
 async fn last_response(mut stream: Box<CallStream>) -> Response {

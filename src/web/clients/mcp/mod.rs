@@ -18,6 +18,7 @@ pub mod protocol;
 pub mod resources;
 pub mod rpc;
 pub mod server_info;
+pub mod subscription;
 pub mod tasks;
 pub mod tools;
 

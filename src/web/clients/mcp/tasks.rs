@@ -36,9 +36,14 @@ pub async fn get(
     principal.require_scope(KeyScope::Read)?;
     let params: GetTaskParams = request.params()?;
     let run = find(state, principal, &params.task_id).await?;
-    let payload = payload(&run, caller)?;
-    let mut result = GetTaskResult::new(DetailedTask::new(task(state, &run), payload));
-    result.meta = Some(call_result::run_meta(&run));
+    Ok(state_of(state, &run, caller.supports_forms())?)
+}
+
+/// The task with its result, or with what it needs.
+pub fn state_of(state: &AppState, run: &Run, shows_forms: bool) -> Result<GetTaskResult, Problem> {
+    let payload = payload(run, shows_forms)?;
+    let mut result = GetTaskResult::new(DetailedTask::new(task(state, run), payload));
+    result.meta = Some(call_result::run_meta(run));
     Ok(result)
 }
 
@@ -74,7 +79,8 @@ pub async fn cancel(
     Ok(TaskAckResult::new())
 }
 
-async fn find(state: &AppState, principal: &Principal, id: &str) -> Result<Run, Problem> {
+/// The run of a task that the key may see.
+pub async fn find(state: &AppState, principal: &Principal, id: &str) -> Result<Run, Problem> {
     let id = visible_run_id(principal, state, id).await?;
     require_run(state, id).await
 }
@@ -94,7 +100,7 @@ pub fn task(state: &AppState, run: &Run) -> Task {
     task
 }
 
-fn payload(run: &Run, caller: &Caller) -> Result<TaskPayload, Problem> {
+fn payload(run: &Run, shows_forms: bool) -> Result<TaskPayload, Problem> {
     let object = |value: Result<Value, serde_json::Error>| match value {
         Ok(Value::Object(object)) => Ok::<JsonObject, _>(object),
         _ => Err(Problem::internal("a task's result cannot be serialized")),
@@ -104,7 +110,7 @@ fn payload(run: &Run, caller: &Caller) -> Result<TaskPayload, Problem> {
             result: object(serde_json::to_value(call_result::from_run(run, true)))?,
         },
         Status::Cancelled => TaskPayload::Cancelled,
-        Status::Waiting if caller.supports_forms() && !run.pending_approvals.is_empty() => {
+        Status::Waiting if shows_forms && !run.pending_approvals.is_empty() => {
             TaskPayload::InputRequired {
                 input_requests: approvals::input_requests(run)?,
             }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::clients::mcp::{McpClient, client, text};
+use crate::clients::mcp::{McpClient, client, messages, read_until, text};
 use crate::support::app::TestApp;
 use crate::support::eventually;
 use crate::support::gate::Gate;
@@ -80,6 +80,51 @@ async fn an_approval_is_an_input_request_of_the_task() {
     assert!(wrote(&app, "a"));
     // What was answered before is ignored.
     client.result("tasks/update", params).await;
+}
+
+#[tokio::test]
+async fn a_subscription_gets_the_states_of_its_tasks() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let client = client(&app).with_tasks();
+    let id = start(&client, "careful").await;
+    let unknown = "run_00000000-0000-7000-8000-000000000000";
+    let filter = json!({ "taskIds": [id, unknown], "toolsListChanged": true });
+    let params = json!({ "notifications": filter });
+    let request = client.request("subscriptions/listen", params.clone());
+    let mut stream = request.send().await.expect("a response");
+    read_until(&mut stream, "\"input_required\"").await;
+    let task = until(&client, &id, "input_required").await;
+    let requests = task["inputRequests"].as_object().expect("requests");
+    let (key, _) = requests.iter().next().expect("a request");
+    let responses = json!({ key: { "action": "accept", "content": { "decision": "approve" } } });
+    let update = json!({ "taskId": id, "inputResponses": responses });
+    client.result("tasks/update", update).await;
+    // It ends with its last task.
+    read_until(&mut stream, "\"id\":7,\"result\"").await;
+
+    let seen = messages(&client.send("subscriptions/listen", params).await);
+    let [acknowledged, notified, end] = seen.as_slice() else {
+        panic!("{seen:#?}");
+    };
+    let method = "notifications/subscriptions/acknowledged";
+    assert_eq!(acknowledged["method"], method);
+    let accepted = &acknowledged["params"]["notifications"];
+    assert_eq!(accepted, &json!({ "taskIds": [id] }));
+    assert_eq!(notified["method"], "notifications/tasks");
+    assert_eq!(notified["params"]["status"], "completed");
+    assert_eq!(text(&notified["params"]["result"]), "done");
+    assert_eq!(
+        (&end["id"], &end["result"]["resultType"]),
+        (&json!(7), &json!("complete"))
+    );
+    for meta in [
+        &acknowledged["params"]["_meta"],
+        &notified["params"]["_meta"],
+        &end["result"]["_meta"],
+    ] {
+        assert_eq!(meta["io.modelcontextprotocol/subscriptionId"], 7);
+    }
 }
 
 #[tokio::test]
