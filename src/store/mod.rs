@@ -26,6 +26,7 @@ pub mod approvals;
 pub mod batches;
 pub mod body_pieces;
 pub mod changed_runs;
+pub mod encoding;
 pub mod events;
 pub mod open;
 pub mod outbox;
@@ -40,6 +41,7 @@ pub mod sqlite;
 pub mod turn_record;
 pub mod turns;
 pub mod usage;
+pub mod write_queue;
 
 /// A new run.
 #[derive(Clone, Debug)]

@@ -16,6 +16,8 @@ pub const MAX_VALUES: usize = 1_000;
 pub const MAX_SESSIONS: usize = 10_000;
 /// Names of labels that are kept of one key; runs are counted without the others.
 pub const MAX_LABEL_NAMES: usize = 100;
+/// Days of which the charges of a budget are kept: two of the longest periods.
+pub const KEPT_BUDGET_DAYS: i64 = 62;
 /// Stands for all values above the limits.
 pub const OTHER: &str = "(other)";
 

@@ -13,7 +13,8 @@ use crate::domain::event::StoredEvent;
 use crate::domain::run::{PendingApproval, Run, RunId};
 use crate::store::StoreError;
 use crate::store::approvals::{ApprovalPage, ApprovalQuery, MAX_RUN_APPROVALS};
-use crate::store::sqlite::approval_changes::ApprovalChange;
+use crate::store::encoding::approval_changes::ApprovalChange;
+use crate::store::encoding::{entries, integers};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::prepared::Named;
 use crate::store::sqlite::rows;
@@ -36,7 +37,7 @@ pub fn apply(
                 request,
             } => sql.insert_approval.execute(named_params! {
                 ":run": run,
-                ":seq": rows::signed(first_seq + *index as u64),
+                ":seq": integers::signed(first_seq + *index as u64),
                 ":call": call,
                 ":request": request,
             })?,
@@ -89,7 +90,7 @@ pub fn of_run(db: &Connection, run: &Run) -> Result<Vec<PendingApproval>, StoreE
         ),
     };
     let mut sql = db.prepare_cached(&sql).map_err(store_error)?;
-    let limit = rows::signed(MAX_RUN_APPROVALS as u64);
+    let limit = integers::signed(MAX_RUN_APPROVALS as u64);
     let params = named_params! {":id": rows::id_bytes(&run.id), ":limit": limit};
     sql.query_map(params, approval)
         .and_then(|found| found.filter_map(Result::transpose).collect())
@@ -153,9 +154,9 @@ pub fn collect(db: &Connection) -> rusqlite::Result<()> {
     let mut found = entries.query([])?;
     while let Some(row) = found.next()? {
         let run = rows::id(row, "run")?;
-        let count = rows::unsigned(row.get("count")?);
-        let last_seq = rows::unsigned(row.get("last_seq")?);
-        let events = rows::events(run, last_seq, count, row.get_ref("events")?.as_str()?);
+        let count = integers::unsigned(row.get("count")?);
+        let last_seq = integers::unsigned(row.get("last_seq")?);
+        let events = entries::events(run, last_seq, count, row.get_ref("events")?.as_str()?);
         let changes = events
             .enumerate()
             .filter_map(recorded_change)

@@ -1,24 +1,14 @@
 //! Stores the bytes of pictures and files, once for each digest, as long as a run refers to them.
 
-use std::collections::BTreeSet;
-
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, named_params};
 
 use crate::domain::attachment::{Attachment, Blobs, Digest};
 use crate::domain::run::RunId;
+use crate::store::StoreError;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
-use crate::store::{Step, StoreError};
-
-/// The pictures and files in these steps, each once.
-pub fn distinct(steps: &[Step]) -> Vec<Attachment> {
-    let all = steps.iter().flat_map(Step::attachments);
-    let mut digests = BTreeSet::new();
-    let new = all.filter(|attachment| digests.insert(attachment.sha256));
-    new.cloned().collect()
-}
 
 /// Stores the bytes if they are new, and that this run refers to them. Nothing is stored if the attachment has no bytes and
 /// another run, that had them, was deleted in the meantime: this run continues without them.

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
-use crate::store::sqlite::job::Task;
 use crate::store::sqlite::{SqliteStore, batches};
+use crate::store::write_queue::job::Task;
 
 impl BatchRecords for SqliteStore {
     fn add_batch_lines(

@@ -7,6 +7,7 @@ use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::domain::run::{RunId, now};
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey, BatchQuery, LineQuery};
+use crate::store::encoding::integers;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
@@ -22,7 +23,7 @@ fn batch(row: &Row<'_>) -> rusqlite::Result<Batch> {
         id: BatchId(rows::id(row, "id")?.0),
         agent: row.get("agent")?,
         owner: row.get("owner")?,
-        lines: rows::unsigned(lines),
+        lines: integers::unsigned(lines),
         created_at: rows::time(row, "created_at")?.unwrap_or_default(),
         finished_at: rows::time(row, "finished_at")?,
         cancel_reason: row.get("cancel_reason")?,
@@ -64,7 +65,7 @@ pub fn list(db: &Connection, query: &BatchQuery) -> Result<Vec<Batch>, StoreErro
         let mut sql = db.prepare_cached(&sql)?;
         let params = named_params! {
             ":owner": query.owner, ":before": query.before.as_ref().map(|it| it.0.as_bytes()),
-            ":limit": rows::signed(query.limit as u64),
+            ":limit": integers::signed(query.limit as u64),
         };
         sql.query_map(params, batch)?
             .collect::<rusqlite::Result<_>>()
@@ -92,7 +93,7 @@ pub fn counts(db: &Connection, id: BatchId) -> Result<BatchCounts, StoreError> {
         let mut found = sql.query(named_params! {":id": id.0.as_bytes()})?;
         while let Some(row) = found.next()? {
             let state: String = row.get("state")?;
-            let count = rows::unsigned(row.get("count")?);
+            let count = integers::unsigned(row.get("count")?);
             let field = match state.as_str() {
                 "pending" => &mut counts.pending,
                 "queued" => &mut counts.queued,
@@ -121,7 +122,7 @@ pub fn lines(db: &Connection, query: LineQuery) -> Result<Vec<BatchLine>, StoreE
         )?;
         let mut found = sql.query(named_params! {
             ":batch": query.batch.0.as_bytes(), ":start": query.from, ":only_open": query.only_open,
-            ":limit": rows::signed(query.limit as u64),
+            ":limit": integers::signed(query.limit as u64),
         })?;
         let (mut lines, mut bytes) = (Vec::new(), 0);
         while let Some(row) = found.next()? {
@@ -178,7 +179,7 @@ pub fn accept(
         }
     }
     sql.insert_batch.execute(named_params! {
-        ":id": batch.id.0.as_bytes(), ":agent": batch.agent, ":owner": batch.owner, ":lines": rows::signed(batch.lines),
+        ":id": batch.id.0.as_bytes(), ":agent": batch.agent, ":owner": batch.owner, ":lines": integers::signed(batch.lines),
         ":created_at": batch.created_at.as_millisecond(), ":body_hash": batch.body_hash,
         ":key_owner": key.map(|key| key.owner.as_deref().unwrap_or_default()),
         ":key": key.map(|key| key.key.as_str()),

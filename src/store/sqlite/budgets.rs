@@ -3,14 +3,11 @@
 use rusqlite::{Connection, named_params};
 
 use crate::domain::calendar::QUARTERS_PER_DAY;
+use crate::store::encoding::integers;
 use crate::store::sqlite::error::store_error;
-use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
-use crate::store::usage::{BudgetPeriod, BudgetUsage};
+use crate::store::usage::{BudgetPeriod, BudgetUsage, KEPT_BUDGET_DAYS};
 use crate::store::{Change, StoreError};
-
-/// Days that are kept: two of the longest periods.
-const KEPT_DAYS: i64 = 62;
 
 /// Adds the charges of a change, within the transaction that records it.
 pub fn charge(sql: &mut Statements<'_>, change: &Change) -> rusqlite::Result<()> {
@@ -23,8 +20,8 @@ pub fn charge(sql: &mut Statements<'_>, change: &Change) -> rusqlite::Result<()>
         sql.charge_budget.execute(named_params! {
             ":budget": charge.budget,
             ":quarter": charge.quarter,
-            ":tokens": rows::signed(charge.tokens),
-            ":cost": rows::signed(charge.cost),
+            ":tokens": integers::signed(charge.tokens),
+            ":cost": integers::signed(charge.cost),
         })?;
         for share in &charge.alerts {
             sql.insert_budget_alert.execute(named_params! {
@@ -33,7 +30,7 @@ pub fn charge(sql: &mut Statements<'_>, change: &Change) -> rusqlite::Result<()>
                 ":share": share,
             })?;
         }
-        let before = charge.quarter - KEPT_DAYS * QUARTERS_PER_DAY;
+        let before = charge.quarter - KEPT_BUDGET_DAYS * QUARTERS_PER_DAY;
         let old = named_params! {":budget": charge.budget, ":before": before};
         sql.trim_budget_usage.execute(old)?;
         sql.trim_budget_alerts.execute(old)?;
@@ -62,8 +59,8 @@ fn read_usage(
     let mut found = sql.query(params)?;
     while let Some(row) = found.next()? {
         let (tokens, cost) = (row.get("tokens")?, row.get("cost")?);
-        usage.tokens = usage.tokens.saturating_add(rows::unsigned(tokens));
-        usage.cost = usage.cost.saturating_add(rows::unsigned(cost));
+        usage.tokens = usage.tokens.saturating_add(integers::unsigned(tokens));
+        usage.cost = usage.cost.saturating_add(integers::unsigned(cost));
     }
     let mut sql = db.prepare_cached(
         "SELECT share FROM budget_alerts WHERE budget = :budget AND period = :start ORDER BY share",

@@ -9,6 +9,7 @@ use rusqlite::{Connection, ToSql};
 use crate::domain::run::Status;
 use crate::store::StoreError;
 use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRun};
+use crate::store::encoding::integers;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
 
@@ -71,7 +72,7 @@ impl PageBuilder<'_> {
             conditions.add(place, ":after_at", after.at.as_millisecond());
             conditions.bind(":after_run", rows::id_bytes(&after.run).to_vec());
         }
-        conditions.bind(":limit", rows::signed(self.query.limit as u64 + 1));
+        conditions.bind(":limit", integers::signed(self.query.limit as u64 + 1));
         let sql = format!(
             "SELECT r.id AS id, r.finished_at AS at {from} {} ORDER BY r.finished_at DESC, r.id DESC LIMIT :limit",
             conditions.sql

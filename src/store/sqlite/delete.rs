@@ -1,14 +1,14 @@
 //! Removes trees and definitions, a small part in one transaction, so that no run waits long.
 
-use std::collections::VecDeque;
-
 use rusqlite::{Connection, Row, named_params};
 
 use crate::domain::run::RunId;
+use crate::store::encoding::definition_cache::DefinitionCache;
+use crate::store::encoding::{clock_skew, integers, run_values};
 use crate::store::sqlite::attachments;
-use crate::store::sqlite::definition_cache::DefinitionCache;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
+use crate::store::write_queue::deletions::Deletions;
 
 /// Largest number of entries and runs of one part.
 const PART_ROWS: u32 = 128;
@@ -23,51 +23,13 @@ pub enum DeleteProgress {
     More,
 }
 
-/// Roots whose trees are being removed. They are marked in a table: readers do not see them, and the next start continues.
-#[derive(Debug, Default)]
-pub struct Deletions {
-    roots: VecDeque<RunId>,
-    /// Whether a part could not be removed since the last write.
-    is_paused: bool,
-}
-
-impl Deletions {
-    /// Reads the marked roots.
-    pub fn load(db: &Connection) -> rusqlite::Result<Self> {
-        let roots = db
-            .prepare("SELECT root FROM deletions")?
-            .query_map([], |row| rows::id(row, "root"))?
-            .collect::<rusqlite::Result<_>>()?;
-        Ok(Self {
-            roots,
-            is_paused: false,
-        })
-    }
-
-    pub fn add(&mut self, root: RunId) {
-        self.roots.push_back(root);
-    }
-
-    /// The next root, in turn.
-    pub fn next(&mut self) -> Option<RunId> {
-        self.roots.rotate_left(1.min(self.roots.len()));
-        self.is_paused = false;
-        self.roots.back().copied()
-    }
-
-    pub fn remove(&mut self, root: RunId) {
-        self.roots.retain(|other| *other != root);
-    }
-
-    /// Stops removing until the next write.
-    pub fn pause(&mut self) {
-        self.is_paused = true;
-    }
-
-    /// Whether the next part is to be removed. `writes` is the number of writes since the last part.
-    pub fn is_due(&self, writes: usize) -> bool {
-        !self.roots.is_empty() && (writes > 0 || !self.is_paused)
-    }
+/// Reads the roots that are marked in the table.
+pub fn load_deletions(db: &Connection) -> rusqlite::Result<Deletions> {
+    let roots = db
+        .prepare("SELECT root FROM deletions")?
+        .query_map([], |row| rows::id(row, "root"))?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(Deletions::new(roots))
 }
 
 /// Removes a part of a tree: first its log, from the end, so that no reader sees a gap; then its runs from the leaves up, so
@@ -128,7 +90,7 @@ impl PartBudget {
     /// Counts a row with this many bytes; false if it was the last of the part.
     fn spend(&mut self, bytes: i64) -> bool {
         self.rows = self.rows.saturating_sub(1);
-        self.bytes = self.bytes.saturating_sub(rows::unsigned(bytes));
+        self.bytes = self.bytes.saturating_sub(integers::unsigned(bytes));
         self.rows > 0 && self.bytes > 0
     }
 }
@@ -144,7 +106,7 @@ fn delete_run(
         .run_contents
         .query_row(named_params! {":id": run}, RunContents::read)?
         .ok_or(rusqlite::Error::QueryReturnedNoRows)?;
-    for (key, value) in rows::labels(contents.labels.as_deref()) {
+    for (key, value) in run_values::labels(contents.labels.as_deref()) {
         sql.delete_label
             .execute(named_params! {":key": key, ":value": value, ":run": run})?;
     }
@@ -186,7 +148,9 @@ pub fn delete_unused_definitions(
 ) -> rusqlite::Result<bool> {
     let oldest: Option<Option<[u8; 16]>> = sql.oldest_run.query_row(&[], |row| row.get("id"))?;
     let oldest = oldest.flatten();
-    let unused_before = oldest.map_or(i64::MAX, |id| created_ms(RunId(uuid::Uuid::from_bytes(id))));
+    let unused_before = oldest.map_or(i64::MAX, |id| {
+        clock_skew::created_ms(RunId(uuid::Uuid::from_bytes(id)))
+    });
     let deleted = sql
         .delete_old_definitions
         .execute(named_params! {":unused_before": unused_before})?;
@@ -194,10 +158,4 @@ pub fn delete_unused_definitions(
         cache.clear();
     }
     Ok(deleted > 0)
-}
-
-/// When a run's id was made, in milliseconds since 1970. Ids sort by this time.
-pub fn created_ms(run: RunId) -> i64 {
-    let created = run.0.get_timestamp().map_or((0, 0), |time| time.to_unix());
-    rows::signed(created.0.saturating_mul(1000) + u64::from(created.1 / 1_000_000))
 }

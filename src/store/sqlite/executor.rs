@@ -6,11 +6,10 @@ use rusqlite::{Connection, named_params};
 use tracing::warn;
 
 use crate::domain::run::RunId;
-use crate::store::sqlite::delete::{self, DeleteProgress, Deletions};
-use crate::store::sqlite::encoded_write::EncodedWrite;
+use crate::store::encoding::encoded_write::EncodedWrite;
+use crate::store::encoding::integers;
+use crate::store::sqlite::delete::{self, DeleteProgress};
 use crate::store::sqlite::error::WriteError;
-use crate::store::sqlite::failed_runs::FailedRuns;
-use crate::store::sqlite::job::Task;
 use crate::store::sqlite::run_inserts::RunInserts;
 use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::UsageRollup;
@@ -19,6 +18,9 @@ use crate::store::sqlite::{
     approvals, attachments, batches, budgets, outbox, push_configs, rows, run_changes, run_inserts,
     schedules, sessions,
 };
+use crate::store::write_queue::deletions::Deletions;
+use crate::store::write_queue::failed_runs::FailedRuns;
+use crate::store::write_queue::job::Task;
 use crate::store::{Change, StoreError};
 
 /// Trees whose last event number is cached. The number of another tree is read from its log.
@@ -47,7 +49,7 @@ impl<'c> Executor<'c> {
         Ok(Self {
             connection,
             sql: Statements::new(connection)?,
-            deletions: Deletions::load(connection)?,
+            deletions: delete::load_deletions(connection)?,
             failed_runs: FailedRuns::default(),
             vacuum: Vacuum::new(connection)?,
             last_seqs: HashMap::new(),
@@ -68,7 +70,7 @@ impl<'c> Executor<'c> {
         self.last_seqs.clear();
         self.inserts.reset();
         self.usage.reset();
-        self.deletions = Deletions::load(self.connection).unwrap_or_default();
+        self.deletions = delete::load_deletions(self.connection).unwrap_or_default();
     }
 
     /// Writes what the tasks of the transaction have added up. Called before its commit.
@@ -204,9 +206,9 @@ impl<'c> Executor<'c> {
         if write.event_count > 0 || write.steps.is_some() || write.turns.is_some() {
             self.sql.insert_entry.execute(named_params! {
                 ":root": rows::id_bytes(&write.root),
-                ":last_seq": rows::signed(last_seq),
+                ":last_seq": integers::signed(last_seq),
                 ":run": rows::id_bytes(&write.run),
-                ":count": rows::signed(write.event_count),
+                ":count": integers::signed(write.event_count),
                 ":events": write.events,
                 ":steps": write.steps,
                 ":turns": write.turns,
@@ -239,7 +241,7 @@ impl<'c> Executor<'c> {
     /// Returns false if the write is to be ignored with its events.
     fn update_run(&mut self, write: &EncodedWrite, last_seq: u64) -> Result<bool, WriteError> {
         let id = rows::id_bytes(&write.run);
-        let last_event = rows::signed(last_seq);
+        let last_event = integers::signed(last_seq);
         if let Change::Create(new_run) = &write.change {
             let (connection, sql) = (self.connection, &mut self.sql);
             self.inserts.insert(connection, sql, new_run, last_event)?;
@@ -321,7 +323,7 @@ impl<'c> Executor<'c> {
             .last_seq
             .query_row(params, |row| row.get("last_seq"))?;
         found
-            .map(rows::unsigned)
+            .map(integers::unsigned)
             .ok_or(WriteError::Rejected(StoreError::RunNotFound(root)))
     }
 

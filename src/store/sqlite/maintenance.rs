@@ -8,10 +8,11 @@ use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
 
 use crate::store::StoreError;
+use crate::store::encoding::{entries, turns};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::files::DATABASE_FILE;
 use crate::store::sqlite::rows::{self, RUN_COLUMNS};
-use crate::store::sqlite::{files, schema, turns};
+use crate::store::sqlite::{files, schema};
 
 /// A check ends after this many findings.
 const MAX_FINDINGS: usize = 100;
@@ -141,7 +142,8 @@ fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Re
             .get_ref("steps")?
             .as_str()
             .map_err(|error| error.to_string());
-        let parsed = parsed.and_then(|text| rows::steps(text).map_err(|error| error.to_string()));
+        let parsed =
+            parsed.and_then(|text| entries::steps(text).map_err(|error| error.to_string()));
         if let Err(error) = parsed {
             match rows::id(row, "run") {
                 Ok(id) => report(format!("a step of {id} cannot be read: {error}")),

@@ -1,13 +1,12 @@
 //! Configurations of push notifications, and the deliveries that they cause.
 
-use jiff::Timestamp;
 use rusqlite::{Connection, Row, named_params};
 
-use crate::domain::event::Event;
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
 use crate::store::StoreError;
+use crate::store::encoding::notified_event::{NotifiedEvent, ROOT_EVENTS};
 use crate::store::push_configs::{MAX_PUSH_CONFIGS, PushConfig, PushTarget};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
@@ -27,36 +26,6 @@ CREATE TABLE push_configs (
 ) WITHOUT ROWID;
 ALTER TABLE deliveries ADD COLUMN push TEXT;
 ";
-
-/// Events of a root run that are states of a task.
-const ROOT_EVENTS: [&str; 4] = [
-    "run.started",
-    "run.completed",
-    "run.failed",
-    "run.cancelled",
-];
-/// An event of any run of the tree that is a state of the task.
-const APPROVAL_REQUESTED: &str = "approval.requested";
-
-/// An event that receivers are notified of.
-#[derive(Clone, Copy, Debug)]
-pub struct NotifiedEvent {
-    pub name: &'static str,
-    pub time: Timestamp,
-}
-
-/// The last event of a write that receivers are notified of.
-pub fn notified_event(root: RunId, events: &[Event]) -> Option<NotifiedEvent> {
-    let mut events = events.iter().rev();
-    let event = events.find(|event| {
-        let name = event.kind.name();
-        name == APPROVAL_REQUESTED || event.run_id == root && ROOT_EVENTS.contains(&name)
-    })?;
-    Some(NotifiedEvent {
-        name: event.kind.name(),
-        time: event.time,
-    })
-}
 
 pub fn list(db: &Connection, run: RunId) -> Result<Vec<PushConfig>, StoreError> {
     let read = || {

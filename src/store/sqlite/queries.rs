@@ -10,13 +10,15 @@ use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::run_excerpt;
 use crate::domain::usage::TreeUsage;
+use crate::store::encoding::definition_cache::Hash;
+use crate::store::encoding::{entries, integers};
 use crate::store::events::EventQuery;
 use crate::store::runs::{ChildCall, PAGE_BYTES, RunFilter, RunPage, SessionQuery, UnfinishedRun};
 use crate::store::sqlite::approvals;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::prepared::Named;
 use crate::store::sqlite::rows::{
-    self, Hash, RESUME_COLUMNS, RUN_COLUMNS, SUMMARY_COLUMNS, USAGE_COLUMNS, UsageColumns,
+    self, RESUME_COLUMNS, RUN_COLUMNS, SUMMARY_COLUMNS, USAGE_COLUMNS, UsageColumns,
 };
 use crate::store::sqlite::search;
 use crate::store::sqlite::sql_parts::{NOT_DELETED, SUBTREE};
@@ -229,7 +231,7 @@ pub fn steps(db: &Connection, id: RunId) -> StoreResult<Vec<Step>> {
         .map_err(store_error)?;
     let mut steps = Vec::new();
     while let Some(row) = found.next().map_err(store_error)? {
-        steps.extend(rows::steps(text_column(row, "steps")?)?);
+        steps.extend(entries::steps(text_column(row, "steps")?)?);
     }
     Ok(steps)
 }
@@ -248,7 +250,7 @@ pub fn events(db: &Connection, query: EventQuery) -> StoreResult<Vec<StoredEvent
     let mut found = sql
         .query(named_params! {
             ":root": rows::id_bytes(&query.root),
-            ":after": rows::signed(query.after),
+            ":after": integers::signed(query.after),
         })
         .map_err(store_error)?;
     let mut events = Vec::new();
@@ -262,9 +264,9 @@ pub fn events(db: &Connection, query: EventQuery) -> StoreResult<Vec<StoredEvent
         {
             continue;
         }
-        let last = rows::unsigned(row.get(columns.last_seq).map_err(store_error)?);
-        let count = rows::unsigned(row.get(columns.count).map_err(store_error)?);
-        let entry = rows::events(run, last, count, text_column(row, columns.events)?);
+        let last = integers::unsigned(row.get(columns.last_seq).map_err(store_error)?);
+        let count = integers::unsigned(row.get(columns.count).map_err(store_error)?);
+        let entry = entries::events(run, last, count, text_column(row, columns.events)?);
         events.extend(entry.skip_while(|event| event.seq <= query.after));
     }
     Ok(events)
@@ -334,7 +336,7 @@ impl SelectQuery {
 
     fn fetch_newest(mut self, db: &Connection, limit: usize) -> StoreResult<Vec<RunId>> {
         self.params
-            .push((":limit", Box::new(rows::signed(limit as u64))));
+            .push((":limit", Box::new(integers::signed(limit as u64))));
         self.sql += " ORDER BY r.id DESC LIMIT :limit";
         let params = self.params.iter();
         let params: Vec<_> = params.map(|(name, value)| (*name, &**value)).collect();

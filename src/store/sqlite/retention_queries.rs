@@ -4,9 +4,10 @@ use rusqlite::{Connection, OptionalExtension, named_params};
 
 use crate::domain::run::{RunId, now};
 use crate::store::StoreError;
+use crate::store::encoding::{clock_skew, integers};
 use crate::store::retention::{Cutoff, ExpiredPage, ExpiredQuery, NthNewestQuery};
 use crate::store::sqlite::error::store_error;
-use crate::store::sqlite::{delete, rows};
+use crate::store::sqlite::rows;
 
 /// Largest number of roots that one page reads.
 const MAX_SCANNED_ROOTS: u32 = 256;
@@ -44,7 +45,7 @@ pub fn expired_roots(db: &Connection, query: ExpiredQuery) -> Result<ExpiredPage
     let mut last = None;
     while let Some(row) = found.next().map_err(store_error)? {
         let id = rows::id(row, "id").map_err(store_error)?;
-        let created_ms = delete::created_ms(id);
+        let created_ms = clock_skew::created_ms(id);
         let is_expired = match query.cutoff {
             // A run that was accepted later cannot have ended before, unless the clock was set back since.
             Cutoff::EndedBefore(time)
@@ -74,7 +75,7 @@ pub fn expired_roots(db: &Connection, query: ExpiredQuery) -> Result<ExpiredPage
 
 pub fn nth_newest(db: &Connection, query: NthNewestQuery) -> Result<Option<RunId>, StoreError> {
     let before = query.before.map_or([0xff; 16], |id| *rows::id_bytes(&id));
-    let offset = rows::signed(query.offset as u64);
+    let offset = integers::signed(query.offset as u64);
     db.prepare_cached(NTH_NEWEST_ENDED)
         .and_then(|mut sql| {
             let params = named_params! {

@@ -1,26 +1,18 @@
 //! Converts runs, steps and events to columns and back.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use rusqlite::types::{FromSql, ToSqlOutput, Type, ValueRef};
 use rusqlite::{Row, RowIndex, Statement};
-use serde::Deserialize;
 
 use crate::domain::content::Content;
-use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId, now};
 use crate::domain::usage::{Cost, ModelUsage, TokenUsage, TreeUsage, Usage};
-use crate::domain::warning::RunWarning;
-use crate::store::{ClaimedRun, ResumeState, Step, StoreError};
+use crate::store::encoding::definition_cache::Hash;
+use crate::store::encoding::{integers, run_values};
+use crate::store::{ClaimedRun, ResumeState};
 use crate::workdirs::file_id::FileId;
-
-/// An input up to this size, with the task of a child run, is stored in the run's own row.
-pub const MAX_INLINE_INPUT_BYTES: usize = 1024;
-
-/// About the bytes of a part of an input, without its text.
-const PART_BYTES: usize = 160;
 
 /// Declares the columns of a SELECT, each with a name and its SQL. The select list is made from the same table as the names
 /// with which [`run`] reads it, so a column is found without a look-up.
@@ -122,9 +114,6 @@ pub const RESUME_COLUMNS: &str = "r.definition AS definition, r.deadline_at AS d
      r.workdir_device AS workdir_device, r.workdir_inode AS workdir_inode, \
      r.model_usage AS model_usage";
 
-/// The SHA-256 of a definition's text, which is its key in the table.
-pub type Hash = [u8; 32];
-
 /// What [`usage`] reads for [`UsageColumns::find`], from `runs AS r`.
 pub const USAGE_COLUMNS: &str = "r.input_tokens AS input_tokens, r.output_tokens AS output_tokens, \
      r.cache_read_tokens AS cache_read_tokens, r.cache_write_tokens AS cache_write_tokens, \
@@ -135,7 +124,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
     use RunColumn as C;
     let tree = match get::<Option<i64>>(row, C::TreeRuns)? {
         Some(runs) => TreeUsage {
-            runs: unsigned(runs),
+            runs: integers::unsigned(runs),
             usage: usage(row, &TREE_USAGE)?,
         },
         None => TreeUsage::default(),
@@ -175,7 +164,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         started_at: time(row, C::StartedAt as usize)?,
         finished_at: time(row, C::FinishedAt as usize)?,
         waited_ms: waited_ms(row)?,
-        last_event: unsigned(get(row, C::LastEvent)?),
+        last_event: integers::unsigned(get(row, C::LastEvent)?),
         waiting_for: json(row, C::WaitingFor as usize)?,
         pending_approvals: Vec::new(),
         is_cut: false,
@@ -198,16 +187,6 @@ fn input(row: &Row<'_>, column: usize) -> rusqlite::Result<Content> {
     }
 }
 
-/// Whether the input and the task are stored in the run's own row.
-pub fn is_inline_input(run: &Run) -> bool {
-    let parts = run
-        .input
-        .parts()
-        .map_or(0, |parts| parts.len() * PART_BYTES);
-    let task = run.task.as_ref().map_or(0, String::len);
-    run.input.text_bytes() + parts + task <= MAX_INLINE_INPUT_BYTES
-}
-
 pub fn input_value(input: &Content) -> ToSqlOutput<'_> {
     match input {
         Content::Text(text) => ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes())),
@@ -222,11 +201,11 @@ pub fn input_value(input: &Content) -> ToSqlOutput<'_> {
 fn waited_ms(row: &Row<'_>) -> rusqlite::Result<u64> {
     let before = get::<Option<i64>>(row, RunColumn::Waited)?.unwrap_or(0);
     let Some(since) = get::<Option<i64>>(row, RunColumn::WaitingSince)? else {
-        return Ok(unsigned(before));
+        return Ok(integers::unsigned(before));
     };
     let end = get::<Option<i64>>(row, RunColumn::FinishedAt)?;
     let end = end.unwrap_or_else(|| now().as_millisecond());
-    Ok(unsigned(before + (end - since).max(0)))
+    Ok(integers::unsigned(before + (end - since).max(0)))
 }
 
 /// Reads [`RESUME_COLUMNS`]; `None` if an older version accepted the run.
@@ -238,7 +217,7 @@ pub fn definition_hash(row: &Row<'_>) -> rusqlite::Result<Option<Hash>> {
 pub fn resume_state(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<ResumeState> {
     let count = |column: &str| {
         let count = row.get::<_, Option<i64>>(column)?;
-        Ok::<_, rusqlite::Error>(count.map_or(0, unsigned))
+        Ok::<_, rusqlite::Error>(count.map_or(0, integers::unsigned))
     };
     let seconds = count("deadline_seconds")?;
     Ok(ResumeState {
@@ -324,7 +303,7 @@ impl UsageColumns {
 }
 
 pub fn usage(row: &Row<'_>, columns: &UsageColumns) -> rusqlite::Result<Usage> {
-    let count = |column: usize| row.get::<_, i64>(column).map(unsigned);
+    let count = |column: usize| row.get::<_, i64>(column).map(integers::unsigned);
     Ok(Usage {
         tokens: TokenUsage {
             input: count(columns.input_tokens)?,
@@ -337,73 +316,15 @@ pub fn usage(row: &Row<'_>, columns: &UsageColumns) -> rusqlite::Result<Usage> {
         tool_calls: count(columns.tool_calls)?,
         cost: row
             .get::<_, Option<i64>>(columns.cost)?
-            .map(|cost| Cost(unsigned(cost))),
+            .map(|cost| Cost(integers::unsigned(cost))),
         unreported: count(columns.unreported)?,
     })
-}
-
-/// Usage as columns.
-pub struct UsageValues {
-    pub input_tokens: i64,
-    pub output_tokens: i64,
-    pub cache_read_tokens: i64,
-    pub cache_write_tokens: i64,
-    pub model_calls: i64,
-    pub tool_calls: i64,
-    pub cost: Option<i64>,
-    pub unreported: i64,
-}
-
-impl From<&Usage> for UsageValues {
-    fn from(usage: &Usage) -> Self {
-        Self {
-            input_tokens: signed(usage.tokens.input),
-            output_tokens: signed(usage.tokens.output),
-            cache_read_tokens: signed(usage.tokens.cache_read),
-            cache_write_tokens: signed(usage.tokens.cache_write),
-            model_calls: signed(usage.model_calls),
-            tool_calls: signed(usage.tool_calls),
-            cost: usage.cost.map(|cost| signed(cost.0)),
-            unreported: signed(usage.unreported),
-        }
-    }
-}
-
-/// `None` if there are no labels.
-pub fn labels_value(labels: &BTreeMap<String, String>) -> Option<String> {
-    (!labels.is_empty()).then(|| serde_json::to_string(labels).unwrap_or_default())
-}
-
-pub fn labels(text: Option<&str>) -> BTreeMap<String, String> {
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default()
-}
-
-/// The usage of several models as JSON; `None` if there are none.
-pub fn model_usage_value(models: &[ModelUsage]) -> Option<String> {
-    (!models.is_empty()).then(|| serde_json::to_string(models).unwrap_or_default())
-}
-
-pub fn model_usage(text: Option<&str>) -> Vec<ModelUsage> {
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default()
 }
 
 /// [`RESUME_COLUMNS`]: the usage of a run by model, without tool calls; empty before the first reply.
 pub fn resumed_models(row: &Row<'_>, run: &Run) -> rusqlite::Result<Vec<ModelUsage>> {
     let stored: Option<String> = row.get("model_usage")?;
-    let models = model_usage(stored.as_deref());
-    let has_usage = run.usage.model_calls > 0 || run.usage.unreported > 0;
-    Ok(match models.is_empty() && has_usage {
-        true => vec![ModelUsage {
-            model: run.model.clone(),
-            usage: Usage {
-                tool_calls: 0,
-                ..run.usage
-            },
-        }],
-        false => models,
-    })
+    Ok(run_values::resumed_models(stored.as_deref(), run))
 }
 
 pub fn id_bytes(id: &RunId) -> &[u8; 16] {
@@ -417,88 +338,6 @@ pub fn run_id(row: &Row<'_>) -> rusqlite::Result<RunId> {
 
 pub fn id(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<RunId> {
     row.get(column).map(from_bytes)
-}
-
-/// SQLite's integers are signed: a larger count becomes the largest of them.
-pub fn signed(count: u64) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-/// A negative number becomes 0.
-pub fn unsigned(count: i64) -> u64 {
-    u64::try_from(count).unwrap_or(0)
-}
-
-/// The warnings of a run as JSON.
-pub fn warnings_value(warnings: Option<&[RunWarning]>) -> Result<Option<String>, StoreError> {
-    let json = warnings.map(serde_json::to_string).transpose();
-    json.map_err(|error| StoreError::Backend(format!("a warning could not be written: {error}")))
-}
-
-/// The steps of an entry as JSON; `None` if there are none.
-pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
-    if steps.is_empty() {
-        return Ok(None);
-    }
-    serde_json::to_string(steps)
-        .map(Some)
-        .map_err(|error| StoreError::Backend(format!("a step could not be written: {error}")))
-}
-
-pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
-    serde_json::from_str(text)
-        .map_err(|error| StoreError::Corrupt(format!("a stored step could not be read: {error}")))
-}
-
-/// The events of an entry, one a line: the name, a space, and the JSON without a number. `None` if there are none.
-// serde_json writes no line breaks, and event names have no spaces.
-pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
-    if events.is_empty() {
-        return Ok(None);
-    }
-    let mut lines = Vec::with_capacity(events.len() * 320);
-    for event in events {
-        lines.extend_from_slice(event.kind.name().as_bytes());
-        lines.push(b' ');
-        serde_json::to_writer(&mut lines, event).map_err(|error| {
-            StoreError::Backend(format!("an event could not be written: {error}"))
-        })?;
-        lines.push(b'\n');
-    }
-    String::from_utf8(lines)
-        .map(Some)
-        .map_err(|error| StoreError::Backend(format!("an event could not be written: {error}")))
-}
-
-/// The agent and the depth of the run whose events these are.
-pub fn event_agent(lines: &str) -> Option<(String, u8)> {
-    #[derive(Deserialize)]
-    struct EventAgent {
-        agent: String,
-        depth: u8,
-    }
-    let (_, json) = lines.lines().next()?.split_once(' ')?;
-    let event: EventAgent = serde_json::from_str(json).ok()?;
-    Some((event.agent, event.depth))
-}
-
-/// The numbered events of an entry; `last_seq` is the number of the last.
-pub fn events(
-    run_id: RunId,
-    last_seq: u64,
-    count: u64,
-    lines: &str,
-) -> impl Iterator<Item = StoredEvent> {
-    let first = last_seq.saturating_sub(count) + 1;
-    lines.lines().zip(first..).map(move |(line, seq)| {
-        let (name, json) = line.split_once(' ').unwrap_or((line, "{}"));
-        StoredEvent {
-            seq,
-            run_id,
-            name: name.to_owned(),
-            data: event::with_seq(seq, json),
-        }
-    })
 }
 
 fn from_bytes(bytes: [u8; 16]) -> RunId {
@@ -536,30 +375,9 @@ fn conversion_error(column: usize, reason: &'static str) -> rusqlite::Error {
 
 #[cfg(test)]
 mod tests {
-    use crate::domain::event::{Event, EventKind};
-    use crate::domain::run::{RunId, now};
-
     #[test]
     fn a_summary_reads_one_character_more_than_the_limit() {
         let cut = format!("1, {})", crate::store::runs::TASK_CHARS + 1);
         assert!(super::SUMMARY_COLUMNS.contains(&cut));
-    }
-
-    #[test]
-    fn agent_and_depth_are_read_from_stored_events() {
-        let id = RunId::new();
-        let event = Event {
-            run_id: id,
-            root_id: id,
-            depth: 2,
-            agent: "reader of \"files\"".into(),
-            time: now(),
-            kind: EventKind::RunCancelled {
-                reason: String::new(),
-            },
-        };
-        let lines = super::events_value(&[event]).expect("lines");
-        let event_agent = lines.as_deref().and_then(super::event_agent);
-        assert_eq!(event_agent, Some(("reader of \"files\"".to_owned(), 2)));
     }
 }

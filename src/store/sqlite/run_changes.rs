@@ -3,9 +3,11 @@
 use rusqlite::named_params;
 
 use crate::domain::run::Outcome;
-use crate::store::sqlite::rows::{self, UsageValues};
+use crate::store::encoding::ended_runs::EndedRun;
+use crate::store::encoding::integers;
+use crate::store::encoding::run_values::{self, UsageValues};
 use crate::store::sqlite::statements::Statements;
-use crate::store::sqlite::usage_rollup::{EndedRow, EndedRun};
+use crate::store::sqlite::usage_rollup;
 use crate::store::{Change, FinishedRun, Progress};
 
 /// Applies a change, and raises the run's last event to `last_event` if that is greater. Returns the number of rows that
@@ -26,7 +28,7 @@ pub fn update(
             ":last_event": last_event,
             ":started_at": at.as_millisecond(),
             ":deadline_at": deadline.0.as_millisecond(),
-            ":deadline_seconds": rows::signed(deadline.1),
+            ":deadline_seconds": integers::signed(deadline.1),
         }),
         Change::Pause { since, waiting_for } => sql.pause_run.execute(named_params! {
             ":id": id,
@@ -38,7 +40,7 @@ pub fn update(
             ":id": id,
             ":last_event": last_event,
             ":deadline_at": deadline.0.as_millisecond(),
-            ":deadline_seconds": rows::signed(deadline.1),
+            ":deadline_seconds": integers::signed(deadline.1),
         }),
         Change::Resume => sql.resume_run.execute(only_event),
         Change::Unchanged => sql.update_last_event.execute(only_event),
@@ -80,7 +82,7 @@ fn update_progress(
         ":tool_calls": usage.tool_calls,
         ":cost": usage.cost,
         ":unreported": usage.unreported,
-        ":model_usage": rows::model_usage_value(&progress.models),
+        ":model_usage": run_values::model_usage_value(&progress.models),
     })
 }
 
@@ -127,7 +129,7 @@ pub fn finish(
         ":partial_content": partial,
         ":error": error,
         ":cancel_reason": reason,
-        ":tree_runs": rows::signed(finished.tree_usage.runs),
+        ":tree_runs": integers::signed(finished.tree_usage.runs),
         ":tree_input_tokens": tree.input_tokens,
         ":tree_output_tokens": tree.output_tokens,
         ":tree_cache_read_tokens": tree.cache_read_tokens,
@@ -139,13 +141,13 @@ pub fn finish(
         ":structured": is_structured.then_some(true),
         ":completion_status": finished.completion_status,
         ":messages": finished.messages,
-        ":model_usage": rows::model_usage_value(&progress.models),
+        ":model_usage": run_values::model_usage_value(&progress.models),
     };
     if sql.finish_run.execute(params)? == 0 {
         return Ok(None);
     }
     let row = sql
         .ended_run
-        .query_row(named_params! {":id": id}, EndedRow::read)?;
+        .query_row(named_params! {":id": id}, usage_rollup::read_ended_row)?;
     Ok(row.map(|row| row.ended(finished)))
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use rusqlite::{Connection, ErrorCode, named_params};
 
 use crate::domain::run::{Run, RunId, now};
-use crate::store::sqlite::clock::ClockSkew;
-use crate::store::sqlite::definition_cache::{self, DefinitionCache};
-use crate::store::sqlite::delete;
+use crate::store::encoding::clock_skew::{self, ClockSkew};
+use crate::store::encoding::definition_cache::{self, DefinitionCache, Hash};
+use crate::store::encoding::integers;
+use crate::store::encoding::run_values::{self, UsageValues};
 use crate::store::sqlite::error::WriteError;
-use crate::store::sqlite::rows::{self, Hash, UsageValues};
 use crate::store::sqlite::statements::Statements;
+use crate::store::sqlite::{clock, rows};
 use crate::store::{IdempotencyClaim, NewRun, ResumeState, StoreError};
 
 /// What the writer remembers from one new run to the next, so that most of them write neither a definition nor a skew.
@@ -23,7 +24,7 @@ impl RunInserts {
     pub fn new(connection: &Connection) -> rusqlite::Result<Self> {
         Ok(Self {
             definition_cache: DefinitionCache::default(),
-            clock_skew: ClockSkew::read(connection)?,
+            clock_skew: clock::read(connection)?,
         })
     }
 
@@ -51,7 +52,7 @@ impl RunInserts {
         let definition = self.store_definition(sql, &resume_state.definition, run.id)?;
         insert_row(sql, run, resume_state, definition, last_event)?;
         let id = rows::id_bytes(&run.id);
-        if !rows::is_inline_input(run) {
+        if !run_values::is_inline_input(run) {
             sql.insert_text.execute(named_params! {
                 ":run": id,
                 ":input": rows::input_value(&run.input),
@@ -73,12 +74,12 @@ impl RunInserts {
         let created_ms = run.created_at.as_millisecond();
         let skew = self
             .clock_skew
-            .including(delete::created_ms(run.id), created_ms);
+            .including(clock_skew::created_ms(run.id), created_ms);
         if skew != self.clock_skew {
             // After a rollback the stored skew is unknown, and it must not shrink.
-            let stored = ClockSkew::read(connection)?;
+            let stored = clock::read(connection)?;
             self.clock_skew = stored.max(skew);
-            self.clock_skew.write(connection)?;
+            clock::write(connection, self.clock_skew)?;
         }
         Ok(())
     }
@@ -90,7 +91,7 @@ impl RunInserts {
         text: &Arc<str>,
         run: RunId,
     ) -> rusqlite::Result<Hash> {
-        let accepted_ms = delete::created_ms(run);
+        let accepted_ms = clock_skew::created_ms(run);
         if let Some(hash) = self.definition_cache.get(text, accepted_ms) {
             return Ok(hash);
         }
@@ -113,7 +114,7 @@ fn insert_row(
     definition: Hash,
     last_event: i64,
 ) -> Result<(), WriteError> {
-    let is_inline = rows::is_inline_input(run);
+    let is_inline = run_values::is_inline_input(run);
     let usage = UsageValues::from(&run.usage);
     let webhooks = Some(&resume_state.webhooks).filter(|webhooks| !webhooks.is_empty());
     let inserted = sql.insert_run.execute(named_params! {
@@ -143,15 +144,15 @@ fn insert_row(
         ":tool_call_id": run.tool_call_id,
         ":label": run.label,
         ":completion_status": run.completion_status,
-        ":labels": rows::labels_value(&run.labels),
+        ":labels": run_values::labels_value(&run.labels),
         ":cancel_reason": run.cancel_reason,
         ":input": is_inline.then(|| rows::input_value(&run.input)),
         ":task": run.task.as_ref().filter(|_| is_inline),
         ":owner": run.owner,
         ":definition": definition,
         ":deadline_at": resume_state.deadline.map(|(at, _)| at.as_millisecond()),
-        ":deadline_seconds": resume_state.deadline.map(|(_, bound)| rows::signed(bound)),
-        ":timeout": rows::signed(resume_state.timeout),
+        ":deadline_seconds": resume_state.deadline.map(|(_, bound)| integers::signed(bound)),
+        ":timeout": integers::signed(resume_state.timeout),
         ":stream": resume_state.stream,
         ":webhook": webhooks.map(|webhooks| serde_json::to_string(webhooks).unwrap_or_default()),
         ":session": run.session,

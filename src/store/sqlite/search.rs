@@ -10,6 +10,8 @@ use uuid::Uuid;
 use crate::domain::run::{RunId, Status};
 use crate::domain::usage::Cost;
 use crate::store::StoreError;
+use crate::store::encoding::clock_skew::CreatedRange;
+use crate::store::encoding::integers;
 use crate::store::runs::RunFilter;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::{clock, rows};
@@ -88,13 +90,13 @@ fn run_id(id: u128) -> RunId {
 struct IdRange {
     newest: u128,
     oldest: u128,
-    times: clock::CreatedRange,
+    times: CreatedRange,
 }
 
 impl IdRange {
     /// `None` if no id can match.
     fn new(db: &Connection, filter: &RunFilter) -> StoreResult<Option<Self>> {
-        let times = clock::CreatedRange::new(db, filter.since, filter.until)?;
+        let times = clock::created_range(db, filter.since, filter.until)?;
         let before = filter.before.map_or(u128::MAX, |id| id.0.as_u128());
         let before = before.min(times.end_id().unwrap_or(u128::MAX));
         let Some(newest) = before.checked_sub(1) else {
@@ -421,7 +423,7 @@ fn may_cost(row: &Row<'_>, min_cost: Option<Cost>) -> rusqlite::Result<bool> {
     };
     let has_ended = row.get::<_, Option<i64>>("finished_at")?.is_some();
     let cost = row.get::<_, Option<i64>>("tree_cost")?;
-    let is_enough = cost.is_some_and(|cost| Cost(rows::unsigned(cost)) >= min_cost);
+    let is_enough = cost.is_some_and(|cost| Cost(integers::unsigned(cost)) >= min_cost);
     Ok(!has_ended || is_enough)
 }
 
@@ -496,7 +498,7 @@ impl IdCursor {
 
     fn fetch(&mut self, db: &Connection, max_id: u128, cost: &mut u32) -> StoreResult<()> {
         let mut sql = db.prepare_cached(self.sql).map_err(store_error)?;
-        let (max_id, limit) = (max_id.to_be_bytes(), rows::signed(self.batch as u64));
+        let (max_id, limit) = (max_id.to_be_bytes(), integers::signed(self.batch as u64));
         let own = self.params.iter();
         let mut params: Vec<(&str, &dyn ToSql)> =
             own.map(|(name, value)| (*name, value as _)).collect();

@@ -5,23 +5,15 @@ use rusqlite::{Connection, Row, named_params};
 
 use crate::domain::run::RunId;
 use crate::store::StoreError;
+use crate::store::encoding::integers;
 use crate::store::sessions::{SessionListQuery, SessionPage, SessionRecord};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
+use crate::store::write_queue::job::ForgetProgress;
 
 /// Runs that lose their session's name in one transaction.
 const PART_RUNS: u32 = 256;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForgetProgress {
-    /// No run had the name.
-    NotFound = 0,
-    /// No run has the name any more.
-    Done = 1,
-    /// More runs have the name.
-    More = 2,
-}
 
 /// A page of sessions, sorted by name.
 pub fn list(db: &Connection, query: &SessionListQuery) -> Result<SessionPage, StoreError> {
@@ -67,7 +59,7 @@ fn record(row: &Row<'_>, name: String) -> rusqlite::Result<SessionRecord> {
         Ok::<_, rusqlite::Error>(time.unwrap_or(Timestamp::UNIX_EPOCH))
     };
     Ok(SessionRecord {
-        runs: rows::unsigned(row.get("runs")?),
+        runs: integers::unsigned(row.get("runs")?),
         last_run: rows::id(row, "last")?,
         last_agent: row.get("agent")?,
         created_at: time("created_at")?,

@@ -3,10 +3,11 @@
 use rusqlite::{Connection, Row, named_params};
 
 use crate::domain::run::Status;
+use crate::store::encoding::ended_runs::EndedRun;
 use crate::store::sqlite::rows::{self, USAGE_COLUMNS, UsageColumns};
 use crate::store::sqlite::sql_parts::ENDED_COLUMNS;
 use crate::store::sqlite::statements::Statements;
-use crate::store::sqlite::usage_rollup::{EndedRow, EndedRun, UsageRollup};
+use crate::store::sqlite::usage_rollup::{self, UsageRollup};
 
 /// Only the newest runs are counted, so that a migration takes seconds.
 const MAX_RUNS: u32 = 500_000;
@@ -37,7 +38,7 @@ pub fn fill(db: &Connection) -> rusqlite::Result<()> {
 fn ended_run(row: &Row<'_>, columns: &UsageColumns) -> rusqlite::Result<EndedRun> {
     let status: String = row.get("status")?;
     Ok(EndedRun {
-        row: EndedRow::read(row)?,
+        row: usage_rollup::read_ended_row(row)?,
         status: status.parse().unwrap_or(Status::Completed),
         finished_at: row.get("finished_at")?,
         usage: rows::usage(row, columns)?,

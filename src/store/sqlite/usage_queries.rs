@@ -9,8 +9,8 @@ use rusqlite::{Connection, Row, named_params};
 use crate::domain::calendar::{self, QUARTERS_PER_DAY, quarter_from, quarter_of, quarter_start};
 use crate::domain::usage_sums::{DamagedSums, UsageSums};
 use crate::store::StoreError;
+use crate::store::encoding::run_values;
 use crate::store::sqlite::error::store_error;
-use crate::store::sqlite::rows;
 use crate::store::usage::{UsageDimension, UsageQuery, UsageReport, UsageRow};
 
 /// Shorter periods are read by quarter hours only.
@@ -223,8 +223,8 @@ fn series_values(row: &Row<'_>, query: &UsageQuery) -> rusqlite::Result<Option<V
     }
     let is_label = |by: &UsageDimension| matches!(by, UsageDimension::Label(_));
     let labels = match query.labels.is_empty() && !query.by.iter().any(is_label) {
-        true => rows::labels(None),
-        false => rows::labels(row.get_ref("labels")?.as_str().ok()),
+        true => run_values::labels(None),
+        false => run_values::labels(row.get_ref("labels")?.as_str().ok()),
     };
     let has_label = |(name, value): &(String, String)| labels.get(name) == Some(value);
     if !query.labels.iter().all(has_label) {

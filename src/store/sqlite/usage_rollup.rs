@@ -8,10 +8,12 @@ use rusqlite::{Row, named_params};
 use tracing::error;
 
 use crate::domain::calendar::{QUARTERS_PER_DAY, quarter_of};
-use crate::domain::run::{RunId, Status};
-use crate::domain::usage::{ModelUsage, Usage};
+use crate::domain::run::RunId;
 use crate::domain::usage_sums::UsageSums;
-use crate::store::FinishedRun;
+use crate::store::encoding::ended_runs::{
+    EndedRow, EndedRun, LABEL_PREFIX, LABELS, MODEL, RootRow, SESSION, Series,
+};
+use crate::store::encoding::run_values;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
 use crate::store::usage::{MAX_LABEL_NAMES, MAX_SESSIONS, MAX_VALUES, OTHER};
@@ -20,49 +22,6 @@ use crate::store::usage::{MAX_LABEL_NAMES, MAX_SESSIONS, MAX_VALUES, OTHER};
 const MAX_CACHED: usize = 4_096;
 /// Rows of each table that one part of a trim removes.
 const TRIM_ROWS: u32 = 256;
-
-/// Names in `usage_values`: sessions, models, names of labels, and, with the label's name, the values of a label.
-const SESSION: &str = "session";
-const MODEL: &str = "model";
-const LABELS: &str = "labels";
-const LABEL_PREFIX: &str = "label.";
-
-/// What is counted of an ended run.
-pub struct EndedRow {
-    is_child: bool,
-    agent: String,
-    model: String,
-    models: Option<String>,
-    started_at: Option<i64>,
-    root: RootRow,
-}
-
-/// What a root's row has for all runs of its tree.
-struct RootRow {
-    created_at: i64,
-    owner: Option<String>,
-    session: Option<String>,
-    labels: Option<String>,
-}
-
-/// An ended run, as it is counted.
-pub struct EndedRun {
-    pub row: EndedRow,
-    pub status: Status,
-    pub finished_at: i64,
-    pub usage: Usage,
-}
-
-/// What a sum is about. Empty texts stand for absent values.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Series {
-    owner: String,
-    session: String,
-    /// A JSON object with sorted names.
-    labels: String,
-    agent: String,
-    model: String,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct RowKey {
@@ -83,40 +42,6 @@ pub struct UsageRollup {
     value_counts: HashMap<(String, String), usize>,
 }
 
-impl EndedRow {
-    pub fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self {
-            root: RootRow::read(row)?,
-            is_child: row.get(4)?,
-            agent: row.get(5)?,
-            model: row.get(6)?,
-            models: row.get(7)?,
-            started_at: row.get(8)?,
-        })
-    }
-
-    pub fn ended(self, finished: &FinishedRun) -> EndedRun {
-        EndedRun {
-            row: self,
-            status: finished.outcome.status(),
-            finished_at: finished.finished_at.as_millisecond(),
-            usage: finished.progress.usage,
-        }
-    }
-}
-
-impl RootRow {
-    /// By position: a search for the names would take longer than the rest.
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self {
-            created_at: row.get(0)?,
-            owner: row.get(1)?,
-            session: row.get(2)?,
-            labels: row.get(3)?,
-        })
-    }
-}
-
 impl UsageRollup {
     /// Discards what is cached of a transaction that was rolled back.
     pub fn reset(&mut self) {
@@ -128,49 +53,16 @@ impl UsageRollup {
         &mut self,
         sql: &mut Statements<'_>,
         root: RunId,
-        ended: EndedRun,
+        mut ended: EndedRun,
     ) -> rusqlite::Result<()> {
-        let EndedRun {
-            row,
-            status,
-            finished_at,
-            usage,
-        } = ended;
-        let root_row = match row.is_child {
-            false => row.root,
-            true => {
-                let params = named_params! {":id": rows::id_bytes(&root)};
-                match sql.usage_root.query_row(params, RootRow::read)? {
-                    Some(root_row) => root_row,
-                    None => return Ok(()),
-                }
+        if ended.row.is_child {
+            let params = named_params! {":id": rows::id_bytes(&root)};
+            match sql.usage_root.query_row(params, read_root_row)? {
+                Some(root_row) => ended.row.root = root_row,
+                None => return Ok(()),
             }
-        };
-        let created_at = Timestamp::from_millisecond(root_row.created_at).unwrap_or_default();
-        let quarter = quarter_of(created_at);
-        let mut models = rows::model_usage(row.models.as_deref());
-        let mut own = own_sums(&row.model, usage, &mut models);
-        own.runs = 1;
-        own.roots = i128::from(!row.is_child);
-        own.failed = i128::from(status == Status::Failed);
-        own.cancelled = i128::from(status == Status::Cancelled);
-        if let Some(started_at) = row.started_at {
-            let milliseconds = finished_at.saturating_sub(started_at);
-            own.durations.add(rows::unsigned(milliseconds));
         }
-        let mut series = Series {
-            owner: root_row.owner.unwrap_or_default(),
-            session: root_row.session.unwrap_or_default(),
-            labels: root_row.labels.unwrap_or_default(),
-            agent: row.agent,
-            model: row.model,
-        };
-        self.add(sql, quarter, &series, &own)?;
-        for ModelUsage { model, usage } in models {
-            series.model = model;
-            self.add(sql, quarter, &series, &sums_of(&usage))?;
-        }
-        Ok(())
+        ended.for_each_sum(|quarter, series, sums| self.add(sql, quarter, series, sums))
     }
 
     fn add(
@@ -295,7 +187,7 @@ impl UsageRollup {
         let session = keep(SESSION, &series.session, MAX_SESSIONS)?;
         let model = keep(MODEL, &series.model, MAX_VALUES)?;
         let mut labels = BTreeMap::new();
-        for (name, value) in rows::labels(Some(&series.labels)) {
+        for (name, value) in run_values::labels(Some(&series.labels)) {
             if keep(LABELS, &name, MAX_LABEL_NAMES)? == name {
                 let value = keep(&format!("{LABEL_PREFIX}{name}"), &value, MAX_VALUES)?;
                 labels.insert(name, value);
@@ -304,7 +196,7 @@ impl UsageRollup {
         Ok(Series {
             owner: series.owner.clone(),
             session,
-            labels: rows::labels_value(&labels).unwrap_or_default(),
+            labels: run_values::labels_value(&labels).unwrap_or_default(),
             agent: series.agent.clone(),
             model,
         })
@@ -344,48 +236,6 @@ impl UsageRollup {
     }
 }
 
-/// The sums of a run's usage without that of other models than its last. Leaves those in `models`.
-fn own_sums(model: &str, usage: Usage, models: &mut Vec<ModelUsage>) -> UsageSums {
-    let mut own = sums_of(&usage);
-    if models.is_empty() {
-        return own;
-    }
-    let last = models.iter().position(|it| it.model == model);
-    let last = last.map(|at| models.remove(at).usage).unwrap_or_default();
-    own.priced = i128::from(last.cost.is_some());
-    own.reasoning_tokens = last.tokens.reasoning.into();
-    for other in models.iter() {
-        let others = sums_of(&other.usage);
-        own.input_tokens = (own.input_tokens - others.input_tokens).max(0);
-        own.output_tokens = (own.output_tokens - others.output_tokens).max(0);
-        own.cache_read_tokens = (own.cache_read_tokens - others.cache_read_tokens).max(0);
-        own.cache_write_tokens = (own.cache_write_tokens - others.cache_write_tokens).max(0);
-        own.model_calls = (own.model_calls - others.model_calls).max(0);
-        own.cost = (own.cost - others.cost).max(0);
-        own.unreported = (own.unreported - others.unreported).max(0);
-    }
-    own
-}
-
-fn sums_of(usage: &Usage) -> UsageSums {
-    // As the run's row has them.
-    let number = |count: u64| i128::from(rows::signed(count));
-    let tokens = &usage.tokens;
-    UsageSums {
-        input_tokens: number(tokens.input),
-        output_tokens: number(tokens.output),
-        cache_read_tokens: number(tokens.cache_read),
-        cache_write_tokens: number(tokens.cache_write),
-        reasoning_tokens: number(tokens.reasoning),
-        model_calls: number(usage.model_calls),
-        tool_calls: number(usage.tool_calls),
-        cost: usage.cost.map_or(0, |cost| number(cost.0)),
-        priced: i128::from(usage.cost.is_some()),
-        unreported: number(usage.unreported),
-        ..UsageSums::default()
-    }
-}
-
 /// A row as stored, empty if there is none.
 fn read_row(sql: &mut Statements<'_>, key: RowKey) -> rusqlite::Result<UsageSums> {
     let statement = match key.is_day {
@@ -402,5 +252,26 @@ fn read_row(sql: &mut Statements<'_>, key: RowKey) -> rusqlite::Result<UsageSums
             error!(error = %error, "The usage of a quarter hour or day is damaged, it is counted from zero: {error}");
             UsageSums::default()
         }
+    })
+}
+
+/// Reads what is counted of an ended run, by position: a search for the names would take longer than the rest.
+pub fn read_ended_row(row: &Row<'_>) -> rusqlite::Result<EndedRow> {
+    Ok(EndedRow {
+        root: read_root_row(row)?,
+        is_child: row.get(4)?,
+        agent: row.get(5)?,
+        model: row.get(6)?,
+        models: row.get(7)?,
+        started_at: row.get(8)?,
+    })
+}
+
+fn read_root_row(row: &Row<'_>) -> rusqlite::Result<RootRow> {
+    Ok(RootRow {
+        created_at: row.get(0)?,
+        owner: row.get(1)?,
+        session: row.get(2)?,
+        labels: row.get(3)?,
     })
 }

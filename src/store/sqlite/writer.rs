@@ -1,29 +1,25 @@
 //! The writer: one thread that takes the queued jobs, commits them together, publishes their events and replies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::Connection;
 use tokio::sync::mpsc::error::TryRecvError;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
 
 use crate::domain::run::RunId;
 use crate::store::StoreError;
-use crate::store::events::{HasSubscribersFn, PublishFn};
-use crate::store::runs::WriteFailedFn;
 use crate::store::sqlite::checkpoint::{self, Checkpointer};
 use crate::store::sqlite::delete::{self, DeleteProgress};
-use crate::store::sqlite::encoded_write::EncodedWrite;
 use crate::store::sqlite::error::{WriteError, is_single_write_error, store_error};
 use crate::store::sqlite::executor::Executor;
 use crate::store::sqlite::files::{OpenFiles, Reserve};
-use crate::store::sqlite::job::{Job, JobResult, Task};
 use crate::store::sqlite::lock::Lock;
-use crate::store::sqlite::rows;
 use crate::store::sqlite::schema::LOCK_TIMEOUT;
+use crate::store::write_queue::callbacks::WriterCallbacks;
+use crate::store::write_queue::job::{Job, JobResult, Task};
 
 /// Jobs that may wait for the writer. A caller with one more waits for a place in the queue.
 pub const MAX_QUEUED_WRITES: usize = 4096;
@@ -39,15 +35,6 @@ pub struct WriterResources {
     pub checkpointer: Checkpointer,
     /// Held until the database is closed.
     pub lock: Lock,
-}
-
-/// What the writer thread calls. None of them may block.
-pub struct WriterCallbacks {
-    pub publish: PublishFn,
-    pub has_subscribers: HasSubscribersFn,
-    /// Notified after a commit that made deliveries due.
-    pub delivery_notify: Arc<Notify>,
-    pub on_write_failed: Arc<OnceLock<WriteFailedFn>>,
 }
 
 /// Serves jobs until it is closed or all senders are dropped. Then it closes the database and releases the lock.
@@ -140,22 +127,10 @@ impl<'c> Writer<'c> {
                 close_request = Some((readers, reply));
             }
             let results = self.commit_batch(&batch);
-            for (job, result) in batch.iter().zip(&results) {
-                publish_all(job, result, callbacks);
-            }
             let is_notifying = self.executor.take_new_notifications();
-            if is_notifying || batch.iter().any(|job| job.task.has_deliveries()) {
-                callbacks.delivery_notify.notify_one();
-            }
             let writes = batch.len();
             let bytes = batch.iter().map(|job| job.task.bytes()).sum();
-            for (job, result) in batch.drain(..).zip(results) {
-                match job.reply {
-                    // The caller may have given up; the write is committed anyway.
-                    Some(reply) => drop(reply.send(result)),
-                    None => report_failed_write(&job.task, result, callbacks),
-                }
-            }
+            callbacks.report(&mut batch, results, is_notifying);
             checkpointer.record_commit(writes, bytes, self.connection);
             if self.reserve.is_disk_full() {
                 checkpoint::checkpoint_now(self.connection);
@@ -190,7 +165,7 @@ impl<'c> Writer<'c> {
 
     /// Removes the next part of a tree that is being deleted, in a transaction of its own.
     fn delete_next_part(&mut self) {
-        let Some(root) = self.executor.deletions.next() else {
+        let Some(root) = self.executor.deletions.next_root() else {
             return;
         };
         match self.commit_deletion(root) {
@@ -309,40 +284,6 @@ impl<'c> Writer<'c> {
     fn mark_failed(&mut self, job: &Job) {
         if let (Task::Write(write), None) = (&job.task, &job.reply) {
             self.executor.failed_runs.insert(write.root);
-        }
-    }
-}
-
-/// Publishes the events of a committed write.
-fn publish_all(job: &Job, result: &JobResult, callbacks: &WriterCallbacks) {
-    let (Task::Write(write), Ok(last_seq)) = (&job.task, result) else {
-        return;
-    };
-    publish_write(write, *last_seq, callbacks);
-    for (other, other_last_seq) in &write.others {
-        publish_write(other, other_last_seq.get(), callbacks);
-    }
-}
-
-fn publish_write(write: &EncodedWrite, last_seq: u64, callbacks: &WriterCallbacks) {
-    let Some(lines) = write.events.as_ref().filter(|_| last_seq > 0) else {
-        return;
-    };
-    if (callbacks.has_subscribers)(write.root) {
-        (callbacks.publish)(
-            write.root,
-            rows::events(write.run, last_seq, write.event_count, lines).collect(),
-        );
-    }
-}
-
-/// Logs a failed fire-and-forget write, and informs the owner of the tree: no caller waits for the result.
-fn report_failed_write(task: &Task, result: JobResult, callbacks: &WriterCallbacks) {
-    if let (Task::Write(write), Err(error)) = (task, result) {
-        let (agent, depth) = write.events.as_deref().and_then(rows::event_agent).unzip();
-        warn!(run.id = %write.run, run.root = %write.root, agent, depth, error = %error, "A step of {} was not recorded: {error}", write.run);
-        if let Some(on_write_failed) = callbacks.on_write_failed.get() {
-            on_write_failed(write.root);
         }
     }
 }

@@ -1,19 +1,20 @@
 //! A write in the form in which it is stored. Callers encode their writes, so the writer thread does not have to.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::domain::attachment::Attachment;
 use crate::domain::run::{Outcome, RunId};
-use crate::store::sqlite::approval_changes::{self, ApprovalChange};
-use crate::store::sqlite::push_configs::{self, NotifiedEvent};
-use crate::store::sqlite::{attachments, rows, turns};
+use crate::store::encoding::approval_changes::{self, ApprovalChange};
+use crate::store::encoding::notified_event::{self, NotifiedEvent};
+use crate::store::encoding::{entries, run_values, turns};
 use crate::store::turn_record::SharedText;
-use crate::store::{Change, NewDelivery, StoreError, Write};
+use crate::store::{Change, NewDelivery, Step, StoreError, Write};
 
-/// SQLite rejects texts above 10⁹ bytes. A write far below that cannot fail for its length in the middle of a batch.
+/// Databases reject values above 10⁹ bytes. A write far below that cannot fail for its length in the middle of a batch.
 const MAX_WRITE_BYTES: usize = 500_000_000;
 
 pub struct EncodedWrite {
@@ -51,14 +52,14 @@ impl EncodedWrite {
             run: write.run,
             root: write.root,
             change: write.change,
-            steps: rows::steps_value(&write.steps)?,
-            events: rows::events_value(&write.events)?,
+            steps: entries::steps_value(&write.steps)?,
+            events: entries::events_value(&write.events)?,
             event_count: write.events.len() as u64,
             approvals: approval_changes::changes(&write.events),
-            attachments: attachments::distinct(&write.steps),
+            attachments: distinct_attachments(&write.steps),
             deliveries: write.deliveries,
-            notified_event: push_configs::notified_event(write.root, &write.events),
-            warnings: rows::warnings_value(write.warnings.as_deref())?,
+            notified_event: notified_event::notified_event(write.root, &write.events),
+            warnings: run_values::warnings_value(write.warnings.as_deref())?,
             turns: turns::turns_value(write.turns)?,
             shared_texts,
             others: Vec::new(),
@@ -108,4 +109,12 @@ impl EncodedWrite {
             _ => 0,
         }
     }
+}
+
+/// The pictures and files in these steps, each once.
+fn distinct_attachments(steps: &[Step]) -> Vec<Attachment> {
+    let all = steps.iter().flat_map(Step::attachments);
+    let mut digests = BTreeSet::new();
+    let new = all.filter(|attachment| digests.insert(attachment.sha256));
+    new.cloned().collect()
 }

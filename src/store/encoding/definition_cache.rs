@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use crate::store::sqlite::rows::Hash;
+/// The SHA-256 of a definition's text, which is its key in the table.
+pub type Hash = [u8; 32];
 
 /// Beyond these limits the cache is cleared; each definition then costs one insert without effect.
 const MAX_ENTRIES: usize = 512;

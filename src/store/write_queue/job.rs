@@ -1,4 +1,4 @@
-//! The jobs of the writer thread.
+//! The jobs of an engine's writer.
 
 use std::thread::JoinHandle;
 
@@ -10,10 +10,10 @@ use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey};
+use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::outbox::AttemptRecord;
 use crate::store::push_configs::PushConfig;
 use crate::store::schedules::{ScheduleChange, ScheduleId};
-use crate::store::sqlite::encoded_write::EncodedWrite;
 
 pub type JobResult = Result<u64, StoreError>;
 
@@ -38,8 +38,7 @@ pub enum Task {
     /// Removes a root with its tree; returns 1, or 0 if it does not exist. Of a large tree only a part is removed at
     /// once. The rest is hidden from readers and removed later.
     Delete(RunId),
-    /// Removes the name of a session (owner and name) from a part of its runs. Returns 0 if no run had it, 1 if none has it
-    /// now, 2 if more runs have it.
+    /// Removes the name of a session (owner and name) from a part of its runs, and returns a [`ForgetProgress`].
     ForgetSession(Option<String>, String),
     /// Removes a few unused definitions and returns a little unused space to the file system. Returns 1 if there may be
     /// more, else 0.
@@ -91,4 +90,15 @@ impl Task {
             _ => 0,
         }
     }
+}
+
+/// The result of [`Task::ForgetSession`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForgetProgress {
+    /// No run had the name.
+    NotFound = 0,
+    /// No run has the name any more.
+    Done = 1,
+    /// More runs have the name.
+    More = 2,
 }

@@ -1,0 +1,97 @@
+//! The steps and the events of an entry: what one write adds to the record.
+
+use serde::Deserialize;
+
+use crate::domain::event::{self, Event, StoredEvent};
+use crate::domain::run::RunId;
+use crate::store::{Step, StoreError};
+
+/// The steps of an entry as JSON; `None` if there are none.
+pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
+    if steps.is_empty() {
+        return Ok(None);
+    }
+    serde_json::to_string(steps)
+        .map(Some)
+        .map_err(|error| StoreError::Backend(format!("a step could not be written: {error}")))
+}
+
+pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
+    serde_json::from_str(text)
+        .map_err(|error| StoreError::Corrupt(format!("a stored step could not be read: {error}")))
+}
+
+/// The events of an entry, one a line: the name, a space, and the JSON without a number. `None` if there are none.
+// serde_json writes no line breaks, and event names have no spaces.
+pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
+    if events.is_empty() {
+        return Ok(None);
+    }
+    let mut lines = Vec::with_capacity(events.len() * 320);
+    for event in events {
+        lines.extend_from_slice(event.kind.name().as_bytes());
+        lines.push(b' ');
+        serde_json::to_writer(&mut lines, event).map_err(|error| {
+            StoreError::Backend(format!("an event could not be written: {error}"))
+        })?;
+        lines.push(b'\n');
+    }
+    String::from_utf8(lines)
+        .map(Some)
+        .map_err(|error| StoreError::Backend(format!("an event could not be written: {error}")))
+}
+
+/// The agent and the depth of the run whose events these are.
+pub fn event_agent(lines: &str) -> Option<(String, u8)> {
+    #[derive(Deserialize)]
+    struct EventAgent {
+        agent: String,
+        depth: u8,
+    }
+    let (_, json) = lines.lines().next()?.split_once(' ')?;
+    let event: EventAgent = serde_json::from_str(json).ok()?;
+    Some((event.agent, event.depth))
+}
+
+/// The numbered events of an entry; `last_seq` is the number of the last.
+pub fn events(
+    run_id: RunId,
+    last_seq: u64,
+    count: u64,
+    lines: &str,
+) -> impl Iterator<Item = StoredEvent> {
+    let first = last_seq.saturating_sub(count) + 1;
+    lines.lines().zip(first..).map(move |(line, seq)| {
+        let (name, json) = line.split_once(' ').unwrap_or((line, "{}"));
+        StoredEvent {
+            seq,
+            run_id,
+            name: name.to_owned(),
+            data: event::with_seq(seq, json),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::domain::event::{Event, EventKind};
+    use crate::domain::run::{RunId, now};
+
+    #[test]
+    fn agent_and_depth_are_read_from_stored_events() {
+        let id = RunId::new();
+        let event = Event {
+            run_id: id,
+            root_id: id,
+            depth: 2,
+            agent: "reader of \"files\"".into(),
+            time: now(),
+            kind: EventKind::RunCancelled {
+                reason: String::new(),
+            },
+        };
+        let lines = super::events_value(&[event]).expect("lines");
+        let event_agent = lines.as_deref().and_then(super::event_agent);
+        assert_eq!(event_agent, Some(("reader of \"files\"".to_owned(), 2)));
+    }
+}

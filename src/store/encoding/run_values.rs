@@ -1,0 +1,94 @@
+//! Values of a run's row: which inputs are in the row itself, usage, labels, models, warnings.
+
+use std::collections::BTreeMap;
+
+use crate::domain::run::Run;
+use crate::domain::usage::{ModelUsage, Usage};
+use crate::domain::warning::RunWarning;
+use crate::store::StoreError;
+use crate::store::encoding::integers::signed;
+
+/// An input up to this size, with the task of a child run, is stored in the run's own row.
+pub const MAX_INLINE_INPUT_BYTES: usize = 1024;
+
+/// About the bytes of a part of an input, without its text.
+const PART_BYTES: usize = 160;
+
+/// Whether the input and the task are stored in the run's own row.
+pub fn is_inline_input(run: &Run) -> bool {
+    let parts = run
+        .input
+        .parts()
+        .map_or(0, |parts| parts.len() * PART_BYTES);
+    let task = run.task.as_ref().map_or(0, String::len);
+    run.input.text_bytes() + parts + task <= MAX_INLINE_INPUT_BYTES
+}
+
+/// Usage as columns.
+pub struct UsageValues {
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+    pub cache_read_tokens: i64,
+    pub cache_write_tokens: i64,
+    pub model_calls: i64,
+    pub tool_calls: i64,
+    pub cost: Option<i64>,
+    pub unreported: i64,
+}
+
+impl From<&Usage> for UsageValues {
+    fn from(usage: &Usage) -> Self {
+        Self {
+            input_tokens: signed(usage.tokens.input),
+            output_tokens: signed(usage.tokens.output),
+            cache_read_tokens: signed(usage.tokens.cache_read),
+            cache_write_tokens: signed(usage.tokens.cache_write),
+            model_calls: signed(usage.model_calls),
+            tool_calls: signed(usage.tool_calls),
+            cost: usage.cost.map(|cost| signed(cost.0)),
+            unreported: signed(usage.unreported),
+        }
+    }
+}
+
+/// `None` if there are no labels.
+pub fn labels_value(labels: &BTreeMap<String, String>) -> Option<String> {
+    (!labels.is_empty()).then(|| serde_json::to_string(labels).unwrap_or_default())
+}
+
+pub fn labels(text: Option<&str>) -> BTreeMap<String, String> {
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
+}
+
+/// The usage of several models as JSON; `None` if there are none.
+pub fn model_usage_value(models: &[ModelUsage]) -> Option<String> {
+    (!models.is_empty()).then(|| serde_json::to_string(models).unwrap_or_default())
+}
+
+pub fn model_usage(text: Option<&str>) -> Vec<ModelUsage> {
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
+}
+
+/// The usage of a run by model, without tool calls, of the stored value; empty before the first reply.
+pub fn resumed_models(stored: Option<&str>, run: &Run) -> Vec<ModelUsage> {
+    let models = model_usage(stored);
+    let has_usage = run.usage.model_calls > 0 || run.usage.unreported > 0;
+    match models.is_empty() && has_usage {
+        true => vec![ModelUsage {
+            model: run.model.clone(),
+            usage: Usage {
+                tool_calls: 0,
+                ..run.usage
+            },
+        }],
+        false => models,
+    }
+}
+
+/// The warnings of a run as JSON.
+pub fn warnings_value(warnings: Option<&[RunWarning]>) -> Result<Option<String>, StoreError> {
+    let json = warnings.map(serde_json::to_string).transpose();
+    json.map_err(|error| StoreError::Backend(format!("a warning could not be written: {error}")))
+}
