@@ -11,3 +11,4 @@ pub mod notified_event;
 pub mod run_values;
 pub mod turn_requests;
 pub mod turns;
+pub mod usage_report;
