@@ -54,6 +54,8 @@ fn main() -> Result<(), StoreError> {
 fn open_in(dir: &std::path::Path) -> Result<Arc<dyn RunStore>, StoreError> {
     let data = Data {
         dir: dir.to_owned(),
+        url: None,
+        cluster: axed::config::cluster::Cluster::default(),
         durability: Durability::Process,
         retention: Retention::default(),
         usage_retention: None,

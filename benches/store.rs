@@ -58,6 +58,8 @@ fn temp_dir(parent: &str) -> tempfile::TempDir {
 fn open_in(dir: &std::path::Path, durability: Durability) -> Result<Arc<dyn RunStore>, StoreError> {
     let data = Data {
         dir: dir.to_owned(),
+        url: None,
+        cluster: axed::config::cluster::Cluster::default(),
         durability,
         retention: axed::config::Retention::default(),
         usage_retention: None,

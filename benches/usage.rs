@@ -36,6 +36,8 @@ fn main() -> Result<(), StoreError> {
     let dir = tempfile::tempdir().expect("a directory");
     let data = Data {
         dir: dir.path().to_owned(),
+        url: None,
+        cluster: axed::config::cluster::Cluster::default(),
         durability: Durability::Process,
         retention: Retention::default(),
         usage_retention: None,

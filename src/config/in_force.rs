@@ -167,6 +167,7 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("agents.watch", json!(agents.watch)),
         ("data.dir", json!(data.dir)),
         ("data.durability", json!("process")),
+        ("cluster.unique_names", json!(data.cluster.unique_names)),
         ("data.requests", json!("full")),
         ("data.redact", json!([])),
         ("data.retention.age", json!(0)),

@@ -21,22 +21,18 @@ use crate::config::variables::{
 };
 use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
-    Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
-    ProviderKind, RequestRecording, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth,
-    budgets, clients_section, logins, providers, proxies, telemetry,
+    Agents, AttachmentLimits, Auth, Commands, Config, Limits, PerKey, Provider, ProviderKind, Runs,
+    Server, Tools, Webhooks, auth, budgets, clients_section, data_section, logins, providers,
+    proxies, telemetry,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
-use crate::domain::redaction::Redactor;
 use crate::domain::usage::Price;
 
 /// Read if it exists and no other file is named.
 const DEFAULT_FILE: &str = "config/axed.toml";
 /// The name in `[runs.per_key]` for every key without a limit of its own.
 const WILDCARD_KEY: &str = "*";
-
-/// A year with a month before it.
-const DEFAULT_USAGE_RETENTION: Duration = Duration::from_secs(400 * 86_400);
 
 /// A document with every table whose name the user chooses, for messages about keys in the wrong table.
 const SAMPLE: &str = r#"
@@ -281,7 +277,10 @@ fn secret_files(config: &Config, environment: &Environment) -> Vec<PathBuf> {
 
 fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
     let auth = top.nested("auth", auth::read);
-    let data = top.nested("data", |s| read_data(s, context));
+    let cluster = top.nested("cluster", |s| {
+        data_section::read_cluster(s, context.environment)
+    });
+    let data = top.nested("data", |s| data_section::read(s, context, cluster));
     let providers = top.tables_by_name("providers", |name, s| providers::read(name, s, context));
     let provider_models = providers
         .iter()
@@ -361,67 +360,6 @@ fn read_agents(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Agents {
     Agents {
         dirs: dirs.unwrap_or_else(|| vec![PathBuf::from("agents")]),
         watch: s.flag("watch").unwrap_or(true),
-    }
-}
-
-fn read_data(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Data {
-    s.reject_if_set("url");
-    let durabilities = [
-        ("process", Durability::Process),
-        ("power", Durability::Power),
-    ];
-    Data {
-        dir: s
-            .parsed_text("dir", |text| context.resolve_path(text))
-            .unwrap_or_else(|| PathBuf::from("data")),
-        durability: s.one_of("durability", &durabilities).unwrap_or_default(),
-        retention: s.nested("retention", read_retention),
-        usage_retention: Some(s.age("usage_retention").unwrap_or(DEFAULT_USAGE_RETENTION))
-            .filter(|age| !age.is_zero()),
-        requests: RequestRecording {
-            is_off: s.one_of("requests", &[("full", false), ("off", true)]) == Some(true),
-            redactor: read_redactor(s),
-        },
-    }
-}
-
-fn read_redactor(s: &mut TableReader<'_>) -> Redactor {
-    let node = s.peek("redact");
-    let patterns = s.text_list("redact").unwrap_or_default();
-    let mut redactor = Redactor::default();
-    for (index, pattern) in patterns.iter().enumerate() {
-        let Err(error) = redactor.add(pattern) else {
-            continue;
-        };
-        let item = match node.as_ref().map(|node| &node.value) {
-            Some(Value::Array(items)) => items.get(index),
-            _ => node.as_ref(),
-        };
-        if let Some(item) = item {
-            s.push_invalid(item, "redact", &error.to_string());
-        }
-    }
-    redactor
-}
-
-fn read_retention(s: &mut TableReader<'_>) -> Retention {
-    let defaults = read_retention_limit(s, RetentionLimit::default());
-    Retention {
-        completed: s.nested("completed", |s| read_retention_limit(s, defaults)),
-        failed: s.nested("failed", |s| read_retention_limit(s, defaults)),
-        cancelled: s.nested("cancelled", |s| read_retention_limit(s, defaults)),
-    }
-}
-
-/// The section's values, or `defaults`; 0 means no limit.
-fn read_retention_limit(s: &mut TableReader<'_>, defaults: RetentionLimit) -> RetentionLimit {
-    RetentionLimit {
-        age: s
-            .age("age")
-            .map_or(defaults.age, |age| Some(age).filter(|age| !age.is_zero())),
-        count: s.count("count", 0).map_or(defaults.count, |count| {
-            Some(count).filter(|count| *count > 0)
-        }),
     }
 }
 

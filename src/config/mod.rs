@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use secrecy::SecretString;
 
 use crate::config::clients::Clients;
+use crate::config::cluster::Cluster;
 use crate::config::key_hash::KeyHash;
 use crate::config::models::{ModelOverride, Models};
 use crate::domain::glob;
@@ -21,6 +22,9 @@ pub mod auth;
 mod budgets;
 pub mod clients;
 mod clients_section;
+
+pub mod cluster;
+mod data_section;
 pub mod document;
 pub mod environment;
 pub mod in_force;
@@ -177,8 +181,11 @@ pub struct Agents {
 
 #[derive(Clone, Debug)]
 pub struct Data {
-    /// Holds the database and the memories.
+    /// Holds the database, unless there is a URL, and the memories.
     pub dir: PathBuf,
+    /// The PostgreSQL database; `None` for one file in the directory. May contain a password.
+    pub url: Option<SecretString>,
+    pub cluster: Cluster,
     /// What a committed step survives.
     pub durability: Durability,
     pub retention: Retention,

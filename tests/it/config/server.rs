@@ -311,8 +311,8 @@ const WRONG_VARIABLES: &[(&str, &str, &str)] = &[
     ),
     (
         "AXED_DATA__URL",
-        "postgres://x",
-        "AXED_DATA__URL: data.url is not supported by this version of axed; remove it",
+        "mysql://me:hush@x",
+        "AXED_DATA__URL: data.url is no PostgreSQL URL, such as postgres://user@host/database",
     ),
     (
         "OPENAI_BASE_URL",

@@ -369,6 +369,8 @@ impl Life {
         });
         let data = Data {
             dir: place.join("data"),
+            url: None,
+            cluster: Default::default(),
             durability: Durability::Process,
             retention: Default::default(),
             usage_retention: None,

@@ -46,6 +46,8 @@ pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, PublishedEvents), Sto
     let sink = Arc::clone(&published);
     let data = Data {
         dir: dir.to_owned(),
+        url: None,
+        cluster: axed::config::cluster::Cluster::default(),
         durability: Durability::Process,
         retention: Retention::default(),
         usage_retention: None,
