@@ -30,6 +30,7 @@ pub mod encoding;
 pub mod events;
 pub mod open;
 pub mod outbox;
+pub mod postgres;
 pub mod push_configs;
 pub mod request_delta;
 pub mod retention;
@@ -326,6 +327,10 @@ pub enum StoreError {
     /// An earlier write of the tree failed. The tree stops, and resumes from its record when the store works.
     #[error("a write failed, and the store has not worked since")]
     Suspended,
+    /// Another process has taken over the database. The trees end here as they do if the store fails, and nothing is tried
+    /// again.
+    #[error("another axed has taken over the database: stop it, then restart this one")]
+    Fenced,
     /// The database does not contain what was written.
     #[error(
         "the database is damaged: {0}; axed data check shows what else is, and a backup or sqlite3's .recover mends it"

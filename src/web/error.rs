@@ -303,6 +303,7 @@ impl From<StoreError> for Problem {
             .with_cause(error.to_string()),
             StoreError::Closed
             | StoreError::Suspended
+            | StoreError::Fenced
             | StoreError::MessagesChanged(_)
             | StoreError::Locked { .. }
             | StoreError::Backend(_) => Self::new(

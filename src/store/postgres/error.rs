@@ -1,0 +1,90 @@
+//! Errors of the PostgreSQL engine, and what they become for the callers of the store.
+
+use std::error::Error as _;
+use std::fmt;
+
+use tokio_postgres::Error;
+use tokio_postgres::config::{Config, Host};
+use tokio_postgres::error::SqlState;
+
+use crate::store::StoreError;
+
+/// Host, port and database, without user and password.
+#[derive(Clone, Debug)]
+pub struct DatabaseName(String);
+
+impl DatabaseName {
+    pub fn new(config: &Config) -> Self {
+        let hosts = config.get_hosts().iter().enumerate().map(|(index, host)| {
+            let ports = config.get_ports();
+            let port = ports.get(index).or(ports.first()).copied().unwrap_or(5432);
+            match host {
+                Host::Tcp(host) => format!("{host}:{port}"),
+                Host::Unix(path) => path.display().to_string(),
+            }
+        });
+        let hosts: Vec<String> = hosts.collect();
+        let database = config
+            .get_dbname()
+            .or(config.get_user())
+            .unwrap_or_default();
+        Self(format!("the database {database} at {}", hosts.join(", ")))
+    }
+
+    /// An error while the database is opened.
+    pub fn error(&self, error: &Error) -> StoreError {
+        match store_error(error) {
+            StoreError::Backend(why) => StoreError::Backend(format!("{self}: {why}")),
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for DatabaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Maps an error of the server or of its connection to the contract's.
+pub fn store_error(error: &Error) -> StoreError {
+    match error.code() {
+        Some(&SqlState::DISK_FULL) => StoreError::DiskFull,
+        Some(&(SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED)) => {
+            StoreError::Corrupt(describe(error))
+        }
+        // A stored value does not have the type that its column is written with.
+        None if error
+            .source()
+            .is_some_and(|it| it.is::<tokio_postgres::types::WasNull>()) =>
+        {
+            StoreError::Corrupt(describe(error))
+        }
+        _ => StoreError::Backend(describe(error)),
+    }
+}
+
+/// Whether the same transaction may succeed when it is repeated: a deadlock, or a conflict with another one.
+pub fn is_transient(error: &Error) -> bool {
+    matches!(
+        error.code(),
+        Some(&(SqlState::T_R_DEADLOCK_DETECTED | SqlState::T_R_SERIALIZATION_FAILURE))
+    )
+}
+
+/// With the causes: the error itself names only its kind.
+fn describe(error: &Error) -> String {
+    if let Some(server) = error.as_db_error() {
+        return format!("{} ({})", server.message(), server.code().code());
+    }
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        cause = inner.source();
+    }
+    text
+}

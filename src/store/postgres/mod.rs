@@ -1,0 +1,4 @@
+//! The store in a PostgreSQL database, with one writer and a few connections for reading.
+
+pub mod error;
+mod schema;
