@@ -2,4 +2,5 @@
 
 pub mod error;
 mod rows;
+mod run_rows;
 mod schema;
