@@ -2,7 +2,11 @@
 
 mod approvals;
 mod attachments;
+mod batch_queries;
+mod changed_runs;
 pub mod error;
+mod outbox_queries;
+mod push_configs;
 mod reader_pool;
 mod rows;
 mod run_rows;
