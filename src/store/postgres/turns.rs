@@ -1,0 +1,121 @@
+//! Reads turns with their requests.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::domain::attachment::Blobs;
+use crate::domain::request_head::RequestHead;
+use crate::domain::run::RunId;
+use crate::store::Step;
+use crate::store::encoding::definition_cache::Hash;
+use crate::store::encoding::turn_requests::{self, CopyEncoder, RequestDecoder};
+use crate::store::encoding::turns::parse;
+use crate::store::postgres::reader_pool::Reader;
+use crate::store::postgres::rows::{self, StoreResult};
+use crate::store::postgres::sql::params;
+use crate::store::postgres::{attachments, queries};
+use crate::store::request_delta;
+use crate::store::turn_record::{TurnEntry, TurnRecord};
+use crate::store::turns::{RecordedTurn, TurnRequest};
+
+const TURNS: &str = "SELECT e.turns FROM runs r JOIN entries e ON e.root = r.root \
+     WHERE r.id = :id AND e.run = :id AND e.turns IS NOT NULL \
+     AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) ORDER BY e.last_seq, e.id";
+
+/// The turns of a run, in order.
+pub async fn turns(db: &Reader, run: RunId) -> StoreResult<Vec<TurnRecord>> {
+    let entries = turn_entries(db, run).await?;
+    Ok(entries.into_iter().map(|entry| entry.record).collect())
+}
+
+/// One turn with its request and its reply.
+pub async fn turn(db: &Reader, run: RunId, turn: u32) -> StoreResult<Option<RecordedTurn>> {
+    let mut found = turn_entries(db, run).await?;
+    let Some(last) = found.iter().position(|entry| entry.record.turn == turn) else {
+        return Ok(None);
+    };
+    found.truncate(last + 1);
+    let steps = queries::steps(db, run).await?;
+    let mut requests = Requests::read(db, run, &steps, &found).await?;
+    let mut head = None;
+    for entry in &found {
+        head = requests.next(entry)?;
+    }
+    let record = found.pop().map(|entry| entry.record);
+    Ok(record.map(|record| RecordedTurn {
+        request: head.map(|head| TurnRequest {
+            head,
+            body: requests.decoder.body,
+        }),
+        reply: turn_requests::reply(steps, turn),
+        record,
+    }))
+}
+
+/// The turns up to `last`, encoded for a run whose record begins with `steps`.
+pub async fn copied_turns(
+    db: &Reader,
+    source: RunId,
+    last: u32,
+    steps: &[Step],
+) -> StoreResult<Vec<TurnEntry>> {
+    let mut found = turn_entries(db, source).await?;
+    let end = found.iter().position(|entry| entry.record.turn > last);
+    found.truncate(end.unwrap_or(found.len()));
+    let source_steps = queries::steps(db, source).await?;
+    let mut requests = Requests::read(db, source, &source_steps, &found).await?;
+    let mut encoder = CopyEncoder::new(steps, &blobs_of(db, steps).await?);
+    let mut copied = Vec::with_capacity(found.len());
+    for entry in found {
+        let head = requests.next(&entry)?;
+        copied.push(encoder.copy(entry, head, &requests.decoder));
+    }
+    Ok(copied)
+}
+
+async fn turn_entries(db: &Reader, run: RunId) -> StoreResult<Vec<TurnEntry>> {
+    let mut found = Vec::new();
+    for row in db.rows(TURNS, params! {":id": run}).await? {
+        let value: &[u8] = rows::get(&row, "turns")?;
+        found.extend(parse(value).ok_or_else(|| turn_requests::damaged(run))?);
+    }
+    Ok(found)
+}
+
+/// Decodes the requests of a run, whose texts are all read at once.
+struct Requests {
+    decoder: RequestDecoder,
+    shared: HashMap<Hash, Arc<str>>,
+}
+
+impl Requests {
+    async fn read(
+        db: &Reader,
+        run: RunId,
+        steps: &[Step],
+        entries: &[TurnEntry],
+    ) -> StoreResult<Self> {
+        let decoder = RequestDecoder::new(run, steps, &blobs_of(db, steps).await?);
+        let mut hashes: Vec<Hash> = Vec::new();
+        for entry in entries {
+            let missing = decoder.missing_texts(entry)?;
+            hashes.extend(missing.iter().map(|digest| digest.0));
+        }
+        let shared = queries::definitions(db, hashes).await?;
+        Ok(Self { decoder, shared })
+    }
+
+    /// Decodes the turn's request, if it has one, and returns its head.
+    fn next(&mut self, entry: &TurnEntry) -> StoreResult<Option<Arc<RequestHead>>> {
+        for digest in self.decoder.missing_texts(entry)? {
+            let text = self.shared.get(&digest.0).cloned();
+            self.decoder.add_shared(digest, text)?;
+        }
+        self.decoder.next(entry)
+    }
+}
+
+/// The pictures and files of steps.
+async fn blobs_of(db: &Reader, steps: &[Step]) -> StoreResult<Blobs> {
+    attachments::read(db, &request_delta::digests(steps)).await
+}
