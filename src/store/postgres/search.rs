@@ -1,0 +1,306 @@
+//! Finds the runs that match a filter, newest first, with bounded work. The candidates are the entries of one index that
+//! contains all matches; the rows of the candidates are compared with the whole filter.
+
+use futures_util::future::try_join_all;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::domain::run::{RunId, Status};
+use crate::store::encoding::clock_skew::{ClockSkew, CreatedRange};
+use crate::store::encoding::integers::signed;
+use crate::store::postgres::reader_pool::Reader;
+use crate::store::postgres::rows::{self, StoreResult};
+use crate::store::postgres::sql::{Value, free_text};
+use crate::store::runs::RunFilter;
+
+/// Candidates of one search. Beyond it the page ends early, with a cursor.
+const MAX_CANDIDATES: usize = 4_096;
+/// Candidates that one statement reads, at least and at most.
+const MIN_BATCH: usize = 64;
+const MAX_BATCH: usize = 1_024;
+
+/// Whether a run `r` matches the filter. Deleted ones do not.
+const MATCHES: &str = "(:agent::text IS NULL OR r.agent = :agent) AND (:owner::text IS NULL OR r.owner = :owner) \
+     AND (:status::text IS NULL OR r.status = :status) AND (:session::bytea IS NULL OR r.session = :session) \
+     AND (:children::boolean OR NOT r.child) \
+     AND (:since::bigint IS NULL OR r.created_at >= :since) AND (:until::bigint IS NULL OR r.created_at < :until) \
+     AND (:min_cost::bigint IS NULL OR r.finished_at IS NULL OR r.tree_cost >= :min_cost) \
+     AND NOT EXISTS (SELECT 1 FROM unnest(:keys::bytea[], :values::bytea[]) AS wanted (key, value) WHERE NOT EXISTS \
+     (SELECT 1 FROM labels l WHERE l.key = wanted.key AND l.value = wanted.value AND l.run = r.id)) \
+     AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
+
+/// Runs that match, newest first.
+#[derive(Debug, Default)]
+pub struct Matches {
+    /// At most as many as the limit of the filter.
+    pub ids: Vec<RunId>,
+    /// The search continues before this run; `None` if no more runs match.
+    pub next: Option<RunId>,
+}
+
+pub async fn search(db: &Reader, filter: &RunFilter) -> StoreResult<Matches> {
+    let Some(search) = Search::new(db, filter).await? else {
+        return Ok(Matches::default());
+    };
+    match filter.root {
+        Some(_) => search.tree(db).await,
+        None => search.lists(db, &lists(filter)).await,
+    }
+}
+
+struct Search<'f> {
+    filter: &'f RunFilter,
+    times: CreatedRange,
+    newest: Uuid,
+    oldest: Uuid,
+}
+
+impl<'f> Search<'f> {
+    /// `None` if no id can match.
+    async fn new(db: &Reader, filter: &'f RunFilter) -> StoreResult<Option<Self>> {
+        let skew = match (filter.since, filter.until) {
+            (None, None) => ClockSkew { lead: 0, lag: 0 },
+            _ => clock_skew(db).await?,
+        };
+        let times = CreatedRange::new(filter.since, filter.until, skew);
+        let before = filter.before.map_or(u128::MAX, |id| id.0.as_u128());
+        let before = before.min(times.end_id().unwrap_or(u128::MAX));
+        let Some(newest) = before.checked_sub(1) else {
+            return Ok(None);
+        };
+        let oldest = times.oldest_id().unwrap_or(0);
+        if oldest > newest {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            filter,
+            times,
+            newest: Uuid::from_u128(newest),
+            oldest: Uuid::from_u128(oldest),
+        }))
+    }
+
+    /// Executes a statement that reads ids up to `newest`, at most `limit`.
+    async fn query(
+        &self,
+        db: &Reader,
+        sql: &str,
+        newest: Uuid,
+        limit: usize,
+    ) -> StoreResult<Vec<Row>> {
+        let filter = self.filter;
+        let blobs = |texts: Vec<&'f str>| texts.into_iter().map(str::as_bytes).collect::<Vec<_>>();
+        let (keys, values) = filter
+            .labels
+            .iter()
+            .map(|(key, value)| (&**key, &**value))
+            .unzip();
+        let mut params: Vec<(&'static str, Value<'_>)> = vec![
+            (":newest", newest.into()),
+            (":oldest", self.oldest.into()),
+            (":limit", signed(limit as u64).into()),
+            (":agent", filter.agent.as_ref().into()),
+            (":owner", filter.owner.as_ref().into()),
+            (
+                ":status",
+                filter.status.map(|status| status.as_str()).into(),
+            ),
+            (":session", filter.session.as_deref().map(free_text).into()),
+            (
+                ":children",
+                (filter.include_children || filter.root.is_some()).into(),
+            ),
+            (":since", self.times.since.into()),
+            (":until", self.times.until.into()),
+            (
+                ":min_cost",
+                filter.min_cost.map(|cost| signed(cost.0)).into(),
+            ),
+            (":keys", blobs(keys).into()),
+            (":values", blobs(values).into()),
+            (":root", filter.root.into()),
+        ];
+        // A statement that only reads a list has few of them.
+        params.retain(|(name, _)| sql.contains(name));
+        db.rows(sql, &params).await
+    }
+
+    /// Searches one tree. Trees are bounded, so all of it is read.
+    async fn tree(&self, db: &Reader) -> StoreResult<Matches> {
+        let sql = format!(
+            "WITH RECURSIVE tree (id) AS (SELECT :root::uuid UNION ALL SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) \
+             SELECT r.id FROM tree JOIN runs r ON r.id = tree.id WHERE r.id <= :newest AND r.id >= :oldest AND {MATCHES} \
+             ORDER BY r.id DESC LIMIT :limit"
+        );
+        let wanted = self.filter.limit.saturating_add(1);
+        let found = self.query(db, &sql, self.newest, wanted).await?;
+        let mut matches = Matches::default();
+        for row in &found {
+            matches.ids.push(rows::id(row, "id")?);
+        }
+        matches.cut(self.filter.limit);
+        Ok(matches)
+    }
+
+    /// Reads candidates until there are enough matches.
+    async fn lists(&self, db: &Reader, lists: &[String]) -> StoreResult<Matches> {
+        let mut matches = Matches::default();
+        let mut newest = self.newest;
+        let mut read = 0;
+        let mut batch = self.filter.limit.clamp(MIN_BATCH, MAX_BATCH - 1) + 1;
+        loop {
+            let list = match lists {
+                [only] => only,
+                _ => self.sparsest(db, lists, newest, batch).await?,
+            };
+            let sql = format!(
+                "WITH c AS MATERIALIZED ({list}) SELECT c.id, \
+                 EXISTS (SELECT 1 FROM runs r WHERE r.id = c.id AND {MATCHES}) AS is_match FROM c ORDER BY c.id DESC"
+            );
+            let found = self.query(db, &sql, newest, batch).await?;
+            for row in &found {
+                let id = rows::id(row, "id")?;
+                if rows::get(row, "is_match")? {
+                    matches.ids.push(id);
+                }
+                matches.next = Some(id);
+            }
+            read += found.len();
+            if found.len() < batch {
+                matches.next = None;
+            }
+            if matches.ids.len() > self.filter.limit || read >= MAX_CANDIDATES {
+                matches.cut(self.filter.limit);
+                return Ok(matches);
+            }
+            let Some(last) = matches.next.and_then(|id| id.0.as_u128().checked_sub(1)) else {
+                return Ok(matches);
+            };
+            newest = Uuid::from_u128(last);
+            batch = (batch * 4).min(MAX_BATCH);
+        }
+    }
+
+    /// The list whose next entries reach the oldest id, or that has the fewest if it ends before.
+    async fn sparsest<'l>(
+        &self,
+        db: &Reader,
+        lists: &'l [String],
+        newest: Uuid,
+        batch: usize,
+    ) -> StoreResult<&'l String> {
+        let reaches = lists.iter().map(async |list| {
+            let sql = format!(
+                "WITH c AS MATERIALIZED ({list}) \
+                 SELECT count(*) AS entries, (SELECT id FROM c ORDER BY id LIMIT 1) AS oldest FROM c"
+            );
+            let found = self.query(db, &sql, newest, batch).await?;
+            let Some(row) = found.first() else {
+                return Ok((0, None, list));
+            };
+            let entries: i64 = rows::get(row, "entries")?;
+            let ends = entries < signed(batch as u64);
+            let oldest: Option<Uuid> = rows::get(row, "oldest")?;
+            Ok(match ends {
+                true => (entries, None, list),
+                false => (entries, oldest, list),
+            })
+        });
+        let reaches = try_join_all(reaches).await?;
+        let sparsest = reaches
+            .into_iter()
+            .min_by_key(|(entries, oldest, _)| (*entries, *oldest));
+        Ok(sparsest.map_or(&lists[0], |(.., list)| list))
+    }
+}
+
+impl Matches {
+    /// Removes ids beyond the limit, after which the search continues.
+    fn cut(&mut self, limit: usize) {
+        if self.ids.len() > limit {
+            self.ids.truncate(limit);
+            self.next = self.ids.last().copied();
+        }
+    }
+}
+
+async fn clock_skew(db: &Reader) -> StoreResult<ClockSkew> {
+    let found = db.row("SELECT lead, lag FROM clock", &[]).await?;
+    let Some(row) = found else {
+        return Ok(ClockSkew { lead: 0, lag: 0 });
+    };
+    Ok(ClockSkew {
+        lead: rows::get(&row, "lead")?,
+        lag: rows::get(&row, "lag")?,
+    })
+}
+
+/// Statements that select ids from one index. Each list has all runs that match.
+fn lists(filter: &RunFilter) -> Vec<String> {
+    let mut lists: Vec<String> = (1..=filter.labels.len()).map(label_list).collect();
+    if filter.session.is_some() {
+        lists.push(session_list(filter));
+    }
+    if filter.agent.is_some() {
+        lists.push(state_list(filter, "e.agent = :agent AND "));
+    }
+    if filter.owner.is_some() {
+        lists.push(state_list(filter, "e.owner = :owner AND "));
+    }
+    let is_global = filter.agent.is_none() && filter.owner.is_none();
+    if lists.is_empty() || is_global && filter.status.is_some() {
+        lists.push(state_list(filter, ""));
+    }
+    lists.dedup();
+    lists
+}
+
+const RANGE: &str = "e.id <= :newest AND e.id >= :oldest ORDER BY e.id DESC LIMIT :limit";
+
+/// The runs with the label at this position, from 1.
+fn label_list(position: usize) -> String {
+    format!(
+        "SELECT e.run AS id FROM labels e WHERE e.key = (:keys::bytea[])[{position}] AND e.value = (:values::bytea[])[{position}] \
+         AND e.run <= :newest AND e.run >= :oldest ORDER BY e.run DESC LIMIT :limit"
+    )
+}
+
+/// The runs of the sessions with the name, of one owner or all.
+fn session_list(filter: &RunFilter) -> String {
+    let owner = filter
+        .owner
+        .as_ref()
+        .map_or("", |_| "e.owner = :owner AND ");
+    format!("SELECT e.id FROM runs e WHERE e.session = :session AND {owner}{RANGE}")
+}
+
+/// The runs with the status, or with any, of an agent or owner. Of unfinished runs, those of all agents and owners.
+fn state_list(filter: &RunFilter, scope: &str) -> String {
+    let mut branches = Vec::new();
+    let children: &[bool] = if filter.include_children {
+        &[false, true]
+    } else {
+        &[false]
+    };
+    for status in Status::ALL.into_iter().filter(|it| it.is_terminal()) {
+        if filter.status.is_some_and(|wanted| wanted != status) {
+            continue;
+        }
+        let status = status.as_str();
+        branches.extend(children.iter().map(|child| {
+            format!(
+                "(SELECT e.id FROM runs e WHERE e.finished_at IS NOT NULL AND {scope}e.status = '{status}' \
+                 AND e.child = {child} AND {RANGE})"
+            )
+        }));
+    }
+    if filter.status.is_none_or(|status| !status.is_terminal()) {
+        branches.push(format!(
+            "(SELECT e.id FROM runs e WHERE e.finished_at IS NULL AND {RANGE})"
+        ));
+    }
+    format!(
+        "SELECT b.id FROM ({}) b ORDER BY b.id DESC LIMIT :limit",
+        branches.join(" UNION ALL ")
+    )
+}
