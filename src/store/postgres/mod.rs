@@ -16,5 +16,7 @@ mod run_rows;
 mod schedules;
 mod schema;
 mod search;
+mod sessions;
 pub mod sql;
 mod turns;
+mod usage_queries;
