@@ -18,5 +18,6 @@ mod schema;
 mod search;
 mod sessions;
 pub mod sql;
+mod statements;
 mod turns;
 mod usage_queries;

@@ -1,0 +1,321 @@
+//! The writer's SQL, prepared once for each connection. A write of a tree is one statement: it begins with the tree's row,
+//! which only the owner of the tree can change, and changes nothing if that or the change of the run is impossible.
+
+/// Takes the numbers of the write's events, if this node owns the tree.
+macro_rules! fence {
+    () => {
+        "WITH fence AS (UPDATE trees SET last_event = last_event + :count \
+         WHERE root = :root AND node = :node AND epoch = :epoch RETURNING last_event), "
+    };
+}
+
+/// Adds what the write says to the log, behind a part `changed`, and returns the number of its last event.
+macro_rules! entry {
+    () => {
+        ", entry AS (INSERT INTO entries (root, last_seq, run, count, events, steps, turns) \
+         SELECT :root, fence.last_event, :run, :count, :events, :steps, :turns FROM fence, changed WHERE :has_entry) \
+         SELECT fence.last_event AS last_event FROM fence, changed"
+    };
+}
+
+/// The last event of a run after the write; without events it stays.
+macro_rules! last_event {
+    () => {
+        "last_event = greatest(r.last_event, CASE WHEN :count > 0 THEN fence.last_event ELSE 0 END)"
+    };
+}
+
+/// Changes a run that has not ended.
+macro_rules! change {
+    ($values:literal, $condition:literal) => {
+        concat!(
+            fence!(),
+            "changed AS (UPDATE runs r SET ",
+            last_event!(),
+            $values,
+            " FROM fence WHERE r.id = :run AND r.finished_at IS NULL",
+            $condition,
+            " RETURNING r.id)",
+            entry!()
+        )
+    };
+}
+
+/// Inserts a run behind a part `fence`.
+macro_rules! insert_run {
+    () => {
+        "changed AS (INSERT INTO runs (id, root, parent, child, depth, status, agent, created_at, started_at, \
+         last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
+         model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
+         completion_status, labels, cancel_reason, input, input_is_parts, task, owner, definition, deadline_at, \
+         deadline_seconds, timeout, stream, webhook, session, workdir_device, workdir_inode, messages, fork) \
+         SELECT :run, :root, :parent, :child, :depth, :status, :agent, :created_at, :started_at, \
+         CASE WHEN :count > 0 THEN fence.last_event ELSE 0 END, :attempt, :turns_made, :input_tokens, :output_tokens, \
+         :cache_read_tokens, :cache_write_tokens, :model_calls, :tool_calls, :cost, :unreported, :model, :stop_reason, \
+         :agent_version, :tool_call_id, :label, :completion_status, :labels, :cancel_reason, :input, :input_is_parts, \
+         :task, :owner, :definition, :deadline_at, :deadline_seconds, :timeout, :stream, :webhook, :session, \
+         :workdir_device, :workdir_inode, :messages, :fork FROM fence RETURNING id)"
+    };
+}
+
+/// Ends a run behind a part `fence`, and returns what is counted of it: its own values and those of its root.
+macro_rules! finish_run {
+    () => {
+        concat!(
+            "changed AS (UPDATE runs r SET ",
+            last_event!(),
+            ", turns = :turns_made, model = CASE WHEN octet_length(:model::bytea) > 0 THEN :model ELSE r.model END, \
+             stop_reason = :stop_reason, input_tokens = :input_tokens, output_tokens = :output_tokens, \
+             cache_read_tokens = :cache_read_tokens, cache_write_tokens = :cache_write_tokens, \
+             model_calls = :model_calls, tool_calls = :tool_calls, cost = :cost, unreported = :unreported, \
+             status = :status, finished_at = :finished_at, content = :content, partial_content = :partial_content, \
+             error = :error, cancel_reason = :cancel_reason, tree_runs = :tree_runs, \
+             tree_input_tokens = :tree_input_tokens, tree_output_tokens = :tree_output_tokens, \
+             tree_cache_read_tokens = :tree_cache_read_tokens, tree_cache_write_tokens = :tree_cache_write_tokens, \
+             tree_model_calls = :tree_model_calls, tree_tool_calls = :tree_tool_calls, tree_cost = :tree_cost, \
+             tree_unreported = :tree_unreported, structured = :structured, \
+             completion_status = coalesce(:completion_status, r.completion_status), \
+             model_usage = coalesce(:model_usage, r.model_usage) \
+             FROM fence WHERE r.id = :run AND r.finished_at IS NULL AND r.messages = coalesce(:messages, r.messages) \
+             RETURNING r.id, r.child, r.agent, r.model, r.model_usage, r.started_at), \
+             decided AS (DELETE FROM approvals a USING changed WHERE a.run = changed.id)",
+            ", entry AS (INSERT INTO entries (root, last_seq, run, count, events, steps, turns) \
+             SELECT :root, fence.last_event, :run, :count, :events, :steps, :turns FROM fence, changed WHERE :has_entry) \
+             SELECT fence.last_event AS last_event, c.child, c.agent, c.model, c.model_usage, c.started_at, \
+             root.created_at, root.owner, root.session, root.labels \
+             FROM fence, changed c JOIN runs root ON root.id = :root"
+        )
+    };
+}
+
+/// Declares the statements as an enum, with the SQL of each.
+macro_rules! statements {
+    ($($(#[$doc:meta])* $name:ident: $sql:expr,)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Sql { $($(#[$doc])* $name,)* }
+
+        /// In the order of the enum.
+        pub const STATEMENTS: &[&str] = &[$($sql,)*];
+    };
+}
+
+// In the order: transactions, new runs, changes of a run, what belongs to a run, sessions, attachments, deliveries, deletions,
+// batches, schedules, usage.
+statements! {
+    Begin: "BEGIN",
+    Commit: "COMMIT",
+    Rollback: "ROLLBACK",
+    /// Nothing is written for a node that another one has replaced.
+    GuardNode: "SELECT 1 FROM nodes WHERE incarnation = :node FOR KEY SHARE",
+    /// A tree whose root has ended, but not all of its runs.
+    ReviveTree: "INSERT INTO trees (root, node, epoch, last_event) SELECT :root, n.incarnation, 1, \
+         coalesce((SELECT last_seq FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT 1), 0) \
+         FROM nodes n WHERE n.incarnation = :node ON CONFLICT (root) DO NOTHING",
+    /// The trees of this node.
+    OwnTrees: "SELECT root, epoch FROM trees WHERE node = :node",
+    /// The next process starts at once.
+    LeaveNode: "DELETE FROM nodes WHERE incarnation = :node",
+    WriteCheck: "INSERT INTO checks (id, at) VALUES (1, :now) ON CONFLICT (id) DO UPDATE SET at = excluded.at",
+    InsertRoot: concat!(
+        "WITH alive AS (SELECT incarnation FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
+         fence AS (INSERT INTO trees (root, node, epoch, last_event) SELECT :root, incarnation, 1, :count FROM alive \
+         RETURNING last_event), ",
+        insert_run!(),
+        entry!()
+    ),
+    InsertChild: concat!(fence!(), insert_run!(), entry!()),
+    /// The run that an idempotency key has accepted, and the hash of the request's body.
+    FindClaim: "SELECT run, body, message FROM claims WHERE credential = :credential AND route = :route AND key = :key \
+         AND expires > :now AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)",
+    /// A new idempotency key, or one that is expired or whose run is being deleted.
+    UpsertClaim: "INSERT INTO claims AS c (credential, route, key, run, body, expires, message) \
+         VALUES (:credential, :route, :key, :run, :body, :expires, :message) ON CONFLICT (credential, route, key) \
+         DO UPDATE SET run = excluded.run, body = excluded.body, expires = excluded.expires, message = excluded.message \
+         WHERE c.expires <= :now OR EXISTS (SELECT 1 FROM deletions d WHERE d.root = c.run)",
+    /// Removes several, so that a backlog shrinks while new ones arrive.
+    DeleteExpiredClaims: "DELETE FROM claims WHERE (credential, route, key) IN \
+         (SELECT credential, route, key FROM claims WHERE expires <= :now ORDER BY expires LIMIT 4)",
+    /// A root that is not being deleted.
+    HasRoot: "SELECT 1 FROM runs WHERE id = :id AND parent IS NULL \
+         AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = :id)",
+    /// Inserts a definition with the one run that uses it. If it exists, marks it as used by more than one.
+    UpsertDefinition: "INSERT INTO definitions AS d (hash, body, used_until, only_run) \
+         VALUES (:hash, :body, :used_until, :run) ON CONFLICT (hash) \
+         DO UPDATE SET used_until = greatest(d.used_until, excluded.used_until), only_run = NULL",
+    InsertLabel: "INSERT INTO labels (key, value, run) VALUES (:key, :value, :run)",
+    RaiseClockSkew: "UPDATE clock SET lead = greatest(lead, :lead), lag = greatest(lag, :lag) WHERE id = 1",
+    StartRun: change!(
+        ", started_at = coalesce(r.started_at, :started_at), deadline_at = :deadline_at, \
+         deadline_seconds = :deadline_seconds, status = CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END",
+        ""
+    ),
+    PauseRun: change!(
+        ", waiting_since = coalesce(r.waiting_since, :waiting_since), waiting_for = :waiting_for, \
+         status = CASE r.status WHEN 'running' THEN 'waiting' ELSE r.status END",
+        ""
+    ),
+    /// The deadline moves by the time that the run was paused.
+    UnpauseRun: change!(
+        ", waiting_since = NULL, waiting_for = NULL, \
+         waited = coalesce(r.waited, 0) + greatest(0, :deadline_at - coalesce(r.deadline_at, :deadline_at)), \
+         deadline_at = :deadline_at, deadline_seconds = :deadline_seconds, \
+         status = CASE r.status WHEN 'waiting' THEN 'running' ELSE r.status END",
+        ""
+    ),
+    ResumeRun: change!(", attempt = r.attempt + 1", ""),
+    UpdateLastEvent: change!("", ""),
+    UpdateProgress: change!(
+        ", turns = :turns_made, model = CASE WHEN octet_length(:model::bytea) > 0 THEN :model ELSE r.model END, \
+         stop_reason = :stop_reason, input_tokens = :input_tokens, output_tokens = :output_tokens, \
+         cache_read_tokens = :cache_read_tokens, cache_write_tokens = :cache_write_tokens, model_calls = :model_calls, \
+         tool_calls = :tool_calls, cost = :cost, unreported = :unreported, \
+         model_usage = coalesce(:model_usage, r.model_usage)",
+        ""
+    ),
+    CountToolCall: change!(", tool_calls = r.tool_calls + 1", ""),
+    RequestCancel: change!(
+        ", status = 'cancelling', cancel_reason = :reason",
+        " AND r.status <> 'cancelling'"
+    ),
+    HoldRun: change!(", held = true", " AND r.status <> 'cancelling' AND r.held IS NULL"),
+    ReleaseRun: change!(", held = NULL", " AND r.status <> 'cancelling' AND r.held IS NOT NULL"),
+    AddMessage: change!(
+        ", messages = :number",
+        " AND r.status <> 'cancelling' AND r.messages + 1 = :number"
+    ),
+    FinishChild: concat!(fence!(), finish_run!()),
+    /// The tree ends with its root: nothing is written to it any more.
+    FinishRoot: concat!(
+        "WITH fence AS (DELETE FROM trees WHERE root = :root AND node = :node AND epoch = :epoch \
+         RETURNING last_event + :count AS last_event), ",
+        finish_run!()
+    ),
+    /// The list only grows: a shorter one is older.
+    UpdateWarnings: "UPDATE runs SET warnings = :warnings \
+         WHERE id = :run AND coalesce(octet_length(warnings), 0) < octet_length(:warnings::text)",
+    /// Why a write was refused: who owns the tree, and what the run allows.
+    ExplainWrite: "SELECT t.node, t.epoch, r.finished_at, r.status FROM runs root LEFT JOIN trees t ON t.root = root.id \
+         LEFT JOIN runs r ON r.id = :run WHERE root.id = :root",
+    /// `back` is the number of events after the one that requests the approval, in the same write.
+    InsertApproval: "INSERT INTO approvals (run, seq, root, owner, call, request) \
+         SELECT r.id, t.last_event - :back, r.root, r.owner, :call, :request \
+         FROM runs r JOIN trees t ON t.root = r.root WHERE r.id = :run",
+    DeleteApproval: "DELETE FROM approvals WHERE run = :run AND call = :call",
+    ForgetOwnedSession: "UPDATE runs SET session = NULL WHERE id IN (SELECT id FROM runs WHERE session IS NOT NULL \
+         AND owner = :owner AND session = :session ORDER BY id LIMIT :limit)",
+    ForgetSession: "UPDATE runs SET session = NULL WHERE id IN (SELECT id FROM runs WHERE session IS NOT NULL \
+         AND owner IS NULL AND session = :session ORDER BY id LIMIT :limit)",
+    InsertAttachment: "INSERT INTO attachments (hash, data) VALUES (:hash, :data) ON CONFLICT DO NOTHING",
+    /// Inserts nothing if the bytes do not exist.
+    InsertAttachmentUse: "INSERT INTO attachment_uses (run, hash) SELECT :run, hash FROM attachments WHERE hash = :hash \
+         ON CONFLICT DO NOTHING",
+    /// A delivery that is due at once.
+    InsertDelivery: "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
+         tries, next_at, attempts, owner, push) VALUES (:id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
+         :created_at, :created_at, 0, :created_at, '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push)",
+    /// Adds an attempt. The delivery stays due if it was resent since the attempt began.
+    RecordAttempt: "UPDATE deliveries SET status = CASE WHEN since = :since THEN :status ELSE status END, \
+         next_at = CASE WHEN since = :since THEN :next_at ELSE next_at END, \
+         tries = CASE WHEN since = :since THEN tries + 1 ELSE tries END, \
+         attempts = (attempts || :attempt::text)[greatest(1, cardinality(attempts) + 2 - :max_attempts::bigint):] \
+         WHERE id = :id",
+    ResendDelivery: "UPDATE deliveries SET status = 'pending', next_at = :now, since = :now, tries = 0 \
+         WHERE id = :id AND run = :run",
+    /// Only for a root run with at most so many others.
+    UpsertPushConfig: "INSERT INTO push_configs (run, id, url, context, token, scheme, credentials) \
+         SELECT r.id, :id, :url, :context, :token, :scheme, :credentials FROM runs r \
+         WHERE r.id = :run AND r.parent IS NULL \
+         AND (SELECT count(*) FROM push_configs c WHERE c.run = :run AND c.id <> :id) < :max \
+         ON CONFLICT (run, id) DO UPDATE SET url = excluded.url, context = excluded.context, token = excluded.token, \
+         scheme = excluded.scheme, credentials = excluded.credentials",
+    EndedStatus: "SELECT status FROM runs WHERE id = :id AND finished_at IS NOT NULL",
+    PushTargets: "SELECT id, url FROM push_configs WHERE run = :run",
+    DeletePushConfig: "DELETE FROM push_configs WHERE run = :run AND id = :id",
+    DeletePushDeliveries: "DELETE FROM deliveries WHERE run = :run AND push = :push AND next_at IS NOT NULL",
+    MarkDeletion: "INSERT INTO deletions (root) VALUES (:root) ON CONFLICT DO NOTHING",
+    UnmarkDeletion: "DELETE FROM deletions WHERE root = :root",
+    /// The end of a tree's log.
+    DeleteLastEntries: "DELETE FROM entries WHERE (root, last_seq, id) IN (SELECT root, last_seq, id FROM entries \
+         WHERE root = :root ORDER BY last_seq DESC, id DESC LIMIT :limit)",
+    /// Runs of a tree whose descendants are among them, with their labels.
+    LastRuns: "WITH RECURSIVE tree (id, depth) AS (VALUES (:root::uuid, 0) UNION ALL \
+         SELECT c.id, tree.depth + 1 FROM tree JOIN runs c ON c.parent = tree.id) \
+         SELECT r.id, r.labels FROM tree JOIN runs r ON r.id = tree.id ORDER BY tree.depth DESC, r.id DESC LIMIT :limit",
+    DeleteLabel: "DELETE FROM labels WHERE key = :key AND value = :value AND run = :run",
+    /// Removes references to bytes, and the bytes to which no other run refers.
+    DeleteAttachments: "WITH uses AS (DELETE FROM attachment_uses WHERE run = ANY(:runs) RETURNING hash) \
+         DELETE FROM attachments a WHERE a.hash IN (SELECT hash FROM uses) AND NOT EXISTS \
+         (SELECT 1 FROM attachment_uses u WHERE u.hash = a.hash AND u.run <> ALL(:runs))",
+    DeleteClaims: "DELETE FROM claims WHERE run = ANY(:runs)",
+    DeleteDeliveries: "DELETE FROM deliveries WHERE run = ANY(:runs)",
+    DeletePushConfigs: "DELETE FROM push_configs WHERE run = ANY(:runs)",
+    DeleteApprovals: "DELETE FROM approvals WHERE run = ANY(:runs)",
+    /// Removes definitions, and other shared texts, that only these runs have used.
+    DeleteOwnDefinitions: "DELETE FROM definitions WHERE only_run = ANY(:runs)",
+    DeleteRuns: "DELETE FROM runs WHERE id = ANY(:runs)",
+    DeleteTree: "DELETE FROM trees WHERE root = :root",
+    OldestRun: "SELECT id FROM runs ORDER BY id LIMIT 1",
+    /// Removes a few definitions that were last used before the oldest run was accepted.
+    DeleteOldDefinitions: "DELETE FROM definitions WHERE hash IN \
+         (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
+    InsertBatchLine: "INSERT INTO batch_lines (batch, line, body, problem) VALUES (:batch, :line, :body, :problem)",
+    ForgetBatchKey: "UPDATE batches SET key_owner = NULL, key = NULL \
+         WHERE key_owner = :owner AND agent = :agent AND key = :key AND key_expires <= :now",
+    /// Inserts nothing if the key has accepted another batch.
+    InsertBatch: "INSERT INTO batches (id, agent, owner, lines, created_at, body_hash, key_owner, key, key_expires) \
+         VALUES (:id, :agent, :owner, :lines, :created_at, :body_hash, :key_owner, :key, :key_expires) \
+         ON CONFLICT (key_owner, agent, key) WHERE key IS NOT NULL DO NOTHING",
+    StartBatchLine: "UPDATE batch_lines SET run = :run, body = NULL WHERE batch = :batch AND line = :line",
+    RejectBatchLine: "UPDATE batch_lines SET problem = :problem, body = NULL \
+         WHERE batch = :batch AND line = :line AND run IS NULL",
+    CancelBatch: "UPDATE batches SET cancel_reason = coalesce(cancel_reason, :reason) \
+         WHERE id = :id AND finished_at IS NULL",
+    FinishBatch: "UPDATE batches SET finished_at = coalesce(finished_at, :at) WHERE id = :id",
+    DeleteBatch: "WITH old AS (DELETE FROM batches WHERE id = (SELECT b.id FROM batches b WHERE b.finished_at < :before \
+         AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = b.id) LIMIT 1) \
+         RETURNING id), lines AS (DELETE FROM batch_lines l USING old WHERE l.batch = old.id) SELECT id FROM old",
+    DeleteUnacceptedLines: "DELETE FROM batch_lines l WHERE l.batch < :before \
+         AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = l.batch)",
+    /// A schedule that is new, or has other times.
+    UpsertSchedule: "INSERT INTO schedules AS s (agent, name, times, handled_at, is_paused) \
+         VALUES (:agent, :name, :times, :at, false) ON CONFLICT (agent, name) \
+         DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL \
+         WHERE s.times <> excluded.times",
+    RecordScheduledRun: "UPDATE schedules SET handled_at = :at, held_at = NULL, last_at = :at, \
+         last_run = :run, error = NULL WHERE agent = :agent AND name = :name",
+    RecordTriggeredRun: "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \
+         WHERE agent = :agent AND name = :name",
+    SkipScheduledTime: "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \
+         WHERE agent = :agent AND name = :name",
+    PauseSchedule: "UPDATE schedules SET is_paused = :is_paused, handled_at = :at, held_at = NULL \
+         WHERE agent = :agent AND name = :name",
+    UpsertUsageSeries: "INSERT INTO usage_series AS s (digest, owner, session, labels, agent, model, last_day) \
+         VALUES (:digest, :owner, :session, :labels, :agent, :model, :day) \
+         ON CONFLICT (digest) DO UPDATE SET last_day = greatest(s.last_day, excluded.last_day) RETURNING id",
+    TouchUsageValue: "UPDATE usage_values SET last_day = greatest(last_day, :day) \
+         WHERE owner = :owner AND name = :name AND value = :value",
+    CountUsageValues: "SELECT count(*) AS count FROM usage_values WHERE owner = :owner AND name = :name",
+    InsertUsageValue: "INSERT INTO usage_values (owner, name, value, last_day) VALUES (:owner, :name, :value, :day) \
+         ON CONFLICT DO NOTHING",
+    UpsertUsageQuarter: "INSERT INTO usage_quarters (start, series, writer, sums) VALUES (:start, :series, :writer, :sums) \
+         ON CONFLICT (start, series, writer) DO UPDATE SET sums = excluded.sums",
+    UpsertUsageDay: "INSERT INTO usage_days (start, series, writer, sums) VALUES (:start, :series, :writer, :sums) \
+         ON CONFLICT (start, series, writer) DO UPDATE SET sums = excluded.sums",
+    /// Adds to the amounts of a quarter hour; the largest amount stays.
+    ChargeBudget: "INSERT INTO budget_usage AS b (budget, quarter, writer, tokens, cost) \
+         VALUES (:budget, :quarter, :writer, :tokens, :cost) ON CONFLICT (budget, quarter, writer) DO UPDATE SET \
+         tokens = b.tokens + least(excluded.tokens, 9223372036854775807 - b.tokens), \
+         cost = b.cost + least(excluded.cost, 9223372036854775807 - b.cost)",
+    InsertBudgetAlert: "INSERT INTO budget_alerts (budget, period, share) VALUES (:budget, :period, :share) \
+         ON CONFLICT DO NOTHING",
+    TrimBudgetUsage: "DELETE FROM budget_usage WHERE budget = :budget AND quarter < :before",
+    TrimBudgetAlerts: "DELETE FROM budget_alerts WHERE budget = :budget AND period < :before",
+    TrimUsageQuarters: "DELETE FROM usage_quarters WHERE (start, series, writer) IN (SELECT start, series, writer \
+         FROM usage_quarters WHERE start < :before ORDER BY start, series, writer LIMIT :limit)",
+    TrimUsageDays: "DELETE FROM usage_days WHERE (start, series, writer) IN (SELECT start, series, writer \
+         FROM usage_days WHERE start < :before ORDER BY start, series, writer LIMIT :limit)",
+    TrimUsageSeries: "DELETE FROM usage_series WHERE id IN \
+         (SELECT id FROM usage_series WHERE last_day < :before ORDER BY last_day LIMIT :limit)",
+    TrimUsageValues: "DELETE FROM usage_values WHERE (owner, name, value) IN \
+         (SELECT owner, name, value FROM usage_values WHERE last_day < :before ORDER BY last_day LIMIT :limit)",
+}
