@@ -1,0 +1,123 @@
+//! Opens connections: the parts of the URL that the client library does not know, and what every connection has.
+
+use std::time::Duration;
+
+use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, RecyclingMethod};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
+use tokio_postgres::config::{Config, SslMode};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::store::StoreError;
+use crate::store::postgres::error::DatabaseName;
+use crate::store::postgres::tls::{self, TlsMode};
+
+/// Connections for reading.
+const MAX_READERS: usize = 8;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// After this time without an acknowledgement a connection is broken.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
+const KEEPALIVES_IDLE: Duration = Duration::from_secs(15);
+/// Options of every session, in milliseconds. Just-in-time compilation would take longer than each of our statements.
+const SESSION_OPTIONS: &str = "-c statement_timeout=60000 -c lock_timeout=10000 \
+     -c idle_in_transaction_session_timeout=30000 -c jit=off -c client_min_messages=warning";
+
+/// How the database is reached.
+#[derive(Clone)]
+pub struct Connector {
+    pub name: DatabaseName,
+    config: Config,
+    tls: MakeRustlsConnect,
+    /// Of the thread that drives the connections.
+    runtime: Handle,
+}
+
+impl Connector {
+    pub fn new(url: &str, runtime: Handle) -> Result<Self, StoreError> {
+        let (url, mode) = tls::split_url(url)?;
+        let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
+            // The library's error does not contain the URL, which has the password.
+            StoreError::Backend(format!("data.url is no PostgreSQL URL: {error}"))
+        })?;
+        if config.get_hosts().is_empty() {
+            return Err(StoreError::Backend(
+                "data.url names no host, such as postgres://user@host/database".to_owned(),
+            ));
+        }
+        config.ssl_mode(match mode {
+            TlsMode::Disable => SslMode::Disable,
+            TlsMode::Prefer => SslMode::Prefer,
+            TlsMode::Require { .. } | TlsMode::VerifyCa { .. } | TlsMode::VerifyFull { .. } => {
+                SslMode::Require
+            }
+        });
+        let options = match config.get_options() {
+            Some(options) => format!("{SESSION_OPTIONS} {options}"),
+            None => SESSION_OPTIONS.to_owned(),
+        };
+        config.options(options);
+        if config.get_application_name().is_none() {
+            config.application_name("axed");
+        }
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(CONNECT_TIMEOUT);
+        }
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(TCP_USER_TIMEOUT);
+        }
+        config.keepalives_idle(KEEPALIVES_IDLE);
+        Ok(Self {
+            name: DatabaseName::new(&config),
+            tls: MakeRustlsConnect::new(tls::client_config(&mode)?),
+            config,
+            runtime,
+        })
+    }
+
+    /// A connection of its own; the runtime's thread drives it.
+    pub async fn connect(&self) -> Result<Client, tokio_postgres::Error> {
+        let (client, _driver) = self.connect_driven().await?;
+        Ok(client)
+    }
+
+    async fn connect_driven(&self) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
+        let (client, connection) = self.config.connect(self.tls.clone()).await?;
+        // The connection's end shows in the client's next call.
+        let driver = self.runtime.spawn(connection.map(drop));
+        Ok((client, driver))
+    }
+
+    /// The connections for reading; none is opened yet.
+    pub fn reader_pool(&self) -> Result<Pool, StoreError> {
+        let config = ManagerConfig {
+            recycling_method: RecyclingMethod::Fast,
+        };
+        let manager = Manager::from_connect(self.config.clone(), self.clone(), config);
+        Pool::builder(manager)
+            .max_size(MAX_READERS)
+            .build()
+            .map_err(|error| StoreError::Backend(error.to_string()))
+    }
+}
+
+impl Connect for Connector {
+    fn connect(
+        &self,
+        _: &Config,
+    ) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
+        Box::pin(async move {
+            let connector = self.clone();
+            // On the runtime of the driver: the socket belongs to the runtime that opens it.
+            let opening = self
+                .runtime
+                .spawn(async move { connector.connect_driven().await });
+            match opening.await {
+                Ok(opened) => opened,
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            }
+        })
+    }
+}
