@@ -1,0 +1,133 @@
+//! The writer's connection: its prepared statements, and how many of them are sent at once.
+
+use std::cell::RefCell;
+
+use futures_util::TryStreamExt;
+use futures_util::future::{MaybeDone, maybe_done, try_join_all};
+use tokio_postgres::{Client, Error, Row, RowStream, Statement};
+
+use crate::store::postgres::connect::Connector;
+use crate::store::postgres::sql::{NamedSql, Value};
+use crate::store::postgres::statements::{STATEMENTS, Sql};
+
+/// A statement with its parameters, to be sent.
+#[derive(Debug)]
+pub struct Query<'a> {
+    sql: Sql,
+    params: Vec<(&'static str, Value<'a>)>,
+    /// Whether the transaction must not be committed if this affects no row.
+    pub must_affect: bool,
+}
+
+impl<'a> Query<'a> {
+    pub fn new(sql: Sql, params: Vec<(&'static str, Value<'a>)>) -> Self {
+        Self {
+            sql,
+            params,
+            must_affect: false,
+        }
+    }
+
+    /// One without which nothing is committed.
+    pub fn required(sql: Sql, params: Vec<(&'static str, Value<'a>)>) -> Self {
+        Self {
+            must_affect: true,
+            ..Self::new(sql, params)
+        }
+    }
+}
+
+/// What a statement has done.
+#[derive(Debug)]
+pub struct Outcome {
+    pub rows: Vec<Row>,
+    /// The number of rows returned, or else changed.
+    pub affected: u64,
+}
+
+pub struct Connection {
+    client: Client,
+    statements: Vec<PreparedStatement>,
+}
+
+struct PreparedStatement {
+    statement: Statement,
+    sql: NamedSql,
+    /// Where the values of the last execution were, by the number of their parameter.
+    positions: RefCell<Vec<usize>>,
+}
+
+impl Connection {
+    pub async fn open(connector: &Connector) -> Result<Self, Error> {
+        let client = connector.connect().await?;
+        let prepare = STATEMENTS.iter().map(|sql| {
+            let sql = NamedSql::parse(sql);
+            let client = &client;
+            async move {
+                Ok::<_, Error>(PreparedStatement {
+                    statement: client.prepare(&sql.text).await?,
+                    sql,
+                    positions: RefCell::default(),
+                })
+            }
+        });
+        let statements = try_join_all(prepare).await?;
+        Ok(Self { client, statements })
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    pub async fn execute(&self, query: &Query<'_>) -> Result<Outcome, Error> {
+        let prepared = &self.statements[query.sql as usize];
+        let values = prepared.bind(&query.params);
+        let rows = self.client.query_raw(&prepared.statement, values).await?;
+        collect(rows).await
+    }
+
+    /// Sends all statements before it waits for the first: one round trip. The first error is returned; the statements
+    /// after it had none or the transaction's.
+    pub async fn execute_all(&self, queries: &[Query<'_>]) -> Result<Vec<Outcome>, Error> {
+        let mut pending = Vec::with_capacity(queries.len());
+        for query in queries {
+            let mut execution = Box::pin(maybe_done(self.execute(query)));
+            // The first poll sends it.
+            let _ = futures_util::poll!(execution.as_mut());
+            pending.push(execution);
+        }
+        let mut outcomes = Vec::with_capacity(queries.len());
+        for mut execution in pending {
+            if matches!(*execution, MaybeDone::Future(_)) {
+                execution.as_mut().await;
+            }
+            if let Some(outcome) = execution.as_mut().take_output() {
+                outcomes.push(outcome?);
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+async fn collect(rows: RowStream) -> Result<Outcome, Error> {
+    let mut rows = std::pin::pin!(rows);
+    let mut found = Vec::new();
+    while let Some(row) = rows.try_next().await? {
+        found.push(row);
+    }
+    Ok(Outcome {
+        affected: rows.rows_affected().unwrap_or(found.len() as u64),
+        rows: found,
+    })
+}
+
+impl PreparedStatement {
+    /// The values in the order of the parameters.
+    fn bind<'p, 'a>(&self, params: &'p [(&'static str, Value<'a>)]) -> Vec<&'p Value<'a>> {
+        let mut positions = self.positions.borrow_mut();
+        if !self.sql.are_positions(params, &positions) {
+            *positions = self.sql.positions(params);
+        }
+        positions.iter().map(|at| &params[*at].1).collect()
+    }
+}
