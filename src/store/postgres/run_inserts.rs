@@ -1,0 +1,192 @@
+//! The statements of new runs: with their definition, labels and idempotency key.
+
+use std::sync::Arc;
+
+use crate::domain::content::Content;
+use crate::domain::run::{Run, RunId, now};
+use crate::store::encoding::clock_skew::{self, ClockSkew};
+use crate::store::encoding::definition_cache::{self, DefinitionCache, Hash};
+use crate::store::encoding::encoded_write::EncodedWrite;
+use crate::store::encoding::integers::signed;
+use crate::store::encoding::run_values;
+use crate::store::postgres::connection::Query;
+use crate::store::postgres::run_changes::{self, Ownership};
+use crate::store::postgres::sql::{NamedValue, free_text, free_text_or_null, values};
+use crate::store::postgres::statements::Sql;
+use crate::store::{IdempotencyClaim, NewRun, ResumeState};
+
+/// What the writer remembers from one new run to the next, so that most of them write neither a definition nor a skew.
+#[derive(Default)]
+pub struct RunInserts {
+    definition_cache: DefinitionCache,
+    clock_skew: Option<ClockSkew>,
+}
+
+impl RunInserts {
+    /// Forgets everything after a rollback, or if definitions may have been removed.
+    pub fn reset(&mut self) {
+        self.definition_cache.clear();
+        self.clock_skew = None;
+    }
+
+    /// The statements of a new run, its row first.
+    pub fn insert<'a>(
+        &mut self,
+        write: &'a EncodedWrite,
+        new_run: &'a NewRun,
+        owner: Ownership,
+        queries: &mut Vec<Query<'a>>,
+    ) {
+        let run = &*new_run.run;
+        let definition = &new_run.resume_state.definition;
+        let (hash, stored) = self.store_definition(definition, run.id);
+        queries.push(row(write, run, &new_run.resume_state, hash, owner));
+        queries.extend(stored);
+        if let Some(claim) = &new_run.claim {
+            insert_claim(claim, run.id, None, queries);
+        }
+        if let Some(source) = run.fork.as_ref().and_then(|fork| fork.from) {
+            // A copy of a run that was deleted, if only in part, may have gaps.
+            let source = values! {":id": source.run}.into();
+            queries.push(Query::required(Sql::HasRoot, source));
+        }
+        let labels = run.labels.iter().map(|(key, value)| {
+            let label =
+                values! {":key": free_text(key), ":value": free_text(value), ":run": run.id};
+            Query::new(Sql::InsertLabel, label.into())
+        });
+        queries.extend(labels);
+        queries.extend(self.raise_clock_skew(run));
+    }
+
+    /// Stores the skew of the run's id if it is the largest so far.
+    fn raise_clock_skew(&mut self, run: &Run) -> Option<Query<'static>> {
+        let created_ms = run.created_at.as_millisecond();
+        let known = self.clock_skew.unwrap_or(ClockSkew { lead: 0, lag: 0 });
+        let skew = known.including(clock_skew::created_ms(run.id), created_ms);
+        if self.clock_skew == Some(skew) {
+            return None;
+        }
+        self.clock_skew = Some(skew);
+        let values = values! {":lead": skew.lead, ":lag": skew.lag};
+        Some(Query::new(Sql::RaiseClockSkew, values.into()))
+    }
+
+    /// The hash of a definition, or of another text that runs share, and what makes the table say that this run uses it.
+    pub fn store_definition<'a>(
+        &mut self,
+        text: &'a Arc<str>,
+        run: RunId,
+    ) -> (Hash, Option<Query<'a>>) {
+        let accepted_ms = clock_skew::created_ms(run);
+        if let Some(hash) = self.definition_cache.get(text, accepted_ms) {
+            return (hash, None);
+        }
+        let hash = definition_cache::hash(text);
+        self.definition_cache.insert(text, hash, accepted_ms);
+        let values = values! {
+            ":hash": hash,
+            ":body": free_text(text),
+            ":used_until": DefinitionCache::used_until(accepted_ms),
+            ":run": run,
+        };
+        (hash, Some(Query::new(Sql::UpsertDefinition, values.into())))
+    }
+}
+
+fn row<'a>(
+    write: &'a EncodedWrite,
+    run: &'a Run,
+    resume_state: &'a ResumeState,
+    definition: Hash,
+    owner: Ownership,
+) -> Query<'a> {
+    let sql = match write.run == write.root {
+        true => Sql::InsertRoot,
+        false => Sql::InsertChild,
+    };
+    let mut values = run_changes::entry_values(write);
+    values.extend(values! {":node": owner.node});
+    if sql == Sql::InsertChild {
+        values.extend(values! {":epoch": owner.epoch});
+    }
+    values.extend(run_changes::usage_values(&run.usage));
+    values.extend(run_row_values(run));
+    values.extend(resume_values(resume_state, definition));
+    Query::required(sql, values)
+}
+
+fn run_row_values(run: &Run) -> Vec<NamedValue<'_>> {
+    let (input, input_is_parts) = match &run.input {
+        Content::Text(text) => (free_text(text), false),
+        parts @ Content::Parts(_) => (serde_json::to_vec(parts).unwrap_or_default().into(), true),
+    };
+    values! {
+        ":parent": run.parent_id,
+        ":child": run.parent_id.is_some(),
+        ":depth": run.depth.0,
+        ":status": run.status.as_str(),
+        ":agent": &run.agent,
+        ":created_at": run.created_at.as_millisecond(),
+        ":started_at": run.started_at.map(|at| at.as_millisecond()),
+        ":attempt": run.attempt,
+        ":turns_made": run.turns,
+        ":model": free_text(&run.model),
+        ":stop_reason": free_text_or_null(run.stop_reason.as_ref()),
+        ":agent_version": &run.agent_version,
+        ":tool_call_id": free_text_or_null(run.tool_call_id.as_ref()),
+        ":label": free_text_or_null(run.label.as_ref()),
+        ":completion_status": run.completion_status.as_deref(),
+        ":labels": run_values::labels_value(&run.labels),
+        ":cancel_reason": free_text_or_null(run.cancel_reason.as_ref()),
+        ":input": input,
+        ":input_is_parts": input_is_parts,
+        ":task": free_text_or_null(run.task.as_ref()),
+        ":owner": run.owner.as_deref(),
+        ":session": free_text_or_null(run.session.as_ref()),
+        ":messages": run.fork.as_ref().map_or(0, |fork| fork.copied_messages),
+        ":fork": run.fork.as_ref().map(|fork| serde_json::to_string(fork).unwrap_or_default()),
+    }
+    .into()
+}
+
+fn resume_values(resume_state: &ResumeState, definition: Hash) -> [NamedValue<'static>; 8] {
+    let webhooks = Some(&resume_state.webhooks).filter(|webhooks| !webhooks.is_empty());
+    values! {
+        ":definition": definition,
+        ":deadline_at": resume_state.deadline.map(|(at, _)| at.as_millisecond()),
+        ":deadline_seconds": resume_state.deadline.map(|(_, bound)| signed(bound)),
+        ":timeout": signed(resume_state.timeout),
+        ":stream": resume_state.stream,
+        ":webhook": webhooks.map(|webhooks| serde_json::to_string(webhooks).unwrap_or_default()),
+        ":workdir_device": resume_state.workdir.map(|id| id.device.cast_signed()),
+        ":workdir_inode": resume_state.workdir.map(|id| id.inode.cast_signed()),
+    }
+}
+
+/// `message` is the number of the message that the key belongs to; `None` if it started the run. Nothing is committed if the
+/// key has accepted another run.
+pub fn insert_claim<'a>(
+    claim: &'a IdempotencyClaim,
+    run: RunId,
+    message: Option<u32>,
+    queries: &mut Vec<Query<'a>>,
+) {
+    let now = now().as_millisecond();
+    queries.push(Query::new(
+        Sql::DeleteExpiredClaims,
+        values! {":now": now}.into(),
+    ));
+    let key = &claim.key;
+    let values = values! {
+        ":credential": &key.credential,
+        ":route": &key.route,
+        ":key": free_text(&key.key),
+        ":run": run,
+        ":body": &claim.body_hash,
+        ":expires": claim.expires_at.as_millisecond(),
+        ":message": message,
+        ":now": now,
+    };
+    queries.push(Query::required(Sql::UpsertClaim, values.into()));
+}

@@ -1,0 +1,208 @@
+//! The statements of a write: first the one that says whether it is possible, then what belongs to it.
+
+use std::collections::HashMap;
+
+use uuid::Uuid;
+
+use crate::domain::attachment::Attachment;
+use crate::domain::calendar::QUARTERS_PER_DAY;
+use crate::domain::period_budget::BudgetCharge;
+use crate::domain::run::RunId;
+use crate::domain::webhook::DeliveryId;
+use crate::ssrf;
+use crate::store::encoding::approval_changes::ApprovalChange;
+use crate::store::encoding::encoded_write::EncodedWrite;
+use crate::store::encoding::integers::signed;
+use crate::store::encoding::notified_event::NotifiedEvent;
+use crate::store::postgres::connection::Query;
+use crate::store::postgres::run_changes::{self, Ownership};
+use crate::store::postgres::run_inserts::{self, RunInserts};
+use crate::store::postgres::sql::{free_text, values};
+use crate::store::postgres::statements::Sql;
+use crate::store::usage::KEPT_BUDGET_DAYS;
+use crate::store::{Change, NewDelivery};
+
+/// What the writer remembers from one write to the next. After a rollback it is reset.
+#[derive(Default)]
+pub struct WriteMemory {
+    pub inserts: RunInserts,
+    /// The quarter hour of each budget whose old rows were removed last.
+    trimmed_budgets: HashMap<String, i64>,
+    /// Whether any run may have a configuration of push notifications.
+    pub has_push_configs: bool,
+}
+
+/// Where the outcomes of a write are, among those of its transaction.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteQueries {
+    /// The statement of [`Sql`] that changes the run. It returns the number of the last event.
+    pub main: usize,
+    /// The one that finds the receivers of push notifications.
+    pub push_targets: Option<usize>,
+}
+
+impl WriteMemory {
+    pub fn reset(&mut self) {
+        self.inserts.reset();
+        self.trimmed_budgets.clear();
+    }
+
+    /// Adds the statements of a write without its others.
+    pub fn plan<'a>(
+        &mut self,
+        write: &'a EncodedWrite,
+        owner: Ownership,
+        queries: &mut Vec<Query<'a>>,
+    ) -> WriteQueries {
+        let main = queries.len();
+        if let Change::Create(new_run) = &write.change {
+            self.inserts.insert(write, new_run, owner, queries);
+        } else {
+            queries.push(run_changes::change(write, owner));
+        }
+        if let Change::AddMessage(message) = &write.change
+            && let Some(claim) = &message.claim
+        {
+            run_inserts::insert_claim(claim, write.run, Some(message.number), queries);
+        }
+        self.charge_budgets(charges(&write.change), owner.node, queries);
+        if let Some(warnings) = &write.warnings {
+            let values = values! {":run": write.run, ":warnings": warnings};
+            queries.push(Query::new(Sql::UpdateWarnings, values.into()));
+        }
+        for shared in &write.shared_texts {
+            queries.extend(self.inserts.store_definition(&shared.text, write.run).1);
+        }
+        let approvals = write.approvals.iter();
+        queries.extend(approvals.map(|change| approval(write, change)));
+        for attachment in &write.attachments {
+            insert_attachment(write.run, attachment, queries);
+        }
+        let deliveries = write.deliveries.iter();
+        queries.extend(deliveries.map(|delivery| insert_delivery(write.run, delivery)));
+        let is_notifying = self.has_push_configs && write.notified_event.is_some();
+        let push_targets = is_notifying.then(|| {
+            let values = values! {":run": write.root};
+            queries.push(Query::new(Sql::PushTargets, values.into()));
+            queries.len() - 1
+        });
+        WriteQueries { main, push_targets }
+    }
+
+    /// Adds what the write is charged to budgets over time.
+    fn charge_budgets<'a>(
+        &mut self,
+        charges: &'a [BudgetCharge],
+        writer: Uuid,
+        queries: &mut Vec<Query<'a>>,
+    ) {
+        for charge in charges {
+            let values = values! {
+                ":budget": &charge.budget,
+                ":quarter": charge.quarter,
+                ":writer": writer,
+                ":tokens": signed(charge.tokens),
+                ":cost": signed(charge.cost),
+            };
+            queries.push(Query::new(Sql::ChargeBudget, values.into()));
+            for share in &charge.alerts {
+                let values = values! {
+                    ":budget": &charge.budget, ":period": charge.period_start, ":share": *share,
+                };
+                queries.push(Query::new(Sql::InsertBudgetAlert, values.into()));
+            }
+            let trimmed = self
+                .trimmed_budgets
+                .insert(charge.budget.clone(), charge.quarter);
+            if trimmed != Some(charge.quarter) {
+                let before = charge.quarter - KEPT_BUDGET_DAYS * QUARTERS_PER_DAY;
+                let old = values! {":budget": &charge.budget, ":before": before};
+                queries.push(Query::new(Sql::TrimBudgetUsage, old.to_vec()));
+                queries.push(Query::new(Sql::TrimBudgetAlerts, old.into()));
+            }
+        }
+    }
+}
+
+fn charges(change: &Change) -> &[BudgetCharge] {
+    match change {
+        Change::Progress(progress) => &progress.charges,
+        Change::Finish(finished) => &finished.progress.charges,
+        _ => &[],
+    }
+}
+
+fn approval<'a>(write: &'a EncodedWrite, change: &'a ApprovalChange) -> Query<'a> {
+    match change {
+        ApprovalChange::Requested {
+            index,
+            call,
+            request,
+        } => {
+            let later = write.event_count.saturating_sub(*index as u64 + 1);
+            let values = values! {
+                ":run": write.run, ":back": signed(later), ":call": free_text(call), ":request": request,
+            };
+            Query::new(Sql::InsertApproval, values.into())
+        }
+        ApprovalChange::Decided { call } => {
+            let values = values! {":run": write.run, ":call": free_text(call)};
+            Query::new(Sql::DeleteApproval, values.into())
+        }
+    }
+}
+
+/// Nothing is stored if the attachment has no bytes and another run, that had them, was deleted in the meantime: this run
+/// continues without them.
+fn insert_attachment<'a>(run: RunId, attachment: &'a Attachment, queries: &mut Vec<Query<'a>>) {
+    let hash = &attachment.sha256.0;
+    if let Some(data) = &attachment.data {
+        let values = values! {":hash": hash, ":data": &data[..]};
+        queries.push(Query::new(Sql::InsertAttachment, values.into()));
+    }
+    let values = values! {":run": run, ":hash": hash};
+    queries.push(Query::new(Sql::InsertAttachmentUse, values.into()));
+}
+
+fn insert_delivery(run: RunId, delivery: &NewDelivery) -> Query<'_> {
+    let webhook = &delivery.webhook;
+    let values = values! {
+        ":id": delivery.id.0,
+        ":run": run,
+        ":event": delivery.event,
+        ":host": host(&webhook.url),
+        ":url": free_text(&webhook.url),
+        ":secret_env": webhook.secret_env.as_deref(),
+        ":body": free_text(&delivery.body),
+        ":created_at": delivery.created_at.as_millisecond(),
+        ":push": None::<&[u8]>,
+    };
+    Query::new(Sql::InsertDelivery, values.into())
+}
+
+/// A push notification. Its body is made when it is sent: it says nothing but the state.
+pub fn insert_notification(
+    run: RunId,
+    config: Vec<u8>,
+    url: Vec<u8>,
+    event: NotifiedEvent,
+) -> Query<'static> {
+    let values = values! {
+        ":id": DeliveryId::new().0,
+        ":run": run,
+        ":event": event.name,
+        ":host": host(&String::from_utf8_lossy(&url)),
+        ":url": url,
+        ":secret_env": None::<&str>,
+        ":body": free_text(""),
+        ":created_at": event.time.as_millisecond(),
+        ":push": config,
+    };
+    Query::new(Sql::InsertDelivery, values.into())
+}
+
+fn host(url: &str) -> String {
+    let parsed = ssrf::parse_url(url).ok();
+    let host = parsed.as_ref().and_then(|url| url.host_str());
+    ssrf::normalize_host(host.unwrap_or_default())
+}
