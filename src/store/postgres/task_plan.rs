@@ -1,0 +1,204 @@
+//! The statements of the tasks that are no writes to a tree.
+
+use crate::domain::batch::{Batch, BatchId, BatchLine};
+use crate::domain::run::{RunId, now};
+use crate::domain::webhook::DeliveryId;
+use crate::store::batches::{BatchChange, BatchKey};
+use crate::store::encoding::integers::signed;
+use crate::store::outbox::{AttemptOutcome, AttemptRecord, MAX_STORED_ATTEMPTS};
+use crate::store::postgres::connection::Query;
+use crate::store::postgres::sql::{free_text, values};
+use crate::store::postgres::statements::Sql;
+use crate::store::postgres::usage_rollup::UsageRollup;
+use crate::store::push_configs::{MAX_PUSH_CONFIGS, PushConfig};
+use crate::store::schedules::{ScheduleChange, ScheduleId};
+use crate::store::write_queue::job::Task;
+
+/// Runs that lose their session's name in one transaction.
+pub const SESSION_PART_RUNS: u32 = 256;
+
+/// The statements of a task. Writes, deletions of trees, and tasks for the writer itself have none here.
+pub fn plan(task: &Task) -> Vec<Query<'_>> {
+    match task {
+        Task::Write(_) | Task::Delete(_) | Task::Vacuum | Task::ClearFailed(_) | Task::Close(_) => {
+            Vec::new()
+        }
+        Task::RecordAttempt(record) => vec![record_attempt(record)],
+        Task::Resend(run, id) => vec![resend(*run, *id)],
+        Task::AddPushConfig(run, config) => vec![
+            upsert_push_config(*run, config),
+            Query::new(Sql::EndedStatus, values! {":id": run}.into()),
+        ],
+        Task::DeletePushConfig(run, id) => {
+            let config = values! {":run": run, ":id": free_text(id)};
+            let deliveries = values! {":run": run, ":push": free_text(id)};
+            vec![
+                Query::new(Sql::DeletePushConfig, config.into()),
+                Query::new(Sql::DeletePushDeliveries, deliveries.into()),
+            ]
+        }
+        Task::ForgetSession(owner, name) => vec![forget_session(owner.as_deref(), name)],
+        Task::TrimUsage(before) => UsageRollup::trim(*before),
+        Task::AddBatchLines(id, lines) => add_batch_lines(*id, lines),
+        Task::AcceptBatch(batch, key) => accept_batch(batch, key.as_ref()),
+        Task::ChangeBatch(id, change) => vec![change_batch(*id, change)],
+        Task::TrimBatches(before) => {
+            let values = values! {":before": before.as_millisecond()};
+            vec![Query::new(Sql::DeleteBatch, values.into())]
+        }
+        Task::TrimUnacceptedLines(before) => {
+            // Ids begin with the milliseconds of their creation.
+            let millis = u64::try_from(before.as_millisecond()).unwrap_or_default();
+            let first_id = uuid::Uuid::from_u128(u128::from(millis) << 80);
+            let values = values! {":before": first_id};
+            vec![Query::new(Sql::DeleteUnacceptedLines, values.into())]
+        }
+        Task::ChangeSchedule(id, change) => vec![change_schedule(id, change)],
+        Task::Check => {
+            let values = values! {":now": now().as_millisecond()};
+            vec![Query::new(Sql::WriteCheck, values.into())]
+        }
+    }
+}
+
+fn record_attempt(record: &AttemptRecord) -> Query<'_> {
+    let (status, next_at) = match record.outcome {
+        AttemptOutcome::Delivered => ("delivered", None),
+        AttemptOutcome::RetryAt(at) => ("pending", Some(at.as_millisecond())),
+        AttemptOutcome::GivenUp => ("failed", None),
+    };
+    let values = values! {
+        ":id": record.id.0,
+        ":status": status,
+        ":next_at": next_at,
+        ":attempt": serde_json::to_string(&record.attempt).unwrap_or_default(),
+        ":max_attempts": signed(MAX_STORED_ATTEMPTS as u64),
+        ":since": record.since.as_millisecond(),
+    };
+    Query::new(Sql::RecordAttempt, values.into())
+}
+
+fn resend(run: RunId, id: DeliveryId) -> Query<'static> {
+    let values = values! {":id": id.0, ":run": run, ":now": now().as_millisecond()};
+    Query::new(Sql::ResendDelivery, values.into())
+}
+
+fn upsert_push_config(run: RunId, config: &PushConfig) -> Query<'_> {
+    let target = &config.target;
+    let values = values! {
+        ":run": run,
+        ":id": free_text(&config.id),
+        ":url": free_text(&config.url),
+        ":context": free_text(&target.context),
+        ":token": target.token.as_deref().map(free_text),
+        ":scheme": target.scheme.as_deref().map(free_text),
+        ":credentials": target.credentials.as_deref().map(free_text),
+        ":max": signed(MAX_PUSH_CONFIGS as u64),
+    };
+    Query::new(Sql::UpsertPushConfig, values.into())
+}
+
+/// Removes a session's name from the oldest of its runs: the conversation is that of the last one, so it is either whole or
+/// gone.
+fn forget_session<'a>(owner: Option<&'a str>, name: &'a str) -> Query<'a> {
+    let limit = i64::from(SESSION_PART_RUNS);
+    match owner {
+        Some(owner) => {
+            let values = values! {":owner": owner, ":session": free_text(name), ":limit": limit};
+            Query::new(Sql::ForgetOwnedSession, values.into())
+        }
+        None => {
+            let values = values! {":session": free_text(name), ":limit": limit};
+            Query::new(Sql::ForgetSession, values.into())
+        }
+    }
+}
+
+fn add_batch_lines(id: BatchId, lines: &[BatchLine]) -> Vec<Query<'_>> {
+    lines.iter().map(|line| batch_line(id, line)).collect()
+}
+
+fn batch_line(id: BatchId, line: &BatchLine) -> Query<'_> {
+    let values = values! {
+        ":batch": id.0,
+        ":line": line.index,
+        ":body": line.body.as_deref().map(free_text),
+        ":problem": line.problem.as_deref().map(free_text),
+    };
+    Query::new(Sql::InsertBatchLine, values.into())
+}
+
+/// The last statement affects no row if the key has accepted another batch.
+fn accept_batch<'a>(batch: &'a Batch, key: Option<&'a BatchKey>) -> Vec<Query<'a>> {
+    let owner = key.map(|key| key.owner.as_deref().unwrap_or_default());
+    let forget = key.zip(owner).map(|(key, owner)| {
+        let values = values! {
+            ":owner": owner, ":agent": &key.agent, ":key": free_text(&key.key), ":now": now().as_millisecond(),
+        };
+        Query::new(Sql::ForgetBatchKey, values.into())
+    });
+    let values = values! {
+        ":id": batch.id.0,
+        ":agent": &batch.agent,
+        ":owner": batch.owner.as_deref(),
+        ":lines": signed(batch.lines),
+        ":created_at": batch.created_at.as_millisecond(),
+        ":body_hash": &batch.body_hash,
+        ":key_owner": owner,
+        ":key": key.map(|key| free_text(&key.key)),
+        ":key_expires": key.map(|key| key.expires_at.as_millisecond()),
+    };
+    let insert = Query::new(Sql::InsertBatch, values.into());
+    forget.into_iter().chain([insert]).collect()
+}
+
+fn change_batch(id: BatchId, change: &BatchChange) -> Query<'_> {
+    match change {
+        BatchChange::Started { index, run } => {
+            let values = values! {":batch": id.0, ":line": *index, ":run": run};
+            Query::new(Sql::StartBatchLine, values.into())
+        }
+        BatchChange::Rejected { index, problem } => {
+            let values = values! {
+                ":batch": id.0, ":line": *index, ":problem": free_text(problem),
+            };
+            Query::new(Sql::RejectBatchLine, values.into())
+        }
+        BatchChange::Cancel { reason } => {
+            let values = values! {":id": id.0, ":reason": free_text(reason)};
+            Query::new(Sql::CancelBatch, values.into())
+        }
+        BatchChange::Finish { at } => {
+            let values = values! {":id": id.0, ":at": at.as_millisecond()};
+            Query::new(Sql::FinishBatch, values.into())
+        }
+    }
+}
+
+fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange) -> Query<'a> {
+    let (sql, at) = match change {
+        ScheduleChange::Seen { at, .. } => (Sql::UpsertSchedule, at),
+        ScheduleChange::Started { at, .. } => (Sql::RecordScheduledRun, at),
+        ScheduleChange::Triggered { at, .. } => (Sql::RecordTriggeredRun, at),
+        ScheduleChange::Skipped { at, .. } => (Sql::SkipScheduledTime, at),
+        ScheduleChange::Paused { at, .. } => (Sql::PauseSchedule, at),
+    };
+    let mut values = values! {
+        ":agent": &id.agent, ":name": &id.name, ":at": at.as_second(),
+    }
+    .to_vec();
+    match change {
+        ScheduleChange::Seen { times, .. } => values.extend(values! {":times": times}),
+        ScheduleChange::Started { run, .. } | ScheduleChange::Triggered { run, .. } => {
+            values.extend(values! {":run": run});
+        }
+        ScheduleChange::Skipped { held_at, error, .. } => values.extend(values! {
+            ":held_at": held_at.map(|at| at.as_second()),
+            ":error": error.as_deref().map(free_text),
+        }),
+        ScheduleChange::Paused { is_paused, .. } => {
+            values.extend(values! {":is_paused": *is_paused});
+        }
+    }
+    Query::new(sql, values)
+}
