@@ -4,6 +4,7 @@ mod approvals;
 mod attachments;
 mod batch_queries;
 mod changed_runs;
+mod commit;
 mod connect;
 mod connection;
 mod delete;
