@@ -1,0 +1,81 @@
+//! What the writer finds out and repairs before its first task.
+
+use std::collections::VecDeque;
+
+use tokio_postgres::{Client, Error};
+
+use crate::config::cluster::Cluster;
+use crate::domain::run::{RunId, now};
+use crate::store::StoreError;
+use crate::store::encoding::clock_skew::{MAX_RETRY_MS, id_millis};
+use crate::store::postgres::commit::WriterState;
+use crate::store::postgres::connect::Connector;
+use crate::store::postgres::{node, schema};
+use crate::store::write_queue::deletions::Deletions;
+
+/// Connects, migrates the database and joins it.
+pub async fn start(connector: &Connector, cluster: &Cluster) -> Result<WriterState, StoreError> {
+    let name = &connector.name;
+    let connected = connector.connect().await;
+    let mut client = connected.map_err(|error| {
+        let StoreError::Backend(why) = name.error(&error) else {
+            return name.error(&error);
+        };
+        StoreError::Backend(format!(
+            "{why}; check data.url, and that the server runs and lets this user in"
+        ))
+    })?;
+    schema::migrate(&mut client, name).await?;
+    let incarnation = node::join(&mut client, name, cluster).await?;
+    let error = |error: Error| name.error(&error);
+    align_clock(&client).await.map_err(error)?;
+    let deletions = load_deletions(&client).await.map_err(error)?;
+    let mut state = WriterState::new(incarnation, deletions);
+    state.memory.has_push_configs = client
+        .query_opt("SELECT 1 FROM push_configs LIMIT 1", &[])
+        .await
+        .map_err(error)?
+        .is_some();
+    Ok(state)
+}
+
+/// Prepares for a clock that was set back since the last start: new runs sort after the stored ones, and no delivery waits
+/// for a time that is far in the future.
+async fn align_clock(client: &Client) -> Result<(), Error> {
+    let newest = client
+        .query_opt(
+            "SELECT id, created_at FROM runs ORDER BY id DESC LIMIT 1",
+            &[],
+        )
+        .await?;
+    if let Some(row) = newest {
+        let (id, created): (uuid::Uuid, i64) = (row.try_get("id")?, row.try_get("created_at")?);
+        RunId(id).advance_newest();
+        let id_ms = id_millis(id.as_u128());
+        client
+            .execute(
+                "UPDATE clock SET lead = greatest(lead, $1), lag = greatest(lag, $2) WHERE id = 1",
+                &[
+                    &id_ms.saturating_sub(created),
+                    &created.saturating_sub(id_ms),
+                ],
+            )
+            .await?;
+    }
+    let now = now().as_millisecond();
+    client
+        .execute(
+            "UPDATE deliveries SET next_at = $1, since = least(since, $1) WHERE next_at > $2",
+            &[&now, &now.saturating_add(MAX_RETRY_MS)],
+        )
+        .await?;
+    Ok(())
+}
+
+async fn load_deletions(client: &Client) -> Result<Deletions, Error> {
+    let found = client.query("SELECT root FROM deletions", &[]).await?;
+    let roots = found.iter().map(|row| Ok(RunId(row.try_get("root")?)));
+    Ok(Deletions::new(
+        roots.collect::<Result<VecDeque<_>, Error>>()?,
+    ))
+}
