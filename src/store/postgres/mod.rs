@@ -34,3 +34,4 @@ mod turns;
 mod usage_queries;
 mod usage_rollup;
 mod write_plan;
+mod writer;

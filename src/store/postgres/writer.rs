@@ -1,0 +1,425 @@
+//! The writer: takes the queued jobs, commits them together, publishes their events and replies.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::{Error, Row};
+use tracing::warn;
+
+use crate::domain::run::RunId;
+use crate::store::StoreError;
+use crate::store::encoding::encoded_write::EncodedWrite;
+use crate::store::postgres::commit::{
+    CommitError, Refusal, WriterState, is_duplicate, is_single_task_error,
+};
+use crate::store::postgres::connect::Connector;
+use crate::store::postgres::connection::{Connection, Query};
+use crate::store::postgres::delete::DeleteProgress;
+use crate::store::postgres::error::{is_transient, store_error};
+use crate::store::postgres::explain::{Explanation, explain};
+use crate::store::postgres::node::NodeStatus;
+use crate::store::postgres::sql::values;
+use crate::store::postgres::statements::Sql;
+use crate::store::write_queue::callbacks::WriterCallbacks;
+use crate::store::write_queue::failed_runs::FailedRuns;
+use crate::store::write_queue::job::{Job, JobResult, Task};
+
+/// Jobs that may wait for the writer. A caller with one more waits for a place in the queue.
+pub const MAX_QUEUED_WRITES: usize = 4096;
+/// Largest number of jobs of one commit.
+const MAX_BATCH_JOBS: usize = 256;
+/// Attempts to commit what conflicts with another transaction.
+const MAX_ATTEMPTS: u32 = 5;
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
+
+pub struct Writer<'c> {
+    connector: &'c Connector,
+    /// `None` after it was lost.
+    connection: Option<Connection>,
+    state: WriterState,
+    status: Rc<NodeStatus>,
+    failed_runs: FailedRuns,
+    callbacks: &'c WriterCallbacks,
+    commit_count: &'c AtomicU64,
+}
+
+impl<'c> Writer<'c> {
+    pub fn new(
+        connector: &'c Connector,
+        state: WriterState,
+        status: Rc<NodeStatus>,
+        callbacks: &'c WriterCallbacks,
+        commit_count: &'c AtomicU64,
+    ) -> Self {
+        Self {
+            connector,
+            connection: None,
+            state,
+            status,
+            failed_runs: FailedRuns::default(),
+            callbacks,
+            commit_count,
+        }
+    }
+
+    /// Serves jobs until it is closed or all senders are dropped. Then it leaves the database. Returns whom to inform.
+    pub async fn run(
+        &mut self,
+        jobs: &mut mpsc::Receiver<Job>,
+    ) -> Option<oneshot::Sender<JobResult>> {
+        let mut close_reply = None;
+        let mut batch = Vec::with_capacity(MAX_BATCH_JOBS);
+        while self.fill_batch(jobs, &mut batch).await {
+            let close = (batch.iter()).position(|job| matches!(job.task, Task::Close(_)));
+            if let Some(close) = close.map(|index| batch.remove(index)) {
+                // Jobs that are queued now are still done; later ones are rejected.
+                jobs.close();
+                close_reply = close.reply;
+            }
+            let writes = batch.len();
+            let results = self.commit_batch(&batch).await;
+            let is_notifying = std::mem::take(&mut self.state.has_new_notifications);
+            self.callbacks.report(&mut batch, results, is_notifying);
+            if self.state.deletions.is_due(writes) {
+                self.delete_next_part().await;
+            }
+        }
+        self.leave().await;
+        close_reply
+    }
+
+    /// Moves queued jobs into the batch. Waits only if nothing else is to be done. Returns false if no job will come.
+    async fn fill_batch(&mut self, jobs: &mut mpsc::Receiver<Job>, batch: &mut Vec<Job>) -> bool {
+        while !self.state.deletions.is_due(0) {
+            let status = Rc::clone(&self.status);
+            tokio::select! {
+                count = jobs.recv_many(batch, MAX_BATCH_JOBS) => return count > 0,
+                () = status.replaced.notified() => self.stop_trees(),
+                () = tokio::time::sleep(RECONNECT_INTERVAL), if self.connection.is_none() => {
+                    // The next task has the error.
+                    let _ = self.connected().await;
+                }
+            }
+        }
+        while batch.len() < MAX_BATCH_JOBS {
+            match jobs.try_recv() {
+                Ok(job) => batch.push(job),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return !batch.is_empty(),
+            }
+        }
+        true
+    }
+
+    /// The jobs in their order: those that can be done together in one transaction.
+    async fn commit_batch(&mut self, batch: &[Job]) -> Vec<JobResult> {
+        let mut results = Vec::with_capacity(batch.len());
+        while let Some(job) = batch.get(results.len()) {
+            let rest = &batch[results.len()..];
+            match &job.task {
+                Task::ClearFailed(roots) => {
+                    roots.iter().for_each(|root| self.failed_runs.remove(*root));
+                    results.push(Ok(0));
+                }
+                Task::Delete(root) => results.push(self.delete(*root).await),
+                Task::Vacuum => results.push(self.vacuum().await),
+                _ => {
+                    let len = rest.iter().position(|job| is_alone(&job.task));
+                    let part = &rest[..len.unwrap_or(rest.len())];
+                    results.extend(self.commit_part(part).await);
+                }
+            }
+        }
+        results
+    }
+
+    async fn commit_part(&mut self, jobs: &[Job]) -> Vec<JobResult> {
+        if self.status.is_replaced.get() {
+            return self.reject(jobs, &StoreError::Fenced);
+        }
+        let is_failed = |job: &Job| match &job.task {
+            Task::Write(write) => {
+                let others = write.others.iter().map(|(other, _)| other.root);
+                std::iter::once(write.root)
+                    .chain(others)
+                    .any(|root| self.failed_runs.contains(root))
+            }
+            _ => false,
+        };
+        if jobs.iter().any(is_failed) {
+            return self.commit_each(jobs).await;
+        }
+        let tasks: Vec<&Task> = jobs.iter().map(|job| &job.task).collect();
+        match self.commit(&tasks, &HashSet::new()).await {
+            Ok(results) => results.into_iter().map(Ok).collect(),
+            Err(CommitError::Refused(Refusal::Node)) => self.reject(jobs, &StoreError::Fenced),
+            Err(CommitError::Refused(_)) => self.commit_each(jobs).await,
+            Err(CommitError::Database(error))
+                if self.connection.is_some() && is_single_task_error(&error) =>
+            {
+                self.commit_each(jobs).await
+            }
+            Err(CommitError::Database(error)) => self.reject(jobs, &store_error(&error)),
+            Err(CommitError::Unavailable(error)) => self.reject(jobs, &error),
+        }
+    }
+
+    fn reject(&mut self, jobs: &[Job], error: &StoreError) -> Vec<JobResult> {
+        jobs.iter().for_each(|job| self.mark_failed(job));
+        jobs.iter().map(|_| Err(error.clone())).collect()
+    }
+
+    /// Each in a transaction of its own: finds those that cannot be done, and commits the others.
+    async fn commit_each(&mut self, jobs: &[Job]) -> Vec<JobResult> {
+        let mut results = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let result = self.commit_one(&job.task).await;
+            // A run that was never accepted has no record with a gap.
+            if result.is_err() && !matches!(result, Err(StoreError::AlreadyClaimed(_))) {
+                self.mark_failed(job);
+            }
+            results.push(result);
+        }
+        results
+    }
+
+    async fn commit_one(&mut self, task: &Task) -> JobResult {
+        let mut left_out = HashSet::new();
+        if let Task::Write(write) = task {
+            if self.failed_runs.contains(write.root) {
+                return Err(StoreError::Suspended);
+            }
+            for (index, (other, _)) in write.others.iter().enumerate() {
+                if self.failed_runs.contains(other.root) {
+                    warn_late(other, &StoreError::Suspended);
+                    left_out.insert(index);
+                }
+            }
+        }
+        loop {
+            let refused = match self.commit(&[task], &left_out).await {
+                Ok(results) => return Ok(results.first().copied().unwrap_or(0)),
+                Err(CommitError::Refused(refusal)) => refusal,
+                Err(CommitError::Unavailable(error)) => return Err(error),
+                Err(CommitError::Database(error)) => return Err(task_error(task, &error)),
+            };
+            let (Task::Write(write), Refusal::Write { other }) = (task, refused) else {
+                return Err(StoreError::Fenced);
+            };
+            match other {
+                None => {
+                    let error = match self.explain(write).await? {
+                        Explanation::Ignored => return Ok(0),
+                        Explanation::TreeEnded => {
+                            self.revive(write.root).await.map_err(commit_error)?;
+                            continue;
+                        }
+                        Explanation::Rejected(error) => error,
+                    };
+                    if matches!(error, StoreError::Fenced) {
+                        self.status.mark_replaced();
+                    }
+                    return Err(error);
+                }
+                Some(index) => {
+                    let other = &write.others[index].0;
+                    match self.explain(other).await? {
+                        Explanation::Ignored => {}
+                        Explanation::TreeEnded => {
+                            self.revive(other.root).await.map_err(commit_error)?;
+                            continue;
+                        }
+                        Explanation::Rejected(error) => warn_late(other, &error),
+                    }
+                    left_out.insert(index);
+                }
+            }
+        }
+    }
+
+    async fn explain(&mut self, write: &EncodedWrite) -> Result<Explanation, StoreError> {
+        let db = self.connection.as_ref().ok_or(StoreError::Suspended)?;
+        let explained = explain(db, &self.state, write).await;
+        explained.map_err(|error| store_error(&error))
+    }
+
+    /// Commits tasks together, or rolls all back. Conflicts with other transactions are repeated.
+    async fn commit(
+        &mut self,
+        tasks: &[&Task],
+        left_out: &HashSet<usize>,
+    ) -> Result<Vec<u64>, CommitError> {
+        let mut attempt = 1;
+        loop {
+            let (db, state) = self.connected().await?;
+            let committed = state.commit(db, tasks, left_out).await;
+            match self.settle(committed).await {
+                Err(CommitError::Database(error))
+                    if attempt < MAX_ATTEMPTS && is_transient(&error) =>
+                {
+                    attempt += 1;
+                }
+                settled => return settled,
+            }
+        }
+    }
+
+    /// Rolls back what was not committed.
+    async fn settle<T>(&mut self, committed: Result<T, CommitError>) -> Result<T, CommitError> {
+        if committed.is_ok() {
+            self.commit_count.fetch_add(1, Ordering::Relaxed);
+            return committed;
+        }
+        self.state.reset();
+        if let Err(CommitError::Refused(Refusal::Node)) = committed {
+            self.status.mark_replaced();
+        }
+        let rollback = Query::new(Sql::Rollback, Vec::new());
+        if let Some(db) = &self.connection
+            && let Err(error) = db.execute(&rollback).await
+        {
+            warn!(error = %error, "{} is lost, connecting again: {error}", self.connector.name);
+            self.disconnect();
+        }
+        committed
+    }
+
+    fn disconnect(&mut self) {
+        self.connection = None;
+        self.status.is_cut_off.set(true);
+    }
+
+    /// The connection and what the writer knows, after the connection was opened again if it was lost.
+    async fn connected(&mut self) -> Result<(&Connection, &mut WriterState), CommitError> {
+        if self.connection.as_ref().is_none_or(Connection::is_closed) {
+            self.disconnect();
+            let opened = self.open().await;
+            let unavailable = |error| CommitError::Unavailable(self.connector.name.error(&error));
+            self.connection = Some(opened.map_err(unavailable)?);
+            self.status.is_cut_off.set(false);
+        }
+        let lost = || CommitError::Unavailable(StoreError::Closed);
+        let db = self.connection.as_ref().ok_or_else(lost)?;
+        Ok((db, &mut self.state))
+    }
+
+    /// The outcome of the last commit may be unknown: the trees are read again.
+    async fn open(&mut self) -> Result<Connection, Error> {
+        let db = Connection::open(self.connector).await?;
+        let values = values! {":node": self.state.node};
+        let owned = Query::new(Sql::OwnTrees, values.into());
+        let trees = db.execute(&owned).await?;
+        let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
+        self.state.trees = trees.rows.iter().map(tree).collect::<Result<_, Error>>()?;
+        Ok(db)
+    }
+
+    /// Marks the tree of a failed fire-and-forget write: later writes to it are rejected.
+    fn mark_failed(&mut self, job: &Job) {
+        if let (Task::Write(write), None) = (&job.task, &job.reply) {
+            self.failed_runs.insert(write.root);
+        }
+    }
+
+    /// Another node has the trees now.
+    fn stop_trees(&mut self) {
+        for root in std::mem::take(&mut self.state.trees).into_keys() {
+            self.failed_runs.insert(root);
+            if let Some(on_write_failed) = self.callbacks.on_write_failed.get() {
+                on_write_failed(root);
+            }
+        }
+    }
+
+    async fn delete(&mut self, root: RunId) -> JobResult {
+        match self.delete_part(root, true).await.map_err(commit_error)? {
+            None => Ok(0),
+            Some(progress) => {
+                if progress == DeleteProgress::More {
+                    self.state.deletions.add(root);
+                }
+                Ok(1)
+            }
+        }
+    }
+
+    async fn delete_part(
+        &mut self,
+        root: RunId,
+        is_new: bool,
+    ) -> Result<Option<DeleteProgress>, CommitError> {
+        let (db, state) = self.connected().await?;
+        let deleted = state.delete_part(db, root, is_new).await;
+        self.settle(deleted).await
+    }
+
+    /// Removes the next part of a tree that is being deleted, in a transaction of its own.
+    async fn delete_next_part(&mut self) {
+        let Some(root) = self.state.deletions.next_root() else {
+            return;
+        };
+        match self.delete_part(root, false).await.map_err(commit_error) {
+            Ok(Some(DeleteProgress::More)) => {}
+            Ok(Some(DeleteProgress::Done) | None) => self.state.deletions.remove(root),
+            Err(error) => {
+                self.state.deletions.pause();
+                warn!(run.id = %root, run.root = %root, error = %error, "The deletion of {root} failed, trying again after the next write: {error}");
+            }
+        }
+    }
+
+    /// Removes a few definitions that no run uses. The server returns unused space by itself.
+    async fn vacuum(&mut self) -> JobResult {
+        let (db, state) = self.connected().await.map_err(commit_error)?;
+        let deleted = state.delete_unused_definitions(db).await;
+        let has_more = self.settle(deleted).await.map_err(commit_error)?;
+        Ok(u64::from(has_more || self.state.deletions.is_due(1)))
+    }
+
+    async fn revive(&mut self, root: RunId) -> Result<(), CommitError> {
+        let (db, state) = self.connected().await?;
+        let revived = state.revive(db, root).await;
+        self.settle(revived).await
+    }
+
+    async fn leave(&mut self) {
+        let node = self.state.node;
+        if let Ok((db, _)) = self.connected().await {
+            let leave = Query::new(Sql::LeaveNode, values! {":node": node}.into());
+            if let Err(error) = db.execute(&leave).await {
+                warn!(error = %error, "This node could not leave the database, the next start waits a few seconds: {error}");
+            }
+        }
+    }
+}
+
+/// Tasks that are not committed together with others.
+fn is_alone(task: &Task) -> bool {
+    matches!(task, Task::ClearFailed(_) | Task::Delete(_) | Task::Vacuum)
+}
+
+fn commit_error(error: CommitError) -> StoreError {
+    match error {
+        CommitError::Refused(_) => StoreError::Fenced,
+        CommitError::Database(error) => store_error(&error),
+        CommitError::Unavailable(error) => error,
+    }
+}
+
+/// Why one task could not be committed.
+fn task_error(task: &Task, error: &Error) -> StoreError {
+    match task {
+        Task::Write(write) if is_duplicate(error) => {
+            StoreError::Backend(format!("{} is in the store already", write.run))
+        }
+        _ => store_error(error),
+    }
+}
+
+fn warn_late(other: &EncodedWrite, error: &StoreError) {
+    warn!(run.id = %other.run, run.root = %other.root, error = %error, "A write to {} came too late: {error}", other.run);
+}
