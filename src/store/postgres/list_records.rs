@@ -1,0 +1,112 @@
+//! The contract for approvals, sessions, lists, retention and usage, by the jobs of the writer and the readers.
+
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+
+use crate::domain::run::RunId;
+use crate::store::StoreError;
+use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
+use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
+use crate::store::postgres::{
+    PostgresStore, approvals, changed_runs, retention_queries, sessions, usage_queries,
+};
+use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
+use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
+use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
+use crate::store::write_queue::job::{ForgetProgress, Task};
+
+impl ApprovalIndex for PostgresStore {
+    fn pending_approvals(
+        &self,
+        query: ApprovalQuery,
+    ) -> BoxFuture<'_, Result<ApprovalPage, StoreError>> {
+        Box::pin(
+            self.readers.read_snapshot(move |db| {
+                Box::pin(async move { approvals::list(db, &query).await })
+            }),
+        )
+    }
+}
+
+impl SessionIndex for PostgresStore {
+    fn sessions(&self, query: SessionListQuery) -> BoxFuture<'_, Result<SessionPage, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| Box::pin(async move { sessions::list(db, &query).await })),
+        )
+    }
+
+    fn delete_session(
+        &self,
+        owner: Option<String>,
+        name: String,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let mut is_found = false;
+            loop {
+                let task = Task::ForgetSession(owner.clone(), name.clone());
+                let progress = self.request(task).await?;
+                is_found |= progress != ForgetProgress::NotFound as u64;
+                if progress != ForgetProgress::More as u64 {
+                    return Ok(is_found);
+                }
+            }
+        })
+    }
+}
+
+impl ChangedRuns for PostgresStore {
+    fn changed_runs(&self, query: ChangedQuery) -> BoxFuture<'_, Result<ChangedPage, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| Box::pin(async move { changed_runs::list(db, &query).await })),
+        )
+    }
+}
+
+impl RunRetention for PostgresStore {
+    fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(self.request(Task::Delete(root)).await? > 0) })
+    }
+
+    fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
+        Box::pin(self.readers.read_snapshot(move |db| {
+            Box::pin(async move { retention_queries::expired_roots(db, query).await })
+        }))
+    }
+
+    fn nth_newest_ended(
+        &self,
+        query: NthNewestQuery,
+    ) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move { retention_queries::nth_newest(db, query).await })
+        }))
+    }
+
+    fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(self.request(Task::Vacuum).await? > 0) })
+    }
+}
+
+impl UsageLog for PostgresStore {
+    fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
+        Box::pin(self.readers.read_snapshot(move |db| {
+            Box::pin(async move { usage_queries::report(db, &query).await })
+        }))
+    }
+
+    fn budget_usage(
+        &self,
+        budget: String,
+        period: BudgetPeriod,
+    ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move { usage_queries::budget_usage(db, &budget, period).await })
+        }))
+    }
+
+    fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(self.request(Task::TrimUsage(before)).await? > 0) })
+    }
+}
