@@ -26,10 +26,12 @@ pub fn private_config(
         ..sources.flags()
     };
     let config = load_quiet_config(&flags)?;
-    let config = match &temp_dir {
+    let mut config = match &temp_dir {
         Some(temp_dir) => config.with_data_dir(temp_dir.path().join("data")),
         None => config,
     };
+    // The configured database is that of the daemon.
+    config.data.url = None;
     Ok((config, temp_dir))
 }
 

@@ -3,18 +3,27 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use secrecy::ExposeSecret;
+
 use crate::config::Data;
 use crate::store::StoreError;
 use crate::store::events::{HasSubscribersFn, PublishFn};
+use crate::store::postgres::PostgresStore;
 use crate::store::run_store::RunStore;
 use crate::store::sqlite::{SqliteStore, maintenance};
 
-/// Opens the store of the data directory, created if it is missing, and locks it against other processes.
+/// Opens the PostgreSQL database, if there is one, else the store of the data directory, created if it is missing. No other
+/// process can open it.
 pub fn open(
     data: &Data,
     publish: PublishFn,
     has_subscribers: HasSubscribersFn,
 ) -> Result<Arc<dyn RunStore>, StoreError> {
+    if let Some(url) = &data.url {
+        let (url, cluster) = (url.expose_secret(), &data.cluster);
+        let store = PostgresStore::open(url, cluster, publish, has_subscribers)?;
+        return Ok(Arc::new(store));
+    }
     let store = SqliteStore::open(&data.dir, data.durability, publish, has_subscribers)?;
     Ok(Arc::new(store))
 }
