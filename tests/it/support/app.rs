@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::daemon::{Daemon, axed_command};
+use crate::support::database::Database;
 use crate::support::events::Events;
+use crate::support::postgres::{DATABASE_URL, Postgres};
 use crate::support::provider::FakeProvider;
 use crate::support::run::Run;
 use crate::support::{eventually, within_timeout};
@@ -27,6 +29,8 @@ pub struct TestApp {
     arguments: Vec<String>,
     environment: BTreeMap<String, String>,
     prefix: String,
+    /// `None` if the daemon uses SQLite. Dropped after the daemon.
+    postgres: Option<Postgres>,
 }
 
 /// The files and arguments of a daemon.
@@ -38,6 +42,7 @@ pub struct Setup {
     arguments: Vec<String>,
     environment: BTreeMap<String, String>,
     prefix: String,
+    uses_sqlite: bool,
 }
 
 impl Setup {
@@ -84,8 +89,21 @@ impl Setup {
         self
     }
 
+    /// Uses SQLite whatever other stories use.
+    pub fn sqlite(mut self) -> Self {
+        self.uses_sqlite = true;
+        self
+    }
+
     /// Writes the files and starts the provider and the daemon.
-    pub async fn spawn(self) -> TestApp {
+    pub async fn spawn(mut self) -> TestApp {
+        let postgres = match self.uses_sqlite {
+            true => None,
+            false => Postgres::create(),
+        };
+        if let Some(postgres) = &postgres {
+            postgres.set_environment(&mut self.environment);
+        }
         let provider = FakeProvider::start().await;
         let home = tempfile::Builder::new()
             .prefix("axed-story-")
@@ -128,6 +146,7 @@ base_url = "{{provider}}"
             arguments: self.arguments,
             environment: self.environment,
             prefix: self.prefix,
+            postgres,
         }
     }
 }
@@ -146,6 +165,14 @@ impl TestApp {
     /// A path below the daemon's directory.
     pub fn path(&self, path: &str) -> PathBuf {
         self.home.path().join(path)
+    }
+
+    /// The daemon's database, behind its back.
+    pub fn database(&self) -> Database {
+        match &self.postgres {
+            Some(postgres) => Database::Postgres(postgres.url.clone()),
+            None => Database::Sqlite(self.path("data/axed.db")),
+        }
     }
 
     /// Writes an agent file, as [`Setup::agent`] does, while the daemon runs.
@@ -236,6 +263,15 @@ impl TestApp {
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let url = format!("{}{}{path}", self.daemon.url, self.prefix);
         self.client.request(method, url)
+    }
+
+    /// The next daemon uses this PostgreSQL database, or SQLite.
+    pub fn use_database(&mut self, postgres: Option<Postgres>) {
+        match &postgres {
+            Some(postgres) => postgres.set_environment(&mut self.environment),
+            None => drop(self.environment.remove(DATABASE_URL)),
+        }
+        self.postgres = postgres;
     }
 
     /// Kills the daemon as a crash does, and starts another on the same directory.
