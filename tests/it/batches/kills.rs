@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use rusqlite::Connection;
 use tokio::task::JoinSet;
 
 use crate::batches::{accepted, finished, lines, results, send_batch};
@@ -11,9 +10,7 @@ use crate::support::eventually;
 use crate::support::provider::answer::says;
 
 fn count(app: &TestApp, table: &str) -> i64 {
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    let sql = format!("SELECT count(*) FROM {table}");
-    db.query_row(&sql, [], |row| row.get(0)).expect("a count")
+    app.database().count(table)
 }
 
 #[tokio::test]

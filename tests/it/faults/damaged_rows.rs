@@ -1,8 +1,5 @@
 //! Runs whose record is damaged, or cannot be written while the store works otherwise: each ends alone, and delays no other.
 
-use std::time::Duration;
-
-use rusqlite::Connection;
 use serde_json::json;
 
 use crate::support::app::{ApiResponse, TestApp};
@@ -11,38 +8,23 @@ use crate::support::gate::Gate;
 use crate::support::provider::answer::{delegates, hangs, says};
 use crate::support::run::Run;
 
-fn change(app: &TestApp, sql: &str) {
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
-    db.execute_batch(sql).expect("changed");
-}
-
-/// From now on no entry of which `condition` holds can be written.
-fn refuse(app: &TestApp, condition: &str) {
-    change(
-        app,
-        &format!(
-            "CREATE TRIGGER full BEFORE INSERT ON entries WHEN {condition} \
-             BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
-        ),
-    );
-}
-
-fn refuse_no_more(app: &TestApp) {
-    change(app, "DROP TRIGGER full");
-}
-
-fn blob(id: &str) -> String {
-    format!("x'{}'", id.trim_start_matches("run_").replace('-', ""))
-}
-
 /// Makes the run's steps unreadable.
 fn damage_steps(app: &TestApp, id: &str) {
-    let run = blob(id);
-    change(
-        app,
-        &format!("UPDATE entries SET steps = '[{{' WHERE run = {run} AND steps IS NOT NULL"),
-    );
+    let db = app.database();
+    let run = db.id(id);
+    db.execute(&format!(
+        "UPDATE entries SET steps = '[{{' WHERE run = {run} AND steps IS NOT NULL"
+    ));
+}
+
+/// Makes the rows of runs unreadable.
+fn damage_rows(app: &TestApp, ids: &[&str]) {
+    let db = app.database();
+    let ids: Vec<String> = ids.iter().map(|id| db.id(id)).collect();
+    let ids = ids.join(", ");
+    db.execute(&format!(
+        "UPDATE runs SET labels = '{{' WHERE id IN ({ids})"
+    ));
 }
 
 async fn suspended(app: &TestApp, run: &Run<'_>) {
@@ -65,12 +47,12 @@ async fn a_suspended_run_whose_steps_are_damaged_fails_as_internal() {
         .always("solo", move |_| says("done").after_gate(&door));
     let (bad, good) = (app.start("solo", "go").await, app.start("solo", "go").await);
     app.provider.wait_for_request("solo", 2).await;
-    refuse(&app, "1");
+    app.database().refuse_entries("1 = 1");
     gate.open();
     suspended(&app, &bad).await;
     suspended(&app, &good).await;
     damage_steps(&app, bad.id());
-    refuse_no_more(&app);
+    app.database().accept_entries();
 
     let bad = bad.wait_for_end().await;
     is_damage(&bad);
@@ -100,12 +82,12 @@ async fn a_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
     let children = format!("/runs/{}/children", run.id());
     let is_recorded = |got: &ApiResponse| got.json()["data"][0].is_object();
     app.get_until(&children, is_recorded).await;
-    refuse(&app, "1");
+    app.database().refuse_entries("1 = 1");
     gate.open();
     suspended(&app, &run).await;
     let children = run.children().await;
     damage_steps(&app, children[0].id());
-    refuse_no_more(&app);
+    app.database().accept_entries();
 
     assert_eq!(run.wait_for_end().await.output(), "planned");
     is_damage(&children[0].reload().await);
@@ -125,16 +107,12 @@ async fn a_suspended_run_whose_row_is_damaged_delays_no_other() {
     let bad = app.start_with("solo", talk.clone()).await;
     let good = app.start("solo", "go").await;
     app.provider.wait_for_request("solo", 2).await;
-    refuse(&app, "1");
+    app.database().refuse_entries("1 = 1");
     gate.open();
     suspended(&app, &bad).await;
     suspended(&app, &good).await;
-    let run = blob(bad.id());
-    change(
-        &app,
-        &format!("UPDATE runs SET labels = '{{' WHERE id = {run}"),
-    );
-    refuse_no_more(&app);
+    damage_rows(&app, &[bad.id()]);
+    app.database().accept_entries();
 
     assert_eq!(good.wait_for_end().await.output(), "done");
     let shown = app.get(&format!("/runs/{}", bad.id())).await;
@@ -170,7 +148,8 @@ async fn one_tree_that_cannot_be_written_affects_no_other() {
         .always("stubborn", move |_| says("late").after_gate(&door));
     let stubborn = app.start("stubborn", "go").await;
     app.provider.wait_for_request("stubborn", 1).await;
-    refuse(&app, &format!("new.run = {}", blob(stubborn.id())));
+    let db = app.database();
+    db.refuse_entries(&format!("new.run = {}", db.id(stubborn.id())));
     gate.open();
     // From here on the store was seen to work.
     app.daemon.wait_for_log("going on with 1 root runs").await;
@@ -181,7 +160,7 @@ async fn one_tree_that_cannot_be_written_affects_no_other() {
         assert_eq!(app.run("solo", "go").await.output(), "done");
         assert_eq!(app.get("/readyz").await.status, 200);
     }
-    refuse_no_more(&app);
+    app.database().accept_entries();
     assert_eq!(stubborn.wait_for_end().await.output(), "late");
 }
 
@@ -204,12 +183,12 @@ async fn a_suspended_run_does_not_count_as_running() {
     let page = app.get("/metrics").await.text;
     assert!(page.contains(&running(2)), "{page}");
 
-    refuse(&app, "1");
+    app.database().refuse_entries("1 = 1");
     gate.open();
     suspended(&app, &run).await;
     app.get_until("/metrics", |got| got.text.contains(&running(0)))
         .await;
-    refuse_no_more(&app);
+    app.database().accept_entries();
     assert_eq!(run.wait_for_end().await.output(), "planned");
 }
 
@@ -223,11 +202,7 @@ async fn a_damaged_run_is_left_out_of_lists_and_can_be_deleted() {
     let good = app.run_with("solo", labelled.clone()).await.id().to_owned();
     let unfinished = app.start_with("solo", labelled).await.id().to_owned();
     app.provider.wait_for_request("solo", 3).await;
-    let (one, other) = (blob(&ended), blob(&unfinished));
-    change(
-        &app,
-        &format!("UPDATE runs SET labels = '{{' WHERE id IN ({one}, {other})"),
-    );
+    damage_rows(&app, &[&ended, &unfinished]);
     // The daemon that drives a run continues it.
     let refused = app.delete(&format!("/runs/{unfinished}")).await;
     refused.problem(500);

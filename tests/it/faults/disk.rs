@@ -83,6 +83,7 @@ async fn runs_can_be_read_and_deleted_on_a_full_disk_also_after_a_restart() {
     };
     let data = disk.path("data");
     let mut app = TestApp::setup()
+        .sqlite()
         .agent("solo", "")
         .argument("--data")
         .argument(data.to_str().expect("a path"))
@@ -132,7 +133,7 @@ async fn runs_can_be_read_and_deleted_on_a_full_disk_also_after_a_restart() {
 #[tokio::test]
 async fn a_removed_data_directory_makes_the_daemon_unready() {
     for path in ["data", "data/axed.db", "data/axed.db-wal"] {
-        let app = TestApp::setup().agent("solo", "").spawn().await;
+        let app = TestApp::setup().sqlite().agent("solo", "").spawn().await;
         app.provider.always("solo", |_| says("done"));
         app.run("solo", "go").await;
         fs::rename(app.path(path), app.path("aside")).expect("moved");
@@ -161,7 +162,7 @@ async fn a_removed_data_directory_makes_the_daemon_unready() {
 
 #[tokio::test]
 async fn a_log_without_its_database_is_refused_at_the_start() {
-    let mut app = TestApp::setup().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().sqlite().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     app.run("solo", "go").await;
     app.daemon.kill().await;
@@ -180,7 +181,7 @@ async fn a_log_without_its_database_is_refused_at_the_start() {
 
 #[tokio::test]
 async fn damaged_records_are_reported_as_damaged() {
-    let mut app = TestApp::setup().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().sqlite().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let (bad, good) = (
         app.run("solo", "go").await.id().to_owned(),
@@ -243,6 +244,7 @@ async fn damaged_records_are_reported_as_damaged() {
 #[tokio::test]
 async fn a_backup_of_a_running_daemon_can_be_restored() {
     let mut app = TestApp::setup()
+        .sqlite()
         .agent("solo", "")
         .agent("slow", "")
         .spawn()

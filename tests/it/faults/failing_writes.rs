@@ -3,10 +3,8 @@
 
 use std::fs;
 use std::process::{Command as Blocking, Stdio};
-use std::time::Duration;
 
 use reqwest::Method;
-use rusqlite::Connection;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::task::JoinSet;
@@ -18,39 +16,10 @@ use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, hangs, says};
 use crate::support::run::Run;
 
-fn connection(app: &TestApp) -> Connection {
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
-    db
-}
-
-/// Another process has the database to itself until the lock is dropped.
-struct Lock(Connection);
-
-impl Lock {
-    fn take(app: &TestApp) -> Self {
-        let db = connection(app);
-        db.execute_batch("BEGIN IMMEDIATE").expect("the lock");
-        Self(db)
-    }
-
-    fn release(self) {
-        self.0.execute_batch("ROLLBACK").expect("released");
-    }
-}
-
-/// From now on no entry of which `condition` holds can be written.
-fn refuse(app: &TestApp, condition: &str) {
-    let trigger = format!(
-        "CREATE TRIGGER full BEFORE INSERT ON entries WHEN {condition} \
-         BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
-    );
-    connection(app).execute_batch(&trigger).expect("a trigger");
-}
-
-fn refuse_no_more(app: &TestApp) {
-    let done = connection(app).execute_batch("DROP TRIGGER full");
-    done.expect("no trigger");
+/// From now on no entry can be written whose column contains the text.
+fn refuse(app: &TestApp, column: &str, text: &str) {
+    let db = app.database();
+    db.refuse_entries(&db.contains(column, text));
 }
 
 /// Checks for a 503 of the store with `Retry-After`.
@@ -138,7 +107,7 @@ async fn active_runs_survive_a_locked_database() {
     let id = listed["data"][0]["id"].as_str().expect("an id").to_owned();
     let stream = app.events(&app.find(&id).await).await;
 
-    let lock = Lock::take(&app);
+    let lock = app.database().lock();
     gate.open();
     app.daemon
         .wait_for_log("is suspended until the store works")
@@ -201,11 +170,11 @@ async fn a_tree_with_a_failed_write_is_suspended_and_resumed() {
     app.provider.wait_for_concurrency("fast", 1).await;
     app.provider.wait_for_concurrency("slow", 1).await;
 
-    refuse(&app, "new.steps LIKE '[{\"result\"%'");
+    refuse(&app, "new.steps", "[{\"result\"");
     gate.open();
     // The tree's requests in progress are cancelled, and repeated when it resumes.
     app.provider.wait_for_disconnects(1).await;
-    refuse_no_more(&app);
+    app.database().accept_entries();
     app.provider.wait_for_request("slow", 2).await;
     last.open();
 
@@ -223,10 +192,10 @@ async fn a_tree_with_a_failed_write_is_suspended_and_resumed() {
 async fn a_run_that_cannot_be_recorded_is_not_accepted() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
-    refuse(&app, "new.events LIKE '%turn.started%'");
+    refuse(&app, "new.events", "turn.started");
     let talk = json!({"input": "go", "session": "talk"});
     is_unavailable(&app.post("/agents/solo/runs", &talk).await);
-    refuse_no_more(&app);
+    app.database().accept_entries();
     is_ready(&app).await;
 
     let runs = app.get("/runs").await.json();
@@ -257,12 +226,12 @@ async fn a_failed_unawaited_write_suspends_its_tree_too() {
     app.get_until(&events, both_started).await;
 
     // The planner's second turn has begun and its request is in progress.
-    refuse(&app, "new.events LIKE '%turn.started%'");
+    refuse(&app, "new.events", "turn.started");
     gate.open();
     app.daemon
         .wait_for_log("is suspended until the store works")
         .await;
-    refuse_no_more(&app);
+    app.database().accept_entries();
     last.open();
 
     let run = run.wait_for_end().await;
@@ -293,12 +262,12 @@ async fn a_tool_with_side_effects_is_not_executed_twice() {
     let run = app.start("careful", "go").await;
     app.provider.wait_for_request("careful", 1).await;
 
-    refuse(&app, "new.steps LIKE '[{\"result\"%'");
+    refuse(&app, "new.steps", "[{\"result\"");
     gate.open();
     app.daemon
         .wait_for_log("is suspended until the store works")
         .await;
-    refuse_no_more(&app);
+    app.database().accept_entries();
 
     // Its result came while it could not be recorded.
     let run = run.wait_for_end().await;
@@ -328,7 +297,7 @@ async fn a_decision_is_refused_while_the_store_fails() {
         call.as_str().expect("an id")
     );
 
-    let lock = Lock::take(&app);
+    let lock = app.database().lock();
     is_unavailable(&app.post(&path, &json!({"decision": "approve"})).await);
     is_unavailable(&app.post(&path, &json!({"decision": "approve"})).await);
     assert!(!app.path("work/a").exists());
@@ -363,7 +332,7 @@ async fn runs_suspended_at_shutdown_are_resumed_by_the_next_process() {
     let first = app.start_with("solo", talk.clone()).await.id().to_owned();
     let second = app.start_with("solo", talk).await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
-    let lock = Lock::take(&app);
+    let lock = app.database().lock();
     gate.open();
     app.daemon
         .wait_for_log("is suspended until the store works")

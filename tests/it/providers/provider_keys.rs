@@ -7,7 +7,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
+use crate::support::database::Database;
 use crate::support::gate::Gate;
+use crate::support::postgres;
 use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
 use crate::support::provider::recorded_request::Wire;
 use crate::support::run::Run;
@@ -56,8 +58,11 @@ async fn is_nowhere(app: &TestApp, run: &Run<'_>, keys: &[&str]) {
         run.tree().await
     );
     let mut places = vec![seen.into_bytes(), app.daemon.log().into_bytes()];
-    files(&app.path("data"), &mut places);
-    assert!(places.len() > 3, "no file of the store was found");
+    match app.database() {
+        Database::Sqlite(_) => files(&app.path("data"), &mut places),
+        Database::Postgres(url) => places.extend(postgres::contents(&url)),
+    }
+    assert!(places.len() > 3, "nothing of the store was found");
     for key in keys {
         let holds = |place: &Vec<u8>| place.windows(key.len()).any(|at| at == key.as_bytes());
         assert!(!places.iter().any(holds), "{key} was kept");
@@ -385,16 +390,11 @@ async fn a_suspended_tree_keeps_the_key() {
     app.provider.always("own", |_| says("done"));
     let run = start(&app, "own", &[&bare(OWN)]).await;
     app.provider.wait_for_concurrency("own", 1).await;
-    let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
-    db.busy_timeout(std::time::Duration::from_secs(10))
-        .expect("a timeout");
-    db.execute_batch(
-        "CREATE TRIGGER full BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, 'the disk is full'); END",
-    )
-    .expect("a trigger");
+    let db = app.database();
+    db.refuse_entries("1 = 1");
     gate.open();
     app.get_until("/readyz", |got| got.status == 503).await;
-    db.execute_batch("DROP TRIGGER full").expect("no trigger");
+    db.accept_entries();
     assert_eq!(run.wait_for_end().await.output(), "done");
     let seen = app.provider.requests_for("own");
     assert!(

@@ -1,35 +1,21 @@
 //! Clocks that jump: runs that are accepted later sort later, and no run gets more time.
 
-use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, TestApp};
 use crate::support::provider::answer::{calls, hangs, says};
-
-/// Works on the record while no daemon is there.
-fn sql(app: &TestApp, text: &str) {
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    db.execute_batch(text).expect("done");
-}
-
-/// The id's 16 bytes, as SQL has them.
-fn blob(id: &str) -> String {
-    format!("x'{}'", id.trim_start_matches("run_").replace('-', ""))
-}
 
 /// Has a run look as if it was accepted when the clock was a year ahead; returns its id.
 fn move_ahead(app: &TestApp, id: &str) -> String {
     let millis = u64::from_str_radix(&id[4..17].replace('-', ""), 16).expect("milliseconds");
     let later = format!("{:012x}", millis + 365 * 86_400_000);
     let moved = format!("run_{}-{}{}", &later[..8], &later[8..], &id[17..]);
-    let (old, new) = (blob(id), blob(&moved));
-    sql(
-        app,
-        &format!(
-            "UPDATE runs SET id = {new}, root = {new} WHERE id = {old}; \
-             UPDATE entries SET root = {new}, run = {new} WHERE root = {old}"
-        ),
-    );
+    let db = app.database();
+    let (old, new) = (db.id(id), db.id(&moved));
+    db.execute(&format!(
+        "UPDATE runs SET id = {new}, root = {new} WHERE id = {old}; \
+         UPDATE entries SET root = {new}, run = {new} WHERE root = {old}"
+    ));
     moved
 }
 
@@ -84,7 +70,8 @@ async fn a_recovered_run_has_no_more_time_than_its_timeout() {
     app.provider.wait_for_request("solo", 1).await;
     app.daemon.kill().await;
     // It was set when the clock was an hour ahead.
-    sql(&app, "UPDATE runs SET deadline_at = deadline_at + 3600000");
+    app.database()
+        .execute("UPDATE runs SET deadline_at = deadline_at + 3600000");
     app.restart_after_end().await;
     assert_eq!(
         app.find(&run).await.wait_for_end().await.failure().0,
@@ -134,13 +121,10 @@ async fn approval_time_counts_in_no_quota_after_a_restart() {
         .await;
         app.daemon.kill().await;
         let hour = 3_600_000;
-        sql(
-            &app,
-            &format!(
-                "UPDATE runs SET started_at = started_at - {hour}, waiting_since = waiting_since - {hour}, \
-                 deadline_at = deadline_at - {hour} WHERE waiting_since IS NOT NULL"
-            ),
-        );
+        app.database().execute(&format!(
+            "UPDATE runs SET started_at = started_at - {hour}, waiting_since = waiting_since - {hour}, \
+             deadline_at = deadline_at - {hour} WHERE waiting_since IS NOT NULL"
+        ));
         app.restart_after_end().await;
         let path = format!("/runs/{child}/approvals/{}", text("tool_call_id"));
         let decided = app.post(&path, &json!({"decision": "deny"})).await;

@@ -71,7 +71,7 @@ async fn shutdown_waits_for_running_runs() {
 
 #[tokio::test]
 async fn a_second_daemon_on_the_same_data_is_refused_and_names_the_first() {
-    let app = TestApp::spawn().await;
+    let app = TestApp::setup().sqlite().spawn().await;
     let home = app.path(".");
 
     let second = within_timeout(

@@ -9,7 +9,6 @@ use crate::support::provider::recorded_request::RecordedRequest;
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::within_timeout;
 use reqwest::Method;
-use rusqlite::Connection;
 use serde_json::{Value, json};
 use std::fs;
 
@@ -31,13 +30,8 @@ pub fn shown(seen: &RecordedRequest) -> Vec<String> {
 }
 
 /// How many rows a table of the daemon's database has.
-fn rows(app: &TestApp, table: &str) -> u32 {
-    let file = app.path("data/axed.db");
-    let database = Connection::open(file).expect("the database");
-    let count = format!("SELECT count(*) FROM {table}");
-    database
-        .query_row(&count, [], |row| row.get(0))
-        .expect("a count")
+fn rows(app: &TestApp, table: &str) -> i64 {
+    app.database().count(table)
 }
 
 #[tokio::test]

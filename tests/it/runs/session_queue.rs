@@ -6,9 +6,7 @@ use crate::support::gate::Gate;
 use crate::support::provider::answer::{hangs, says};
 use futures_util::future::join_all;
 use reqwest::Method;
-use rusqlite::Connection;
 use serde_json::json;
-use std::time::Duration;
 
 #[tokio::test]
 async fn runs_of_a_busy_session_wait_in_order_without_a_permit() {
@@ -152,13 +150,8 @@ async fn a_run_that_cannot_cancel_earlier_runs_is_not_accepted() {
     app.provider.will("solo", [says("first").after_gate(&gate)]);
     let first = app.start_with("solo", talk("1")).await;
     app.provider.wait_for_request("solo", 1).await;
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
-    db.execute_batch(
-        "CREATE TRIGGER full BEFORE INSERT ON entries WHEN new.events LIKE '%run.cancelling%' \
-         BEGIN SELECT RAISE(ABORT, 'the disk is full'); END",
-    )
-    .expect("a trigger");
+    let db = app.database();
+    db.refuse_entries(&db.contains("new.events", "run.cancelling"));
 
     // Both are in one transaction: a daemon that dies between the two cannot lose one of them.
     let path = "/agents/solo/runs";

@@ -1,6 +1,5 @@
 //! How turns are stored: what is left out, over restarts, and what they cost the store.
 
-use rusqlite::{Connection, named_params};
 use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
@@ -49,11 +48,9 @@ async fn a_long_run_keeps_each_request() {
     let run = app.run("reader", "read the notes").await;
     assert_eq!(run.output(), "I have read it.");
     assert_requests_as_sent(&app, run.id()).await;
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    let largest: i64 = db
-        .query_row("SELECT max(length(turns)) FROM entries", [], |row| {
-            row.get(0)
-        })
+    let largest = app
+        .database()
+        .number("SELECT max(length(turns)) FROM entries")
         .expect("a length");
     // Also those that are stored whole refer to what the steps have.
     assert!(largest < 20_000, "{largest} bytes");
@@ -145,15 +142,9 @@ async fn what_a_pattern_matches_is_not_in_a_turn() {
         }
         assert_eq!(turn.json()["redacted"], true);
     }
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    let found: i64 = db
-        .query_row(
-            "SELECT count(*) FROM entries WHERE instr(turns, CAST('sk-abc' AS BLOB)) > 0",
-            [],
-            |row| row.get(0),
-        )
-        .expect("a count");
-    assert_eq!(found, 0);
+    let db = app.database();
+    let found = db.contains("turns", "sk-abc");
+    assert_eq!(db.count(&format!("entries WHERE {found}")), 0);
 }
 
 /// Ten turns cost the store at most 1.3 times what they cost without their requests.
@@ -169,16 +160,18 @@ async fn ten_turns_cost_little_more() {
             assert_eq!(ended["turns"], 10);
             run = ended.id().to_owned();
         }
-        let db = Connection::open(app.path("data/axed.db")).expect("the store");
-        let (before, turns): (f64, f64) = db
-            .query_row(
-                // With the header of a row, its fixed columns and its entry in the index.
-                "SELECT sum(coalesce(octet_length(events), 0) + coalesce(octet_length(steps), 0) + 90), \
-                 sum(coalesce(length(turns), 0)) FROM entries WHERE run = :run",
-                named_params! {":run": id_bytes(&run)},
-                |row| Ok((row.get(0)?, row.get(1)?)),
-            )
-            .expect("sums");
+        let db = app.database();
+        let sum = |bytes: &str| {
+            let sql = format!(
+                "SELECT sum({bytes}) FROM entries WHERE run = {}",
+                db.id(&run)
+            );
+            db.number(&sql).expect("a sum") as f64
+        };
+        // With the header of a row, its fixed columns and its entry in the index.
+        let before =
+            sum("coalesce(octet_length(events), 0) + coalesce(octet_length(steps), 0) + 90");
+        let turns = sum("coalesce(length(turns), 0)");
         let factor = (before + turns) / before;
         println!(
             "{lines} lines a result: {before} bytes before, {turns} bytes of turns, factor {factor:.3}"
@@ -187,17 +180,11 @@ async fn ten_turns_cost_little_more() {
     }
 }
 
-fn id_bytes(run: &str) -> Vec<u8> {
-    let digits = run.trim_start_matches("run_").replace('-', "");
-    let id = u128::from_str_radix(&digits, 16).expect("an id");
-    id.to_be_bytes().to_vec()
-}
-
 /// How many texts the store has that begin like the definitions of tools.
-fn tool_texts(app: &TestApp) -> u32 {
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    let count = "SELECT count(*) FROM definitions WHERE body LIKE '[{%'";
-    db.query_row(count, [], |row| row.get(0)).expect("a count")
+fn tool_texts(app: &TestApp) -> i64 {
+    let db = app.database();
+    let like = db.begins_with("body", "[{");
+    db.count(&format!("definitions WHERE {like}"))
 }
 
 #[tokio::test]

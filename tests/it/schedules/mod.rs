@@ -5,7 +5,6 @@ mod keys;
 mod times;
 
 use jiff::{SignedDuration, Timestamp};
-use rusqlite::Connection;
 use serde_json::Value;
 
 use crate::support::app::TestApp;
@@ -28,24 +27,21 @@ pub async fn only_schedule(app: &TestApp) -> Value {
 
 /// Waits until the scheduler knows the schedules.
 pub async fn wait_until_seen(app: &TestApp) {
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
+    let db = app.database();
     crate::support::eventually("a schedule in the store", async || {
-        let count = db.query_row("SELECT count(*) FROM schedules", [], |row| row.get(0));
-        let count: i64 = count.expect("a count");
-        (count > 0).then_some(())
+        (db.count("schedules") > 0).then_some(())
     })
     .await;
 }
 
 /// Has the schedules look as if the daemon had not run for this long. Only while no daemon runs.
 pub fn move_back(app: &TestApp, ago: SignedDuration) {
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
+    let db = app.database();
+    assert!(db.count("schedules") > 0, "no schedule was seen");
     let at = (Timestamp::now() - ago).as_second();
-    let changed = db.execute(
-        "UPDATE schedules SET handled_at = ?1, last_at = NULL, last_run = NULL",
-        [at],
-    );
-    assert!(changed.expect("a change") > 0, "no schedule was seen");
+    db.execute(&format!(
+        "UPDATE schedules SET handled_at = {at}, last_at = NULL, last_run = NULL"
+    ));
 }
 
 /// The ids of all root runs, newest first.

@@ -122,10 +122,9 @@ async fn a_new_schedule_misses_no_times_of_the_past() {
         .lines()
         .find(|line| line.starts_with("cron"))
         .expect("a cron");
-    let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
+    let db = app.database();
     eventually("the new times in the store", async || {
-        let times = db.query_row("SELECT times FROM schedules", [], |row| row.get(0));
-        let times: String = times.expect("the times");
+        let times = db.text("SELECT times FROM schedules");
         cron.contains(times.trim_end_matches(" UTC")).then_some(())
     })
     .await;
@@ -145,11 +144,9 @@ async fn a_time_is_skipped_held_or_started_while_the_last_run_has_not_ended() {
         let first = first.json()["id"].as_str().expect("an id").to_owned();
         app.provider.wait_for_request("solo", 1).await;
         app.daemon.kill().await;
-        let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
         let earlier = (Timestamp::now() - DAY).as_second();
-        db.execute("UPDATE schedules SET handled_at = ?1", [earlier])
-            .expect("a change");
-        drop(db);
+        let move_back = format!("UPDATE schedules SET handled_at = {earlier}");
+        app.database().execute(&move_back);
         app.restart_after_end().await;
         match overlap {
             "allow" => {
@@ -165,11 +162,9 @@ async fn a_time_is_skipped_held_or_started_while_the_last_run_has_not_ended() {
             }
             _ => {
                 // The held time survives another kill.
-                let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
+                let db = app.database();
                 eventually("a held time", async || {
-                    let held = db.query_row("SELECT held_at FROM schedules", [], |row| row.get(0));
-                    let held: Option<i64> = held.expect("a schedule");
-                    held
+                    db.number("SELECT held_at FROM schedules")
                 })
                 .await;
                 app.provider.wait_for_request("solo", 2).await;

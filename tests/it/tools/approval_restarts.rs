@@ -17,6 +17,10 @@ async fn a_restarted_daemon_accepts_decisions_at_once() {
             .will("planner", [delegates([("careful", "write")]), says("done")]);
         app.provider.will("careful", [writes("a"), says("done")]);
         let (id, request) = sent(&app, agent).await;
+        // The pause is recorded after the request.
+        let path = format!("/runs/{id}");
+        app.get_until(&path, |got| got.json()["status"] == "waiting")
+            .await;
         app.crash_and_restart().await;
         assert_eq!(app.find(&id).await.status(), "waiting");
         approve(&app, &request).await;

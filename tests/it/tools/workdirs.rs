@@ -64,6 +64,7 @@ async fn no_file_tool_reaches_the_daemons_own_files() {
         .config("[providers.scripted]\nscripts = [\"../scripts\"]")
         .file("scripts/plan.toml", "[[replies]]\ntext = \"name\"\n")
         .file("config/skills/review/SKILL.md", "name")
+        .sqlite()
         .spawn()
         .await;
     symlink("agents", app.path("alias")).expect("a link");

@@ -1,4 +1,4 @@
 //! Webhooks.
 
 mod deliveries;
-mod messages;
+pub mod messages;
