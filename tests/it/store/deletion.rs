@@ -151,7 +151,7 @@ async fn expired_roots_are_found(opened: &Opened) {
     assert_eq!(newest(None, 200).await, None);
 }
 
-shared_stories!(sqlite:
+shared_stories!(
     a_tree_is_deleted,
     a_large_tree_is_deleted,
     expired_roots_are_found,

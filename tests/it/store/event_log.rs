@@ -103,7 +103,4 @@ async fn a_log_is_read_in_parts(opened: &Opened) {
     }
 }
 
-shared_stories!(sqlite:
-    a_log_has_no_gaps,
-    a_log_is_read_in_parts,
-);
+shared_stories!(a_log_has_no_gaps, a_log_is_read_in_parts,);

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axed::config::cluster::Cluster;
 use axed::config::{Data, Durability, RequestRecording, Retention};
 use axed::domain::event::{Event, EventKind, StoredEvent};
 use axed::domain::failure::{Failure, FailureCode};
@@ -22,6 +23,9 @@ use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;
 use tempfile::TempDir;
 
+use crate::support::database::Database;
+use crate::support::postgres::Postgres;
+
 pub type PublishedEvents = Arc<Mutex<Vec<(RunId, Vec<StoredEvent>)>>>;
 
 /// A fresh store, and the events that it has published.
@@ -29,6 +33,18 @@ pub struct Opened {
     pub store: Arc<dyn RunStore>,
     pub published: PublishedEvents,
     pub place: TempDir,
+    /// `None` for SQLite.
+    pub postgres: Option<Postgres>,
+}
+
+impl Opened {
+    /// The database, behind the store's back.
+    pub fn database(&self) -> Database {
+        match &self.postgres {
+            Some(postgres) => Database::Postgres(postgres.url.clone()),
+            None => Database::Sqlite(self.place.path().join("axed.db")),
+        }
+    }
 }
 
 pub fn sqlite() -> Opened {
@@ -38,16 +54,38 @@ pub fn sqlite() -> Opened {
         store,
         published,
         place,
+        postgres: None,
     }
 }
 
+/// A store in a database of its own; `None` without a server.
+pub fn postgres() -> Option<Opened> {
+    let postgres = Postgres::create()?;
+    let place = tempfile::tempdir().expect("a directory");
+    let url = Some(postgres.url.as_str());
+    let (store, published) = open_store(place.path(), url).expect("a store");
+    Some(Opened {
+        store,
+        published,
+        place,
+        postgres: Some(postgres),
+    })
+}
+
 pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, PublishedEvents), StoreError> {
+    open_store(dir, None)
+}
+
+fn open_store(
+    dir: &Path,
+    url: Option<&str>,
+) -> Result<(Arc<dyn RunStore>, PublishedEvents), StoreError> {
     let published = PublishedEvents::default();
     let sink = Arc::clone(&published);
     let data = Data {
         dir: dir.to_owned(),
-        url: None,
-        cluster: axed::config::cluster::Cluster::default(),
+        url: url.map(Into::into),
+        cluster: Cluster::default(),
         durability: Durability::Process,
         retention: Retention::default(),
         usage_retention: None,

@@ -75,10 +75,7 @@ async fn a_key_expires(opened: &Opened) {
     assert_eq!(listed(store, page()).await.len(), 21);
 }
 
-shared_stories!(sqlite:
-    a_key_accepts_one_run,
-    a_key_expires,
-);
+shared_stories!(a_key_accepts_one_run, a_key_expires,);
 
 /// Expired keys go as new ones come, and a deleted run takes its keys along.
 #[tokio::test]

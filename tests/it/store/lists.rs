@@ -1,6 +1,5 @@
 //! Lists of runs over a full store: whatever a filter asks for, a page costs little, and the pages together miss nothing.
 
-use std::path::Path;
 use std::time::Duration;
 
 use axed::domain::run::{Run, RunId, Scope, Status};
@@ -8,12 +7,12 @@ use axed::store::Change;
 use axed::store::run_store::RunStore;
 use axed::store::runs::RunFilter;
 use jiff::Timestamp;
-use rusqlite::{Connection, params};
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::store::fixtures::{child, completing, fresh, record, root, sqlite, starting, write};
+use crate::store::fixtures::{Opened, child, completing, fresh, record, root, starting, write};
 use crate::support::app::TestApp;
+use crate::support::database::Database;
 use crate::support::provider::answer::{delegates, says};
 
 const AGENTS: [&str; 3] = ["a", "b", "c"];
@@ -125,9 +124,7 @@ async fn fill(store: &dyn RunStore, dice: &mut Dice) -> Vec<Run> {
     runs
 }
 
-#[tokio::test]
-async fn pages_have_all_matching_runs_and_no_others() {
-    let opened = sqlite();
+async fn pages_have_all_matching_runs_and_no_others(opened: &Opened) {
     let store = &*opened.store;
     let mut dice = Dice(7);
     let runs = fill(store, &mut dice).await;
@@ -167,49 +164,52 @@ async fn pages_have_all_matching_runs_and_no_others() {
 }
 
 /// Ended runs of two owners in turn, each with an agent of its own, a second between them; returns their ids.
-fn insert(dir: &Path, count: u64) -> Vec<RunId> {
-    let mut db = Connection::open(dir.join("axed.db")).expect("opened");
-    let step = db.transaction().expect("begun");
+fn insert(database: &Database, count: u64) -> Vec<RunId> {
     let mut ids = Vec::new();
-    {
-        let mut run = step
-            .prepare(
-                "INSERT INTO runs (id, root, child, depth, status, agent, owner, created_at, finished_at, last_event, \
-                 attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, model_calls, \
-                 tool_calls, unreported, model, agent_version, tree_runs, tree_input_tokens, tree_output_tokens, \
-                 tree_cache_read_tokens, tree_cache_write_tokens, tree_model_calls, tree_tool_calls, tree_unreported, \
-                 input, labels) VALUES (?1, ?1, 0, 0, ?2, ?3, ?4, ?5, ?5, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, '', '', \
-                 1, 0, 0, 0, 0, 0, 0, 0, '', ?6)",
-            )
-            .expect("prepared");
-        let mut label = step
-            .prepare("INSERT INTO labels (key, value, run) VALUES (?1, ?2, ?3)")
-            .expect("prepared");
-        for n in 0..count {
-            let made = at(n).as_millisecond();
-            let id =
-                (u128::from(made.unsigned_abs()) << 80) | (7 << 76) | (2 << 62) | u128::from(n);
-            let id = Uuid::from_u128(id);
-            let (owner, agent) = [("ada", "a"), ("bob", "b")][(n % 2) as usize];
-            // The oldest one alone is of both, and failed.
-            let (agent, status) = if n == 0 {
-                ("b", "failed")
-            } else {
-                (agent, "completed")
-            };
-            let labels = format!("{{\"k\":\"v\",\"n\":\"{n}\"}}");
-            let of = params![id.as_bytes(), status, agent, owner, made, labels];
-            run.execute(of).expect("a run");
-            label
-                .execute(params!["k", "v", id.as_bytes()])
-                .expect("a label");
-            label
-                .execute(params!["n", n.to_string(), id.as_bytes()])
-                .expect("a label");
-            ids.push(RunId(id));
+    let mut runs = Vec::new();
+    let mut labels = Vec::new();
+    for n in 0..count {
+        let made = at(n).as_millisecond();
+        let id = (u128::from(made.unsigned_abs()) << 80) | (7 << 76) | (2 << 62) | u128::from(n);
+        let id = RunId(Uuid::from_u128(id));
+        let key = database.id(&id.to_string());
+        let (owner, agent) = [("ada", "a"), ("bob", "b")][(n % 2) as usize];
+        // The oldest one alone is of both, and failed.
+        let (agent, status) = if n == 0 {
+            ("b", "failed")
+        } else {
+            (agent, "completed")
+        };
+        let empty = database.free_text("");
+        runs.push(format!(
+            "({key}, {key}, false, 0, '{status}', '{agent}', '{owner}', {made}, {made}, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, {empty}, \
+             '', 1, 0, 0, 0, 0, 0, 0, 0, {empty}, '{{\"k\":\"v\",\"n\":\"{n}\"}}', false, 0, false)"
+        ));
+        for (name, value) in [("k", "v".to_owned()), ("n", n.to_string())] {
+            let (name, value) = (database.free_text(name), database.free_text(&value));
+            labels.push(format!("({name}, {value}, {key})"));
+        }
+        ids.push(id);
+    }
+    let more = match database {
+        Database::Sqlite(_) => "structured",
+        Database::Postgres(_) => "input_is_parts",
+    };
+    let columns = format!(
+        "id, root, child, depth, status, agent, owner, created_at, finished_at, last_event, attempt, turns, input_tokens, \
+         output_tokens, cache_read_tokens, cache_write_tokens, model_calls, tool_calls, unreported, model, agent_version, \
+         tree_runs, tree_input_tokens, tree_output_tokens, tree_cache_read_tokens, tree_cache_write_tokens, \
+         tree_model_calls, tree_tool_calls, tree_unreported, input, labels, stream, messages, {more}"
+    );
+    for (table, columns, rows) in [
+        ("runs", &*columns, runs),
+        ("labels", "key, value, run", labels),
+    ] {
+        for rows in rows.chunks(1000) {
+            let rows = rows.join(", ");
+            database.execute(&format!("INSERT INTO {table} ({columns}) VALUES {rows}"));
         }
     }
-    step.commit().expect("committed");
     ids
 }
 
@@ -300,12 +300,10 @@ fn filters_for_none(count: u64) -> Vec<RunFilter> {
     ]
 }
 
-#[tokio::test]
-async fn a_page_ends_early_instead_of_searching_every_run() {
+async fn a_page_ends_early_instead_of_searching_every_run(opened: &Opened) {
     const COUNT: u64 = 20_000;
-    let opened = sqlite();
     let store = &*opened.store;
-    let ids = insert(opened.place.path(), COUNT);
+    let ids = insert(&opened.database(), COUNT);
     let oldest = vec![ids[0]];
     let one = filters_for_the_oldest()
         .into_iter()
@@ -388,3 +386,8 @@ async fn children_and_messages_are_paged() {
         Value::from(whole["data"].as_array().expect("data")[2..].to_vec())
     );
 }
+
+shared_stories!(
+    pages_have_all_matching_runs_and_no_others,
+    a_page_ends_early_instead_of_searching_every_run,
+);

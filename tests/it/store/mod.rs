@@ -1,12 +1,20 @@
 //! The store: records, lists, retention.
 
-/// Runs stories of the contract with an engine. Another engine joins by another line in each file.
+/// Runs stories of the contract with each engine; those with PostgreSQL only if there is a server.
 macro_rules! shared_stories {
-    ($engine:ident: $($story:ident),+ $(,)?) => {
-        mod $engine {$(
+    ($($story:ident),+ $(,)?) => {
+        mod sqlite {$(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $story() {
-                super::$story(&crate::store::fixtures::$engine()).await;
+                super::$story(&crate::store::fixtures::sqlite()).await;
+            }
+        )+}
+        mod postgres {$(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $story() {
+                if let Some(opened) = crate::store::fixtures::postgres() {
+                    super::$story(&opened).await;
+                }
             }
         )+}
     };

@@ -183,7 +183,7 @@ async fn attempts_change_the_status_of_a_delivery(opened: &Opened) {
     attempt(store, since, ids[0], AttemptOutcome::Delivered, 200).await;
 }
 
-shared_stories!(sqlite:
+shared_stories!(
     a_delivery_is_committed_with_its_write,
     attempts_change_the_status_of_a_delivery,
 );

@@ -99,6 +99,7 @@ async fn ten_thousand_runs_expire_while_others_start() {
         store,
         place: home,
         published: _published,
+        ..
     } = sqlite();
     full_runs(store.as_ref(), 0..10_000).await;
     let before = store.commit_count();

@@ -356,7 +356,7 @@ async fn runs_are_found_by_session(opened: &Opened) {
     assert_eq!(first.session.as_deref(), Some("s"));
 }
 
-shared_stories!(sqlite:
+shared_stories!(
     runs_are_listed_by_agent_and_status,
     runs_are_listed_by_label_and_time,
     lists_are_paged,

@@ -423,7 +423,7 @@ async fn a_closed_store_rejects_calls(opened: &Opened) {
     assert!(store.check().await.is_err_and(closed));
 }
 
-shared_stories!(sqlite:
+shared_stories!(
     a_run_ends_once,
     a_record_reads_back,
     steps_read_back,

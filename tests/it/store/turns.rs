@@ -168,4 +168,7 @@ async fn copied_turns_do_not_need_their_source(opened: &Opened) {
     }
 }
 
-shared_stories!(sqlite: each_request_is_read_as_it_was_sent, copied_turns_do_not_need_their_source);
+shared_stories!(
+    each_request_is_read_as_it_was_sent,
+    copied_turns_do_not_need_their_source
+);

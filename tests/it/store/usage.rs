@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::store::fixtures::{
-    completing, count, fresh, record, root, sql, sqlite, sqlite_in, write,
+    Opened, completing, count, fresh, record, root, sql, sqlite, sqlite_in, write,
 };
 use crate::store::migrations::STEPS_FROM_15;
 
@@ -62,9 +62,7 @@ async fn sums_by_day(store: &dyn RunStore, query: UsageQuery) -> BTreeMap<String
 }
 
 /// Days are read from sums by day in UTC, corrected by quarter hours. The sums must be those over the runs.
-#[tokio::test]
-async fn days_of_any_zone_have_the_sums_of_their_runs() {
-    let opened = sqlite();
+async fn days_of_any_zone_have_the_sums_of_their_runs(opened: &Opened) {
     let store = &*opened.store;
     let first = at("2026-03-26T00:00:00Z");
     let mut runs = Vec::new();
@@ -268,3 +266,5 @@ async fn expired_sums_are_removed_by_whole_days() {
         3
     );
 }
+
+shared_stories!(days_of_any_zone_have_the_sums_of_their_runs);
