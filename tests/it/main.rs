@@ -5,6 +5,7 @@ mod architecture;
 mod batches;
 mod cli;
 mod clients;
+mod cluster;
 mod config;
 mod delegation;
 mod docs;

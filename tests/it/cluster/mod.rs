@@ -1,0 +1,183 @@
+//! A database for several processes: one works at a time, another one takes over, and none that was replaced writes anything.
+//! These stories need a PostgreSQL server: `tests/postgres.sh cluster::`.
+
+use std::process::Stdio;
+
+use serde_json::json;
+use tokio::process::Command;
+
+use crate::support::app::{Setup, TestApp};
+use crate::support::daemon::{Daemon, axed_command};
+use crate::support::database::Database;
+use crate::support::events::{assert_complete, count};
+use crate::support::gate::Gate;
+use crate::support::postgres;
+use crate::support::provider::answer::says;
+use crate::support::within_timeout;
+
+/// A daemon on PostgreSQL, with its URL; `None` without a server.
+async fn spawn(setup: Setup) -> Option<(TestApp, String)> {
+    if postgres::server().is_none() {
+        eprintln!("skipped: AXED_TEST_POSTGRES names no server");
+        return None;
+    }
+    let app = setup.spawn().await;
+    match app.database() {
+        Database::Postgres(url) => Some((app, url)),
+        Database::Sqlite(_) => None,
+    }
+}
+
+/// Another process on the same database, with a data directory of its own.
+fn other(app: &TestApp, url: &str, node: &str) -> Command {
+    let mut command = axed_command(
+        &app.path("."),
+        &[
+            "serve",
+            "--config=config/axed.toml",
+            "--agents=agents",
+            "--data=other",
+            "--listen=127.0.0.1:0",
+        ],
+    );
+    command
+        .env("AXED_DATA__URL", url)
+        .env("AXED_CLUSTER__NODE", node)
+        .env("AXED_CLUSTER__UNIQUE_NAMES", "true");
+    command
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_daemon_is_refused_while_the_first_one_is_alive() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let second = other(&app, &url, "second")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .output();
+    let second = within_timeout("the end of the second daemon", second).await;
+    let second = second.expect("an exit");
+    let error = String::from_utf8_lossy(&second.stderr);
+    assert!(!second.status.success(), "{error}");
+    assert!(
+        error.contains("is in use by the axed of the node story"),
+        "{error}"
+    );
+    app.provider.will("solo", [says("undisturbed")]);
+    assert_eq!(app.run("solo", "x").await.output(), "undisturbed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_daemon_takes_over_from_a_dead_one() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [says("late").after_gate(&gate), says("resumed")]);
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    app.daemon.kill().await;
+    // It waits until it has seen no sign of the first one for some seconds.
+    app.daemon = Daemon::start(other(&app, &url, "second")).await;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "resumed");
+    assert_complete(&run.events().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_daemon_that_was_replaced_writes_nothing() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [says("late").after_gate(&gate), says("taken over")]);
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    app.daemon.signal("STOP");
+    // A process of the same name, which only one can have.
+    let second = Daemon::start(other(&app, &url, "story")).await;
+    let first = std::mem::replace(&mut app.daemon, second);
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "taken over");
+    first.signal("CONT");
+    gate.open();
+    first
+        .wait_for_log("Another axed has taken over the database")
+        .await;
+    let ready = app.client.get(format!("{}/readyz", first.url)).send().await;
+    assert_eq!(ready.expect("an answer").status(), 503);
+    let run = app.find(&id).await;
+    let events = run.events().await;
+    assert_eq!(run.output(), "taken over");
+    assert_eq!(count(&events, "run.completed"), 1);
+    assert_complete(&events);
+    app.provider.will("solo", [says("undisturbed")]);
+    assert_eq!(app.run("solo", "x").await.output(), "undisturbed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_continue_after_the_database_was_away() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "").agent("quick", "")).await
+    else {
+        return;
+    };
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after_gate(&door));
+    app.provider.always("quick", |_| says("quick"));
+    let mut runs = Vec::new();
+    for _ in 0..8 {
+        runs.push(app.start("solo", "x").await.id().to_owned());
+    }
+    app.provider.wait_for_requests(8).await;
+    let server = postgres::server().expect("a server");
+    let (address, _) = url.split_once('?').expect("parameters");
+    let (_, name) = address.rsplit_once('/').expect("a path");
+    let away = format!(
+        "ALTER DATABASE {name} ALLOW_CONNECTIONS false; \
+         SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+    );
+    let execute = |sql: &str| {
+        postgres::with_client(&server, async |client| client.batch_execute(sql).await);
+    };
+    execute(&away);
+    gate.open();
+    let got = app.get_until("/readyz", |got| got.status == 503).await;
+    assert_eq!(got.json()["checks"]["store"]["ok"], false, "{}", got.text);
+    let refused = app.post("/agents/quick/runs", &json!({"input": "x"})).await;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    execute(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true"));
+    app.get_until("/readyz", |got| got.status == 200).await;
+    for id in runs {
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(run.output(), "done");
+        assert_complete(&run.events().await);
+    }
+    assert_eq!(app.run("quick", "x").await.output(), "quick");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_about_the_database_do_not_contain_its_password() {
+    let home = tempfile::tempdir().expect("a directory");
+    let url = "postgres://user:open-sesame@127.0.0.1:1/stories";
+    for arguments in [&["serve", "--listen=127.0.0.1:0"][..], &["config", "show"]] {
+        let output = axed_command(home.path(), arguments)
+            .env("AXED_DATA__URL", url)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .output();
+        let output = within_timeout("an end", output).await.expect("an exit");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(!text.contains("open-sesame"), "{text}");
+        let expected = match arguments[0] {
+            "serve" => "the database stories at 127.0.0.1:1",
+            _ => "***",
+        };
+        assert!(text.contains(expected), "{text}");
+    }
+}
