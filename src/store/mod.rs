@@ -28,6 +28,7 @@ pub mod body_pieces;
 pub mod changed_runs;
 pub mod encoding;
 pub mod events;
+pub mod migrate;
 pub mod open;
 pub mod outbox;
 pub mod postgres;

@@ -34,6 +34,7 @@ mod explain;
 mod list_records;
 mod lists;
 mod node;
+pub mod offline;
 mod outbox_queries;
 mod outbox_records;
 mod push_configs;

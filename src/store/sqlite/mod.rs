@@ -52,6 +52,7 @@ mod executor;
 mod files;
 mod lock;
 pub mod maintenance;
+pub mod offline;
 mod outbox;
 mod prepared;
 mod push_configs;
