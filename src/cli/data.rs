@@ -1,4 +1,4 @@
-//! `axed data`: checks and copies the database, whether or not a daemon uses it.
+//! `axed data`: checks and copies the database.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -7,7 +7,9 @@ use serde_json::json;
 
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::sources::{Sources, load_quiet_config};
+use crate::config::Data;
 use crate::config::load::Flags;
+use crate::store::migrate::{self, Direction};
 use crate::store::open;
 
 #[derive(Debug, clap::Subcommand)]
@@ -16,6 +18,8 @@ pub enum Command {
     Check(Check),
     /// Copy the database to a file, also while a daemon uses it
     Backup(Backup),
+    /// Copy all that is stored from SQLite to PostgreSQL, or back, while no daemon runs
+    Migrate(Migrate),
 }
 
 #[derive(Debug, clap::Args)]
@@ -57,8 +61,43 @@ pub struct Backup {
     data_dir: DataDir,
 }
 
+#[derive(Debug, clap::Args)]
+#[command(
+    next_line_help = true,
+    after_help = "The database of PostgreSQL is that of data.url, the one of SQLite is in data.dir. The target must be empty; the
+source stays as it is.
+
+Examples:
+  AXED_DATA__URL=postgres://axed@db/axed axed data migrate --to postgres --data /var/lib/axed
+  axed data migrate --to sqlite --config /etc/axed/axed.toml"
+)]
+pub struct Migrate {
+    /// Where the copy goes
+    #[arg(long)]
+    to: Engine,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Engine {
+    Postgres,
+    Sqlite,
+}
+
 impl DataDir {
-    fn resolve(self) -> anyhow::Result<PathBuf> {
+    /// `server_tool` does the same for a PostgreSQL database.
+    fn resolve(self, server_tool: &str) -> anyhow::Result<PathBuf> {
+        let is_named = self.data.is_some();
+        let data = self.load()?;
+        anyhow::ensure!(
+            is_named || data.url.is_none(),
+            "data.url names a PostgreSQL database: use {server_tool}; --data names a data directory"
+        );
+        Ok(data.dir)
+    }
+
+    fn load(self) -> anyhow::Result<Data> {
         let sources = Sources {
             config: self.config,
             ..Sources::default()
@@ -67,22 +106,41 @@ impl DataDir {
             data: self.data,
             ..sources.flags()
         };
-        Ok(load_quiet_config(&flags)?.data.dir)
+        Ok(load_quiet_config(&flags)?.data)
     }
 }
 
 pub fn data(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Check(args) => check(&args.data_dir.resolve()?, args.format),
+        Command::Check(args) => check(&args.data_dir.resolve("pg_amcheck")?, args.format),
         Command::Backup(args) => {
-            let bytes = open::backup(&args.data_dir.resolve()?, &args.file, args.force)?;
+            let bytes = open::backup(&args.data_dir.resolve("pg_dump")?, &args.file, args.force)?;
             output::print_line(format_args!(
                 "Copied the database to {} ({bytes} bytes)",
                 args.file.display()
             ))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Migrate(args) => migrate(&args.data_dir.load()?, args.to),
     }
+}
+
+fn migrate(data: &Data, to: Engine) -> anyhow::Result<ExitCode> {
+    let direction = match to {
+        Engine::Postgres => Direction::ToPostgres,
+        Engine::Sqlite => Direction::ToSqlite,
+    };
+    let copied = migrate::migrate(data, direction)?;
+    for table in copied.iter().filter(|table| table.rows > 0) {
+        output::print_line(format_args!("{:>12} {}", table.rows, table.name))?;
+    }
+    let rows: u64 = copied.iter().map(|table| table.rows).sum();
+    let next = match to {
+        Engine::Postgres => "start axed with data.url",
+        Engine::Sqlite => "start axed without data.url",
+    };
+    output::print_line(format_args!("{rows:>12} rows copied; {next}"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn check(dir: &Path, format: FormatArgs) -> anyhow::Result<ExitCode> {

@@ -1,4 +1,89 @@
 //! Copies a whole store from one engine to the other, while no daemon uses either. A copy is one transaction of the target: it is
+//! complete, or there is none.
 
 mod tables;
 mod to_postgres;
+mod to_sqlite;
+
+use std::path::Path;
+
+use secrecy::ExposeSecret;
+use tokio::runtime::Builder;
+
+use crate::config::Data;
+use crate::store::StoreError;
+use crate::store::postgres;
+use crate::store::sqlite;
+
+/// What was copied of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopiedTable {
+    pub name: &'static str,
+    pub rows: u64,
+}
+
+/// Which way a store is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the data directory to the database of `data.url`.
+    ToPostgres,
+    /// From the database of `data.url` to the data directory.
+    ToSqlite,
+}
+
+/// Copies all rows, and returns how many of which table. Blocks. Fails if a daemon uses one of the stores, or if the target
+/// has a row already.
+pub fn migrate(data: &Data, direction: Direction) -> Result<Vec<CopiedTable>, StoreError> {
+    let url = data.url.as_ref().ok_or_else(|| {
+        StoreError::Backend(
+            "data.url is not set; set it, or AXED_DATA__URL, to the PostgreSQL database".to_owned(),
+        )
+    })?;
+    let (dir, url) = (&data.dir, url.expose_secret());
+    let copy = || {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| StoreError::Backend(error.to_string()))?;
+        runtime.block_on(copy(dir, url, direction))
+    };
+    // The caller may have a runtime, on whose threads another one cannot run.
+    std::thread::scope(|scope| {
+        let copied = scope.spawn(copy).join();
+        copied.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+async fn copy(dir: &Path, url: &str, direction: Direction) -> Result<Vec<CopiedTable>, StoreError> {
+    match direction {
+        Direction::ToPostgres => {
+            let source = sqlite::offline::open(dir)?;
+            let mut target = postgres::offline::Offline::open(url).await?;
+            to_postgres::copy(&source, &mut target).await
+        }
+        Direction::ToSqlite => {
+            let mut target = sqlite::offline::create(dir)?;
+            to_sqlite::check_empty(&target, dir)?;
+            let mut source = postgres::offline::Offline::open(url).await?;
+            to_sqlite::copy(&mut source, &mut target).await
+        }
+    }
+}
+
+fn not_empty(target: &dyn std::fmt::Display, table: &str) -> StoreError {
+    StoreError::Backend(format!(
+        "{target} is not empty: its table {table} has rows; choose another one"
+    ))
+}
+
+/// The error of a copy that has not as many rows as its source.
+fn check_count(table: &str, source: u64, target: u64) -> Result<(), StoreError> {
+    match source == target {
+        true => Ok(()),
+        false => Err(StoreError::Backend(format!(
+            "of the {source} rows of {table}, {target} arrived; nothing was copied"
+        ))),
+    }
+}
+
+fn damaged(table: &str, column: &str, why: &dyn std::fmt::Display) -> StoreError {
+    StoreError::Corrupt(format!("{column} in the table {table}: {why}"))
+}
