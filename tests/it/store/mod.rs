@@ -26,6 +26,7 @@ mod event_log;
 pub mod fixtures;
 mod idempotency_keys;
 mod lists;
+mod migrate;
 mod migrations;
 mod outbox;
 mod retention;

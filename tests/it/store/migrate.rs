@@ -1,0 +1,167 @@
+//! `axed data migrate`: a store is copied from SQLite to PostgreSQL and back, and nothing is missing.
+
+use std::fs;
+use std::process::Output;
+
+use serde_json::{Value, json};
+
+use crate::support::app::{ApiResponse, TestApp};
+use crate::support::attachments::{PNG, picture_part};
+use crate::support::daemon::axed_command;
+use crate::support::events::assert_complete;
+use crate::support::gate::Gate;
+use crate::support::postgres::{DATABASE_URL, Postgres};
+use crate::support::provider::answer::{delegates, fails, says};
+use crate::support::webhook_receiver::WebhookReceiver;
+use crate::tools::approvals::{approve, careful, requests, writes};
+use crate::webhooks::messages::SECRET;
+
+/// Copies the store of the app's directory to the database, or back.
+async fn migrate(app: &TestApp, url: &str, to: &str) -> Output {
+    let arguments = [
+        "data",
+        "migrate",
+        "--to",
+        to,
+        "--config",
+        "config/axed.toml",
+    ];
+    let mut command = axed_command(&app.path("."), &arguments);
+    command.args(["--data", "data"]).env(DATABASE_URL, url);
+    command.output().await.expect("a command")
+}
+
+fn stdout(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn refusal(output: &Output) -> String {
+    assert!(!output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Everything that the API shows of these runs.
+async fn shown(app: &TestApp, runs: &[String]) -> Vec<(String, Value)> {
+    let mut shown = Vec::new();
+    for path in [
+        "/sessions",
+        "/usage?by=agent,model,label.team",
+        "/runs?all=true&label.team=x",
+    ] {
+        let got = app.get(path).await;
+        assert_eq!(got.status, 200, "{path}: {}", got.text);
+        shown.push((path.to_owned(), got.json()));
+    }
+    for run in runs {
+        for path in [
+            "",
+            "/events?after=0",
+            "/turns",
+            "/turns/1",
+            "/tree",
+            "/messages",
+            "/deliveries",
+        ] {
+            let path = format!("/runs/{run}{path}");
+            let got = app.get(&path).await;
+            shown.push((
+                path,
+                serde_json::from_str(&got.text).unwrap_or(json!(got.text)),
+            ));
+        }
+    }
+    shown
+}
+
+/// Ended runs with all that a run can have; returns their ids.
+async fn end_some_runs(app: &TestApp, receiver: &WebhookReceiver) -> Vec<String> {
+    app.provider
+        .will("planner", [delegates([("solo", "read")]), says("planned")]);
+    app.provider
+        .will("solo", [says("read"), says("looked"), fails(400, "no")]);
+    let long = "a long input with a \u{0} ".repeat(200);
+    let hook = json!({"url": receiver.url("/hook"), "events": ["run.completed"]});
+    let bodies = [
+        (
+            "planner",
+            json!({"input": long, "labels": {"team": "x"}, "session": "talk", "webhook": hook}),
+        ),
+        (
+            "solo",
+            json!({"input": [{"type": "text", "text": "what?"}, picture_part(PNG)]}),
+        ),
+        ("solo", json!({"input": "fails"})),
+    ];
+    let mut ended = Vec::new();
+    for (agent, body) in bodies {
+        ended.push(app.run_with(agent, body).await.id().to_owned());
+    }
+    let deliveries = format!("/runs/{}/deliveries", ended[0]);
+    let is_delivered = |got: &ApiResponse| got.json()["data"][0]["status"] == "delivered";
+    app.get_until(&deliveries, is_delivered).await;
+    ended
+}
+
+#[tokio::test]
+async fn a_store_is_copied_to_postgres_and_back() {
+    let Some(postgres) = Postgres::create() else {
+        return;
+    };
+    let url = postgres.url.clone();
+    let receiver = WebhookReceiver::start().await;
+    let mut app = careful("approve_timeout = 600")
+        .config("[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"")
+        .environment("HOOK_SECRET", SECRET)
+        .sqlite()
+        .spawn()
+        .await;
+    let mut ended = end_some_runs(&app, &receiver).await;
+    app.provider.will("careful", [writes("a"), says("written")]);
+    let waiting = app.start("careful", "go").await.id().to_owned();
+    let request = requests(&app, &waiting, 1).await.remove(0);
+    let path = format!("/runs/{waiting}");
+    app.get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("resumed").after_gate(&door));
+    let active = app.start("solo", "active").await.id().to_owned();
+    app.provider.wait_for_request("solo", 4).await;
+    let in_use = refusal(&migrate(&app, &url, "postgres").await);
+    assert!(in_use.contains("is in use by"), "{in_use}");
+    let before = shown(&app, &ended).await;
+
+    app.daemon.kill().await;
+    let copied = stdout(&migrate(&app, &url, "postgres").await);
+    assert!(copied.contains(" 6 runs\n"), "{copied}");
+    let again = refusal(&migrate(&app, &url, "postgres").await);
+    assert!(again.contains("is not empty"), "{again}");
+    app.use_database(Some(postgres));
+    app.restart_after_end().await;
+    assert_eq!(shown(&app, &ended).await, before);
+    approve(&app, &request).await;
+    let written = app.find(&waiting).await.wait_for_end().await;
+    assert_eq!(written.output(), "written");
+    app.provider.wait_for_request("solo", 5).await;
+    ended.push(waiting);
+    let before = shown(&app, &ended).await;
+
+    app.daemon.kill().await;
+    let again = refusal(&migrate(&app, &url, "sqlite").await);
+    assert!(again.contains("is not empty"), "{again}");
+    fs::remove_file(app.path("data/axed.db")).expect("removed");
+    let _ = fs::remove_file(app.path("data/axed.db-wal"));
+    let copied = stdout(&migrate(&app, &url, "sqlite").await);
+    assert!(copied.contains(" 6 runs\n"), "{copied}");
+    app.use_database(None);
+    app.restart_after_end().await;
+    assert_eq!(shown(&app, &ended).await, before);
+    app.provider.wait_for_request("solo", 6).await;
+    gate.open();
+    let resumed = app.find(&active).await.wait_for_end().await;
+    assert_eq!(resumed.output(), "resumed");
+    assert_complete(&resumed.events().await);
+}
