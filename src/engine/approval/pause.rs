@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::engine::context::RunContext;
+use crate::engine::record::journal;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::clock::{PauseChange, Transition};
 use crate::engine::state::pause::{PauseEvent, PauseReason};
@@ -186,28 +187,19 @@ async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
 }
 
 /// Applies an event to the run and its consequences to the runs above it, and records which runs were paused or
-/// resumed. A paused root gives its permit back. `recorded` is an event of this run, which is committed before or with what
-/// follows from it: who sees a run wait sees all that it waits for.
+/// resumed. A paused root gives its permit back. `recorded` is an event of this run: who sees it sees the runs wait, and who
+/// sees one of them wait sees all that it waits for.
 async fn propagate_pause(
     context: &RunContext,
     event: PauseEvent,
     recorded: Option<EventKind>,
 ) -> Result<(), StoreError> {
-    let mut recorded = Vec::from_iter(recorded);
+    let mut changes = Vec::new();
+    let mut paused_root = None;
     let mut next = Some((&*context.run, event));
     while let Some((run, event)) = next {
         let PauseChange { transition, record } = run.clock().apply(event);
-        let journal = &context.engine.journal;
-        match record {
-            // Committed before anyone is notified: clients that wait for this find it in the record.
-            change if !recorded.is_empty() || matches!(change, Some(Change::Pause { .. })) => {
-                let (change, events) = (change.unwrap_or(Change::Unchanged), recorded);
-                recorded = Vec::new();
-                journal.append(run, change, Vec::new(), events).await?;
-            }
-            Some(change) => journal.enqueue(run, change, Vec::new(), Vec::new()).await?,
-            None => {}
-        }
+        changes.extend(record.map(|change| (run, change)));
         if let Some(transition) = transition {
             let is_paused = !matches!(transition, Transition::Resumed(_));
             run.tree.ad_hoc_quotas.set_paused(run.scope.run, is_paused);
@@ -221,9 +213,46 @@ async fn propagate_pause(
         };
         next = run.parent.as_deref().map(|parent| (parent, parent_event));
         if next.is_none() && matches!(transition, Some(Transition::Paused(_))) {
-            drop(run.tree.root_permit.take());
+            paused_root = Some(run);
         }
+    }
+    record_changes(context, changes, recorded).await?;
+    if let Some(root) = paused_root {
+        drop(root.tree.root_permit.take());
     }
     context.run.tree.root_permit.changed.notify_waiters();
     Ok(())
+}
+
+/// Records the changes of a run and of those above it. Pauses and the event are committed together before anyone is notified:
+/// clients that wait for them find them in the record.
+async fn record_changes(
+    context: &RunContext,
+    changes: Vec<(&ActiveRun, Change)>,
+    event: Option<EventKind>,
+) -> Result<(), StoreError> {
+    let engine = &context.engine;
+    let is_pause = |(_, change): &(&ActiveRun, Change)| matches!(change, Change::Pause { .. });
+    if event.is_none() && !changes.iter().any(is_pause) {
+        for (run, change) in changes {
+            engine
+                .journal
+                .enqueue(run, change, Vec::new(), Vec::new())
+                .await?;
+        }
+        return Ok(());
+    }
+    let (mut own, mut others) = (Change::Unchanged, Vec::new());
+    for (run, change) in changes {
+        match run.scope.run == context.run.scope.run {
+            true => own = change,
+            false => others.push(journal::build_write(run, change, Vec::new(), Vec::new())),
+        }
+    }
+    let write = journal::build_write(&context.run, own, Vec::new(), Vec::from_iter(event));
+    let committed = engine
+        .journal
+        .append_with(&context.run, write, others)
+        .await;
+    committed.map(drop)
 }

@@ -150,7 +150,9 @@ async fn disconnecting_does_not_stop_the_run() {
     }
     gate.open();
 
-    let page = app.get("/runs?agent=solo").await.json();
+    // A request is sent while the start of its turn is committed.
+    let is_listed = |got: &ApiResponse| got.json()["data"][0]["id"].is_string();
+    let page = app.get_until("/runs?agent=solo", is_listed).await.json();
     let id = page["data"][0]["id"].as_str().expect("a run").to_owned();
     assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
 }
