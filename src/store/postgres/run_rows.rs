@@ -93,7 +93,7 @@ macro_rules! run_columns {
 
 run_columns!(names, "", "", "", "", "");
 
-/// A run with its texts, from [`FROM_RUNS`].
+/// A run with its texts.
 pub const RUN_COLUMNS: &str = run_columns!(
     list,
     "r.input",
