@@ -54,15 +54,21 @@ pub async fn session_runs(db: &Reader, query: &SessionQuery) -> StoreResult<Vec<
 
 /// Only roots have sessions.
 async fn session_ids(db: &Reader, query: &SessionQuery) -> StoreResult<Vec<RunId>> {
-    // An index does not serve a comparison that may be one with null.
-    let is_owner = match query.owner {
-        Some(_) => "r.owner = :owner",
-        None => "r.owner IS NULL AND :owner::text IS NULL",
+    // As one comparison, so that the server does not read all runs in the order of their ids. There is none with null.
+    let (names, values, is_owner) = match query.owner {
+        Some(_) => ("r.owner, r.session, r.id", ":owner, :session", "true"),
+        None => (
+            "r.session, r.id",
+            ":session",
+            "r.owner IS NULL AND :owner::text IS NULL",
+        ),
     };
+    let order = names.replace(',', " DESC,");
     let sql = format!(
-        "SELECT r.id FROM runs r WHERE r.session = :session AND {is_owner} AND r.id < :before \
+        "SELECT r.id FROM runs r WHERE r.session IS NOT NULL AND ({names}) < ({values}, :before) \
+         AND ({names}) >= ({values}, '00000000-0000-0000-0000-000000000000') AND {is_owner} \
          AND (:agent::text IS NULL OR r.agent = :agent) AND (:status::text IS NULL OR r.status = :status) \
-         AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.id) ORDER BY r.id DESC LIMIT :limit"
+         AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.id) ORDER BY {order} DESC LIMIT :limit"
     );
     let params = params! {
         ":session": free_text(&query.name),

@@ -17,12 +17,17 @@ const MAX_SCANNED_ROOTS: i64 = 256;
 /// Largest number of roots that one page returns. The tree of each is deleted.
 const PAGE_ROOTS: usize = 64;
 
-/// Roots with a status, oldest first.
-const OLDEST_ENDED: &str = "SELECT id, finished_at FROM runs WHERE finished_at IS NOT NULL AND status = :status \
-     AND child = false AND id > :after ORDER BY id LIMIT :limit";
+/// Roots with a status, oldest first. The columns are compared as one: otherwise the server may read all runs in the order of
+/// their ids.
+const OLDEST_ENDED: &str = "SELECT id, finished_at FROM runs WHERE finished_at IS NOT NULL \
+     AND (status, child, id) > (:status, false, :after) \
+     AND (status, child, id) <= (:status, false, 'ffffffff-ffff-ffff-ffff-ffffffffffff') \
+     ORDER BY status, child, id LIMIT :limit";
 /// The root with a status that has so many newer ones.
-const NTH_NEWEST_ENDED: &str = "SELECT id FROM runs WHERE finished_at IS NOT NULL AND status = :status \
-     AND child = false AND id < :before ORDER BY id DESC LIMIT 1 OFFSET :offset";
+const NTH_NEWEST_ENDED: &str = "SELECT id FROM runs WHERE finished_at IS NOT NULL \
+     AND (status, child, id) < (:status, false, :before) \
+     AND (status, child, id) >= (:status, false, '00000000-0000-0000-0000-000000000000') \
+     ORDER BY status DESC, child DESC, id DESC LIMIT 1 OFFSET :offset";
 /// Roots whose tree has a run that has not ended, or that have a pending delivery.
 const PENDING: &str = "SELECT root FROM unnest(:roots::uuid[]) AS roots (root) WHERE \
      EXISTS (WITH RECURSIVE tree (id) AS (SELECT root UNION ALL SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) \

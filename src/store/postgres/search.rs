@@ -242,20 +242,37 @@ fn lists(filter: &RunFilter) -> Vec<String> {
         lists.push(session_list(filter));
     }
     if filter.agent.is_some() {
-        lists.push(state_list(filter, "e.agent = :agent AND "));
+        lists.push(state_list(filter, Some(("agent", ":agent"))));
     }
     if filter.owner.is_some() {
-        lists.push(state_list(filter, "e.owner = :owner AND "));
+        lists.push(state_list(filter, Some(("owner", ":owner"))));
     }
     let is_global = filter.agent.is_none() && filter.owner.is_none();
     if lists.is_empty() || is_global && filter.status.is_some() {
-        lists.push(state_list(filter, ""));
+        lists.push(state_list(filter, None));
     }
     lists.dedup();
     lists
 }
 
-const RANGE: &str = "e.id <= :newest AND e.id >= :oldest ORDER BY e.id DESC LIMIT :limit";
+/// The entries of an index whose first columns have these values, from the newest. The columns are compared as one: with a
+/// condition for each the server may read all runs in the order of their ids instead, of which hardly any may match.
+fn entries(columns: &[(&str, &str)]) -> String {
+    let join = |parts: Vec<String>| parts.join(", ");
+    let names = columns.iter().map(|(name, _)| format!("e.{name}"));
+    let names: Vec<String> = names.chain(["e.id".to_owned()]).collect();
+    let values = join(
+        columns
+            .iter()
+            .map(|(_, value)| (*value).to_owned())
+            .collect(),
+    );
+    let order = join(names.iter().map(|name| format!("{name} DESC")).collect());
+    let names = join(names);
+    format!(
+        "({names}) <= ({values}, :newest) AND ({names}) >= ({values}, :oldest) ORDER BY {order} LIMIT :limit"
+    )
+}
 
 /// The runs with the label at this position, from 1.
 fn label_list(position: usize) -> String {
@@ -267,37 +284,44 @@ fn label_list(position: usize) -> String {
 
 /// The runs of the sessions with the name, of one owner or all.
 fn session_list(filter: &RunFilter) -> String {
-    let owner = filter
-        .owner
-        .as_ref()
-        .map_or("", |_| "e.owner = :owner AND ");
-    format!("SELECT e.id FROM runs e WHERE e.session = :session AND {owner}{RANGE}")
+    let entries = match filter.owner {
+        Some(_) => entries(&[("owner", ":owner"), ("session", ":session")]),
+        None => entries(&[("session", ":session")]),
+    };
+    format!("SELECT e.id FROM runs e WHERE e.session IS NOT NULL AND {entries}")
 }
 
-/// The runs with the status, or with any, of an agent or owner. Of unfinished runs, those of all agents and owners.
-fn state_list(filter: &RunFilter, scope: &str) -> String {
+/// The runs with the status, or with any, of an agent or owner (a column and its value). Of unfinished runs, those of all
+/// agents and owners.
+fn state_list(filter: &RunFilter, scope: Option<(&str, &str)>) -> String {
     let mut branches = Vec::new();
-    let children: &[bool] = if filter.include_children {
-        &[false, true]
-    } else {
-        &[false]
+    let children: &[&str] = match filter.include_children {
+        true => &["false", "true"],
+        false => &["false"],
     };
+    let scope_is_set = scope.map_or(String::new(), |(column, _)| {
+        format!("AND e.{column} IS NOT NULL ")
+    });
     for status in Status::ALL.into_iter().filter(|it| it.is_terminal()) {
         if filter.status.is_some_and(|wanted| wanted != status) {
             continue;
         }
-        let status = status.as_str();
+        let status = format!("'{}'", status.as_str());
         branches.extend(children.iter().map(|child| {
+            let mut columns: Vec<(&str, &str)> = scope.into_iter().collect();
+            columns.extend([("status", &*status), ("child", *child)]);
             format!(
-                "(SELECT e.id FROM runs e WHERE e.finished_at IS NOT NULL AND {scope}e.status = '{status}' \
-                 AND e.child = {child} AND {RANGE})"
+                "(SELECT e.id FROM runs e WHERE e.finished_at IS NOT NULL {scope_is_set}AND {})",
+                entries(&columns)
             )
         }));
     }
     if filter.status.is_none_or(|status| !status.is_terminal()) {
-        branches.push(format!(
-            "(SELECT e.id FROM runs e WHERE e.finished_at IS NULL AND {RANGE})"
-        ));
+        branches.push(
+            "(SELECT e.id FROM runs e WHERE e.finished_at IS NULL AND e.id <= :newest AND e.id >= :oldest \
+             ORDER BY e.id DESC LIMIT :limit)"
+                .to_owned(),
+        );
     }
     format!(
         "SELECT b.id FROM ({}) b ORDER BY b.id DESC LIMIT :limit",

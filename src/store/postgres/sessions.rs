@@ -28,23 +28,38 @@ pub async fn list(db: &Reader, query: &SessionListQuery) -> StoreResult<SessionP
     Ok(page)
 }
 
-/// Finds the names by skipping along the index, and then the runs of each.
+/// Finds the names by skipping along an index, and then the runs of each. The columns are compared as one, so that the server
+/// does not read all runs in the order of their ids.
 fn list_sql(query: &SessionListQuery) -> String {
-    let runs = match query.owner {
-        Some(_) => "runs r WHERE r.session IS NOT NULL AND r.owner = :owner",
-        None => "runs r WHERE r.session IS NOT NULL AND r.owner IS NULL AND :owner::text IS NULL",
+    // Those of one owner are together in one index; the other one has the sessions of all.
+    let (columns, owner, is_visible) = match query.owner {
+        Some(_) => ("r.owner, r.session", ":owner, ", "true"),
+        None => ("r.session", "", "r.owner IS NULL"),
     };
-    let runs = format!("{runs} AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.id)");
+    let order = columns.replace(',', " DESC,");
+    let runs = format!(
+        "runs r WHERE r.session IS NOT NULL AND {is_visible} \
+         AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.id)"
+    );
+    let next = |after: &str| {
+        format!(
+            "SELECT r.session, r.owner FROM {runs} AND ({columns}) > ({owner}{after}) ORDER BY {columns} LIMIT 1"
+        )
+    };
+    let (first, following) = (next(":after"), next("names.name"));
+    let of_session = format!("{runs} AND ({columns}) = ({owner}p.name)");
     format!(
-        "WITH RECURSIVE names (name) AS ((SELECT r.session FROM {runs} AND r.session > :after ORDER BY r.session LIMIT 1) \
-         UNION ALL SELECT n.session FROM names CROSS JOIN LATERAL \
-         (SELECT r.session FROM {runs} AND r.session > names.name ORDER BY r.session LIMIT 1) n) \
-         SELECT p.name, (SELECT count(*) FROM {runs} AND r.session = p.name) AS runs, \
+        "WITH RECURSIVE names (name, owner) AS (({first}) UNION ALL SELECT n.session, n.owner FROM names \
+         CROSS JOIN LATERAL ({following}) n WHERE names.owner IS NOT DISTINCT FROM :owner::text) \
+         SELECT p.name, (SELECT count(*) FROM {of_session}) AS runs, \
          l.id AS last, l.agent, f.created_at, coalesce(l.finished_at, l.created_at) AS updated_at \
-         FROM (SELECT name FROM names LIMIT :limit) p \
-         CROSS JOIN LATERAL (SELECT r.created_at FROM {runs} AND r.session = p.name ORDER BY r.id LIMIT 1) f \
-         CROSS JOIN LATERAL (SELECT r.id, r.agent, r.finished_at, r.created_at FROM {runs} AND r.session = p.name \
-         ORDER BY r.id DESC LIMIT 1) l ORDER BY p.name"
+         FROM (SELECT name FROM names WHERE owner IS NOT DISTINCT FROM :owner::text LIMIT :limit) p \
+         CROSS JOIN LATERAL (SELECT r.created_at FROM {runs} \
+         AND ({columns}, r.id) >= ({owner}p.name, '00000000-0000-0000-0000-000000000000') \
+         ORDER BY {columns}, r.id LIMIT 1) f \
+         CROSS JOIN LATERAL (SELECT r.id, r.agent, r.finished_at, r.created_at FROM {runs} \
+         AND ({columns}, r.id) <= ({owner}p.name, 'ffffffff-ffff-ffff-ffff-ffffffffffff') \
+         ORDER BY {order} DESC, r.id DESC LIMIT 1) l ORDER BY p.name"
     )
 }
 
