@@ -16,11 +16,7 @@ impl BatchRecords for PostgresStore {
         batch: BatchId,
         lines: Vec<BatchLine>,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.request(Task::AddBatchLines(batch, lines))
-                .await
-                .map(drop)
-        })
+        self.queue.execute(Task::AddBatchLines(batch, lines))
     }
 
     fn accept_batch(
@@ -28,10 +24,8 @@ impl BatchRecords for PostgresStore {
         batch: Batch,
         key: Option<BatchKey>,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move {
-            let task = Task::AcceptBatch(Box::new(batch), key);
-            Ok(self.request(task).await? > 0)
-        })
+        self.queue
+            .is_positive(Task::AcceptBatch(Box::new(batch), key))
     }
 
     fn batch(&self, id: BatchId) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
@@ -82,18 +76,15 @@ impl BatchRecords for PostgresStore {
         id: BatchId,
         change: BatchChange,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.request(Task::ChangeBatch(id, change)).await.map(drop) })
+        self.queue.execute(Task::ChangeBatch(id, change))
     }
 
     fn trim_batches(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::TrimBatches(before)).await? > 0) })
+        self.queue.is_positive(Task::TrimBatches(before))
     }
 
     fn trim_unaccepted_lines(&self, before: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            let task = Task::TrimUnacceptedLines(before);
-            self.request(task).await.map(drop)
-        })
+        self.queue.execute(Task::TrimUnacceptedLines(before))
     }
 }
 
@@ -107,9 +98,6 @@ impl ScheduleRecords for PostgresStore {
         id: ScheduleId,
         change: ScheduleChange,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            let task = Task::ChangeSchedule(id, change);
-            self.request(task).await.map(drop)
-        })
+        self.queue.execute(Task::ChangeSchedule(id, change))
     }
 }

@@ -13,7 +13,7 @@ use crate::store::postgres::{
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
-use crate::store::write_queue::job::{ForgetProgress, Task};
+use crate::store::write_queue::job::Task;
 
 impl ApprovalIndex for PostgresStore {
     fn pending_approvals(
@@ -41,17 +41,7 @@ impl SessionIndex for PostgresStore {
         owner: Option<String>,
         name: String,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move {
-            let mut is_found = false;
-            loop {
-                let task = Task::ForgetSession(owner.clone(), name.clone());
-                let progress = self.request(task).await?;
-                is_found |= progress != ForgetProgress::NotFound as u64;
-                if progress != ForgetProgress::More as u64 {
-                    return Ok(is_found);
-                }
-            }
-        })
+        self.queue.forget_session(owner, name)
     }
 }
 
@@ -66,7 +56,7 @@ impl ChangedRuns for PostgresStore {
 
 impl RunRetention for PostgresStore {
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::Delete(root)).await? > 0) })
+        self.queue.is_positive(Task::Delete(root))
     }
 
     fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
@@ -85,7 +75,7 @@ impl RunRetention for PostgresStore {
     }
 
     fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::Vacuum).await? > 0) })
+        self.queue.is_positive(Task::Vacuum)
     }
 }
 
@@ -107,6 +97,6 @@ impl UsageLog for PostgresStore {
     }
 
     fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::TrimUsage(before)).await? > 0) })
+        self.queue.is_positive(Task::TrimUsage(before))
     }
 }

@@ -1,12 +1,9 @@
 //! The store in a PostgreSQL database, with one writer and a few connections for reading.
 
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::config::cluster::Cluster;
 use crate::store::StoreError;
@@ -16,9 +13,8 @@ use crate::store::postgres::node::NodeStatus;
 use crate::store::postgres::reader_pool::ReaderPool;
 use crate::store::postgres::writer::Writer;
 use crate::store::run_store::RunStore;
-use crate::store::runs::WriteFailedFn;
-use crate::store::write_queue::callbacks::WriterCallbacks;
-use crate::store::write_queue::job::{Job, Task};
+use crate::store::write_queue::job::Task;
+use crate::store::write_queue::queue::{WriteQueue, WriterEnd};
 
 mod approvals;
 mod attachments;
@@ -62,11 +58,8 @@ mod write_plan;
 mod writer;
 
 pub struct PostgresStore {
-    job_sender: mpsc::Sender<Job>,
+    queue: WriteQueue,
     readers: ReaderPool,
-    commits: Arc<AtomicU64>,
-    delivery_notify: Arc<Notify>,
-    on_write_failed: Arc<OnceLock<WriteFailedFn>>,
     /// The thread of the writer, the beats and the drivers of the connections.
     thread: Option<JoinHandle<()>>,
 }
@@ -89,54 +82,19 @@ impl PostgresStore {
             .map_err(thread_error)?;
         let connector = Connector::new(url, runtime.handle().clone())?;
         let readers = ReaderPool::new(connector.reader_pool()?);
-        let (job_sender, jobs) = mpsc::channel(writer::MAX_QUEUED_WRITES);
-        let commits = Arc::<AtomicU64>::default();
-        let delivery_notify = Arc::<Notify>::default();
-        let on_write_failed = Arc::<OnceLock<WriteFailedFn>>::default();
-        let callbacks = WriterCallbacks {
-            on_write_failed: Arc::clone(&on_write_failed),
-            publish,
-            has_subscribers,
-            delivery_notify: Arc::clone(&delivery_notify),
-        };
+        let (queue, writer_end) = WriteQueue::new(publish, has_subscribers);
         let (opened, result) = std::sync::mpsc::channel();
-        let (cluster, commit_count) = (cluster.clone(), Arc::clone(&commits));
+        let cluster = cluster.clone();
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
-            .spawn(move || {
-                let serve = serve(
-                    connector,
-                    &cluster,
-                    &callbacks,
-                    &commit_count,
-                    jobs,
-                    &opened,
-                );
-                runtime.block_on(serve);
-            })
+            .spawn(move || runtime.block_on(serve(connector, &cluster, writer_end, &opened)))
             .map_err(thread_error)?;
         result.recv().map_err(|_| StoreError::Closed)??;
         Ok(Self {
-            job_sender,
+            queue,
             readers,
-            commits,
-            delivery_notify,
-            on_write_failed,
             thread: Some(thread),
         })
-    }
-
-    async fn request(&self, task: Task) -> Result<u64, StoreError> {
-        let (reply, result) = oneshot::channel();
-        let job = Job {
-            task,
-            reply: Some(reply),
-        };
-        self.job_sender
-            .send(job)
-            .await
-            .map_err(|_| StoreError::Closed)?;
-        result.await.map_err(|_| StoreError::Closed)?
     }
 }
 
@@ -144,9 +102,7 @@ impl PostgresStore {
 async fn serve(
     connector: Connector,
     cluster: &Cluster,
-    callbacks: &WriterCallbacks,
-    commit_count: &AtomicU64,
-    mut jobs: mpsc::Receiver<Job>,
+    writer_end: WriterEnd,
     opened: &std::sync::mpsc::Sender<Result<(), StoreError>>,
 ) {
     let state = match startup::start(&connector, cluster).await {
@@ -158,13 +114,12 @@ async fn serve(
     };
     let _ = opened.send(Ok(()));
     let (node, status) = (state.node, Rc::new(NodeStatus::default()));
-    let mut writer = Writer::new(
-        &connector,
-        state,
-        Rc::clone(&status),
+    let WriterEnd {
+        mut jobs,
         callbacks,
-        commit_count,
-    );
+        commits,
+    } = writer_end;
+    let mut writer = Writer::new(&connector, state, Rc::clone(&status), &callbacks, &commits);
     let reply = tokio::select! {
         reply = writer.run(&mut jobs) => reply,
         () = node::beat(&connector, node, &status) => None,
@@ -177,20 +132,20 @@ async fn serve(
 impl RunStore for PostgresStore {
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            self.request(Task::Check).await?;
+            self.queue.request(Task::Check).await?;
             self.readers.read(|db| Box::pin(queries::check(db))).await
         })
     }
 
     fn commit_count(&self) -> u64 {
-        self.commits.load(Ordering::Relaxed)
+        self.queue.commit_count()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.readers.close();
             // An error means that the store is closed already.
-            let _ = self.request(Task::Close(Vec::new())).await;
+            let _ = self.queue.request(Task::Close(Vec::new())).await;
         })
     }
 }
@@ -199,8 +154,7 @@ impl Drop for PostgresStore {
     /// Commits the queued writes and leaves the database, if the store was not closed before.
     fn drop(&mut self) {
         self.readers.close();
-        let (closed, _) = mpsc::channel(1);
-        drop(std::mem::replace(&mut self.job_sender, closed));
+        self.queue.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -21,7 +21,7 @@ impl Outbox for PostgresStore {
     }
 
     fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.request(Task::RecordAttempt(record)).await.map(drop) })
+        self.queue.execute(Task::RecordAttempt(record))
     }
 
     fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
@@ -32,11 +32,11 @@ impl Outbox for PostgresStore {
     }
 
     fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::Resend(run, id)).await? > 0) })
+        self.queue.is_positive(Task::Resend(run, id))
     }
 
     fn delivery_notify(&self) -> Arc<Notify> {
-        Arc::clone(&self.delivery_notify)
+        self.queue.delivery_notify()
     }
 }
 
@@ -53,17 +53,11 @@ impl PushConfigs for PostgresStore {
         run: RunId,
         config: PushConfig,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move {
-            let task = Task::AddPushConfig(run, Box::new(config));
-            Ok(self.request(task).await? > 0)
-        })
+        self.queue
+            .is_positive(Task::AddPushConfig(run, Box::new(config)))
     }
 
     fn delete_push_config(&self, run: RunId, id: String) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.request(Task::DeletePushConfig(run, id))
-                .await
-                .map(drop)
-        })
+        self.queue.execute(Task::DeletePushConfig(run, id))
     }
 }

@@ -7,7 +7,6 @@ use futures_util::future::BoxFuture;
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
-use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::events::{EventLog, EventQuery};
 use crate::store::postgres::{PostgresStore, attachments, lists, queries, turns};
 use crate::store::runs::{
@@ -15,13 +14,12 @@ use crate::store::runs::{
 };
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords};
-use crate::store::write_queue::job::{Job, Task};
+use crate::store::write_queue::job::Task;
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 impl RunRecords for PostgresStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let encoded = EncodedWrite::encode(write);
-        Box::pin(async move { self.request(Task::Write(encoded?)).await })
+        self.queue.write(write)
     }
 
     fn write_with(
@@ -29,30 +27,19 @@ impl RunRecords for PostgresStore {
         write: Write,
         others: Vec<Write>,
     ) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let encoded = EncodedWrite::encode_with(write, others);
-        Box::pin(async move { self.request(Task::Write(encoded?)).await })
+        self.queue.write_with(write, others)
     }
 
     fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
-        let encoded = EncodedWrite::encode(write);
-        Box::pin(async move {
-            let job = Job {
-                task: Task::Write(encoded?),
-                reply: None,
-            };
-            self.job_sender
-                .send(job)
-                .await
-                .map_err(|_| StoreError::Closed)
-        })
+        self.queue.enqueue(write)
     }
 
     fn on_write_failed(&self, callback: WriteFailedFn) {
-        let _ = self.on_write_failed.set(callback);
+        self.queue.on_write_failed(callback);
     }
 
     fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.request(Task::ClearFailed(roots)).await.map(drop) })
+        self.queue.execute(Task::ClearFailed(roots))
     }
 
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {

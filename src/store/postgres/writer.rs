@@ -28,8 +28,6 @@ use crate::store::write_queue::callbacks::WriterCallbacks;
 use crate::store::write_queue::failed_runs::FailedRuns;
 use crate::store::write_queue::job::{Job, JobResult, Task};
 
-/// Jobs that may wait for the writer. A caller with one more waits for a place in the queue.
-pub const MAX_QUEUED_WRITES: usize = 4096;
 /// Largest number of jobs of one commit.
 const MAX_BATCH_JOBS: usize = 256;
 /// Attempts to commit what conflicts with another transaction.

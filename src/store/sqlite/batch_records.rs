@@ -15,11 +15,7 @@ impl BatchRecords for SqliteStore {
         batch: BatchId,
         lines: Vec<BatchLine>,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.request(Task::AddBatchLines(batch, lines))
-                .await
-                .map(drop)
-        })
+        self.queue.execute(Task::AddBatchLines(batch, lines))
     }
 
     fn accept_batch(
@@ -27,10 +23,8 @@ impl BatchRecords for SqliteStore {
         batch: Batch,
         key: Option<BatchKey>,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move {
-            let task = Task::AcceptBatch(Box::new(batch), key);
-            Ok(self.request(task).await? > 0)
-        })
+        self.queue
+            .is_positive(Task::AcceptBatch(Box::new(batch), key))
     }
 
     fn batch(&self, id: BatchId) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
@@ -62,17 +56,14 @@ impl BatchRecords for SqliteStore {
         id: BatchId,
         change: BatchChange,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.request(Task::ChangeBatch(id, change)).await.map(drop) })
+        self.queue.execute(Task::ChangeBatch(id, change))
     }
 
     fn trim_batches(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::TrimBatches(before)).await? > 0) })
+        self.queue.is_positive(Task::TrimBatches(before))
     }
 
     fn trim_unaccepted_lines(&self, before: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            let task = Task::TrimUnacceptedLines(before);
-            self.request(task).await.map(drop)
-        })
+        self.queue.execute(Task::TrimUnacceptedLines(before))
     }
 }

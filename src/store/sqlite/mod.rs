@@ -1,13 +1,12 @@
 //! The store in one SQLite file, with one writer thread and a few reader threads.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::Notify;
 
 use crate::config::Durability;
 use crate::domain::attachment::{Blobs, Digest};
@@ -16,7 +15,6 @@ use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::DeliveryId;
 use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
-use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::events::{EventLog, EventQuery, HasSubscribersFn, PublishFn};
 use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use crate::store::push_configs::{PushConfig, PushConfigs};
@@ -34,8 +32,8 @@ use crate::store::sqlite::writer::WriterResources;
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords};
 use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
-use crate::store::write_queue::callbacks::WriterCallbacks;
-use crate::store::write_queue::job::{ForgetProgress, Job, Task};
+use crate::store::write_queue::job::Task;
+use crate::store::write_queue::queue::WriteQueue;
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 mod approvals;
@@ -77,11 +75,8 @@ mod writer;
 
 /// The store of a data directory. The directory is locked until the store is closed or dropped.
 pub struct SqliteStore {
-    job_sender: mpsc::Sender<Job>,
+    queue: WriteQueue,
     readers: ReaderPool,
-    commits: Arc<AtomicU64>,
-    delivery_notify: Arc<Notify>,
-    on_write_failed: Arc<OnceLock<WriteFailedFn>>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -103,52 +98,18 @@ impl SqliteStore {
             }
             resources => resources?,
         };
-        let (job_sender, job_receiver) = mpsc::channel(writer::MAX_QUEUED_WRITES);
-        let commits = Arc::<AtomicU64>::default();
-        let commit_counter = Arc::clone(&commits);
-        let delivery_notify = Arc::<Notify>::default();
-        let on_write_failed = Arc::<OnceLock<WriteFailedFn>>::default();
-        let callbacks = WriterCallbacks {
-            on_write_failed: Arc::clone(&on_write_failed),
-            publish,
-            has_subscribers,
-            delivery_notify: Arc::clone(&delivery_notify),
-        };
+        let (queue, writer_end) = WriteQueue::new(publish, has_subscribers);
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
-            .spawn(move || {
-                writer::run_writer(
-                    resources,
-                    reserve,
-                    job_receiver,
-                    &callbacks,
-                    &commit_counter,
-                );
-            })
+            .spawn(move || writer::run_writer(resources, reserve, writer_end))
             .map_err(|error| {
                 StoreError::Backend(format!("could not start the writer thread: {error}"))
             })?;
         Ok(Self {
-            job_sender,
+            queue,
             readers: ReaderPool::new(file),
-            commits,
-            delivery_notify,
-            on_write_failed,
             writer: Some(thread),
         })
-    }
-
-    async fn request(&self, task: Task) -> Result<u64, StoreError> {
-        let (reply, result) = oneshot::channel();
-        let job = Job {
-            task,
-            reply: Some(reply),
-        };
-        self.job_sender
-            .send(job)
-            .await
-            .map_err(|_| StoreError::Closed)?;
-        result.await.map_err(|_| StoreError::Closed)?
     }
 }
 
@@ -176,8 +137,7 @@ fn open_writer(
 
 impl RunRecords for SqliteStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let encoded = EncodedWrite::encode(write);
-        Box::pin(async move { self.request(Task::Write(encoded?)).await })
+        self.queue.write(write)
     }
 
     fn write_with(
@@ -185,30 +145,19 @@ impl RunRecords for SqliteStore {
         write: Write,
         others: Vec<Write>,
     ) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let encoded = EncodedWrite::encode_with(write, others);
-        Box::pin(async move { self.request(Task::Write(encoded?)).await })
+        self.queue.write_with(write, others)
     }
 
     fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
-        let encoded = EncodedWrite::encode(write);
-        Box::pin(async move {
-            let job = Job {
-                task: Task::Write(encoded?),
-                reply: None,
-            };
-            self.job_sender
-                .send(job)
-                .await
-                .map_err(|_| StoreError::Closed)
-        })
+        self.queue.enqueue(write)
     }
 
     fn on_write_failed(&self, callback: WriteFailedFn) {
-        let _ = self.on_write_failed.set(callback);
+        self.queue.on_write_failed(callback);
     }
 
     fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.request(Task::ClearFailed(roots)).await.map(drop) })
+        self.queue.execute(Task::ClearFailed(roots))
     }
 
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
@@ -313,17 +262,7 @@ impl SessionIndex for SqliteStore {
         owner: Option<String>,
         name: String,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move {
-            let mut is_found = false;
-            loop {
-                let task = Task::ForgetSession(owner.clone(), name.clone());
-                let progress = self.request(task).await?;
-                is_found |= progress != ForgetProgress::NotFound as u64;
-                if progress != ForgetProgress::More as u64 {
-                    return Ok(is_found);
-                }
-            }
-        })
+        self.queue.forget_session(owner, name)
     }
 }
 
@@ -336,7 +275,7 @@ impl Outbox for SqliteStore {
     }
 
     fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.request(Task::RecordAttempt(record)).await.map(drop) })
+        self.queue.execute(Task::RecordAttempt(record))
     }
 
     fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
@@ -344,11 +283,11 @@ impl Outbox for SqliteStore {
     }
 
     fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::Resend(run, id)).await? > 0) })
+        self.queue.is_positive(Task::Resend(run, id))
     }
 
     fn delivery_notify(&self) -> Arc<Notify> {
-        Arc::clone(&self.delivery_notify)
+        self.queue.delivery_notify()
     }
 }
 
@@ -368,24 +307,18 @@ impl PushConfigs for SqliteStore {
         run: RunId,
         config: PushConfig,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move {
-            let task = Task::AddPushConfig(run, Box::new(config));
-            Ok(self.request(task).await? > 0)
-        })
+        self.queue
+            .is_positive(Task::AddPushConfig(run, Box::new(config)))
     }
 
     fn delete_push_config(&self, run: RunId, id: String) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.request(Task::DeletePushConfig(run, id))
-                .await
-                .map(drop)
-        })
+        self.queue.execute(Task::DeletePushConfig(run, id))
     }
 }
 
 impl RunRetention for SqliteStore {
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::Delete(root)).await? > 0) })
+        self.queue.is_positive(Task::Delete(root))
     }
 
     fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
@@ -406,7 +339,7 @@ impl RunRetention for SqliteStore {
     }
 
     fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::Vacuum).await? > 0) })
+        self.queue.is_positive(Task::Vacuum)
     }
 }
 
@@ -430,7 +363,7 @@ impl UsageLog for SqliteStore {
     }
 
     fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.request(Task::TrimUsage(before)).await? > 0) })
+        self.queue.is_positive(Task::TrimUsage(before))
     }
 }
 
@@ -444,23 +377,20 @@ impl ScheduleRecords for SqliteStore {
         id: ScheduleId,
         change: ScheduleChange,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            let task = Task::ChangeSchedule(id, change);
-            self.request(task).await.map(drop)
-        })
+        self.queue.execute(Task::ChangeSchedule(id, change))
     }
 }
 
 impl RunStore for SqliteStore {
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            self.request(Task::Check).await?;
+            self.queue.request(Task::Check).await?;
             self.readers.read(queries::check).await
         })
     }
 
     fn commit_count(&self) -> u64 {
-        self.commits.load(Ordering::Relaxed)
+        self.queue.commit_count()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -468,7 +398,7 @@ impl RunStore for SqliteStore {
             // The writer waits for the readers: it can copy the whole log only when none of them reads.
             let readers = self.readers.close();
             // An error means that the store is closed already.
-            let _ = self.request(Task::Close(readers)).await;
+            let _ = self.queue.request(Task::Close(readers)).await;
         })
     }
 }
@@ -477,8 +407,7 @@ impl Drop for SqliteStore {
     /// Commits the queued writes and releases the lock, if the store was not closed before.
     fn drop(&mut self) {
         let readers = self.readers.close();
-        let (closed, _) = mpsc::channel(1);
-        drop(std::mem::replace(&mut self.job_sender, closed));
+        self.queue.close();
         for thread in readers.into_iter().chain(self.writer.take()) {
             let _ = thread.join();
         }

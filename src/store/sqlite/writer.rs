@@ -20,9 +20,8 @@ use crate::store::sqlite::lock::Lock;
 use crate::store::sqlite::schema::LOCK_TIMEOUT;
 use crate::store::write_queue::callbacks::WriterCallbacks;
 use crate::store::write_queue::job::{Job, JobResult, Task};
+use crate::store::write_queue::queue::WriterEnd;
 
-/// Jobs that may wait for the writer. A caller with one more waits for a place in the queue.
-pub const MAX_QUEUED_WRITES: usize = 4096;
 /// Largest number of writes of one commit.
 const MAX_BATCH_WRITES: usize = 256;
 /// How long a batch waits for another process's lock if the batch before has failed.
@@ -38,21 +37,20 @@ pub struct WriterResources {
 }
 
 /// Serves jobs until it is closed or all senders are dropped. Then it closes the database and releases the lock.
-pub fn run_writer(
-    resources: WriterResources,
-    reserve: Reserve,
-    mut jobs: mpsc::Receiver<Job>,
-    callbacks: &WriterCallbacks,
-    commit_count: &AtomicU64,
-) {
+pub fn run_writer(resources: WriterResources, reserve: Reserve, writer_end: WriterEnd) {
+    let WriterEnd {
+        mut jobs,
+        callbacks,
+        commits,
+    } = writer_end;
     let WriterResources {
         connection,
         open_files,
         checkpointer,
         lock,
     } = resources;
-    let close_request = match Writer::new(&connection, open_files, reserve, commit_count) {
-        Ok(mut writer) => writer.run(checkpointer, &mut jobs, callbacks),
+    let close_request = match Writer::new(&connection, open_files, reserve, &commits) {
+        Ok(mut writer) => writer.run(checkpointer, &mut jobs, &callbacks),
         Err(error) => {
             error!(error = %error, "The store's writer could not start: {error}");
             None

@@ -4,3 +4,4 @@ pub mod callbacks;
 pub mod deletions;
 pub mod failed_runs;
 pub mod job;
+pub mod queue;
