@@ -2,6 +2,7 @@
 
 pub mod approval_changes;
 pub mod clock_skew;
+pub mod columns;
 pub mod definition_cache;
 pub mod encoded_write;
 pub mod ended_runs;

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::domain::content::Content;
 use crate::domain::run::{Depth, PendingApproval, Run, RunId, now};
 use crate::domain::usage::{Cost, ModelUsage, TokenUsage, TreeUsage, Usage};
+use crate::store::encoding::columns::columns;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::integers::unsigned;
 use crate::store::encoding::run_values;
@@ -15,19 +16,6 @@ use crate::store::postgres::rows::{self, StoreResult, StoredText};
 use crate::store::runs::TASK_CHARS;
 use crate::store::{ClaimedRun, ResumeState};
 use crate::workdirs::file_id::FileId;
-
-/// Declares the columns of a SELECT, each with a name and its SQL. The select list is made from the same table as the
-/// positions at which [`run`] reads it.
-macro_rules! columns {
-    (list: $($name:ident: $sql:expr,)*) => { columns!(joined: $($sql,)*) };
-    (joined: $first:expr, $($rest:expr,)*) => { concat!($first, $(", ", $rest,)*) };
-    (names: $($name:ident: $sql:expr,)*) => {
-        /// A column of a run's row, by its position in the select list.
-        #[derive(Clone, Copy)]
-        enum RunColumn { $($name,)* }
-
-    };
-}
 
 /// The columns that [`run`] reads, from `runs AS r` and `tree_sums AS s`. The texts are expressions because not every list
 /// reads them.

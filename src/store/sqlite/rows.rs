@@ -9,23 +9,11 @@ use rusqlite::{Row, RowIndex, Statement};
 use crate::domain::content::Content;
 use crate::domain::run::{Depth, Run, RunId, now};
 use crate::domain::usage::{Cost, ModelUsage, TokenUsage, TreeUsage, Usage};
+use crate::store::encoding::columns::columns;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::{integers, run_values};
 use crate::store::{ClaimedRun, ResumeState};
 use crate::workdirs::file_id::FileId;
-
-/// Declares the columns of a SELECT, each with a name and its SQL. The select list is made from the same table as the names
-/// with which [`run`] reads it, so a column is found without a look-up.
-macro_rules! columns {
-    (list: $($name:ident: $sql:expr,)*) => { columns!(joined: $($sql,)*) };
-    (joined: $first:expr, $($rest:expr,)*) => { concat!($first, $(", ", $rest,)*) };
-    (names: $($name:ident: $sql:expr,)*) => {
-        /// A column of a run's row, by its position in the select list.
-        #[derive(Clone, Copy)]
-        enum RunColumn { $($name,)* }
-
-    };
-}
 
 /// The columns of `runs AS r` that [`run`] reads. The texts are expressions because not every list reads them.
 // A root's row has the number of its own last event only; that of its tree is in the log.
