@@ -70,17 +70,22 @@ pub struct LoginStatus {
     pub issuer: Option<String>,
 }
 
-impl LoginStore {
-    /// The state of a login; `None` if there is none.
-    pub fn status(&self, id: &LoginId) -> Result<Option<LoginStatus>, LoginError> {
-        let login = self.read(id)?;
-        Ok(login.map(|login| LoginStatus {
+impl From<Login> for LoginStatus {
+    fn from(login: Login) -> Self {
+        Self {
             since: login.since,
             expires_at: login.token.expires_at,
             is_renewable: login.refresh_token.is_some(),
             scopes: login.token.scopes,
             issuer: login.issuer,
-        }))
+        }
+    }
+}
+
+impl LoginStore {
+    /// The state of a login; `None` if there is none.
+    pub fn status(&self, id: &LoginId) -> Result<Option<LoginStatus>, LoginError> {
+        Ok(self.read(id)?.map(LoginStatus::from))
     }
 }
 
@@ -152,14 +157,7 @@ impl<'a> Operator<'a> {
         };
         let _lock = self.store.lock(self.id).await?;
         self.store.write(self.id, &login)?;
-        let status = LoginStatus {
-            since,
-            expires_at: login.token.expires_at,
-            is_renewable: login.refresh_token.is_some(),
-            scopes: login.token.scopes,
-            issuer: login.issuer,
-        };
-        Ok((self.store.path(self.id), status))
+        Ok((self.store.path(self.id), login.into()))
     }
 
     /// Revokes the tokens and deletes the login.
