@@ -55,6 +55,7 @@ fn open_in(dir: &std::path::Path) -> Result<Arc<dyn RunStore>, StoreError> {
     let data = Data {
         dir: dir.to_owned(),
         url: None,
+        listen_url: None,
         cluster: axed::config::cluster::Cluster::default(),
         durability: Durability::Process,
         retention: Retention::default(),
@@ -106,6 +107,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
         run: Arc::new(run(id, n)),
         resume_state: continuation,
         claim: None,
+        entry: axed::store::QueueEntry::STARTED,
     };
     store
         .write(write(Change::Create(Box::new(opening))))

@@ -59,6 +59,7 @@ fn open_in(dir: &std::path::Path, durability: Durability) -> Result<Arc<dyn RunS
     let data = Data {
         dir: dir.to_owned(),
         url: None,
+        listen_url: None,
         cluster: axed::config::cluster::Cluster::default(),
         durability,
         retention: axed::config::Retention::default(),
@@ -162,6 +163,7 @@ impl BenchRun<'_> {
                 workdir: None,
             },
             claim: None,
+            entry: axed::store::QueueEntry::STARTED,
         };
         self.write(Change::Create(Box::new(new_run)), vec![], vec![queued])
     }

@@ -37,6 +37,7 @@ fn main() -> Result<(), StoreError> {
     let data = Data {
         dir: dir.path().to_owned(),
         url: None,
+        listen_url: None,
         cluster: axed::config::cluster::Cluster::default(),
         durability: Durability::Process,
         retention: Retention::default(),
@@ -112,6 +113,7 @@ async fn write_run(store: &dyn RunStore, n: u64, created_at: Timestamp) -> Resul
             workdir: None,
         },
         claim: None,
+        entry: axed::store::QueueEntry::STARTED,
     };
     let opened = store.write(write(Change::Create(Box::new(opening))));
     opened.await?;

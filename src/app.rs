@@ -26,6 +26,7 @@ use crate::domain::suggestion;
 use crate::engine::agent_check::AgentCheck;
 use crate::engine::context::EngineDeps;
 use crate::engine::memory::memories::Memories;
+use crate::engine::memory::unused_memories;
 use crate::engine::record::journal::{EventBroadcaster, Journal};
 use crate::engine::replay::playback::Playbacks;
 use crate::engine::retention;
@@ -33,6 +34,7 @@ use crate::engine::runner::Runner;
 use crate::engine::settings::{HistoryLimits, Settings};
 use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::providers::registry::ProviderRegistry;
+use crate::store::leadership::{self, Election};
 use crate::store::open;
 #[cfg(feature = "otel")]
 use crate::telemetry::otlp::OtlpExporter;
@@ -64,9 +66,9 @@ pub struct Services {
     trace_exporter: TraceExporter,
     mcp: Arc<McpConnectionPool>,
     _watch: Option<Watch>,
-    /// Owns the retention task, which the guard stops.
-    retention_tasks: TaskTracker,
-    retention_guard: DropGuard,
+    /// Owns the tasks of retention and of the election of a leader, which the guard stops.
+    store_tasks: TaskTracker,
+    store_tasks_guard: DropGuard,
 }
 
 /// The task that exports traces, if configured.
@@ -148,10 +150,11 @@ impl Services {
             Box::new(move |root, events| publisher.publish(root, events)),
             Box::new(move |root| subscribers.has_subscribers(root)),
         )?;
+        let (leadership, election) = leadership::start(Arc::clone(&store)).await;
         let period_budgets = PeriodBudgets::load(&config.budgets, store.as_ref(), now()).await?;
+        let memories = Memories::new(Arc::clone(&store));
         let journal = Journal::new(store, broadcaster);
-        let memories = Memories::new(&config.memory_dir);
-        warn_unused_memories(config, &catalog, &memories);
+        unused_memories::warn(config, &catalog, &memories).await;
         let (traces, trace_exporter) = TraceExporter::start(config)?;
         let mcp = Arc::new(McpConnectionPool::new(
             process_environment(),
@@ -167,6 +170,7 @@ impl Services {
             memories,
             settings: settings(config),
             period_budgets,
+            leadership: leadership.clone(),
             traces,
             playbacks,
         });
@@ -183,36 +187,49 @@ impl Services {
             key_names,
             runner.store().clone(),
             Arc::clone(runner.metrics()),
+            leadership,
         );
-        let (retention_tasks, retention_stop) = (TaskTracker::new(), CancellationToken::new());
-        let store = Arc::clone(runner.store());
-        retention_tasks.spawn(retention::run(
-            store,
-            config.data.retention,
-            config.data.usage_retention,
-            retention_stop.clone(),
-        ));
-        retention_tasks.close();
+        let (store_tasks, store_tasks_guard) = start_store_tasks(config, &runner, election);
         Ok(Self {
             runner,
             webhook_sender,
             trace_exporter,
             mcp,
             _watch: watch,
-            retention_tasks,
-            retention_guard: retention_stop.drop_guard(),
+            store_tasks,
+            store_tasks_guard,
         })
     }
 
     /// Aborts runs that have not ended, stops MCP servers, commits pending writes, and closes the store.
     pub async fn close(self) {
-        drop(self.retention_guard);
-        self.retention_tasks.wait().await;
+        drop(self.store_tasks_guard);
+        self.store_tasks.wait().await;
         self.runner.shut_down().await;
         self.mcp.close().await;
         self.runner.store().close().await;
         self.trace_exporter.close().await;
     }
+}
+
+/// Starts retention, and the election of a leader if there may be other nodes. The guard stops them.
+fn start_store_tasks(
+    config: &Config,
+    runner: &Runner,
+    election: Option<Election>,
+) -> (TaskTracker, DropGuard) {
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    if let Some(election) = election {
+        let draining = runner.clone();
+        let is_draining = move || draining.is_draining();
+        tasks.spawn(election.run(is_draining, stop.clone()));
+    }
+    let store = Arc::clone(runner.store());
+    let limits = (config.data.retention, config.data.usage_retention);
+    let leadership = runner.leadership().clone();
+    tasks.spawn(retention::run(store, limits, leadership, stop.clone()));
+    tasks.close();
+    (tasks, stop.drop_guard())
 }
 
 /// The working directories of runs, which exclude the daemon's own files.
@@ -348,25 +365,6 @@ fn warn_about_settings(config: &Config, catalog: &Catalog) {
         tracing::warn!(
             "The table of models was last checked on {day}: prices and windows may have changed; a newer release of axed has a newer table"
         );
-    }
-}
-
-/// Warns about memories that no run reads since keys were configured.
-fn warn_unused_memories(config: &Config, catalog: &Catalog, memories: &Memories) {
-    if config.auth.keys.is_empty() {
-        return;
-    }
-    let agents = catalog.current();
-    for agent in agents.entries.values().filter_map(|it| it.agent.as_ref()) {
-        if let Some(path) = memories.legacy_file(agent) {
-            tracing::warn!(
-                agent = %agent.name,
-                "The memory {} of agent {} is not used: with keys configured, each key has its own memory. \
-                 To use it for all keys, set [memory] shared = true in the agent's file; for one key, move it to {}",
-                path.display(), agent.name,
-                config.memory_dir.join(&agent.name).join("<key>.md").display()
-            );
-        }
     }
 }
 
@@ -580,6 +578,7 @@ impl Daemon {
                 drain,
                 serve_api,
                 serve_metrics,
+                services.runner.serve_nodes(closing.clone()),
                 state.scheduler.run(stop.clone()),
                 feeder.run(stop.clone())
             );

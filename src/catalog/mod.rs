@@ -78,6 +78,8 @@ pub struct Draft {
 pub struct Rules {
     /// Whether keys are configured: then each key has its own memory.
     pub has_keys: bool,
+    /// Whether memories are in a database instead of files.
+    pub has_database: bool,
     /// The documents that agent files name.
     pub documents: Arc<Documents>,
 }
@@ -86,6 +88,7 @@ impl Rules {
     pub fn from_config(config: &Config) -> Self {
         Self {
             has_keys: !config.auth.keys.is_empty(),
+            has_database: config.data.url.is_some(),
             documents: Arc::new(Documents::from_config(config)),
         }
     }

@@ -433,11 +433,19 @@ fn check_rules(rules: &Rules, file: &AgentFile) -> Result<(), InvalidFile> {
         agent, positions, ..
     } = file;
     let memory = &agent.memory;
-    if !(rules.has_keys && memory.enabled && !memory.shared && memory.path.is_some()) {
+    if !memory.enabled || memory.path.is_none() {
         return Ok(());
     }
-    let text = "memory.path needs memory.shared = true, because this server has keys and each key has a memory of its \
-                own; say shared = true in [memory], or leave path out";
+    let text = match (rules.has_database, rules.has_keys && !memory.shared) {
+        (true, _) => {
+            "memory.path names a file, but this server keeps memories in its database (data.url); leave path out of [memory]"
+        }
+        (false, true) => {
+            "memory.path needs memory.shared = true, because this server has keys and each key has a memory of its \
+             own; say shared = true in [memory], or leave path out"
+        }
+        (false, false) => return Ok(()),
+    };
     let problem = positions.problem("memory.path", text.to_owned(), ProblemKind::RuleViolation);
     Err(InvalidFile {
         error: LoadError::Invalid(format!("agent config \"{}\": {text}", agent.name)),

@@ -160,6 +160,7 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # If the server has keys, each key has its own memory, unless this is true.
 # shared = false
 # Unset means <data directory>/memory/{name}.md, or {name}/<key>.md there. If the server has keys, this needs shared = true.
+# With data.url, memories are in the database, and path is refused.
 # path = "/srv/memory/{name}.md"
 # The newest entries that enter the prompt; 0 means all.
 # last_n = 10

@@ -33,6 +33,9 @@ pub(in crate::config) fn read(
         url: s
             .parsed_text("url", check_database_url)
             .map(SecretString::from),
+        listen_url: s
+            .parsed_text("listen_url", check_database_url)
+            .map(SecretString::from),
         cluster,
         durability: s.one_of("durability", &durabilities).unwrap_or_default(),
         retention: s.nested("retention", read_retention),

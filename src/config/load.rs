@@ -294,7 +294,6 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
     Config {
         server: top.nested("server", read_server),
         agents: top.nested("agents", |s| read_agents(s, context)),
-        memory_dir: data.dir.join("memory"),
         logins: top.nested("logins", |s| logins::read(s, &data.dir)),
         data,
         runs: top.nested("runs", |s| read_runs(s, &auth)),

@@ -66,8 +66,6 @@ pub struct Config {
     /// `[budgets.<name>]`, ordered by name.
     pub budgets: Vec<PeriodBudget>,
     pub telemetry: Telemetry,
-    /// The folder `memory` of the data directory.
-    pub memory_dir: PathBuf,
     /// The directory of the config file, `config` if there is none. Relative and bare skills are looked up there.
     pub config_dir: PathBuf,
     /// The config file; if there is none, the path where it would be.
@@ -79,7 +77,6 @@ pub struct Config {
 impl Config {
     /// Keeps runs and memories in another directory. Logins stay, because they are the operator's.
     pub fn with_data_dir(mut self, dir: PathBuf) -> Self {
-        self.memory_dir = dir.join("memory");
         self.data.dir = dir;
         self
     }
@@ -185,6 +182,8 @@ pub struct Data {
     pub dir: PathBuf,
     /// The PostgreSQL database; `None` for one file in the directory. May contain a password.
     pub url: Option<SecretString>,
+    /// The same database without the pooler that `url` leads through: `LISTEN` needs a session.
+    pub listen_url: Option<SecretString>,
     pub cluster: Cluster,
     /// What a committed step survives.
     pub durability: Durability,

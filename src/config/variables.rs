@@ -56,7 +56,7 @@ pub(in crate::config) fn is_secret(path: &[&str]) -> bool {
     matches!(
         path,
         ["auth", "keys", _, "sha256"]
-            | ["data", "url"]
+            | ["data", "url" | "listen_url"]
             | ["providers", _, "api_key"]
             | ["providers", _, "headers", _]
             | ["telemetry", "otlp_headers", _]

@@ -202,12 +202,18 @@ impl Content {
         }
     }
 
+    pub fn attachments_mut(&mut self) -> impl Iterator<Item = &mut Attachment> {
+        let parts = match self {
+            Self::Text(_) => &mut [],
+            Self::Parts(parts) => &mut parts[..],
+        };
+        parts.iter_mut().filter_map(Part::attachment_mut)
+    }
+
     /// Drops the bytes of images and files, which are in the store.
     pub fn drop_data(&mut self) {
-        if let Self::Parts(parts) = self {
-            let attachments = parts.iter_mut().filter_map(Part::attachment_mut);
-            attachments.for_each(|attachment| attachment.data = None);
-        }
+        self.attachments_mut()
+            .for_each(|attachment| attachment.data = None);
     }
 }
 

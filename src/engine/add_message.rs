@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::domain::content::Content;
 use crate::domain::event::EventKind;
 use crate::domain::excerpt::TextExcerpt;
@@ -18,6 +20,7 @@ const MAX_CONTENT_BYTES: usize = 16 << 10;
 /// How often the number of a message is corrected by the record.
 const MAX_RENUMBERINGS: usize = 3;
 
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MessageRequest {
     pub content: Content,
     /// The name of the sending key; `None` without keys.
@@ -26,7 +29,8 @@ pub struct MessageRequest {
 }
 
 /// Why a message was not accepted.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AddMessageError {
     #[error("there is no run {0}")]
     RunNotFound(RunId),

@@ -3,6 +3,8 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::domain::run::RunId;
 use crate::engine::context::Engine;
 use crate::engine::state::client_calls::{ClientResult, ResultsDelivery};
@@ -12,7 +14,8 @@ use crate::store::StoreError;
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why results were not accepted.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ClientResultsError {
     /// The run does not wait for these calls.
     #[error("{0} does not wait for these results")]

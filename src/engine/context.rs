@@ -8,6 +8,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
 use crate::engine::admission::sessions::Sessions;
+use crate::engine::cluster::followed_trees::FollowedTrees;
+use crate::engine::cluster::remote_followers::RemoteFollowers;
+use crate::engine::cluster::watched_runs::WatchedRuns;
 use crate::engine::memory::memories::Memories;
 use crate::engine::record::agent_snapshots::AgentSnapshots;
 use crate::engine::record::journal::Journal;
@@ -17,11 +20,13 @@ use crate::engine::settings::Settings;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::active_runs::ActiveRuns;
 use crate::engine::state::client_calls::ClientCalls;
+use crate::engine::state::cluster_permits::ClusterPermits;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::fair::admission::AdmissionQueue;
 use crate::providers::registry::ProviderRegistry;
+use crate::store::leadership::Leadership;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::SpanSender;
 use crate::tools::mcp::pool::McpConnectionPool;
@@ -38,6 +43,7 @@ pub struct EngineDeps {
     pub memories: Memories,
     pub settings: Settings,
     pub period_budgets: PeriodBudgets,
+    pub leadership: Leadership,
     /// `None` if traces are not exported.
     pub traces: Option<SpanSender>,
     /// Only for tests of agents: the recordings that runs are played back from.
@@ -60,6 +66,12 @@ pub struct Engine {
     pub active_runs: Arc<ActiveRuns>,
     /// Trees whose writes failed, until the store works again.
     pub suspension: Suspension,
+    /// Trees of other nodes that clients of this one follow.
+    pub followed: FollowedTrees,
+    /// Trees of this node that other nodes follow.
+    pub remote_followers: RemoteFollowers,
+    /// Runs of other nodes that somebody waits for.
+    pub watched_runs: WatchedRuns,
     /// The task that resumes suspended trees; it ends when none is left.
     pub supervise_suspended: SuperviseFn,
     pub metrics: Arc<Metrics>,
@@ -67,8 +79,12 @@ pub struct Engine {
     pub traces: Option<SpanSender>,
     pub settings: Settings,
     pub period_budgets: PeriodBudgets,
+    /// Whether this process does what one does for all that share the store.
+    pub leadership: Leadership,
     /// The permits of root runs, and the runs that wait for one.
     pub queue: AdmissionQueue,
+    /// The limits on root runs of all nodes, if several share the database.
+    pub cluster_permits: ClusterPermits,
     pub pending_approvals: PendingApprovals,
     pub client_calls: ClientCalls,
     /// Held while a message is recorded for a run that is not driven, and before the record of a recovered child is read,

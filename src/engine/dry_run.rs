@@ -9,7 +9,7 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
 use crate::engine::delegation::child_run;
-use crate::engine::prepare::{self, MemorySource, RunInput};
+use crate::engine::prepare::{self, RunInput};
 use crate::engine::record::webhook_events;
 use crate::engine::request::{DryLimits, DryRun, DrySubAgents, RunRequest, StartError};
 use crate::engine::workdir;
@@ -27,10 +27,9 @@ pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<Dr
     if workdir::is_used(engine, &agent) {
         open_workdir = Some(workdir::open_dir(engine, &agent, None).await?);
     }
-    let (memory, input) = (
-        MemorySource::Files(request.owner.clone()),
-        RunInput::from(message),
-    );
+    let owner = request.owner.as_deref();
+    let memory = engine.memories.for_prompt(&agent, owner).await?;
+    let input = RunInput::from(message);
     let prompt =
         prepare::assemble_prompt(engine, &agent, open_workdir.as_ref(), memory, input).await?;
     if let Some(warning) = prompt.memory_warning {

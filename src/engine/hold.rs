@@ -1,13 +1,16 @@
 //! Pauses runs and resumes them on behalf of clients. A paused run and all below it stop at their next step; the record
 //! knows it, so that they stay paused after a restart.
 
+use serde::{Deserialize, Serialize};
+
 use crate::domain::event::{EventKind, ResumeCause};
 use crate::domain::run::{Run, RunId, Status};
 use crate::engine::context::Engine;
 use crate::store::{Change, StoreError};
 
 /// Why a run was not paused or resumed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum HoldError {
     #[error("there is no run {0}")]
     RunNotFound(RunId),

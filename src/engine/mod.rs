@@ -7,6 +7,7 @@ pub mod approval;
 pub mod blocking;
 pub mod cancel;
 pub mod client_results;
+pub mod cluster;
 pub mod context;
 pub mod delegation;
 pub mod dry_run;

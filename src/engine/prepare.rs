@@ -22,6 +22,7 @@ use crate::domain::skill::READ_SKILL;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
+use crate::engine::memory::memories::PromptMemory;
 use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::settings::Settings;
 use crate::engine::state::period_budgets::TreeBudgets;
@@ -263,28 +264,19 @@ pub fn build_toolbox(
     )
 }
 
-/// Where the memory in a prompt comes from.
-pub enum MemorySource {
-    /// The agent's file, that of this key if the agent has one for each.
-    Files(Option<String>),
-    /// A recording.
-    Recorded(String),
-}
-
 /// Assembles the prompt of a run, with context files from this directory. Files are read off the runtime's
 /// threads.
 pub async fn assemble_prompt(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
     workdir: Option<&Arc<Workdir>>,
-    memory: MemorySource,
+    memory: PromptMemory,
     input: RunInput,
 ) -> Result<Prompt, PromptError> {
     let reads_files = agent.skill.is_some()
         || !agent.skills.is_empty()
         || !agent.files.is_empty()
-        || agent.workdir.is_some()
-        || agent.memory.enabled;
+        || agent.workdir.is_some();
     if !reads_files {
         return assemble_prompt_blocking(engine, agent, None, memory, input);
     }
@@ -297,24 +289,13 @@ fn assemble_prompt_blocking(
     engine: &Engine,
     agent: &Agent,
     workdir: Option<Arc<Workdir>>,
-    memory: MemorySource,
+    memory: PromptMemory,
     input: RunInput,
 ) -> Result<Prompt, PromptError> {
     if workdir.is_none() && agent.workdir.is_some() {
         // The directory is not used, but an error in its configuration is still reported.
         prompt::workdir(&agent.name, agent.workdir.as_deref())?;
     }
-    let (memory, memory_warning) = match agent.memory.enabled.then(|| match memory {
-        MemorySource::Files(owner) => engine.memories.for_prompt(agent, owner.as_deref()),
-        MemorySource::Recorded(memory) => Ok(memory),
-    }) {
-        Some(Ok(memory)) => (memory, None),
-        Some(Err(error)) => {
-            let warning = Warning::new(WarningCode::MemoryNotRead, &error.to_string());
-            (String::new(), Some(warning))
-        }
-        None => (String::new(), None),
-    };
     let SystemPrompt { text, omissions } = prompt::system_prompt(&PromptParts {
         agent: &agent.name,
         system_prompt: &agent.system_prompt,
@@ -326,7 +307,7 @@ fn assemble_prompt_blocking(
         workdir,
         config_dir: &engine.settings.config_dir,
         max_file_bytes: engine.settings.max_context_file_bytes,
-        memory: &memory,
+        memory: &memory.text,
     })?;
     let text = match agent
         .client
@@ -341,7 +322,7 @@ fn assemble_prompt_blocking(
     Ok(Prompt {
         system: text,
         input,
-        memory_warning,
+        memory_warning: memory.warning,
         warnings: warnings.collect(),
     })
 }

@@ -12,6 +12,7 @@ use crate::config::{Retention, RetentionLimit};
 use crate::domain::run::{RunId, Status, now};
 use crate::store::StoreError;
 use crate::store::batches::BatchRecords;
+use crate::store::leadership::Leadership;
 use crate::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
 use crate::store::usage::UsageLog;
@@ -28,17 +29,18 @@ const DELETE_BATCH: usize = 8;
 /// Roots counted in one read.
 const COUNT_PAGE: usize = 5_000;
 
-/// Runs passes until `stop` is cancelled. A later pass, also in another process, deletes what an interrupted one did
+/// Runs passes until `stop` is cancelled, while this process is the leader. A later pass, also in another process, deletes what an interrupted one did
 /// not.
 pub async fn run(
     store: Arc<dyn RunStore>,
-    retention: Retention,
-    usage_retention: Option<Duration>,
+    (retention, usage_retention): (Retention, Option<Duration>),
+    leadership: Leadership,
     stop: CancellationToken,
 ) {
     let interval = interval(&retention);
     let passes = async {
         loop {
+            leadership.gained().await;
             let pass = async {
                 trim_usage(store.as_ref(), usage_retention).await?;
                 trim_batches(store.as_ref()).await?;

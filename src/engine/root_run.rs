@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
@@ -12,6 +13,7 @@ use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::admission::sessions::{SessionGuard, SessionKey};
 use crate::engine::approval::pause;
 use crate::engine::cancel::{self, PendingCancels};
+use crate::engine::cluster::{cancel_anywhere, permits};
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::prepare::RunInput;
 use crate::engine::record::journal;
@@ -26,10 +28,11 @@ use crate::engine::run_loop::finish;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::start::{AcceptedSender, RunStart};
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::cluster_permits::Entry;
 use crate::engine::state::deadline::Deadline;
 use crate::engine::workdir;
 use crate::fair::admission::{Admission, RunPermit};
-use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState, Step};
+use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, ResumeState, Step};
 
 /// A root run that has been checked.
 pub struct NewRoot {
@@ -47,16 +50,22 @@ pub struct NewRoot {
     pub session_guard: Option<SessionGuard>,
     /// Whether the runs before it in its session are cancelled.
     pub cancels_previous: bool,
+    /// Its place in the queue of all nodes, if several share the database.
+    pub entry: Option<Entry>,
+    /// Whether its session must have no other unfinished run.
+    pub needs_free_session: bool,
+    /// The unfinished runs before it in its session, if several nodes share the database.
+    pub predecessors: Vec<RunId>,
 }
 
 impl NewRoot {
     /// Commits the run, answers `accepted`, and drives the run until it ends or the daemon shuts down.
-    pub async fn run_task(mut self, accepted: AcceptedSender) {
+    pub async fn run_task(mut self, entry: QueueEntry, accepted: AcceptedSender) {
         let context = self.context.clone();
         let mut session_guard = self.session_guard.take();
         let session_suspended = session_guard.as_ref().map(SessionGuard::suspended);
         tokio::select! {
-            () = self.run_to_end(accepted, &mut session_guard) => {}
+            () = self.run_to_end(entry, accepted, &mut session_guard) => {}
             () = context.engine.shutdown.cancelled() => return suspend(&context),
             () = pause::suspended(&context, session_suspended) => return suspend(&context),
         }
@@ -65,7 +74,12 @@ impl NewRoot {
         }
     }
 
-    async fn run_to_end(self, accepted: AcceptedSender, session_guard: &mut Option<SessionGuard>) {
+    async fn run_to_end(
+        self,
+        entry: QueueEntry,
+        accepted: AcceptedSender,
+        session_guard: &mut Option<SessionGuard>,
+    ) {
         let Self {
             context,
             run,
@@ -74,13 +88,14 @@ impl NewRoot {
             claim,
             request,
             admission: place,
-            cancels_previous: cancels,
+            cancels_previous,
+            predecessors: shared_predecessors,
             ..
         } = self;
         let mut input = input;
         let id = run.id;
         let (permit, start) = match place {
-            Admission::Permit(permit) => (
+            Admission::Permit(permit) if entry.has_permit => (
                 permit,
                 RunStart::New {
                     accepted: Some(accepted),
@@ -90,19 +105,18 @@ impl NewRoot {
             ),
             admission => {
                 workdir::record_id(&context).await;
-                let predecessors = session_guard
-                    .as_ref()
-                    .filter(|_| cancels)
-                    .map(SessionGuard::preceding_runs);
-                let cancels =
-                    cancel::begin_cancels(&context.engine, predecessors.unwrap_or_default(), id)
-                        .await;
+                let engine = &context.engine;
+                let (here, elsewhere) = match cancels_previous {
+                    true => predecessors(engine, session_guard.as_ref(), shared_predecessors),
+                    false => Default::default(),
+                };
+                let cancels = cancel::begin_cancels(engine, here, id).await;
                 let queued = EventKind::RunQueued {
                     parent_id: None,
                     tool_call_id: None,
                     request,
                 };
-                let opening = opening_entry(&context.run, &run, &input, timeout, claim);
+                let opening = opening_entry(&context.run, &run, &input, timeout, (claim, entry));
                 if !commit_queued(&context, &run, (opening, queued), cancels, accepted).await {
                     if !context.run.is_suspended() {
                         unregister(&context.engine, context.run.scope.run);
@@ -110,9 +124,10 @@ impl NewRoot {
                     return;
                 }
                 input.drop_data();
+                cancel_anywhere::cancel_predecessors(engine, elsewhere, id);
                 let acquired = limits::within_deadline(
                     &context.run,
-                    acquire_permit(&context.engine, session_guard.as_mut(), admission),
+                    acquire_permit(&context.engine, session_guard.as_mut(), admission, id),
                 )
                 .await;
                 match acquired {
@@ -148,6 +163,8 @@ pub struct ResumedRoot {
     /// `None` if the run waits for approval: it needs no permit until it resumes.
     pub admission: Option<Admission>,
     pub session_guard: Option<SessionGuard>,
+    /// Of a fork that is not committed yet: whether its session must have no other unfinished run.
+    pub needs_free_session: bool,
 }
 
 impl ResumedRoot {
@@ -183,7 +200,8 @@ impl ResumedRoot {
         // A run that had started and was cancelled or is overdue ends without a permit, after its children.
         let permit = match admission {
             Some(admission) => {
-                let permit = acquire_permit(&context.engine, session_guard.as_mut(), admission);
+                let permit =
+                    acquire_permit(&context.engine, session_guard.as_mut(), admission, run.id);
                 limits::within_deadline(&context.run, permit).await.ok()
             }
             None => None,
@@ -248,7 +266,11 @@ pub fn resume_all(
         engine.active_runs.add(&active_run);
         let owner = run.owner.as_deref();
         let (permit, session_guard) = kept_permits.remove(&run.id).unwrap_or_default();
+        let is_shared = engine.journal.store().cluster().is_some();
         let session_guard = session_guard.or_else(|| {
+            if is_shared {
+                return None;
+            }
             let key = SessionKey {
                 owner: run.owner.clone(),
                 name: run.session.clone()?,
@@ -257,6 +279,10 @@ pub fn resume_all(
         });
         // A run that waits for approval needs no permit until it resumes.
         let is_ready = run.status != Status::Waiting;
+        if is_shared && !is_ready {
+            let (tasks, engine, root) = (&engine.tasks, Arc::clone(engine), run.id);
+            tasks.spawn(async move { permits::release(&engine, root).await });
+        }
         let admission = match permit {
             Some(permit) => Some(Admission::Permit(permit)),
             None => is_ready.then(|| {
@@ -274,6 +300,7 @@ pub fn resume_all(
             timeout: Duration::from_secs(timeout),
             admission,
             session_guard,
+            needs_free_session: false,
         };
         engine.tasks.spawn(root.run_task());
     }
@@ -284,7 +311,12 @@ async fn acquire_permit(
     engine: &Engine,
     session_guard: Option<&mut SessionGuard>,
     admission: Admission,
+    root: RunId,
 ) -> RunPermit {
+    if engine.journal.store().cluster().is_some() {
+        // Given in the order of its session, too.
+        engine.cluster_permits.granted(root).await;
+    }
     if let Some(session_guard) = session_guard {
         session_guard.acquire().await;
         if engine.shutdown.is_cancelled() || session_guard.suspended().is_cancelled() {
@@ -317,7 +349,25 @@ pub fn suspend(context: &RunContext) {
 /// Removes a root run from the active runs and closes its event channel.
 pub fn unregister(engine: &Engine, id: RunId) {
     engine.active_runs.remove(id);
+    engine.cluster_permits.tree_ended(id);
     engine.journal.broadcaster().close(id);
+}
+
+/// The runs before a new one in its session: those of this node, each with a token that is cancelled once the run was accepted,
+/// and those of other nodes.
+fn predecessors(
+    engine: &Engine,
+    session_guard: Option<&SessionGuard>,
+    shared: Vec<RunId>,
+) -> (Vec<(RunId, CancellationToken)>, Vec<RunId>) {
+    let accepted = CancellationToken::new();
+    accepted.cancel();
+    let (here, elsewhere): (Vec<_>, Vec<_>) = shared
+        .into_iter()
+        .partition(|run| engine.active_runs.get(*run).is_some());
+    let mut own = session_guard.map_or_else(Vec::new, SessionGuard::preceding_runs);
+    own.extend(here.into_iter().map(|run| (run, accepted.clone())));
+    (own, elsewhere)
 }
 
 /// The first record of a run that waits for a permit.
@@ -326,7 +376,7 @@ fn opening_entry(
     run: &Arc<Run>,
     input: &RunInput,
     timeout: Duration,
-    claim: Option<IdempotencyClaim>,
+    (claim, entry): (Option<IdempotencyClaim>, QueueEntry),
 ) -> (Change, Step) {
     // The messages are recorded nowhere else. The whole prompt replaces this step when the run starts.
     let prompt = Step::Prompt {
@@ -342,6 +392,7 @@ fn opening_entry(
         run: Arc::clone(run),
         resume_state: continuation,
         claim,
+        entry,
     }));
     (change, prompt)
 }

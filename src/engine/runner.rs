@@ -10,17 +10,23 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
+use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::TreeUsage;
+use crate::engine::admission::enter::{self, EnteredSession};
 use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
 use crate::engine::approval::person_wait;
+use crate::engine::cluster::followed_trees::FollowedTrees;
+use crate::engine::cluster::remote_followers::RemoteFollowers;
+use crate::engine::cluster::watched_runs::WatchedRuns;
+use crate::engine::cluster::{budgets, claims, follow, message_loop, permits, wait};
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
 use crate::engine::fork::plan as fork_plan;
 use crate::engine::fork::request::{ForkError, ForkRequest};
 use crate::engine::fork::source::SourceTree;
 use crate::engine::fork::start::{self as fork_start, ForkAdmission, NewFork, RootSettings};
-use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::memory::memories::{GcReport, MemoryError};
 use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
 use crate::engine::record::agent_snapshots::AgentSnapshots;
@@ -37,6 +43,7 @@ use crate::engine::root_run::{self, NewRoot};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::active_runs::ActiveRuns;
 use crate::engine::state::client_calls::ClientCalls;
+use crate::engine::state::cluster_permits::{self, ClusterPermits};
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
@@ -44,8 +51,10 @@ use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::tree::Tree;
 use crate::engine::state::tree_trace::TreeTrace;
 use crate::fair::admission::AdmissionQueue;
-use crate::store::StoreError;
+use crate::store::cluster::TreeOwner;
+use crate::store::leadership::Leadership;
 use crate::store::run_store::RunStore;
+use crate::store::{QueueEntry, StoreError};
 use crate::telemetry::metrics::{GaugeSnapshot, Metrics};
 
 /// Cheap to clone.
@@ -68,8 +77,14 @@ impl Runner {
             traces,
             playbacks,
             period_budgets,
+            leadership,
         } = deps;
-        let queue = AdmissionQueue::new(settings.queue_limits());
+        let limits = settings.queue_limits();
+        let shared_permits = ClusterPermits::new(limits.clone());
+        let queue = AdmissionQueue::new(match journal.store().cluster() {
+            None => limits,
+            Some(_) => cluster_permits::node_limits(limits),
+        });
         let active_runs = Arc::<ActiveRuns>::default();
         let runs = Arc::clone(&active_runs);
         // The closure must not own the engine: the engine's last owner must not be the store's own thread.
@@ -87,11 +102,15 @@ impl Runner {
             orphans: OrphanedChildren::default(),
             active_runs,
             suspension: Suspension::default(),
+            followed: FollowedTrees::default(),
+            remote_followers: RemoteFollowers::default(),
+            watched_runs: WatchedRuns::default(),
             supervise_suspended: resume_suspended::supervise,
             metrics: Arc::default(),
             traces,
             settings,
             queue,
+            cluster_permits: shared_permits,
             pending_approvals: PendingApprovals::default(),
             client_calls: ClientCalls::default(),
             inactive_inbox_lock: tokio::sync::Mutex::default(),
@@ -101,6 +120,7 @@ impl Runner {
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
             period_budgets,
+            leadership,
             playbacks,
         };
         Self {
@@ -133,12 +153,7 @@ impl Runner {
     /// Checks the request and makes a root run with its permit or its place in the queue.
     async fn admit(&self, mut request: RunRequest) -> Result<NewRoot, StartError> {
         let engine = &self.engine;
-        if self.is_draining() {
-            return Err(StartError::Draining);
-        }
-        if self.is_store_down() {
-            return Err(StoreError::Suspended.into());
-        }
+        self.check_accepting()?;
         let agent = prepare::resolve_agent(engine, &request).await?;
         if request.playback.as_ref().is_none_or(|it| it.live.models) {
             prepare::check_provider(engine, &agent)?;
@@ -153,7 +168,11 @@ impl Runner {
             // A test sends none.
             Some(_) => Vec::new(),
         };
-        let (id, session_guard) = self.enter_session(&request).await?;
+        let EnteredSession {
+            id,
+            guard: session_guard,
+            predecessors,
+        } = self.enter_session(&request).await?;
         if let (Some(playbacks), Some(playback)) = (&engine.playbacks, &request.playback) {
             playback.start_root(id, &agent.name);
             playbacks.insert(id, Arc::clone(playback));
@@ -164,6 +183,9 @@ impl Runner {
             false => engine.queue.enter(owner, &agent.name),
         };
         let admission = admission.map_err(StartError::QueueFull)?;
+        let is_behind = !predecessors.is_empty();
+        let entry = enter::enter_queue(engine, &request, &agent.name, is_behind).await?;
+        let needs_free_session = request.session.is_some() && request.on_busy == OnBusy::Reject;
         let recorded_request = recorded_request(&request);
         let input = RunInput {
             earlier: request.messages,
@@ -204,7 +226,18 @@ impl Runner {
             admission,
             session_guard,
             cancels_previous: request.on_busy == OnBusy::CancelPrevious,
+            needs_free_session,
+            entry,
+            predecessors,
         })
+    }
+
+    fn check_accepting(&self) -> Result<(), StartError> {
+        match self.is_store_down() {
+            _ if self.is_draining() => Err(StartError::Draining),
+            true => Err(StoreError::Suspended.into()),
+            false => Ok(()),
+        }
     }
 
     /// Like [`Runner::start`], of a fork.
@@ -225,13 +258,12 @@ impl Runner {
 
     async fn admit_fork(&self, request: ForkRequest) -> Result<NewFork, ForkError> {
         let engine = &self.engine;
-        if self.is_draining() {
-            return Err(StartError::Draining.into());
-        }
-        if self.is_store_down() {
-            return Err(StoreError::Suspended.into());
-        }
-        let (id, session_guard) = self.enter_session(&request.new_run).await?;
+        self.check_accepting()?;
+        let EnteredSession {
+            id,
+            guard: session_guard,
+            predecessors,
+        } = self.enter_session(&request.new_run).await?;
         let source = SourceTree::load(engine, request.source).await?;
         let source = source.ok_or(ForkError::NotFound(request.source))?;
         let plan = fork_plan::plan(engine, &request, source, id).await?;
@@ -245,6 +277,10 @@ impl Runner {
             true => engine.queue.enter_deferred(owner, agent),
             false => engine.queue.enter(owner, agent),
         };
+        let is_behind = !predecessors.is_empty();
+        let _entry = enter::enter_queue(engine, &request.new_run, agent, is_behind)
+            .await
+            .map_err(ForkError::from)?;
         let entry = ForkAdmission {
             admission: admission.map_err(StartError::QueueFull)?,
             session_guard,
@@ -264,13 +300,13 @@ impl Runner {
 
     /// Makes the run's id and enters its session. That happens before the caller is answered, so that the runs of a session
     /// are ordered by arrival.
-    async fn enter_session(
-        &self,
-        request: &RunRequest,
-    ) -> Result<(RunId, Option<SessionGuard>), StartError> {
+    async fn enter_session(&self, request: &RunRequest) -> Result<EnteredSession, StartError> {
         let Some(name) = &request.session else {
-            return Ok((RunId::new(), None));
+            return Ok(EnteredSession::new(RunId::new(), None));
         };
+        if let Some(cluster) = self.store().cluster() {
+            return enter::enter_shared_session(cluster, request, name).await;
+        }
         let key = SessionKey {
             owner: request.owner.clone(),
             name: name.clone(),
@@ -279,7 +315,9 @@ impl Runner {
         let mut awaited = None;
         loop {
             let (run, accepted) = match self.engine.sessions.enter(key.clone(), must_be_free) {
-                Ok((id, session_guard)) => return Ok((id, Some(session_guard))),
+                Ok((id, session_guard)) => {
+                    return Ok(EnteredSession::new(id, Some(session_guard)));
+                }
                 Err(busy) => busy,
             };
             // A client that has seen the end of the run finds the session free: the run leaves it right after the commit.
@@ -310,7 +348,14 @@ impl Runner {
         let _accepted_guard = accepted_token.map(CancellationToken::drop_guard);
         engine.active_runs.add(&root.context.run);
         let (sender, receiver) = oneshot::channel();
-        engine.tasks.spawn(root.run_task(sender));
+        let mut root = root;
+        let entry = QueueEntry {
+            has_permit: root.entry.as_ref().is_none_or(|entry| entry.has_permit),
+            needs_free_session: root.needs_free_session,
+        };
+        // Counted until it is committed.
+        let _entry = root.entry.take();
+        engine.tasks.spawn(root.run_task(entry, sender));
         receiver
             .await
             .unwrap_or(Err(StoreError::Closed))
@@ -343,8 +388,18 @@ impl Runner {
         let changed = async {
             tokio::select! {
                 biased;
-                ended = self.wait_for_end(id) => ended,
+                ended = self.wait_for_end_here(id) => ended,
                 waiting = person_wait::wait_for_person(&self.engine, id, seen) => Some(waiting),
+            }
+        };
+        let changed = async {
+            match changed.await {
+                Some(run) => Some(run),
+                None => {
+                    let is_awaited =
+                        |run: &Run| run.status.is_terminal() || person_wait::has_changed(run, seen);
+                    wait::wait(&self.engine, id, is_awaited).await
+                }
             }
         };
         match tokio::time::timeout(timeout, changed).await {
@@ -353,9 +408,17 @@ impl Runner {
         }
     }
 
+    /// The record at the run's end, whichever node drives it; `None` if none does, or if the daemon stops.
+    async fn wait_for_end(&self, id: RunId) -> Option<Arc<Run>> {
+        match self.wait_for_end_here(id).await {
+            Some(run) => Some(run),
+            None => wait::wait(&self.engine, id, |run| run.status.is_terminal()).await,
+        }
+    }
+
     /// The record at the run's end, also if its tree is suspended in between; `None` if this process does not drive the
     /// run.
-    async fn wait_for_end(&self, id: RunId) -> Option<Arc<Run>> {
+    async fn wait_for_end_here(&self, id: RunId) -> Option<Arc<Run>> {
         let Engine {
             active_runs,
             orphans,
@@ -380,22 +443,27 @@ impl Runner {
         }
     }
 
-    pub fn is_at_work(&self, id: RunId) -> bool {
-        self.engine.active_runs.get(id).is_some()
+    /// Whether this process drives the run, or another node the tree of this root.
+    pub async fn is_at_work(&self, id: RunId) -> bool {
+        if self.engine.active_runs.get(id).is_some() {
+            return true;
+        }
+        match self.store().cluster() {
+            Some(cluster) => matches!(cluster.tree_owner(id).await, Ok(TreeOwner::Node(_))),
+            None => false,
+        }
     }
 
-    /// Subscribes to a tree; `None` if this process does not drive it, and the store has all its events. Subscribe
-    /// first, then read the store, then follow the subscription.
-    pub fn subscribe(&self, root: RunId) -> Option<Subscription> {
+    /// Subscribes to a tree; `None` if nothing drives it, and the store has all its events. Subscribe first, then read the
+    /// store, then follow the subscription.
+    pub async fn subscribe(&self, root: RunId) -> Option<Subscription> {
         let engine = &self.engine;
-        engine.active_runs.get(root)?;
-        let subscription = engine.journal.broadcaster().subscribe(root);
-        if engine.active_runs.get(root).is_none() {
-            // The tree ended between the two checks: nobody else would close its channel.
-            engine.journal.broadcaster().close(root);
-            return None;
+        if engine.followed.get(root).is_none()
+            && let Some(subscription) = follow::subscribe_here(engine, root)
+        {
+            return Some(subscription);
         }
-        Some(subscription)
+        follow::subscribe(engine, root, true).await
     }
 
     /// The agent's memory entries of this key, oldest first.
@@ -439,6 +507,10 @@ impl Runner {
         &self.engine.period_budgets
     }
 
+    pub fn leadership(&self) -> &Leadership {
+        &self.engine.leadership
+    }
+
     pub fn catalog(&self) -> &Arc<Catalog> {
         &self.engine.catalog
     }
@@ -453,9 +525,18 @@ impl Runner {
     }
 
     /// Resumes the runs that an earlier process left unfinished from their last committed steps, and returns the number
-    /// of root runs. Runs that cannot be resumed fail as `interrupted`.
+    /// of root runs. Runs that cannot be resumed fail as `interrupted`. Of a database that several nodes share, those are
+    /// resumed that no node drives, from now on.
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let engine = &self.engine;
+        if let Some(cluster) = self.store().cluster() {
+            let count = claims::claim_all(engine, cluster).await?;
+            engine.tasks.spawn(claims::run(Arc::clone(engine)));
+            engine.tasks.spawn(permits::run(Arc::clone(engine)));
+            engine.tasks.spawn(budgets::run(Arc::clone(engine)));
+            message_loop::start(engine);
+            return Ok(count);
+        }
         let unfinished = self.store().unfinished_runs().await?;
         let recovered = recovery::recover_all(engine, unfinished).await?;
         let count = recovered.len();
@@ -477,6 +558,7 @@ impl Runner {
 
     pub fn gauges(&self) -> GaugeSnapshot {
         let (_, queued) = self.queue_load();
+        let queued = queued + self.engine.cluster_permits.waiting_count();
         GaugeSnapshot {
             // The active runs include those that are queued and those that are idle.
             running: (self.engine.active_runs.count())
@@ -505,5 +587,7 @@ impl Runner {
         self.drain();
         self.engine.shutdown.cancel();
         self.wait_idle().await;
+        self.engine.followed.tasks.close();
+        self.engine.followed.tasks.wait().await;
     }
 }

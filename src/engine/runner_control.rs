@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::domain::agent::response_format::ResponseFormat;
@@ -12,9 +13,15 @@ use crate::engine::add_message::{self, AddMessageError, MessageRequest};
 use crate::engine::admission::delete_session::{self, DeleteSessionError};
 use crate::engine::admission::sessions::SessionKey;
 use crate::engine::approval::decision::{self, DecideError};
-use crate::engine::cancel;
 use crate::engine::client_results::{self, ClientResultsError};
+use crate::engine::cluster::cancel_anywhere;
+use crate::engine::cluster::follow;
+use crate::engine::cluster::perform_change;
+use crate::engine::cluster::run_change::RunChange;
+use crate::engine::cluster::send_change;
+use crate::engine::context::Engine;
 use crate::engine::hold::{self, HoldError};
+use crate::engine::record::agent_snapshots;
 use crate::engine::record::journal::Subscription;
 use crate::engine::runner::Runner;
 use crate::engine::state::approval_decision::ApprovalDecision;
@@ -55,7 +62,7 @@ impl Runner {
         // In a task of its own: a client that disconnects must not interrupt a cancel.
         self.engine.tasks.spawn(async move {
             tokio::select! {
-                cancelled = cancel::cancel(&engine, id, &reason) => {
+                cancelled = cancel_anywhere::cancel(&engine, id, &reason) => {
                     if let Err(Err(error)) = sender.send(cancelled) {
                         warn!(run.id = %id, "Cannot cancel {id}: {error}");
                     }
@@ -73,29 +80,55 @@ impl Runner {
         call: &str,
         decision: ApprovalDecision,
     ) -> Result<Run, DecideError> {
-        decision::decide(&self.engine, id, call, decision).await?;
+        let engine = &self.engine;
+        let change = || RunChange::Decide {
+            call: call.to_owned(),
+            arguments: decision.arguments.clone(),
+            decision: decision.clone(),
+        };
+        match send_change::send(engine, id, change).await {
+            Some(decided) => decided,
+            None => decision::decide(engine, id, call, decision).await,
+        }?;
         let run = self.store().run(id).await?;
         run.ok_or(DecideError::RunNotFound(id))
     }
 
-    /// Whether the final text of a run that this process drives has to be JSON.
-    pub fn has_json_format(&self, id: RunId) -> bool {
-        let active_run = self.engine.active_runs.get(id);
-        active_run
-            .is_some_and(|run| !matches!(run.agent.params.response_format, ResponseFormat::Text))
+    /// Whether the final text of a run that is at work has to be JSON.
+    pub async fn has_json_format(&self, id: RunId) -> bool {
+        let agent = match self.engine.active_runs.get(id) {
+            Some(active_run) => Some(Arc::clone(&active_run.agent)),
+            // Another node may drive it.
+            None if self.store().cluster().is_some() => {
+                let definition = self.store().definition(id).await.ok().flatten();
+                definition.and_then(|json| agent_snapshots::parse(&json))
+            }
+            None => None,
+        };
+        agent.is_some_and(|agent| !matches!(agent.params.response_format, ResponseFormat::Text))
     }
 
     /// Like [`Runner::subscribe`], with the text of the root's reply that was published before the subscription.
-    pub fn subscribe_with_text(&self, root: RunId) -> Option<(Subscription, Option<PartialReply>)> {
-        let active_run = self.engine.active_runs.get(root)?;
-        let (subscription, reply) = active_run.live_text.read(|| self.subscribe(root));
-        Some((subscription?, reply))
+    pub async fn subscribe_with_text(
+        &self,
+        root: RunId,
+    ) -> Option<(Subscription, Option<PartialReply>)> {
+        let engine = &self.engine;
+        if engine.followed.get(root).is_none()
+            && let Some(subscribed) = follow::subscribe_here_with_text(engine, root)
+        {
+            return Some(subscribed);
+        }
+        follow::subscribe_with_text(engine, root).await
     }
 
-    /// The text of the reply that a run's model is writing, if this process drives the run.
+    /// The text of the reply that a run's model is writing, if this process drives the run, or if a client follows it here.
     pub fn partial_reply(&self, id: RunId) -> Option<PartialReply> {
-        let active_run = self.engine.active_runs.get(id)?;
-        active_run.live_text.read(|| ()).1
+        let engine = &self.engine;
+        match engine.active_runs.get(id) {
+            Some(active_run) => active_run.live_text.read(|| ()).1,
+            None => engine.followed.get(id)?.text.read(|| ()).1,
+        }
     }
 
     /// The addresses that receivers may have whose URLs clients choose.
@@ -110,7 +143,15 @@ impl Runner {
         turn: u32,
         results: &[ClientResult],
     ) -> Result<(), ClientResultsError> {
-        client_results::deliver(&self.engine, id, turn, results).await
+        let engine = &self.engine;
+        let change = || RunChange::AddClientResults {
+            turn,
+            results: results.to_vec(),
+        };
+        match send_change::send(engine, id, change).await {
+            Some(delivered) => delivered,
+            None => client_results::deliver(engine, id, turn, results).await,
+        }
     }
 
     /// Adds a message to an unfinished run, and returns its number once it is committed.
@@ -124,7 +165,7 @@ impl Runner {
         // In a task of its own: a client that disconnects must not interrupt the write.
         self.engine.tasks.spawn(async move {
             tokio::select! {
-                added = add_message::add_message(&engine, id, &request) => drop(sender.send(added)),
+                added = add_message(&engine, id, &request) => drop(sender.send(added)),
                 () = engine.shutdown.cancelled() => {}
             }
         });
@@ -143,7 +184,7 @@ impl Runner {
         // In a task of its own: a client that disconnects must not interrupt the change.
         self.engine.tasks.spawn(async move {
             tokio::select! {
-                changed = hold::set_held(&engine, id, is_held, by) => drop(sender.send(changed)),
+                changed = set_held(&engine, id, is_held, by) => drop(sender.send(changed)),
                 () = engine.shutdown.cancelled() => {}
             }
         });
@@ -151,6 +192,11 @@ impl Runner {
         let run = self.store().run(id).await?;
         let run = run.ok_or(HoldError::RunNotFound(id))?;
         Ok((Arc::new(run), is_changed))
+    }
+
+    /// Performs what other nodes request of runs that this node drives, until `stop` is cancelled.
+    pub async fn serve_nodes(&self, stop: CancellationToken) {
+        perform_change::serve(Arc::clone(&self.engine), stop).await;
     }
 
     /// Deletes a session in which no run is unfinished: its name and its conversation; its runs stay.
@@ -164,5 +210,32 @@ impl Runner {
         receiver
             .await
             .unwrap_or(Err(DeleteSessionError::Store(StoreError::Closed)))
+    }
+}
+
+async fn add_message(
+    engine: &Arc<Engine>,
+    id: RunId,
+    request: &MessageRequest,
+) -> Result<u32, AddMessageError> {
+    match send_change::send(engine, id, || RunChange::AddMessage(request.clone())).await {
+        Some(added) => added,
+        None => add_message::add_message(engine, id, request).await,
+    }
+}
+
+async fn set_held(
+    engine: &Arc<Engine>,
+    id: RunId,
+    is_held: bool,
+    by: Option<String>,
+) -> Result<bool, HoldError> {
+    let change = || RunChange::SetHeld {
+        is_held,
+        by: by.clone(),
+    };
+    match send_change::send(engine, id, change).await {
+        Some(changed) => changed,
+        None => hold::set_held(engine, id, is_held, by).await,
     }
 }

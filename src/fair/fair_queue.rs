@@ -139,6 +139,27 @@ impl<W> FairQueue<W> {
         is_available
     }
 
+    /// Counts permits that were granted elsewhere, even beyond the limits.
+    pub fn add_running(&mut self, quota_key: QuotaKey, count: usize) {
+        self.running += count;
+        self.agent_mut(quota_key).running += count;
+        self.key_mut(quota_key).concurrency.running += count;
+    }
+
+    /// Whether neither the agent nor the key has a limit, and one permit in five is free.
+    pub fn is_far_from_limits(&self, quota_key: QuotaKey) -> bool {
+        self.agents[quota_key.agent as usize].limit == usize::MAX
+            && self.keys[quota_key.key as usize].concurrency.limit == usize::MAX
+            && self.running < self.limits.max_running / 5 * 4
+    }
+
+    /// Orders a key among the others: a greater turn is later. To be called before the key has waiters.
+    pub fn restore_turn(&mut self, key: Option<&str>, turn: u64) {
+        let quota_key = self.quota_key(key, "");
+        self.key_mut(quota_key).last_served = turn;
+        self.granted = self.granted.max(turn);
+    }
+
     /// Whether the limit of running root runs allows one more.
     fn has_free_permit(&self) -> bool {
         self.running < self.limits.max_running

@@ -1,6 +1,6 @@
 //! The store's contract: runs, their steps, their events and their webhook deliveries. This file has the values of a write
 //! and the errors. The traits are in `runs`, `events`, `approvals`, `batches`, `sessions`, `turns`, `outbox`,
-//! `schedules`, `usage` and `retention`; `run_store` has all of them as one.
+//! `schedules`, `memories`, `usage` and `retention`; `run_store` has all of them as one.
 
 use std::sync::Arc;
 
@@ -26,15 +26,21 @@ pub mod approvals;
 pub mod batches;
 pub mod body_pieces;
 pub mod changed_runs;
+pub mod cluster;
+pub mod duties;
 pub mod encoding;
 pub mod events;
+pub mod leadership;
+pub mod memories;
 pub mod migrate;
+pub mod node_messages;
 pub mod open;
 pub mod outbox;
 pub mod postgres;
 pub mod push_configs;
 pub mod request_delta;
 pub mod retention;
+pub mod run_requests;
 pub mod run_store;
 pub mod runs;
 pub mod schedules;
@@ -52,6 +58,24 @@ pub struct NewRun {
     pub resume_state: ResumeState,
     /// The idempotency key that the run was requested with.
     pub claim: Option<IdempotencyClaim>,
+    pub entry: QueueEntry,
+}
+
+/// How a root run enters the queue of all nodes that share the database; without effect if only one process uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueEntry {
+    /// Whether it has a permit; else it waits for one.
+    pub has_permit: bool,
+    /// Fails with [`StoreError::SessionChanged`] if its session has another run that has not ended.
+    pub needs_free_session: bool,
+}
+
+impl QueueEntry {
+    /// A run that starts at once.
+    pub const STARTED: Self = Self {
+        has_permit: true,
+        needs_free_session: false,
+    };
 }
 
 /// What another process needs to resume a run; clients never see it.
@@ -76,7 +100,7 @@ pub struct ResumeState {
 }
 
 /// An idempotency key is unique for a credential and a route.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct IdempotencyKey {
     /// The name of the API key; empty without keys.
     pub credential: String,
@@ -86,7 +110,7 @@ pub struct IdempotencyKey {
 }
 
 /// An idempotency key with the request that it was used for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdempotencyClaim {
     pub key: IdempotencyKey,
     /// SHA-256 of the request's content type and body.
@@ -96,7 +120,7 @@ pub struct IdempotencyClaim {
 }
 
 /// The run that an idempotency key has accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimedRun {
     pub run: RunId,
     /// See [`IdempotencyClaim::body_hash`].
@@ -144,6 +168,18 @@ pub struct NewDelivery {
     pub body: String,
     /// When the event happened.
     pub created_at: Timestamp,
+    /// The alert of a budget that it reports: it is made only if this write is the first that records the alert.
+    pub alert: Option<BudgetAlertId>,
+}
+
+/// A share of a budget that was reached in a period.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BudgetAlertId {
+    pub budget: String,
+    /// Its first quarter hour.
+    pub period_start: i64,
+    /// In thousandths.
+    pub share: u32,
 }
 
 /// A change to a run's record.
@@ -298,7 +334,8 @@ impl Step {
     }
 }
 
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StoreError {
     /// The store was closed, or its writer thread has ended.
     #[error("the store is closed")]
@@ -313,6 +350,9 @@ pub enum StoreError {
     /// The run to change does not exist.
     #[error("there is no {0} in the store")]
     RunNotFound(RunId),
+    /// The run does not come after the last one of its session, or that has not ended.
+    #[error("another node has accepted a run of the session meanwhile; try again")]
+    SessionChanged,
     /// The run to fork was deleted in the meantime.
     #[error("{0} was deleted")]
     SourceDeleted(RunId),
@@ -328,10 +368,19 @@ pub enum StoreError {
     /// An earlier write of the tree failed. The tree stops, and resumes from its record when the store works.
     #[error("a write failed, and the store has not worked since")]
     Suspended,
-    /// Another process has taken over the database. The trees end here as they do if the store fails, and nothing is tried
-    /// again.
-    #[error("another axed has taken over the database: stop it, then restart this one")]
+    /// Other nodes have taken over the trees of this one: they end here as they do if the store fails.
+    #[error(
+        "this node showed no sign of life, and other nodes have taken over its runs; it joins again"
+    )]
     Fenced,
+    /// No node that drives the run has taken the request.
+    #[error("no node has taken the request to {0} in time, and nothing has happened; try again")]
+    NotTaken(RunId),
+    /// A node has taken the request and has not answered.
+    #[error(
+        "the node that drives {0} has not said in time whether it has done this; look at the run"
+    )]
+    Unanswered(RunId),
     /// The database does not contain what was written.
     #[error(
         "the database is damaged: {0}; axed data check shows what else is, and a backup or sqlite3's .recover mends it"

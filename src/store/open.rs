@@ -20,8 +20,9 @@ pub fn open(
     has_subscribers: HasSubscribersFn,
 ) -> Result<Arc<dyn RunStore>, StoreError> {
     if let Some(url) = &data.url {
-        let (url, cluster) = (url.expose_secret(), &data.cluster);
-        let store = PostgresStore::open(url, cluster, publish, has_subscribers)?;
+        let listen_url = data.listen_url.as_ref().unwrap_or(url);
+        let urls = (url.expose_secret(), listen_url.expose_secret());
+        let store = PostgresStore::open(urls, &data.cluster, publish, has_subscribers)?;
         return Ok(Arc::new(store));
     }
     let store = SqliteStore::open(&data.dir, data.durability, publish, has_subscribers)?;

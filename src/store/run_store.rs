@@ -6,7 +6,9 @@ use crate::store::StoreError;
 use crate::store::approvals::ApprovalIndex;
 use crate::store::batches::BatchRecords;
 use crate::store::changed_runs::ChangedRuns;
+use crate::store::cluster::Cluster;
 use crate::store::events::EventLog;
+use crate::store::memories::MemoryRecords;
 use crate::store::outbox::Outbox;
 use crate::store::push_configs::PushConfigs;
 use crate::store::retention::RunRetention;
@@ -30,12 +32,18 @@ pub trait RunStore:
     + BatchRecords
     + ChangedRuns
     + PushConfigs
+    + MemoryRecords
 {
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The number of transactions committed since the store was opened.
     fn commit_count(&self) -> u64;
+
+    /// The nodes that share its database; `None` if only one process can use it.
+    fn cluster(&self) -> Option<&dyn Cluster> {
+        None
+    }
 
     /// Commits the queued writes and closes; later calls fail with [`StoreError::Closed`].
     fn close(&self) -> BoxFuture<'_, ()>;

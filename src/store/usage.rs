@@ -36,6 +36,16 @@ pub trait UsageLog: Send + Sync + 'static {
     fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>>;
 }
 
+/// Budgets that several nodes charge.
+pub trait SharedBudgets: Send + Sync + 'static {
+    /// As [`UsageLog::budget_usage`], without what this process has charged.
+    fn budget_usage_of_others(
+        &self,
+        budget: String,
+        period: BudgetPeriod,
+    ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>>;
+}
+
 /// What sums are grouped by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UsageDimension {

@@ -287,6 +287,12 @@ impl From<StoreError> for Problem {
                 ProblemCode::IdempotencyConflict,
                 error.to_string(),
             ),
+            StoreError::NotTaken(_) | StoreError::Unanswered(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                ProblemCode::StoreUnavailable,
+                error.to_string(),
+            )
+            .with_retry_after(RETRY_INTERVAL_SECS),
             StoreError::Corrupt(_) => Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 ProblemCode::StoreDamaged,
@@ -305,6 +311,7 @@ impl From<StoreError> for Problem {
             | StoreError::Suspended
             | StoreError::Fenced
             | StoreError::MessagesChanged(_)
+            | StoreError::SessionChanged
             | StoreError::Locked { .. }
             | StoreError::Backend(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -433,6 +440,7 @@ impl From<MemoryError> for Problem {
             MemoryError::Provider(_) => {
                 Self::new(StatusCode::BAD_GATEWAY, ProblemCode::ProviderFailed, text)
             }
+            MemoryError::Store { error, .. } => error.into(),
             MemoryError::File { .. } => Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 ProblemCode::MemoryUnreadable,

@@ -20,6 +20,7 @@ use crate::domain::webhook::DeliveryId;
 use crate::fair::Limits;
 use crate::fair::fair_queue::{FairQueue, QuotaKey};
 use crate::ssrf::SsrfGuard;
+use crate::store::leadership::Leadership;
 use crate::store::outbox::{
     AttemptOutcome, AttemptRecord, DeliveryAttempt, DueDelivery, DueQuery, Outbox,
 };
@@ -65,6 +66,7 @@ pub struct WebhookSender {
     first_retry: Duration,
     /// The names of the configured API keys.
     keys: Vec<String>,
+    leadership: Leadership,
 }
 
 /// The name of an API key, empty for none, and a host.
@@ -85,6 +87,7 @@ impl WebhookSender {
         keys: Vec<String>,
         store: Arc<dyn Outbox>,
         metrics: Arc<Metrics>,
+        leadership: Leadership,
     ) -> Self {
         Self {
             store,
@@ -93,15 +96,24 @@ impl WebhookSender {
             secret_env: settings.secret_env.clone(),
             first_retry: settings.first_retry,
             keys,
+            leadership,
         }
     }
 
-    /// Sends deliveries until `stop` is cancelled, and then waits briefly for attempts in progress. The next process sends
-    /// every delivery again that is not recorded as delivered.
+    /// Sends deliveries until `stop` is cancelled, while this process is the leader, and then waits briefly for attempts in
+    /// progress. The next process, or leader, sends every delivery again that is not recorded as delivered.
     pub async fn run(&self, stop: CancellationToken) {
         let outbox_notify = self.store.delivery_notify();
         let mut in_flight = InFlight::new(&self.keys);
         while !stop.is_cancelled() {
+            if !self.leadership.is_leader() {
+                tokio::select! {
+                    Some(done) = in_flight.attempts.next() => in_flight.finish(done),
+                    () = self.leadership.gained() => {}
+                    () = stop.cancelled() => break,
+                }
+                continue;
+            }
             let next_due = tokio::select! {
                 next = self.start_due(&mut in_flight) => next,
                 () = stop.cancelled() => break,
@@ -109,13 +121,16 @@ impl WebhookSender {
             tokio::select! {
                 Some(done) = in_flight.attempts.next() => in_flight.finish(done),
                 () = outbox_notify.notified() => {}
+                () = self.leadership.poll() => {}
                 () = tokio::time::sleep(sleep_duration(next_due)) => {}
                 () = stop.cancelled() => break,
             }
         }
         // The last runs may have ended during shutdown: start their deliveries too.
         let drain = async {
-            self.start_due(&mut in_flight).await;
+            if self.leadership.is_leader() {
+                self.start_due(&mut in_flight).await;
+            }
             while in_flight.attempts.next().await.is_some() {}
         };
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.is_err() {

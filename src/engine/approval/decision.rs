@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -32,7 +33,8 @@ use crate::tools::toolbox::Toolbox;
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a decision was not accepted.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DecideError {
     #[error("there is no run {0}")]
     RunNotFound(RunId),

@@ -6,6 +6,7 @@ use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
+use crate::engine::cluster::permits;
 use crate::engine::context::RunContext;
 use crate::engine::record::journal;
 use crate::engine::state::active_run::ActiveRun;
@@ -140,7 +141,8 @@ pub async fn within_deadline<T>(
     }
 }
 
-/// Resolves when the daemon drains and this root only waits, or is queued behind such a run of its session.
+/// Resolves when the daemon drains and this root only waits, or is queued behind such a run of its session, or waits for a permit
+/// that any node may give: another one takes it over.
 /// `session_suspended` is that session's token: no other run of the session starts afterwards.
 pub async fn suspended(context: &RunContext, session_suspended: Option<CancellationToken>) {
     context.engine.draining.cancelled().await;
@@ -149,7 +151,8 @@ pub async fn suspended(context: &RunContext, session_suspended: Option<Cancellat
     loop {
         let mut changed = pin!(context.run.tree.root_permit.changed.notified());
         changed.as_mut().enable();
-        if context.run.is_waiting() {
+        let root = context.run.scope.root;
+        if context.run.is_waiting() || context.engine.cluster_permits.is_waiting(root) {
             // Before its place in the session is free.
             session_suspended.cancel();
             return;
@@ -177,8 +180,9 @@ async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
         let _guard = root_permit.acquire_lock.lock().await;
         if !root_permit.is_held() {
             let owner = context.run.tree.owner.as_deref();
-            let admission = context.engine.queue.enter_again(owner, &root.agent.name);
             let _queued = root_permit.mark_queued();
+            permits::acquire_again(&context.engine, root).await;
+            let admission = context.engine.queue.enter_again(owner, &root.agent.name);
             let permit = admission.permit().await;
             root_permit.set(permit);
         }
@@ -219,6 +223,7 @@ async fn propagate_pause(
     record_changes(context, changes, recorded).await?;
     if let Some(root) = paused_root {
         drop(root.tree.root_permit.take());
+        permits::release(&context.engine, root.scope.run).await;
     }
     context.run.tree.root_permit.changed.notify_waiters();
     Ok(())

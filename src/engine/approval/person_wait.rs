@@ -37,7 +37,8 @@ pub async fn wait_for_person(engine: &Engine, id: RunId, seen: Option<&Run>) -> 
     }
 }
 
-fn has_changed(run: &Run, seen: Option<&Run>) -> bool {
+/// Whether a record is what somebody waits for who has `seen` another.
+pub fn has_changed(run: &Run, seen: Option<&Run>) -> bool {
     match seen {
         None => run.waits_for_person(),
         Some(seen) => {

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::Webhook;
-use crate::engine::admission::sessions::SessionGuard;
+use crate::engine::admission::sessions::{OnBusy, SessionGuard};
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::fork::plan::{ForkPlan, PlannedRun};
 use crate::engine::fork::request::{ForkError, ForkRequest};
@@ -27,7 +27,9 @@ use crate::engine::workdir;
 use crate::fair::admission::Admission;
 use crate::store::runs::UnfinishedRun;
 use crate::store::turn_record::TurnEntry;
-use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState, Step, StoreError, Write};
+use crate::store::{
+    Change, IdempotencyClaim, NewRun, QueueEntry, ResumeState, Step, StoreError, Write,
+};
 
 /// A fork that has been checked.
 pub struct NewFork {
@@ -136,6 +138,7 @@ pub async fn prepare_fork(
             timeout: settings.timeout,
             admission: Some(admission),
             session_guard,
+            needs_free_session: new_run.session.is_some() && new_run.on_busy == OnBusy::Reject,
         },
         steps: root.steps,
         events,
@@ -202,6 +205,7 @@ async fn child_write(engine: &Arc<Engine>, planned: PlannedRun) -> (UnfinishedRu
             run: Arc::new(run.clone()),
             resume_state: resume_state.clone(),
             claim: None,
+            entry: QueueEntry::STARTED,
         })),
     };
     let unfinished = UnfinishedRun {
@@ -234,6 +238,10 @@ impl NewFork {
             run: Arc::clone(&root.run),
             resume_state,
             claim,
+            entry: QueueEntry {
+                has_permit: false,
+                needs_free_session: root.needs_free_session,
+            },
         }));
         let (unfinished, writes): (Vec<_>, Vec<_>) = children.into_iter().unzip();
         let write = Write {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use crate::domain::agent::Agent;
 use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::message::Message;
 use crate::engine::context::Engine;
-use crate::engine::memory::memories::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::memory::memories::{GcReport, MemoryError};
 use crate::engine::request::StartError;
 use crate::engine::run_loop::turn;
 use crate::engine::state::failures;
@@ -25,11 +26,8 @@ pub async fn entries(
     name: &str,
     key: Option<&str>,
 ) -> Result<Vec<MemoryEntry>, MemoryError> {
-    let (agent, key) = (agent_with_memory(engine, name)?, key.map(str::to_owned));
-    run_blocking(engine, &agent, move |engine, agent| {
-        engine.memories.entries(agent, key.as_deref())
-    })
-    .await
+    let agent = agent_with_memory(engine, name)?;
+    engine.memories.entries(&agent, key).await
 }
 
 /// Analyses the agent's memory and, unless `dry_run`, trims it to `last_n` entries, or to `max_entries` without it.
@@ -39,8 +37,8 @@ pub async fn collect(
     key: Option<&str>,
     dry_run: bool,
 ) -> Result<GcReport, MemoryError> {
-    let (agent, key) = (agent_with_memory(engine, name)?, key.map(str::to_owned));
-    let entries = entries(engine, name, key.as_deref()).await?;
+    let agent = agent_with_memory(engine, name)?;
+    let entries = engine.memories.entries(&agent, key).await?;
     let mut report = GcReport {
         agent: agent.name.clone(),
         analysis: String::new(),
@@ -63,10 +61,7 @@ pub async fn collect(
         (last_n, _) => Some(last_n as usize),
     };
     if let (false, Some(keep)) = (dry_run, keep) {
-        report.entries_after = run_blocking(engine, &agent, move |engine, agent| {
-            engine.memories.trim(agent, key.as_deref(), keep)
-        })
-        .await?;
+        report.entries_after = engine.memories.trim(&agent, key, keep).await?;
     }
     Ok(report)
 }
@@ -187,14 +182,4 @@ fn agent_with_memory(engine: &Engine, name: &str) -> Result<Arc<Agent>, MemoryEr
         return Err(MemoryError::Disabled(name.to_owned()));
     }
     Ok(Arc::clone(agent))
-}
-
-async fn run_blocking<T: Send + 'static>(
-    engine: &Arc<Engine>,
-    agent: &Arc<Agent>,
-    work: impl FnOnce(&Engine, &Agent) -> Result<T, MemoryError> + Send + 'static,
-) -> Result<T, MemoryError> {
-    let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
-    let result = tokio::task::spawn_blocking(move || work(&engine, &agent)).await;
-    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }

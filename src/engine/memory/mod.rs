@@ -2,3 +2,4 @@
 
 pub mod memories;
 pub mod memory_gc;
+pub mod unused_memories;

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::domain::calendar::quarter_of;
 use crate::domain::event::{self, EventKind};
 use crate::domain::period_budget::{ALERT_EVENT, BudgetCharge, PeriodLimit};
 use crate::domain::run::{RunId, now};
@@ -11,7 +12,7 @@ use crate::domain::webhook::DeliveryId;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::Amount;
 use crate::engine::state::period_budgets::BudgetAlert;
-use crate::store::{Change, NewDelivery};
+use crate::store::{BudgetAlertId, Change, NewDelivery};
 
 /// Charges that a write is about to record. Most writes have none.
 #[derive(Debug, Default)]
@@ -100,6 +101,11 @@ impl PendingCharge {
                 event: ALERT_EVENT,
                 body: serde_json::to_string(&body).unwrap_or_default(),
                 created_at,
+                alert: Some(BudgetAlertId {
+                    budget: settings.name.clone(),
+                    period_start: quarter_of(alert.status.since),
+                    share: alert.share,
+                }),
             })
         })
     }

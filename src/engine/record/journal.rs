@@ -37,7 +37,20 @@ pub type Subscription = broadcast::Receiver<StreamEvent>;
 /// The subscribers by tree. The store publishes through it after each commit.
 #[derive(Debug, Default)]
 pub struct EventBroadcaster {
-    channels: Mutex<HashMap<RunId, broadcast::Sender<StreamEvent>>>,
+    channels: Mutex<HashMap<RunId, Channel>>,
+}
+
+/// The subscribers to one tree.
+#[derive(Debug)]
+struct Channel {
+    sender: broadcast::Sender<StreamEvent>,
+    /// The number of the last event that was published; 0 if none was.
+    last_event: u64,
+}
+
+/// A channel with its first subscription.
+pub fn channel() -> (broadcast::Sender<StreamEvent>, Subscription) {
+    broadcast::channel(BROADCAST_CAPACITY)
 }
 
 impl EventBroadcaster {
@@ -46,7 +59,8 @@ impl EventBroadcaster {
     }
 
     pub fn publish(&self, root: RunId, events: Vec<StoredEvent>) {
-        self.send(root, || {
+        let last_event = events.last().map_or(0, |event| event.seq);
+        self.send(root, last_event, || {
             events
                 .into_iter()
                 .map(|event| StreamEvent::Stored(Arc::new(event)))
@@ -57,7 +71,11 @@ impl EventBroadcaster {
         let mut channels = self.lock();
         channels
             .entry(root)
-            .or_insert_with(|| broadcast::Sender::new(BROADCAST_CAPACITY))
+            .or_insert_with(|| Channel {
+                sender: broadcast::Sender::new(BROADCAST_CAPACITY),
+                last_event: 0,
+            })
+            .sender
             .subscribe()
     }
 
@@ -66,9 +84,26 @@ impl EventBroadcaster {
         self.lock().remove(&root);
     }
 
-    fn send<I: IntoIterator<Item = StreamEvent>>(&self, root: RunId, events: impl FnOnce() -> I) {
-        let Some(sender) = self.lock().get(&root).cloned() else {
-            return;
+    /// Stops publishing to the subscriptions to a tree, and returns where somebody else may go on, with the number of the last
+    /// event that they have: 0 if they have none.
+    pub fn take(&self, root: RunId) -> Option<(broadcast::Sender<StreamEvent>, u64)> {
+        let channel = self.lock().remove(&root)?;
+        Some((channel.sender, channel.last_event))
+    }
+
+    fn send<I: IntoIterator<Item = StreamEvent>>(
+        &self,
+        root: RunId,
+        last_event: u64,
+        events: impl FnOnce() -> I,
+    ) {
+        let sender = {
+            let mut channels = self.lock();
+            let Some(channel) = channels.get_mut(&root) else {
+                return;
+            };
+            channel.last_event = channel.last_event.max(last_event);
+            channel.sender.clone()
         };
         for event in events() {
             // A send without receivers fails, which is no error here.
@@ -76,7 +111,7 @@ impl EventBroadcaster {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, broadcast::Sender<StreamEvent>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Channel>> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -242,7 +277,7 @@ impl Journal {
             name,
             data: data.into(),
         };
-        self.broadcaster.send(root, || [event]);
+        self.broadcaster.send(root, 0, || [event]);
     }
 }
 

@@ -118,6 +118,7 @@ pub fn deliveries(
             event: event.kind.name(),
             body: serde_json::to_string(&WebhookBody::new(event, own, tree)).unwrap_or_default(),
             created_at: event.time,
+            alert: None,
         }));
     }
     deliveries

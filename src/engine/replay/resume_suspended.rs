@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use crate::domain::run::{Run, RunId};
+use crate::engine::cluster::follow;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::replay::recovery::{self, RecoveredRun};
 use crate::engine::replay::suspension::{
@@ -56,7 +57,7 @@ async fn probe(engine: &Arc<Engine>) -> Result<bool, StoreError> {
 
 enum TreeState {
     Resumable(RecoveredRun),
-    /// Its end was committed after all, or it was never accepted.
+    /// Its end was committed after all, or it was never accepted, or another node drives it now.
     Ended(Option<Arc<Run>>),
 }
 
@@ -71,7 +72,14 @@ async fn resume_trees(
     let store = engine.journal.store();
     let read = async {
         store.clear_failed(roots.iter().copied().collect()).await?;
-        store.unfinished_runs().await
+        match store.cluster() {
+            None => store.unfinished_runs().await,
+            Some(cluster) => {
+                let mut own = cluster.own_trees().await?;
+                own.retain(|root| roots.contains(root));
+                cluster.unfinished_trees(own.into_iter().collect()).await
+            }
+        }
     };
     let unfinished = match read.await {
         Ok(unfinished) => unfinished,
@@ -100,7 +108,8 @@ async fn resume_trees(
                 recovered.push(recovered_root);
             }
             Ok(TreeState::Ended(run)) => {
-                engine.journal.broadcaster().close(id);
+                drop(engine.orphans.take_tree(id));
+                follow::release(engine, id);
                 tree.root.publish_end(run);
             }
             Err(error) => {
@@ -134,7 +143,10 @@ async fn load_tree(
         return Ok(TreeState::Resumable(recovered_root));
     }
     match engine.journal.store().run(id).await {
-        Ok(run) => Ok(TreeState::Ended(run.map(Arc::new))),
+        Ok(run) => {
+            let ended = run.filter(|run| run.status.is_terminal());
+            Ok(TreeState::Ended(ended.map(Arc::new)))
+        }
         // The tree cannot be recovered; the log has the cause.
         Err(StoreError::Corrupt(_)) => Ok(TreeState::Ended(None)),
         Err(error) => Err(error),

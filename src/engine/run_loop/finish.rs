@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use crate::domain::event::EventKind;
 use crate::domain::excerpt::TextExcerpt;
+use crate::domain::memory_entry;
 use crate::domain::run::{Outcome, Run, now};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::child_result;
-use crate::engine::memory::memories::NewEntry;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
 use crate::engine::run_spans;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
+use crate::store::memories::NewMemoryEntry;
 use crate::store::{Change, FinishedRun, Progress, StoreError};
 
 /// The longest final text in an event; the run has all of it.
@@ -212,37 +213,29 @@ async fn append_memory(
     if !context.run.adds_memory() || context.playback().is_some() {
         return None;
     }
-    let entry = NewEntry {
-        time: memory_time.unwrap_or_else(|| context.engine.memories.next_time()),
+    let RunContext { engine, run } = context;
+    let time = memory_time.unwrap_or_else(|| engine.memories.next_time());
+    let entry = NewMemoryEntry {
+        run: run.scope.run,
+        text: memory_entry::render(time, task, content),
         // An earlier attempt may have written the entry before it stopped.
         may_exist: attempt > 1,
-        task: task.clone(),
-        result: content.clone(),
     };
-    let RunContext { engine, run } = context.clone();
-    let result = tokio::task::spawn_blocking(move || {
-        let owner = run.tree.owner.as_deref();
-        engine.memories.append(&run.agent, owner, &entry)
-    })
-    .await;
-    let max = context.run.agent.memory.max_entries as usize;
+    let owner = run.tree.owner.as_deref();
+    let result = engine.memories.append(&run.agent, owner, entry).await;
+    let max = run.agent.memory.max_entries as usize;
     let (code, message) = match result {
-        Ok(Ok(count)) if max > 0 && count >= max => {
+        Ok(count) if max > 0 && count >= max => {
             let message = format!(
                 "memory of agent \"{}\" has {count} entries (max_entries is {max}); run its garbage collection",
-                context.run.agent.name
+                run.agent.name
             );
             (WarningCode::MemoryFull, message)
         }
-        Ok(Ok(_)) => return None,
-        Ok(Err(error)) => (WarningCode::MemoryNotWritten, error.to_string()),
-        Err(_) => {
-            let name = &context.run.agent.name;
-            let message = format!("memory of agent \"{name}\": writing it panicked");
-            (WarningCode::MemoryNotWritten, message)
-        }
+        Ok(_) => return None,
+        Err(error) => (WarningCode::MemoryNotWritten, error.to_string()),
     };
-    context.run.warn(Warning::new(code, &message), Some(turn));
+    run.warn(Warning::new(code, &message), Some(turn));
     Some(EventKind::MemoryWarning { message })
 }
 

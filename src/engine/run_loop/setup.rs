@@ -6,7 +6,8 @@ use crate::domain::event::EventKind;
 use crate::domain::failure::Failure;
 use crate::domain::run::Run;
 use crate::engine::context::RunContext;
-use crate::engine::prepare::{self, MemorySource, Prompt, RunInput};
+use crate::engine::memory::memories::PromptMemory;
+use crate::engine::prepare::{self, Prompt, RunInput};
 use crate::engine::record::links;
 use crate::engine::replay::history::{self, SessionHistory};
 use crate::engine::replay::run_log::RecordedRun;
@@ -137,10 +138,16 @@ async fn load_prompt(
         })?;
         (input.earlier, input.compaction) = (messages, compaction);
     }
-    let mut memory = MemorySource::Files(context.run.tree.owner.clone());
+    let mut memory = PromptMemory::default();
     if let Some(playback) = context.playback() {
         (input.earlier, input.compaction) = playback.history(context.run.scope.run);
-        memory = MemorySource::Recorded(playback.memory(context.run.scope.run));
+        if agent.memory.enabled {
+            memory.text = playback.memory(context.run.scope.run);
+        }
+    } else {
+        let owner = context.run.tree.owner.as_deref();
+        let read = context.engine.memories.for_prompt(agent, owner);
+        memory = Box::pin(read).await.map_err(PromptFailure::Store)?;
     }
     let dir = context.run.workdir.dir();
     let assembled = prepare::assemble_prompt(&context.engine, agent, dir, memory, input);

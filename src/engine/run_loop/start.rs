@@ -13,7 +13,7 @@ use crate::engine::context::RunContext;
 use crate::engine::record::run_record;
 use crate::engine::replay::run_log::RecordedRun;
 use crate::engine::state::active_run::ActiveRun;
-use crate::store::{Change, IdempotencyClaim, NewRun, Step, StoreError};
+use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, Step, StoreError};
 
 /// Receives the run once it is committed, or the error.
 pub type AcceptedSender = oneshot::Sender<Result<Arc<Run>, StoreError>>;
@@ -173,6 +173,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
                     run: Arc::clone(run),
                     resume_state: run_record::continuation(&context.run),
                     claim,
+                    entry: QueueEntry::STARTED,
                 })))
             }
         }

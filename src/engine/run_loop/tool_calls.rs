@@ -15,6 +15,7 @@ use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::{CallLimit, Usage};
 use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
+use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::replay::run_log::RecordedCalls;
 use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
@@ -333,6 +334,7 @@ async fn execute_call(
     }
     let effect = batch.toolbox.effect(&call.name);
     record_start(batch, call, effect).await?;
+    connection::wait_until_connected(&batch.context).await?;
     let outcome = match has_exhausted_checks(batch, call) {
         true => ToolOutcome::Interrupted(format!(
             "The arguments of {} could not be checked: the daemon stopped too often during the check",

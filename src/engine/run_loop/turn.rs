@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::event::EventKind;
 use crate::domain::warning::{Warning, WarningCode};
+use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits;
@@ -118,6 +119,8 @@ async fn request_with_retries(
     let policy = &context.run.agent.retry;
     let mut attempt = 0;
     loop {
+        let connected = connection::wait_until_connected(context);
+        limits::within_deadline(&context.run, connected).await??;
         let sent = provider_request::send(context, turn_request, target, streamed, exchange);
         let error = match sent.await {
             Ok(reply) => {

@@ -87,15 +87,21 @@ impl Scheduler {
         &self.owners
     }
 
-    /// Starts runs at their times until `stop` is cancelled. Without schedules it only waits for some.
+    /// Starts runs at their times until `stop` is cancelled, while this process is the leader. Without schedules it only waits
+    /// for some.
     pub async fn run(&self, stop: CancellationToken) {
         let mut reloads = self.runner.catalog().subscribe();
         let mut waits = Waits::new();
         let mut awaited = HashSet::new();
+        let leadership = self.runner.leadership();
         loop {
             reloads.mark_unchanged();
+            let pass = async {
+                leadership.gained().await;
+                self.pass().await
+            };
             let pass = tokio::select! {
-                pass = self.pass() => pass,
+                pass = pass => pass,
                 () = stop.cancelled() => return,
             };
             for run in pass.awaited.into_iter().filter(|run| awaited.insert(*run)) {
@@ -104,7 +110,8 @@ impl Scheduler {
             let sleep = async {
                 match pass.next {
                     Some(next) => tokio::time::sleep(next.min(MAX_SLEEP)).await,
-                    None => std::future::pending().await,
+                    // Another node may resume a paused schedule.
+                    None => leadership.poll().await,
                 }
             };
             tokio::select! {

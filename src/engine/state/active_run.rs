@@ -324,9 +324,12 @@ impl ActiveRun {
     pub fn suspend(&self, error: &StoreError) {
         if matches!(
             error,
-            StoreError::AlreadyClaimed(_) | StoreError::SourceDeleted(_)
+            StoreError::AlreadyClaimed(_)
+                | StoreError::SourceDeleted(_)
+                | StoreError::SessionChanged
         ) {
-            // Another run has its idempotency key, or its source is gone: this run was never accepted.
+            // Another run has its idempotency key or its place in the session, or its source is gone: this run was never
+            // accepted.
             return;
         }
         if self.tree.suspension.mark() {

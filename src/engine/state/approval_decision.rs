@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::event::{Decision, EventKind};
@@ -12,7 +12,7 @@ use crate::store::Step;
 /// The longest arguments in an event; the run's steps have all of them.
 pub const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ApprovalDecision {
     pub decision: Decision,
     /// The reason for the model.

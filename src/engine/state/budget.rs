@@ -54,6 +54,15 @@ pub struct Amount {
     pub cost: Cost,
 }
 
+impl Amount {
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_add(other.tokens),
+            cost: Cost(self.cost.0.saturating_add(other.cost.0)),
+        }
+    }
+}
+
 /// The reservation of one request. Dropping it releases everything.
 #[derive(Debug)]
 pub struct Reservation<'a> {

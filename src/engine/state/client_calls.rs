@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 
 use crate::domain::attachment::Attachment;
@@ -25,7 +26,7 @@ struct Waiter {
 }
 
 /// The result of a call, as its client sends it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientResult {
     /// The index of the call in its reply, from 0.
     pub position: u32,

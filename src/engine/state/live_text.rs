@@ -40,6 +40,20 @@ impl LiveText {
         publish();
     }
 
+    /// Adds what was written of a reply before, without publishing it.
+    pub fn restore(&self, before: &PartialReply) {
+        let mut reply = self.lock();
+        let reply = reply.get_or_insert_default();
+        if reply.turn != before.turn {
+            **reply = PartialReply {
+                turn: before.turn,
+                ..PartialReply::default()
+            };
+        }
+        reply.text.push_str(&before.text);
+        reply.is_replacement |= before.is_replacement;
+    }
+
     pub fn clear(&self) {
         *self.lock() = None;
     }

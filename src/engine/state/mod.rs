@@ -7,6 +7,7 @@ pub mod approval_decision;
 pub mod budget;
 pub mod client_calls;
 pub mod clock;
+pub mod cluster_permits;
 pub mod deadline;
 pub mod failures;
 pub mod inbox;

@@ -1,5 +1,5 @@
 //! Budgets over time: how much of each is used in its current period, and which alerts are recorded. The store has the
-//! amounts by quarter hours; they are read at the start.
+//! amounts by quarter hours; they are read at the start, and those of other nodes again and again.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use crate::domain::run::Run;
 use crate::domain::usage::{Cost, Usage};
 use crate::engine::state::budget::Amount;
 use crate::store::StoreError;
-use crate::store::usage::{BudgetPeriod, UsageLog};
+use crate::store::usage::{BudgetPeriod, BudgetUsage, SharedBudgets, UsageLog};
 
 /// A used-up budget refuses new root runs. Displays as the problem of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +60,10 @@ struct Account {
 #[derive(Debug)]
 struct Ledger {
     period: BudgetPeriod,
-    used: Amount,
+    /// What this process has charged.
+    own: Amount,
+    /// What others have charged, earlier processes among them.
+    others: Amount,
     /// The shares whose alerts are recorded, in thousandths.
     alerted: Vec<u32>,
 }
@@ -78,10 +81,8 @@ impl PeriodBudgets {
             let recorded = store.budget_usage(settings.name.clone(), period).await?;
             let ledger = Ledger {
                 period,
-                used: Amount {
-                    tokens: recorded.tokens,
-                    cost: Cost(recorded.cost),
-                },
+                own: Amount::default(),
+                others: amount(&recorded),
                 alerted: recorded.alerts,
             };
             accounts.push(Arc::new(Account {
@@ -90,6 +91,32 @@ impl PeriodBudgets {
             }));
         }
         Ok(Self(accounts))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Reads again what others have charged.
+    pub async fn refresh(
+        &self,
+        store: &dyn SharedBudgets,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        for account in &self.0 {
+            let period = account.ledger(now).period;
+            let name = account.settings.name.clone();
+            let recorded = store.budget_usage_of_others(name, period).await?;
+            let mut ledger = account.lock();
+            if ledger.period.start != period.start {
+                continue;
+            }
+            ledger.others = amount(&recorded);
+            let new = recorded.alerts.into_iter();
+            let new: Vec<u32> = new.filter(|it| !ledger.alerted.contains(it)).collect();
+            ledger.alerted.extend(new);
+        }
+        Ok(())
     }
 
     /// The budgets that hold for a tree, by what its root is.
@@ -145,8 +172,7 @@ impl TreeBudgets {
         let mut alerts = Vec::new();
         let charges = self.0.iter().map(|account| {
             let mut ledger = account.ledger(now);
-            ledger.used.tokens = ledger.used.tokens.saturating_add(used.tokens);
-            ledger.used.cost.0 = ledger.used.cost.0.saturating_add(used.cost.0);
+            ledger.own = ledger.own.plus(used);
             let status = account.status_of(&ledger);
             let reached = account.settings.alert_at.iter().copied();
             let reached = reached.filter(|share| status.share() >= u64::from(*share));
@@ -176,8 +202,8 @@ impl TreeBudgets {
             if ledger.period.start != charge.period_start {
                 continue;
             }
-            ledger.used.tokens = ledger.used.tokens.saturating_sub(charge.tokens);
-            ledger.used.cost.0 = ledger.used.cost.0.saturating_sub(charge.cost);
+            ledger.own.tokens = ledger.own.tokens.saturating_sub(charge.tokens);
+            ledger.own.cost.0 = ledger.own.cost.0.saturating_sub(charge.cost);
             ledger
                 .alerted
                 .retain(|share| !charge.alerts.contains(share));
@@ -202,7 +228,7 @@ impl Account {
     fn status_of(&self, ledger: &Ledger) -> BudgetStatus {
         BudgetStatus {
             settings: self.settings.clone(),
-            used: ledger.used,
+            used: ledger.own.plus(ledger.others),
             since: quarter_start(ledger.period.start),
             resets_at: quarter_start(ledger.period.end),
         }
@@ -215,7 +241,8 @@ impl Account {
         if !(ledger.period.start..ledger.period.end).contains(&quarter) {
             *ledger = Ledger {
                 period: current_period(&self.settings, now),
-                used: Amount::default(),
+                own: Amount::default(),
+                others: Amount::default(),
                 alerted: Vec::new(),
             };
         }
@@ -236,6 +263,13 @@ impl BudgetStatus {
         };
         let share = (u128::from(used) * 1000).checked_div(u128::from(limit));
         share.map_or(1000, |share| u64::try_from(share).unwrap_or(u64::MAX))
+    }
+}
+
+fn amount(recorded: &BudgetUsage) -> Amount {
+    Amount {
+        tokens: recorded.tokens,
+        cost: Cost(recorded.cost),
     }
 }
 

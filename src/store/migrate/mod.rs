@@ -1,6 +1,7 @@
 //! Copies a whole store from one engine to the other, while no daemon uses either. A copy is one transaction of the target: it is
 //! complete, or there is none.
 
+mod memories;
 mod tables;
 mod to_postgres;
 mod to_sqlite;
@@ -57,13 +58,14 @@ async fn copy(dir: &Path, url: &str, direction: Direction) -> Result<Vec<CopiedT
         Direction::ToPostgres => {
             let source = sqlite::offline::open(dir)?;
             let mut target = postgres::offline::Offline::open(url).await?;
-            to_postgres::copy(&source, &mut target).await
+            to_postgres::copy(&source, dir, &mut target).await
         }
         Direction::ToSqlite => {
             let mut target = sqlite::offline::create(dir)?;
             to_sqlite::check_empty(&target, dir)?;
+            memories::check_no_files(dir)?;
             let mut source = postgres::offline::Offline::open(url).await?;
-            to_sqlite::copy(&mut source, &mut target).await
+            to_sqlite::copy(&mut source, &mut target, dir).await
         }
     }
 }

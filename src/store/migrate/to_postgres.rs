@@ -1,6 +1,7 @@
 //! Copies the rows of a SQLite database to PostgreSQL.
 
 use std::borrow::Cow;
+use std::path::Path;
 use std::pin::pin;
 
 use rusqlite::types::ValueRef;
@@ -14,7 +15,7 @@ use uuid::Uuid;
 use crate::store::StoreError;
 use crate::store::encoding::ended_runs::Series;
 use crate::store::migrate::tables::{Kind, TABLES, Table};
-use crate::store::migrate::{CopiedTable, check_count, damaged, not_empty};
+use crate::store::migrate::{CopiedTable, check_count, damaged, memories, not_empty};
 use crate::store::postgres::error::{DatabaseName, store_error};
 use crate::store::postgres::offline::Offline;
 use crate::store::postgres::sql::Value;
@@ -22,14 +23,19 @@ use crate::store::sqlite;
 use crate::store::sqlite::error::store_error as sqlite_error;
 
 /// The trees that have not ended, which belong to nobody yet.
-const INSERT_TREES: &str = "INSERT INTO trees (root, epoch, last_event) \
-     SELECT r.id, 0, greatest(r.last_event, coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = r.id), 0)) \
+const INSERT_TREES: &str = "INSERT INTO trees (root, epoch, last_event, owner, agent, session, permit) \
+     SELECT r.id, 0, greatest(r.last_event, coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = r.id), 0)), \
+     r.owner, r.agent, r.session, CASE r.status WHEN 'queued' THEN 1 WHEN 'waiting' THEN 0 ELSE 2 END \
      FROM runs r WHERE r.parent IS NULL AND r.finished_at IS NULL";
+const INSERT_SESSIONS: &str = "INSERT INTO sessions (owner, name, last_run) \
+     SELECT DISTINCT ON (coalesce(owner, ''), session) coalesce(owner, ''), session, id FROM runs \
+     WHERE session IS NOT NULL AND parent IS NULL ORDER BY coalesce(owner, ''), session, id DESC";
 const SET_SERIES: &str = "SELECT setval(pg_get_serial_sequence('usage_series', 'id'), \
      (SELECT coalesce(max(id), 0) + 1 FROM usage_series), false)";
 
 pub async fn copy(
     source: &sqlite::offline::Offline,
+    dir: &Path,
     target: &mut Offline,
 ) -> Result<Vec<CopiedTable>, StoreError> {
     let db = &source.connection;
@@ -48,9 +54,11 @@ pub async fn copy(
             rows,
         });
     }
+    copied.push(memories::to_postgres(dir, &transaction, &name).await?);
     copy_clock(db, &transaction).await?;
     let make_rest = async {
         transaction.execute(INSERT_TREES, &[]).await?;
+        transaction.execute(INSERT_SESSIONS, &[]).await?;
         transaction.query_one(SET_SERIES, &[]).await?;
         transaction.commit().await
     };

@@ -12,7 +12,7 @@ use crate::domain::usage_sums::UsageSums;
 use crate::store::StoreError;
 use crate::store::encoding::run_values::MAX_INLINE_INPUT_BYTES;
 use crate::store::migrate::tables::{Kind, TABLES, Table};
-use crate::store::migrate::{CopiedTable, check_count, damaged, not_empty};
+use crate::store::migrate::{CopiedTable, check_count, damaged, memories, not_empty};
 use crate::store::postgres::error::store_error;
 use crate::store::postgres::offline::Offline;
 use crate::store::sqlite;
@@ -35,6 +35,7 @@ pub fn check_empty(target: &sqlite::offline::Offline, dir: &Path) -> Result<(), 
 pub async fn copy(
     source: &mut Offline,
     target: &mut sqlite::offline::Offline,
+    dir: &Path,
 ) -> Result<Vec<CopiedTable>, StoreError> {
     let transaction = target.connection.transaction().map_err(sqlite_error)?;
     let from = source.begin().await?;
@@ -49,6 +50,7 @@ pub async fn copy(
         });
     }
     copy_clock(&from, &transaction).await?;
+    copied.push(memories::to_files(&from, dir).await?);
     transaction.commit().map_err(sqlite_error)?;
     from.commit().await.map_err(|error| store_error(&error))?;
     Ok(copied)

@@ -6,9 +6,11 @@ use std::collections::{HashMap, HashSet};
 use tokio_postgres::Error;
 use uuid::Uuid;
 
+use crate::domain::node::NodeId;
 use crate::domain::run::{RunId, now};
 use crate::store::encoding::clock_skew;
 use crate::store::encoding::encoded_write::EncodedWrite;
+use crate::store::encoding::integers::{signed, unsigned};
 use crate::store::encoding::notified_event::{NotifiedEvent, ROOT_EVENTS};
 use crate::store::postgres::connection::{Connection, Outcome, Query};
 use crate::store::postgres::run_changes::Ownership;
@@ -24,7 +26,7 @@ use crate::store::{Change, StoreError};
 /// What the writer knows about the database besides its connection.
 pub struct WriterState {
     /// This process among those that use the database.
-    pub node: Uuid,
+    pub node: NodeId,
     /// The trees that belong to this node, with the number of their owner; read when the writer connects.
     pub trees: HashMap<RunId, i64>,
     /// The roots of the trees that the transaction creates.
@@ -72,12 +74,12 @@ struct PlannedTask<'a> {
 }
 
 impl WriterState {
-    pub fn new(node: Uuid, deletions: Deletions) -> Self {
+    pub fn new(node: NodeId, deletions: Deletions) -> Self {
         Self {
             node,
             trees: HashMap::new(),
             new_roots: HashSet::new(),
-            memory: WriteMemory::default(),
+            memory: WriteMemory::new(node.0),
             usage: UsageRollup::default(),
             deletions,
             has_new_notifications: false,
@@ -122,7 +124,7 @@ impl WriterState {
 
     /// Refuses what a replaced node would write besides its trees.
     pub fn guard(&self) -> Query<'static> {
-        Query::required(Sql::GuardNode, values! {":node": self.node}.into())
+        Query::required(Sql::GuardNode, values! {":node": self.node.0}.into())
     }
 
     fn plan<'a>(
@@ -145,8 +147,12 @@ impl WriterState {
                 writes.push((index, write, self.memory.plan(write, owner, queries)));
             }
         } else {
-            self.memory.has_push_configs |= matches!(task, Task::AddPushConfig(..));
-            queries.extend(task_plan::plan(task));
+            match task {
+                Task::ChangePermit(root, is_wanted) => {
+                    queries.push(task_plan::change_permit(self.node, *root, *is_wanted));
+                }
+                _ => queries.extend(task_plan::plan(task, self.node)),
+            }
         }
         PlannedTask {
             task,
@@ -159,7 +165,7 @@ impl WriterState {
     /// A tree that does not belong to this node has no owner with the number 0.
     fn owner(&self, root: RunId) -> Ownership {
         Ownership {
-            node: self.node,
+            node: self.node.0,
             epoch: match self.new_roots.contains(&root) {
                 true => FIRST_EPOCH,
                 false => self.trees.get(&root).copied().unwrap_or(0),
@@ -237,10 +243,19 @@ impl WriterState {
         let affected = affected(task, outcomes);
         Ok(match task.task {
             Task::Write(_) => result,
-            Task::Resend(..) | Task::TrimBatches(_) => affected,
+            Task::Resend(..)
+            | Task::TrimBatches(_)
+            | Task::ChangeRequest(..)
+            | Task::TakeDuty(..)
+            | Task::HandOverDuty(_) => affected,
             Task::AcceptBatch(..) => outcomes[task.end - 1].affected,
             Task::AddPushConfig(..) => outcomes[task.start].affected,
             Task::TrimUsage(_) => u64::from(affected > 0),
+            Task::AddToMemory(..) | Task::TrimMemory(..) => {
+                let counted = outcomes[task.end - 1].rows.first();
+                let count = counted.map(|row| row.try_get::<_, i64>("count"));
+                count.transpose()?.map_or(0, unsigned)
+            }
             Task::ForgetSession(..) => match affected {
                 0 => ForgetProgress::NotFound as u64,
                 runs if runs >= task_plan::SESSION_PART_RUNS.into() => ForgetProgress::More as u64,
@@ -293,7 +308,7 @@ impl WriterState {
             self.guard(),
             Query::new(
                 Sql::ReviveTree,
-                values! {":root": root, ":node": self.node}.into(),
+                values! {":root": root, ":node": self.node.0}.into(),
             ),
             Query::new(Sql::Commit, Vec::new()),
         ];
@@ -303,6 +318,25 @@ impl WriterState {
         }
         self.trees.insert(root, FIRST_EPOCH);
         Ok(())
+    }
+
+    /// Takes trees that nobody owns, at most `max`, and returns their roots.
+    pub async fn claim_trees(
+        &mut self,
+        db: &Connection,
+        max: usize,
+    ) -> Result<Vec<RunId>, CommitError> {
+        let values = values! {":node": self.node.0, ":max": signed(max as u64)};
+        let claimed = db
+            .execute(&Query::new(Sql::ClaimTrees, values.into()))
+            .await?;
+        let mut roots = Vec::with_capacity(claimed.rows.len());
+        for row in &claimed.rows {
+            let root = RunId(row.try_get("root")?);
+            self.trees.insert(root, row.try_get("epoch")?);
+            roots.push(root);
+        }
+        Ok(roots)
     }
 
     /// Removes a few definitions that were last used before the oldest run was accepted; true if there may be more.
@@ -321,7 +355,10 @@ impl WriterState {
         }
         let oldest = outcomes[2].rows.first();
         let oldest: Option<Uuid> = oldest.map(|row| row.try_get("id")).transpose()?;
-        let unused_before = oldest.map_or(i64::MAX, |id| clock_skew::created_ms(RunId(id)));
+        // Another node may be about to commit a run that uses a definition.
+        let recent = now().as_millisecond() - MAX_COMMIT_MS;
+        let unused_before =
+            oldest.map_or(recent, |id| clock_skew::created_ms(RunId(id)).min(recent));
         let values = values! {":unused_before": unused_before};
         let end = [
             Query::new(Sql::DeleteOldDefinitions, values.into()),
@@ -333,6 +370,8 @@ impl WriterState {
     }
 }
 
+/// How long a run may take to be committed after it was accepted, with the difference of the nodes' clocks.
+const MAX_COMMIT_MS: i64 = 600_000;
 /// Of the node that has accepted the tree.
 const FIRST_EPOCH: i64 = 1;
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, RecyclingMethod};
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, Stream, stream};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio_postgres::Client;
 use tokio_postgres::config::{Config, SslMode};
+use tokio_postgres::{AsyncMessage, Client};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::store::StoreError;
@@ -81,6 +81,21 @@ impl Connector {
     pub async fn connect(&self) -> Result<Client, tokio_postgres::Error> {
         let (client, _driver) = self.connect_driven().await?;
         Ok(client)
+    }
+
+    /// A connection that has to be driven by reading what the server sends unasked.
+    pub async fn connect_listening(
+        &self,
+    ) -> Result<
+        (
+            Client,
+            impl Stream<Item = Result<AsyncMessage, tokio_postgres::Error>> + use<>,
+        ),
+        tokio_postgres::Error,
+    > {
+        let (client, mut connection) = self.config.connect(self.tls.clone()).await?;
+        let messages = stream::poll_fn(move |context| connection.poll_message(context));
+        Ok((client, messages))
     }
 
     async fn connect_driven(&self) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {

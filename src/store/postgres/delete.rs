@@ -51,6 +51,7 @@ pub async fn delete_part(db: &Connection, root: RunId) -> Result<DeleteProgress,
         })
         .collect();
     let of_runs = [
+        Sql::LockAttachments,
         Sql::DeleteAttachments,
         Sql::DeleteClaims,
         Sql::DeleteDeliveries,

@@ -74,8 +74,11 @@ pub async fn explain(
             return Ok(Explanation::Rejected(StoreError::SourceDeleted(source)));
         }
     }
+    if creates_root && !is_removed(db, state).await? {
+        return Ok(Explanation::Rejected(StoreError::SessionChanged));
+    }
     let epoch = state.trees.get(&write.root).copied();
-    let is_owned = refused.node == Some(state.node) && refused.epoch == epoch;
+    let is_owned = refused.node == Some(state.node.0) && refused.epoch == epoch;
     if creates_root || (refused.node.is_some() && !is_owned) {
         // A new root is refused only if the node was replaced.
         return Ok(Explanation::Rejected(StoreError::Fenced));
@@ -102,6 +105,11 @@ impl Refused {
         };
         Explanation::Rejected(error)
     }
+}
+
+/// Whether other nodes have removed this one.
+pub async fn is_removed(db: &Connection, state: &WriterState) -> Result<bool, Error> {
+    Ok(db.execute(&state.guard()).await?.affected == 0)
 }
 
 fn claim(change: &Change) -> Option<&IdempotencyClaim> {

@@ -12,7 +12,9 @@ use crate::store::postgres::{
 };
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
-use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
+use crate::store::usage::{
+    BudgetPeriod, BudgetUsage, SharedBudgets, UsageLog, UsageQuery, UsageReport,
+};
 use crate::store::write_queue::job::Task;
 
 impl ApprovalIndex for PostgresStore {
@@ -92,11 +94,24 @@ impl UsageLog for PostgresStore {
         period: BudgetPeriod,
     ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
         Box::pin(self.readers.read(move |db| {
-            Box::pin(async move { usage_queries::budget_usage(db, &budget, period).await })
+            Box::pin(async move { usage_queries::budget_usage(db, &budget, period, None).await })
         }))
     }
 
     fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.queue.is_positive(Task::TrimUsage(before))
+    }
+}
+
+impl SharedBudgets for PostgresStore {
+    fn budget_usage_of_others(
+        &self,
+        budget: String,
+        period: BudgetPeriod,
+    ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
+        let own = Some(self.budget_writer);
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move { usage_queries::budget_usage(db, &budget, period, own).await })
+        }))
     }
 }

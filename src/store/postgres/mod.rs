@@ -4,12 +4,15 @@ use std::rc::Rc;
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
+use uuid::Uuid;
 
 use crate::config::cluster::Cluster;
 use crate::store::StoreError;
+use crate::store::cluster;
 use crate::store::events::{HasSubscribersFn, PublishFn};
 use crate::store::postgres::connect::Connector;
-use crate::store::postgres::node::NodeStatus;
+use crate::store::postgres::messages::{Messages, listener, sender};
+use crate::store::postgres::node::{CurrentNode, NodeStatus};
 use crate::store::postgres::reader_pool::ReaderPool;
 use crate::store::postgres::writer::Writer;
 use crate::store::run_store::RunStore;
@@ -25,14 +28,19 @@ mod commit;
 mod connect;
 mod connection;
 mod delete;
+mod duties;
 pub mod error;
 mod explain;
 mod list_records;
 mod lists;
+mod memories;
+mod messages;
 mod node;
+mod node_messages;
 pub mod offline;
 mod outbox_queries;
 mod outbox_records;
+mod permits;
 mod push_configs;
 mod queries;
 mod reader_pool;
@@ -41,6 +49,7 @@ mod rows;
 mod run_changes;
 mod run_inserts;
 mod run_records;
+mod run_requests;
 mod run_rows;
 mod schedules;
 mod schema;
@@ -51,6 +60,7 @@ mod startup;
 mod statements;
 mod task_plan;
 mod tls;
+mod tree_owners;
 mod turns;
 mod usage_queries;
 mod usage_rollup;
@@ -60,15 +70,18 @@ mod writer;
 pub struct PostgresStore {
     queue: WriteQueue,
     readers: ReaderPool,
+    node: CurrentNode,
+    /// Who charges budgets: this process, whatever node it is.
+    budget_writer: Uuid,
+    messages: Messages,
     /// The thread of the writer, the beats and the drivers of the connections.
     thread: Option<JoinHandle<()>>,
 }
 
 impl PostgresStore {
-    /// Connects, migrates the database and joins it. Waits until a process that has used it, and may be dead, has shown no sign
-    /// of life for some seconds; fails if it is alive. Blocks.
+    /// Connects, migrates the database and joins the nodes that use it; the second URL is for messages of other nodes. Blocks.
     pub fn open(
-        url: &str,
+        (url, listen_url): (&str, &str),
         cluster: &Cluster,
         publish: PublishFn,
         has_subscribers: HasSubscribersFn,
@@ -81,18 +94,28 @@ impl PostgresStore {
             .build()
             .map_err(thread_error)?;
         let connector = Connector::new(url, runtime.handle().clone())?;
+        let listen_connector = Connector::new(listen_url, runtime.handle().clone())
+            .map_err(|error| StoreError::Backend(format!("data.listen_url: {error}")))?;
         let readers = ReaderPool::new(connector.reader_pool()?);
         let (queue, writer_end) = WriteQueue::new(publish, has_subscribers);
         let (opened, result) = std::sync::mpsc::channel();
         let cluster = cluster.clone();
+        let messages = Messages::new();
+        let served = messages.clone();
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
-            .spawn(move || runtime.block_on(serve(connector, &cluster, writer_end, &opened)))
+            .spawn(move || {
+                let connectors = (connector, listen_connector);
+                runtime.block_on(serve(connectors, &cluster, writer_end, &served, &opened));
+            })
             .map_err(thread_error)?;
-        result.recv().map_err(|_| StoreError::Closed)??;
+        let node = result.recv().map_err(|_| StoreError::Closed)??;
         Ok(Self {
             queue,
             readers,
+            budget_writer: node.get().0,
+            node,
+            messages,
             thread: Some(thread),
         })
     }
@@ -100,10 +123,11 @@ impl PostgresStore {
 
 /// Opens the database, says so, and serves the jobs until the store is closed.
 async fn serve(
-    connector: Connector,
+    (connector, listen_connector): (Connector, Connector),
     cluster: &Cluster,
     writer_end: WriterEnd,
-    opened: &std::sync::mpsc::Sender<Result<(), StoreError>>,
+    messages: &Messages,
+    opened: &std::sync::mpsc::Sender<Result<CurrentNode, StoreError>>,
 ) {
     let state = match startup::start(&connector, cluster).await {
         Ok(state) => state,
@@ -112,17 +136,22 @@ async fn serve(
             return;
         }
     };
-    let _ = opened.send(Ok(()));
-    let (node, status) = (state.node, Rc::new(NodeStatus::default()));
+    let current = CurrentNode::new(state.node);
+    let _ = opened.send(Ok(current.clone()));
+    let status = Rc::new(NodeStatus::new(current.clone()));
     let WriterEnd {
         mut jobs,
         callbacks,
         commits,
     } = writer_end;
-    let mut writer = Writer::new(&connector, state, Rc::clone(&status), &callbacks, &commits);
+    let place = (&connector, cluster);
+    let mut writer = Writer::new(place, state, Rc::clone(&status), &callbacks, &commits);
     let reply = tokio::select! {
         reply = writer.run(&mut jobs) => reply,
-        () = node::beat(&connector, node, &status) => None,
+        () = node::beat(&connector, &status) => None,
+        () = node::watch(&connector, &status) => None,
+        () = sender::run(&connector, &messages.queue) => None,
+        () = listener::run(&listen_connector, &current, &messages.received) => None,
     };
     if let Some(reply) = reply {
         let _ = reply.send(Ok(0));
@@ -139,6 +168,10 @@ impl RunStore for PostgresStore {
 
     fn commit_count(&self) -> u64 {
         self.queue.commit_count()
+    }
+
+    fn cluster(&self) -> Option<&dyn cluster::Cluster> {
+        Some(self)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -1,15 +1,18 @@
-//! This process among those that use the database: how it joins, shows that it is alive, and leaves. One uses the database at a
-//! time; another one takes over when it has seen no beat of it for a while. No clocks are compared.
+//! This process among those that use the database: how it joins, shows that it is alive, watches the others, and leaves. No
+//! clocks are compared.
 
 use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 use tokio_postgres::{Client, Error};
 use tracing::{error, info, warn};
-use uuid::Uuid;
 
 use crate::config::cluster::Cluster;
+use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::postgres::connect::Connector;
@@ -18,75 +21,206 @@ use crate::store::postgres::error::DatabaseName;
 const BEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// A node is dead if its beat was the same for this time.
 const DEAD_AFTER: Duration = Duration::from_secs(8);
-const OBSERVE_INTERVAL: Duration = Duration::from_millis(250);
+const OBSERVE_INTERVAL: Duration = Duration::from_millis(500);
 /// After a longer gap between two observations nothing is known of the time between them.
 const MAX_OBSERVE_GAP: Duration = Duration::from_secs(4);
 
-/// A row of the table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct NodeRow {
-    incarnation: Uuid,
-    id: String,
-    beat: i64,
+/// A node whose last confirmed beat is older begins nothing: others may take over its trees soon.
+const CUT_OFF_AFTER: Duration = Duration::from_secs(7);
+
+/// What the rest of this process may know of its node.
+#[derive(Clone)]
+pub struct CurrentNode(Arc<Mutex<SharedNode>>);
+
+struct SharedNode {
+    /// It changes when the process joins again.
+    id: NodeId,
+    /// When the last beat was sent that is confirmed.
+    last_beat: Duration,
+    /// Whether there was no other node when they were read last.
+    is_alone: bool,
+}
+
+impl CurrentNode {
+    pub fn new(node: NodeId) -> Self {
+        Self(Arc::new(Mutex::new(SharedNode {
+            id: node,
+            last_beat: uptime(),
+            is_alone: false,
+        })))
+    }
+
+    pub fn get(&self) -> NodeId {
+        self.lock().id
+    }
+
+    pub fn set(&self, node: NodeId) {
+        let mut current = self.lock();
+        (current.id, current.last_beat) = (node, uptime());
+    }
+
+    pub fn is_alone(&self) -> bool {
+        self.lock().is_alone
+    }
+
+    fn set_alone(&self, is_alone: bool) {
+        self.lock().is_alone = is_alone;
+    }
+
+    /// Whether no beat that was sent within the last seconds is confirmed.
+    pub fn is_cut_off(&self) -> bool {
+        uptime().saturating_sub(self.lock().last_beat) >= CUT_OFF_AFTER
+    }
+
+    /// Records that the database has a beat of this node that was sent at this time.
+    fn confirm_beat(&self, node: NodeId, sent: Duration) {
+        let mut current = self.lock();
+        if current.id == node {
+            current.last_beat = sent;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SharedNode> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The time since the machine started, which goes on while it is suspended.
+fn uptime() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// What the beats and the writer tell each other.
-#[derive(Default)]
 pub struct NodeStatus {
+    pub node: CurrentNode,
     /// Whether the last transaction could not be committed for the database's sake: then there is no beat.
     pub is_cut_off: Cell<bool>,
-    /// Whether another process has taken over. This one writes nothing any more.
+    /// Whether other nodes have taken over the trees of this one. It writes nothing until it has joined again.
     pub is_replaced: Cell<bool>,
     pub replaced: Notify,
 }
 
 impl NodeStatus {
+    pub fn new(node: CurrentNode) -> Self {
+        Self {
+            node,
+            is_cut_off: Cell::default(),
+            is_replaced: Cell::default(),
+            replaced: Notify::new(),
+        }
+    }
+
     pub fn mark_replaced(&self) {
         if !self.is_replaced.replace(true) {
             error!(
-                "Another axed has taken over the database: all runs stop here; stop it, then restart this one"
+                "Other nodes have taken over the runs of this one, which showed no sign of life: they stop here, and this node joins again"
             );
             self.replaced.notify_one();
         }
     }
 }
 
-/// Joins and takes all trees, if no other node is alive; returns this node's identity. Waits until one that may be dead has shown no beat for long enough.
-pub async fn join(
+/// A row of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NodeRow {
+    node: NodeId,
+    /// The configured name.
+    name: String,
+    beat: i64,
+}
+
+/// The last beat of each other node, and since when it was the same.
+#[derive(Default)]
+struct Observed {
+    beats: HashMap<NodeId, (i64, Instant)>,
+    last_read: Option<Instant>,
+}
+
+impl Observed {
+    /// Adds what was just read; returns the nodes that are dead.
+    fn add(&mut self, rows: Vec<NodeRow>) -> Vec<NodeRow> {
+        let now = Instant::now();
+        let is_gap = self
+            .last_read
+            .is_some_and(|last| now.duration_since(last) > MAX_OBSERVE_GAP);
+        if is_gap {
+            self.beats.clear();
+        }
+        self.last_read = Some(now);
+        self.beats
+            .retain(|node, _| rows.iter().any(|row| row.node == *node));
+        let is_dead = |row: &NodeRow| {
+            let seen = self.beats.entry(row.node).or_insert((row.beat, now));
+            if seen.0 != row.beat {
+                *seen = (row.beat, now);
+            }
+            now.duration_since(seen.1) >= DEAD_AFTER
+        };
+        rows.into_iter().filter(is_dead).collect()
+    }
+}
+
+/// Joins, beside the nodes that there are. A node of the same name is removed if no two have the same.
+pub async fn join(client: &mut Client, cluster: &Cluster) -> Result<NodeId, Error> {
+    let transaction = client.transaction().await?;
+    // Nobody joins while the whole database is copied.
+    transaction
+        .query("SELECT version FROM axed_schema FOR SHARE", &[])
+        .await?;
+    if cluster.unique_names {
+        transaction
+            .execute("DELETE FROM nodes WHERE id = $1", &[&cluster.node])
+            .await?;
+    }
+    let node = insert(&transaction, &cluster.node).await?;
+    transaction.commit().await?;
+    Ok(node)
+}
+
+async fn insert(
+    transaction: &tokio_postgres::Transaction<'_>,
+    name: &str,
+) -> Result<NodeId, Error> {
+    let node = NodeId(RunId::new().0);
+    transaction
+        .execute(
+            "INSERT INTO nodes (incarnation, id, beat, version) VALUES ($1, $2, 0, $3)",
+            &[&node.0, &name, &env!("CARGO_PKG_VERSION")],
+        )
+        .await?;
+    Ok(node)
+}
+
+/// Joins as the only node, or fails. Waits until those that may be dead have shown no beat for long enough.
+pub async fn join_alone(
     client: &mut Client,
     name: &DatabaseName,
-    cluster: &Cluster,
-) -> Result<Uuid, StoreError> {
-    let mut observed: Option<(NodeRow, Instant)> = None;
-    let mut last_read = Instant::now();
+    own_name: &str,
+) -> Result<NodeId, StoreError> {
+    let error = |error: Error| name.error(&error);
+    let mut observed = Observed::default();
+    let mut first: Option<Vec<NodeRow>> = None;
     loop {
-        let found = read_node(client)
-            .await
-            .map_err(|error| name.error(&error))?;
-        let is_gap = last_read.elapsed() > MAX_OBSERVE_GAP;
-        last_read = Instant::now();
-        let is_dead = match (&found, &observed) {
-            (None, _) => true,
-            (Some(node), _) if cluster.unique_names && node.id == cluster.node => true,
-            (Some(node), Some((seen, _))) if node != seen => return Err(in_use(name, node)),
-            (Some(_), Some((_, since))) if !is_gap => since.elapsed() >= DEAD_AFTER,
-            (Some(node), _) => {
-                if observed.is_none() {
-                    info!(
-                        "{name} was in use by the node {}; waiting for a sign of it",
-                        node.id
-                    );
-                }
-                observed = Some((node.clone(), Instant::now()));
-                false
-            }
-        };
-        if is_dead
-            && let Some(joined) = replace(client, found.as_ref(), cluster)
-                .await
-                .map_err(|error| name.error(&error))?
+        let rows = read_nodes(client).await.map_err(error)?;
+        if let Some(first) = &first
+            && let Some(alive) = rows.iter().find(|row| !first.contains(row))
         {
-            return Ok(joined);
+            return Err(in_use(name, alive));
+        }
+        if first.is_none() && !rows.is_empty() {
+            info!(
+                "{name} was in use by the node {}; waiting for a sign of it",
+                rows[0].name
+            );
+        }
+        first.get_or_insert_with(|| rows.clone());
+        let count = rows.len();
+        let dead = observed.add(rows);
+        if dead.len() == count
+            && let Some(node) = replace_all(client, &dead, own_name).await.map_err(error)?
+        {
+            return Ok(node);
         }
         tokio::time::sleep(OBSERVE_INTERVAL).await;
     }
@@ -95,40 +229,23 @@ pub async fn join(
 fn in_use(name: &DatabaseName, node: &NodeRow) -> StoreError {
     StoreError::Backend(format!(
         "{name} is in use by the axed of the node {}; stop it, or choose another database with data.url",
-        node.id
+        node.name
     ))
 }
 
-async fn read_node(client: &Client) -> Result<Option<NodeRow>, Error> {
-    let found = client
-        .query_opt("SELECT incarnation, id, beat FROM nodes LIMIT 1", &[])
-        .await?;
-    let Some(row) = found else { return Ok(None) };
-    Ok(Some(NodeRow {
-        incarnation: row.try_get("incarnation")?,
-        id: row.try_get("id")?,
-        beat: row.try_get("beat")?,
-    }))
-}
-
-/// Removes the dead node, inserts this one, and takes all trees. `None` if the other node is alive after all, or a third one
-/// was faster.
-async fn replace(
+/// Removes dead nodes and joins. `None` if another one is there after all.
+async fn replace_all(
     client: &mut Client,
-    dead: Option<&NodeRow>,
-    cluster: &Cluster,
-) -> Result<Option<Uuid>, Error> {
+    dead: &[NodeRow],
+    own_name: &str,
+) -> Result<Option<NodeId>, Error> {
     let transaction = client.transaction().await?;
-    // Processes that start at once do this one after the other.
     transaction
         .query("SELECT version FROM axed_schema FOR UPDATE", &[])
         .await?;
-    if let Some(dead) = dead {
+    for row in dead {
         transaction
-            .execute(
-                "DELETE FROM nodes WHERE incarnation = $1 AND (beat = $2 OR $3)",
-                &[&dead.incarnation, &dead.beat, &cluster.unique_names],
-            )
+            .execute(REMOVE_DEAD, &[&row.node.0, &row.beat])
             .await?;
     }
     let others = transaction
@@ -137,25 +254,29 @@ async fn replace(
     if !others.is_empty() {
         return Ok(None);
     }
-    let incarnation = RunId::new().0;
-    transaction
-        .execute(
-            "INSERT INTO nodes (incarnation, id, beat, version) VALUES ($1, $2, 0, $3)",
-            &[&incarnation, &cluster.node, &env!("CARGO_PKG_VERSION")],
-        )
-        .await?;
-    transaction
-        .execute(
-            "UPDATE trees SET node = $1, epoch = epoch + 1",
-            &[&incarnation],
-        )
-        .await?;
+    let node = insert(&transaction, own_name).await?;
     transaction.commit().await?;
-    Ok(Some(incarnation))
+    Ok(Some(node))
+}
+
+const REMOVE_DEAD: &str = "DELETE FROM nodes WHERE incarnation = $1 AND beat = $2";
+
+async fn read_nodes(client: &Client) -> Result<Vec<NodeRow>, Error> {
+    let found = client
+        .query("SELECT incarnation, id, beat FROM nodes", &[])
+        .await?;
+    let row = |row: &tokio_postgres::Row| {
+        Ok(NodeRow {
+            node: NodeId(row.try_get("incarnation")?),
+            name: row.try_get("id")?,
+            beat: row.try_get("beat")?,
+        })
+    };
+    found.iter().map(row).collect()
 }
 
 /// Raises the beat for ever, while the writer can commit, on a connection of its own.
-pub async fn beat(connector: &Connector, incarnation: Uuid, status: &NodeStatus) {
+pub async fn beat(connector: &Connector, status: &NodeStatus) {
     let mut client: Option<Client> = None;
     let mut ticks = tokio::time::interval(BEAT_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -164,10 +285,12 @@ pub async fn beat(connector: &Connector, incarnation: Uuid, status: &NodeStatus)
         if status.is_cut_off.get() || status.is_replaced.get() {
             continue;
         }
-        let beaten = tokio::time::timeout(DEAD_AFTER, raise(connector, &mut client, incarnation));
-        match beaten.await {
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => status.mark_replaced(),
+        let (node, sent) = (status.node.get(), uptime());
+        let beaten = tokio::time::timeout(DEAD_AFTER, raise(connector, &mut client, node)).await;
+        match beaten {
+            Ok(Ok(true)) => status.node.confirm_beat(node, sent),
+            Ok(Ok(false)) if node == status.node.get() => status.mark_replaced(),
+            Ok(Ok(false)) => {}
             Ok(Err(error)) => {
                 client = None;
                 warn!(error = %error, "{}: this node could not show that it is alive: {error}", connector.name);
@@ -187,17 +310,59 @@ pub async fn beat(connector: &Connector, incarnation: Uuid, status: &NodeStatus)
 async fn raise(
     connector: &Connector,
     client: &mut Option<Client>,
-    incarnation: Uuid,
+    node: NodeId,
 ) -> Result<bool, Error> {
-    let client = match client {
-        Some(client) if !client.is_closed() => client,
-        _ => client.insert(connector.connect().await?),
-    };
-    let beaten = client
+    let beaten = connected(connector, client)
+        .await?
         .execute(
             "UPDATE nodes SET beat = beat + 1 WHERE incarnation = $1",
-            &[&incarnation],
+            &[&node.0],
         )
         .await?;
     Ok(beaten > 0)
+}
+
+async fn connected<'c>(
+    connector: &Connector,
+    client: &'c mut Option<Client>,
+) -> Result<&'c Client, Error> {
+    if client.as_ref().is_some_and(Client::is_closed) {
+        *client = None;
+    }
+    match client {
+        Some(client) => Ok(client),
+        None => Ok(client.insert(connector.connect().await?)),
+    }
+}
+
+/// Watches the other nodes for ever, on a connection of its own, and removes those that are dead: their trees are free then.
+pub async fn watch(connector: &Connector, status: &NodeStatus) {
+    let mut client: Option<Client> = None;
+    let mut observed = Observed::default();
+    loop {
+        tokio::time::sleep(OBSERVE_INTERVAL).await;
+        let watched = async {
+            let client = connected(connector, &mut client).await?;
+            let mut rows = read_nodes(client).await?;
+            rows.retain(|row| row.node != status.node.get());
+            status.node.set_alone(rows.is_empty());
+            for dead in observed.add(rows) {
+                let removed = client
+                    .execute(REMOVE_DEAD, &[&dead.node.0, &dead.beat])
+                    .await?;
+                if removed > 0 {
+                    warn!(
+                        "The node {} has shown no sign of life for {} s: its runs go on elsewhere",
+                        dead.name,
+                        DEAD_AFTER.as_secs()
+                    );
+                }
+            }
+            Ok::<_, Error>(())
+        };
+        // Without the database nothing is known of the others: the gap says so.
+        if !matches!(tokio::time::timeout(DEAD_AFTER, watched).await, Ok(Ok(()))) {
+            client = None;
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use tokio::runtime::Handle;
 use tokio_postgres::{Client, Transaction};
 
-use crate::config::cluster::Cluster;
+use crate::domain::node::NodeId;
 use crate::store::StoreError;
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::error::DatabaseName;
@@ -13,7 +13,7 @@ pub struct Offline {
     pub name: DatabaseName,
     client: Client,
     /// What this process is in the table of nodes.
-    incarnation: uuid::Uuid,
+    node: NodeId,
 }
 
 impl Offline {
@@ -24,15 +24,11 @@ impl Offline {
         let connected = connector.connect().await;
         let mut client = connected.map_err(|error| connector.name.error(&error))?;
         schema::migrate(&mut client, &connector.name).await?;
-        let cluster = Cluster {
-            node: "axed data migrate".to_owned(),
-            unique_names: false,
-        };
-        let incarnation = node::join(&mut client, &connector.name, &cluster).await?;
+        let node = node::join_alone(&mut client, &connector.name, "axed data migrate").await?;
         Ok(Self {
             name: connector.name,
             client,
-            incarnation,
+            node,
         })
     }
 
@@ -48,10 +44,7 @@ impl Offline {
             .await
             .map_err(error)?;
         let left = transaction
-            .execute(
-                "DELETE FROM nodes WHERE incarnation = $1",
-                &[&self.incarnation],
-            )
+            .execute("DELETE FROM nodes WHERE incarnation = $1", &[&self.node.0])
             .await
             .map_err(error)?;
         if left == 0 {

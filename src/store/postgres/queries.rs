@@ -37,6 +37,10 @@ static CHILDREN: LazyLock<String> =
 static UNFINISHED: LazyLock<String> = LazyLock::new(|| {
     run_rows::select_with_resume_states("r.finished_at IS NULL") + " ORDER BY r.depth, r.id"
 });
+static UNFINISHED_TREES: LazyLock<String> = LazyLock::new(|| {
+    run_rows::select_with_resume_states("r.finished_at IS NULL AND r.root = ANY(:roots)")
+        + " ORDER BY r.depth, r.id"
+});
 const CHILD_CALLS: &str = "SELECT r.id, r.tool_call_id FROM runs r WHERE r.parent = :id \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) ORDER BY r.id";
 const DEFINITION: &str = "SELECT d.body FROM runs r JOIN definitions d ON d.hash = r.definition \
@@ -162,8 +166,21 @@ pub async fn definitions(
 /// Runs that have not ended, by depth and then by age.
 pub async fn unfinished_runs(db: &Reader) -> StoreResult<Vec<UnfinishedRun>> {
     let found = db.rows(&UNFINISHED, &[]).await?;
+    with_resume_states(db, &found).await
+}
+
+/// As [`unfinished_runs`], of these trees.
+pub async fn unfinished_trees(db: &Reader, roots: &[RunId]) -> StoreResult<Vec<UnfinishedRun>> {
+    let roots: Vec<Uuid> = roots.iter().map(|root| root.0).collect();
+    let found = db
+        .rows(&UNFINISHED_TREES, params! {":roots": roots})
+        .await?;
+    with_resume_states(db, &found).await
+}
+
+async fn with_resume_states(db: &Reader, found: &[Row]) -> StoreResult<Vec<UnfinishedRun>> {
     let mut hashes: Vec<Hash> = Vec::new();
-    for row in &found {
+    for row in found {
         hashes.extend(run_rows::definition_hash(row).unwrap_or_default());
     }
     let definitions = definitions(db, hashes).await?;

@@ -13,7 +13,11 @@ use crate::store::postgres::connection::Query;
 use crate::store::postgres::run_changes::{self, Ownership};
 use crate::store::postgres::sql::{NamedValue, free_text, free_text_or_null, values};
 use crate::store::postgres::statements::Sql;
-use crate::store::{IdempotencyClaim, NewRun, ResumeState};
+use crate::store::{IdempotencyClaim, NewRun, QueueEntry, ResumeState};
+
+/// `trees.permit` of a tree that waits for a permit, and of one that has one.
+const WANTED: i64 = 1;
+pub const HELD: i64 = 2;
 
 /// What the writer remembers from one new run to the next, so that most of them write neither a definition nor a skew.
 #[derive(Default)]
@@ -40,8 +44,18 @@ impl RunInserts {
         let run = &*new_run.run;
         let definition = &new_run.resume_state.definition;
         let (hash, stored) = self.store_definition(definition, run.id);
-        queries.push(row(write, run, &new_run.resume_state, hash, owner));
+        let state = (&new_run.resume_state, new_run.entry);
+        queries.push(row(write, run, state, hash, owner));
         queries.extend(stored);
+        if let (None, Some(session)) = (run.parent_id, &run.session) {
+            let session = values! {
+                ":owner": run.owner.as_deref().unwrap_or_default(), ":session": free_text(session), ":root": run.id,
+            };
+            queries.push(Query::required(Sql::EnterSession, session.to_vec()));
+            if new_run.entry.needs_free_session {
+                queries.push(Query::required(Sql::RequireFreeSession, session.into()));
+            }
+        }
         if let Some(claim) = &new_run.claim {
             insert_claim(claim, run.id, None, queries);
         }
@@ -97,7 +111,7 @@ impl RunInserts {
 fn row<'a>(
     write: &'a EncodedWrite,
     run: &'a Run,
-    resume_state: &'a ResumeState,
+    (resume_state, entry): (&'a ResumeState, QueueEntry),
     definition: Hash,
     owner: Ownership,
 ) -> Query<'a> {
@@ -107,6 +121,10 @@ fn row<'a>(
     };
     let mut values = run_changes::entry_values(write);
     values.extend(values! {":node": owner.node});
+    if sql == Sql::InsertRoot {
+        let permit = if entry.has_permit { HELD } else { WANTED };
+        values.extend(values! {":permit": permit});
+    }
     if sql == Sql::InsertChild {
         values.extend(values! {":epoch": owner.epoch});
     }

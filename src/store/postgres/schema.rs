@@ -6,9 +6,12 @@ use crate::store::StoreError;
 use crate::store::postgres::error::DatabaseName;
 
 /// Step `n` migrates a database of version `n` to version `n + 1`. Shipped steps are never edited.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/1.sql"),
+    include_str!("migrations/2.sql"),
+];
 /// The oldest version of the tables whose programs can use those of this version.
-const OLDEST_READER: i64 = 1;
+const OLDEST_READER: i64 = 2;
 
 /// Creates the tables, or migrates those of an older version. Of several processes that start at once one does it.
 pub async fn migrate(client: &mut Client, name: &DatabaseName) -> Result<(), StoreError> {

@@ -26,17 +26,11 @@ pub async fn start(connector: &Connector, cluster: &Cluster) -> Result<WriterSta
         ))
     })?;
     schema::migrate(&mut client, name).await?;
-    let incarnation = node::join(&mut client, name, cluster).await?;
     let error = |error: Error| name.error(&error);
+    let node = node::join(&mut client, cluster).await.map_err(error)?;
     align_clock(&client).await.map_err(error)?;
     let deletions = load_deletions(&client).await.map_err(error)?;
-    let mut state = WriterState::new(incarnation, deletions);
-    state.memory.has_push_configs = client
-        .query_opt("SELECT 1 FROM push_configs LIMIT 1", &[])
-        .await
-        .map_err(error)?
-        .is_some();
-    Ok(state)
+    Ok(WriterState::new(node, deletions))
 }
 
 /// Prepares for a clock that was set back since the last start: new runs sort after the stored ones, and no delivery waits

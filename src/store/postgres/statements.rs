@@ -41,6 +41,13 @@ macro_rules! change {
     };
 }
 
+/// Whether the tree of a request has ended or belongs to this node.
+macro_rules! no_other_owner {
+    () => {
+        " AND NOT EXISTS (SELECT 1 FROM trees t WHERE t.root = r.root AND t.node IS DISTINCT FROM :node)"
+    };
+}
+
 /// Inserts a run behind a part `fence`.
 macro_rules! insert_run {
     () => {
@@ -88,6 +95,13 @@ macro_rules! finish_run {
     };
 }
 
+/// A condition: this node is the leader. It stays so until the commit, because the transaction has locked the node's row.
+macro_rules! as_leader {
+    () => {
+        " AND EXISTS (SELECT 1 FROM duties d WHERE d.name = :leader AND d.node = :node)"
+    };
+}
+
 /// Declares the statements as an enum, with the SQL of each.
 macro_rules! statements {
     ($($(#[$doc:meta])* $name:ident: $sql:expr,)*) => {
@@ -100,7 +114,7 @@ macro_rules! statements {
 }
 
 // In the order: transactions, new runs, changes of a run, what belongs to a run, sessions, attachments, deliveries, deletions,
-// batches, schedules, usage.
+// batches, schedules, requests, memories, usage.
 statements! {
     Begin: "BEGIN",
     Commit: "COMMIT",
@@ -108,18 +122,51 @@ statements! {
     /// Nothing is written for a node that another one has replaced.
     GuardNode: "SELECT 1 FROM nodes WHERE incarnation = :node FOR KEY SHARE",
     /// A tree whose root has ended, but not all of its runs.
-    ReviveTree: "INSERT INTO trees (root, node, epoch, last_event) SELECT :root, n.incarnation, 1, \
-         coalesce((SELECT last_seq FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT 1), 0) \
-         FROM nodes n WHERE n.incarnation = :node ON CONFLICT (root) DO NOTHING",
+    ReviveTree: "INSERT INTO trees (root, node, epoch, last_event, owner, agent) SELECT :root, n.incarnation, 1, \
+         coalesce((SELECT last_seq FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT 1), 0), r.owner, r.agent \
+         FROM nodes n, runs r WHERE n.incarnation = :node AND r.id = :root ON CONFLICT (root) DO NOTHING",
     /// The trees of this node.
     OwnTrees: "SELECT root, epoch FROM trees WHERE node = :node",
-    /// The next process starts at once.
+    /// Trees whose node is gone, in the order of acceptance. The own row is locked: nothing is claimed for a node that was removed.
+    ClaimTrees: "WITH alive AS MATERIALIZED (SELECT incarnation FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
+         c AS MATERIALIZED (SELECT t.root FROM trees t WHERE t.node IS NULL \
+         OR NOT EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation = t.node) \
+         ORDER BY t.root FOR UPDATE SKIP LOCKED LIMIT :max) \
+         UPDATE trees t SET node = alive.incarnation, epoch = t.epoch + 1 FROM c, alive WHERE t.root = c.root \
+         RETURNING t.root, t.epoch",
+    /// The next run of a session: its id is greater than that of the one before.
+    EnterSession: "INSERT INTO sessions AS s (owner, name, last_run) VALUES (:owner, :session, :root) \
+         ON CONFLICT (owner, name) DO UPDATE SET last_run = excluded.last_run WHERE s.last_run < excluded.last_run",
+    /// Affects a row if all other runs of the session have ended.
+    RequireFreeSession: "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM trees WHERE session = :session \
+         AND coalesce(owner, '') = :owner AND root <> :root)",
+    /// Who gives permits does so alone.
+    LockPermits: "SELECT 1 FROM permit_lock WHERE id = 1 FOR UPDATE",
+    CountPermits: "SELECT owner, agent, count(*) AS trees FROM trees WHERE permit = 2 GROUP BY owner, agent",
+    /// Of each key those that may come next. A tree waits for those before it in its session.
+    WaitingTrees: "SELECT root, owner, agent, returned FROM (SELECT t.*, \
+         row_number() OVER (PARTITION BY t.owner, t.agent ORDER BY t.returned DESC, t.root) AS place FROM trees t \
+         WHERE t.permit = 1 AND (t.session IS NULL OR NOT EXISTS (SELECT 1 FROM trees e WHERE e.session = t.session \
+         AND coalesce(e.owner, '') = coalesce(t.owner, '') AND e.root < t.root))) w \
+         WHERE place <= :max ORDER BY returned DESC, root",
+    PermitTurns: "SELECT owner, turn FROM permit_turns",
+    GivePermits: "UPDATE trees SET permit = 2 WHERE root = ANY(:roots) AND permit = 1",
+    TakeTurns: "INSERT INTO permit_turns AS p (owner, turn) SELECT * FROM unnest(:owners::text[], :turns::bigint[]) \
+         ON CONFLICT (owner) DO UPDATE SET turn = excluded.turn",
+    /// A tree that waits for a person.
+    ReleasePermit: "UPDATE trees SET permit = 0 WHERE root = :root AND node = :node AND permit = 2",
+    /// It comes before those that have not started.
+    ReturnToQueue: "UPDATE trees SET permit = 1, returned = true WHERE root = :root AND node = :node AND permit = 0",
+    /// Its trees are free at once.
     LeaveNode: "DELETE FROM nodes WHERE incarnation = :node",
+    TakeDuty: "UPDATE duties SET node = :node WHERE name = :name AND node IS NOT DISTINCT FROM :holder",
+    HandOverDuty: "UPDATE duties SET node = NULL WHERE name = :name AND node = :node \
+         AND EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation <> :node)",
     WriteCheck: "INSERT INTO checks (id, at) VALUES (1, :now) ON CONFLICT (id) DO UPDATE SET at = excluded.at",
     InsertRoot: concat!(
         "WITH alive AS (SELECT incarnation FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
-         fence AS (INSERT INTO trees (root, node, epoch, last_event) SELECT :root, incarnation, 1, :count FROM alive \
-         RETURNING last_event), ",
+         fence AS (INSERT INTO trees (root, node, epoch, last_event, owner, agent, session, permit) \
+         SELECT :root, incarnation, 1, :count, :owner, :agent, :session, :permit FROM alive RETURNING last_event), ",
         insert_run!(),
         entry!()
     ),
@@ -205,14 +252,22 @@ statements! {
          AND owner = :owner AND session = :session ORDER BY id LIMIT :limit)",
     ForgetSession: "UPDATE runs SET session = NULL WHERE id IN (SELECT id FROM runs WHERE session IS NOT NULL \
          AND owner IS NULL AND session = :session ORDER BY id LIMIT :limit)",
-    InsertAttachment: "INSERT INTO attachments (hash, data) VALUES (:hash, :data) ON CONFLICT DO NOTHING",
+    /// Bytes that exist are only locked, so that another node does not remove them before this run uses them.
+    InsertAttachment: "INSERT INTO attachments (hash, data) VALUES (:hash, :data) \
+         ON CONFLICT (hash) DO UPDATE SET data = excluded.data WHERE false",
     /// Inserts nothing if the bytes do not exist.
     InsertAttachmentUse: "INSERT INTO attachment_uses (run, hash) SELECT :run, hash FROM attachments WHERE hash = :hash \
-         ON CONFLICT DO NOTHING",
+         FOR KEY SHARE ON CONFLICT DO NOTHING",
     /// A delivery that is due at once.
     InsertDelivery: "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
          tries, next_at, attempts, owner, push) VALUES (:id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
          :created_at, :created_at, 0, :created_at, '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push)",
+    /// The same for a budget's alert, if this write is the first that records it.
+    InsertAlertDelivery: "WITH won AS (INSERT INTO budget_alerts (budget, period, share) VALUES (:budget, :period, :share) \
+         ON CONFLICT DO NOTHING RETURNING share) \
+         INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
+         tries, next_at, attempts, owner, push) SELECT :id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
+         :created_at, :created_at, 0, :created_at, '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push FROM won",
     /// Adds an attempt. The delivery stays due if it was resent since the attempt began.
     RecordAttempt: "UPDATE deliveries SET status = CASE WHEN since = :since THEN :status ELSE status END, \
          next_at = CASE WHEN since = :since THEN :next_at ELSE next_at END, \
@@ -221,11 +276,11 @@ statements! {
          WHERE id = :id",
     ResendDelivery: "UPDATE deliveries SET status = 'pending', next_at = :now, since = :now, tries = 0 \
          WHERE id = :id AND run = :run",
-    /// Only for a root run with at most so many others.
+    /// Only for a root run with at most so many others. Waits for a write that ends the run, or makes it wait.
     UpsertPushConfig: "INSERT INTO push_configs (run, id, url, context, token, scheme, credentials) \
          SELECT r.id, :id, :url, :context, :token, :scheme, :credentials FROM runs r \
          WHERE r.id = :run AND r.parent IS NULL \
-         AND (SELECT count(*) FROM push_configs c WHERE c.run = :run AND c.id <> :id) < :max \
+         AND (SELECT count(*) FROM push_configs c WHERE c.run = :run AND c.id <> :id) < :max FOR SHARE OF r \
          ON CONFLICT (run, id) DO UPDATE SET url = excluded.url, context = excluded.context, token = excluded.token, \
          scheme = excluded.scheme, credentials = excluded.credentials",
     EndedStatus: "SELECT status FROM runs WHERE id = :id AND finished_at IS NOT NULL",
@@ -233,6 +288,7 @@ statements! {
     DeletePushConfig: "DELETE FROM push_configs WHERE run = :run AND id = :id",
     DeletePushDeliveries: "DELETE FROM deliveries WHERE run = :run AND push = :push AND next_at IS NOT NULL",
     MarkDeletion: "INSERT INTO deletions (root) VALUES (:root) ON CONFLICT DO NOTHING",
+    Deletions: "SELECT root FROM deletions ORDER BY root LIMIT 64",
     UnmarkDeletion: "DELETE FROM deletions WHERE root = :root",
     /// The end of a tree's log.
     DeleteLastEntries: "DELETE FROM entries WHERE (root, last_seq, id) IN (SELECT root, last_seq, id FROM entries \
@@ -242,6 +298,9 @@ statements! {
          SELECT c.id, tree.depth + 1 FROM tree JOIN runs c ON c.parent = tree.id) \
          SELECT r.id, r.labels FROM tree JOIN runs r ON r.id = tree.id ORDER BY tree.depth DESC, r.id DESC LIMIT :limit",
     DeleteLabel: "DELETE FROM labels WHERE key = :key AND value = :value AND run = :run",
+    /// Waits for runs of other nodes that are about to refer to the same bytes.
+    LockAttachments: "SELECT 1 FROM attachments WHERE hash IN \
+         (SELECT hash FROM attachment_uses WHERE run = ANY(:runs)) ORDER BY hash FOR UPDATE",
     /// Removes references to bytes, and the bytes to which no other run refers.
     DeleteAttachments: "WITH uses AS (DELETE FROM attachment_uses WHERE run = ANY(:runs) RETURNING hash) \
          DELETE FROM attachments a WHERE a.hash IN (SELECT hash FROM uses) AND NOT EXISTS \
@@ -255,8 +314,9 @@ statements! {
     DeleteRuns: "DELETE FROM runs WHERE id = ANY(:runs)",
     DeleteTree: "DELETE FROM trees WHERE root = :root",
     OldestRun: "SELECT id FROM runs ORDER BY id LIMIT 1",
-    /// Removes a few definitions that were last used before the oldest run was accepted.
-    DeleteOldDefinitions: "DELETE FROM definitions WHERE hash IN \
+    /// Removes a few definitions that were last used before the oldest run was accepted. Another node may use one at this moment:
+    /// then it says so in the row.
+    DeleteOldDefinitions: "DELETE FROM definitions WHERE used_until < :unused_before AND hash IN \
          (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
     InsertBatchLine: "INSERT INTO batch_lines (batch, line, body, problem) VALUES (:batch, :line, :body, :problem)",
     ForgetBatchKey: "UPDATE batches SET key_owner = NULL, key = NULL \
@@ -281,14 +341,27 @@ statements! {
          VALUES (:agent, :name, :times, :at, false) ON CONFLICT (agent, name) \
          DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL \
          WHERE s.times <> excluded.times",
-    RecordScheduledRun: "UPDATE schedules SET handled_at = :at, held_at = NULL, last_at = :at, \
-         last_run = :run, error = NULL WHERE agent = :agent AND name = :name",
+    RecordScheduledRun: concat!(
+        "UPDATE schedules SET handled_at = :at, held_at = NULL, last_at = :at, last_run = :run, error = NULL \
+         WHERE agent = :agent AND name = :name",
+        as_leader!()
+    ),
     RecordTriggeredRun: "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \
          WHERE agent = :agent AND name = :name",
-    SkipScheduledTime: "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \
+    SkipScheduledTime: concat!(
+        "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \
          WHERE agent = :agent AND name = :name",
+        as_leader!()
+    ),
     PauseSchedule: "UPDATE schedules SET is_paused = :is_paused, handled_at = :at, held_at = NULL \
          WHERE agent = :agent AND name = :name",
+    /// One entry for each run.
+    InsertMemoryEntry: "INSERT INTO memory (agent, owner, run, entry) VALUES (:agent, :owner, :run, :entry) \
+         ON CONFLICT (run) DO NOTHING",
+    /// Leaves the newest entries.
+    TrimMemory: "DELETE FROM memory WHERE agent = :agent AND owner = :owner AND id <= (SELECT id FROM memory \
+         WHERE agent = :agent AND owner = :owner ORDER BY id DESC LIMIT 1 OFFSET :keep)",
+    CountMemory: "SELECT count(*) AS count FROM memory WHERE agent = :agent AND owner = :owner",
     UpsertUsageSeries: "INSERT INTO usage_series AS s (digest, owner, session, labels, agent, model, last_day) \
          VALUES (:digest, :owner, :session, :labels, :agent, :model, :day) \
          ON CONFLICT (digest) DO UPDATE SET last_day = greatest(s.last_day, excluded.last_day) RETURNING id",
@@ -310,6 +383,15 @@ statements! {
          ON CONFLICT DO NOTHING",
     TrimBudgetUsage: "DELETE FROM budget_usage WHERE budget = :budget AND quarter < :before",
     TrimBudgetAlerts: "DELETE FROM budget_alerts WHERE budget = :budget AND period < :before",
+    InsertRequest: "INSERT INTO requests (id, root, run, asker, kind, body, blobs) \
+         VALUES (:id, :root, :run, :asker, :kind, :body, :blobs)",
+    /// Only for a tree that no other node owns.
+    TakeRequest: concat!("UPDATE requests r SET is_taken = true WHERE r.id = :id AND r.answer IS NULL", no_other_owner!()),
+    AnswerRequest: concat!("UPDATE requests r SET answer = :answer WHERE r.id = :id AND r.answer IS NULL", no_other_owner!()),
+    WithdrawRequest: "DELETE FROM requests WHERE id = :id AND NOT is_taken AND answer IS NULL",
+    DeleteRequest: "DELETE FROM requests WHERE id = :id",
+    TrimRequests: "DELETE FROM requests r WHERE r.created < now() - interval '10 minutes' \
+         AND (r.answer IS NOT NULL OR NOT EXISTS (SELECT 1 FROM trees t WHERE t.root = r.root))",
     TrimUsageQuarters: "DELETE FROM usage_quarters WHERE (start, series, writer) IN (SELECT start, series, writer \
          FROM usage_quarters WHERE start < :before ORDER BY start, series, writer LIMIT :limit)",
     TrimUsageDays: "DELETE FROM usage_days WHERE (start, series, writer) IN (SELECT start, series, writer \

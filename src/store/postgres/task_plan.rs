@@ -1,28 +1,37 @@
 //! The statements of the tasks that are no writes to a tree.
 
 use crate::domain::batch::{Batch, BatchId, BatchLine};
+use crate::domain::node::NodeId;
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::store::batches::{BatchChange, BatchKey};
+use crate::store::duties::LEADER;
 use crate::store::encoding::integers::signed;
+use crate::store::memories::MemoryId;
 use crate::store::outbox::{AttemptOutcome, AttemptRecord, MAX_STORED_ATTEMPTS};
 use crate::store::postgres::connection::Query;
-use crate::store::postgres::sql::{free_text, values};
+use crate::store::postgres::sql::{NamedValue, free_text, values};
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::usage_rollup::UsageRollup;
 use crate::store::push_configs::{MAX_PUSH_CONFIGS, PushConfig};
+use crate::store::run_requests::RequestChange;
 use crate::store::schedules::{ScheduleChange, ScheduleId};
 use crate::store::write_queue::job::Task;
 
 /// Runs that lose their session's name in one transaction.
 pub const SESSION_PART_RUNS: u32 = 256;
 
-/// The statements of a task. Writes, deletions of trees, and tasks for the writer itself have none here.
-pub fn plan(task: &Task) -> Vec<Query<'_>> {
+/// The statements of a task of this node. Writes, deletions of trees, and tasks for the writer itself have none here.
+pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
     match task {
-        Task::Write(_) | Task::Delete(_) | Task::Vacuum | Task::ClearFailed(_) | Task::Close(_) => {
-            Vec::new()
-        }
+        Task::Write(_)
+        | Task::Delete(_)
+        | Task::Vacuum
+        | Task::ClearFailed(_)
+        | Task::ClaimTrees(..)
+        | Task::GivePermits(_)
+        | Task::ChangePermit(..)
+        | Task::Close(_) => Vec::new(),
         Task::RecordAttempt(record) => vec![record_attempt(record)],
         Task::Resend(run, id) => vec![resend(*run, *id)],
         Task::AddPushConfig(run, config) => vec![
@@ -53,7 +62,33 @@ pub fn plan(task: &Task) -> Vec<Query<'_>> {
             let values = values! {":before": first_id};
             vec![Query::new(Sql::DeleteUnacceptedLines, values.into())]
         }
-        Task::ChangeSchedule(id, change) => vec![change_schedule(id, change)],
+        Task::ChangeSchedule(id, change) => vec![change_schedule(id, change, node)],
+        Task::AddToMemory(memory, entry) => {
+            let mut insert = memory_values(memory).to_vec();
+            insert.extend(values! {":run": entry.run, ":entry": free_text(&entry.text)});
+            vec![
+                Query::new(Sql::InsertMemoryEntry, insert),
+                Query::new(Sql::CountMemory, memory_values(memory).into()),
+            ]
+        }
+        Task::TrimMemory(memory, keep) => {
+            let mut trim = memory_values(memory).to_vec();
+            trim.extend(values! {":keep": signed(*keep as u64)});
+            vec![
+                Query::new(Sql::TrimMemory, trim),
+                Query::new(Sql::CountMemory, memory_values(memory).into()),
+            ]
+        }
+        Task::ChangeRequest(node, change) => vec![change_request(*node, change)],
+        Task::TakeDuty(name, holder) => {
+            let holder = holder.map(|holder| holder.0);
+            let values = values! {":name": *name, ":node": node.0, ":holder": holder};
+            vec![Query::new(Sql::TakeDuty, values.into())]
+        }
+        Task::HandOverDuty(name) => {
+            let values = values! {":name": *name, ":node": node.0};
+            vec![Query::new(Sql::HandOverDuty, values.into())]
+        }
         Task::Check => {
             let values = values! {":now": now().as_millisecond()};
             vec![Query::new(Sql::WriteCheck, values.into())]
@@ -175,7 +210,11 @@ fn change_batch(id: BatchId, change: &BatchChange) -> Query<'_> {
     }
 }
 
-fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange) -> Query<'a> {
+fn memory_values(memory: &MemoryId) -> [NamedValue<'_>; 2] {
+    values! {":agent": &memory.agent, ":owner": memory.owner.as_deref().unwrap_or_default()}
+}
+
+fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange, node: NodeId) -> Query<'a> {
     let (sql, at) = match change {
         ScheduleChange::Seen { at, .. } => (Sql::UpsertSchedule, at),
         ScheduleChange::Started { at, .. } => (Sql::RecordScheduledRun, at),
@@ -189,10 +228,13 @@ fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange) -> Query<
     .to_vec();
     match change {
         ScheduleChange::Seen { times, .. } => values.extend(values! {":times": times}),
-        ScheduleChange::Started { run, .. } | ScheduleChange::Triggered { run, .. } => {
-            values.extend(values! {":run": run});
+        ScheduleChange::Triggered { run, .. } => values.extend(values! {":run": run}),
+        ScheduleChange::Started { run, .. } => {
+            values.extend(values! {":run": run, ":node": node.0, ":leader": LEADER});
         }
         ScheduleChange::Skipped { held_at, error, .. } => values.extend(values! {
+            ":node": node.0,
+            ":leader": LEADER,
             ":held_at": held_at.map(|at| at.as_second()),
             ":error": error.as_deref().map(free_text),
         }),
@@ -201,4 +243,45 @@ fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange) -> Query<
         }
     }
     Query::new(sql, values)
+}
+
+/// The statement of a change to the permit of a tree of this node.
+pub fn change_permit(node: NodeId, root: RunId, is_wanted: bool) -> Query<'static> {
+    let sql = match is_wanted {
+        true => Sql::ReturnToQueue,
+        false => Sql::ReleasePermit,
+    };
+    Query::new(sql, values! {":root": root, ":node": node.0}.into())
+}
+
+/// The statement of a change that `node` makes.
+fn change_request(node: NodeId, change: &RequestChange) -> Query<'_> {
+    match change {
+        RequestChange::Add(request) => {
+            let blobs = request.content.blobs.iter();
+            let values = values! {
+                ":id": request.id.0,
+                ":root": request.root,
+                ":run": request.run,
+                ":asker": node.0,
+                ":kind": request.kind,
+                ":body": &request.content.body,
+                ":blobs": blobs.map(|blob| &blob[..]).collect::<Vec<_>>(),
+            };
+            Query::new(Sql::InsertRequest, values.into())
+        }
+        RequestChange::Take(id) => {
+            let values = values! {":id": id.0, ":node": node.0};
+            Query::new(Sql::TakeRequest, values.into())
+        }
+        RequestChange::Answer(id, answer) => {
+            let values = values! {":id": id.0, ":node": node.0, ":answer": answer};
+            Query::new(Sql::AnswerRequest, values.into())
+        }
+        RequestChange::Withdraw(id) => {
+            Query::new(Sql::WithdrawRequest, values! {":id": id.0}.into())
+        }
+        RequestChange::Delete(id) => Query::new(Sql::DeleteRequest, values! {":id": id.0}.into()),
+        RequestChange::Trim => Query::new(Sql::TrimRequests, Vec::new()),
+    }
 }

@@ -1,5 +1,7 @@
 //! Reads sums of usage, and what was charged to budgets.
 
+use uuid::Uuid;
+
 use crate::store::StoreError;
 use crate::store::encoding::usage_report::{
     self, GroupSums, Groups, Part, ReportBuilder, SeriesRow,
@@ -14,9 +16,9 @@ const SERIES: &str = "SELECT id, owner, session, labels, agent, model FROM usage
 const KEPT: &str = "SELECT min(start) AS first, max(start) AS last FROM usage_quarters";
 const BUDGET: &str = "SELECT \
      (SELECT least(coalesce(sum(tokens), 0), 9223372036854775807)::bigint FROM budget_usage \
-     WHERE budget = :budget AND quarter >= :start AND quarter < :end) AS tokens, \
+     WHERE budget = :budget AND quarter >= :start AND quarter < :end AND writer IS DISTINCT FROM :left_out) AS tokens, \
      (SELECT least(coalesce(sum(cost), 0), 9223372036854775807)::bigint FROM budget_usage \
-     WHERE budget = :budget AND quarter >= :start AND quarter < :end) AS cost, \
+     WHERE budget = :budget AND quarter >= :start AND quarter < :end AND writer IS DISTINCT FROM :left_out) AS cost, \
      ARRAY(SELECT share FROM budget_alerts WHERE budget = :budget AND period = :start ORDER BY share) AS alerts";
 
 pub async fn report(db: &Reader, query: &UsageQuery) -> StoreResult<UsageReport> {
@@ -103,12 +105,16 @@ async fn add_parts(
     Ok(())
 }
 
+/// `left_out` is a writer whose charges do not count.
 pub async fn budget_usage(
     db: &Reader,
     budget: &str,
     period: BudgetPeriod,
+    left_out: Option<Uuid>,
 ) -> StoreResult<BudgetUsage> {
-    let params = params! {":budget": budget, ":start": period.start, ":end": period.end};
+    let params = params! {
+        ":budget": budget, ":start": period.start, ":end": period.end, ":left_out": left_out,
+    };
     let Some(row) = db.row(BUDGET, params).await? else {
         return Ok(BudgetUsage::default());
     };

@@ -17,19 +17,18 @@ use crate::store::encoding::notified_event::NotifiedEvent;
 use crate::store::postgres::connection::Query;
 use crate::store::postgres::run_changes::{self, Ownership};
 use crate::store::postgres::run_inserts::{self, RunInserts};
-use crate::store::postgres::sql::{free_text, values};
+use crate::store::postgres::sql::{NamedValue, free_text, values};
 use crate::store::postgres::statements::Sql;
 use crate::store::usage::KEPT_BUDGET_DAYS;
 use crate::store::{Change, NewDelivery};
 
 /// What the writer remembers from one write to the next. After a rollback it is reset.
-#[derive(Default)]
 pub struct WriteMemory {
     pub inserts: RunInserts,
     /// The quarter hour of each budget whose old rows were removed last.
     trimmed_budgets: HashMap<String, i64>,
-    /// Whether any run may have a configuration of push notifications.
-    pub has_push_configs: bool,
+    /// Who charges budgets: this process, whatever node it is.
+    budget_writer: Uuid,
 }
 
 /// Where the outcomes of a write are, among those of its transaction.
@@ -42,6 +41,14 @@ pub struct WriteQueries {
 }
 
 impl WriteMemory {
+    pub fn new(budget_writer: Uuid) -> Self {
+        Self {
+            inserts: RunInserts::default(),
+            trimmed_budgets: HashMap::new(),
+            budget_writer,
+        }
+    }
+
     pub fn reset(&mut self) {
         self.inserts.reset();
         self.trimmed_budgets.clear();
@@ -65,7 +72,10 @@ impl WriteMemory {
         {
             run_inserts::insert_claim(claim, write.run, Some(message.number), queries);
         }
-        self.charge_budgets(charges(&write.change), owner.node, queries);
+        for delivery in &write.deliveries {
+            queries.extend(alert_delivery(write.run, delivery));
+        }
+        self.charge_budgets(charges(&write.change), queries);
         if let Some(warnings) = &write.warnings {
             let values = values! {":run": write.run, ":warnings": warnings};
             queries.push(Query::new(Sql::UpdateWarnings, values.into()));
@@ -78,10 +88,9 @@ impl WriteMemory {
         for attachment in &write.attachments {
             insert_attachment(write.run, attachment, queries);
         }
-        let deliveries = write.deliveries.iter();
+        let deliveries = write.deliveries.iter().filter(|it| it.alert.is_none());
         queries.extend(deliveries.map(|delivery| insert_delivery(write.run, delivery)));
-        let is_notifying = self.has_push_configs && write.notified_event.is_some();
-        let push_targets = is_notifying.then(|| {
+        let push_targets = write.notified_event.map(|_| {
             let values = values! {":run": write.root};
             queries.push(Query::new(Sql::PushTargets, values.into()));
             queries.len() - 1
@@ -90,17 +99,12 @@ impl WriteMemory {
     }
 
     /// Adds what the write is charged to budgets over time.
-    fn charge_budgets<'a>(
-        &mut self,
-        charges: &'a [BudgetCharge],
-        writer: Uuid,
-        queries: &mut Vec<Query<'a>>,
-    ) {
+    fn charge_budgets<'a>(&mut self, charges: &'a [BudgetCharge], queries: &mut Vec<Query<'a>>) {
         for charge in charges {
             let values = values! {
                 ":budget": &charge.budget,
                 ":quarter": charge.quarter,
-                ":writer": writer,
+                ":writer": self.budget_writer,
                 ":tokens": signed(charge.tokens),
                 ":cost": signed(charge.cost),
             };
@@ -165,8 +169,22 @@ fn insert_attachment<'a>(run: RunId, attachment: &'a Attachment, queries: &mut V
 }
 
 fn insert_delivery(run: RunId, delivery: &NewDelivery) -> Query<'_> {
+    Query::new(Sql::InsertDelivery, delivery_values(run, delivery).into())
+}
+
+/// The delivery of a budget's alert, unless the alert was recorded before: several nodes may reach a share at the same time.
+fn alert_delivery(run: RunId, delivery: &NewDelivery) -> Option<Query<'_>> {
+    let alert = delivery.alert.as_ref()?;
+    let mut values = delivery_values(run, delivery).to_vec();
+    values.extend(values! {
+        ":budget": &alert.budget, ":period": alert.period_start, ":share": alert.share,
+    });
+    Some(Query::new(Sql::InsertAlertDelivery, values))
+}
+
+fn delivery_values(run: RunId, delivery: &NewDelivery) -> [NamedValue<'_>; 9] {
     let webhook = &delivery.webhook;
-    let values = values! {
+    values! {
         ":id": delivery.id.0,
         ":run": run,
         ":event": delivery.event,
@@ -176,8 +194,7 @@ fn insert_delivery(run: RunId, delivery: &NewDelivery) -> Query<'_> {
         ":body": free_text(&delivery.body),
         ":created_at": delivery.created_at.as_millisecond(),
         ":push": None::<&[u8]>,
-    };
-    Query::new(Sql::InsertDelivery, values.into())
+    }
 }
 
 /// A push notification. Its body is made when it is sent: it says nothing but the state.

@@ -5,13 +5,16 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::{Error, Row};
-use tracing::warn;
+use tracing::{info, warn};
 
+use crate::config::cluster::Cluster;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
+use crate::store::cluster::DecidePermits;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::postgres::commit::{
     CommitError, Refusal, WriterState, is_duplicate, is_single_task_error,
@@ -20,8 +23,9 @@ use crate::store::postgres::connect::Connector;
 use crate::store::postgres::connection::{Connection, Query};
 use crate::store::postgres::delete::DeleteProgress;
 use crate::store::postgres::error::{is_transient, store_error};
-use crate::store::postgres::explain::{Explanation, explain};
-use crate::store::postgres::node::NodeStatus;
+use crate::store::postgres::explain::{self, Explanation, explain};
+use crate::store::postgres::node::{self, NodeStatus};
+use crate::store::postgres::permits;
 use crate::store::postgres::sql::values;
 use crate::store::postgres::statements::Sql;
 use crate::store::write_queue::callbacks::WriterCallbacks;
@@ -36,6 +40,7 @@ const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
 pub struct Writer<'c> {
     connector: &'c Connector,
+    cluster: &'c Cluster,
     /// `None` after it was lost.
     connection: Option<Connection>,
     state: WriterState,
@@ -47,7 +52,7 @@ pub struct Writer<'c> {
 
 impl<'c> Writer<'c> {
     pub fn new(
-        connector: &'c Connector,
+        (connector, cluster): (&'c Connector, &'c Cluster),
         state: WriterState,
         status: Rc<NodeStatus>,
         callbacks: &'c WriterCallbacks,
@@ -55,6 +60,7 @@ impl<'c> Writer<'c> {
     ) -> Self {
         Self {
             connector,
+            cluster,
             connection: None,
             state,
             status,
@@ -97,6 +103,7 @@ impl<'c> Writer<'c> {
             tokio::select! {
                 count = jobs.recv_many(batch, MAX_BATCH_JOBS) => return count > 0,
                 () = status.replaced.notified() => self.stop_trees(),
+                () = tokio::time::sleep(RECONNECT_INTERVAL), if status.is_replaced.get() => self.join_again().await,
                 () = tokio::time::sleep(RECONNECT_INTERVAL), if self.connection.is_none() => {
                     // The next task has the error.
                     let _ = self.connected().await;
@@ -125,6 +132,10 @@ impl<'c> Writer<'c> {
                 }
                 Task::Delete(root) => results.push(self.delete(*root).await),
                 Task::Vacuum => results.push(self.vacuum().await),
+                Task::ClaimTrees(max, claimed) => {
+                    results.push(self.claim_trees(*max, claimed).await);
+                }
+                Task::GivePermits(decide) => results.push(self.give_permits(decide).await),
                 _ => {
                     let len = rest.iter().position(|job| is_alone(&job.task));
                     let part = &rest[..len.unwrap_or(rest.len())];
@@ -218,7 +229,7 @@ impl<'c> Writer<'c> {
                         }
                         Explanation::Rejected(error) => error,
                     };
-                    if matches!(error, StoreError::Fenced) {
+                    if matches!(error, StoreError::Fenced) && self.is_removed().await? {
                         self.status.mark_replaced();
                     }
                     return Err(error);
@@ -243,6 +254,13 @@ impl<'c> Writer<'c> {
         let db = self.connection.as_ref().ok_or(StoreError::Suspended)?;
         let explained = explain(db, &self.state, write).await;
         explained.map_err(|error| store_error(&error))
+    }
+
+    /// Whether other nodes have removed this one.
+    async fn is_removed(&self) -> Result<bool, StoreError> {
+        let db = self.connection.as_ref().ok_or(StoreError::Suspended)?;
+        let removed = explain::is_removed(db, &self.state).await;
+        removed.map_err(|error| store_error(&error))
     }
 
     /// Commits tasks together, or rolls all back. Conflicts with other transactions are repeated.
@@ -308,7 +326,7 @@ impl<'c> Writer<'c> {
     /// The outcome of the last commit may be unknown: the trees are read again.
     async fn open(&mut self) -> Result<Connection, Error> {
         let db = Connection::open(self.connector).await?;
-        let values = values! {":node": self.state.node};
+        let values = values! {":node": self.state.node.0};
         let owned = Query::new(Sql::OwnTrees, values.into());
         let trees = db.execute(&owned).await?;
         let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
@@ -331,6 +349,46 @@ impl<'c> Writer<'c> {
                 on_write_failed(root);
             }
         }
+    }
+
+    /// Joins as a new node without trees.
+    async fn join_again(&mut self) {
+        let joined = async {
+            let mut client = self.connector.connect().await?;
+            node::join(&mut client, self.cluster).await
+        };
+        match joined.await {
+            Ok(node) => {
+                info!("This node has joined again");
+                self.state.node = node;
+                self.state.reset();
+                self.status.node.set(node);
+                self.status.is_replaced.set(false);
+            }
+            Err(error) => {
+                warn!(error = %error, "{}: this node could not join again: {error}", self.connector.name);
+            }
+        }
+    }
+
+    async fn claim_trees(&mut self, max: usize, claimed: &UnboundedSender<RunId>) -> JobResult {
+        if self.status.is_replaced.get() {
+            return Err(StoreError::Fenced);
+        }
+        let (db, state) = self.connected().await.map_err(commit_error)?;
+        let roots = state.claim_trees(db, max).await;
+        let roots = self.settle(roots).await.map_err(commit_error)?;
+        for root in &roots {
+            // The caller may have given up: the next one that looks for its trees finds them.
+            let _ = claimed.send(*root);
+        }
+        Ok(roots.len() as u64)
+    }
+
+    async fn give_permits(&mut self, decide: &DecidePermits) -> JobResult {
+        let (db, state) = self.connected().await.map_err(commit_error)?;
+        let given = permits::give(state, db, decide).await;
+        self.settle(given).await.map_err(commit_error)
     }
 
     async fn delete(&mut self, root: RunId) -> JobResult {
@@ -375,7 +433,18 @@ impl<'c> Writer<'c> {
         let (db, state) = self.connected().await.map_err(commit_error)?;
         let deleted = state.delete_unused_definitions(db).await;
         let has_more = self.settle(deleted).await.map_err(commit_error)?;
+        self.adopt_deletions().await.map_err(commit_error)?;
         Ok(u64::from(has_more || self.state.deletions.is_due(1)))
+    }
+
+    /// Continues the deletions of nodes that are gone. It does not matter if another node continues them too.
+    async fn adopt_deletions(&mut self) -> Result<(), CommitError> {
+        let (db, state) = self.connected().await?;
+        let found = db.execute(&Query::new(Sql::Deletions, Vec::new())).await?;
+        for row in &found.rows {
+            state.deletions.add(RunId(row.try_get("root")?));
+        }
+        Ok(())
     }
 
     async fn revive(&mut self, root: RunId) -> Result<(), CommitError> {
@@ -387,7 +456,7 @@ impl<'c> Writer<'c> {
     async fn leave(&mut self) {
         let node = self.state.node;
         if let Ok((db, _)) = self.connected().await {
-            let leave = Query::new(Sql::LeaveNode, values! {":node": node}.into());
+            let leave = Query::new(Sql::LeaveNode, values! {":node": node.0}.into());
             if let Err(error) = db.execute(&leave).await {
                 warn!(error = %error, "This node could not leave the database, the next start waits a few seconds: {error}");
             }
@@ -397,7 +466,14 @@ impl<'c> Writer<'c> {
 
 /// Tasks that are not committed together with others.
 fn is_alone(task: &Task) -> bool {
-    matches!(task, Task::ClearFailed(_) | Task::Delete(_) | Task::Vacuum)
+    matches!(
+        task,
+        Task::ClearFailed(_)
+            | Task::Delete(_)
+            | Task::Vacuum
+            | Task::ClaimTrees(..)
+            | Task::GivePermits(_)
+    )
 }
 
 fn commit_error(error: CommitError) -> StoreError {

@@ -80,15 +80,7 @@ impl<'c> Executor<'c> {
 
     /// On a full disk only tasks that free space are executed.
     pub fn execute(&mut self, task: &Task, is_disk_full: bool) -> Result<u64, WriteError> {
-        let frees_space = matches!(
-            task,
-            Task::Delete(_)
-                | Task::Vacuum
-                | Task::TrimUsage(_)
-                | Task::TrimBatches(_)
-                | Task::Close(_)
-        );
-        if is_disk_full && !frees_space {
+        if is_disk_full && !frees_space(task) {
             return Err(WriteError::Rejected(StoreError::DiskFull));
         }
         match task {
@@ -149,7 +141,16 @@ impl<'c> Executor<'c> {
                 self.sql.write_check.execute(&[])?;
                 Ok(0)
             }
-            Task::Close(_) => Ok(0),
+            // Only one process uses the database, and memories are files.
+            Task::ClaimTrees(..)
+            | Task::ChangeRequest(..)
+            | Task::GivePermits(_)
+            | Task::ChangePermit(..)
+            | Task::TakeDuty(..)
+            | Task::HandOverDuty(_)
+            | Task::AddToMemory(..)
+            | Task::TrimMemory(..)
+            | Task::Close(_) => Ok(0),
         }
     }
 
@@ -337,4 +338,11 @@ impl<'c> Executor<'c> {
         }
         self.last_seqs.insert(write.root, last_seq);
     }
+}
+
+fn frees_space(task: &Task) -> bool {
+    matches!(
+        task,
+        Task::Delete(_) | Task::Vacuum | Task::TrimUsage(_) | Task::TrimBatches(_) | Task::Close(_)
+    )
 }

@@ -27,6 +27,7 @@ use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, Schedu
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::files::{DATABASE_FILE, OpenFiles, Reserve};
+use crate::store::sqlite::memory_files::MemoryFiles;
 use crate::store::sqlite::reader_pool::ReaderPool;
 use crate::store::sqlite::writer::WriterResources;
 use crate::store::turn_record::{TurnEntry, TurnRecord};
@@ -50,6 +51,8 @@ mod executor;
 mod files;
 mod lock;
 pub mod maintenance;
+pub mod memory_files;
+mod memory_records;
 pub mod offline;
 mod outbox;
 mod prepared;
@@ -77,6 +80,7 @@ mod writer;
 pub struct SqliteStore {
     queue: WriteQueue,
     readers: ReaderPool,
+    memory_files: Arc<MemoryFiles>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -108,6 +112,7 @@ impl SqliteStore {
         Ok(Self {
             queue,
             readers: ReaderPool::new(file),
+            memory_files: Arc::new(MemoryFiles::new(dir)),
             writer: Some(thread),
         })
     }

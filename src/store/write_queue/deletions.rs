@@ -21,7 +21,9 @@ impl Deletions {
     }
 
     pub fn add(&mut self, root: RunId) {
-        self.roots.push_back(root);
+        if !self.roots.contains(&root) {
+            self.roots.push_back(root);
+        }
     }
 
     /// The next root, in turn.

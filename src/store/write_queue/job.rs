@@ -3,16 +3,20 @@
 use std::thread::JoinHandle;
 
 use jiff::Timestamp;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::domain::batch::{Batch, BatchId, BatchLine};
+use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey};
+use crate::store::cluster::DecidePermits;
 use crate::store::encoding::encoded_write::EncodedWrite;
+use crate::store::memories::{MemoryId, NewMemoryEntry};
 use crate::store::outbox::AttemptRecord;
 use crate::store::push_configs::PushConfig;
+use crate::store::run_requests::RequestChange;
 use crate::store::schedules::{ScheduleChange, ScheduleId};
 
 pub type JobResult = Result<u64, StoreError>;
@@ -55,10 +59,26 @@ pub enum Task {
     TrimUnacceptedLines(Timestamp),
     /// Changes the record of a schedule and returns 0.
     ChangeSchedule(ScheduleId, ScheduleChange),
+    /// Adds an entry to a memory, unless there is one of its run, and returns the number of entries.
+    AddToMemory(MemoryId, NewMemoryEntry),
+    /// Removes all but the newest entries of a memory, and returns the number of entries.
+    TrimMemory(MemoryId, usize),
     /// Removes a few sums of usage of days that ended before this time. Returns 1 if there may be more, else 0.
     TrimUsage(Timestamp),
     /// Accepts writes of these trees again after a failed fire-and-forget write; returns 0.
     ClearFailed(Vec<RunId>),
+    /// Makes this node the owner of trees that nobody owns, at most so many, sends their roots, and returns their number.
+    ClaimTrees(usize, mpsc::UnboundedSender<RunId>),
+    /// Changes the requests to runs of other nodes, by this node. Returns 1, or 0 if nothing was to be changed.
+    ChangeRequest(NodeId, RequestChange),
+    /// Gives permits to trees, and returns their number.
+    GivePermits(DecidePermits),
+    /// Makes a tree wait for a permit (true) or takes its permit, and returns 0.
+    ChangePermit(RunId, bool),
+    /// Gives a duty to this node, if its node is still this one, which is gone. Returns 1, or 0 if another was quicker.
+    TakeDuty(&'static str, Option<NodeId>),
+    /// Takes a duty from this node, if there is another node. Returns 1, or 0 if nothing was changed.
+    HandOverDuty(&'static str),
     /// Writes to the database and returns 0.
     Check,
     /// Commits the queued writes, and ends after these reader threads have ended.
@@ -87,6 +107,7 @@ impl Task {
             Self::Delete(_) | Self::ForgetSession(..) | Self::Vacuum | Self::TrimUsage(_) => {
                 64 << 10
             }
+            Self::ChangeRequest(_, change) => change.bytes(),
             _ => 0,
         }
     }

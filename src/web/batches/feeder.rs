@@ -48,14 +48,22 @@ impl Feeder {
         }
     }
 
-    /// Feeds all batches until `stop` is cancelled. The next start continues.
+    /// Feeds all batches until `stop` is cancelled, while this process is the leader. The next start, or leader, continues.
     pub async fn run(&self, stop: CancellationToken) {
+        let leadership = self.runner.leadership();
         let feed = async {
+            leadership.gained().await;
             let before = now().checked_sub(UNACCEPTED_AGE).unwrap_or(Timestamp::MIN);
             if let Err(error) = self.runner.store().trim_unaccepted_lines(before).await {
                 warn!(error = %error, "Lines of batches that were not accepted are removed by the next start: {error}");
             }
-            self.feed_all().await;
+            loop {
+                leadership.gained().await;
+                tokio::select! {
+                    () = self.feed_all() => return,
+                    () = leadership.lost() => {}
+                }
+            }
         };
         tokio::select! {
             () = feed => {}
@@ -71,11 +79,14 @@ impl Feeder {
             let mut is_complete = true;
             match self.runner.store().unfinished_batches().await {
                 Ok(batches) => {
-                    for batch in batches
-                        .into_iter()
-                        .filter(|it| !fed.contains(&it.id))
-                        .collect::<Vec<_>>()
-                    {
+                    for batch in batches {
+                        if fed.contains(&batch.id) {
+                            if batch.cancel_reason.is_some() {
+                                // Another node may have accepted the cancel.
+                                self.handle.cancel(batch.id);
+                            }
+                            continue;
+                        }
                         let active = by_owner.entry(batch.owner.clone()).or_default();
                         if *active < MAX_BATCHES {
                             *active += 1;
@@ -96,6 +107,7 @@ impl Feeder {
                     by_owner.retain(|_, active| *active > 0);
                 }
                 () = self.handle.changed() => {}
+                () = self.runner.leadership().poll() => {}
                 () = tokio::time::sleep(RETRY_INTERVAL), if !is_complete => {}
             }
         }

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::engine::memory::memories::{GcReport, MemoryEntry};
+use crate::domain::memory_entry::MemoryEntry;
+use crate::engine::memory::memories::GcReport;
 use crate::web::openapi::examples;
 use crate::web::openapi::operation::Operation;
 use crate::web::openapi::tidy::reference;

@@ -9,12 +9,14 @@ use tokio::sync::Notify;
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::domain::event::StoredEvent;
+use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::run::{self, Run, RunId, Status};
 use crate::domain::webhook::DeliveryId;
 use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use crate::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
 use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use crate::store::events::{EventLog, EventQuery};
+use crate::store::memories::{MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry};
 use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use crate::store::push_configs::{PushConfig, PushConfigs};
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
@@ -303,6 +305,32 @@ impl BatchRecords for Log {
     }
     fn trim_unaccepted_lines(&self, _: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {
         unreachable!("a stream has no batches")
+    }
+}
+
+impl MemoryRecords for Log {
+    fn memory(
+        &self,
+        _: MemoryId,
+        _: Option<usize>,
+    ) -> BoxFuture<'_, Result<Vec<MemoryEntry>, MemoryRecordError>> {
+        unreachable!("a stream remembers nothing")
+    }
+
+    fn add_to_memory(
+        &self,
+        _: MemoryId,
+        _: NewMemoryEntry,
+    ) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
+        unreachable!("a stream remembers nothing")
+    }
+
+    fn trim_memory(
+        &self,
+        _: MemoryId,
+        _: usize,
+    ) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
+        unreachable!("a stream remembers nothing")
     }
 }
 

@@ -379,6 +379,7 @@ pub async fn get(
         }
         tokio::select! {
             () = finished => {}
+            () = state.runner.leadership().poll() => {}
             () = state.closing.cancelled() => {}
             () = tokio::time::sleep_until(deadline) => break batch,
         }

@@ -190,7 +190,7 @@ async fn respond(
 ) -> Result<Response, Problem> {
     let location = format!("{links}/runs/{}", run.id);
     let mut response = match response_mode {
-        ResponseMode::Stream => events::stream_from_start(state, &run, subscriber),
+        ResponseMode::Stream => events::stream_from_start(state, &run, subscriber).await,
         ResponseMode::Run { wait } => {
             let run = match run.waits_for_person() {
                 true => run,

@@ -49,14 +49,14 @@ pub async fn list(
         // A browser's EventSource reconnects after the end of a stream until it gets 204.
         Ok((StatusCode::NO_CONTENT, [NO_CACHE]).into_response())
     } else if is_stream {
-        Ok(stream_response(&state, &run, &params))
+        Ok(stream_response(&state, &run, &params).await)
     } else {
         page_response(state.runner.store().as_ref(), &run, &params).await
     }
 }
 
 /// All events of a root run. `subscriber` is a subscription that began before the run was started.
-pub fn stream_from_start(
+pub async fn stream_from_start(
     state: &AppState,
     run: &Run,
     subscriber: Option<Subscription>,
@@ -65,7 +65,7 @@ pub fn stream_from_start(
         Some(subscriber) => {
             sse_response(EventStream::new(state, run, false, 0).with_live_subscriber(subscriber))
         }
-        None => stream_response(state, run, &EventParams::default()),
+        None => stream_response(state, run, &EventParams::default()).await,
     }
 }
 
@@ -212,11 +212,11 @@ async fn page_response(
     Ok((StatusCode::OK, headers, body).into_response())
 }
 
-fn stream_response(state: &AppState, run: &Run, params: &EventParams) -> Response {
+async fn stream_response(state: &AppState, run: &Run, params: &EventParams) -> Response {
     // Subscribes before the store is read. If no task works on the tree, the store has all events.
     let subscriber = match run.status.is_terminal() {
         true => None,
-        false => state.runner.subscribe(run.root_id),
+        false => state.runner.subscribe(run.root_id).await,
     };
     sse_response(
         EventStream::new(state, run, params.run_only, params.after).with_subscriber(subscriber),

@@ -298,7 +298,7 @@ pub async fn delete(
     let run = match store.run(id).await {
         Ok(run) => run.ok_or_else(|| Problem::run_not_found(id))?,
         // A damaged run cannot be resumed, so it can be deleted.
-        Err(error @ StoreError::Corrupt(_)) if !state.runner.is_at_work(id) => {
+        Err(error @ StoreError::Corrupt(_)) if !state.runner.is_at_work(id).await => {
             if !store.delete(id).await? {
                 return Err(error.into());
             }

@@ -107,13 +107,11 @@ async fn a_conversation_and_a_memory_are_played_back() {
     for part in ["content = \"Ada, then\"", "**Task:** I am Ada"] {
         assert!(recording.contains(part), "{part} is not in {recording}");
     }
-    let memory = fs::read_to_string(app.path("data/memory/solo.md")).expect("a memory");
-    app.write_agent(
-        "solo",
-        "[memory]\nenabled = true\npath = \"data/memory/solo.md\"",
-    );
+    let memory = "## 2026-01-01T00:00:00Z\n**Task:** other\n**Result:** ok\n\n";
+    app.write("notes/solo.md", memory);
+    app.write_agent("solo", "[memory]\nenabled = true\npath = \"notes/solo.md\"");
     tested(&app, 0, &[]).await;
-    let after = fs::read_to_string(app.path("data/memory/solo.md")).expect("a memory");
+    let after = fs::read_to_string(app.path("notes/solo.md")).expect("a memory");
     assert_eq!(after, memory);
     edit(&app, "tests/talk.toml", "Ada, then", "Ada it is");
     tested(&app, 0, &[]).await;

@@ -1,5 +1,12 @@
-//! A database for several processes: one works at a time, another one takes over, and none that was replaced writes anything.
+//! Several daemons on one database: each drives its own runs, others take over those of a dead one, and none that was replaced
+//! writes anything.
 //! These stories need a PostgreSQL server: `tests/postgres.sh cluster::`.
+
+mod definitions;
+mod duties;
+mod following;
+mod limits;
+mod requests;
 
 use std::process::Stdio;
 
@@ -16,7 +23,7 @@ use crate::support::provider::answer::says;
 use crate::support::within_timeout;
 
 /// A daemon on PostgreSQL, with its URL; `None` without a server.
-async fn spawn(setup: Setup) -> Option<(TestApp, String)> {
+pub async fn spawn(setup: Setup) -> Option<(TestApp, String)> {
     if postgres::server().is_none() {
         eprintln!("skipped: AXED_TEST_POSTGRES names no server");
         return None;
@@ -29,7 +36,7 @@ async fn spawn(setup: Setup) -> Option<(TestApp, String)> {
 }
 
 /// Another process on the same database, with a data directory of its own.
-fn other(app: &TestApp, url: &str, node: &str) -> Command {
+pub fn other(app: &TestApp, url: &str, node: &str) -> Command {
     let mut command = axed_command(
         &app.path("."),
         &[
@@ -48,46 +55,58 @@ fn other(app: &TestApp, url: &str, node: &str) -> Command {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_daemon_is_refused_while_the_first_one_is_alive() {
-    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+async fn two_daemons_work_side_by_side() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
         return;
     };
-    let second = other(&app, &url, "second")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .output();
-    let second = within_timeout("the end of the second daemon", second).await;
-    let second = second.expect("an exit");
-    let error = String::from_utf8_lossy(&second.stderr);
-    assert!(!second.status.success(), "{error}");
-    assert!(
-        error.contains("is in use by the axed of the node story"),
-        "{error}"
+    let gate = Gate::closed();
+    app.provider.will(
+        "solo",
+        [
+            says("of the first").after_gate(&gate),
+            says("of the second"),
+        ],
     );
-    app.provider.will("solo", [says("undisturbed")]);
-    assert_eq!(app.run("solo", "x").await.output(), "undisturbed");
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    let first = std::mem::replace(&mut app.daemon, second);
+    assert_eq!(app.run("solo", "y").await.output(), "of the second");
+    assert_eq!(app.find(&id).await.status(), "running");
+    gate.open();
+    app.daemon = first;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "of the first");
+    assert_eq!(run["attempt"], 1);
+    assert_complete(&run.events().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_daemon_takes_over_from_a_dead_one() {
+async fn the_runs_of_a_killed_daemon_go_on_at_another() {
     let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
         return;
     };
     let gate = Gate::closed();
     app.provider
-        .will("solo", [says("late").after_gate(&gate), says("resumed")]);
-    let id = app.start("solo", "x").await.id().to_owned();
-    app.provider.wait_for_request("solo", 1).await;
+        .always("solo", move |_| says("done").after_gate(&gate));
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    let mut ids = Vec::new();
+    for _ in 0..50 {
+        ids.push(app.start("solo", "x").await.id().to_owned());
+    }
+    app.provider.wait_for_requests(50).await;
+    app.provider.always("solo", |_| says("resumed"));
     app.daemon.kill().await;
-    // It waits until it has seen no sign of the first one for some seconds.
-    app.daemon = Daemon::start(other(&app, &url, "second")).await;
-    let run = app.find(&id).await.wait_for_end().await;
-    assert_eq!(run.output(), "resumed");
-    assert_complete(&run.events().await);
+    app.daemon = second;
+    for id in ids {
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(run.output(), "resumed");
+        assert_complete(&run.events().await);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paused_daemon_that_was_replaced_writes_nothing() {
+async fn a_paused_daemon_loses_its_runs_and_joins_again() {
     let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
         return;
     };
@@ -96,26 +115,43 @@ async fn a_paused_daemon_that_was_replaced_writes_nothing() {
         .will("solo", [says("late").after_gate(&gate), says("taken over")]);
     let id = app.start("solo", "x").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
+    let second = Daemon::start(other(&app, &url, "second")).await;
     app.daemon.signal("STOP");
-    // A process of the same name, which only one can have.
-    let second = Daemon::start(other(&app, &url, "story")).await;
     let first = std::mem::replace(&mut app.daemon, second);
-    let run = app.find(&id).await.wait_for_end().await;
-    assert_eq!(run.output(), "taken over");
+    assert_eq!(
+        app.find(&id).await.wait_for_end().await.output(),
+        "taken over"
+    );
     first.signal("CONT");
     gate.open();
-    first
-        .wait_for_log("Another axed has taken over the database")
-        .await;
-    let ready = app.client.get(format!("{}/readyz", first.url)).send().await;
-    assert_eq!(ready.expect("an answer").status(), 503);
+    first.wait_for_log("This node has joined again").await;
+    app.daemon = first;
+    app.get_until("/readyz", |got| got.status == 200).await;
     let run = app.find(&id).await;
     let events = run.events().await;
     assert_eq!(run.output(), "taken over");
     assert_eq!(count(&events, "run.completed"), 1);
     assert_complete(&events);
-    app.provider.will("solo", [says("undisturbed")]);
-    assert_eq!(app.run("solo", "x").await.output(), "undisturbed");
+    app.provider.will("solo", [says("back")]);
+    assert_eq!(app.run("solo", "x").await.output(), "back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_takes_over_at_once_from_one_of_its_own_name() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [says("late").after_gate(&gate), says("taken over")]);
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    app.daemon.kill().await;
+    // Names are unique, so the process of this name is gone.
+    app.daemon = Daemon::start(other(&app, &url, "story")).await;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "taken over");
+    assert_complete(&run.events().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

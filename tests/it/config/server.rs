@@ -315,6 +315,11 @@ const WRONG_VARIABLES: &[(&str, &str, &str)] = &[
         "AXED_DATA__URL: data.url is no PostgreSQL URL, such as postgres://user@host/database",
     ),
     (
+        "AXED_DATA__LISTEN_URL",
+        "mysql://me:hush@x",
+        "AXED_DATA__LISTEN_URL: data.listen_url is no PostgreSQL URL, such as postgres://user@host/database",
+    ),
+    (
         "OPENAI_BASE_URL",
         "nonsense",
         "OPENAI_BASE_URL: must be an http or https address such as http://localhost:8000/v1",

@@ -192,7 +192,7 @@ async fn a_tree_with_a_failed_write_is_suspended_and_resumed() {
 async fn a_run_that_cannot_be_recorded_is_not_accepted() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
-    refuse(&app, "new.events", "turn.started");
+    refuse(&app, "new.events", "run.queued");
     let talk = json!({"input": "go", "session": "talk"});
     is_unavailable(&app.post("/agents/solo/runs", &talk).await);
     app.database().accept_entries();

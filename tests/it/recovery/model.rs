@@ -23,6 +23,7 @@ use axed::engine::state::period_budgets::PeriodBudgets;
 use axed::providers::registry::ProviderRegistry;
 use axed::store::Step;
 use axed::store::events::{EventLog, EventQuery};
+use axed::store::leadership::Leadership;
 use axed::store::open::open;
 use axed::store::run_store::RunStore;
 use axed::store::runs::RunRecords;
@@ -370,6 +371,7 @@ impl Life {
         let data = Data {
             dir: place.join("data"),
             url: None,
+            listen_url: None,
             cluster: Default::default(),
             durability: Durability::Process,
             retention: Default::default(),
@@ -395,10 +397,11 @@ impl Life {
                 ReservedPaths::default(),
             )),
             mcp: Arc::new(McpConnectionPool::new(BTreeMap::new(), &logins)),
+            memories: Memories::new(Arc::clone(&shared)),
             journal: Journal::new(shared, Arc::new(EventBroadcaster::default())),
-            memories: Memories::new(&data.dir.join("memory")),
             settings: settings(place),
             period_budgets: PeriodBudgets::default(),
+            leadership: Leadership::alone(),
             traces: None,
             playbacks: None,
         });

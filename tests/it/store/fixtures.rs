@@ -16,8 +16,8 @@ use axed::store::open::open;
 use axed::store::run_store::RunStore;
 use axed::store::runs::RunFilter;
 use axed::store::{
-    Change, FinishedRun, IdempotencyClaim, IdempotencyKey, NewRun, Progress, ResumeState,
-    StoreError, Write,
+    Change, FinishedRun, IdempotencyClaim, IdempotencyKey, NewRun, Progress, QueueEntry,
+    ResumeState, StoreError, Write,
 };
 use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;
@@ -85,6 +85,7 @@ fn open_store(
     let data = Data {
         dir: dir.to_owned(),
         url: url.map(Into::into),
+        listen_url: None,
         cluster: Cluster::default(),
         durability: Durability::Process,
         retention: Retention::default(),
@@ -117,6 +118,7 @@ pub fn fresh(run: Run) -> NewRun {
         run: Arc::new(run),
         resume_state: continuation,
         claim: None,
+        entry: QueueEntry::STARTED,
     }
 }
 

@@ -42,6 +42,9 @@ fn refusal(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+const MEMORY: &str = "## 2026-01-01T00:00:00Z\n**Task:** old\n**Result:** ok\n\n\
+    ## 2026-01-02T00:00:00Z\n**Task:** new\n**Result:** ok\nand well\n\n";
+
 /// Everything that the API shows of these runs.
 async fn shown(app: &TestApp, runs: &[String]) -> Vec<(String, Value)> {
     let mut shown = Vec::new();
@@ -49,6 +52,7 @@ async fn shown(app: &TestApp, runs: &[String]) -> Vec<(String, Value)> {
         "/sessions",
         "/usage?by=agent,model,label.team",
         "/runs?all=true&label.team=x",
+        "/agents/noter/memory",
     ] {
         let got = app.get(path).await;
         assert_eq!(got.status, 200, "{path}: {}", got.text);
@@ -114,6 +118,8 @@ async fn a_store_is_copied_to_postgres_and_back() {
     let mut app = careful("approve_timeout = 600")
         .config("[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"")
         .environment("HOOK_SECRET", SECRET)
+        .agent("noter", "[memory]\nenabled = true")
+        .file("data/memory/noter.md", MEMORY)
         .sqlite()
         .spawn()
         .await;
@@ -137,6 +143,7 @@ async fn a_store_is_copied_to_postgres_and_back() {
     app.daemon.kill().await;
     let copied = stdout(&migrate(&app, &url, "postgres").await);
     assert!(copied.contains(" 6 runs\n"), "{copied}");
+    assert!(copied.contains(" 2 memory\n"), "{copied}");
     let again = refusal(&migrate(&app, &url, "postgres").await);
     assert!(again.contains("is not empty"), "{again}");
     app.use_database(Some(postgres));
@@ -154,6 +161,9 @@ async fn a_store_is_copied_to_postgres_and_back() {
     assert!(again.contains("is not empty"), "{again}");
     fs::remove_file(app.path("data/axed.db")).expect("removed");
     let _ = fs::remove_file(app.path("data/axed.db-wal"));
+    let again = refusal(&migrate(&app, &url, "sqlite").await);
+    assert!(again.contains("its table memory has rows"), "{again}");
+    fs::remove_dir_all(app.path("data/memory")).expect("removed");
     let copied = stdout(&migrate(&app, &url, "sqlite").await);
     assert!(copied.contains(" 6 runs\n"), "{copied}");
     app.use_database(None);

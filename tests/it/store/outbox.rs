@@ -22,6 +22,7 @@ fn with_deliveries(mut write: Write, ids: &[DeliveryId]) -> Write {
         event: "run.completed",
         body: format!("{{\"n\":\"{id}\"}}"),
         created_at: now(),
+        alert: None,
     };
     write.deliveries = ids.iter().map(new).collect();
     write

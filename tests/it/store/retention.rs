@@ -7,6 +7,7 @@ use axed::config::{Retention, RetentionLimit};
 use axed::domain::run::{RunId, Scope, Status};
 use axed::engine::retention;
 use axed::store::Change;
+use axed::store::leadership::Leadership;
 use axed::store::retention::NthNewestQuery;
 use axed::store::run_store::RunStore;
 use serde_json::json;
@@ -79,7 +80,8 @@ async fn keeping<T>(
     meanwhile: impl Future<Output = T>,
 ) -> T {
     let stop = CancellationToken::new();
-    let keeping = retention::run(store.clone(), retention, None, stop.clone());
+    let limits = (retention, None);
+    let keeping = retention::run(store.clone(), limits, Leadership::alone(), stop.clone());
     let meanwhile = async {
         let done = meanwhile.await;
         stop.cancel();

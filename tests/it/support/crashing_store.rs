@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use axed::domain::event::StoredEvent;
+use axed::domain::memory_entry::MemoryEntry;
 use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use axed::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
 use axed::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use axed::store::events::{EventLog, EventQuery};
+use axed::store::memories::{MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry};
 use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use axed::store::push_configs::{PushConfig, PushConfigs};
 use axed::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
@@ -355,6 +357,32 @@ impl BatchRecords for CrashingStore {
     }
     fn trim_unaccepted_lines(&self, a: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {
         self.inner.trim_unaccepted_lines(a)
+    }
+}
+
+impl MemoryRecords for CrashingStore {
+    fn memory(
+        &self,
+        memory: MemoryId,
+        newest: Option<usize>,
+    ) -> BoxFuture<'_, Result<Vec<MemoryEntry>, MemoryRecordError>> {
+        self.inner.memory(memory, newest)
+    }
+
+    fn add_to_memory(
+        &self,
+        memory: MemoryId,
+        entry: NewMemoryEntry,
+    ) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
+        self.inner.add_to_memory(memory, entry)
+    }
+
+    fn trim_memory(
+        &self,
+        memory: MemoryId,
+        keep: usize,
+    ) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
+        self.inner.trim_memory(memory, keep)
     }
 }
 

@@ -116,7 +116,7 @@ pub async fn stream(
     let shown = accepted.current_run(&state, &principal).await?;
     let first = task(&state, &shown, parts).await?;
     let has_ended = is_stopped(&shown) && !accepted.is_decided;
-    let stream = TaskStream::new(&state, accepted.run, first, accepted.subscription);
+    let stream = TaskStream::new(&state, accepted.run, first, accepted.subscription).await;
     Ok(stream.into_response(has_ended))
 }
 
@@ -165,7 +165,7 @@ async fn accept_message(
     let claim = idempotency::new_claim(principal.key_name(), route, key, fingerprint);
     if let Some(existing) = start::find(state, Some(&claim)).await? {
         let accepted = AcceptedMessage {
-            subscription: state.runner.subscribe(existing.run.id),
+            subscription: state.runner.subscribe(existing.run.id).await,
             run: existing.run,
             is_decided: false,
             configuration: message.configuration,
@@ -289,7 +289,7 @@ async fn continue_task(
     if run.status.is_terminal() {
         return Err(task_ended(&id, run.status.as_str()));
     }
-    let subscription = state.runner.subscribe(run.id);
+    let subscription = state.runner.subscribe(run.id).await;
     let waits = !run.pending_approvals.is_empty();
     let mut accepted = AcceptedMessage {
         run: Arc::new(run),

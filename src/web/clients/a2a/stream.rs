@@ -75,7 +75,7 @@ struct NamedCall {
 
 impl TaskStream {
     /// `first` is the task as the client sees it first. If `run` requires input, the stream waits for what comes after.
-    pub fn new(
+    pub async fn new(
         state: &AppState,
         run: Arc<Run>,
         first: Task,
@@ -83,7 +83,7 @@ impl TaskStream {
     ) -> Self {
         let stopped = wait_for_stop(state.runner.clone(), Arc::clone(&run), true);
         let text = StreamedText {
-            is_whole: state.runner.has_json_format(run.id),
+            is_whole: state.runner.has_json_format(run.id).await,
             ..StreamedText::default()
         };
         Self {

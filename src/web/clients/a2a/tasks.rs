@@ -108,13 +108,13 @@ async fn subscribe(
 ) -> Result<Response, Problem> {
     let found = find(state, principal, agent, id).await?;
     // First the subscription, then the record: no event is missed.
-    let subscription = state.runner.subscribe(found.id);
+    let subscription = state.runner.subscribe(found.id).await;
     let run = Arc::new(require_run(state, found.id).await?);
     if run.status.is_terminal() {
         return Err(task_ended(id, run.status.as_str()));
     }
     let first = task(state, &run, TaskParts::with_history(None)).await?;
-    let stream = TaskStream::new(state, run, first, subscription);
+    let stream = TaskStream::new(state, run, first, subscription).await;
     Ok(stream.joining().into_response(false))
 }
 

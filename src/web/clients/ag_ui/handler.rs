@@ -88,7 +88,7 @@ pub async fn post(
     } else {
         let entries = std::mem::take(&mut input.resume);
         let run = interrupts::interrupted_run(&state, &principal, &agent, &entries).await?;
-        let subscription = state.runner.subscribe(run.id);
+        let subscription = state.runner.subscribe(run.id).await;
         let recorded = state.runner.store().steps(run.id).await?;
         interrupts::decide(&state, &principal, &run, entries).await?;
         let run = Arc::new(run);
@@ -130,7 +130,7 @@ async fn find_waiting_run(
     // The client also sends the results of the agent's own tools.
     let mut results = new.results.clone();
     results.retain(|result| calls.iter().any(|call| call.id == result.call_id));
-    let subscription = state.runner.subscribe(run.id);
+    let subscription = state.runner.subscribe(run.id).await;
     let continued =
         results::continue_run(state, owner, agent, &results, new.content.as_ref()).await?;
     let Some(continued) = continued else {

@@ -143,7 +143,7 @@ async fn start_run(
     claim: Option<IdempotencyClaim>,
 ) -> Result<CalledRun, Problem> {
     if let Some(existing) = start::find(state, claim.as_ref()).await? {
-        let events = state.runner.subscribe(existing.run.id);
+        let events = state.runner.subscribe(existing.run.id).await;
         let run = showing_approvals(Arc::unwrap_or_clone(existing.run));
         return Ok(CalledRun { run, events });
     }
@@ -187,7 +187,7 @@ async fn continue_run(
     if run.agent != agent || run.parent_id.is_some() {
         return Err(Problem::run_not_found(id));
     }
-    let events = state.runner.subscribe(id);
+    let events = state.runner.subscribe(id).await;
     let is_decided = approvals::apply(state, principal, &run, responses).await?;
     let run = match is_decided {
         true => Arc::new(run),

@@ -71,7 +71,7 @@ pub async fn create(
         )
         .await?
     {
-        let subscription = state.runner.subscribe(run.root_id);
+        let subscription = state.runner.subscribe(run.root_id).await;
         let chat_run = ChatRun {
             run,
             model,
@@ -101,7 +101,7 @@ async fn respond(
     let run = Arc::clone(&chat_run.run);
     let mut response = match stream {
         Some(settings) => {
-            let is_whole = state.runner.has_json_format(run.id);
+            let is_whole = state.runner.has_json_format(run.id).await;
             let chat_stream =
                 ChatStream::new(state.clone(), chat_run, settings, subscription, is_whole);
             sse::response(unfold(chat_stream, async |mut chat_stream| {

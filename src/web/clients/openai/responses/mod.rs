@@ -78,7 +78,7 @@ pub async fn create(
         is_stored: input.stores(),
     };
     if let Some(existing) = start::find(&state, claim.as_ref()).await? {
-        let open = OpenResponse::first(&state, existing);
+        let open = OpenResponse::first(&state, existing).await;
         return respond(&state, open, delivery).await;
     }
     let read = input.read_input(&principal, &state)?;
@@ -103,7 +103,7 @@ pub async fn create(
         ..run_request
     };
     let started = start::start(&state, run_request, delivery.is_stream).await?;
-    let open = OpenResponse::first(&state, started);
+    let open = OpenResponse::first(&state, started).await;
     respond(&state, open, delivery).await
 }
 
@@ -118,7 +118,7 @@ async fn continue_run(
         return Ok(None);
     };
     Ok(Some(OpenResponse {
-        live: LiveEvents::Joined(state.runner.subscribe_with_text(run.id)),
+        live: LiveEvents::Joined(state.runner.subscribe_with_text(run.id).await),
         number: ResponseRecord::number_after(state, &run, turn).await?,
         run,
     }))
@@ -142,10 +142,10 @@ async fn previous_response(
 }
 
 impl OpenResponse {
-    fn first(state: &AppState, started: StartedRun) -> Self {
+    async fn first(state: &AppState, started: StartedRun) -> Self {
         let live = match started.subscription {
             Some(subscription) => LiveEvents::FromStart(subscription),
-            None => LiveEvents::Joined(state.runner.subscribe_with_text(started.run.id)),
+            None => LiveEvents::Joined(state.runner.subscribe_with_text(started.run.id).await),
         };
         Self {
             run: started.run,
@@ -169,7 +169,7 @@ async fn respond(
     let mut response = if delivery.is_stream {
         let record = open.record(state, Arc::clone(&run)).await?;
         let (state, is_stored) = (state.clone(), delivery.is_stored);
-        let stream = ResponseStream::new(state, record, open.live, None, is_stored);
+        let stream = ResponseStream::new(state, record, open.live, None, is_stored).await;
         event_response(stream)
     } else if delivery.is_background {
         let record = open.record(state, Arc::clone(&run)).await?;
@@ -213,13 +213,13 @@ async fn stream_again(
     let run = Arc::clone(&record.run);
     let mut subscription = None;
     if !record.has_ended() {
-        subscription = state.runner.subscribe_with_text(run.id);
+        subscription = state.runner.subscribe_with_text(run.id).await;
         // Read again, so that no event is missed.
         record = ResponseRecord::find(state, principal, id).await?;
     }
     let cursor = starting_after.map(Cursor::new);
     let live = LiveEvents::Joined(subscription);
-    let stream = ResponseStream::new(state.clone(), record, live, cursor, true);
+    let stream = ResponseStream::new(state.clone(), record, live, cursor, true).await;
     let mut response = event_response(stream);
     stop::add_run_id(&mut response, &run);
     Ok(response)

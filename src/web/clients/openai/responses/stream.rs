@@ -69,7 +69,7 @@ struct TextEvent {
 
 impl ResponseStream {
     /// The events of a response after `cursor`, or all of them. The run is deleted after it unless `is_stored`.
-    pub fn new(
+    pub async fn new(
         state: AppState,
         record: ResponseRecord,
         live: LiveEvents,
@@ -83,7 +83,7 @@ impl ResponseStream {
                 (subscription, Some(reply.flatten()))
             }
         };
-        let is_whole = state.runner.has_json_format(record.run.id);
+        let is_whole = state.runner.has_json_format(record.run.id).await;
         let (run, seen_turn) = (Arc::clone(&record.run), record.seen_turn());
         let has_ended = record.has_ended();
         let stop_state = state.clone();

@@ -1,0 +1,73 @@
+//! Where a new run gets into: its session, and the queue of all nodes that share the database.
+
+use crate::domain::run::RunId;
+use crate::engine::admission::sessions::{OnBusy, SessionGuard};
+use crate::engine::context::Engine;
+use crate::engine::request::{RunRequest, StartError};
+use crate::engine::state::cluster_permits::{EnteringRun, Entry};
+use crate::store::cluster::Cluster;
+
+/// A run's place in its session.
+pub struct EnteredSession {
+    /// The run's id, which is greater than those before it in the session.
+    pub id: RunId,
+    /// `None` without a session, and if several nodes share the database: then the order is theirs.
+    pub guard: Option<SessionGuard>,
+    /// The unfinished runs before it, if several nodes share the database.
+    pub predecessors: Vec<RunId>,
+}
+
+impl EnteredSession {
+    pub fn new(id: RunId, guard: Option<SessionGuard>) -> Self {
+        Self {
+            id,
+            guard,
+            predecessors: Vec::new(),
+        }
+    }
+}
+
+/// Enters a session whose runs several nodes accept.
+pub async fn enter_shared_session(
+    cluster: &dyn Cluster,
+    request: &RunRequest,
+    name: &str,
+) -> Result<EnteredSession, StartError> {
+    let open = cluster.open_session(request.owner.clone(), name.to_owned());
+    let open = open.await?;
+    if let Some(first) = open.unfinished.first()
+        && request.on_busy == OnBusy::Reject
+    {
+        return Err(StartError::SessionBusy {
+            session: name.to_owned(),
+            run: *first,
+        });
+    }
+    if let Some(last) = open.last_run {
+        last.advance_newest();
+    }
+    Ok(EnteredSession {
+        predecessors: open.unfinished,
+        ..EnteredSession::new(RunId::new(), None)
+    })
+}
+
+/// The run's place in the queue of all nodes; `None` if only one process uses the store.
+pub async fn enter_queue(
+    engine: &Engine,
+    request: &RunRequest,
+    agent: &str,
+    is_behind: bool,
+) -> Result<Option<Entry>, StartError> {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return Ok(None);
+    };
+    let run = EnteringRun {
+        owner: request.owner.clone(),
+        agent: agent.to_owned(),
+        has_session: request.session.is_some(),
+        is_behind,
+    };
+    let entered = engine.cluster_permits.enter(cluster, run).await?;
+    entered.map(Some).map_err(StartError::QueueFull)
+}

@@ -1,0 +1,26 @@
+//! Adds what other nodes charge to budgets over time to what this one knows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::run::now;
+use crate::engine::context::Engine;
+
+/// A budget may be passed by what all nodes spend within this time.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Goes on until the daemon drains: then it accepts no runs.
+pub async fn run(engine: Arc<Engine>) {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return;
+    };
+    while !engine.period_budgets.is_empty() {
+        tokio::select! {
+            () = tokio::time::sleep(REFRESH_INTERVAL) => {}
+            () = engine.draining.cancelled() => return,
+        }
+        if let Err(error) = engine.period_budgets.refresh(cluster, now()).await {
+            tracing::debug!(error = %error, "What other nodes have charged to budgets cannot be read now: {error}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Takes over trees that no node drives: their node is gone.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::run::RunId;
+use crate::engine::context::Engine;
+use crate::engine::replay::recovery;
+use crate::engine::root_run;
+use crate::store::StoreError;
+use crate::store::cluster::Cluster;
+use crate::store::node_messages::NodeMessage;
+
+/// Trees that are claimed at once: other nodes take the rest meanwhile.
+const MAX_CLAIMED: usize = 32;
+const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
+/// How many times as long until this node looks for trees that it owns and does not drive.
+const ROUNDS_PER_CHECK: u32 = 4;
+
+/// Takes over trees until the daemon drains.
+pub async fn run(engine: Arc<Engine>) {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return;
+    };
+    let mut undriven = HashSet::new();
+    for round in 1_u32.. {
+        let jitter = Duration::from_millis(fastrand::u64(0..100));
+        tokio::select! {
+            () = tokio::time::sleep(CLAIM_INTERVAL + jitter) => {}
+            () = engine.draining.cancelled() => return,
+        }
+        // A node without a working store resumes its own trees first.
+        if engine.suspension.is_store_down() {
+            continue;
+        }
+        let done = match round % ROUNDS_PER_CHECK {
+            0 => take_undriven(&engine, cluster, &mut undriven).await,
+            _ => claim(&engine, cluster).await,
+        };
+        if let Err(error) = done {
+            tracing::warn!(error = %error, "This node cannot take over runs now: {error}");
+        }
+    }
+}
+
+/// Claims trees until there are none, and resumes them. Returns their number.
+pub async fn claim_all(engine: &Arc<Engine>, cluster: &dyn Cluster) -> Result<usize, StoreError> {
+    let mut count = 0;
+    loop {
+        match claim(engine, cluster).await? {
+            0 => return Ok(count),
+            claimed => count += claimed,
+        }
+    }
+}
+
+async fn claim(engine: &Arc<Engine>, cluster: &dyn Cluster) -> Result<usize, StoreError> {
+    let roots = cluster.claim_trees(MAX_CLAIMED).await?;
+    let count = roots.len();
+    resume(engine, cluster, roots).await?;
+    Ok(count)
+}
+
+/// Resumes trees that belong to this node although nothing here drives them: the answer to a claim was lost, or the trees
+/// could not be read after it. `before` has those that were found so the last time: one that was found once may just have ended.
+async fn take_undriven(
+    engine: &Arc<Engine>,
+    cluster: &dyn Cluster,
+    before: &mut HashSet<RunId>,
+) -> Result<usize, StoreError> {
+    let mut undriven = cluster.own_trees().await?;
+    undriven.retain(|root| engine.active_runs.get(*root).is_none());
+    let again = undriven.iter().filter(|root| before.contains(root));
+    let again: Vec<RunId> = again.copied().collect();
+    *before = undriven;
+    let count = again.len();
+    resume(engine, cluster, again).await?;
+    Ok(count)
+}
+
+/// Resumes trees of this node. Those that are suspended here are left to what resumes them once their tasks have ended.
+async fn resume(
+    engine: &Arc<Engine>,
+    cluster: &dyn Cluster,
+    mut roots: Vec<RunId>,
+) -> Result<(), StoreError> {
+    let _gate = engine.suspension.resume_lock.write().await;
+    roots.retain(|root| engine.active_runs.get(*root).is_none());
+    if roots.is_empty() {
+        return Ok(());
+    }
+    let store = engine.journal.store();
+    store.clear_failed(roots.clone()).await?;
+    let unfinished = cluster.unfinished_trees(roots).await?;
+    let recovered = recovery::recover_all(engine, unfinished).await?;
+    tracing::info!("Taking over {} root runs", recovered.len());
+    root_run::resume_all(engine, recovered, HashMap::new());
+    engine.suspension.changed.notify_waiters();
+    // Those that the last owner has not performed.
+    cluster.send(Some(cluster.node()), NodeMessage::Requests);
+    Ok(())
+}

@@ -1,0 +1,451 @@
+//! Follows trees for clients of this node, whichever node drives them. Events come from the store, so that none is missing when a
+//! message is lost or the tree gets another owner; texts come from the node that drives the tree.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use crate::domain::event::{StoredEvent, is_terminal};
+use crate::domain::run::RunId;
+use crate::engine::cluster::followed_trees::{FollowInput, FollowedTree, NewFollowed};
+use crate::engine::cluster::text_gate::TextGate;
+use crate::engine::context::Engine;
+use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::engine::state::live_text::PartialReply;
+use crate::store::StoreError;
+use crate::store::cluster::{Cluster, TreeOwner, TreePosition};
+use crate::store::events::EventQuery;
+use crate::store::node_messages::{FollowedText, NodeMessage, TextPiece};
+
+/// How often the positions of all followed trees are read, in case a message was lost.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The owner of a tree hears of its followers in every second poll.
+const POLLS_PER_FOLLOW: u32 = 2;
+/// Events that are read at once.
+const PAGE_SIZE: usize = 200;
+const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a new follower waits for what others have, or for the text that was written before.
+const MAX_CATCH_UP: Duration = Duration::from_secs(2);
+const MAX_TEXT_WAIT: Duration = Duration::from_millis(300);
+/// Events without a number.
+const LIVE_EVENTS: [&str; 4] = [
+    "reasoning.started",
+    "reasoning.delta",
+    "text.delta",
+    "text.withdrawn",
+];
+
+/// A subscription to a tree that this process drives; `None` if it does not.
+pub fn subscribe_here(engine: &Engine, root: RunId) -> Option<Subscription> {
+    engine.active_runs.get(root)?;
+    let broadcaster = engine.journal.broadcaster();
+    let subscription = broadcaster.subscribe(root);
+    if engine.active_runs.get(root).is_none() {
+        // The tree ended between the two checks: nobody else would close its channel.
+        broadcaster.close(root);
+        return None;
+    }
+    Some(subscription)
+}
+
+/// As [`subscribe_here`], with the text of the root's reply that was published before the subscription.
+pub fn subscribe_here_with_text(
+    engine: &Engine,
+    root: RunId,
+) -> Option<(Subscription, Option<PartialReply>)> {
+    let active_run = engine.active_runs.get(root)?;
+    let (subscription, reply) = active_run.live_text.read(|| subscribe_here(engine, root));
+    Some((subscription?, reply))
+}
+
+/// A subscription to a tree of any node; `None` if the tree has ended, or if no other node shares the database.
+pub async fn subscribe(engine: &Arc<Engine>, root: RunId, text: bool) -> Option<Subscription> {
+    let (_, subscription) = join(engine, root, text).await?;
+    Some(subscription)
+}
+
+/// As [`subscribe`], with the text of the root's reply that was published before the subscription.
+pub async fn subscribe_with_text(
+    engine: &Arc<Engine>,
+    root: RunId,
+) -> Option<(Subscription, Option<PartialReply>)> {
+    let (tree, _kept) = join(engine, root, true).await?;
+    Some(tree.text.read(|| tree.sender.subscribe()))
+}
+
+async fn join(
+    engine: &Arc<Engine>,
+    root: RunId,
+    text: bool,
+) -> Option<(Arc<FollowedTree>, Subscription)> {
+    let cluster = engine.journal.store().cluster()?;
+    let positions = cluster.tree_positions(vec![root]).await.ok()?;
+    let position = *positions.get(&root)?;
+    let (tree, mut subscription, new) = engine.followed.join(root, position.last_event);
+    if text {
+        tree.request_text();
+    }
+    on_position(cluster, &tree, position, true);
+    match new {
+        Some(new) => start(engine, new),
+        None => {
+            // What happened before the subscription is not part of it.
+            let mut cursor = tree.cursor.subscribe();
+            let caught_up = cursor.wait_for(|cursor| *cursor >= position.last_event);
+            let _ = tokio::time::timeout(MAX_CATCH_UP, caught_up).await;
+            subscription = subscription.resubscribe();
+        }
+    }
+    if text && tree.owner().is_some() {
+        // From the owner's answer on no text is missed. Without one, the text is taken to begin with the next piece.
+        let mut has_text = tree.has_text.subscribe();
+        let _ = tokio::time::timeout(MAX_TEXT_WAIT, has_text.wait_for(|has_text| *has_text)).await;
+    }
+    Some((tree, subscription))
+}
+
+/// This node drives a tree no more: ends the subscriptions to it, or goes on with them if other nodes may drive it.
+pub fn release(engine: &Arc<Engine>, root: RunId) {
+    let broadcaster = engine.journal.broadcaster();
+    let is_clustered = engine.journal.store().cluster().is_some();
+    if !is_clustered || engine.draining.is_cancelled() {
+        return broadcaster.close(root);
+    }
+    let Some((sender, last_event)) = broadcaster.take(root) else {
+        return;
+    };
+    if sender.receiver_count() > 0
+        && let Some(new) = engine.followed.adopt(root, last_event, sender)
+    {
+        new.tree.request_text();
+        start(engine, new);
+    }
+}
+
+fn start(engine: &Arc<Engine>, new: NewFollowed) {
+    let NewFollowed { tree, inputs } = new;
+    let cursor = *tree.cursor.borrow();
+    let relay = Relay {
+        engine: Arc::clone(engine),
+        cursor,
+        tree,
+        here: None,
+        gate: TextGate::default(),
+    };
+    engine.followed.tasks.spawn(relay.run(inputs));
+}
+
+/// Looks at the positions of all followed trees now and then, until the daemon shuts down.
+pub async fn poll(engine: Arc<Engine>) {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return;
+    };
+    for round in 0_u32.. {
+        tokio::select! {
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
+            () = engine.shutdown.cancelled() => return,
+        }
+        let trees = engine.followed.all();
+        if trees.is_empty() {
+            continue;
+        }
+        let roots = trees.iter().map(|tree| tree.root).collect();
+        let Ok(positions) = cluster.tree_positions(roots).await else {
+            continue;
+        };
+        let is_due = round.is_multiple_of(POLLS_PER_FOLLOW);
+        for tree in trees {
+            match positions.get(&tree.root) {
+                Some(position) => on_position(cluster, &tree, *position, is_due),
+                None => tree.push(FollowInput::Ended),
+            }
+        }
+    }
+}
+
+/// Wakes the task of a tree if it has something to do, and tells the owner that the tree is followed.
+fn on_position(cluster: &dyn Cluster, tree: &FollowedTree, position: TreePosition, is_due: bool) {
+    let owner = match position.owner {
+        TreeOwner::Node(node) => Some(node),
+        TreeOwner::ThisNode | TreeOwner::Nobody | TreeOwner::Ended => None,
+    };
+    let is_new = tree.set_owner(owner);
+    if let Some(owner) = owner
+        && (is_due || is_new)
+    {
+        let follow = tree.follow(cluster.node());
+        cluster.send(Some(owner), NodeMessage::Follow(follow));
+    }
+    let is_behind = position.last_event > *tree.cursor.borrow();
+    if is_behind || owner.is_none() || tree.sender.receiver_count() == 0 {
+        tree.push(FollowInput::Events(u64::MAX));
+    }
+}
+
+/// The task of a followed tree.
+struct Relay {
+    engine: Arc<Engine>,
+    tree: Arc<FollowedTree>,
+    /// The number of the last event that was published.
+    cursor: u64,
+    /// The subscription to the tree while this process drives it.
+    here: Option<Subscription>,
+    gate: TextGate,
+}
+
+enum Progress {
+    Continues,
+    Ended,
+}
+
+#[derive(Deserialize)]
+struct TurnOf {
+    turn: u32,
+}
+
+#[derive(Deserialize)]
+struct TextOf {
+    turn: u32,
+    text: String,
+}
+
+impl Relay {
+    /// Publishes until the tree has ended, or until nobody follows it any more.
+    async fn run(mut self, mut inputs: mpsc::Receiver<FollowInput>) {
+        let engine = Arc::clone(&self.engine);
+        tokio::select! {
+            () = self.relay(&mut inputs) => {}
+            () = engine.shutdown.cancelled() => {}
+        }
+        engine.followed.remove(&self.tree);
+    }
+
+    async fn relay(&mut self, inputs: &mut mpsc::Receiver<FollowInput>) {
+        if self.cursor == 0 && !self.find_cursor().await {
+            return;
+        }
+        let mut needs_store = Some(u64::MAX);
+        let mut next_input = None;
+        loop {
+            if self.engine.followed.remove_if_unused(&self.tree) {
+                return;
+            }
+            if self.here.is_none() {
+                // First the subscription, then the store: no event is missed.
+                self.here = self.subscribe_here();
+                if self.here.is_some() {
+                    needs_store = Some(u64::MAX);
+                }
+            }
+            if let Some(last) = needs_store.take()
+                && let Progress::Ended = self.read_store(last).await
+            {
+                return;
+            }
+            let received = async {
+                match &mut self.here {
+                    Some(subscription) => subscription.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let input = async {
+                match next_input.take() {
+                    Some(input) => Some(input),
+                    None => inputs.recv().await,
+                }
+            };
+            tokio::select! {
+                event = received => match event {
+                    Ok(StreamEvent::Stored(event)) if event.seq == self.cursor + 1 => {
+                        if let Progress::Ended = self.publish(event) {
+                            return;
+                        }
+                    }
+                    Ok(StreamEvent::Stored(event)) if event.seq <= self.cursor => {}
+                    Ok(StreamEvent::Stored(_)) | Err(RecvError::Lagged(_)) => {
+                        needs_store = Some(u64::MAX);
+                    }
+                    Ok(StreamEvent::Ephemeral { run_id, name, data }) => {
+                        self.publish_text(run_id, name, data);
+                    }
+                    Err(RecvError::Closed) => {
+                        self.here = None;
+                        needs_store = Some(u64::MAX);
+                    }
+                },
+                input = input => match input {
+                    Some(FollowInput::Events(_)) if self.here.is_some() => {}
+                    Some(FollowInput::Events(mut last)) => {
+                        // Those that came in one message are read at once.
+                        next_input = loop {
+                            match inputs.try_recv() {
+                                Ok(FollowInput::Events(next)) => last = last.max(next),
+                                other => break other.ok(),
+                            }
+                        };
+                        needs_store = Some(last);
+                    }
+                    Some(FollowInput::Text(text)) if self.here.is_none() => self.on_text(*text),
+                    Some(FollowInput::Text(_)) => {}
+                    Some(FollowInput::Ended) | None => {
+                        self.read_store(u64::MAX).await;
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Finds where to begin if nothing was published before: with the last event, so that the followers see that there are more.
+    /// Returns false if the tree has ended.
+    async fn find_cursor(&mut self) -> bool {
+        let (root, store) = (self.tree.root, self.engine.journal.store());
+        let Some(cluster) = store.cluster() else {
+            return false;
+        };
+        loop {
+            match cluster.tree_positions(vec![root]).await {
+                Ok(positions) => {
+                    let position = positions.get(&root);
+                    self.cursor = position.map_or(0, |it| it.last_event.saturating_sub(1));
+                    return position.is_some();
+                }
+                Err(StoreError::Closed) => return false,
+                Err(_) => tokio::time::sleep(STORE_RETRY_INTERVAL).await,
+            }
+        }
+    }
+
+    /// Subscribes to the tree if this process drives it.
+    fn subscribe_here(&mut self) -> Option<Subscription> {
+        let active_run = self.engine.active_runs.get(self.tree.root)?;
+        if active_run.is_suspended() {
+            return None;
+        }
+        let (subscription, reply) = subscribe_here_with_text(&self.engine, self.tree.root)?;
+        self.tree.text.clear();
+        if let Some(reply) = reply {
+            self.tree.text.restore(&reply);
+        }
+        self.tree.has_text.send_replace(true);
+        Some(subscription)
+    }
+
+    /// Publishes what the store has up to the event with the number `last`: texts that another node has sent come before
+    /// the events after them. Tries again until it works.
+    async fn read_store(&mut self, last: u64) -> Progress {
+        if last == 0 {
+            self.tree.changed.notify_waiters();
+        }
+        while last > self.cursor {
+            let query = EventQuery {
+                root: self.tree.root,
+                run: self.tree.root,
+                exclude_descendants: false,
+                after: self.cursor,
+                limit: PAGE_SIZE,
+            };
+            let events = match self.engine.journal.store().events(query).await {
+                Ok(events) => events,
+                Err(StoreError::Closed) => return Progress::Ended,
+                Err(error) => {
+                    debug!(run.root = %self.tree.root, "Following {} pauses: {error}", self.tree.root);
+                    tokio::time::sleep(STORE_RETRY_INTERVAL).await;
+                    match self.tree.sender.receiver_count() {
+                        0 => return Progress::Continues,
+                        _ => continue,
+                    }
+                }
+            };
+            let is_last = events.len() < PAGE_SIZE;
+            for event in events {
+                if event.seq > last {
+                    return Progress::Continues;
+                }
+                if let Progress::Ended = self.publish(Arc::new(event)) {
+                    return Progress::Ended;
+                }
+            }
+            if is_last {
+                break;
+            }
+        }
+        Progress::Continues
+    }
+
+    fn publish(&mut self, event: Arc<StoredEvent>) -> Progress {
+        self.cursor = event.seq;
+        let has_ended = event.run_id == self.tree.root && is_terminal(&event.name);
+        if event.name == "turn.completed"
+            && let Ok(TurnOf { turn }) = serde_json::from_str(&event.data)
+        {
+            self.gate.on_recorded(event.run_id, turn);
+        }
+        // Without followers, the task ends soon.
+        let _ = self.tree.sender.send(StreamEvent::Stored(event));
+        self.tree.cursor.send_replace(self.cursor);
+        match has_ended {
+            true => Progress::Ended,
+            false => Progress::Continues,
+        }
+    }
+
+    /// A text of the node that drives the tree.
+    fn on_text(&mut self, text: FollowedText) {
+        if !self.tree.is_number(text.follow) {
+            return;
+        }
+        self.gate.on_number(text.number);
+        match text.piece {
+            TextPiece::Before {
+                turn,
+                text,
+                is_replacement,
+            } => self.tree.text.restore(&PartialReply {
+                turn,
+                text,
+                is_replacement,
+            }),
+            TextPiece::Begin => {
+                self.tree.has_text.send_replace(true);
+            }
+            TextPiece::Event { run, name, data } => {
+                let name = LIVE_EVENTS.iter().find(|known| **known == name);
+                let turn = serde_json::from_str(data.get());
+                if let (Some(name), Ok(TurnOf { turn })) = (name, turn)
+                    && self.gate.admits(run, turn, *name == "text.withdrawn")
+                {
+                    self.publish_text(run, name, data.get().into());
+                }
+            }
+        }
+    }
+
+    fn publish_text(&self, run: RunId, name: &'static str, data: Arc<str>) {
+        let tree = &self.tree;
+        let event = StreamEvent::Ephemeral {
+            run_id: run,
+            name,
+            data: Arc::clone(&data),
+        };
+        let publish = || drop(tree.sender.send(event));
+        if run != tree.root {
+            return publish();
+        }
+        match name {
+            "text.delta" => match serde_json::from_str::<TextOf>(&data) {
+                Ok(piece) => tree.text.push(piece.turn, &piece.text, publish),
+                Err(_) => publish(),
+            },
+            "text.withdrawn" => match serde_json::from_str::<TurnOf>(&data) {
+                Ok(TurnOf { turn }) => tree.text.withdraw(turn, publish),
+                Err(_) => publish(),
+            },
+            _ => publish(),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Handles the messages of other nodes about trees that are followed.
+
+use std::sync::Arc;
+
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::domain::run::RunId;
+use crate::engine::cluster::followed_trees::FollowInput;
+use crate::engine::cluster::{follow, serve_follower};
+use crate::engine::context::Engine;
+use crate::store::node_messages::{NodeMessage, ReceivedMessages};
+
+/// Starts the tasks that follow trees of other nodes for clients of this one, and the other way round.
+pub fn start(engine: &Arc<Engine>) {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return;
+    };
+    let tasks = &engine.followed.tasks;
+    tasks.spawn(receive(Arc::clone(engine), cluster.messages()));
+    tasks.spawn(follow::poll(Arc::clone(engine)));
+}
+
+async fn receive(engine: Arc<Engine>, mut messages: ReceivedMessages) {
+    loop {
+        let received = tokio::select! {
+            received = messages.recv() => received,
+            () = engine.shutdown.cancelled() => return,
+        };
+        match received {
+            Ok(message) => on_message(&engine, &message),
+            Err(RecvError::Lagged(_)) => {
+                for tree in engine.followed.all() {
+                    tree.push(FollowInput::Events(u64::MAX));
+                }
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+fn on_message(engine: &Arc<Engine>, message: &NodeMessage) {
+    let followed = |root: RunId| engine.followed.get(root);
+    match message {
+        NodeMessage::Events(trees) => {
+            for (root, last) in trees {
+                if let Some(tree) = followed(*root) {
+                    tree.push(FollowInput::Events(*last));
+                }
+            }
+        }
+        NodeMessage::Text(text) => {
+            if let Some(tree) = followed(text.root) {
+                tree.push(FollowInput::Text(Box::new(text.clone())));
+            }
+        }
+        NodeMessage::Follow(request) => serve_follower::on_follow(engine, request),
+        NodeMessage::Claims => engine.cluster_permits.wake.notify_one(),
+        NodeMessage::Requests | NodeMessage::Answered(_) | NodeMessage::Deliveries => {}
+    }
+}

@@ -1,0 +1,19 @@
+//! What the engine does beside other nodes that share its database.
+
+pub mod budgets;
+pub mod cancel_anywhere;
+pub mod claims;
+pub mod connection;
+pub mod follow;
+pub mod followed_trees;
+pub mod message_loop;
+pub mod perform_change;
+pub mod permits;
+pub mod remote_followers;
+pub mod run_change;
+pub mod send_change;
+pub mod serve_follower;
+pub mod text_gate;
+pub mod wait;
+pub mod wake_up;
+pub mod watched_runs;

@@ -1,0 +1,56 @@
+//! Gives permits to the root runs of all nodes, and takes them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::run::RunId;
+use crate::engine::context::Engine;
+use crate::engine::state::active_run::ActiveRun;
+
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Gives permits until the daemon drains: then no run starts here.
+pub async fn run(engine: Arc<Engine>) {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return;
+    };
+    let permits = &engine.cluster_permits;
+    loop {
+        let jitter = Duration::from_millis(fastrand::u64(0..100));
+        tokio::select! {
+            () = permits.wake.notified() => {}
+            () = tokio::time::sleep(REFRESH_INTERVAL + jitter) => {}
+            () = engine.draining.cancelled() => return,
+        }
+        let given = tokio::select! {
+            given = permits.give(cluster) => given,
+            () = engine.draining.cancelled() => return,
+        };
+        if let Err(error) = given
+            && !engine.suspension.is_store_down()
+        {
+            tracing::warn!(error = %error, "Permits cannot be given now: {error}");
+        }
+    }
+}
+
+/// Gives back the permit of a tree that waits for a person.
+pub async fn release(engine: &Engine, root: RunId) {
+    if let Some(cluster) = engine.journal.store().cluster() {
+        // If that fails, the tree keeps its permit while it waits.
+        if let Err(error) = cluster.change_permit(root, false).await {
+            tracing::warn!(run.id = %root, error = %error, "The permit of {root} was not given back: {error}");
+        }
+        engine.cluster_permits.tree_ended(root);
+    }
+}
+
+/// Waits for a permit again, before the trees that have not started.
+pub async fn acquire_again(engine: &Engine, root: &ActiveRun) {
+    if let Some(cluster) = engine.journal.store().cluster() {
+        if let Err(error) = cluster.change_permit(root.scope.run, true).await {
+            root.suspend(&error);
+        }
+        engine.cluster_permits.granted(root.scope.run).await;
+    }
+}

@@ -1,0 +1,139 @@
+//! Waits for runs that another node drives.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+
+use crate::domain::event::StoredEvent;
+use crate::domain::run::{Run, RunId};
+use crate::engine::cluster::follow;
+use crate::engine::cluster::watched_runs::Records;
+use crate::engine::context::Engine;
+use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::store::StoreError;
+
+/// How often the record is read without a sign that it has changed, and after a failure.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The first record of a run that is `awaited`, whichever node drives the run. `None` if there is no such run, if no other node
+/// shares the database, or if the daemon stops.
+pub async fn wait(
+    engine: &Arc<Engine>,
+    id: RunId,
+    awaited: impl Fn(&Run) -> bool,
+) -> Option<Arc<Run>> {
+    engine.journal.store().cluster()?;
+    tokio::select! {
+        found = wait_for_record(engine, id, awaited) => found,
+        () = engine.draining.cancelled() => None,
+    }
+}
+
+async fn wait_for_record(
+    engine: &Arc<Engine>,
+    id: RunId,
+    awaited: impl Fn(&Run) -> bool,
+) -> Option<Arc<Run>> {
+    let current = read(engine, id).await?;
+    if awaited(&current) {
+        return Some(current);
+    }
+    let mut records = join(engine, &current);
+    loop {
+        if let Some(record) = records.borrow_and_update().as_ref()
+            // Others may have read it before.
+            && record.last_event >= current.last_event
+            && awaited(record)
+        {
+            return Some(Arc::clone(record));
+        }
+        records.changed().await.ok()?;
+    }
+}
+
+/// `None` if there is no such run, or if the store is closed.
+async fn read(engine: &Engine, id: RunId) -> Option<Arc<Run>> {
+    loop {
+        match engine.journal.store().run(id).await {
+            Ok(run) => return run.map(Arc::new),
+            Err(StoreError::Closed | StoreError::Corrupt(_)) => return None,
+            Err(_) => tokio::time::sleep(READ_INTERVAL).await,
+        }
+    }
+}
+
+/// The records of a run from now on.
+fn join(engine: &Arc<Engine>, run: &Run) -> watch::Receiver<Option<Arc<Run>>> {
+    let (receiver, records) = engine.watched_runs.join(run.id);
+    if let Some(records) = records {
+        let (engine, id, root) = (Arc::clone(engine), run.id, run.root_id);
+        let tasks = engine.followed.tasks.clone();
+        tasks.spawn(async move {
+            tokio::select! {
+                () = watch_run(&engine, id, root, &records) => {}
+                () = engine.shutdown.cancelled() => {}
+            }
+        });
+    }
+    receiver
+}
+
+/// Reads the record of a run until it has ended or nobody waits for it any more.
+async fn watch_run(engine: &Arc<Engine>, id: RunId, root: RunId, records: &Records) {
+    let mut events = None;
+    loop {
+        if events.is_none() {
+            // First the subscription, then the record: no change is missed.
+            events = match follow::subscribe_here(engine, root) {
+                Some(events) => Some(events),
+                None => follow::subscribe(engine, root, false).await,
+            };
+        }
+        let run = read(engine, id).await;
+        let has_ended = run.as_ref().is_none_or(|run| run.status.is_terminal());
+        records.send_replace(run);
+        if engine.watched_runs.remove_if_over(id, records, has_ended) {
+            return;
+        }
+        tokio::select! {
+            is_open = next_change(&mut events, id) => {
+                if !is_open {
+                    events = None;
+                }
+            }
+            () = changed(engine, root) => {}
+            () = records.closed() => {}
+            () = tokio::time::sleep(READ_INTERVAL) => {}
+        }
+    }
+}
+
+/// Waits for an event that may change what somebody waits for; false if the subscription has ended.
+async fn next_change(events: &mut Option<Subscription>, id: RunId) -> bool {
+    let Some(events) = events else {
+        return std::future::pending().await;
+    };
+    loop {
+        match events.recv().await {
+            Ok(StreamEvent::Stored(event)) if may_matter(&event, id) => return true,
+            Ok(_) => {}
+            Err(RecvError::Lagged(_)) => return true,
+            Err(RecvError::Closed) => return false,
+        }
+    }
+}
+
+fn may_matter(event: &StoredEvent, id: RunId) -> bool {
+    let is_own = event.run_id == id;
+    (is_own && (event.name.starts_with("run.") || event.name == "turn.completed"))
+        || event.name.starts_with("approval.")
+}
+
+async fn changed(engine: &Engine, root: RunId) {
+    match engine.followed.get(root) {
+        Some(tree) => tree.changed.notified().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,249 @@
+//! The permits of root runs over all nodes that share the database. A run that no limit is near to starts at once; the others wait
+//! until a node gives them their permit, fair between keys as within one process.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::domain::run::RunId;
+use crate::fair::Limits;
+use crate::fair::admission::QueueFull;
+use crate::fair::fair_queue::FairQueue;
+use crate::store::StoreError;
+use crate::store::cluster::{Cluster, PermitDemand, PermitLoad};
+use crate::store::node_messages::NodeMessage;
+
+/// After this part of all permits was taken, the load is read again.
+const REFRESH_PARTS: usize = 20;
+
+/// What this node knows of the permits. Without other nodes it is not used.
+pub struct ClusterPermits {
+    limits: Limits,
+    view: Mutex<View>,
+    /// New runs so far, and how many there were when the load was last read.
+    added: AtomicU64,
+    refreshed: AtomicU64,
+    /// New runs that the store may not have yet, with their numbers.
+    entering: Arc<Mutex<Vec<(u64, EnteringRun)>>>,
+    /// The trees of this node that wait for a permit.
+    waiting: Mutex<HashMap<RunId, oneshot::Sender<()>>>,
+    pub wake: Notify,
+}
+
+/// The load of all nodes as last read, with what this node has added since.
+struct View {
+    queue: FairQueue<RunId>,
+    has_waiting: bool,
+}
+
+/// A new run.
+#[derive(Clone)]
+pub struct EnteringRun {
+    pub owner: Option<String>,
+    pub agent: String,
+    /// Whether it has a session, whose runs wait for each other.
+    pub has_session: bool,
+    /// Whether its session has unfinished runs.
+    pub is_behind: bool,
+}
+
+/// A new run that this node counts until the entry is dropped; to be kept until the run is committed.
+pub struct Entry {
+    /// Whether it starts at once. If not, it waits for its permit.
+    pub has_permit: bool,
+    number: u64,
+    entering: Arc<Mutex<Vec<(u64, EnteringRun)>>>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        lock(&self.entering).retain(|(number, _)| *number != self.number);
+    }
+}
+
+impl View {
+    /// Counts a new run; returns whether it starts at once.
+    fn add(&mut self, run: &EnteringRun) -> Result<bool, QueueFull> {
+        let queue = &mut self.queue;
+        let quota_key = queue.quota_key(run.owner.as_deref(), &run.agent);
+        if !run.has_session && queue.is_far_from_limits(quota_key) {
+            queue.add_running(quota_key, 1);
+            return Ok(true);
+        }
+        if run.is_behind || !queue.try_acquire(quota_key) {
+            if !queue.has_queue_capacity(quota_key) {
+                let (running, queued) = queue.load();
+                return Err(QueueFull { running, queued });
+            }
+            queue.add_deferred(quota_key);
+        }
+        Ok(false)
+    }
+}
+
+impl ClusterPermits {
+    pub fn new(limits: Limits) -> Self {
+        // The number of live runs is a limit of each node.
+        let limits = Limits {
+            max_live: usize::MAX,
+            ..limits
+        };
+        Self {
+            view: Mutex::new(View {
+                queue: FairQueue::new(limits.clone()),
+                has_waiting: false,
+            }),
+            limits,
+            added: AtomicU64::new(0),
+            refreshed: AtomicU64::new(0),
+            entering: Arc::default(),
+            waiting: Mutex::default(),
+            wake: Notify::new(),
+        }
+    }
+
+    /// Enters a new run. If what this node knows leaves no place, the load is read again.
+    ///
+    /// # Errors
+    /// It could not start now, and the key's share of the queue is full; or the load cannot be read.
+    pub async fn enter(
+        &self,
+        cluster: &dyn Cluster,
+        run: EnteringRun,
+    ) -> Result<Result<Entry, QueueFull>, StoreError> {
+        let entered = self.try_enter(&run);
+        if entered.is_ok() {
+            return Ok(entered);
+        }
+        self.refresh(&cluster.permit_load().await?);
+        Ok(self.try_enter(&run))
+    }
+
+    fn try_enter(&self, run: &EnteringRun) -> Result<Entry, QueueFull> {
+        let has_permit = lock(&self.view).add(run)?;
+        let number = self.added.fetch_add(1, Ordering::Relaxed);
+        let unread = number.saturating_sub(self.refreshed.load(Ordering::Relaxed));
+        if unread > (self.limits.max_running / REFRESH_PARTS) as u64 {
+            self.wake.notify_one();
+        }
+        lock(&self.entering).push((number, run.clone()));
+        Ok(Entry {
+            has_permit,
+            number,
+            entering: Arc::clone(&self.entering),
+        })
+    }
+
+    /// Waits until this tree of this node has a permit.
+    pub async fn granted(&self, root: RunId) {
+        let (sender, granted) = oneshot::channel();
+        lock(&self.waiting).insert(root, sender);
+        self.wake.notify_one();
+        // Replaced by a later call for the same tree, which gets the permit.
+        if granted.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// A tree of this node has ended: its permit is free.
+    pub fn tree_ended(&self, root: RunId) {
+        let is_waited_for = {
+            let mut waiting = lock(&self.waiting);
+            waiting.remove(&root);
+            !waiting.is_empty()
+        };
+        if is_waited_for || lock(&self.view).has_waiting {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether a tree of this node waits for a permit.
+    pub fn is_waiting(&self, root: RunId) -> bool {
+        lock(&self.waiting).contains_key(&root)
+    }
+
+    /// The number of trees of this node that wait for a permit.
+    pub fn waiting_count(&self) -> usize {
+        lock(&self.waiting).len()
+    }
+
+    fn refresh(&self, load: &[PermitLoad]) {
+        let mut queue = FairQueue::new(self.limits.clone());
+        let mut has_waiting = false;
+        for PermitLoad { running, waiting } in load {
+            let quota_key = queue.quota_key(running.owner.as_deref(), &running.agent);
+            queue.add_running(quota_key, running.trees);
+            for _ in 0..*waiting {
+                queue.add_deferred(quota_key);
+            }
+            has_waiting |= *waiting > 0;
+        }
+        let mut view = View { queue, has_waiting };
+        for (_, run) in lock(&self.entering).iter() {
+            // Those beyond the limits were accepted by what this node knew.
+            let _ = view.add(run);
+        }
+        *lock(&self.view) = view;
+        let added = self.added.load(Ordering::Relaxed);
+        self.refreshed.store(added, Ordering::Relaxed);
+    }
+
+    /// Gives permits, and lets those trees of this node start that got one from any node.
+    pub async fn give(&self, cluster: &dyn Cluster) -> Result<(), StoreError> {
+        self.refresh(&cluster.permit_load().await?);
+        if lock(&self.view).has_waiting {
+            let limits = self.limits.clone();
+            let decide = Box::new(move |demand: &PermitDemand| choose(&limits, demand));
+            if cluster.give_permits(decide).await? > 0 {
+                // Other nodes may have some of these trees.
+                cluster.send(None, NodeMessage::Claims);
+            }
+        }
+        let waiting: Vec<RunId> = lock(&self.waiting).keys().copied().collect();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        for root in cluster.permitted_trees(waiting).await? {
+            if let Some(granted) = lock(&self.waiting).remove(&root) {
+                let _ = granted.send(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The limits that remain for each node alone.
+pub fn node_limits(limits: Limits) -> Limits {
+    Limits {
+        max_live: limits.max_live,
+        keys: limits.keys,
+        ..Limits::default()
+    }
+}
+
+/// The trees that get a permit next, in order.
+fn choose(limits: &Limits, demand: &PermitDemand) -> Vec<RunId> {
+    let mut queue = FairQueue::new(limits.clone());
+    for running in &demand.running {
+        let quota_key = queue.quota_key(running.owner.as_deref(), &running.agent);
+        queue.add_running(quota_key, running.trees);
+    }
+    for (owner, turn) in &demand.turns {
+        let owner = Some(owner.as_str()).filter(|owner| !owner.is_empty());
+        queue.restore_turn(owner, *turn);
+    }
+    for tree in &demand.waiting {
+        let quota_key = queue.quota_key(tree.owner.as_deref(), &tree.agent);
+        match tree.has_returned {
+            true => queue.enqueue_first(quota_key, tree.root),
+            false => queue.enqueue(quota_key, tree.root),
+        };
+    }
+    std::iter::from_fn(|| queue.admit()).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

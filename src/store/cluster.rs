@@ -1,0 +1,141 @@
+//! The contract between the nodes that share a database. A tree of runs that has not ended is driven by one node at a time, its
+//! owner.
+
+use std::collections::{HashMap, HashSet};
+
+use futures_util::future::BoxFuture;
+
+use crate::domain::node::NodeId;
+use crate::domain::run::RunId;
+use crate::store::StoreError;
+use crate::store::duties::Duties;
+use crate::store::node_messages::NodeMessages;
+use crate::store::run_requests::RunRequests;
+#[cfg(doc)]
+use crate::store::runs::RunRecords;
+use crate::store::runs::UnfinishedRun;
+use crate::store::usage::SharedBudgets;
+
+/// Who drives a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeOwner {
+    ThisNode,
+    Node(NodeId),
+    /// Its owner is gone, and no other node has taken it over yet.
+    Nobody,
+    /// Its root has ended, or does not exist.
+    Ended,
+}
+
+/// How far a tree is that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreePosition {
+    pub owner: TreeOwner,
+    /// The number of its last event.
+    pub last_event: u64,
+}
+
+/// Which node drives which tree.
+pub trait TreeOwners: Send + Sync + 'static {
+    /// This process. It changes when the process joins again.
+    fn node(&self) -> NodeId;
+
+    /// Whether this node has not reached the database for so long that others may take over its trees soon: it begins no call
+    /// then.
+    fn is_cut_off(&self) -> bool;
+
+    /// Whether no other node shared the database when this one looked last.
+    fn is_alone(&self) -> bool;
+
+    fn tree_owner(&self, root: RunId) -> BoxFuture<'_, Result<TreeOwner, StoreError>>;
+
+    /// The positions of these trees. Those that have ended are left out.
+    fn tree_positions(
+        &self,
+        roots: Vec<RunId>,
+    ) -> BoxFuture<'_, Result<HashMap<RunId, TreePosition>, StoreError>>;
+
+    /// The roots of the trees that this node owns.
+    fn own_trees(&self) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>>;
+
+    /// Makes this node the owner of trees that nobody owns, at most `max`, and returns their roots. No other node gets the same.
+    fn claim_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
+
+    /// The runs of these trees that have not ended, as [`RunRecords::unfinished_runs`].
+    fn unfinished_trees(
+        &self,
+        roots: Vec<RunId>,
+    ) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>>;
+}
+
+/// Trees with a permit, of one key and one agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningTrees {
+    pub owner: Option<String>,
+    pub agent: String,
+    pub trees: usize,
+}
+
+/// A tree that waits for a permit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingTree {
+    pub root: RunId,
+    pub owner: Option<String>,
+    pub agent: String,
+    /// Whether it had a permit before: it waited for a person since.
+    pub has_returned: bool,
+}
+
+/// What permits are given by.
+#[derive(Clone, Debug, Default)]
+pub struct PermitDemand {
+    pub running: Vec<RunningTrees>,
+    /// In their order. The first trees of each key and agent; of a session only its first run.
+    pub waiting: Vec<WaitingTree>,
+    /// The keys (empty: without keys) that were given a permit before; a greater number is later.
+    pub turns: Vec<(String, u64)>,
+}
+
+/// Chooses the trees that are given a permit, in order.
+pub type DecidePermits = Box<dyn Fn(&PermitDemand) -> Vec<RunId> + Send + Sync>;
+
+/// How many trees have a permit or wait for one, of one key and one agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PermitLoad {
+    pub running: RunningTrees,
+    pub waiting: usize,
+}
+
+/// The permits of all nodes together.
+pub trait Permits: Send + Sync + 'static {
+    fn permit_load(&self) -> BoxFuture<'_, Result<Vec<PermitLoad>, StoreError>>;
+
+    /// Gives permits to trees of any node, alone among all nodes. Returns their number.
+    fn give_permits(&self, decide: DecidePermits) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Those of these trees of this node that have a permit.
+    fn permitted_trees(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
+
+    /// Takes the permit of a tree of this node, or makes the tree wait for one again if it has none.
+    fn change_permit(&self, root: RunId, is_wanted: bool) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// The runs of a session that have not ended, in their order, and the newest run that it has had.
+    fn open_session(
+        &self,
+        owner: Option<String>,
+        name: String,
+    ) -> BoxFuture<'_, Result<OpenSession, StoreError>>;
+}
+
+/// A session with what other nodes accepted in it.
+#[derive(Clone, Debug, Default)]
+pub struct OpenSession {
+    pub unfinished: Vec<RunId>,
+    pub last_run: Option<RunId>,
+}
+
+/// What a store has whose database several nodes share.
+pub trait Cluster:
+    TreeOwners + Permits + NodeMessages + RunRequests + Duties + SharedBudgets
+{
+}

@@ -1,0 +1,75 @@
+//! The contract for what agents remember of their runs.
+
+use std::path::{Path, PathBuf};
+
+use futures_util::future::BoxFuture;
+
+use crate::domain::memory_entry::MemoryEntry;
+use crate::domain::run::RunId;
+use crate::store::StoreError;
+
+/// The folder of a data directory with memories that are files.
+pub const MEMORY_DIR: &str = "memory";
+
+pub trait MemoryRecords: Send + Sync + 'static {
+    /// The newest entries, or all, oldest first; none if nothing was remembered yet.
+    fn memory(
+        &self,
+        memory: MemoryId,
+        newest: Option<usize>,
+    ) -> BoxFuture<'_, Result<Vec<MemoryEntry>, MemoryRecordError>>;
+
+    /// Appends an entry, and returns the number of entries once it is safe. Callers at once do not disturb each other.
+    fn add_to_memory(
+        &self,
+        memory: MemoryId,
+        entry: NewMemoryEntry,
+    ) -> BoxFuture<'_, Result<usize, MemoryRecordError>>;
+
+    /// Removes all but the newest `keep` entries, and returns the number of entries.
+    fn trim_memory(
+        &self,
+        memory: MemoryId,
+        keep: usize,
+    ) -> BoxFuture<'_, Result<usize, MemoryRecordError>>;
+}
+
+/// Which memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryId {
+    pub agent: String,
+    /// The key that it belongs to; `None` without keys, and if all keys share it.
+    pub owner: Option<String>,
+    /// The file that the agent's settings name; only for memories that are files.
+    pub path: Option<PathBuf>,
+}
+
+impl MemoryId {
+    /// Its file, if memories are files below this directory.
+    pub fn file(&self, directory: &Path) -> PathBuf {
+        match (&self.owner, &self.path) {
+            (Some(owner), _) => directory.join(&self.agent).join(format!("{owner}.md")),
+            (None, Some(path)) => path.clone(),
+            (None, None) => directory.join(format!("{}.md", self.agent)),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct NewMemoryEntry {
+    /// The run that it is about, which has one entry.
+    pub run: RunId,
+    /// As [`render`](crate::domain::memory_entry::render) makes it, with a time that no other entry of this process has.
+    pub text: String,
+    /// Whether an earlier attempt may have written the entry; it is not written twice.
+    pub may_exist: bool,
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MemoryRecordError {
+    /// A memory's own file; others, and the store, may work.
+    #[error("{0}")]
+    File(String),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}

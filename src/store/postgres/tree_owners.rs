@@ -1,0 +1,185 @@
+//! The contract for owners of trees and for their permits, by the table of trees.
+
+use std::collections::{HashMap, HashSet};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::mpsc;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::domain::node::NodeId;
+use crate::domain::run::RunId;
+use crate::store::StoreError;
+use crate::store::cluster::{
+    Cluster, DecidePermits, OpenSession, PermitLoad, Permits, RunningTrees, TreeOwner, TreeOwners,
+    TreePosition,
+};
+use crate::store::postgres::run_inserts::HELD;
+use crate::store::postgres::sql::{free_text, params};
+use crate::store::postgres::{PostgresStore, queries, rows};
+use crate::store::runs::UnfinishedRun;
+use crate::store::write_queue::job::Task;
+
+/// A node without a row owns nothing any more.
+const OWNER: &str = "SELECT n.incarnation AS node FROM trees t LEFT JOIN nodes n ON n.incarnation = t.node \
+     WHERE t.root = :root";
+const POSITIONS: &str = "SELECT t.root, t.last_event, n.incarnation AS node \
+     FROM trees t LEFT JOIN nodes n ON n.incarnation = t.node WHERE t.root = ANY(:roots)";
+const OWN_TREES: &str = "SELECT root FROM trees WHERE node = :node";
+const LOAD: &str = "SELECT owner, agent, count(*) FILTER (WHERE permit = 2) AS running, \
+     count(*) FILTER (WHERE permit = 1) AS waiting FROM trees GROUP BY owner, agent";
+const PERMITTED: &str =
+    "SELECT root FROM trees WHERE root = ANY(:roots) AND node = :node AND permit = :held";
+const OPEN_SESSION: &str = "SELECT s.last_run, t.root FROM sessions s LEFT JOIN trees t \
+     ON t.session = s.name AND coalesce(t.owner, '') = s.owner WHERE s.owner = :owner AND s.name = :name ORDER BY t.root";
+
+impl TreeOwners for PostgresStore {
+    fn node(&self) -> NodeId {
+        self.node.get()
+    }
+
+    fn is_cut_off(&self) -> bool {
+        self.node.is_cut_off()
+    }
+
+    fn is_alone(&self) -> bool {
+        self.node.is_alone()
+    }
+
+    fn tree_owner(&self, root: RunId) -> BoxFuture<'_, Result<TreeOwner, StoreError>> {
+        let this_node = self.node();
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move {
+                let Some(row) = db.row(OWNER, params! {":root": root}).await? else {
+                    return Ok(TreeOwner::Ended);
+                };
+                owner(&row, this_node)
+            })
+        }))
+    }
+
+    fn tree_positions(
+        &self,
+        roots: Vec<RunId>,
+    ) -> BoxFuture<'_, Result<HashMap<RunId, TreePosition>, StoreError>> {
+        let this_node = self.node();
+        let roots: Vec<Uuid> = roots.into_iter().map(|root| root.0).collect();
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move {
+                let found = db.rows(POSITIONS, params! {":roots": roots}).await?;
+                let positions = found.iter().map(|row| {
+                    let position = TreePosition {
+                        owner: owner(row, this_node)?,
+                        last_event: rows::count(row, "last_event")?,
+                    };
+                    Ok((rows::id(row, "root")?, position))
+                });
+                positions.collect()
+            })
+        }))
+    }
+
+    fn own_trees(&self) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>> {
+        let node = self.node();
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move {
+                let found = db.rows(OWN_TREES, params! {":node": node.0}).await?;
+                found.iter().map(|row| rows::id(row, "root")).collect()
+            })
+        }))
+    }
+
+    fn claim_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
+        Box::pin(async move {
+            let (sender, mut claimed) = mpsc::unbounded_channel();
+            self.queue.request(Task::ClaimTrees(max, sender)).await?;
+            let mut roots = Vec::new();
+            while let Ok(root) = claimed.try_recv() {
+                roots.push(root);
+            }
+            Ok(roots)
+        })
+    }
+
+    fn unfinished_trees(
+        &self,
+        roots: Vec<RunId>,
+    ) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
+        Box::pin(self.readers.read_snapshot(move |db| {
+            Box::pin(async move { queries::unfinished_trees(db, &roots).await })
+        }))
+    }
+}
+
+impl Permits for PostgresStore {
+    fn permit_load(&self) -> BoxFuture<'_, Result<Vec<PermitLoad>, StoreError>> {
+        Box::pin(self.readers.read(|db| {
+            Box::pin(async move {
+                let found = db.rows(LOAD, &[]).await?;
+                let load = |row: &Row| {
+                    Ok(PermitLoad {
+                        running: RunningTrees {
+                            owner: rows::text(row, "owner")?,
+                            agent: rows::text(row, "agent")?.unwrap_or_default(),
+                            trees: rows::small(row, "running")?,
+                        },
+                        waiting: rows::small(row, "waiting")?,
+                    })
+                };
+                found.iter().map(load).collect()
+            })
+        }))
+    }
+
+    fn give_permits(&self, decide: DecidePermits) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(self.queue.request(Task::GivePermits(decide)))
+    }
+
+    fn permitted_trees(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
+        let node = self.node();
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move {
+                let roots: Vec<Uuid> = roots.into_iter().map(|root| root.0).collect();
+                let params = params! {":roots": roots, ":node": node.0, ":held": HELD};
+                let found = db.rows(PERMITTED, params).await?;
+                found.iter().map(|row| rows::id(row, "root")).collect()
+            })
+        }))
+    }
+
+    fn change_permit(&self, root: RunId, is_wanted: bool) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.queue.execute(Task::ChangePermit(root, is_wanted))
+    }
+
+    fn open_session(
+        &self,
+        owner: Option<String>,
+        name: String,
+    ) -> BoxFuture<'_, Result<OpenSession, StoreError>> {
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move {
+                let owner = owner.unwrap_or_default();
+                let params = params! {":owner": &owner, ":name": free_text(&name)};
+                let found = db.rows(OPEN_SESSION, params).await?;
+                let mut session = OpenSession::default();
+                for row in &found {
+                    session.last_run = Some(rows::id(row, "last_run")?);
+                    session.unfinished.extend(rows::optional_id(row, "root")?);
+                }
+                Ok(session)
+            })
+        }))
+    }
+}
+
+/// The owner of a tree that has not ended, by the column `node`.
+fn owner(row: &Row, this_node: NodeId) -> Result<TreeOwner, StoreError> {
+    let owner: Option<Uuid> = rows::get(row, "node")?;
+    Ok(match owner.map(NodeId) {
+        None => TreeOwner::Nobody,
+        Some(node) if node == this_node => TreeOwner::ThisNode,
+        Some(node) => TreeOwner::Node(node),
+    })
+}
+
+impl Cluster for PostgresStore {}

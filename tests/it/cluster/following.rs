@@ -1,0 +1,289 @@
+//! Clients follow runs at any daemon, whichever drives them: the same events with the same numbers, also when the run's daemon
+//! dies or messages between daemons are lost.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use reqwest::{Client, Method};
+use serde_json::{Value, json};
+
+use crate::cluster::{other, spawn};
+use crate::support::app::{TestApp, send};
+use crate::support::daemon::Daemon;
+use crate::support::events::{Event, Events, assert_complete, count, kinds};
+use crate::support::gate::Gate;
+use crate::support::postgres;
+use crate::support::provider::answer::{ScriptedAnswer, calls, says};
+use crate::support::within_timeout;
+
+const WORKER: &str = "workdir = \"work\"\ntools = [\"write_file\"]\n";
+const LISTENERS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+     WHERE datname = current_database() AND query LIKE 'UNLISTEN%'";
+
+/// The events of a run at a daemon, after a number.
+async fn stream_at(daemon: &Daemon, id: &str, after: u64) -> Events {
+    let url = format!("{}/runs/{id}/events", daemon.url);
+    let request = Client::new()
+        .request(Method::GET, url)
+        .header("accept", "text/event-stream")
+        .header("last-event-id", after.to_string());
+    let response = within_timeout("the stream's head", request.send()).await;
+    Events::new(response.expect("a response"))
+}
+
+async fn wait_at(daemon: &Daemon, id: &str) -> Value {
+    let url = format!("{}/runs/{id}?wait=60", daemon.url);
+    let got = send(Client::new().request(Method::GET, url)).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    got.json()
+}
+
+/// A call that is another one in each turn.
+fn writes(turn: usize) -> ScriptedAnswer {
+    let arguments = json!({"path": format!("{turn}.txt"), "content": "x"});
+    calls([("write_file", arguments)])
+}
+
+fn without_live(events: Vec<Event>) -> Vec<Event> {
+    let mut events = events;
+    events.retain(|event| event.seq() > 0);
+    events
+}
+
+fn live_text(events: &[Event]) -> String {
+    let deltas = events.iter().filter(|event| event.kind() == "text.delta");
+    deltas.filter_map(|event| event["text"].as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_followed_at_another_daemon() {
+    let setup = TestApp::setup()
+        .file("work/x.txt", "x")
+        .agent("solo", &format!("stream = true\n{WORKER}"));
+    let Some((app, url)) = spawn(setup).await else {
+        return;
+    };
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    let (first_gate, last_gate) = (Gate::closed(), Gate::closed());
+    let answers = [
+        writes(1).after_gate(&first_gate),
+        says("one two three four five six").after_gate(&last_gate),
+    ];
+    app.provider.will("solo", answers);
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let mut there = stream_at(&second, &id, 0).await;
+    let mut resumed = stream_at(&second, &id, 2).await;
+    let mut events = there.until("turn.started").await;
+    let waiting = wait_at(&second, &id);
+    let story = async {
+        first_gate.open();
+        events.extend(there.until("turn.started").await);
+        last_gate.open();
+        events.extend(there.rest().await);
+        events
+    };
+    let (run, events) = tokio::join!(waiting, story);
+    assert_eq!(run["content"], "one two three four five six");
+    assert_eq!(live_text(&events), "one two three four five six");
+    let deltas = events.iter().position(|event| event.kind() == "text.delta");
+    let end = events
+        .iter()
+        .rposition(|event| event.kind() == "turn.completed");
+    assert!(deltas < end, "{:?}", kinds(&events));
+    let here = app.find(&id).await.events().await;
+    assert_eq!(without_live(events), here);
+    assert_complete(&here);
+    let resumed = without_live(resumed.until("run.completed").await);
+    assert_eq!(resumed, here[2..]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_gets_the_text_that_was_written_before() {
+    let setup = TestApp::setup().agent("solo", "stream = true");
+    let Some((app, url)) = spawn(setup).await else {
+        return;
+    };
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    let gate = Gate::closed();
+    let answer = says("one two three four").pausing_at(&gate);
+    app.provider.will("solo", [answer]);
+    let body = json!({"model": "solo", "input": "x", "stream": true, "background": true});
+    let request = app.request(Method::POST, "/v1/responses").json(&body);
+    let mut here = Events::new(request.send().await.expect("a response"));
+    let begun = here.until("response.output_text.delta").await;
+    let id = begun[0]["response"]["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
+    let path = format!("{}/v1/responses/{id}?stream=true", second.url);
+    let response = Client::new().get(path).send().await.expect("a response");
+    let mut there = Events::new(response);
+    let mut events = there.until("response.output_text.delta").await;
+    gate.open();
+    events.extend(there.until("response.completed").await);
+    let deltas = events
+        .iter()
+        .filter(|event| event.kind() == "response.output_text.delta");
+    let text: String = deltas.filter_map(|it| it["delta"].as_str()).collect();
+    assert_eq!(text, "one two three four");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn followers_keep_their_streams_when_the_daemon_of_the_run_dies() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    let gate = Gate::closed();
+    let answers = [says("late").after_gate(&gate), says("resumed")];
+    app.provider.will("solo", answers);
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let mut stream = stream_at(&second, &id, 0).await;
+    let mut events = stream.until("turn.started").await;
+    let waiting = wait_at(&second, &id);
+    let story = async {
+        app.daemon.kill().await;
+        events.extend(stream.rest().await);
+        events
+    };
+    let (run, events) = tokio::join!(waiting, story);
+    assert_eq!(run["content"], "resumed");
+    assert_complete(&without_live(events));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn followers_keep_their_streams_when_their_daemon_loses_the_run() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after_gate(&door));
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let mut stream = stream_at(&app.daemon, &id, 0).await;
+    let mut events = stream.until("turn.started").await;
+    let first = std::mem::replace(&mut app.daemon, second);
+    let waiting = wait_at(&first, &id);
+    let story = async {
+        first.signal("STOP");
+        // The other one asks the model again.
+        app.provider.wait_for_request("solo", 2).await;
+        first.signal("CONT");
+        first.wait_for_log("This node has joined again").await;
+        gate.open();
+        events.extend(stream.rest().await);
+        events
+    };
+    let (run, events) = tokio::join!(waiting, story);
+    assert_eq!(run["content"], "done");
+    let events = without_live(events);
+    assert_complete(&events);
+    assert_eq!(count(&events, "run.completed"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_messages_only_delay() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let mut stream = stream_at(&second, &id, 0).await;
+    let mut events = stream.until("turn.started").await;
+    let waiting = wait_at(&second, &id);
+    let story = async {
+        let ended =
+            postgres::with_client(&url, async |client| client.query_one(LISTENERS, &[]).await);
+        assert_eq!(ended.get::<_, i64>(0), 2);
+        gate.open();
+        events.extend(stream.rest().await);
+        events
+    };
+    let (run, events) = tokio::join!(waiting, story);
+    assert_eq!(run["content"], "done");
+    assert_complete(&without_live(events));
+    second
+        .wait_for_log("listening to the other nodes again")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_gets_no_messages_looks_by_itself() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let mut deaf = other(&app, &url, "second");
+    deaf.env("AXED_DATA__LISTEN_URL", "postgres://axed@127.0.0.1:1/axed");
+    let second = Daemon::start(deaf).await;
+    second
+        .wait_for_log("not listening to the other nodes")
+        .await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let mut stream = stream_at(&second, &id, 0).await;
+    let mut events = stream.until("turn.started").await;
+    gate.open();
+    events.extend(stream.rest().await);
+    assert_complete(&without_live(events));
+}
+
+/// Prints how much later an event arrives at another daemon than at the one that drives the run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn followers_at_another_daemon_are_a_little_behind() {
+    const TURNS: usize = 40;
+    let setup = TestApp::setup()
+        .file("work/x.txt", "x")
+        .agent("solo", &format!("{WORKER}[limits]\nmax_turns = 50"));
+    let Some((app, url)) = spawn(setup).await else {
+        return;
+    };
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    let gate = Gate::closed();
+    let door = gate.clone();
+    let count = AtomicUsize::new(0);
+    app.provider.always("solo", move |_| {
+        let turns = count.fetch_add(1, Ordering::Relaxed) + 1;
+        match turns {
+            1 => writes(turns).after_gate(&door),
+            TURNS => says("done"),
+            _ => writes(turns),
+        }
+    });
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let read = async |daemon: &Daemon| {
+        let mut stream = stream_at(daemon, &id, 0).await;
+        let mut events = stream.until("turn.started").await;
+        gate.open();
+        let mut times = Vec::new();
+        while let Some(event) = stream.next().await {
+            times.push(Instant::now());
+            events.push(event);
+        }
+        assert_complete(&without_live(events));
+        times
+    };
+    let (here, there) = tokio::join!(read(&app.daemon), read(&second));
+    let delays = there.iter().zip(&here);
+    let mut delays: Vec<_> = delays
+        .map(|(there, here)| there.saturating_duration_since(*here))
+        .collect();
+    delays.sort();
+    println!(
+        "{} events arrive at another node after {:?} (median), {:?} (95 %), {:?} (at most)",
+        delays.len(),
+        delays[delays.len() / 2],
+        delays[delays.len() * 95 / 100],
+        delays[delays.len() - 1]
+    );
+}

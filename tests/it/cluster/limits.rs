@@ -1,0 +1,74 @@
+//! Limits and the order of sessions hold for all daemons together.
+
+use serde_json::json;
+
+use crate::cluster::{other, spawn};
+use crate::support::app::TestApp;
+use crate::support::daemon::Daemon;
+use crate::support::gate::Gate;
+use crate::support::provider::answer::says;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_hold_over_all_daemons() {
+    let setup = TestApp::setup()
+        .config("[runs]\nmax_running = 3\n[runs.per_agent]\nplanner = 1")
+        .agent("planner", "")
+        .agent("solo", "");
+    let Some((mut app, url)) = spawn(setup).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    for agent in ["planner", "solo"] {
+        let door = gate.clone();
+        app.provider
+            .always(agent, move |_| says("done").after_gate(&door));
+    }
+    let mut second = Daemon::start(other(&app, &url, "second")).await;
+    let mut ids = Vec::new();
+    for number in 0..12 {
+        let agent = ["planner", "solo"][number / 2 % 2];
+        ids.push(app.start(agent, "x").await.id().to_owned());
+        std::mem::swap(&mut app.daemon, &mut second);
+    }
+    app.provider.wait_for_requests(3).await;
+    gate.open();
+    for id in &ids {
+        assert_eq!(app.find(id).await.wait_for_end().await.output(), "done");
+    }
+    assert_eq!(app.provider.max_concurrency("planner"), 1);
+    assert!(app.provider.max_concurrency("solo") <= 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_runs_of_a_session_wait_for_each_other_on_all_daemons() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after_gate(&door));
+    let mut second = Daemon::start(other(&app, &url, "second")).await;
+    let mut ids = Vec::new();
+    for number in 0..8 {
+        let body = json!({"input": format!("{number}"), "session": "talk"});
+        ids.push(app.start_with("solo", body).await.id().to_owned());
+        std::mem::swap(&mut app.daemon, &mut second);
+    }
+    let taken = json!({"input": "x", "session": "talk", "on_busy": "reject"});
+    let refused = app.post("/agents/solo/runs", &taken).await;
+    assert_eq!(refused.status, 409, "{}", refused.text);
+    app.provider.wait_for_requests(1).await;
+    gate.open();
+    for id in &ids {
+        assert_eq!(app.find(id).await.wait_for_end().await.output(), "done");
+    }
+    assert_eq!(app.provider.max_concurrency("solo"), 1);
+    assert!(ids.is_sorted());
+    // Each has those before it in its conversation.
+    let requests = app.provider.requests_for("solo");
+    let lengths = requests
+        .iter()
+        .map(|request| request.body["messages"].as_array().map_or(0, Vec::len));
+    assert!(lengths.is_sorted(), "{requests:?}");
+}
