@@ -19,7 +19,8 @@ if ! [ -x "$tools/bin/check-jsonschema" ]; then
 fi
 
 check "Compose"
-"$tools/bin/check-jsonschema" --quiet --builtin-schema vendor.compose-spec docker-compose.yml
+"$tools/bin/check-jsonschema" --quiet --builtin-schema vendor.compose-spec docker-compose.yml \
+  deploy/cluster/docker-compose.yml
 
 check "Kubernetes"
 # The oldest and the newest version with all that the manifests use.
@@ -38,6 +39,7 @@ skipped+=("Traefik's own check: names and addresses only")
 if has nginx "nginx -t"; then
   check "nginx"
   sed 's/axed:8080/127.0.0.1:8080/' deploy/nginx.conf >"$work/server.conf"
+  sed 's/axed-[123]:8080/127.0.0.1:8080/; s/listen 80;/listen 81;/' deploy/cluster/nginx.conf >>"$work/server.conf"
   printf 'pid %s/nginx.pid; error_log stderr; events {} http { access_log off; include %s/server.conf; }\n' \
     "$work" "$work" >"$work/nginx.conf"
   nginx -q -t -c "$work/nginx.conf"

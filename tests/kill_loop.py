@@ -93,11 +93,14 @@ def text(message):
 
 
 class Daemon:
-    def __init__(self, axed, home):
-        arguments = ["serve", "--config", "axed.toml", "--agents", "agents", "--data", "data", "--listen", "127.0.0.1:0"]
-        self.log = home / "log"
+    def __init__(self, axed, home, node="", url=None):
+        arguments = ["serve", "--config", "axed.toml", "--agents", "agents", "--data", f"data{node}", "--listen", "127.0.0.1:0"]
+        self.log = home / f"log{node}"
+        environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+        if url:
+            environment |= {"AXED_DATA__URL": url, "AXED_CLUSTER__NODE": f"node{node}"}
         self.process = subprocess.Popen(
-            [axed, *arguments], cwd=home, env={"HOME": str(home), "PATH": os.environ["PATH"]},
+            [axed, *arguments], cwd=home, env=environment,
             stdout=subprocess.PIPE, stderr=open(self.log, "ab"), text=True)
         line = self.process.stdout.readline()
         if not line.startswith("axed listening on http://"):
@@ -291,6 +294,19 @@ class Check:
         assert totals["runs"] == len(self.runs), totals
 
 
+def prepare(home):
+    """Starts the provider and writes the files of a daemon."""
+    server = Server(("127.0.0.1", 0), Provider)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (home / "agents").mkdir()
+    (home / "ledger.py").write_text(LEDGER)
+    (home / "ledger").touch()
+    (home / "axed.toml").write_text(CONFIG.format(port=server.server_address[1]))
+    for name, settings in AGENTS.items():
+        text = f'name = "{name}"\nmodel = "fake/{name}"\n{settings}' + SERVER.format(home=home)
+        (home / f"agents/{name}.toml").write_text(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("axed")
@@ -301,15 +317,7 @@ def main():
     print(f"kill_loop: seed {arguments.seed}")
     with tempfile.TemporaryDirectory(prefix="axed-kill-loop-") as directory:
         home = pathlib.Path(directory)
-        server = Server(("127.0.0.1", 0), Provider)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        (home / "agents").mkdir()
-        (home / "ledger.py").write_text(LEDGER)
-        (home / "ledger").touch()
-        (home / "axed.toml").write_text(CONFIG.format(port=server.server_address[1]))
-        for name, settings in AGENTS.items():
-            text = f'name = "{name}"\nmodel = "fake/{name}"\n{settings}' + SERVER.format(home=home)
-            (home / f"agents/{name}.toml").write_text(text)
+        prepare(home)
         client, daemon = Client(dice), Daemon(os.path.abspath(arguments.axed), home)
         try:
             for _ in range(arguments.kills):
@@ -347,4 +355,5 @@ def play(client, daemon, seconds):
         assert daemon.process.poll() is not None, "the daemon refused a connection"
 
 
-main()
+if __name__ == "__main__":
+    main()
