@@ -197,6 +197,10 @@ impl ResumedRoot {
             ..
         } = self;
         let is_queued = run.started_at.is_none();
+        if admission.is_none() {
+            // Before it may wait for one again.
+            permits::release(&context.engine, run.id).await;
+        }
         // A run that had started and was cancelled or is overdue ends without a permit, after its children.
         let permit = match admission {
             Some(admission) => {
@@ -257,6 +261,7 @@ pub fn resume_all(
 ) {
     // Runs that had started come first, because their time runs. The others keep their order, before any new run.
     recovered.sort_by_key(|root| root.run.started_at.is_none());
+    let is_shared = engine.journal.store().cluster().is_some();
     for RecoveredRun {
         active_run,
         run,
@@ -266,7 +271,6 @@ pub fn resume_all(
         engine.active_runs.add(&active_run);
         let owner = run.owner.as_deref();
         let (permit, session_guard) = kept_permits.remove(&run.id).unwrap_or_default();
-        let is_shared = engine.journal.store().cluster().is_some();
         let session_guard = session_guard.or_else(|| {
             if is_shared {
                 return None;
@@ -279,10 +283,6 @@ pub fn resume_all(
         });
         // A run that waits for approval needs no permit until it resumes.
         let is_ready = run.status != Status::Waiting;
-        if is_shared && !is_ready {
-            let (tasks, engine, root) = (&engine.tasks, Arc::clone(engine), run.id);
-            tasks.spawn(async move { permits::release(&engine, root).await });
-        }
         let admission = match permit {
             Some(permit) => Some(Admission::Permit(permit)),
             None => is_ready.then(|| {

@@ -41,7 +41,7 @@ pub async fn release(engine: &Engine, root: RunId) {
         if let Err(error) = cluster.change_permit(root, false).await {
             tracing::warn!(run.id = %root, error = %error, "The permit of {root} was not given back: {error}");
         }
-        engine.cluster_permits.tree_ended(root);
+        engine.cluster_permits.permit_freed();
     }
 }
 

@@ -147,14 +147,15 @@ impl ClusterPermits {
         }
     }
 
-    /// A tree of this node has ended: its permit is free.
+    /// A tree of this node has ended, or is driven no more: its permit is free.
     pub fn tree_ended(&self, root: RunId) {
-        let is_waited_for = {
-            let mut waiting = lock(&self.waiting);
-            waiting.remove(&root);
-            !waiting.is_empty()
-        };
-        if is_waited_for || lock(&self.view).has_waiting {
+        lock(&self.waiting).remove(&root);
+        self.permit_freed();
+    }
+
+    /// A permit of this node was given back. Its tree may wait for one again by now.
+    pub fn permit_freed(&self) {
+        if self.waiting_count() > 0 || lock(&self.view).has_waiting {
             self.wake.notify_one();
         }
     }
@@ -246,4 +247,25 @@ fn choose(limits: &Limits, demand: &PermitDemand) -> Vec<RunId> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_tree_that_waits_again_is_not_forgotten_when_its_old_permit_is_free() {
+        let permits = ClusterPermits::new(Limits::default());
+        let root = RunId::new();
+        let mut granted = pin!(permits.granted(root));
+        assert!(granted.as_mut().now_or_never().is_none());
+        permits.permit_freed();
+        assert!(permits.is_waiting(root));
+        permits.tree_ended(root);
+        assert!(!permits.is_waiting(root));
+    }
 }

@@ -154,7 +154,7 @@ statements! {
     TakeTurns: "INSERT INTO permit_turns AS p (owner, turn) SELECT * FROM unnest(:owners::text[], :turns::bigint[]) \
          ON CONFLICT (owner) DO UPDATE SET turn = excluded.turn",
     /// A tree that waits for a person.
-    ReleasePermit: "UPDATE trees SET permit = 0 WHERE root = :root AND node = :node AND permit = 2",
+    ReleasePermit: "UPDATE trees SET permit = 0 WHERE root = :root AND node = :node",
     /// It comes before those that have not started.
     ReturnToQueue: "UPDATE trees SET permit = 1, returned = true WHERE root = :root AND node = :node AND permit = 0",
     /// Its trees are free at once.
