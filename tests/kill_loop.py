@@ -31,7 +31,7 @@ for line in sys.stdin:
         result = {"content": [{"type": "text", "text": "paid"}]}
     print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
 """
-CONFIG = '[providers.fake]\nkind = "openai"\nbase_url = "http://127.0.0.1:{port}"\n[runs]\nmax_running = 8\n'
+CONFIG = '[providers.fake]\nkind = "openai"\nbase_url = "http://{host}:{port}"\n[runs]\nmax_running = 8\n'
 SERVER = '\n[[mcp_servers]]\nname = "ledger"\ntransport = "stdio"\ncommand = "python3"\nargs = ["{home}/ledger.py", "{home}/ledger"]\n'
 AGENTS = {
     "boss": 'sub_agents = ["worker"]\n',
@@ -93,14 +93,13 @@ def text(message):
 
 
 class Daemon:
-    def __init__(self, axed, home, node="", url=None):
-        arguments = ["serve", "--config", "axed.toml", "--agents", "agents", "--data", f"data{node}", "--listen", "127.0.0.1:0"]
+    def __init__(self, axed, home, node="", before=(), options=("--listen", "127.0.0.1:0"), environment={}):
+        """`before` is a command that starts the daemon."""
+        arguments = ["serve", "--config", "axed.toml", "--agents", "agents", "--data", f"data{node}", *options]
         self.log = home / f"log{node}"
-        environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
-        if url:
-            environment |= {"AXED_DATA__URL": url, "AXED_CLUSTER__NODE": f"node{node}"}
+        environment = {"HOME": str(home), "PATH": os.environ["PATH"], **environment}
         self.process = subprocess.Popen(
-            [axed, *arguments], cwd=home, env=environment,
+            [*before, axed, *arguments], cwd=home, env=environment,
             stdout=subprocess.PIPE, stderr=open(self.log, "ab"), text=True)
         line = self.process.stdout.readline()
         if not line.startswith("axed listening on http://"):
@@ -114,10 +113,13 @@ class Daemon:
     def send(self, method, path, body=None, key=None):
         """Status and JSON; raises if the daemon is gone."""
         connection = http.client.HTTPConnection(self.address, timeout=60)
-        headers = {"content-type": "application/json"} if body is not None else {}
+        headers = {}
+        if body is not None:
+            headers["content-type"] = "application/jsonl" if path.endswith(":batch") else "application/json"
+            body = body if isinstance(body, str) else json.dumps(body)
         if key:
             headers["idempotency-key"] = key
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        connection.request(method, path, body, headers)
         response = connection.getresponse()
         data = response.read()
         connection.close()
@@ -294,15 +296,15 @@ class Check:
         assert totals["runs"] == len(self.runs), totals
 
 
-def prepare(home):
+def prepare(home, host="127.0.0.1", config="", agents={}):
     """Starts the provider and writes the files of a daemon."""
-    server = Server(("127.0.0.1", 0), Provider)
+    server = Server((host, 0), Provider)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     (home / "agents").mkdir()
     (home / "ledger.py").write_text(LEDGER)
     (home / "ledger").touch()
-    (home / "axed.toml").write_text(CONFIG.format(port=server.server_address[1]))
-    for name, settings in AGENTS.items():
+    (home / "axed.toml").write_text(CONFIG.format(host=host, port=server.server_address[1]) + config)
+    for name, settings in (agents or AGENTS).items():
         text = f'name = "{name}"\nmodel = "fake/{name}"\n{settings}' + SERVER.format(home=home)
         (home / f"agents/{name}.toml").write_text(text)
 
