@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Three daemons on one PostgreSQL under faults, again and again, while runs are started, forked, steered, paused and approved at
-any of them; then checks that nothing is lost, done twice or out of order.
+any of them, in batches and sessions and by schedules; then checks that nothing is lost, done twice or out of order.
 
     tests/postgres.sh --server tests/node_loop.py AXED [--rounds 12] [--seed N] [--faults kill,…] [--before AXED]
 
@@ -8,26 +8,22 @@ Faults: kill, pause, drain (SIGTERM), cut (nothing passes between a node and the
 drop (all packets of a node, in a network namespace; root only); clock (a node's wall clock jumps by an hour; needs libfaketime);
 upgrade (nodes start with the binary of --before and are restarted with AXED).
 
-The checks are those of kill_loop.py, and that of each session one run at a time was at work, in the order of acceptance.
-What a failed loop leaves is kept: logs, the faults with their times, the database.
+The checks are those of kill_loop.py, and: each session had one run at a time, in the order of acceptance; each time of a schedule has
+one run; each line of a batch has one run; a request that is sent again, at any node, also at the same time, has the same run; the end
+of each run was delivered to its webhook, with one id. What a failed loop leaves is kept: logs, the faults with their times, the
+database.
 """
 
 import argparse, collections, os, pathlib, random, shutil, sys, tempfile, time
 
 import kill_loop
+from nodes import receiver
+from nodes.checks import Schedules, check_sessions
+from nodes.client import Client, agents
 from nodes.cluster import Clocks, Cluster, Loopback, Namespaces
 from nodes.faults import FAULTS
 
 DEFAULT_FAULTS = "kill,pause,drain,cut,database"
-
-
-class Client(kill_loop.Client):
-    """Some of its runs have a session."""
-
-    def start(self, daemon, path, body):
-        if "/agents/careful/" in path and self.dice.random() < 0.5:
-            body = {**body, "session": f"talk-{self.dice.randrange(3)}"}
-        super().start(daemon, path, body)
 
 
 def play(client, cluster, seconds):
@@ -56,32 +52,24 @@ def perform(rounds, faults, client, cluster, timeline):
     return counts
 
 
-def check_sessions(check):
-    sessions = collections.defaultdict(list)
-    for run in check.runs.values():
-        if run["session"] and run["parent_id"] is None and run["started_at"]:
-            sessions[run["session"]].append(run)
-    for name, runs in sessions.items():
-        runs.sort(key=lambda run: run["id"])
-        for earlier, later in zip(runs, runs[1:]):
-            assert earlier["finished_at"] <= later["started_at"], f"{name}: {later['id']} started before {earlier['id']} ended"
-    return sum(len(runs) for runs in sessions.values())
-
-
-def check(home, client, cluster):
+def check(home, client, cluster, schedules, hooks):
     """Waits until all has ended, and checks it. Returns what there was, as a text."""
     for key in list(client.open):
         client.finish(cluster, key)
+    kill_loop.settle(cluster, client)
+    client.wait_for_batches(cluster)
+    times = schedules.end()
     kill_loop.settle(cluster, client)
     check = kill_loop.Check(cluster, client, home / "ledger")
     failures = check.ends()
     check.payments()
     check.messages()
     check.usage()
-    in_sessions = check_sessions(check)
+    in_sessions = check_sessions(check, not cluster.clocks)
+    repeats = hooks.check(cluster, [check.runs[id] for id in client.roots.values()])
     counts = ", ".join(f"{count} {what}" for what, count in sorted(client.counts.items()))
-    return (f"{len(check.runs)} runs, {in_sessions} in sessions, {sum(check.paid.values())} payments, "
-            f"{failures['interrupted']} interrupted; {counts}")
+    return (f"{len(check.runs)} runs, {in_sessions} in sessions, {times} by schedules, {sum(check.paid.values())} payments, "
+            f"{len(hooks.delivered)} webhooks and {repeats} repeats, {failures['interrupted']} interrupted; {counts}")
 
 
 def parse_arguments():
@@ -104,13 +92,15 @@ def main():
     home = pathlib.Path(tempfile.mkdtemp(prefix="axed-node-loop-"))
     network = Namespaces() if "drop" in arguments.faults else Loopback()
     clocks = Clocks(home) if "clock" in arguments.faults else None
-    kill_loop.prepare(home, network.host)
+    hooks = receiver.Receiver(network.host)
+    kill_loop.prepare(home, network.host, receiver.CONFIG.format(host=network.host), agents(hooks.url))
     binaries = [os.path.abspath(it) for it in (arguments.before, arguments.axed) if it]
     client, cluster = Client(dice), Cluster(binaries, home, dice, network, clocks)
     try:
+        schedules = Schedules(cluster, client)
         with open(home / "timeline", "w") as timeline:
             counts = perform(arguments.rounds, arguments.faults, client, cluster, timeline)
-        result = check(home, client, cluster)
+        result = check(home, client, cluster, schedules, hooks)
         faults = ", ".join(f"{count} {what}" for what, count in counts.items())
         print(f"node_loop: ok: {faults}; {result}")
     except BaseException:

@@ -3,6 +3,7 @@
 import http.client, json, os, pathlib, signal, socket, subprocess, sys, threading, time, urllib.parse, uuid
 
 import kill_loop
+from nodes.receiver import SECRET
 
 NODES = 3
 # How long a request is tried again elsewhere: longer than the database is away.
@@ -138,7 +139,7 @@ class Cluster:
 
     def start(self, n):
         environment = {"AXED_DATA__URL": f"postgres://axed@{self.links[n].address}/{self.database}?sslmode=disable",
-                       "AXED_CLUSTER__NODE": f"node{n}"}
+                       "AXED_CLUSTER__NODE": f"node{n}", "HOOK_SECRET": SECRET}
         if self.clocks:
             environment |= self.clocks.environment(n)
         return kill_loop.Daemon(self.binaries[n], self.home, str(n), self.network.before(n), self.network.options(n), environment)
