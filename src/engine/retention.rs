@@ -29,8 +29,8 @@ const DELETE_BATCH: usize = 8;
 /// Roots counted in one read.
 const COUNT_PAGE: usize = 5_000;
 
-/// Runs passes until `stop` is cancelled, while this process is the leader. A later pass, also in another process, deletes what an interrupted one did
-/// not.
+/// Runs passes until `stop` is cancelled, while this process is the leader. A later pass, also in another process, deletes
+/// what an interrupted one did not.
 pub async fn run(
     store: Arc<dyn RunStore>,
     (retention, usage_retention): (Retention, Option<Duration>),

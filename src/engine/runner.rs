@@ -185,7 +185,6 @@ impl Runner {
         let admission = admission.map_err(StartError::QueueFull)?;
         let is_behind = !predecessors.is_empty();
         let entry = enter::enter_queue(engine, &request, &agent.name, is_behind).await?;
-        let needs_free_session = request.session.is_some() && request.on_busy == OnBusy::Reject;
         let recorded_request = recorded_request(&request);
         let input = RunInput {
             earlier: request.messages,
@@ -226,7 +225,7 @@ impl Runner {
             admission,
             session_guard,
             cancels_previous: request.on_busy == OnBusy::CancelPrevious,
-            needs_free_session,
+            needs_free_session: request.on_busy == OnBusy::Reject,
             entry,
             predecessors,
         })
@@ -278,9 +277,7 @@ impl Runner {
             false => engine.queue.enter(owner, agent),
         };
         let is_behind = !predecessors.is_empty();
-        let _entry = enter::enter_queue(engine, &request.new_run, agent, is_behind)
-            .await
-            .map_err(ForkError::from)?;
+        let _entry = enter::enter_queue(engine, &request.new_run, agent, is_behind).await?;
         let entry = ForkAdmission {
             admission: admission.map_err(StartError::QueueFull)?,
             session_guard,
@@ -342,13 +339,12 @@ impl Runner {
     }
 
     /// Starts the run's task and waits until the run is committed.
-    async fn spawn(&self, root: NewRoot) -> Result<Arc<Run>, StartError> {
+    async fn spawn(&self, mut root: NewRoot) -> Result<Arc<Run>, StartError> {
         let engine = &self.engine;
         let accepted_token = root.session_guard.as_ref().map(SessionGuard::accepted);
         let _accepted_guard = accepted_token.map(CancellationToken::drop_guard);
         engine.active_runs.add(&root.context.run);
         let (sender, receiver) = oneshot::channel();
-        let mut root = root;
         let entry = QueueEntry {
             has_permit: root.entry.as_ref().is_none_or(|entry| entry.has_permit),
             needs_free_session: root.needs_free_session,

@@ -29,9 +29,7 @@ pub enum NodeMessage {
     /// What a model is writing, in a tree that the receiver follows.
     Text(FollowedText),
     /// Trees were given permits.
-    Claims,
-    /// Deliveries to webhooks are due.
-    Deliveries,
+    Permits,
 }
 
 /// Repeated as long as the sender follows the tree.

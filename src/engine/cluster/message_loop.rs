@@ -54,7 +54,7 @@ fn on_message(engine: &Arc<Engine>, message: &NodeMessage) {
             }
         }
         NodeMessage::Follow(request) => serve_follower::on_follow(engine, request),
-        NodeMessage::Claims => engine.cluster_permits.wake.notify_one(),
-        NodeMessage::Requests | NodeMessage::Answered(_) | NodeMessage::Deliveries => {}
+        NodeMessage::Permits => engine.cluster_permits.wake.notify_one(),
+        NodeMessage::Requests | NodeMessage::Answered(_) => {}
     }
 }

@@ -138,7 +138,7 @@ pub async fn prepare_fork(
             timeout: settings.timeout,
             admission: Some(admission),
             session_guard,
-            needs_free_session: new_run.session.is_some() && new_run.on_busy == OnBusy::Reject,
+            needs_free_session: new_run.on_busy == OnBusy::Reject,
         },
         steps: root.steps,
         events,

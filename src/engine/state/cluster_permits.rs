@@ -12,7 +12,7 @@ use crate::fair::Limits;
 use crate::fair::admission::QueueFull;
 use crate::fair::fair_queue::FairQueue;
 use crate::store::StoreError;
-use crate::store::cluster::{Cluster, PermitDemand, PermitLoad};
+use crate::store::cluster::{Cluster, PermitDemand, PermitLoad, RunningTrees};
 use crate::store::node_messages::NodeMessage;
 
 /// After this part of all permits was taken, the load is read again.
@@ -26,7 +26,7 @@ pub struct ClusterPermits {
     added: AtomicU64,
     refreshed: AtomicU64,
     /// New runs that the store may not have yet, with their numbers.
-    entering: Arc<Mutex<Vec<(u64, EnteringRun)>>>,
+    entering: Arc<Mutex<HashMap<u64, EnteringRun>>>,
     /// The trees of this node that wait for a permit.
     waiting: Mutex<HashMap<RunId, oneshot::Sender<()>>>,
     pub wake: Notify,
@@ -54,12 +54,12 @@ pub struct Entry {
     /// Whether it starts at once. If not, it waits for its permit.
     pub has_permit: bool,
     number: u64,
-    entering: Arc<Mutex<Vec<(u64, EnteringRun)>>>,
+    entering: Arc<Mutex<HashMap<u64, EnteringRun>>>,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        lock(&self.entering).retain(|(number, _)| *number != self.number);
+        lock(&self.entering).remove(&self.number);
     }
 }
 
@@ -128,7 +128,7 @@ impl ClusterPermits {
         if unread > (self.limits.max_running / REFRESH_PARTS) as u64 {
             self.wake.notify_one();
         }
-        lock(&self.entering).push((number, run.clone()));
+        lock(&self.entering).insert(number, run.clone());
         Ok(Entry {
             has_permit,
             number,
@@ -171,18 +171,17 @@ impl ClusterPermits {
     }
 
     fn refresh(&self, load: &[PermitLoad]) {
-        let mut queue = FairQueue::new(self.limits.clone());
+        let mut queue = queue_with(&self.limits, load.iter().map(|it| &it.running));
         let mut has_waiting = false;
         for PermitLoad { running, waiting } in load {
             let quota_key = queue.quota_key(running.owner.as_deref(), &running.agent);
-            queue.add_running(quota_key, running.trees);
             for _ in 0..*waiting {
                 queue.add_deferred(quota_key);
             }
             has_waiting |= *waiting > 0;
         }
         let mut view = View { queue, has_waiting };
-        for (_, run) in lock(&self.entering).iter() {
+        for run in lock(&self.entering).values() {
             // Those beyond the limits were accepted by what this node knew.
             let _ = view.add(run);
         }
@@ -199,7 +198,7 @@ impl ClusterPermits {
             let decide = Box::new(move |demand: &PermitDemand| choose(&limits, demand));
             if cluster.give_permits(decide).await? > 0 {
                 // Other nodes may have some of these trees.
-                cluster.send(None, NodeMessage::Claims);
+                cluster.send(None, NodeMessage::Permits);
             }
         }
         let waiting: Vec<RunId> = lock(&self.waiting).keys().copied().collect();
@@ -224,13 +223,22 @@ pub fn node_limits(limits: Limits) -> Limits {
     }
 }
 
-/// The trees that get a permit next, in order.
-fn choose(limits: &Limits, demand: &PermitDemand) -> Vec<RunId> {
+/// A queue without waiting trees.
+fn queue_with<'t>(
+    limits: &Limits,
+    running: impl IntoIterator<Item = &'t RunningTrees>,
+) -> FairQueue<RunId> {
     let mut queue = FairQueue::new(limits.clone());
-    for running in &demand.running {
+    for running in running {
         let quota_key = queue.quota_key(running.owner.as_deref(), &running.agent);
         queue.add_running(quota_key, running.trees);
     }
+    queue
+}
+
+/// The trees that get a permit next, in order.
+fn choose(limits: &Limits, demand: &PermitDemand) -> Vec<RunId> {
+    let mut queue = queue_with(limits, &demand.running);
     for (owner, turn) in &demand.turns {
         let owner = Some(owner.as_str()).filter(|owner| !owner.is_empty());
         queue.restore_turn(owner, *turn);

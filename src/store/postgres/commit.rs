@@ -147,12 +147,7 @@ impl WriterState {
                 writes.push((index, write, self.memory.plan(write, owner, queries)));
             }
         } else {
-            match task {
-                Task::ChangePermit(root, is_wanted) => {
-                    queries.push(task_plan::change_permit(self.node, *root, *is_wanted));
-                }
-                _ => queries.extend(task_plan::plan(task, self.node)),
-            }
+            queries.extend(task_plan::plan(task, self.node));
         }
         PlannedTask {
             task,

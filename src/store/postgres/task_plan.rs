@@ -30,7 +30,6 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
         | Task::ClearFailed(_)
         | Task::ClaimTrees(..)
         | Task::GivePermits(_)
-        | Task::ChangePermit(..)
         | Task::Close(_) => Vec::new(),
         Task::RecordAttempt(record) => vec![record_attempt(record)],
         Task::Resend(run, id) => vec![resend(*run, *id)],
@@ -80,6 +79,7 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
             ]
         }
         Task::ChangeRequest(node, change) => vec![change_request(*node, change)],
+        Task::ChangePermit(root, is_wanted) => vec![change_permit(node, *root, *is_wanted)],
         Task::TakeDuty(name, holder) => {
             let holder = holder.map(|holder| holder.0);
             let values = values! {":name": *name, ":node": node.0, ":holder": holder};
@@ -246,7 +246,7 @@ fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange, node: Nod
 }
 
 /// The statement of a change to the permit of a tree of this node.
-pub fn change_permit(node: NodeId, root: RunId, is_wanted: bool) -> Query<'static> {
+fn change_permit(node: NodeId, root: RunId, is_wanted: bool) -> Query<'static> {
     let sql = match is_wanted {
         true => Sql::ReturnToQueue,
         false => Sql::ReleasePermit,

@@ -21,8 +21,6 @@ use crate::store::runs::UnfinishedRun;
 use crate::store::write_queue::job::Task;
 
 /// A node without a row owns nothing any more.
-const OWNER: &str = "SELECT n.incarnation AS node FROM trees t LEFT JOIN nodes n ON n.incarnation = t.node \
-     WHERE t.root = :root";
 const POSITIONS: &str = "SELECT t.root, t.last_event, n.incarnation AS node \
      FROM trees t LEFT JOIN nodes n ON n.incarnation = t.node WHERE t.root = ANY(:roots)";
 const OWN_TREES: &str = "SELECT root FROM trees WHERE node = :node";
@@ -47,15 +45,11 @@ impl TreeOwners for PostgresStore {
     }
 
     fn tree_owner(&self, root: RunId) -> BoxFuture<'_, Result<TreeOwner, StoreError>> {
-        let this_node = self.node();
-        Box::pin(self.readers.read(move |db| {
-            Box::pin(async move {
-                let Some(row) = db.row(OWNER, params! {":root": root}).await? else {
-                    return Ok(TreeOwner::Ended);
-                };
-                owner(&row, this_node)
-            })
-        }))
+        Box::pin(async move {
+            let mut positions = self.tree_positions(vec![root]).await?;
+            let position = positions.remove(&root);
+            Ok(position.map_or(TreeOwner::Ended, |position| position.owner))
+        })
     }
 
     fn tree_positions(

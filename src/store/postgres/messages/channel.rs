@@ -65,8 +65,7 @@ mod tests {
                 name,
                 data,
             }),
-            NodeMessage::Claims,
-            NodeMessage::Deliveries,
+            NodeMessage::Permits,
         ] {
             let encoded = encode(&message).expect("a text");
             let decoded = decode(&encoded).expect("a message");
