@@ -96,13 +96,18 @@ pub struct PendingCancels<'e> {
     _gate: Option<RwLockReadGuard<'e, ()>>,
 }
 
+/// The reason for the cancel of a run whose place in its session `successor` takes.
+pub fn replaced_by(successor: RunId) -> String {
+    format!("{successor} takes its place in the session")
+}
+
 /// Begins to cancel the runs before `successor` in its session, once each is recorded.
 pub async fn begin_cancels(
     engine: &Engine,
     predecessors: Vec<(RunId, CancellationToken)>,
     successor: RunId,
 ) -> PendingCancels<'_> {
-    let reason = format!("{successor} takes its place in the session");
+    let reason = replaced_by(successor);
     let mut runs = Vec::new();
     if predecessors.is_empty() {
         return PendingCancels { runs, _gate: None };

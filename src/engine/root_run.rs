@@ -13,7 +13,8 @@ use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::admission::sessions::{SessionGuard, SessionKey};
 use crate::engine::approval::pause;
 use crate::engine::cancel::{self, PendingCancels};
-use crate::engine::cluster::{cancel_anywhere, permits};
+use crate::engine::cluster::cancel_anywhere::{self, Replacement};
+use crate::engine::cluster::permits;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::prepare::RunInput;
 use crate::engine::record::journal;
@@ -48,14 +49,11 @@ pub struct NewRoot {
     pub request: Option<Arc<RawValue>>,
     pub admission: Admission,
     pub session_guard: Option<SessionGuard>,
-    /// Whether the runs before it in its session are cancelled.
-    pub cancels_previous: bool,
     /// Its place in the queue of all nodes, if several share the database.
     pub entry: Option<Entry>,
     /// Whether its session must have no other unfinished run.
     pub needs_free_session: bool,
-    /// The unfinished runs before it in its session, if several nodes share the database.
-    pub predecessors: Vec<RunId>,
+    pub replacement: Replacement,
 }
 
 impl NewRoot {
@@ -88,8 +86,7 @@ impl NewRoot {
             claim,
             request,
             admission: place,
-            cancels_previous,
-            predecessors: shared_predecessors,
+            replacement,
             ..
         } = self;
         let mut input = input;
@@ -106,11 +103,9 @@ impl NewRoot {
             admission => {
                 workdir::record_id(&context).await;
                 let engine = &context.engine;
-                let (here, elsewhere) = match cancels_previous {
-                    true => predecessors(engine, session_guard.as_ref(), shared_predecessors),
-                    false => Default::default(),
-                };
-                let cancels = cancel::begin_cancels(engine, here, id).await;
+                let replaced = replaced_runs(session_guard.as_ref(), replacement);
+                let has_requests = !entry.requests.is_empty();
+                let cancels = cancel::begin_cancels(engine, replaced, id).await;
                 let queued = EventKind::RunQueued {
                     parent_id: None,
                     tool_call_id: None,
@@ -124,7 +119,9 @@ impl NewRoot {
                     return;
                 }
                 input.drop_data();
-                cancel_anywhere::cancel_predecessors(engine, elsewhere, id);
+                if has_requests {
+                    cancel_anywhere::announce_requests(engine);
+                }
                 let acquired = limits::within_deadline(
                     &context.run,
                     acquire_permit(&context.engine, session_guard.as_mut(), admission, id),
@@ -353,21 +350,24 @@ pub fn unregister(engine: &Engine, id: RunId) {
     engine.journal.broadcaster().close(id);
 }
 
-/// The runs before a new one in its session: those of this node, each with a token that is cancelled once the run was accepted,
-/// and those of other nodes.
-fn predecessors(
-    engine: &Engine,
+/// The runs of this process that a new one replaces, each with a token that is cancelled once the run was accepted.
+fn replaced_runs(
     session_guard: Option<&SessionGuard>,
-    shared: Vec<RunId>,
-) -> (Vec<(RunId, CancellationToken)>, Vec<RunId>) {
+    replacement: Replacement,
+) -> Vec<(RunId, CancellationToken)> {
+    if !replacement.is_wanted {
+        return Vec::new();
+    }
     let accepted = CancellationToken::new();
     accepted.cancel();
-    let (here, elsewhere): (Vec<_>, Vec<_>) = shared
-        .into_iter()
-        .partition(|run| engine.active_runs.get(*run).is_some());
-    let mut own = session_guard.map_or_else(Vec::new, SessionGuard::preceding_runs);
-    own.extend(here.into_iter().map(|run| (run, accepted.clone())));
-    (own, elsewhere)
+    let mut runs = session_guard.map_or_else(Vec::new, SessionGuard::preceding_runs);
+    runs.extend(
+        replacement
+            .here
+            .into_iter()
+            .map(|run| (run, accepted.clone())),
+    );
+    runs
 }
 
 /// The first record of a run that waits for a permit.

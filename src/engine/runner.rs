@@ -19,7 +19,9 @@ use crate::engine::approval::person_wait;
 use crate::engine::cluster::followed_trees::FollowedTrees;
 use crate::engine::cluster::remote_followers::RemoteFollowers;
 use crate::engine::cluster::watched_runs::WatchedRuns;
-use crate::engine::cluster::{budgets, claims, follow, message_loop, permits, wait};
+use crate::engine::cluster::{
+    budgets, cancel_anywhere, claims, follow, message_loop, permits, wait,
+};
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
 use crate::engine::fork::plan as fork_plan;
@@ -224,10 +226,9 @@ impl Runner {
             request: recorded_request,
             admission,
             session_guard,
-            cancels_previous: request.on_busy == OnBusy::CancelPrevious,
             needs_free_session: request.on_busy == OnBusy::Reject,
             entry,
-            predecessors,
+            replacement: cancel_anywhere::replace(engine, request.on_busy, predecessors, id)?,
         })
     }
 
@@ -348,6 +349,7 @@ impl Runner {
         let entry = QueueEntry {
             has_permit: root.entry.as_ref().is_none_or(|entry| entry.has_permit),
             needs_free_session: root.needs_free_session,
+            requests: std::mem::take(&mut root.replacement.requests),
         };
         // Counted until it is committed.
         let _entry = root.entry.take();

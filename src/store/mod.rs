@@ -19,6 +19,7 @@ use crate::domain::usage::{CallLimit, ModelUsage, TreeUsage, Usage};
 use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
 use crate::domain::webhook::{DeliveryId, Webhook};
+use crate::store::new_request::NewRequest;
 use crate::store::turn_record::TurnEntry;
 use crate::workdirs::file_id::FileId;
 
@@ -33,6 +34,7 @@ pub mod events;
 pub mod leadership;
 pub mod memories;
 pub mod migrate;
+pub mod new_request;
 pub mod node_messages;
 pub mod open;
 pub mod outbox;
@@ -62,12 +64,14 @@ pub struct NewRun {
 }
 
 /// How a root run enters the queue of all nodes that share the database; without effect if only one process uses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueEntry {
     /// Whether it has a permit; else it waits for one.
     pub has_permit: bool,
     /// Fails with [`StoreError::SessionChanged`] if its session has another run that has not ended.
     pub needs_free_session: bool,
+    /// Requests to runs of other nodes that are committed with it: it takes their place in its session.
+    pub requests: Vec<NewRequest>,
 }
 
 impl QueueEntry {
@@ -75,6 +79,7 @@ impl QueueEntry {
     pub const STARTED: Self = Self {
         has_permit: true,
         needs_free_session: false,
+        requests: Vec::new(),
     };
 }
 

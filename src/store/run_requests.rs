@@ -3,11 +3,11 @@
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use uuid::Uuid;
 
 use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
+use crate::store::new_request::{NewRequest, RequestContent, RequestId};
 
 pub trait RunRequests: Send + Sync + 'static {
     /// Commits a request.
@@ -40,34 +40,6 @@ pub trait RunRequests: Send + Sync + 'static {
 
     /// Removes requests of some minutes ago that have an answer, or whose trees have ended: nobody waits for them any more.
     fn trim_requests(&self) -> BoxFuture<'_, Result<(), StoreError>>;
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RequestId(pub Uuid);
-
-impl RequestId {
-    #[expect(clippy::new_without_default, reason = "each is another one")]
-    pub fn new() -> Self {
-        Self(RunId::new().0)
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct NewRequest {
-    pub id: RequestId,
-    pub run: RunId,
-    pub root: RunId,
-    /// Its name, such as `cancel`.
-    pub kind: &'static str,
-    pub content: RequestContent,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestContent {
-    /// JSON.
-    pub body: Vec<u8>,
-    /// The bytes of the pictures and files in it.
-    pub blobs: Vec<Bytes>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

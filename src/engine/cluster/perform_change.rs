@@ -24,8 +24,9 @@ use crate::engine::context::Engine;
 use crate::engine::hold::{self, HoldError};
 use crate::engine::replay::run_log;
 use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::store::new_request::RequestId;
 use crate::store::node_messages::NodeMessage;
-use crate::store::run_requests::{OpenRequest, RequestId};
+use crate::store::run_requests::OpenRequest;
 use crate::store::{IdempotencyClaim, IdempotencyKey, Step, StoreError};
 
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use crate::engine::add_message::MessageRequest;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::client_calls::ClientResult;
 use crate::store::StoreError;
-use crate::store::run_requests::RequestContent;
+use crate::store::new_request::RequestContent;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -13,8 +13,9 @@ use crate::engine::cluster::wake_up;
 use crate::engine::context::Engine;
 use crate::store::StoreError;
 use crate::store::cluster::{Cluster, TreeOwner};
+use crate::store::new_request::{NewRequest, RequestId};
 use crate::store::node_messages::{NodeMessage, ReceivedMessages};
-use crate::store::run_requests::{NewRequest, OpenRequest, RequestId, RequestState};
+use crate::store::run_requests::{OpenRequest, RequestState};
 
 /// How long a request waits until a node takes it: longer than the takeover of a dead node's trees.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(15);

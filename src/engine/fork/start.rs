@@ -241,6 +241,7 @@ impl NewFork {
             entry: QueueEntry {
                 has_permit: false,
                 needs_free_session: root.needs_free_session,
+                requests: Vec::new(),
             },
         }));
         let (unfinished, writes): (Vec<_>, Vec<_>) = children.into_iter().unzip();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::domain::content::Content;
+use crate::domain::node::NodeId;
 use crate::domain::run::{Run, RunId, now};
 use crate::store::encoding::clock_skew::{self, ClockSkew};
 use crate::store::encoding::definition_cache::{self, DefinitionCache, Hash};
@@ -13,6 +14,7 @@ use crate::store::postgres::connection::Query;
 use crate::store::postgres::run_changes::{self, Ownership};
 use crate::store::postgres::sql::{NamedValue, free_text, free_text_or_null, values};
 use crate::store::postgres::statements::Sql;
+use crate::store::postgres::task_plan::insert_request;
 use crate::store::{IdempotencyClaim, NewRun, QueueEntry, ResumeState};
 
 /// `trees.permit` of a tree that waits for a permit, and of one that has one.
@@ -44,7 +46,7 @@ impl RunInserts {
         let run = &*new_run.run;
         let definition = &new_run.resume_state.definition;
         let (hash, stored) = self.store_definition(definition, run.id);
-        let state = (&new_run.resume_state, new_run.entry);
+        let state = (&new_run.resume_state, &new_run.entry);
         queries.push(row(write, run, state, hash, owner));
         queries.extend(stored);
         if let (None, Some(session)) = (run.parent_id, &run.session) {
@@ -56,6 +58,9 @@ impl RunInserts {
                 queries.push(Query::required(Sql::RequireFreeSession, session.into()));
             }
         }
+        let requests = new_run.entry.requests.iter();
+        let node = NodeId(owner.node);
+        queries.extend(requests.map(|request| insert_request(node, request)));
         if let Some(claim) = &new_run.claim {
             insert_claim(claim, run.id, None, queries);
         }
@@ -111,7 +116,7 @@ impl RunInserts {
 fn row<'a>(
     write: &'a EncodedWrite,
     run: &'a Run,
-    (resume_state, entry): (&'a ResumeState, QueueEntry),
+    (resume_state, entry): (&'a ResumeState, &'a QueueEntry),
     definition: Hash,
     owner: Ownership,
 ) -> Query<'a> {

@@ -6,13 +6,12 @@ use futures_util::future::BoxFuture;
 use crate::domain::node::NodeId;
 use crate::store::StoreError;
 use crate::store::cluster::TreeOwners;
+use crate::store::new_request::{NewRequest, RequestContent, RequestId};
 use crate::store::postgres::PostgresStore;
 use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
 use crate::store::postgres::sql::params;
-use crate::store::run_requests::{
-    NewRequest, OpenRequest, RequestChange, RequestContent, RequestId, RequestState, RunRequests,
-};
+use crate::store::run_requests::{OpenRequest, RequestChange, RequestState, RunRequests};
 use crate::store::write_queue::job::Task;
 
 const OPEN_REQUESTS: &str = "SELECT r.id, r.run, r.root, r.asker, r.kind, r.is_taken FROM requests r \

@@ -8,6 +8,7 @@ use crate::store::batches::{BatchChange, BatchKey};
 use crate::store::duties::LEADER;
 use crate::store::encoding::integers::signed;
 use crate::store::memories::MemoryId;
+use crate::store::new_request::NewRequest;
 use crate::store::outbox::{AttemptOutcome, AttemptRecord, MAX_STORED_ATTEMPTS};
 use crate::store::postgres::connection::Query;
 use crate::store::postgres::sql::{NamedValue, free_text, values};
@@ -257,19 +258,7 @@ fn change_permit(node: NodeId, root: RunId, is_wanted: bool) -> Query<'static> {
 /// The statement of a change that `node` makes.
 fn change_request(node: NodeId, change: &RequestChange) -> Query<'_> {
     match change {
-        RequestChange::Add(request) => {
-            let blobs = request.content.blobs.iter();
-            let values = values! {
-                ":id": request.id.0,
-                ":root": request.root,
-                ":run": request.run,
-                ":asker": node.0,
-                ":kind": request.kind,
-                ":body": &request.content.body,
-                ":blobs": blobs.map(|blob| &blob[..]).collect::<Vec<_>>(),
-            };
-            Query::new(Sql::InsertRequest, values.into())
-        }
+        RequestChange::Add(request) => insert_request(node, request),
         RequestChange::Take(id) => {
             let values = values! {":id": id.0, ":node": node.0};
             Query::new(Sql::TakeRequest, values.into())
@@ -284,4 +273,19 @@ fn change_request(node: NodeId, change: &RequestChange) -> Query<'_> {
         RequestChange::Delete(id) => Query::new(Sql::DeleteRequest, values! {":id": id.0}.into()),
         RequestChange::Trim => Query::new(Sql::TrimRequests, Vec::new()),
     }
+}
+
+/// The statement that adds a request of `node`.
+pub fn insert_request(node: NodeId, request: &NewRequest) -> Query<'_> {
+    let blobs = request.content.blobs.iter();
+    let values = values! {
+        ":id": request.id.0,
+        ":root": request.root,
+        ":run": request.run,
+        ":asker": node.0,
+        ":kind": request.kind,
+        ":body": &request.content.body,
+        ":blobs": blobs.map(|blob| &blob[..]).collect::<Vec<_>>(),
+    };
+    Query::new(Sql::InsertRequest, values.into())
 }

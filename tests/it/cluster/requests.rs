@@ -196,7 +196,7 @@ async fn two_daemons_that_decide_at_once_decide_once() {
     let mut statuses = [one.status, two.status];
     statuses.sort_unstable();
     assert_eq!(statuses, [202, 409], "{} {}", one.text, two.text);
-    app.daemon = second;
+    let _first = std::mem::replace(&mut app.daemon, second);
     ended_well(&app.find(&id).await, 1).await;
 }
 
@@ -376,4 +376,36 @@ async fn a_request_that_no_daemon_takes_is_refused_and_not_performed() {
     let events = events_of(&app, &id).await;
     assert_eq!(count(&events, "message.added"), 0);
     assert_eq!(count(&events, "run.cancelling"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_replaces_that_of_another_daemon_although_its_own_dies() {
+    let Some((mut app, second, url)) = pair(reader()).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [says("late").after_gate(&gate), says("instead")]);
+    let in_session = |busy: &str| json!({"input": "go", "session": "talk", "on_busy": busy});
+    let replaced = app.post("/agents/solo/runs", &in_session("queue")).await;
+    let replaced = replaced.json()["id"].as_str().expect("an id").to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    app.daemon.signal("STOP");
+    let mut first = std::mem::replace(&mut app.daemon, second);
+    let got = app
+        .post("/agents/solo/runs", &in_session("cancel_previous"))
+        .await;
+    assert_eq!(got.status, 202, "{}", got.text);
+    // What was accepted is in the record with the cancel of the other run.
+    assert_eq!(request_count(&url), 1);
+    app.daemon.kill().await;
+    first.signal("CONT");
+    std::mem::swap(&mut app.daemon, &mut first);
+    let run = app.find(&replaced).await.wait_for_end().await;
+    assert_eq!(run.status(), "cancelled");
+    let _again = Daemon::start(other(&app, &url, "second")).await;
+    let id = got.json()["id"].as_str().expect("an id").to_owned();
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "instead");
+    assert_complete(&run.events().await);
 }
