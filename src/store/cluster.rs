@@ -106,6 +106,16 @@ pub struct PermitLoad {
     pub waiting: usize,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PermitChange {
+    /// It waits for a person, and gives its permit back.
+    Release,
+    /// It waits for a permit again if it has none.
+    Return,
+    /// Nothing can drive it: it gives up its permit, and its place in its session.
+    GiveUp,
+}
+
 /// The permits of all nodes together.
 pub trait Permits: Send + Sync + 'static {
     fn permit_load(&self) -> BoxFuture<'_, Result<Vec<PermitLoad>, StoreError>>;
@@ -116,8 +126,12 @@ pub trait Permits: Send + Sync + 'static {
     /// Those of these trees of this node that have a permit.
     fn permitted_trees(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
 
-    /// Takes the permit of a tree of this node, or makes the tree wait for one again if it has none.
-    fn change_permit(&self, root: RunId, is_wanted: bool) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// Changes what a tree of this node has or waits for.
+    fn change_permit(
+        &self,
+        root: RunId,
+        change: PermitChange,
+    ) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The runs of a session that have not ended, in their order, and the newest run that it has had.
     fn open_session(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::domain::run::RunId;
+use crate::engine::cluster::permits;
 use crate::engine::context::Engine;
 use crate::engine::replay::recovery;
 use crate::engine::root_run;
@@ -23,7 +24,7 @@ pub async fn run(engine: Arc<Engine>) {
     let Some(cluster) = engine.journal.store().cluster() else {
         return;
     };
-    let mut undriven = HashSet::new();
+    let (mut undriven, mut given_up) = (HashSet::new(), HashSet::new());
     for round in 1_u32.. {
         let jitter = Duration::from_millis(fastrand::u64(0..100));
         tokio::select! {
@@ -35,8 +36,8 @@ pub async fn run(engine: Arc<Engine>) {
             continue;
         }
         let done = match round % ROUNDS_PER_CHECK {
-            0 => take_undriven(&engine, cluster, &mut undriven).await,
-            _ => claim(&engine, cluster).await,
+            0 => take_undriven(&engine, cluster, &mut undriven, &mut given_up).await,
+            _ => claim(&engine, cluster).await.map(drop),
         };
         if let Err(error) = done {
             tracing::warn!(error = %error, "This node cannot take over runs now: {error}");
@@ -64,40 +65,49 @@ async fn claim(engine: &Arc<Engine>, cluster: &dyn Cluster) -> Result<usize, Sto
 
 /// Resumes trees that belong to this node although nothing here drives them: the answer to a claim was lost, or the trees
 /// could not be read after it. `before` has those that were found so the last time: one that was found once may just have ended.
+/// What cannot be resumed even then is damaged: it is given up, so that others get its permit and its place in its session.
 async fn take_undriven(
     engine: &Arc<Engine>,
     cluster: &dyn Cluster,
     before: &mut HashSet<RunId>,
-) -> Result<usize, StoreError> {
+    given_up: &mut HashSet<RunId>,
+) -> Result<(), StoreError> {
     let mut undriven = cluster.own_trees().await?;
     undriven.retain(|root| engine.active_runs.get(*root).is_none());
+    given_up.retain(|root| undriven.contains(root));
+    undriven.retain(|root| !given_up.contains(root));
     let again = undriven.iter().filter(|root| before.contains(root));
     let again: Vec<RunId> = again.copied().collect();
     *before = undriven;
-    let count = again.len();
-    resume(engine, cluster, again).await?;
-    Ok(count)
+    for root in resume(engine, cluster, again).await? {
+        permits::give_up(engine, cluster, root).await?;
+        given_up.insert(root);
+    }
+    Ok(())
 }
 
-/// Resumes trees of this node. Those that are suspended here are left to what resumes them once their tasks have ended.
+/// Resumes trees of this node, and returns those that cannot be resumed. Those that are suspended here are left to what resumes
+/// them once their tasks have ended.
 async fn resume(
     engine: &Arc<Engine>,
     cluster: &dyn Cluster,
     mut roots: Vec<RunId>,
-) -> Result<(), StoreError> {
+) -> Result<Vec<RunId>, StoreError> {
     let _gate = engine.suspension.resume_lock.write().await;
     roots.retain(|root| engine.active_runs.get(*root).is_none());
     if roots.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let store = engine.journal.store();
     store.clear_failed(roots.clone()).await?;
-    let unfinished = cluster.unfinished_trees(roots).await?;
+    let unfinished = cluster.unfinished_trees(roots.clone()).await?;
     let recovered = recovery::recover_all(engine, unfinished).await?;
     tracing::info!("Taking over {} root runs", recovered.len());
+    let resumed: HashSet<RunId> = recovered.iter().map(|root| root.run.id).collect();
+    roots.retain(|root| !resumed.contains(root));
     root_run::resume_all(engine, recovered, HashMap::new());
     engine.suspension.changed.notify_waiters();
     // Those that the last owner has not performed.
     cluster.send(Some(cluster.node()), NodeMessage::Requests);
-    Ok(())
+    Ok(roots)
 }

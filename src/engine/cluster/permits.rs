@@ -6,6 +6,8 @@ use std::time::Duration;
 use crate::domain::run::RunId;
 use crate::engine::context::Engine;
 use crate::engine::state::active_run::ActiveRun;
+use crate::store::StoreError;
+use crate::store::cluster::{Cluster, PermitChange};
 
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -38,17 +40,31 @@ pub async fn run(engine: Arc<Engine>) {
 pub async fn release(engine: &Engine, root: RunId) {
     if let Some(cluster) = engine.journal.store().cluster() {
         // If that fails, the tree keeps its permit while it waits.
-        if let Err(error) = cluster.change_permit(root, false).await {
+        if let Err(error) = cluster.change_permit(root, PermitChange::Release).await {
             tracing::warn!(run.id = %root, error = %error, "The permit of {root} was not given back: {error}");
         }
         engine.cluster_permits.permit_freed();
     }
 }
 
+/// Takes the permit of a tree that nothing can drive, and its place in its session.
+pub async fn give_up(
+    engine: &Engine,
+    cluster: &dyn Cluster,
+    root: RunId,
+) -> Result<(), StoreError> {
+    cluster.change_permit(root, PermitChange::GiveUp).await?;
+    engine.cluster_permits.permit_freed();
+    Ok(())
+}
+
 /// Waits for a permit again, before the trees that have not started.
 pub async fn acquire_again(engine: &Engine, root: &ActiveRun) {
     if let Some(cluster) = engine.journal.store().cluster() {
-        if let Err(error) = cluster.change_permit(root.scope.run, true).await {
+        if let Err(error) = cluster
+            .change_permit(root.scope.run, PermitChange::Return)
+            .await
+        {
             root.suspend(&error);
         }
         engine.cluster_permits.granted(root.scope.run).await;

@@ -155,6 +155,8 @@ statements! {
          ON CONFLICT (owner) DO UPDATE SET turn = excluded.turn",
     /// A tree that waits for a person.
     ReleasePermit: "UPDATE trees SET permit = 0 WHERE root = :root AND node = :node",
+    /// The runs behind it in its session go on.
+    GiveUpTree: "UPDATE trees SET permit = 0, session = NULL WHERE root = :root AND node = :node",
     /// It comes before those that have not started.
     ReturnToQueue: "UPDATE trees SET permit = 1, returned = true WHERE root = :root AND node = :node AND permit = 0",
     /// Its trees are free at once.

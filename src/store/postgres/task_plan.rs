@@ -5,6 +5,7 @@ use crate::domain::node::NodeId;
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::store::batches::{BatchChange, BatchKey};
+use crate::store::cluster::PermitChange;
 use crate::store::duties::LEADER;
 use crate::store::encoding::integers::signed;
 use crate::store::memories::MemoryId;
@@ -80,7 +81,7 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
             ]
         }
         Task::ChangeRequest(node, change) => vec![change_request(*node, change)],
-        Task::ChangePermit(root, is_wanted) => vec![change_permit(node, *root, *is_wanted)],
+        Task::ChangePermit(root, change) => vec![change_permit(node, *root, *change)],
         Task::TakeDuty(name, holder) => {
             let holder = holder.map(|holder| holder.0);
             let values = values! {":name": *name, ":node": node.0, ":holder": holder};
@@ -247,10 +248,11 @@ fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange, node: Nod
 }
 
 /// The statement of a change to the permit of a tree of this node.
-fn change_permit(node: NodeId, root: RunId, is_wanted: bool) -> Query<'static> {
-    let sql = match is_wanted {
-        true => Sql::ReturnToQueue,
-        false => Sql::ReleasePermit,
+fn change_permit(node: NodeId, root: RunId, change: PermitChange) -> Query<'static> {
+    let sql = match change {
+        PermitChange::Release => Sql::ReleasePermit,
+        PermitChange::Return => Sql::ReturnToQueue,
+        PermitChange::GiveUp => Sql::GiveUpTree,
     };
     Query::new(sql, values! {":root": root, ":node": node.0}.into())
 }

@@ -11,8 +11,8 @@ use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::cluster::{
-    Cluster, DecidePermits, OpenSession, PermitLoad, Permits, RunningTrees, TreeOwner, TreeOwners,
-    TreePosition,
+    Cluster, DecidePermits, OpenSession, PermitChange, PermitLoad, Permits, RunningTrees,
+    TreeOwner, TreeOwners, TreePosition,
 };
 use crate::store::postgres::run_inserts::HELD;
 use crate::store::postgres::sql::{free_text, params};
@@ -141,8 +141,12 @@ impl Permits for PostgresStore {
         }))
     }
 
-    fn change_permit(&self, root: RunId, is_wanted: bool) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.queue.execute(Task::ChangePermit(root, is_wanted))
+    fn change_permit(
+        &self,
+        root: RunId,
+        change: PermitChange,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.queue.execute(Task::ChangePermit(root, change))
     }
 
     fn open_session(

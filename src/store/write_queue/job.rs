@@ -11,7 +11,7 @@ use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey};
-use crate::store::cluster::DecidePermits;
+use crate::store::cluster::{DecidePermits, PermitChange};
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::memories::{MemoryId, NewMemoryEntry};
 use crate::store::outbox::AttemptRecord;
@@ -74,7 +74,7 @@ pub enum Task {
     /// Gives permits to trees, and returns their number.
     GivePermits(DecidePermits),
     /// Makes a tree wait for a permit (true) or takes its permit, and returns 0.
-    ChangePermit(RunId, bool),
+    ChangePermit(RunId, PermitChange),
     /// Gives a duty to this node, if its node is still this one, which is gone. Returns 1, or 0 if another was quicker.
     TakeDuty(&'static str, Option<NodeId>),
     /// Takes a duty from this node, if there is another node. Returns 1, or 0 if nothing was changed.

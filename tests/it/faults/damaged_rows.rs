@@ -237,3 +237,20 @@ async fn a_damaged_run_is_left_out_of_lists_and_can_be_deleted() {
     }
     assert_eq!(app.find(&good).await.output(), "done");
 }
+
+#[tokio::test]
+async fn a_damaged_run_keeps_no_permit_and_no_place_in_its_session() {
+    let setup = TestApp::setup().agent("solo", "");
+    let mut app = setup.config("[runs]\nmax_running = 1").spawn().await;
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [says("late").after_gate(&gate), says("next")]);
+    let in_session = json!({"input": "go", "session": "talk"});
+    let damaged = app.start_with("solo", in_session.clone()).await;
+    let damaged = damaged.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    damage_rows(&app, &[&damaged]);
+    app.crash_and_restart().await;
+    let next = app.run_with("solo", in_session).await;
+    assert_eq!(next.output(), "next");
+}
