@@ -1,10 +1,10 @@
 //! Reads webhook deliveries.
 
-use jiff::Timestamp;
+use jiff::SignedDuration;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::domain::run::RunId;
+use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::store::encoding::integers::signed;
 use crate::store::outbox::{
@@ -13,7 +13,7 @@ use crate::store::outbox::{
 use crate::store::postgres::push_configs;
 use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
+use crate::store::postgres::sql::{clock, params};
 
 /// The owners and hosts with pending deliveries, without those that are left out, found by skipping along the index.
 macro_rules! targets {
@@ -28,7 +28,7 @@ macro_rules! targets {
     };
 }
 
-/// The deliveries that are due, longest due first. Reads at most the limit of each owner and host: otherwise the backlog
+/// The deliveries that are due in so many milliseconds, longest due first. Reads at most the limit of each owner and host: otherwise the backlog
 /// of a host that hangs would be read again for every delivery to another host.
 const DUE: &str = concat!(
     targets!(),
@@ -36,43 +36,51 @@ const DUE: &str = concat!(
      c.context, c.token, c.scheme, c.credentials, r.agent FROM \
      (SELECT due.id, due.next_at, row_number() OVER (PARTITION BY targets.owner ORDER BY due.next_at, due.id) AS number \
      FROM targets CROSS JOIN LATERAL (SELECT d.id, d.next_at FROM deliveries d WHERE d.next_at IS NOT NULL \
-     AND d.owner = targets.owner AND d.host = targets.host AND d.next_at <= :due_by AND d.id <> ALL(:in_flight::uuid[]) \
+     AND d.owner = targets.owner AND d.host = targets.host AND d.next_at <= ",
+    clock!(),
+    " + :due_in::bigint AND d.id <> ALL(:in_flight::uuid[]) \
      ORDER BY d.next_at LIMIT :limit) due) found \
      JOIN deliveries d ON d.id = found.id LEFT JOIN push_configs c ON c.run = d.run AND c.id = d.push \
      LEFT JOIN runs r ON r.id = d.run \
      WHERE found.number <= :limit AND (d.push IS NULL OR c.id IS NOT NULL) ORDER BY found.next_at, found.id"
 );
-/// When the first of the others is due.
-const NEXT_DUE_AT: &str = concat!(
+/// In how many milliseconds the first of the others is due.
+const NEXT_DUE_IN: &str = concat!(
     targets!(),
-    "SELECT min(n.next_at) AS next_at FROM targets CROSS JOIN LATERAL (SELECT d.next_at FROM deliveries d \
-     WHERE d.next_at IS NOT NULL AND d.owner = targets.owner AND d.host = targets.host AND d.next_at > :due_by \
+    "SELECT min(n.next_at) - ",
+    clock!(),
+    " AS due_in FROM targets CROSS JOIN LATERAL (SELECT d.next_at FROM deliveries d \
+     WHERE d.next_at IS NOT NULL AND d.owner = targets.owner AND d.host = targets.host AND d.next_at > ",
+    clock!(),
+    " + :due_in::bigint \
      ORDER BY d.next_at LIMIT 1) n"
 );
 const OF_RUN: &str = "SELECT id, event, url, status, created_at, attempts, next_at FROM deliveries \
      WHERE run = :run ORDER BY id DESC LIMIT :limit";
 
 pub async fn due_deliveries(db: &Reader, query: &DueQuery) -> StoreResult<DueDeliveries> {
-    let due_by = query.due_by.as_millisecond();
+    let now = now();
+    let due_in = query.due_by.as_millisecond() - now.as_millisecond();
     let excluded = query.excluded_hosts.iter();
     let (owners, hosts): (Vec<&str>, Vec<&str>) =
         excluded.map(|(owner, host)| (&**owner, &**host)).unzip();
     let in_flight: Vec<Uuid> = query.in_flight.iter().map(|id| id.0).collect();
     let params = params! {
-        ":due_by": due_by,
+        ":due_in": due_in,
         ":owners": owners.clone(),
         ":hosts": hosts.clone(),
         ":in_flight": in_flight,
         ":limit": signed(query.limit as u64),
     };
     let found = db.rows(DUE, params).await?;
-    let params = params! {":due_by": due_by, ":owners": owners, ":hosts": hosts};
-    let next = db.row(NEXT_DUE_AT, params).await?;
-    let next: Option<i64> = next.map_or(Ok(None), |row| rows::get(&row, "next_at"))?;
+    let params = params! {":due_in": due_in, ":owners": owners, ":hosts": hosts};
+    let next = db.row(NEXT_DUE_IN, params).await?;
+    let next: Option<i64> = next.map_or(Ok(None), |row| rows::get(&row, "due_in"))?;
     Ok(DueDeliveries {
         deliveries: found.iter().map(due_delivery).collect::<StoreResult<_>>()?,
         // A stored time that is out of range is ignored.
-        next_due_at: next.and_then(|at| Timestamp::from_millisecond(at).ok()),
+        next_due_at: next
+            .and_then(|due_in| now.checked_add(SignedDuration::from_millis(due_in)).ok()),
     })
 }
 

@@ -44,6 +44,14 @@ macro_rules! values {
 }
 pub(crate) use values;
 
+/// The milliseconds of the database's clock. Times that one node sets and another one waits for are by it: nodes' clocks differ.
+macro_rules! clock {
+    () => {
+        "(extract(epoch FROM now()) * 1000)::bigint"
+    };
+}
+pub(crate) use clock;
+
 /// A text that clients or models may have chosen: such columns are `bytea`, because `text` refuses U+0000.
 pub fn free_text(text: &str) -> Value<'_> {
     Value::Bytes(Cow::Borrowed(text.as_bytes()))

@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use tokio_postgres::{Client, Error};
 
 use crate::config::cluster::Cluster;
-use crate::domain::run::{RunId, now};
+use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::encoding::clock_skew::{MAX_RETRY_MS, id_millis};
 use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connect::Connector;
+use crate::store::postgres::sql::clock;
 use crate::store::postgres::{node, schema};
 use crate::store::write_queue::deletions::Deletions;
 
@@ -32,6 +33,16 @@ pub async fn start(connector: &Connector, cluster: &Cluster) -> Result<WriterSta
     let deletions = load_deletions(&client).await.map_err(error)?;
     Ok(WriterState::new(node, deletions))
 }
+
+const ALIGN_DELIVERIES: &str = concat!(
+    "UPDATE deliveries SET next_at = ",
+    clock!(),
+    ", since = least(since, ",
+    clock!(),
+    ") WHERE next_at > ",
+    clock!(),
+    " + $1"
+);
 
 /// Prepares for a clock that was set back since the last start: new runs sort after the stored ones, and no delivery waits
 /// for a time that is far in the future.
@@ -56,13 +67,7 @@ async fn align_clock(client: &Client) -> Result<(), Error> {
             )
             .await?;
     }
-    let now = now().as_millisecond();
-    client
-        .execute(
-            "UPDATE deliveries SET next_at = $1, since = least(since, $1) WHERE next_at > $2",
-            &[&now, &now.saturating_add(MAX_RETRY_MS)],
-        )
-        .await?;
+    client.execute(ALIGN_DELIVERIES, &[&MAX_RETRY_MS]).await?;
     Ok(())
 }
 

@@ -1,6 +1,8 @@
 //! The writer's SQL, prepared once for each connection. A write of a tree is one statement: it begins with the tree's row,
 //! which only the owner of the tree can change, and changes nothing if that or the change of the run is impossible.
 
+use crate::store::postgres::sql::clock;
+
 /// Takes the numbers of the write's events, if this node owns the tree.
 macro_rules! fence {
     () => {
@@ -261,23 +263,23 @@ statements! {
     InsertAttachmentUse: "INSERT INTO attachment_uses (run, hash) SELECT :run, hash FROM attachments WHERE hash = :hash \
          FOR KEY SHARE ON CONFLICT DO NOTHING",
     /// A delivery that is due at once.
-    InsertDelivery: "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
+    InsertDelivery: concat!("INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
          tries, next_at, attempts, owner, push) VALUES (:id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
-         :created_at, :created_at, 0, :created_at, '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push)",
+         :created_at, :created_at, 0, ", clock!(), ", '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push)"),
     /// The same for a budget's alert, if this write is the first that records it.
-    InsertAlertDelivery: "WITH won AS (INSERT INTO budget_alerts (budget, period, share) VALUES (:budget, :period, :share) \
+    InsertAlertDelivery: concat!("WITH won AS (INSERT INTO budget_alerts (budget, period, share) VALUES (:budget, :period, :share) \
          ON CONFLICT DO NOTHING RETURNING share) \
          INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
          tries, next_at, attempts, owner, push) SELECT :id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
-         :created_at, :created_at, 0, :created_at, '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push FROM won",
+         :created_at, :created_at, 0, ", clock!(), ", '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push FROM won"),
     /// Adds an attempt. The delivery stays due if it was resent since the attempt began.
-    RecordAttempt: "UPDATE deliveries SET status = CASE WHEN since = :since THEN :status ELSE status END, \
-         next_at = CASE WHEN since = :since THEN :next_at ELSE next_at END, \
+    RecordAttempt: concat!("UPDATE deliveries SET status = CASE WHEN since = :since THEN :status ELSE status END, \
+         next_at = CASE WHEN since = :since THEN ", clock!(), " + :due_in ELSE next_at END, \
          tries = CASE WHEN since = :since THEN tries + 1 ELSE tries END, \
          attempts = (attempts || :attempt::text)[greatest(1, cardinality(attempts) + 2 - :max_attempts::bigint):] \
-         WHERE id = :id",
-    ResendDelivery: "UPDATE deliveries SET status = 'pending', next_at = :now, since = :now, tries = 0 \
-         WHERE id = :id AND run = :run",
+         WHERE id = :id"),
+    ResendDelivery: concat!("UPDATE deliveries SET status = 'pending', next_at = ", clock!(), ", since = :now, tries = 0 \
+         WHERE id = :id AND run = :run"),
     /// Only for a root run with at most so many others. Waits for a write that ends the run, or makes it wait.
     UpsertPushConfig: "INSERT INTO push_configs (run, id, url, context, token, scheme, credentials) \
          SELECT r.id, :id, :url, :context, :token, :scheme, :credentials FROM runs r \

@@ -99,15 +99,18 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
 }
 
 fn record_attempt(record: &AttemptRecord) -> Query<'_> {
-    let (status, next_at) = match record.outcome {
+    let (status, due_in) = match record.outcome {
         AttemptOutcome::Delivered => ("delivered", None),
-        AttemptOutcome::RetryAt(at) => ("pending", Some(at.as_millisecond())),
+        AttemptOutcome::RetryAt(at) => {
+            let due_in = at.as_millisecond() - now().as_millisecond();
+            ("pending", Some(due_in))
+        }
         AttemptOutcome::GivenUp => ("failed", None),
     };
     let values = values! {
         ":id": record.id.0,
         ":status": status,
-        ":next_at": next_at,
+        ":due_in": due_in,
         ":attempt": serde_json::to_string(&record.attempt).unwrap_or_default(),
         ":max_attempts": signed(MAX_STORED_ATTEMPTS as u64),
         ":since": record.since.as_millisecond(),
