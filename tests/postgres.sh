@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the stories of tests/it on PostgreSQL: a server of its own on a unix socket, in a temporary directory, without syncs.
+# Runs the stories of tests/it on PostgreSQL: a server of its own on a unix socket, in a temporary directory, without syncs;
+# also with TLS on localhost, with a certificate of an authority of its own.
 # Installs Debian's PostgreSQL if it is missing (root only). The arguments are those of the test binary: filters, --exact …;
 # without any, all stories run. `tests/postgres.sh --server COMMAND …` runs a command with AXED_TEST_POSTGRES instead.
 set -euo pipefail
@@ -40,16 +41,24 @@ stop() {
 }
 (cd "$place" && "${as_owner[@]}" "$programs/initdb" -D "$place/data" -U axed -A trust -E UTF8 --locale=C.UTF-8 -N >/dev/null)
 cd "$place"
-"${as_owner[@]}" "$programs/postgres" -D "$place/data" -k "$place" -c listen_addresses= -c fsync=off \
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem 2>/dev/null
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
+    -addext basicConstraints=critical,CA:FALSE -CA ca.pem -CAkey ca.key -keyout server.key -out server.pem 2>/dev/null
+chmod 644 ca.pem server.pem
+[ ${#as_owner[@]} = 0 ] || chown postgres server.key
+port=$(python3 -c 'import socket; it = socket.create_server(("127.0.0.1", 0)); print(it.getsockname()[1])')
+"${as_owner[@]}" "$programs/postgres" -D "$place/data" -k "$place" -c listen_addresses=127.0.0.1 -p "$port" -c fsync=off \
+    -c ssl=on -c ssl_cert_file="$place/server.pem" -c ssl_key_file="$place/server.key" \
     -c full_page_writes=off -c synchronous_commit=off -c max_connections=500 -c max_wal_size=4GB >"$place/log" 2>&1 &
 server=$!
 trap stop EXIT
 cd "$OLDPWD"
-until "$programs/pg_isready" -q -h "$place" -d postgres -U axed; do
+until "$programs/pg_isready" -q -h "$place" -p "$port" -d postgres -U axed; do
     kill -0 "$server" || { cat "$place/log"; exit 1; }
     sleep 0.1
 done
-export AXED_TEST_POSTGRES="postgres://axed@/postgres?host=$place"
+export AXED_TEST_POSTGRES="postgres://axed@/postgres?host=$place&port=$port"
+export AXED_TEST_POSTGRES_TLS="postgres://axed@localhost:$port/?sslrootcert=$place/ca.pem"
 
 if [ "${1-}" = --server ]; then
     shift

@@ -132,8 +132,9 @@ class Cluster:
         self.home, self.dice, self.network, self.clocks = home, dice, network, clocks
         self.new_binary, self.binaries = binaries[-1], [binaries[0]] * NODES
         self.execute(f"CREATE DATABASE {self.database}")
-        place = urllib.parse.parse_qs(urllib.parse.urlsplit(self.server).query)["host"][0]
-        self.links = [Link(network.host, f"{place}/.s.PGSQL.5432") for _ in range(NODES)]
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.server).query)
+        (place,), (port,) = query["host"], query["port"]
+        self.links = [Link(network.host, f"{place}/.s.PGSQL.{port}") for _ in range(NODES)]
         self.nodes = [self.start(n) for n in range(NODES)]
         self.stopped = set()
 

@@ -7,6 +7,7 @@ mod duties;
 mod following;
 mod limits;
 mod requests;
+mod tls;
 
 use std::process::Stdio;
 

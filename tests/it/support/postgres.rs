@@ -23,6 +23,17 @@ pub fn server() -> Option<String> {
     server.ok().filter(|url| !url.is_empty())
 }
 
+/// The URL of the same database over TLS, at `host`; `None` if the server has none.
+pub fn tls_url(url: &str, host: &str, mode: &str) -> Option<String> {
+    #[expect(clippy::disallowed_methods, reason = "a setting of the stories")]
+    let server = std::env::var("AXED_TEST_POSTGRES_TLS").ok()?;
+    let (path, _) = url.split_once('?')?;
+    let (_, name) = path.rsplit_once('/')?;
+    let server = server.replace("localhost", host);
+    let server = server.replace("/?", &format!("/{name}?sslmode={mode}&"));
+    Some(server)
+}
+
 impl Postgres {
     /// A new database, if the stories use PostgreSQL.
     pub fn create() -> Option<Self> {
