@@ -251,7 +251,7 @@ impl WriterState {
                 let count = counted.map(|row| row.try_get::<_, i64>("count"));
                 count.transpose()?.map_or(0, unsigned)
             }
-            Task::ForgetSession(..) => match affected {
+            Task::ForgetSession(..) => match outcomes[task.end - 1].affected {
                 0 => ForgetProgress::NotFound as u64,
                 runs if runs >= task_plan::SESSION_PART_RUNS.into() => ForgetProgress::More as u64,
                 _ => ForgetProgress::Done as u64,

@@ -58,6 +58,7 @@ pub async fn delete_part(db: &Connection, root: RunId) -> Result<DeleteProgress,
         Sql::DeletePushConfigs,
         Sql::DeleteApprovals,
         Sql::DeleteOwnDefinitions,
+        Sql::DeleteSessions,
         Sql::DeleteRuns,
     ];
     let query = |sql| Query::new(sql, values! {":runs": runs.clone()}.into());

@@ -252,6 +252,10 @@ statements! {
          SELECT r.id, t.last_event - :back, r.root, r.owner, :call, :request \
          FROM runs r JOIN trees t ON t.root = r.root WHERE r.id = :run",
     DeleteApproval: "DELETE FROM approvals WHERE run = :run AND call = :call",
+    DeleteSessions: "DELETE FROM sessions s USING runs r WHERE r.id = ANY(:runs) AND s.owner = coalesce(r.owner, '') \
+         AND s.name = r.session AND s.last_run = r.id",
+    DeleteFreeSession: "DELETE FROM sessions s WHERE s.owner = :owner AND s.name = :session \
+         AND NOT EXISTS (SELECT 1 FROM trees t WHERE t.session = s.name AND coalesce(t.owner, '') = s.owner)",
     ForgetOwnedSession: "UPDATE runs SET session = NULL WHERE id IN (SELECT id FROM runs WHERE session IS NOT NULL \
          AND owner = :owner AND session = :session ORDER BY id LIMIT :limit)",
     ForgetSession: "UPDATE runs SET session = NULL WHERE id IN (SELECT id FROM runs WHERE session IS NOT NULL \

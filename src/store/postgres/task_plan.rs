@@ -47,7 +47,7 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
                 Query::new(Sql::DeletePushDeliveries, deliveries.into()),
             ]
         }
-        Task::ForgetSession(owner, name) => vec![forget_session(owner.as_deref(), name)],
+        Task::ForgetSession(owner, name) => forget_session(owner.as_deref(), name),
         Task::TrimUsage(before) => UsageRollup::trim(*before),
         Task::AddBatchLines(id, lines) => add_batch_lines(*id, lines),
         Task::AcceptBatch(batch, key) => accept_batch(batch, key.as_ref()),
@@ -139,10 +139,11 @@ fn upsert_push_config(run: RunId, config: &PushConfig) -> Query<'_> {
 }
 
 /// Removes a session's name from the oldest of its runs: the conversation is that of the last one, so it is either whole or
-/// gone.
-fn forget_session<'a>(owner: Option<&'a str>, name: &'a str) -> Query<'a> {
+/// gone. The last statement affects as many rows as runs lost the name.
+fn forget_session<'a>(owner: Option<&'a str>, name: &'a str) -> Vec<Query<'a>> {
     let limit = i64::from(SESSION_PART_RUNS);
-    match owner {
+    let free = values! {":owner": owner.unwrap_or_default(), ":session": free_text(name)};
+    let runs = match owner {
         Some(owner) => {
             let values = values! {":owner": owner, ":session": free_text(name), ":limit": limit};
             Query::new(Sql::ForgetOwnedSession, values.into())
@@ -151,7 +152,8 @@ fn forget_session<'a>(owner: Option<&'a str>, name: &'a str) -> Query<'a> {
             let values = values! {":session": free_text(name), ":limit": limit};
             Query::new(Sql::ForgetSession, values.into())
         }
-    }
+    };
+    vec![Query::new(Sql::DeleteFreeSession, free.into()), runs]
 }
 
 fn add_batch_lines(id: BatchId, lines: &[BatchLine]) -> Vec<Query<'_>> {

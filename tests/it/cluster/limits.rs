@@ -72,3 +72,24 @@ async fn the_runs_of_a_session_wait_for_each_other_on_all_daemons() {
         .map(|request| request.body["messages"].as_array().map_or(0, Vec::len));
     assert!(lengths.is_sorted(), "{requests:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_is_deleted_leaves_no_row() {
+    let Some((app, _)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    let in_session = json!({"input": "x", "session": "talk"});
+    for _ in 0..2 {
+        let first = app.run_with("solo", in_session.clone()).await;
+        let last = app.run_with("solo", in_session.clone()).await;
+        assert_eq!(app.database().count("sessions"), 1);
+        app.delete(&format!("/runs/{}", first.id())).await;
+        assert_eq!(app.database().count("sessions"), 1);
+        app.delete(&format!("/runs/{}", last.id())).await;
+        assert_eq!(app.database().count("sessions"), 0);
+    }
+    app.run_with("solo", in_session).await;
+    assert_eq!(app.delete("/sessions/talk").await.status, 204);
+    assert_eq!(app.database().count("sessions"), 0);
+}
