@@ -14,7 +14,7 @@ of each run was delivered to its webhook, with one id. What a failed loop leaves
 database.
 """
 
-import argparse, collections, os, pathlib, random, shutil, sys, tempfile, time
+import argparse, collections, concurrent.futures, os, pathlib, random, shutil, sys, tempfile, time
 
 import kill_loop
 from nodes import receiver
@@ -23,31 +23,31 @@ from nodes.client import Client, agents
 from nodes.cluster import Clocks, Cluster, Loopback, Namespaces
 from nodes.faults import FAULTS
 
+CLIENTS = 3
 DEFAULT_FAULTS = "kill,pause,drain,cut,database"
 
 
-def play(client, cluster, seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        client.act(cluster)
+def play(clients, cluster, seconds):
+    with concurrent.futures.ThreadPoolExecutor(len(clients)) as threads:
+        for played in [threads.submit(client.play, cluster, seconds) for client in clients]:
+            played.result()
 
 
-def perform(rounds, faults, client, cluster, timeline):
+def perform(rounds, faults, clients, cluster, timeline):
     """Begins and ends faults, all of them before one comes again."""
     counts, next_faults = collections.Counter(), []
     for number in range(rounds):
         next_faults = next_faults or cluster.dice.sample(faults, len(faults))
         fault = next_faults.pop()
-        play(client, cluster, cluster.dice.uniform(0.2, 2))
+        play(clients, cluster, cluster.dice.uniform(0.2, 2))
         n = cluster.dice.randrange(len(cluster.nodes))
-        seconds, undo = FAULTS[fault](cluster, n)
+        seconds, end = FAULTS[fault](cluster, n)
         timeline.write(f"{time.strftime('%H:%M:%S', time.gmtime())} round {number}: {fault} of node{n} for {seconds:.1f} s\n")
         timeline.flush()
-        if fault == "database":
-            time.sleep(seconds)
-        else:
-            play(client, cluster, seconds)
-        undo()
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            ended = other.submit(lambda: (time.sleep(seconds), end()))
+            play(clients, cluster, seconds)
+            ended.result()
         counts[fault] += 1
     return counts
 
@@ -95,11 +95,15 @@ def main():
     hooks = receiver.Receiver(network.host)
     kill_loop.prepare(home, network.host, receiver.CONFIG.format(host=network.host), agents(hooks.url))
     binaries = [os.path.abspath(it) for it in (arguments.before, arguments.axed) if it]
-    client, cluster = Client(dice), Cluster(binaries, home, dice, network, clocks)
+    # Each has sessions of its own, in which it knows the order of acceptance.
+    clients = [Client(n, random.Random(dice.random())) for n in range(CLIENTS)]
+    client, cluster = clients[0], Cluster(binaries, home, dice, network, clocks)
     try:
         schedules = Schedules(cluster, client)
         with open(home / "timeline", "w") as timeline:
-            counts = perform(arguments.rounds, arguments.faults, client, cluster, timeline)
+            counts = perform(arguments.rounds, arguments.faults, clients, cluster, timeline)
+        for other in clients[1:]:
+            client.take_over(other)
         result = check(home, client, cluster, schedules, hooks)
         faults = ", ".join(f"{count} {what}" for what, count in counts.items())
         print(f"node_loop: ok: {faults}; {result}")

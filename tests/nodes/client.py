@@ -17,8 +17,9 @@ def agents(webhook):
 
 
 class Client(kill_loop.Client):
-    def __init__(self, dice):
+    def __init__(self, name, dice):
         super().__init__(dice)
+        self.name = name
         # Of requests that were answered, by their key; the batches by theirs, with their numbers of lines.
         self.answered, self.batches = {}, {}
         self.others = concurrent.futures.ThreadPoolExecutor(1)
@@ -34,7 +35,7 @@ class Client(kill_loop.Client):
     def start(self, daemon, path, body):
         """Some runs have a session."""
         if "/agents/careful/" in path and self.dice.random() < 0.5:
-            body = {**body, "session": f"talk-{self.dice.randrange(3)}"}
+            body = {**body, "session": f"talk-{self.name}-{self.dice.randrange(3)}"}
         super().start(daemon, path, body)
 
     def finish(self, daemon, key):
@@ -66,6 +67,16 @@ class Client(kill_loop.Client):
         self.answered[key] = ("/agents/worker/runs:batch", body, answer["id"])
         self.batches[key] = (answer["id"], inputs)
         self.counts["batch"] += 1
+
+    def play(self, daemon, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.act(daemon)
+
+    def take_over(self, other):
+        """What the other one has started counts as started by this one."""
+        for name in ("open", "roots", "messages", "answered", "batches", "counts"):
+            getattr(self, name).update(getattr(other, name))
 
     def wait_for_batches(self, daemon):
         """Each line has one run, which from now on counts as started by this client."""
