@@ -97,6 +97,7 @@ async fn earlier_messages_of_a_queued_run_survive_a_crash() {
     let shown = queued.messages().await["data"].clone();
     assert_eq!(shown.as_array().map(Vec::len), Some(2));
     let id = queued.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
 
     app.crash_and_restart().await;
 
