@@ -1,6 +1,6 @@
 //! The statement of a change to a run that exists.
 
-use crate::domain::run::Outcome;
+use crate::domain::run::{Outcome, now};
 use crate::domain::usage::Usage;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::integers::signed;
@@ -52,6 +52,7 @@ fn change_values(write: &EncodedWrite) -> (Sql, Vec<NamedValue<'_>>) {
             Sql::StartRun,
             values! {
                 ":started_at": at.as_millisecond(),
+                ":now": now().as_millisecond(),
                 ":deadline_at": deadline.0.as_millisecond(),
                 ":deadline_seconds": signed(deadline.1),
             }
@@ -60,6 +61,7 @@ fn change_values(write: &EncodedWrite) -> (Sql, Vec<NamedValue<'_>>) {
         Change::Pause { since, waiting_for } => (
             Sql::PauseRun,
             values! {
+                ":now": now().as_millisecond(),
                 ":waiting_since": since.as_millisecond(),
                 ":waiting_for": serde_json::to_string(waiting_for).ok(),
             }
@@ -68,6 +70,7 @@ fn change_values(write: &EncodedWrite) -> (Sql, Vec<NamedValue<'_>>) {
         Change::Unpause { deadline } => (
             Sql::UnpauseRun,
             values! {
+                ":now": now().as_millisecond(),
                 ":deadline_at": deadline.0.as_millisecond(),
                 ":deadline_seconds": signed(deadline.1),
             }

@@ -173,10 +173,11 @@ fn run_row_values(run: &Run) -> Vec<NamedValue<'_>> {
     .into()
 }
 
-fn resume_values(resume_state: &ResumeState, definition: Hash) -> [NamedValue<'static>; 8] {
+fn resume_values(resume_state: &ResumeState, definition: Hash) -> [NamedValue<'static>; 9] {
     let webhooks = Some(&resume_state.webhooks).filter(|webhooks| !webhooks.is_empty());
     values! {
         ":definition": definition,
+        ":now": now().as_millisecond(),
         ":deadline_at": resume_state.deadline.map(|(at, _)| at.as_millisecond()),
         ":deadline_seconds": resume_state.deadline.map(|(_, bound)| signed(bound)),
         ":timeout": signed(resume_state.timeout),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::SignedDuration;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -13,6 +14,7 @@ use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::integers::unsigned;
 use crate::store::encoding::run_values;
 use crate::store::postgres::rows::{self, StoreResult, StoredText};
+use crate::store::postgres::sql::clock;
 use crate::store::runs::TASK_CHARS;
 use crate::store::{ClaimedRun, ResumeState};
 use crate::workdirs::file_id::FileId;
@@ -153,10 +155,11 @@ pub fn select_summaries(condition: &str) -> String {
 
 /// Selects runs for [`run`], [`resume_state`] and [`resumed_models`].
 pub fn select_with_resume_states(condition: &str) -> String {
+    let clock = clock!();
     format!(
-        "SELECT {RUN_COLUMNS}, r.definition AS definition, r.deadline_at AS deadline_at, \
+        "SELECT {RUN_COLUMNS}, r.definition AS definition, r.deadline_at - {clock} AS deadline_in, \
          r.deadline_seconds AS deadline_seconds, r.timeout AS timeout, r.stream AS stream, r.webhook AS webhooks, \
-         r.waiting_since AS paused_since, r.held AS held, r.workdir_device AS workdir_device, \
+         r.waiting_since - {clock} AS paused_in, r.held AS held, r.workdir_device AS workdir_device, \
          r.workdir_inode AS workdir_inode, r.model_usage AS model_usage \
          FROM runs r {TREE_SUMS} WHERE {condition} AND {NOT_DELETED}"
     )
@@ -290,14 +293,20 @@ pub fn definition_hash(row: &Row) -> StoreResult<Option<Hash>> {
 pub fn resume_state(row: &Row, definition: Arc<str>) -> StoreResult<ResumeState> {
     let count = |column| Ok(rows::get::<Option<i64>>(row, column)?.map_or(0, unsigned));
     let flag = |column| Ok(rows::get::<Option<bool>>(row, column)?.unwrap_or(false));
+    // By the clock of this node.
+    let from_now = |column| {
+        let millis: Option<i64> = rows::get(row, column)?;
+        let from_now = millis.map(SignedDuration::from_millis);
+        StoreResult::Ok(from_now.and_then(|it| now().checked_add(it).ok()))
+    };
     let seconds = count("deadline_seconds")?;
     Ok(ResumeState {
         definition,
-        deadline: rows::time(row, "deadline_at")?.map(|at| (at, seconds)),
+        deadline: from_now("deadline_in")?.map(|at| (at, seconds)),
         timeout: count("timeout")?,
         stream: flag("stream")?,
         webhooks: rows::json(row, "webhooks")?.unwrap_or_default(),
-        waiting_since: rows::time(row, "paused_since")?,
+        waiting_since: from_now("paused_in")?,
         is_held: flag("held")?,
         workdir: workdir(row)?,
     })

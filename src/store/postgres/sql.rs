@@ -52,6 +52,14 @@ macro_rules! clock {
 }
 pub(crate) use clock;
 
+/// A time by this node's clock, as one by the database's: another node may read it. `:now` is the time of this node.
+macro_rules! by_database_clock {
+    ($time:literal) => {
+        concat!("(", $time, "::bigint - :now::bigint + ", clock!(), ")")
+    };
+}
+pub(crate) use by_database_clock;
+
 /// A text that clients or models may have chosen: such columns are `bytea`, because `text` refuses U+0000.
 pub fn free_text(text: &str) -> Value<'_> {
     Value::Bytes(Cow::Borrowed(text.as_bytes()))

@@ -1,7 +1,7 @@
 //! The writer's SQL, prepared once for each connection. A write of a tree is one statement: it begins with the tree's row,
 //! which only the owner of the tree can change, and changes nothing if that or the change of the run is impossible.
 
-use crate::store::postgres::sql::clock;
+use crate::store::postgres::sql::{by_database_clock, clock};
 
 /// Takes the numbers of the write's events, if this node owns the tree.
 macro_rules! fence {
@@ -29,7 +29,7 @@ macro_rules! last_event {
 
 /// Changes a run that has not ended.
 macro_rules! change {
-    ($values:literal, $condition:literal) => {
+    ($values:expr, $condition:literal) => {
         concat!(
             fence!(),
             "changed AS (UPDATE runs r SET ",
@@ -53,7 +53,7 @@ macro_rules! no_other_owner {
 /// Inserts a run behind a part `fence`.
 macro_rules! insert_run {
     () => {
-        "changed AS (INSERT INTO runs (id, root, parent, child, depth, status, agent, created_at, started_at, \
+        concat!("changed AS (INSERT INTO runs (id, root, parent, child, depth, status, agent, created_at, started_at, \
          last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
          model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
          completion_status, labels, cancel_reason, input, input_is_parts, task, owner, definition, deadline_at, \
@@ -62,8 +62,8 @@ macro_rules! insert_run {
          CASE WHEN :count > 0 THEN fence.last_event ELSE 0 END, :attempt, :turns_made, :input_tokens, :output_tokens, \
          :cache_read_tokens, :cache_write_tokens, :model_calls, :tool_calls, :cost, :unreported, :model, :stop_reason, \
          :agent_version, :tool_call_id, :label, :completion_status, :labels, :cancel_reason, :input, :input_is_parts, \
-         :task, :owner, :definition, :deadline_at, :deadline_seconds, :timeout, :stream, :webhook, :session, \
-         :workdir_device, :workdir_inode, :messages, :fork FROM fence RETURNING id)"
+         :task, :owner, :definition, ", by_database_clock!(":deadline_at"), ", :deadline_seconds, :timeout, :stream, :webhook, :session, \
+         :workdir_device, :workdir_inode, :messages, :fork FROM fence RETURNING id)")
     };
 }
 
@@ -196,21 +196,21 @@ statements! {
     InsertLabel: "INSERT INTO labels (key, value, run) VALUES (:key, :value, :run)",
     RaiseClockSkew: "UPDATE clock SET lead = greatest(lead, :lead), lag = greatest(lag, :lag) WHERE id = 1",
     StartRun: change!(
-        ", started_at = coalesce(r.started_at, :started_at), deadline_at = :deadline_at, \
-         deadline_seconds = :deadline_seconds, status = CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END",
+        concat!(", started_at = coalesce(r.started_at, :started_at), deadline_at = ", by_database_clock!(":deadline_at"), ", \
+         deadline_seconds = :deadline_seconds, status = CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END"),
         ""
     ),
     PauseRun: change!(
-        ", waiting_since = coalesce(r.waiting_since, :waiting_since), waiting_for = :waiting_for, \
-         status = CASE r.status WHEN 'running' THEN 'waiting' ELSE r.status END",
+        concat!(", waiting_since = coalesce(r.waiting_since, ", by_database_clock!(":waiting_since"), "), \
+         waiting_for = :waiting_for, status = CASE r.status WHEN 'running' THEN 'waiting' ELSE r.status END"),
         ""
     ),
     /// The deadline moves by the time that the run was paused.
     UnpauseRun: change!(
-        ", waiting_since = NULL, waiting_for = NULL, \
-         waited = coalesce(r.waited, 0) + greatest(0, :deadline_at - coalesce(r.deadline_at, :deadline_at)), \
-         deadline_at = :deadline_at, deadline_seconds = :deadline_seconds, \
-         status = CASE r.status WHEN 'waiting' THEN 'running' ELSE r.status END",
+        concat!(", waiting_since = NULL, waiting_for = NULL, waited = coalesce(r.waited, 0) \
+         + greatest(0, ", by_database_clock!(":deadline_at"), " - coalesce(r.deadline_at, ", by_database_clock!(":deadline_at"), ")), \
+         deadline_at = ", by_database_clock!(":deadline_at"), ", deadline_seconds = :deadline_seconds, \
+         status = CASE r.status WHEN 'waiting' THEN 'running' ELSE r.status END"),
         ""
     ),
     ResumeRun: change!(", attempt = r.attempt + 1", ""),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
 use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{CallLimit, Cost, TreeUsage};
+use axed::store::runs::UnfinishedRun;
 use axed::store::{Change, NewRun, ResumeState, Step, StoreError};
 use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;
@@ -249,12 +250,23 @@ async fn a_trees_usage_is_summed(opened: &Opened) {
     );
 }
 
+/// The clock of a database may differ a little.
+fn with_whole_minutes(found: &UnfinishedRun) -> Option<ResumeState> {
+    let mut found = found.resume_state.clone()?;
+    let deadline = found.deadline.as_mut().map(|(at, _)| at);
+    for at in deadline.into_iter().chain(&mut found.waiting_since) {
+        let minutes = (at.as_millisecond() + 30_000) / 60_000;
+        *at = Timestamp::from_millisecond(minutes * 60_000).expect("a time");
+    }
+    Some(found)
+}
+
 /// What a run needs to be continued comes back, a queued run's and a started one's, and only those that have not ended.
 async fn a_resume_state_reads_back(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
     let child = child(&root);
     let deadline =
-        |millis: i64| Timestamp::from_millisecond(1_900_000_000_000 + millis).expect("a time");
+        |minutes: i64| Timestamp::from_second(1_900_000_020 + minutes * 60).expect("a time");
     let kept = |definition: &str, deadline| ResumeState {
         definition: definition.into(),
         deadline,
@@ -280,9 +292,9 @@ async fn a_resume_state_reads_back(opened: &Opened) {
     }
     let found = store.unfinished_runs().await.expect("unfinished");
     assert_eq!(found[0].run, stored(store, &root).await);
-    assert_eq!(found[0].resume_state, Some(of_root.clone()));
+    assert_eq!(with_whole_minutes(&found[0]), Some(of_root.clone()));
     assert_eq!(found[1].run, stored(store, &child).await);
-    assert_eq!(found[1].resume_state, Some(of_child));
+    assert_eq!(with_whole_minutes(&found[1]), Some(of_child));
 
     let start = Change::Start {
         at: now(),
@@ -296,7 +308,7 @@ async fn a_resume_state_reads_back(opened: &Opened) {
         deadline: Some((deadline(2), 50)),
         ..of_root
     };
-    assert_eq!(found[0].resume_state, Some(started.clone()));
+    assert_eq!(with_whole_minutes(&found[0]), Some(started.clone()));
 
     // Its time limit is paused while it waits; afterwards it has a new deadline.
     let since = deadline(0);
@@ -311,7 +323,7 @@ async fn a_resume_state_reads_back(opened: &Opened) {
         waiting_since: Some(since),
         ..started.clone()
     };
-    assert_eq!(found[0].resume_state, Some(waits));
+    assert_eq!(with_whole_minutes(&found[0]), Some(waits));
     let going = Change::Unpause {
         deadline: (deadline(9), 50),
     };
@@ -322,7 +334,7 @@ async fn a_resume_state_reads_back(opened: &Opened) {
         deadline: Some((deadline(9), 50)),
         ..started
     };
-    assert_eq!(found[0].resume_state, Some(goes));
+    assert_eq!(with_whole_minutes(&found[0]), Some(goes));
 }
 
 /// Every process that resumes a run increases its attempt; its state does not change.
