@@ -115,7 +115,7 @@ def main():
         raise
     finally:
         cluster.end()
-    shutil.rmtree(home)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 if __name__ == "__main__":
