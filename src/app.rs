@@ -327,6 +327,7 @@ pub fn config_problems(config: &Config, positions: &Positions) -> Vec<Problem> {
 fn settings(config: &Config) -> Settings {
     Settings {
         config_dir: config.config_dir.clone(),
+        node_labels: config.data.cluster.labels.clone(),
         runs: config.runs.clone(),
         default_timeout: config.server.default_timeout,
         max_timeout: config.server.max_timeout,

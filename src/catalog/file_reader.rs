@@ -14,6 +14,7 @@ use crate::domain::agent::params::check_extra;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::settings::{ListRule, MAX_COUNT, Presence, Section, Setting, Visitor};
 use crate::domain::event::STORED_EVENT_NAMES;
+use crate::domain::node::check_labels;
 use crate::domain::text_template::TextTemplate;
 use crate::domain::usage::Cost;
 use crate::ssrf;
@@ -201,6 +202,7 @@ fn read_texts(table: &mut TableReader<'_>, key: &'static str, rule: ListRule) ->
             .collect(),
         ListRule::ExtraKeys => check_extra_keys(&texts).map(|()| texts),
         ListRule::Events => check_events(&texts).map(|()| texts),
+        ListRule::NodeLabels => check_labels(&texts).map(|()| texts),
     };
     if let (Err(why), Some(node)) = (&checked, &node) {
         table.push_invalid(node, key, why);

@@ -1,6 +1,6 @@
 //! The catalogue: snapshots of all agent definitions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -106,6 +106,24 @@ impl Agents {
             (None, Some(error)) => Err(error.clone()),
             (None, None) => Err(LoadError::NotFound(name.to_owned())),
         }
+    }
+
+    /// The labels that a node needs to drive a tree of this agent: its own and those of the agents that it may call.
+    pub fn node_labels(&self, agent: &Agent) -> Vec<String> {
+        let mut labels: BTreeSet<&String> = agent.node.iter().collect();
+        let mut reached = BTreeSet::new();
+        let mut callers = vec![agent];
+        while let Some(caller) = callers.pop() {
+            for name in &caller.sub_agents {
+                if let Ok(called) = self.get(name)
+                    && reached.insert(name)
+                {
+                    labels.extend(&called.node);
+                    callers.push(called);
+                }
+            }
+        }
+        labels.into_iter().cloned().collect()
     }
 }
 

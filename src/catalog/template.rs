@@ -40,6 +40,9 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # The directory of files and of the file tools, which reach nothing else; unset means the daemon's working directory.
 # workdir = "/srv/project"
 
+# Labels that a node needs to drive its runs, if several nodes share a database ([cluster] labels of their configuration).
+# node = ["gpu"]
+
 # Built-in tools offered to the model (docs/TOOLS.md): list_directory, read_file, find_path and grep read; write_file,
 # edit_file, create_directory, copy_path, move_path and delete_path change what is in workdir; url_fetch and web_search
 # read the web; run_command runs commands, where the server allows it.

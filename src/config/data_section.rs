@@ -12,6 +12,7 @@ use crate::config::environment::{Environment, env_value};
 use crate::config::load_context::LoadContext;
 use crate::config::table_reader::TableReader;
 use crate::config::{Data, Durability, RequestRecording, Retention, RetentionLimit};
+use crate::domain::node::check_labels;
 use crate::domain::redaction::Redactor;
 
 /// A year with a month before it.
@@ -104,9 +105,15 @@ pub(in crate::config) fn read_cluster(
         true => Err("contains a control character".to_owned()),
         false => Ok(name.to_owned()),
     });
+    let labels_node = s.peek("labels");
+    let labels = s.text_list("labels").unwrap_or_default();
+    if let (Some(node), Err(why)) = (labels_node, check_labels(&labels)) {
+        s.push_invalid(&node, "labels", &why);
+    }
     Cluster {
         node: node.unwrap_or_else(|| host_name(environment)),
         unique_names: s.flag("unique_names").unwrap_or(false),
+        labels,
     }
 }
 

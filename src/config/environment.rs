@@ -2,6 +2,8 @@
 //! that variables can name.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 pub type Environment = BTreeMap<String, String>;
@@ -48,6 +50,23 @@ pub fn skill_dir(entry: &str, config_dir: &Path) -> PathBuf {
         true => config_dir.join(expand_home(entry, home_dir().as_deref())),
         false => config_dir.join("skills").join(entry),
     }
+}
+
+/// Where the system searches programs if PATH is not set.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// Whether this is a program that a process with this environment can start: searched in PATH if it has no slash.
+pub fn is_program(environment: &Environment, command: &str) -> bool {
+    let is_executable = |path: PathBuf| {
+        let meta = fs::metadata(path);
+        meta.is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    if command.contains('/') {
+        return is_executable(PathBuf::from(command));
+    }
+    let path = environment.get("PATH");
+    let mut dirs = path.map_or(DEFAULT_PATH, String::as_str).split(':');
+    dirs.any(|dir| is_executable(Path::new(dir).join(command)))
 }
 
 /// The variable's value; `None` if it is unset or blank.

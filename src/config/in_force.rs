@@ -168,6 +168,7 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("data.dir", json!(data.dir)),
         ("data.durability", json!("process")),
         ("cluster.unique_names", json!(data.cluster.unique_names)),
+        ("cluster.labels", json!([])),
         ("data.requests", json!("full")),
         ("data.redact", json!([])),
         ("data.retention.age", json!(0)),

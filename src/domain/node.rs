@@ -10,6 +10,21 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId(pub Uuid);
 
+/// Checks labels that nodes have or agents require. The error follows the key: `has "a b", …`.
+pub fn check_labels(labels: &[String]) -> Result<(), String> {
+    let is_valid = |label: &str| {
+        let mut bytes = label.bytes();
+        (1..=64).contains(&label.len())
+            && bytes.all(|b| b.is_ascii_alphanumeric() || b"._-/:=".contains(&b))
+    };
+    match labels.iter().find(|label| !is_valid(label)) {
+        Some(label) => Err(format!(
+            "has {label:?}; a label has 1 to 64 characters of A-Z a-z 0-9 . _ - / : ="
+        )),
+        None => Ok(()),
+    }
+}
+
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node_{}", self.0.simple())

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use crate::catalog::reload::Catalog;
 use crate::catalog::{Agents, context_files, prompt, skills};
 use crate::config::document::{Problem, ProblemKind};
-use crate::config::environment::Environment;
+use crate::config::environment::{Environment, is_program};
 use crate::config::models::Models;
 use crate::config::positions::{Positions, item};
 use crate::config::secrets::{is_process_secret_set, is_secret_set};
@@ -47,15 +46,14 @@ pub async fn inspected_agents(catalog: &Arc<Catalog>) -> Arc<Agents> {
     catalog.current()
 }
 
-/// Where the system searches programs if PATH is not set.
-const DEFAULT_PATH: &str = "/bin:/usr/bin";
-
 /// What this server offers to agents.
 pub struct AgentCheck {
     /// By name.
     providers: BTreeMap<String, ProviderState>,
     supported_providers: String,
     models: Models,
+    /// The labels of this daemon; `None` if other nodes may have others.
+    node_labels: Option<Vec<String>>,
     /// `[runs] max_tree`
     max_tree: usize,
     /// `[server] max_timeout`
@@ -115,6 +113,7 @@ impl AgentCheck {
             providers: providers.names().map(state).collect(),
             supported_providers: providers.supported_names(),
             models: config.models.clone(),
+            node_labels: (config.data.url.is_none()).then(|| config.data.cluster.labels.clone()),
             max_tree: config.runs.max_tree,
             max_timeout: config.server.max_timeout,
             missing_tools: missing
@@ -198,6 +197,7 @@ impl EntryCheck<'_> {
         self.check_prices();
         self.check_limits();
         self.check_sub_agents();
+        self.check_node();
         for tool in &self.agent.tools {
             if let Some(text) = self.server.missing_tools.get(tool.as_str()) {
                 self.warn(&item("tools", tool), text.clone());
@@ -321,6 +321,26 @@ impl EntryCheck<'_> {
             );
             self.warn(path, text);
         }
+    }
+
+    /// Labels that no node has if this daemon has not.
+    fn check_node(&mut self) {
+        let Some(own) = &self.server.node_labels else {
+            return;
+        };
+        let mut missing = self.agents.node_labels(self.agent);
+        missing.retain(|label| !own.contains(label));
+        if missing.is_empty() {
+            return;
+        }
+        let is_own = missing.iter().any(|label| self.agent.node.contains(label));
+        let path = if is_own { "node" } else { "sub_agents" };
+        let text = format!(
+            "{path}: runs need a node with the labels {}, which this daemon has not, and are refused; set labels in [cluster] of \
+             the server's configuration",
+            missing.join(", ")
+        );
+        self.warn(path, text);
     }
 
     fn check_limits(&mut self) {
@@ -451,7 +471,7 @@ impl EntryCheck<'_> {
         let name = &server.name;
         let (templates, table) = match &server.transport {
             McpTransport::Stdio { command, env, .. } => {
-                if !self.is_program(command) {
+                if !is_program(&self.server.environment, command) {
                     let text = match command.contains('/') {
                         true => format!("MCP server {name}: there is no program {command}"),
                         false => {
@@ -502,20 +522,6 @@ impl EntryCheck<'_> {
                 self.warn(&format!("{path}.{key}"), text);
             }
         }
-    }
-
-    /// Whether this is a program: searched in PATH if it has no slash, as when the server is started.
-    fn is_program(&self, command: &str) -> bool {
-        let is_executable = |path: PathBuf| {
-            let meta = fs::metadata(path);
-            meta.is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-        };
-        if command.contains('/') {
-            return is_executable(PathBuf::from(command));
-        }
-        let path = self.server.environment.get("PATH");
-        let mut dirs = path.map_or(DEFAULT_PATH, String::as_str).split(':');
-        dirs.any(|dir| is_executable(Path::new(dir).join(command)))
     }
 
     /// Checks the key that owns runs which no client starts.

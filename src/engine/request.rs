@@ -132,6 +132,13 @@ pub enum StartError {
         "the price of {0} is not known, and this run has a budget in money: name a model with a price, or have [prices.\"{0}\"] added to the server's configuration"
     )]
     Unpriced(ModelRef),
+    /// This node has not the labels that the agent requires, and no other node can take the run.
+    #[error("runs of agent {agent} need a node with the labels {}; {why}", .labels.join(", "))]
+    NoNode {
+        agent: String,
+        labels: Vec<String>,
+        why: &'static str,
+    },
     #[error("{} runs are at work and {} wait; try again later", .0.running, .0.queued)]
     QueueFull(QueueFull),
     /// The session has an unfinished run, and `on_busy` is `reject`.

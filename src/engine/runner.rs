@@ -14,6 +14,7 @@ use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::TreeUsage;
 use crate::engine::admission::enter::{self, EnteredSession};
+use crate::engine::admission::placement;
 use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
 use crate::engine::approval::person_wait;
 use crate::engine::cluster::followed_trees::FollowedTrees;
@@ -157,6 +158,7 @@ impl Runner {
         let engine = &self.engine;
         self.check_accepting()?;
         let agent = prepare::resolve_agent(engine, &request).await?;
+        placement::place(engine, &request, &agent)?;
         if request.playback.as_ref().is_none_or(|it| it.live.models) {
             prepare::check_provider(engine, &agent)?;
         }
@@ -272,6 +274,7 @@ impl Runner {
         period_budgets.check(now()).map_err(StartError::from)?;
         let settings = RootSettings::new(engine, &request, &plan)?;
         let owner = request.new_run.owner.as_deref();
+        placement::place(engine, &request.new_run, &plan.root().agent)?;
         let agent = &plan.root().agent.name;
         let admission = match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
             true => engine.queue.enter_deferred(owner, agent),

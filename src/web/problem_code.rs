@@ -89,6 +89,8 @@ problem_codes! {
     MemoryUnreadable = "memory_unreadable",
     /// The route does not support the method; the header `Allow` lists those that it supports.
     MethodNotAllowed = "method_not_allowed",
+    /// The agent requires labels that this node has not, and no other node can take the run.
+    NoNode = "no_node",
     /// The run is a child run; the operation requires its root run.
     NotARoot = "not_a_root",
     /// The record lacks what the operation needs.

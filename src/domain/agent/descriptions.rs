@@ -103,6 +103,7 @@ fn definition(key: &str) -> &'static str {
         "workdir" => {
             "The directory of the agent's files and tools; null means the daemon's working directory."
         }
+        "node" => "The labels that a node needs to drive root runs of the agent.",
         "tools" => "The built-in tools that the agent may use.",
         "allowed_hosts" => "The hosts that `url_fetch` may request; empty means every public host.",
         "sub_agents" => "The agents that the agent may call.",

@@ -96,6 +96,9 @@ pub struct Agent {
     pub files: Vec<String>,
     /// The directory of its files and tools; unset means the daemon's working directory.
     pub workdir: Option<PathBuf>,
+    /// The labels that a node needs to drive its root runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub node: Vec<String>,
     /// The names of its built-in tools.
     pub tools: Vec<String>,
     /// The hosts that `url_fetch` may ask, as `net::matches` reads them; empty means every public one, or its caller's.
@@ -190,6 +193,7 @@ impl Default for Agent {
             skills: Vec::new(),
             files: Vec::new(),
             workdir: None,
+            node: Vec::new(),
             tools: Vec::new(),
             allowed_hosts: Vec::new(),
             sub_agents: Vec::new(),
@@ -242,6 +246,7 @@ impl Section for Agent {
         v.setting("skills", Setting::Texts(unique, &mut self.skills));
         v.setting("files", Setting::Texts(ListRule::Any, &mut self.files));
         v.setting("workdir", Setting::Path(&mut self.workdir));
+        v.setting("node", Setting::Texts(ListRule::NodeLabels, &mut self.node));
         v.setting("tools", Setting::Texts(unique, &mut self.tools));
         v.setting(
             "allowed_hosts",

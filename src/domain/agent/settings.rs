@@ -111,6 +111,8 @@ pub enum ListRule {
     ExtraKeys,
     /// Names of stored events, each once.
     Events,
+    /// Labels of nodes, each once.
+    NodeLabels,
 }
 
 /// An enum whose values have names.

@@ -2,5 +2,6 @@
 
 pub mod delete_session;
 pub mod enter;
+pub mod placement;
 pub mod run_permits;
 pub mod sessions;

@@ -13,6 +13,7 @@ fallback_models = ["anthropic/claude-sonnet-4-5",
   "scripted/ecko", "vllm/unknown"]
 skill = "review"
 workdir = "nowhere"
+node = ["gpu"]
 files = ["*.md"]
 tools = ["read_file",
   "run_command", "web_search"]
@@ -58,7 +59,7 @@ async fn a_check_lists_what_agents_name_and_the_server_lacks() {
     let home = lacking_home();
     let check = home.axed(&["agents", "check"]).await;
     insta::assert_snapshot!(check.with(2));
-    assert_eq!(check.err, "axed: 4 files checked: 2 errors, 16 warnings\n");
+    assert_eq!(check.err, "axed: 4 files checked: 2 errors, 17 warnings\n");
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 mod definitions;
 mod duties;
 mod following;
+mod labels;
 mod limits;
 mod requests;
 mod tls;
