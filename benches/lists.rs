@@ -104,6 +104,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
         workdir: None,
     };
     let opening = NewRun {
+        node_labels: Arc::default(),
         run: Arc::new(run(id, n)),
         resume_state: continuation,
         claim: None,

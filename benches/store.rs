@@ -151,6 +151,7 @@ impl BenchRun<'_> {
             tool_call_id: None,
         });
         let new_run = NewRun {
+            node_labels: Arc::default(),
             run: Arc::new(run),
             resume_state: ResumeState {
                 definition: Arc::clone(&DEFINITION),

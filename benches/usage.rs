@@ -101,6 +101,7 @@ async fn write_run(store: &dyn RunStore, n: u64, created_at: Timestamp) -> Resul
         ..Run::queued(&Scope::root(id, None), format!("agent{}", dice % 23))
     };
     let opening = NewRun {
+        node_labels: Arc::default(),
         run: Arc::new(run),
         resume_state: ResumeState {
             definition: "{}".into(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -85,6 +86,8 @@ pub struct Engine {
     pub queue: AdmissionQueue,
     /// The limits on root runs of all nodes, if several share the database.
     pub cluster_permits: ClusterPermits,
+    /// Wakes what claims trees.
+    pub free_trees: Notify,
     pub pending_approvals: PendingApprovals,
     pub client_calls: ClientCalls,
     /// Held while a message is recorded for a run that is not driven, and before the record of a recovered child is read,

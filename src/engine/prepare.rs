@@ -20,6 +20,7 @@ use crate::domain::message::Message;
 use crate::domain::run::Scope;
 use crate::domain::skill::READ_SKILL;
 use crate::domain::warning::{Warning, WarningCode};
+use crate::engine::admission::placement::Placement;
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
 use crate::engine::memory::memories::PromptMemory;
@@ -133,8 +134,12 @@ pub async fn check_input(agent: &Agent, request: &mut RunRequest) -> Result<Cont
     Ok(prompt::root_message(message, request.context.as_deref()))
 }
 
-/// Whether requests to the agent's provider can be sent, with a key from the request or the operator's.
+/// Whether requests to the agent's provider can be sent, with a key from the request or the operator's. Other nodes may have other
+/// keys.
 pub fn check_provider(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
+    if !Placement::new(engine, agent).is_here {
+        return Ok(());
+    }
     let provider = &agent.model.provider;
     let has_key = agent.given_keys.contains(provider);
     engine.providers.get_with_key(provider, has_key)?;

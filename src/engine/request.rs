@@ -136,7 +136,7 @@ pub enum StartError {
     #[error("runs of agent {agent} need a node with the labels {}; {why}", .labels.join(", "))]
     NoNode {
         agent: String,
-        labels: Vec<String>,
+        labels: Arc<[String]>,
         why: &'static str,
     },
     #[error("{} runs are at work and {} wait; try again later", .0.running, .0.queued)]

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
+use crate::engine::admission::placement;
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::admission::sessions::{SessionGuard, SessionKey};
 use crate::engine::approval::pause;
@@ -53,6 +54,8 @@ pub struct NewRoot {
     pub entry: Option<Entry>,
     /// Whether its session must have no other unfinished run.
     pub needs_free_session: bool,
+    /// Whether this node can drive it; else it is left to another one.
+    pub is_here: bool,
     pub replacement: Replacement,
 }
 
@@ -101,10 +104,11 @@ impl NewRoot {
                 },
             ),
             admission => {
-                workdir::record_id(&context).await;
                 let engine = &context.engine;
+                if entry.is_here {
+                    workdir::record_id(&context).await;
+                }
                 let replaced = replaced_runs(session_guard.as_ref(), replacement);
-                let has_requests = !entry.requests.is_empty();
                 let cancels = cancel::begin_cancels(engine, replaced, id).await;
                 let queued = EventKind::RunQueued {
                     parent_id: None,
@@ -113,15 +117,9 @@ impl NewRoot {
                 };
                 let opening = opening_entry(&context.run, &run, &input, timeout, (claim, entry));
                 if !commit_queued(&context, &run, (opening, queued), cancels, accepted).await {
-                    if !context.run.is_suspended() {
-                        unregister(&context.engine, context.run.scope.run);
-                    }
                     return;
                 }
                 input.drop_data();
-                if has_requests {
-                    cancel_anywhere::announce_requests(engine);
-                }
                 let acquired = limits::within_deadline(
                     &context.run,
                     acquire_permit(&context.engine, session_guard.as_mut(), admission, id),
@@ -393,11 +391,13 @@ fn opening_entry(
         resume_state: continuation,
         claim,
         entry,
+        node_labels: Arc::clone(&active_run.tree.node_labels),
     }));
     (change, prompt)
 }
 
-/// Commits a run that waits for a permit, together with the cancels of the runs that it replaces; false if that failed.
+/// Commits a run that waits for a permit, together with the cancels of the runs that it replaces. Returns whether it is for this
+/// node to drive it.
 async fn commit_queued(
     context: &RunContext,
     run: &Arc<Run>,
@@ -405,15 +405,31 @@ async fn commit_queued(
     cancels: PendingCancels<'_>,
     accepted: AcceptedSender,
 ) -> bool {
+    let engine = &context.engine;
+    let (is_here, has_requests) = match &change {
+        Change::Create(new_run) => (new_run.entry.is_here, !new_run.entry.requests.is_empty()),
+        _ => (true, false),
+    };
     let write = journal::build_write(&context.run, change, vec![prompt], vec![queued]);
-    let journal = &context.engine.journal;
-    let committed = journal.append_with(&context.run, write, cancels.writes());
+    let committed = engine
+        .journal
+        .append_with(&context.run, write, cancels.writes());
     let committed = committed.await;
     let is_committed = committed.is_ok();
-    if is_committed {
-        cancels.apply();
+    match is_committed {
+        true => {
+            cancels.apply();
+            if !is_here {
+                placement::offer(context);
+            }
+        }
+        false if context.run.is_suspended() => {}
+        false => unregister(engine, run.id),
     }
     // A caller that disconnected does not stop the run.
     let _ = accepted.send(committed.map(|_| Arc::clone(run)));
-    is_committed
+    if is_committed && has_requests {
+        cancel_anywhere::announce_requests(engine);
+    }
+    is_committed && is_here
 }

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -114,6 +114,7 @@ impl Runner {
             settings,
             queue,
             cluster_permits: shared_permits,
+            free_trees: Notify::new(),
             pending_approvals: PendingApprovals::default(),
             client_calls: ClientCalls::default(),
             inactive_inbox_lock: tokio::sync::Mutex::default(),
@@ -158,7 +159,7 @@ impl Runner {
         let engine = &self.engine;
         self.check_accepting()?;
         let agent = prepare::resolve_agent(engine, &request).await?;
-        placement::place(engine, &request, &agent)?;
+        let placement = placement::place(engine, &request, &agent)?;
         if request.playback.as_ref().is_none_or(|it| it.live.models) {
             prepare::check_provider(engine, &agent)?;
         }
@@ -181,13 +182,9 @@ impl Runner {
             playback.start_root(id, &agent.name);
             playbacks.insert(id, Arc::clone(playback));
         }
-        let owner = request.owner.as_deref();
-        let admission = match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
-            true => engine.queue.enter_deferred(owner, &agent.name),
-            false => engine.queue.enter(owner, &agent.name),
-        };
-        let admission = admission.map_err(StartError::QueueFull)?;
-        let is_behind = !predecessors.is_empty();
+        let quota = (request.owner.as_deref(), &*agent.name);
+        let admission = enter::enter_own_queue(engine, quota, session_guard.as_ref(), &placement)?;
+        let is_behind = !predecessors.is_empty() || !placement.is_here;
         let entry = enter::enter_queue(engine, &request, &agent.name, is_behind).await?;
         let recorded_request = recorded_request(&request);
         let input = RunInput {
@@ -200,6 +197,7 @@ impl Runner {
         let tree = Arc::new(Tree {
             is_streaming: request.stream.unwrap_or(agent.stream),
             trace: TreeTrace::for_tree(engine.traces.as_ref(), request.trace.as_deref(), scope.run),
+            node_labels: placement.labels,
             ..Tree::new(request.owner, period_budgets, webhooks, keys)
         });
         let accounts = tree
@@ -229,6 +227,7 @@ impl Runner {
             admission,
             session_guard,
             needs_free_session: request.on_busy == OnBusy::Reject,
+            is_here: placement.is_here,
             entry,
             replacement: cancel_anywhere::replace(engine, request.on_busy, predecessors, id)?,
         })
@@ -273,18 +272,16 @@ impl Runner {
         let period_budgets = engine.period_budgets.of_run(root);
         period_budgets.check(now()).map_err(StartError::from)?;
         let settings = RootSettings::new(engine, &request, &plan)?;
-        let owner = request.new_run.owner.as_deref();
-        placement::place(engine, &request.new_run, &plan.root().agent)?;
-        let agent = &plan.root().agent.name;
-        let admission = match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
-            true => engine.queue.enter_deferred(owner, agent),
-            false => engine.queue.enter(owner, agent),
-        };
-        let is_behind = !predecessors.is_empty();
-        let _entry = enter::enter_queue(engine, &request.new_run, agent, is_behind).await?;
+        let agent = &plan.root().agent;
+        let placement = placement::place(engine, &request.new_run, agent)?;
+        let quota = (request.new_run.owner.as_deref(), &*agent.name);
+        let admission = enter::enter_own_queue(engine, quota, session_guard.as_ref(), &placement)?;
+        let is_behind = !predecessors.is_empty() || !placement.is_here;
+        let _entry = enter::enter_queue(engine, &request.new_run, &agent.name, is_behind).await?;
         let entry = ForkAdmission {
-            admission: admission.map_err(StartError::QueueFull)?,
+            admission,
             session_guard,
+            placement,
         };
         fork_start::prepare_fork(engine, &request, plan, settings, entry).await
     }
@@ -353,6 +350,7 @@ impl Runner {
             has_permit: root.entry.as_ref().is_none_or(|entry| entry.has_permit),
             needs_free_session: root.needs_free_session,
             requests: std::mem::take(&mut root.replacement.requests),
+            is_here: root.is_here,
         };
         // Counted until it is committed.
         let _entry = root.entry.take();

@@ -21,7 +21,7 @@ use crate::store::usage::SharedBudgets;
 pub enum TreeOwner {
     ThisNode,
     Node(NodeId),
-    /// Its owner is gone, and no other node has taken it over yet.
+    /// No node with its labels has it yet, or its owner is gone.
     Nobody,
     /// Its root has ended, or does not exist.
     Ended,
@@ -58,7 +58,8 @@ pub trait TreeOwners: Send + Sync + 'static {
     /// The roots of the trees that this node owns.
     fn own_trees(&self) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>>;
 
-    /// Makes this node the owner of trees that nobody owns, at most `max`, and returns their roots. No other node gets the same.
+    /// Makes this node the owner of trees that nobody owns and whose labels it has, at most `max`, and returns their roots. No
+    /// other node gets the same.
     fn claim_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
 
     /// The runs of these trees that have not ended, as [`RunRecords::unfinished_runs`].
@@ -104,6 +105,8 @@ pub type DecidePermits = Box<dyn Fn(&PermitDemand) -> Vec<RunId> + Send + Sync>;
 pub struct PermitLoad {
     pub running: RunningTrees,
     pub waiting: usize,
+    /// Those of `waiting` that a node has: it would start them.
+    pub waiting_at_nodes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

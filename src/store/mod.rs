@@ -61,6 +61,8 @@ pub struct NewRun {
     /// The idempotency key that the run was requested with.
     pub claim: Option<IdempotencyClaim>,
     pub entry: QueueEntry,
+    /// The labels that a node needs to drive the tree of this root.
+    pub node_labels: Arc<[String]>,
 }
 
 /// How a root run enters the queue of all nodes that share the database; without effect if only one process uses it.
@@ -72,6 +74,8 @@ pub struct QueueEntry {
     pub needs_free_session: bool,
     /// Requests to runs of other nodes that are committed with it: it takes their place in its session.
     pub requests: Vec<NewRequest>,
+    /// Whether this node drives it; else one that can claims it.
+    pub is_here: bool,
 }
 
 impl QueueEntry {
@@ -80,6 +84,7 @@ impl QueueEntry {
         has_permit: true,
         needs_free_session: false,
         requests: Vec::new(),
+        is_here: true,
     };
 }
 

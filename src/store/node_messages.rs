@@ -30,6 +30,8 @@ pub enum NodeMessage {
     Text(FollowedText),
     /// Trees were given permits.
     Permits,
+    /// Trees were accepted for nodes with their labels.
+    FreeTrees,
 }
 
 /// Repeated as long as the sender follows the tree.

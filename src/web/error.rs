@@ -362,11 +362,9 @@ impl From<StartError> for Problem {
                 ProblemCode::ProviderUnavailable,
                 text,
             ),
-            StartError::NoNode { .. } => Self::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                ProblemCode::NoNode,
-                text,
-            ),
+            StartError::NoNode { .. } => {
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, ProblemCode::NoNode, text)
+            }
             StartError::Override { field, reason: why } => {
                 Self::field(ProblemCode::InvalidOverride, format!("/{field}"), why)
             }

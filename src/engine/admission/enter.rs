@@ -1,10 +1,12 @@
 //! Where a new run gets into: its session, and the queue of all nodes that share the database.
 
 use crate::domain::run::RunId;
+use crate::engine::admission::placement::Placement;
 use crate::engine::admission::sessions::{OnBusy, SessionGuard};
 use crate::engine::context::Engine;
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::state::cluster_permits::{EnteringRun, Entry};
+use crate::fair::admission::Admission;
 use crate::store::cluster::Cluster;
 
 /// A run's place in its session.
@@ -50,6 +52,22 @@ pub async fn enter_shared_session(
         predecessors: open.unfinished,
         ..EnteredSession::new(RunId::new(), None)
     })
+}
+
+/// The run's place in the queue of this node. A run of another node needs none.
+pub fn enter_own_queue(
+    engine: &Engine,
+    (owner, agent): (Option<&str>, &str),
+    session_guard: Option<&SessionGuard>,
+    placement: &Placement,
+) -> Result<Admission, StartError> {
+    let queue = &engine.queue;
+    let entered = match session_guard.is_some_and(SessionGuard::is_waiting) {
+        _ if !placement.is_here => Ok(queue.enter_accepted_deferred(owner, agent)),
+        true => queue.enter_deferred(owner, agent),
+        false => queue.enter(owner, agent),
+    };
+    entered.map_err(StartError::QueueFull)
 }
 
 /// The run's place in the queue of all nodes; `None` if only one process uses the store.

@@ -1,8 +1,10 @@
-//! Takes over trees that no node drives: their node is gone.
+//! Takes over trees that no node drives: their node is gone, or the one that has accepted them has not the labels that they need.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::time::MissedTickBehavior;
 
 use crate::domain::run::RunId;
 use crate::engine::cluster::permits;
@@ -25,19 +27,31 @@ pub async fn run(engine: Arc<Engine>) {
         return;
     };
     let (mut undriven, mut given_up) = (HashSet::new(), HashSet::new());
-    for round in 1_u32.. {
-        let jitter = Duration::from_millis(fastrand::u64(0..100));
-        tokio::select! {
-            () = tokio::time::sleep(CLAIM_INTERVAL + jitter) => {}
+    let jitter = Duration::from_millis(fastrand::u64(0..100));
+    let mut ticks = tokio::time::interval(CLAIM_INTERVAL + jitter);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut round = 0_u32;
+    loop {
+        let is_check = tokio::select! {
+            _ = ticks.tick() => {
+                round = round.wrapping_add(1);
+                round.is_multiple_of(ROUNDS_PER_CHECK)
+            }
+            () = engine.free_trees.notified() => false,
             () = engine.draining.cancelled() => return,
-        }
+        };
         // A node without a working store resumes its own trees first.
         if engine.suspension.is_store_down() {
             continue;
         }
-        let done = match round % ROUNDS_PER_CHECK {
-            0 => take_undriven(&engine, cluster, &mut undriven, &mut given_up).await,
-            _ => claim(&engine, cluster).await.map(drop),
+        let done = match is_check {
+            true => take_undriven(&engine, cluster, &mut undriven, &mut given_up).await,
+            false => claim(&engine, cluster).await.map(|claimed| {
+                if claimed == MAX_CLAIMED {
+                    // There may be more.
+                    engine.free_trees.notify_one();
+                }
+            }),
         };
         if let Err(error) = done {
             tracing::warn!(error = %error, "This node cannot take over runs now: {error}");

@@ -55,6 +55,7 @@ fn on_message(engine: &Arc<Engine>, message: &NodeMessage) {
         }
         NodeMessage::Follow(request) => serve_follower::on_follow(engine, request),
         NodeMessage::Permits => engine.cluster_permits.wake.notify_one(),
+        NodeMessage::FreeTrees => engine.free_trees.notify_one(),
         NodeMessage::Requests | NodeMessage::Answered(_) => {}
     }
 }

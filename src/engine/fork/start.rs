@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::Webhook;
+use crate::engine::admission::placement::{self, Placement};
 use crate::engine::admission::sessions::{OnBusy, SessionGuard};
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::fork::plan::{ForkPlan, PlannedRun};
@@ -34,6 +35,8 @@ use crate::store::{
 /// A fork that has been checked.
 pub struct NewFork {
     pub root: ResumedRoot,
+    /// Whether this node can drive it; else it is left to another one.
+    is_here: bool,
     steps: Vec<Step>,
     events: Vec<EventKind>,
     turns: Vec<TurnEntry>,
@@ -47,6 +50,7 @@ pub struct NewFork {
 pub struct ForkAdmission {
     pub admission: Admission,
     pub session_guard: Option<SessionGuard>,
+    pub placement: Placement,
 }
 
 /// The settings that the new root has of its own.
@@ -93,15 +97,16 @@ pub async fn prepare_fork(
     let mut runs = plan.runs.into_iter();
     let incomplete = || ForkError::NotFound(request.source);
     let root = runs.next().ok_or_else(incomplete)?;
+    let is_here = entry.placement.is_here;
     let resume_state = ResumeState {
         timeout: settings.timeout.as_secs(),
         stream: settings.is_streaming,
         webhooks: settings.webhooks,
-        ..child_state(engine, &root).await
+        ..child_state(engine, &root, is_here).await
     };
     let mut children = Vec::new();
     for child in runs {
-        children.push(child_write(engine, child).await);
+        children.push(child_write(engine, child, is_here).await);
     }
     let unfinished = UnfinishedRun {
         run: root.run,
@@ -116,6 +121,7 @@ pub async fn prepare_fork(
             unfinished.run.id,
         ),
         provider_keys: ProviderKeys::from_request(new_run.provider_keys.clone()),
+        node_labels: Arc::clone(&entry.placement.labels),
         ..recovery::tree(engine, &unfinished.run, &resume_state, &root.agent)
     };
     let active_run = recovery::restore(&unfinished, root.agent, Arc::new(tree), None, &[]);
@@ -130,8 +136,10 @@ pub async fn prepare_fork(
     let ForkAdmission {
         admission,
         session_guard,
+        ..
     } = entry;
     Ok(NewFork {
+        is_here,
         root: ResumedRoot {
             context: RunContext::new(engine, &active_run),
             run: Arc::new(unfinished.run),
@@ -160,9 +168,9 @@ fn forked_event(request: &ForkRequest, run: &Run) -> Option<EventKind> {
 }
 
 /// What another process needs to continue a copied run.
-async fn child_state(engine: &Arc<Engine>, planned: &PlannedRun) -> ResumeState {
+async fn child_state(engine: &Arc<Engine>, planned: &PlannedRun, is_here: bool) -> ResumeState {
     // An error is reported when the run starts.
-    let dir = match workdir::is_used(engine, &planned.agent) {
+    let dir = match is_here && workdir::is_used(engine, &planned.agent) {
         true => workdir::open_dir(engine, &planned.agent, None).await.ok(),
         false => None,
     };
@@ -178,8 +186,12 @@ async fn child_state(engine: &Arc<Engine>, planned: &PlannedRun) -> ResumeState 
     }
 }
 
-async fn child_write(engine: &Arc<Engine>, planned: PlannedRun) -> (UnfinishedRun, Write) {
-    let resume_state = child_state(engine, &planned).await;
+async fn child_write(
+    engine: &Arc<Engine>,
+    planned: PlannedRun,
+    is_here: bool,
+) -> (UnfinishedRun, Write) {
+    let resume_state = child_state(engine, &planned, is_here).await;
     let PlannedRun {
         run,
         steps,
@@ -206,6 +218,7 @@ async fn child_write(engine: &Arc<Engine>, planned: PlannedRun) -> (UnfinishedRu
             resume_state: resume_state.clone(),
             claim: None,
             entry: QueueEntry::STARTED,
+            node_labels: Arc::default(),
         })),
     };
     let unfinished = UnfinishedRun {
@@ -225,6 +238,7 @@ impl NewFork {
     pub async fn run_task(self, accepted: AcceptedSender) {
         let Self {
             mut root,
+            is_here,
             steps,
             events,
             turns,
@@ -242,7 +256,9 @@ impl NewFork {
                 has_permit: false,
                 needs_free_session: root.needs_free_session,
                 requests: Vec::new(),
+                is_here,
             },
+            node_labels: Arc::clone(&context.run.tree.node_labels),
         }));
         let (unfinished, writes): (Vec<_>, Vec<_>) = children.into_iter().unzip();
         let write = Write {
@@ -261,6 +277,11 @@ impl NewFork {
                 false => root_run::unregister(engine, context.run.scope.run),
             }
             let _ = accepted.send(Err(error));
+            return;
+        }
+        if !is_here {
+            placement::offer(&context);
+            let _ = accepted.send(Ok(root.run));
             return;
         }
         for child in unfinished {

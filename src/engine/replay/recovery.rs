@@ -184,6 +184,7 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id),
         run_count: AtomicU64::new(run.tree.runs),
         provider_keys: ProviderKeys::from_record(&agent.given_keys),
+        node_labels: Arc::default(),
     }
 }
 

@@ -174,6 +174,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
                     resume_state: run_record::continuation(&context.run),
                     claim,
                     entry: QueueEntry::STARTED,
+                    node_labels: Arc::clone(&context.run.tree.node_labels),
                 })))
             }
         }

@@ -45,7 +45,7 @@ pub struct EnteringRun {
     pub agent: String,
     /// Whether it has a session, whose runs wait for each other.
     pub has_session: bool,
-    /// Whether its session has unfinished runs.
+    /// Whether its session has unfinished runs, or another node has to claim it.
     pub is_behind: bool,
 }
 
@@ -68,7 +68,7 @@ impl View {
     fn add(&mut self, run: &EnteringRun) -> Result<bool, QueueFull> {
         let queue = &mut self.queue;
         let quota_key = queue.quota_key(run.owner.as_deref(), &run.agent);
-        if !run.has_session && queue.is_far_from_limits(quota_key) {
+        if !run.has_session && !run.is_behind && queue.is_far_from_limits(quota_key) {
             queue.add_running(quota_key, 1);
             return Ok(true);
         }
@@ -173,12 +173,17 @@ impl ClusterPermits {
     fn refresh(&self, load: &[PermitLoad]) {
         let mut queue = queue_with(&self.limits, load.iter().map(|it| &it.running));
         let mut has_waiting = false;
-        for PermitLoad { running, waiting } in load {
+        for PermitLoad {
+            running,
+            waiting,
+            waiting_at_nodes,
+        } in load
+        {
             let quota_key = queue.quota_key(running.owner.as_deref(), &running.agent);
             for _ in 0..*waiting {
                 queue.add_deferred(quota_key);
             }
-            has_waiting |= *waiting > 0;
+            has_waiting |= *waiting_at_nodes > 0;
         }
         let mut view = View { queue, has_waiting };
         for run in lock(&self.entering).values() {

@@ -40,6 +40,8 @@ pub struct Tree {
     pub run_count: AtomicU64,
     /// The client's own keys for its requests.
     pub provider_keys: ProviderKeys,
+    /// The labels that a node needs to drive it, until the root is recorded.
+    pub node_labels: Arc<[String]>,
 }
 
 impl Tree {
@@ -64,6 +66,7 @@ impl Tree {
             trace: None,
             run_count: AtomicU64::new(1),
             provider_keys,
+            node_labels: Arc::default(),
         }
     }
 

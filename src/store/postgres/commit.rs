@@ -228,8 +228,10 @@ impl WriterState {
                 _ => result = last_seq,
             }
             if write.run == write.root {
-                match write.change {
-                    Change::Create(_) => drop(self.trees.insert(write.root, FIRST_EPOCH)),
+                match &write.change {
+                    Change::Create(new_run) if new_run.entry.is_here => {
+                        self.trees.insert(write.root, FIRST_EPOCH);
+                    }
                     Change::Finish(_) => drop(self.trees.remove(&write.root)),
                     _ => {}
                 }

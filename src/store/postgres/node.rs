@@ -173,20 +173,25 @@ pub async fn join(client: &mut Client, cluster: &Cluster) -> Result<NodeId, Erro
             .execute("DELETE FROM nodes WHERE id = $1", &[&cluster.node])
             .await?;
     }
-    let node = insert(&transaction, &cluster.node).await?;
+    let node = insert(&transaction, cluster).await?;
     transaction.commit().await?;
     Ok(node)
 }
 
 async fn insert(
     transaction: &tokio_postgres::Transaction<'_>,
-    name: &str,
+    cluster: &Cluster,
 ) -> Result<NodeId, Error> {
     let node = NodeId(RunId::new().0);
     transaction
         .execute(
-            "INSERT INTO nodes (incarnation, id, beat, version) VALUES ($1, $2, 0, $3)",
-            &[&node.0, &name, &env!("CARGO_PKG_VERSION")],
+            "INSERT INTO nodes (incarnation, id, beat, version, labels) VALUES ($1, $2, 0, $3, $4)",
+            &[
+                &node.0,
+                &cluster.node,
+                &env!("CARGO_PKG_VERSION"),
+                &cluster.labels,
+            ],
         )
         .await?;
     Ok(node)
@@ -254,7 +259,11 @@ async fn replace_all(
     if !others.is_empty() {
         return Ok(None);
     }
-    let node = insert(&transaction, own_name).await?;
+    let cluster = Cluster {
+        node: own_name.to_owned(),
+        ..Cluster::default()
+    };
+    let node = insert(&transaction, &cluster).await?;
     transaction.commit().await?;
     Ok(Some(node))
 }

@@ -15,7 +15,7 @@ use crate::store::postgres::run_changes::{self, Ownership};
 use crate::store::postgres::sql::{NamedValue, free_text, free_text_or_null, values};
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::task_plan::insert_request;
-use crate::store::{IdempotencyClaim, NewRun, QueueEntry, ResumeState};
+use crate::store::{IdempotencyClaim, NewRun, ResumeState};
 
 /// `trees.permit` of a tree that waits for a permit, and of one that has one.
 const WANTED: i64 = 1;
@@ -46,8 +46,7 @@ impl RunInserts {
         let run = &*new_run.run;
         let definition = &new_run.resume_state.definition;
         let (hash, stored) = self.store_definition(definition, run.id);
-        let state = (&new_run.resume_state, &new_run.entry);
-        queries.push(row(write, run, state, hash, owner));
+        queries.push(row(write, new_run, hash, owner));
         queries.extend(stored);
         if let (None, Some(session)) = (run.parent_id, &run.session) {
             let session = values! {
@@ -115,11 +114,11 @@ impl RunInserts {
 
 fn row<'a>(
     write: &'a EncodedWrite,
-    run: &'a Run,
-    (resume_state, entry): (&'a ResumeState, &'a QueueEntry),
+    new_run: &'a NewRun,
     definition: Hash,
     owner: Ownership,
 ) -> Query<'a> {
+    let (run, entry) = (&*new_run.run, &new_run.entry);
     let sql = match write.run == write.root {
         true => Sql::InsertRoot,
         false => Sql::InsertChild,
@@ -128,14 +127,17 @@ fn row<'a>(
     values.extend(values! {":node": owner.node});
     if sql == Sql::InsertRoot {
         let permit = if entry.has_permit { HELD } else { WANTED };
-        values.extend(values! {":permit": permit});
+        let labels: Vec<&str> = new_run.node_labels.iter().map(String::as_str).collect();
+        let labels = Some(labels).filter(|labels| !labels.is_empty());
+        values
+            .extend(values! {":permit": permit, ":is_here": entry.is_here, ":node_labels": labels});
     }
     if sql == Sql::InsertChild {
         values.extend(values! {":epoch": owner.epoch});
     }
     values.extend(run_changes::usage_values(&run.usage));
     values.extend(run_row_values(run));
-    values.extend(resume_values(resume_state, definition));
+    values.extend(resume_values(&new_run.resume_state, definition));
     Query::required(sql, values)
 }
 

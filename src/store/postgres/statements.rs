@@ -129,11 +129,12 @@ statements! {
          FROM nodes n, runs r WHERE n.incarnation = :node AND r.id = :root ON CONFLICT (root) DO NOTHING",
     /// The trees of this node.
     OwnTrees: "SELECT root, epoch FROM trees WHERE node = :node",
-    /// Trees whose node is gone, in the order of acceptance. The own row is locked: nothing is claimed for a node that was removed.
-    ClaimTrees: "WITH alive AS MATERIALIZED (SELECT incarnation FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
-         c AS MATERIALIZED (SELECT t.root FROM trees t WHERE t.node IS NULL \
-         OR NOT EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation = t.node) \
-         ORDER BY t.root FOR UPDATE SKIP LOCKED LIMIT :max) \
+    /// Trees without a node that can drive them, in the order of acceptance. The own row is locked: nothing is claimed for a node
+    /// that was removed.
+    ClaimTrees: "WITH alive AS MATERIALIZED (SELECT incarnation, labels FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
+         c AS MATERIALIZED (SELECT t.root FROM trees t, alive WHERE (t.labels IS NULL OR t.labels <@ alive.labels) \
+         AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation = t.node AND (t.labels IS NULL OR t.labels <@ n.labels)) \
+         ORDER BY t.root FOR UPDATE OF t SKIP LOCKED LIMIT :max) \
          UPDATE trees t SET node = alive.incarnation, epoch = t.epoch + 1 FROM c, alive WHERE t.root = c.root \
          RETURNING t.root, t.epoch",
     /// The next run of a session: its id is greater than that of the one before.
@@ -145,10 +146,10 @@ statements! {
     /// Who gives permits does so alone.
     LockPermits: "SELECT 1 FROM permit_lock WHERE id = 1 FOR UPDATE",
     CountPermits: "SELECT owner, agent, count(*) AS trees FROM trees WHERE permit = 2 GROUP BY owner, agent",
-    /// Of each key those that may come next. A tree waits for those before it in its session.
+    /// Of each key those that may come next. A tree waits for those before it in its session, and for a node.
     WaitingTrees: "SELECT root, owner, agent, returned FROM (SELECT t.*, \
          row_number() OVER (PARTITION BY t.owner, t.agent ORDER BY t.returned DESC, t.root) AS place FROM trees t \
-         WHERE t.permit = 1 AND (t.session IS NULL OR NOT EXISTS (SELECT 1 FROM trees e WHERE e.session = t.session \
+         WHERE t.permit = 1 AND t.node IS NOT NULL AND (t.session IS NULL OR NOT EXISTS (SELECT 1 FROM trees e WHERE e.session = t.session \
          AND coalesce(e.owner, '') = coalesce(t.owner, '') AND e.root < t.root))) w \
          WHERE place <= :max ORDER BY returned DESC, root",
     PermitTurns: "SELECT owner, turn FROM permit_turns",
@@ -169,8 +170,9 @@ statements! {
     WriteCheck: "INSERT INTO checks (id, at) VALUES (1, :now) ON CONFLICT (id) DO UPDATE SET at = excluded.at",
     InsertRoot: concat!(
         "WITH alive AS (SELECT incarnation FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
-         fence AS (INSERT INTO trees (root, node, epoch, last_event, owner, agent, session, permit) \
-         SELECT :root, incarnation, 1, :count, :owner, :agent, :session, :permit FROM alive RETURNING last_event), ",
+         fence AS (INSERT INTO trees (root, node, epoch, last_event, owner, agent, session, permit, labels) \
+         SELECT :root, CASE WHEN :is_here THEN incarnation END, 1, :count, :owner, :agent, :session, :permit, :node_labels \
+         FROM alive RETURNING last_event), ",
         insert_run!(),
         entry!()
     ),

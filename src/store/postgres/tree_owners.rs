@@ -20,12 +20,14 @@ use crate::store::postgres::{PostgresStore, queries, rows};
 use crate::store::runs::UnfinishedRun;
 use crate::store::write_queue::job::Task;
 
-/// A node without a row owns nothing any more.
-const POSITIONS: &str = "SELECT t.root, t.last_event, n.incarnation AS node \
-     FROM trees t LEFT JOIN nodes n ON n.incarnation = t.node WHERE t.root = ANY(:roots)";
-const OWN_TREES: &str = "SELECT root FROM trees WHERE node = :node";
+/// A node without a row owns nothing any more, and none owns a tree whose labels it has not.
+const POSITIONS: &str = "SELECT t.root, t.last_event, n.incarnation AS node FROM trees t LEFT JOIN nodes n \
+     ON n.incarnation = t.node AND (t.labels IS NULL OR t.labels <@ n.labels) WHERE t.root = ANY(:roots)";
+const OWN_TREES: &str = "SELECT t.root FROM trees t JOIN nodes n ON n.incarnation = t.node \
+     WHERE t.node = :node AND (t.labels IS NULL OR t.labels <@ n.labels)";
 const LOAD: &str = "SELECT owner, agent, count(*) FILTER (WHERE permit = 2) AS running, \
-     count(*) FILTER (WHERE permit = 1) AS waiting FROM trees GROUP BY owner, agent";
+     count(*) FILTER (WHERE permit = 1) AS waiting, count(*) FILTER (WHERE permit = 1 AND node IS NOT NULL) AS at_nodes \
+     FROM trees GROUP BY owner, agent";
 const PERMITTED: &str =
     "SELECT root FROM trees WHERE root = ANY(:roots) AND node = :node AND permit = :held";
 const OPEN_SESSION: &str = "SELECT s.last_run, t.root FROM sessions s LEFT JOIN trees t \
@@ -118,6 +120,7 @@ impl Permits for PostgresStore {
                             trees: rows::small(row, "running")?,
                         },
                         waiting: rows::small(row, "waiting")?,
+                        waiting_at_nodes: rows::small(row, "at_nodes")?,
                     })
                 };
                 found.iter().map(load).collect()

@@ -115,6 +115,7 @@ pub fn fresh(run: Run) -> NewRun {
         }),
     };
     NewRun {
+        node_labels: Arc::default(),
         run: Arc::new(run),
         resume_state: continuation,
         claim: None,

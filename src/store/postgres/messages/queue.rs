@@ -66,7 +66,7 @@ fn is_merged(
 ) -> bool {
     let mut same_receiver = messages.iter_mut().rev().filter(|it| it.to == to);
     match message {
-        NodeMessage::Requests | NodeMessage::Permits => {
+        NodeMessage::Requests | NodeMessage::Permits | NodeMessage::FreeTrees => {
             let kind = std::mem::discriminant(message);
             same_receiver.any(|it| std::mem::discriminant(&it.message) == kind)
         }
