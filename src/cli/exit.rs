@@ -55,7 +55,8 @@ pub fn code_for_run(status: Status, failure: Option<FailureCode>) -> u8 {
             | FailureCode::Interrupted
             | FailureCode::Internal => 1,
             FailureCode::Config => 2,
-            FailureCode::ProviderAuth
+            FailureCode::NoNode
+            | FailureCode::ProviderAuth
             | FailureCode::ProviderRateLimit
             | FailureCode::ProviderOverloaded
             | FailureCode::ProviderServer

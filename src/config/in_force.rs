@@ -183,6 +183,7 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
             json!(unlimited(runs.max_delegations)),
         ),
         ("runs.max_calls", json!(unlimited(runs.max_calls))),
+        ("runs.unserved", json!("1h")),
         ("limits.loop_warn", json!(limits.loop_warn)),
         ("limits.loop_stop", json!(limits.loop_stop)),
         ("limits.context_files", json!(limits.context_files)),

@@ -375,6 +375,9 @@ fn read_runs(s: &mut TableReader<'_>, auth: &Auth) -> Runs {
         max_live: bound(s, "max_live", defaults.max_live),
         max_delegations: bound(s, "max_delegations", defaults.max_delegations),
         max_calls: bound(s, "max_calls", defaults.max_calls),
+        unserved: (s.age("unserved")).map_or(defaults.unserved, |age| {
+            Some(age).filter(|age| !age.is_zero())
+        }),
         per_agent: s.counts_by_name("per_agent", 1, |name| match is_agent_name(name) {
             true => Ok(()),
             false => Err("is not a valid agent name".to_owned()),

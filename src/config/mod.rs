@@ -247,6 +247,8 @@ pub struct Runs {
     pub max_delegations: usize,
     /// Tool calls of one reply.
     pub max_calls: usize,
+    /// How long a tree waits for a node with its labels; `None` means without a limit.
+    pub unserved: Option<Duration>,
 }
 
 impl Default for Runs {
@@ -260,6 +262,7 @@ impl Default for Runs {
             max_live: 50_000,
             max_delegations: 64,
             max_calls: 128,
+            unserved: Some(Duration::from_secs(3600)),
         }
     }
 }

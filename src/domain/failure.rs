@@ -52,6 +52,8 @@ pub enum FailureCode {
     Refused,
     /// The daemon stopped during the run.
     Interrupted,
+    /// No node has the labels that the run needs.
+    NoNode,
     /// An error of the daemon.
     Internal,
 }

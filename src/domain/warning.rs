@@ -49,6 +49,8 @@ pub enum WarningCode {
     NotSummarized,
     /// The model repeated the same calls with the same results.
     CallsRepeated,
+    /// No node has the labels that the run needs: it waits for one.
+    NoNode,
     /// The run ended before it read messages that were added to it.
     MessageUnread,
     /// There were more warnings; the log has them.

@@ -21,7 +21,7 @@ use crate::engine::cluster::followed_trees::FollowedTrees;
 use crate::engine::cluster::remote_followers::RemoteFollowers;
 use crate::engine::cluster::watched_runs::WatchedRuns;
 use crate::engine::cluster::{
-    budgets, cancel_anywhere, claims, follow, message_loop, permits, wait,
+    budgets, cancel_anywhere, claims, follow, message_loop, permits, unserved, wait,
 };
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
@@ -533,6 +533,7 @@ impl Runner {
             engine.tasks.spawn(claims::run(Arc::clone(engine)));
             engine.tasks.spawn(permits::run(Arc::clone(engine)));
             engine.tasks.spawn(budgets::run(Arc::clone(engine)));
+            engine.tasks.spawn(unserved::run(Arc::clone(engine)));
             message_loop::start(engine);
             return Ok(count);
         }

@@ -2,6 +2,7 @@
 //! owner.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
@@ -35,6 +36,15 @@ pub struct TreePosition {
     pub last_event: u64,
 }
 
+/// A tree whose labels no node has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnservedTree {
+    pub root: RunId,
+    pub labels: Vec<String>,
+    /// Whether it has waited long enough.
+    pub is_overdue: bool,
+}
+
 /// Which node drives which tree.
 pub trait TreeOwners: Send + Sync + 'static {
     /// This process. It changes when the process joins again.
@@ -61,6 +71,18 @@ pub trait TreeOwners: Send + Sync + 'static {
     /// Makes this node the owner of trees that nobody owns and whose labels it has, at most `max`, and returns their roots. No
     /// other node gets the same.
     fn claim_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
+
+    /// Trees whose labels no node has, at most `max`, if something is to be done for them: this node does not have them yet, they
+    /// have no warning, they are being cancelled, or they have waited for `max_wait`.
+    fn unserved_trees(
+        &self,
+        max_wait: Option<Duration>,
+        max: usize,
+    ) -> BoxFuture<'_, Result<Vec<UnservedTree>, StoreError>>;
+
+    /// Lets this node write to a tree whose labels no node has, although it cannot drive it, until a node with the labels claims it.
+    /// False if there is such a node, or no such tree.
+    fn claim_unserved(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// The runs of these trees that have not ended, as [`RunRecords::unfinished_runs`].
     fn unfinished_trees(

@@ -102,7 +102,7 @@ async fn take_undriven(
 
 /// Resumes trees of this node, and returns those that cannot be resumed. Those that are suspended here are left to what resumes
 /// them once their tasks have ended.
-async fn resume(
+pub async fn resume(
     engine: &Arc<Engine>,
     cluster: &dyn Cluster,
     mut roots: Vec<RunId>,

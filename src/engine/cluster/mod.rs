@@ -14,6 +14,7 @@ pub mod run_change;
 pub mod send_change;
 pub mod serve_follower;
 pub mod text_gate;
+pub mod unserved;
 pub mod wait;
 pub mod wake_up;
 pub mod watched_runs;

@@ -8,6 +8,7 @@ use tokio::sync::broadcast;
 use crate::domain::event::{Event, EventKind, StoredEvent};
 use crate::domain::failure::Failure;
 use crate::domain::run::{Outcome, Run, RunId, now};
+use crate::domain::warning::RunWarning;
 use crate::domain::webhook::Webhook;
 use crate::engine::record::budget_charges::{self, PendingCharge};
 use crate::engine::record::webhook_events;
@@ -215,6 +216,25 @@ impl Journal {
             turns: Vec::new(),
         };
         self.store.write(write).await
+    }
+
+    /// Commits warnings of a run that is not driven at the moment.
+    pub async fn warn_inactive(
+        &self,
+        run: &Run,
+        warnings: Vec<RunWarning>,
+    ) -> Result<(), StoreError> {
+        let write = Write {
+            run: run.id,
+            root: run.root_id,
+            change: Change::Unchanged,
+            steps: Vec::new(),
+            events: Vec::new(),
+            deliveries: Vec::new(),
+            warnings: Some(warnings),
+            turns: Vec::new(),
+        };
+        self.store.write(write).await.map(drop)
     }
 
     /// Commits the failure of a run that no process drives any more, and notifies its webhooks.

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use tokio::time::Instant;
 
 use crate::domain::agent::Agent;
+use crate::domain::failure::Failure;
 use crate::domain::run::{Run, RunId, Scope, Status, now};
 use crate::domain::webhook::Webhook;
 use crate::engine::context::{Engine, RunContext};
@@ -52,7 +53,7 @@ pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError
     orphans.sort_by_key(|orphan| (orphan.run.depth, orphan.run.id));
     engine.suspension.changed.notify_waiters();
     for orphan in orphans.into_iter().rev() {
-        interrupt(engine, orphan.run.id, &[]).await?;
+        interrupt(engine, orphan.run.id).await?;
     }
     Ok(())
 }
@@ -97,35 +98,52 @@ pub async fn recover_all(
             Some(_) => orphans.push(unfinished_run),
         }
     }
-    for orphan in orphans.into_iter().rev() {
-        let webhooks = orphan.resume_state.as_ref();
-        let webhooks = webhooks.map_or(&[][..], |continuation| &continuation.webhooks);
-        interrupt(engine, orphan.run.id, webhooks).await?;
-    }
+    fail_all(engine, orphans, interruption).await?;
     Ok(recovered)
 }
 
-/// Fails a run that cannot be resumed.
-pub async fn interrupt(
+/// Fails runs that no process drives, which have parents before their children: children first.
+pub async fn fail_all(
+    engine: &Engine,
+    unfinished: Vec<UnfinishedRun>,
+    failure: impl Fn(&Run) -> Failure,
+) -> Result<(), StoreError> {
+    for orphan in unfinished.into_iter().rev() {
+        let webhooks = orphan.resume_state.as_ref();
+        let webhooks = webhooks.map_or(&[][..], |continuation| &continuation.webhooks);
+        fail(engine, orphan.run.id, webhooks, &failure).await?;
+    }
+    Ok(())
+}
+
+/// Why a run fails that was at work when the daemon stopped and cannot be resumed.
+fn interruption(run: &Run) -> Failure {
+    let status = run.status.as_str();
+    failures::interrupted(&format!("the daemon stopped while this run was {status}"))
+}
+
+/// Fails a child run that cannot be resumed.
+pub async fn interrupt(engine: &Engine, id: RunId) -> Result<(), StoreError> {
+    fail(engine, id, &[], interruption).await
+}
+
+async fn fail(
     engine: &Engine,
     id: RunId,
     webhooks: &[Arc<Webhook>],
+    failure: impl Fn(&Run) -> Failure,
 ) -> Result<(), StoreError> {
     let run = match engine.journal.store().run(id).await {
         Ok(Some(run)) => run,
         Ok(None) => return Ok(()),
         // Its end cannot be recorded either; it must not delay other runs.
         Err(error @ StoreError::Corrupt(_)) => {
-            tracing::error!(run.id = %id, error = %error, "{id} cannot be failed as interrupted: {error}");
+            tracing::error!(run.id = %id, error = %error, "{id} cannot be failed: {error}");
             return Ok(());
         }
         Err(error) => return Err(error),
     };
-    let message = format!(
-        "the daemon stopped while this run was {}",
-        run.status.as_str()
-    );
-    let failure = failures::interrupted(&message);
+    let failure = failure(&run);
     let journal = &engine.journal;
     journal
         .close_orphan(&run, webhooks, failure.clone())
@@ -135,7 +153,7 @@ pub async fn interrupt(
         .run_finished(&run.agent, Status::Failed, None);
     tracing::warn!(
         run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-        "{} was {} when the daemon stopped and cannot be resumed; it fails as interrupted", run.id, run.status.as_str()
+        "{} was {} and nothing can resume it; it fails as {}: {}", run.id, run.status.as_str(), failure.code, failure.message
     );
     finish::log_end(&Run {
         status: Status::Failed,

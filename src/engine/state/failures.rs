@@ -35,6 +35,11 @@ pub fn interrupted(message: &str) -> Failure {
     )
 }
 
+pub fn no_node(labels: &[String]) -> Failure {
+    let message = format!("no node had the labels {} in time", labels.join(", "));
+    failure(FailureCode::NoNode, "config", message, true)
+}
+
 /// The result of a call whose run was cancelled or overdue before the call ended.
 pub fn interruption_message(run: &ActiveRun, error: &TurnError) -> String {
     match error {

@@ -336,6 +336,31 @@ impl WriterState {
         Ok(roots)
     }
 
+    /// Takes a tree whose labels no node has; false if that is not so.
+    pub async fn claim_unserved(
+        &mut self,
+        db: &Connection,
+        root: RunId,
+    ) -> Result<bool, CommitError> {
+        let values = values! {":root": root, ":node": self.node.0};
+        let queries = [
+            Query::new(Sql::Begin, Vec::new()),
+            self.guard(),
+            Query::new(Sql::LockTree, values! {":root": root}.into()),
+            Query::new(Sql::ClaimUnserved, values.into()),
+            Query::new(Sql::Commit, Vec::new()),
+        ];
+        let outcomes = db.execute_all(&queries).await?;
+        if outcomes[1].affected == 0 {
+            return Err(CommitError::Refused(Refusal::Node));
+        }
+        let Some(row) = outcomes[3].rows.first() else {
+            return Ok(false);
+        };
+        self.trees.insert(root, row.try_get("epoch")?);
+        Ok(true)
+    }
+
     /// Removes a few definitions that were last used before the oldest run was accepted; true if there may be more.
     pub async fn delete_unused_definitions(
         &mut self,

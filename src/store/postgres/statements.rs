@@ -135,8 +135,15 @@ statements! {
          c AS MATERIALIZED (SELECT t.root FROM trees t, alive WHERE (t.labels IS NULL OR t.labels <@ alive.labels) \
          AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation = t.node AND (t.labels IS NULL OR t.labels <@ n.labels)) \
          ORDER BY t.root FOR UPDATE OF t SKIP LOCKED LIMIT :max) \
-         UPDATE trees t SET node = alive.incarnation, epoch = t.epoch + 1 FROM c, alive WHERE t.root = c.root \
-         RETURNING t.root, t.epoch",
+         UPDATE trees t SET node = alive.incarnation, epoch = t.epoch + 1, unserved_at = NULL FROM c, alive \
+         WHERE t.root = c.root RETURNING t.root, t.epoch",
+    /// Waits for a claim by another node, which the next statement sees then.
+    LockTree: "SELECT 1 FROM trees WHERE root = :root FOR UPDATE",
+    /// A tree whose labels no node has. It stays free for nodes that have them, and others get its permit.
+    ClaimUnserved: "UPDATE trees t SET node = :node, epoch = t.epoch + 1, unserved_at = coalesce(t.unserved_at, now()), \
+         permit = least(t.permit, 1), returned = t.returned OR t.permit = 2 \
+         WHERE t.root = :root AND NOT EXISTS (SELECT 1 FROM nodes n WHERE t.labels IS NULL OR t.labels <@ n.labels) \
+         RETURNING t.epoch",
     /// The next run of a session: its id is greater than that of the one before.
     EnterSession: "INSERT INTO sessions AS s (owner, name, last_run) VALUES (:owner, :session, :root) \
          ON CONFLICT (owner, name) DO UPDATE SET last_run = excluded.last_run WHERE s.last_run < excluded.last_run",
@@ -149,7 +156,7 @@ statements! {
     /// Of each key those that may come next. A tree waits for those before it in its session, and for a node.
     WaitingTrees: "SELECT root, owner, agent, returned FROM (SELECT t.*, \
          row_number() OVER (PARTITION BY t.owner, t.agent ORDER BY t.returned DESC, t.root) AS place FROM trees t \
-         WHERE t.permit = 1 AND t.node IS NOT NULL AND (t.session IS NULL OR NOT EXISTS (SELECT 1 FROM trees e WHERE e.session = t.session \
+         WHERE t.permit = 1 AND t.node IS NOT NULL AND t.unserved_at IS NULL AND (t.session IS NULL OR NOT EXISTS (SELECT 1 FROM trees e WHERE e.session = t.session \
          AND coalesce(e.owner, '') = coalesce(t.owner, '') AND e.root < t.root))) w \
          WHERE place <= :max ORDER BY returned DESC, root",
     PermitTurns: "SELECT owner, turn FROM permit_turns",

@@ -31,6 +31,7 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
         | Task::Vacuum
         | Task::ClearFailed(_)
         | Task::ClaimTrees(..)
+        | Task::ClaimUnserved(_)
         | Task::GivePermits(_)
         | Task::Close(_) => Vec::new(),
         Task::RecordAttempt(record) => vec![record_attempt(record)],

@@ -1,6 +1,7 @@
 //! The contract for owners of trees and for their permits, by the table of trees.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -12,8 +13,9 @@ use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::cluster::{
     Cluster, DecidePermits, OpenSession, PermitChange, PermitLoad, Permits, RunningTrees,
-    TreeOwner, TreeOwners, TreePosition,
+    TreeOwner, TreeOwners, TreePosition, UnservedTree,
 };
+use crate::store::encoding::integers::signed;
 use crate::store::postgres::run_inserts::HELD;
 use crate::store::postgres::sql::{free_text, params};
 use crate::store::postgres::{PostgresStore, queries, rows};
@@ -25,8 +27,15 @@ const POSITIONS: &str = "SELECT t.root, t.last_event, n.incarnation AS node FROM
      ON n.incarnation = t.node AND (t.labels IS NULL OR t.labels <@ n.labels) WHERE t.root = ANY(:roots)";
 const OWN_TREES: &str = "SELECT t.root FROM trees t JOIN nodes n ON n.incarnation = t.node \
      WHERE t.node = :node AND (t.labels IS NULL OR t.labels <@ n.labels)";
+const UNSERVED: &str = "SELECT root, labels, is_overdue FROM (SELECT t.root, t.labels, t.node, r.status, r.warnings, \
+     coalesce(extract(epoch FROM now() - t.unserved_at) >= :max_wait::bigint, false) AS is_overdue \
+     FROM trees t JOIN runs r ON r.id = t.root WHERE t.labels IS NOT NULL \
+     AND NOT EXISTS (SELECT 1 FROM nodes n WHERE t.labels <@ n.labels)) u \
+     WHERE is_overdue OR node IS DISTINCT FROM :node OR status = 'cancelling' \
+     OR coalesce(warnings, '') NOT LIKE '%\"no_node\"%' ORDER BY root LIMIT :max";
 const LOAD: &str = "SELECT owner, agent, count(*) FILTER (WHERE permit = 2) AS running, \
-     count(*) FILTER (WHERE permit = 1) AS waiting, count(*) FILTER (WHERE permit = 1 AND node IS NOT NULL) AS at_nodes \
+     count(*) FILTER (WHERE permit = 1) AS waiting, \
+     count(*) FILTER (WHERE permit = 1 AND node IS NOT NULL AND unserved_at IS NULL) AS at_nodes \
      FROM trees GROUP BY owner, agent";
 const PERMITTED: &str =
     "SELECT root FROM trees WHERE root = ANY(:roots) AND node = :node AND permit = :held";
@@ -95,6 +104,33 @@ impl TreeOwners for PostgresStore {
             }
             Ok(roots)
         })
+    }
+
+    fn unserved_trees(
+        &self,
+        max_wait: Option<Duration>,
+        max: usize,
+    ) -> BoxFuture<'_, Result<Vec<UnservedTree>, StoreError>> {
+        let node = self.node();
+        let max_wait = max_wait.map(|wait| signed(wait.as_secs()));
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move {
+                let params =
+                    params! {":node": node.0, ":max_wait": max_wait, ":max": signed(max as u64)};
+                let tree = |row: &Row| {
+                    Ok(UnservedTree {
+                        root: rows::id(row, "root")?,
+                        labels: rows::get(row, "labels")?,
+                        is_overdue: rows::get(row, "is_overdue")?,
+                    })
+                };
+                db.rows(UNSERVED, params).await?.iter().map(tree).collect()
+            })
+        }))
+    }
+
+    fn claim_unserved(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.queue.is_positive(Task::ClaimUnserved(root))
     }
 
     fn unfinished_trees(

@@ -135,6 +135,7 @@ impl<'c> Writer<'c> {
                 Task::ClaimTrees(max, claimed) => {
                     results.push(self.claim_trees(*max, claimed).await);
                 }
+                Task::ClaimUnserved(root) => results.push(self.claim_unserved(*root).await),
                 Task::GivePermits(decide) => results.push(self.give_permits(decide).await),
                 _ => {
                     let len = rest.iter().position(|job| is_alone(&job.task));
@@ -385,6 +386,18 @@ impl<'c> Writer<'c> {
         Ok(roots.len() as u64)
     }
 
+    async fn claim_unserved(&mut self, root: RunId) -> JobResult {
+        if self.status.is_replaced.get() {
+            return Err(StoreError::Fenced);
+        }
+        let (db, state) = self.connected().await.map_err(commit_error)?;
+        let claimed = state.claim_unserved(db, root).await;
+        self.settle(claimed)
+            .await
+            .map(u64::from)
+            .map_err(commit_error)
+    }
+
     async fn give_permits(&mut self, decide: &DecidePermits) -> JobResult {
         let (db, state) = self.connected().await.map_err(commit_error)?;
         let given = permits::give(state, db, decide).await;
@@ -472,6 +485,7 @@ fn is_alone(task: &Task) -> bool {
             | Task::Delete(_)
             | Task::Vacuum
             | Task::ClaimTrees(..)
+            | Task::ClaimUnserved(_)
             | Task::GivePermits(_)
     )
 }

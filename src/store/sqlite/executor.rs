@@ -143,6 +143,7 @@ impl<'c> Executor<'c> {
             }
             // Only one process uses the database, and memories are files.
             Task::ClaimTrees(..)
+            | Task::ClaimUnserved(_)
             | Task::ChangeRequest(..)
             | Task::GivePermits(_)
             | Task::ChangePermit(..)

@@ -69,6 +69,8 @@ pub enum Task {
     ClearFailed(Vec<RunId>),
     /// Makes this node the owner of trees that nobody owns, at most so many, sends their roots, and returns their number.
     ClaimTrees(usize, mpsc::UnboundedSender<RunId>),
+    /// Makes this node the owner of a tree whose labels no node has. Returns 1, or 0 if that is not so.
+    ClaimUnserved(RunId),
     /// Changes the requests to runs of other nodes, by this node. Returns 1, or 0 if nothing was to be changed.
     ChangeRequest(NodeId, RequestChange),
     /// Gives permits to trees, and returns their number.

@@ -169,7 +169,7 @@ fn failed(run: &Run) -> Stop {
         FailureCode::ProviderRateLimit | FailureCode::BudgetExceeded => {
             StatusCode::TOO_MANY_REQUESTS
         }
-        FailureCode::ProviderOverloaded | FailureCode::Interrupted => {
+        FailureCode::ProviderOverloaded | FailureCode::Interrupted | FailureCode::NoNode => {
             StatusCode::SERVICE_UNAVAILABLE
         }
         FailureCode::ProviderAuth

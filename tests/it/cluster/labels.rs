@@ -5,7 +5,7 @@ use tokio::process::Command;
 
 use crate::cluster::{other, spawn};
 use crate::forks::fork;
-use crate::support::app::TestApp;
+use crate::support::app::{ApiResponse, TestApp};
 use crate::support::daemon::Daemon;
 use crate::support::events::assert_complete;
 use crate::support::gate::Gate;
@@ -116,6 +116,72 @@ async fn the_runs_of_a_dead_node_go_to_a_node_with_their_labels() {
     for id in [labelled_run, other_run] {
         let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "late");
+        assert_complete(&run.events().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_no_node_can_drive_waits_with_a_warning() {
+    let setup = TestApp::setup().agent("trainer", "node = [\"gpu\"]");
+    let Some((app, url)) = spawn(setup).await else {
+        return;
+    };
+    app.provider.always("trainer", |_| says("done"));
+    let waiting = app.start("trainer", "x").await.id().to_owned();
+    let cancelled = app.start("trainer", "y").await.id().to_owned();
+    for id in [&waiting, &cancelled] {
+        let is_warned = |got: &ApiResponse| got.json()["warnings"][0]["code"] == "no_node";
+        let got = app.get_until(&format!("/runs/{id}"), is_warned).await;
+        assert_eq!(got.json()["status"], "queued");
+    }
+    let message = app
+        .post(
+            &format!("/runs/{waiting}/messages"),
+            &json!({"content": "more"}),
+        )
+        .await;
+    assert_eq!(message.status, 202, "{}", message.text);
+    app.post(&format!("/runs/{cancelled}/cancel"), &json!({}))
+        .await;
+    let run = app.find(&cancelled).await.wait_for_end().await;
+    assert_eq!(run.status(), "cancelled");
+    assert_complete(&run.events().await);
+
+    let _second = Daemon::start(labelled(&app, &url, "second")).await;
+    let run = app.find(&waiting).await.wait_for_end().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["warnings"].as_array().map(Vec::len), Some(1));
+    assert_complete(&run.events().await);
+    assert_eq!(app.provider.requests_for("trainer").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_no_node_can_drive_fails_in_the_end() {
+    let setup = TestApp::setup()
+        .config("[runs]\nunserved = 1")
+        .agent("trainer", "node = [\"gpu\"]")
+        .agent("planner", "sub_agents = [\"trainer\"]");
+    let Some((app, url)) = spawn(setup).await else {
+        return;
+    };
+    let mut second = Daemon::start(labelled(&app, &url, "second")).await;
+    app.provider
+        .will("planner", [delegates([("trainer", "x")])]);
+    app.provider.always("trainer", |_| hangs());
+    let started = app.start("planner", "x").await.id().to_owned();
+    app.provider.wait_for_request("trainer", 1).await;
+    second.kill().await;
+    let queued = app.start("trainer", "y").await.id().to_owned();
+    for id in [queued, started] {
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(run["error"]["code"], "no_node", "{run:?}");
+        assert_eq!(
+            run["error"]["message"],
+            "no node had the labels gpu in time"
+        );
+        for child in run.children().await {
+            assert_eq!(child["error"]["code"], "no_node", "{child:?}");
+        }
         assert_complete(&run.events().await);
     }
 }

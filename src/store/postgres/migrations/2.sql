@@ -1,6 +1,6 @@
 -- Several nodes are at work at once. `trees.owner`, `agent` and `session` are those of the root. `permit` is 2 for a tree that may
 -- run, 1 for one that waits for a permit, 0 for one that waits for a person; `returned` if it had a permit before. `labels` are
--- those that a node needs to drive the tree, null for none; `nodes.labels` those that a node has.
+-- those that a node needs to drive the tree, null for none; `nodes.labels` those that a node has. `unserved_at` is when no node was seen to have them.
 -- `sessions` has the newest run of each session: its runs are accepted one after the other, in the order of their ids.
 -- `permit_turns` has in which order the keys (empty: without keys) were given their last permits. Who gives permits locks the row of
 -- `permit_lock` first.
@@ -11,12 +11,14 @@ ALTER TABLE trees
   ADD COLUMN session bytea,
   ADD COLUMN permit bigint NOT NULL DEFAULT 2,
   ADD COLUMN returned boolean NOT NULL DEFAULT false,
-  ADD COLUMN labels text[];
+  ADD COLUMN labels text[],
+  ADD COLUMN unserved_at timestamptz;
 ALTER TABLE nodes ADD COLUMN labels text[] NOT NULL DEFAULT '{}';
 UPDATE trees t SET owner = r.owner, agent = r.agent, session = r.session,
   permit = CASE r.status WHEN 'queued' THEN 1 WHEN 'waiting' THEN 0 ELSE 2 END
   FROM runs r WHERE r.id = t.root;
 CREATE INDEX trees_session ON trees (session, root) WHERE session IS NOT NULL;
+CREATE INDEX trees_labels ON trees (root) WHERE labels IS NOT NULL;
 CREATE TABLE sessions (
   owner text COLLATE "C" NOT NULL,
   name bytea NOT NULL,

@@ -1,0 +1,89 @@
+//! Trees whose labels no node has: they wait with a warning, and fail in the end. One node does this for all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::run::{RunId, Status};
+use crate::domain::warning::{Warning, WarningCode};
+use crate::engine::cluster::claims;
+use crate::engine::context::Engine;
+use crate::engine::replay::recovery;
+use crate::engine::state::failures;
+use crate::engine::state::run_warnings::RunWarnings;
+use crate::store::StoreError;
+use crate::store::cluster::{Cluster, UnservedTree};
+use crate::store::node_messages::NodeMessage;
+
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Trees in one look.
+const MAX_TREES: usize = 64;
+
+/// Looks for such trees until the daemon drains.
+pub async fn run(engine: Arc<Engine>) {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return;
+    };
+    let max_wait = engine.settings.runs.unserved;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
+            () = engine.draining.cancelled() => return,
+        }
+        if !engine.leadership.is_leader() || engine.suspension.is_store_down() {
+            continue;
+        }
+        let looked = async {
+            for tree in cluster.unserved_trees(max_wait, MAX_TREES).await? {
+                if cluster.claim_unserved(tree.root).await? {
+                    handle(&engine, cluster, &tree).await?;
+                }
+            }
+            Ok::<_, StoreError>(())
+        };
+        if let Err(error) = looked.await {
+            tracing::warn!(error = %error, "Runs that no node can drive cannot be handled now: {error}");
+        }
+    }
+}
+
+/// Does what is to be done for a tree that this node may write to now.
+async fn handle(
+    engine: &Arc<Engine>,
+    cluster: &dyn Cluster,
+    tree: &UnservedTree,
+) -> Result<(), StoreError> {
+    let root = tree.root;
+    match engine.journal.store().run(root).await? {
+        // It ends when it is resumed, and begins nothing.
+        Some(run) if run.status == Status::Cancelling => {
+            claims::resume(engine, cluster, vec![root]).await?;
+        }
+        Some(_) if tree.is_overdue => {
+            let unfinished = cluster.unfinished_trees(vec![root]).await?;
+            let failure = |_: &_| failures::no_node(&tree.labels);
+            recovery::fail_all(engine, unfinished, failure).await?;
+        }
+        Some(run) => {
+            let mut warnings = RunWarnings::restored(run.warnings.clone());
+            if warnings.insert(warning(root, &tree.labels).in_turn(None)) {
+                engine
+                    .journal
+                    .warn_inactive(&run, warnings.to_vec())
+                    .await?;
+            }
+            // This node can perform them.
+            cluster.send(Some(cluster.node()), NodeMessage::Requests);
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+fn warning(root: RunId, labels: &[String]) -> Warning {
+    let message = format!(
+        "no node has the labels {}: the run waits for one",
+        labels.join(", ")
+    );
+    tracing::warn!(run.id = %root, run.root = %root, "{root}: {message}");
+    Warning::new(WarningCode::NoNode, &message)
+}
