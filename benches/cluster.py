@@ -2,10 +2,10 @@
 """Measures short runs on one, two and three nodes that share a PostgreSQL: a client sends a request, waits for the end of its run
 and sends the next one; the model replies at once.
 
-    tests/postgres.sh --server benches/cluster.py AXED [--clients 1,16,64] [--seconds 4] [--rounds 3] [--json FILE]
+    AXED_TEST_POSTGRES_SYNC=on tests/postgres.sh --server benches/cluster.py AXED [--clients 1,16,64] [--seconds 4] [--rounds 3] [--json FILE]
 
 Nodes, database and clients share this machine. Of the rounds the one with the most runs counts, since others may use the machine.
-The server of tests/postgres.sh is set to sync each commit; AXED is a release binary. "Transactions" and "rows" are PostgreSQL's
+Without AXED_TEST_POSTGRES_SYNC the server syncs nothing; AXED is a release binary. "Transactions" and "rows" are PostgreSQL's
 statistics of the database divided by the runs, with what nodes do beside runs.
 """
 
@@ -23,16 +23,13 @@ class Database:
     def __init__(self):
         self.server = os.environ["AXED_TEST_POSTGRES"]
         self.name = f"bench_{uuid.uuid4().hex[:12]}"
+        self.url = self.server.replace("/postgres?", f"/{self.name}?")
         place = urllib.parse.parse_qs(urllib.parse.urlsplit(self.server).query)["host"][0]
-        self.url = f"postgres://axed@/{self.name}?host={place}"
         self.process = int(pathlib.Path(place, "data/postmaster.pid").read_text().split()[0])
-        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-            self.ask(f"ALTER SYSTEM SET {setting} = on")
-        self.ask("SELECT pg_reload_conf()")
         self.ask(f"CREATE DATABASE {self.name}")
 
-    def ask(self, sql, url=None):
-        command = ["psql", "-qAt", "-d", url or self.server, "-c", sql]
+    def ask(self, sql):
+        command = ["psql", "-qAt", "-d", self.server, "-c", sql]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
     def counters(self):

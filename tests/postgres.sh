@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the stories of tests/it on PostgreSQL: a server of its own on a unix socket, in a temporary directory, without syncs;
-# also with TLS on localhost, with a certificate of an authority of its own.
+# Runs the stories of tests/it on PostgreSQL: a server of its own on a unix socket, in a temporary directory, without syncs
+# (AXED_TEST_POSTGRES_SYNC=on); also with TLS on localhost, with a certificate of an authority of its own.
 # Installs Debian's PostgreSQL if it is missing (root only). The arguments are those of the test binary: filters, --exact …;
 # without any, all stories run. `tests/postgres.sh --server COMMAND …` runs a command with AXED_TEST_POSTGRES instead.
 set -euo pipefail
@@ -46,10 +46,11 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -su
     -addext basicConstraints=critical,CA:FALSE -CA ca.pem -CAkey ca.key -keyout server.key -out server.pem 2>/dev/null
 chmod 644 ca.pem server.pem
 [ ${#as_owner[@]} = 0 ] || chown postgres server.key
+sync=${AXED_TEST_POSTGRES_SYNC:-off}
 port=$(python3 -c 'import socket; it = socket.create_server(("127.0.0.1", 0)); print(it.getsockname()[1])')
-"${as_owner[@]}" "$programs/postgres" -D "$place/data" -k "$place" -c listen_addresses=127.0.0.1 -p "$port" -c fsync=off \
+"${as_owner[@]}" "$programs/postgres" -D "$place/data" -k "$place" -c listen_addresses=127.0.0.1 -p "$port" -c fsync="$sync" \
     -c ssl=on -c ssl_cert_file="$place/server.pem" -c ssl_key_file="$place/server.key" \
-    -c full_page_writes=off -c synchronous_commit=off -c max_connections=500 -c max_wal_size=4GB >"$place/log" 2>&1 &
+    -c full_page_writes="$sync" -c synchronous_commit="$sync" -c max_connections=500 -c max_wal_size=4GB >"$place/log" 2>&1 &
 server=$!
 trap stop EXIT
 cd "$OLDPWD"
