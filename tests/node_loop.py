@@ -14,7 +14,7 @@ of each run was delivered to its webhook, with one id. What a failed loop leaves
 database.
 """
 
-import argparse, collections, concurrent.futures, os, pathlib, random, shutil, sys, tempfile, time
+import argparse, collections, concurrent.futures, os, pathlib, random, shutil, signal, sys, tempfile, time
 
 import kill_loop
 from nodes import receiver
@@ -87,6 +87,8 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
+    # So that it cleans up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("node_loop: stopped"))
     dice = random.Random(arguments.seed)
     print(f"node_loop: seed {arguments.seed}")
     home = pathlib.Path(tempfile.mkdtemp(prefix="axed-node-loop-"))

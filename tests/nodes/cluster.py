@@ -1,6 +1,6 @@
 """Three daemons on one PostgreSQL, each with a way to the database that can be cut."""
 
-import http.client, json, os, pathlib, signal, socket, subprocess, sys, threading, time, urllib.parse, uuid
+import atexit, http.client, json, os, pathlib, signal, socket, subprocess, sys, threading, time, urllib.parse, uuid
 
 import kill_loop
 from nodes.receiver import SECRET
@@ -60,9 +60,6 @@ class Loopback:
     def options(self, n):
         return ["--listen", "127.0.0.1:0"]
 
-    def remove(self):
-        pass
-
 
 class Namespaces:
     """Each node has a network of its own, whose packets can be dropped: a bridge, and a pair of interfaces a node. Root only."""
@@ -72,6 +69,7 @@ class Namespaces:
         # Of the addresses for benchmarks (RFC 2544).
         self.net, self.name = f"198.18.{number % 250}", f"axl{number}"
         self.host = f"{self.net}.1"
+        atexit.register(self.remove)
         self.ip("link", "add", self.name, "type", "bridge")
         self.ip("addr", "add", f"{self.host}/24", "dev", self.name)
         self.ip("link", "set", self.name, "up")
@@ -185,4 +183,3 @@ class Cluster:
         for node in self.nodes:
             node.process.send_signal(signal.SIGCONT)
             node.kill()
-        self.network.remove()
