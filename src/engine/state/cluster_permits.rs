@@ -25,10 +25,12 @@ pub struct ClusterPermits {
     /// New runs so far, and how many there were when the load was last read.
     added: AtomicU64,
     refreshed: AtomicU64,
-    /// New runs that the store may not have yet, with their numbers.
+    /// New runs that a load which is being read may not have, with their numbers.
     entering: Arc<Mutex<HashMap<u64, EnteringRun>>>,
     /// The trees of this node that wait for a permit.
     waiting: Mutex<HashMap<RunId, oneshot::Sender<()>>>,
+    /// Loads are read one after the other: an older one does not replace a newer one.
+    reading: tokio::sync::Mutex<()>,
     pub wake: Notify,
 }
 
@@ -41,6 +43,8 @@ struct View {
 /// A new run.
 #[derive(Clone)]
 pub struct EnteringRun {
+    /// Whether the store has it, or will never have it: then a load that is read from now on is right.
+    pub is_settled: bool,
     pub owner: Option<String>,
     pub agent: String,
     /// Whether it has a session, whose runs wait for each other.
@@ -59,7 +63,9 @@ pub struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        lock(&self.entering).remove(&self.number);
+        if let Some(run) = lock(&self.entering).get_mut(&self.number) {
+            run.is_settled = true;
+        }
     }
 }
 
@@ -100,6 +106,7 @@ impl ClusterPermits {
             refreshed: AtomicU64::new(0),
             entering: Arc::default(),
             waiting: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
             wake: Notify::new(),
         }
     }
@@ -117,7 +124,7 @@ impl ClusterPermits {
         if entered.is_ok() {
             return Ok(entered);
         }
-        self.refresh(&cluster.permit_load().await?);
+        self.refresh(cluster).await?;
         Ok(self.try_enter(&run))
     }
 
@@ -170,7 +177,19 @@ impl ClusterPermits {
         lock(&self.waiting).len()
     }
 
-    fn refresh(&self, load: &[PermitLoad]) {
+    async fn refresh(&self, cluster: &dyn Cluster) -> Result<(), StoreError> {
+        let _reading = self.reading.lock().await;
+        self.forget_settled();
+        self.set_load(&cluster.permit_load().await?);
+        Ok(())
+    }
+
+    /// To be called before the load is read.
+    fn forget_settled(&self) {
+        lock(&self.entering).retain(|_, run| !run.is_settled);
+    }
+
+    fn set_load(&self, load: &[PermitLoad]) {
         let mut queue = queue_with(&self.limits, load.iter().map(|it| &it.running));
         let mut has_waiting = false;
         for PermitLoad {
@@ -197,7 +216,7 @@ impl ClusterPermits {
 
     /// Gives permits, and lets those trees of this node start that got one from any node.
     pub async fn give(&self, cluster: &dyn Cluster) -> Result<(), StoreError> {
-        self.refresh(&cluster.permit_load().await?);
+        self.refresh(cluster).await?;
         if lock(&self.view).has_waiting {
             let limits = self.limits.clone();
             let decide = Box::new(move |demand: &PermitDemand| choose(&limits, demand));
@@ -280,5 +299,29 @@ mod tests {
         assert!(permits.is_waiting(root));
         permits.tree_ended(root);
         assert!(!permits.is_waiting(root));
+    }
+    #[test]
+    fn a_run_that_is_committed_while_the_load_is_read_counts() {
+        let permits = ClusterPermits::new(Limits {
+            max_running: 1,
+            max_queued: 0,
+            ..Limits::default()
+        });
+        let run = EnteringRun {
+            is_settled: false,
+            owner: None,
+            agent: "solo".to_owned(),
+            has_session: false,
+            is_behind: false,
+        };
+        let entry = permits.try_enter(&run).expect("a place");
+        permits.forget_settled();
+        let load = [];
+        drop(entry);
+        permits.set_load(&load);
+        assert!(permits.try_enter(&run).is_err());
+        permits.forget_settled();
+        permits.set_load(&load);
+        assert!(permits.try_enter(&run).is_ok());
     }
 }
