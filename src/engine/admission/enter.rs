@@ -81,7 +81,6 @@ pub async fn enter_queue(
         return Ok(None);
     };
     let run = EnteringRun {
-        is_settled: false,
         owner: request.owner.clone(),
         agent: agent.to_owned(),
         has_session: request.session.is_some(),

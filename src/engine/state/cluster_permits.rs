@@ -26,7 +26,7 @@ pub struct ClusterPermits {
     added: AtomicU64,
     refreshed: AtomicU64,
     /// New runs that a load which is being read may not have, with their numbers.
-    entering: Arc<Mutex<HashMap<u64, EnteringRun>>>,
+    entering: Arc<Mutex<HashMap<u64, CountedRun>>>,
     /// The trees of this node that wait for a permit.
     waiting: Mutex<HashMap<RunId, oneshot::Sender<()>>>,
     /// Loads are read one after the other: an older one does not replace a newer one.
@@ -43,8 +43,6 @@ struct View {
 /// A new run.
 #[derive(Clone)]
 pub struct EnteringRun {
-    /// Whether the store has it, or will never have it: then a load that is read from now on is right.
-    pub is_settled: bool,
     pub owner: Option<String>,
     pub agent: String,
     /// Whether it has a session, whose runs wait for each other.
@@ -53,18 +51,26 @@ pub struct EnteringRun {
     pub is_behind: bool,
 }
 
-/// A new run that this node counts until the entry is dropped; to be kept until the run is committed.
+/// A new run that is counted beside the loads.
+struct CountedRun {
+    run: EnteringRun,
+    /// Whether the store has it, or will never have it: then a load that is read from now on is right.
+    is_settled: bool,
+}
+
+/// A new run that this node counts beside each load until one is read after the entry was dropped; to be kept until the run is
+/// committed.
 pub struct Entry {
     /// Whether it starts at once. If not, it waits for its permit.
     pub has_permit: bool,
     number: u64,
-    entering: Arc<Mutex<HashMap<u64, EnteringRun>>>,
+    entering: Arc<Mutex<HashMap<u64, CountedRun>>>,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if let Some(run) = lock(&self.entering).get_mut(&self.number) {
-            run.is_settled = true;
+        if let Some(counted) = lock(&self.entering).get_mut(&self.number) {
+            counted.is_settled = true;
         }
     }
 }
@@ -135,7 +141,11 @@ impl ClusterPermits {
         if unread > (self.limits.max_running / REFRESH_PARTS) as u64 {
             self.wake.notify_one();
         }
-        lock(&self.entering).insert(number, run.clone());
+        let counted = CountedRun {
+            run: run.clone(),
+            is_settled: false,
+        };
+        lock(&self.entering).insert(number, counted);
         Ok(Entry {
             has_permit,
             number,
@@ -186,7 +196,7 @@ impl ClusterPermits {
 
     /// To be called before the load is read.
     fn forget_settled(&self) {
-        lock(&self.entering).retain(|_, run| !run.is_settled);
+        lock(&self.entering).retain(|_, counted| !counted.is_settled);
     }
 
     fn set_load(&self, load: &[PermitLoad]) {
@@ -205,9 +215,9 @@ impl ClusterPermits {
             has_waiting |= *waiting_at_nodes > 0;
         }
         let mut view = View { queue, has_waiting };
-        for run in lock(&self.entering).values() {
+        for counted in lock(&self.entering).values() {
             // Those beyond the limits were accepted by what this node knew.
-            let _ = view.add(run);
+            let _ = view.add(&counted.run);
         }
         *lock(&self.view) = view;
         let added = self.added.load(Ordering::Relaxed);
@@ -300,6 +310,7 @@ mod tests {
         permits.tree_ended(root);
         assert!(!permits.is_waiting(root));
     }
+
     #[test]
     fn a_run_that_is_committed_while_the_load_is_read_counts() {
         let permits = ClusterPermits::new(Limits {
@@ -308,7 +319,6 @@ mod tests {
             ..Limits::default()
         });
         let run = EnteringRun {
-            is_settled: false,
             owner: None,
             agent: "solo".to_owned(),
             has_session: false,
