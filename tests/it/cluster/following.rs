@@ -7,7 +7,7 @@ use std::time::Instant;
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
 
-use crate::cluster::{other, spawn};
+use crate::cluster::{other, pair, spawn};
 use crate::support::app::{TestApp, send};
 use crate::support::daemon::Daemon;
 use crate::support::events::{Event, Events, assert_complete, count, kinds};
@@ -60,10 +60,9 @@ async fn a_run_is_followed_at_another_daemon() {
     let setup = TestApp::setup()
         .file("work/x.txt", "x")
         .agent("solo", &format!("stream = true\n{WORKER}"));
-    let Some((app, url)) = spawn(setup).await else {
+    let Some((app, second, _)) = pair(setup).await else {
         return;
     };
-    let second = Daemon::start(other(&app, &url, "second")).await;
     let (first_gate, last_gate) = (Gate::closed(), Gate::closed());
     let answers = [
         writes(1).after_gate(&first_gate),
@@ -101,10 +100,9 @@ async fn a_run_is_followed_at_another_daemon() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_gets_the_text_that_was_written_before() {
     let setup = TestApp::setup().agent("solo", "stream = true");
-    let Some((app, url)) = spawn(setup).await else {
+    let Some((app, second, _)) = pair(setup).await else {
         return;
     };
-    let second = Daemon::start(other(&app, &url, "second")).await;
     let gate = Gate::closed();
     let answer = says("one two three four").pausing_at(&gate);
     app.provider.will("solo", [answer]);
@@ -131,10 +129,9 @@ async fn a_follower_gets_the_text_that_was_written_before() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn followers_keep_their_streams_when_the_daemon_of_the_run_dies() {
-    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+    let Some((mut app, second, _)) = pair(TestApp::setup().agent("solo", "")).await else {
         return;
     };
-    let second = Daemon::start(other(&app, &url, "second")).await;
     let gate = Gate::closed();
     let answers = [says("late").after_gate(&gate), says("resumed")];
     app.provider.will("solo", answers);
@@ -155,10 +152,9 @@ async fn followers_keep_their_streams_when_the_daemon_of_the_run_dies() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn followers_keep_their_streams_when_their_daemon_loses_the_run() {
-    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+    let Some((mut app, second, _)) = pair(TestApp::setup().agent("solo", "")).await else {
         return;
     };
-    let second = Daemon::start(other(&app, &url, "second")).await;
     let gate = Gate::closed();
     let door = gate.clone();
     app.provider
@@ -188,10 +184,9 @@ async fn followers_keep_their_streams_when_their_daemon_loses_the_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_messages_only_delay() {
-    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+    let Some((app, second, url)) = pair(TestApp::setup().agent("solo", "")).await else {
         return;
     };
-    let second = Daemon::start(other(&app, &url, "second")).await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
     let id = app.start("solo", "x").await.id().to_owned();
@@ -244,10 +239,9 @@ async fn followers_at_another_daemon_are_a_little_behind() {
     let setup = TestApp::setup()
         .file("work/x.txt", "x")
         .agent("solo", &format!("{WORKER}[limits]\nmax_turns = 50"));
-    let Some((app, url)) = spawn(setup).await else {
+    let Some((app, second, _)) = pair(setup).await else {
         return;
     };
-    let second = Daemon::start(other(&app, &url, "second")).await;
     let gate = Gate::closed();
     let door = gate.clone();
     let count = AtomicUsize::new(0);

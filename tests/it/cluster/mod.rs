@@ -56,6 +56,13 @@ pub fn other(app: &TestApp, url: &str, node: &str) -> Command {
     command
 }
 
+/// Two daemons; the first one drives the runs that start now.
+pub async fn pair(setup: Setup) -> Option<(TestApp, Daemon, String)> {
+    let (app, url) = spawn(setup).await?;
+    let second = Daemon::start(other(&app, &url, "second")).await;
+    Some((app, second, url))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_daemons_work_side_by_side() {
     let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{other, spawn};
+use crate::cluster::{other, pair};
 use crate::support::app::{ApiResponse, Setup, TestApp};
 use crate::support::attachments::{PNG, base64, picture_part};
 use crate::support::daemon::Daemon;
@@ -11,13 +11,6 @@ use crate::support::gate::Gate;
 use crate::support::postgres;
 use crate::support::provider::answer::{calls, says};
 use crate::tools::approvals::{careful, decide, ended_well, sent, writes, wrote};
-
-/// Two daemons; the first one drives the runs that start now.
-async fn pair(setup: Setup) -> Option<(TestApp, Daemon, String)> {
-    let (app, url) = spawn(setup).await?;
-    let second = Daemon::start(other(&app, &url, "second")).await;
-    Some((app, second, url))
-}
 
 /// An agent that reads a file, once the gate opens.
 fn reader() -> Setup {
