@@ -1,6 +1,5 @@
 //! The binary: runs the command line and returns its exit code.
 
-#[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -37,14 +37,42 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, Problem> {
     let owner = principal.key_name().map(str::to_owned);
-    // Boxed, like the start below, so that a waiting client keeps none of its memory.
+    // Boxed, so that a waiting client keeps none of its memory.
+    match Box::pin(start(&state, &links, agent, owner, request)).await? {
+        Outcome::Replayed(response) => Ok(response),
+        Outcome::Started {
+            response_mode,
+            started,
+            claim,
+        } => respond_to_start(&state, &links, &response_mode, started, claim).await,
+    }
+}
+
+/// What became of a request for a run.
+enum Outcome {
+    /// Its idempotency key has started a run before.
+    Replayed(Response),
+    Started {
+        response_mode: ResponseMode,
+        started: Result<(Arc<Run>, Option<Subscription>), StartError>,
+        claim: Option<IdempotencyClaim>,
+    },
+}
+
+async fn start(
+    state: &AppState,
+    links: &LinkPrefix,
+    agent: String,
+    owner: Option<String>,
+    request: Request,
+) -> Result<Outcome, Problem> {
     let ParsedRequest {
         body,
         response_mode,
         idempotency_key,
         trace,
         provider_keys,
-    } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    } = ParsedRequest::read(&state.settings, request).await?;
     let claim = idempotency_key.map(|(key, body)| {
         let route = format!("POST /agents/{agent}/runs");
         idempotency::new_claim(owner.as_deref(), route, key, body)
@@ -54,7 +82,8 @@ pub async fn create(
         && let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await?
     {
         drop(body);
-        return Box::pin(replay(&state, &links, &response_mode, claim, claimed)).await;
+        let replayed = Box::pin(replay(state, links, &response_mode, claim, claimed)).await?;
+        return Ok(Outcome::Replayed(replayed));
     }
     let mut run_request = RunRequest {
         trace,
@@ -65,14 +94,19 @@ pub async fn create(
     let started = match response_mode {
         ResponseMode::Stream => {
             run_request.stream = run_request.stream.or(Some(true));
-            let started = Box::pin(state.runner.start_and_subscribe(run_request)).await;
+            let started = state.runner.start_and_subscribe(run_request).await;
             started.map(|(run, listener)| (run, Some(listener)))
         }
-        ResponseMode::Run { .. } => Box::pin(state.runner.start(run_request))
-            .await
-            .map(|run| (run, None)),
+        ResponseMode::Run { .. } => {
+            let started = state.runner.start(run_request).await;
+            started.map(|run| (run, None))
+        }
     };
-    respond_to_start(&state, &links, &response_mode, started, claim).await
+    Ok(Outcome::Started {
+        response_mode,
+        started,
+        claim,
+    })
 }
 
 /// The trace context of the client; `None` if the header is missing, invalid or repeated.
