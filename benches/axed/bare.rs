@@ -1,5 +1,7 @@
 //! What axed is measured against: an axum handler that makes the same provider calls with reqwest and keeps nothing.
 
+use std::process::Stdio;
+
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -9,12 +11,15 @@ use axum::serve::ListenerExt;
 use axum::{Json, Router};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
 
 use crate::process::listen;
 
 #[derive(Clone)]
 struct Provider {
     client: reqwest::Client,
+    /// `host:port`.
+    address: String,
     url: String,
 }
 
@@ -80,20 +85,18 @@ struct Usage {
 }
 
 /// Serves for ever.
-pub fn serve(provider: String) {
+pub fn serve(address: String) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        let provider = Provider {
-            client: reqwest::Client::new(),
-            url: format!("http://{provider}/v1/chat/completions"),
-        };
+        let provider = Provider::new(address);
         // Otherwise chunks wait for each other.
         let listener = listen().tap_io(|stream| drop(stream.set_nodelay(true)));
         let routes = Router::new()
             .route("/run", post(one_call))
+            .route("/process", post(one_process))
             .route("/tree", post(five_calls))
             .route("/stream", post(pass_through))
             .with_state(provider);
@@ -107,6 +110,33 @@ async fn one_call(
 ) -> Json<RunResponse> {
     let reply = provider.complete("solo", &[user(request.input)], &[]).await;
     Json(response([reply]))
+}
+
+/// The same by a process of its own.
+async fn one_process(State(provider): State<Provider>, body: Bytes) -> impl IntoResponse {
+    let mut process = tokio::process::Command::new(std::env::current_exe().expect("this binary"))
+        .args(["--role", "once", "--provider", &provider.address])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("start a process");
+    let mut stdin = process.stdin.take().expect("its input");
+    stdin.write_all(&body).await.expect("it reads");
+    drop(stdin);
+    let output = process.wait_with_output().await.expect("its output");
+    ([(CONTENT_TYPE, "application/json")], output.stdout)
+}
+
+/// One run: its request comes by the standard input, its response goes to the standard output.
+pub fn run_once(address: String) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let request: RunRequest = serde_json::from_reader(std::io::stdin()).expect("a request");
+    let provider = State(Provider::new(address));
+    let Json(response) = runtime.block_on(one_call(provider, Json(request)));
+    serde_json::to_writer(std::io::stdout(), &response).expect("a response");
 }
 
 /// A stream of the provider as it comes.
@@ -155,6 +185,14 @@ async fn five_calls(
 }
 
 impl Provider {
+    fn new(address: String) -> Self {
+        Self {
+            client: reqwest::Client::new(),
+            url: format!("http://{address}/v1/chat/completions"),
+            address,
+        }
+    }
+
     async fn complete(
         &self,
         model: &str,

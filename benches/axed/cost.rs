@@ -11,14 +11,16 @@ use crate::process::Process;
 use crate::provider;
 use crate::table::Table;
 
-const ROUNDS: usize = 5;
+pub const ROUNDS: usize = 5;
 /// How long a round measures, after a warm-up of a fifth of it.
-const ROUND: Duration = Duration::from_millis(1500);
+pub const ROUND: Duration = Duration::from_millis(1500);
 
 /// The input of each run.
 pub const INPUT: &str = r#"{"input":"Say hello to the whole office."}"#;
 /// A run of one turn that its client waits for.
 pub const SINGLE: &str = "/agents/solo/runs?wait=30";
+/// A run whose agent delegates to three children at once.
+pub const TREE: &str = "/agents/root/runs?wait=30";
 
 /// A kind of run, and the bare handler's route that does the same.
 struct Work {
@@ -38,7 +40,7 @@ const ONE_TURN: Work = Work {
 
 const THREE_CHILDREN: Work = Work {
     title: "runs with three parallel children (five provider calls)",
-    run: "/agents/root/runs?wait=30",
+    run: TREE,
     bare: "/tree",
     clients: &[(16, Some(1.6)), (64, Some(1.6))],
 };
@@ -100,7 +102,7 @@ pub async fn measure_load(
 }
 
 /// The round in the middle by processor time, with the errors of all.
-fn median(mut rounds: Vec<Load>) -> Load {
+pub fn median(mut rounds: Vec<Load>) -> Load {
     rounds.sort_by_key(|load| load.cpu);
     let errors = rounds.iter().map(|load| load.errors).sum();
     Load {

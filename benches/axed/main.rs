@@ -1,6 +1,6 @@
 //! Measures axed against a bare handler that makes the same provider calls, on the machine it runs on, and prints ratios.
 //!
-//! `ulimit -n 65536; cargo bench --bench axed [-- single tree many start durability cancel fanout fork recover
+//! `ulimit -n 65536; cargo bench --bench axed [-- single tree others many start durability cancel fanout fork recover
 //! tools long streams]`, and tries how much it bears with `cargo bench --bench axed -- soak`. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are this binary in another role.
 
 mod bare;
@@ -9,6 +9,7 @@ mod cost;
 mod fanout;
 mod fork;
 mod load;
+mod others;
 mod pin;
 mod process;
 mod provider;
@@ -49,6 +50,9 @@ fn main() {
         Some("bare") => {
             return bare::serve(flag_value("--provider").expect("--provider").to_owned());
         }
+        Some("once") => {
+            return bare::run_once(flag_value("--provider").expect("--provider").to_owned());
+        }
         Some("soak") => {
             let runtime = tokio::runtime::Runtime::new().expect("a runtime");
             let home = Path::new(flag_value("--home").expect("--home"));
@@ -88,6 +92,9 @@ async fn measure(parts: &[&str], table: &mut Table) {
     }
     if is_selected("tree") {
         cost::tree(table).await;
+    }
+    if is_selected("others") {
+        others::measure(table).await;
     }
     if is_selected("many") {
         many(table).await;

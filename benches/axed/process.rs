@@ -11,6 +11,12 @@ use rustix::process::Pid;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpSocket};
 
+/// Built by `cargo build --release --manifest-path benches/rig/Cargo.toml`.
+const RIG: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/benches/rig/target/release/rig-handler"
+);
+
 /// A server that listens.
 pub struct Process {
     /// `host:port`.
@@ -30,6 +36,16 @@ impl Process {
     /// This binary as the bare handler.
     pub fn bare(provider: &Self) -> Self {
         Self::this_binary(&["--role", "bare", "--provider", &provider.address])
+    }
+
+    /// The handler with rig's agents; `None` if it is not built.
+    pub fn rig(provider: &Self) -> Option<Self> {
+        let program = Path::new(RIG);
+        program.exists().then(|| {
+            let mut command = Command::new(program);
+            command.arg(&provider.address);
+            Self::spawn(command, tempfile::tempdir().expect("a directory"))
+        })
     }
 
     /// The daemon, with the agents of the measurements.
@@ -161,10 +177,10 @@ impl Process {
         self.status("VmHWM:")
     }
 
-    /// Processor time that it has used, in seconds, to a hundredth.
+    /// Processor time that it and its ended children have used, in seconds, to a hundredth.
     pub fn cpu(&self) -> f64 {
         let stat = self.stat();
-        let ticks = stat.split_whitespace().skip(11).take(2);
+        let ticks = stat.split_whitespace().skip(11).take(4);
         ticks
             .map(|ticks| ticks.parse::<f64>().expect("a number"))
             .sum::<f64>()
