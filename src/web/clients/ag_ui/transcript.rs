@@ -20,10 +20,17 @@ pub struct Transcript {
     /// How often the text of a turn was begun. Each time it is another message.
     attempts: HashMap<u32, u32>,
     /// The message whose text is streaming.
-    open: Option<(u32, String)>,
+    open: Option<OpenText>,
     shown_texts: HashSet<u32>,
     shown_calls: HashSet<String>,
     shown_results: HashSet<String>,
+}
+
+struct OpenText {
+    turn: u32,
+    id: String,
+    /// What was shown of it.
+    text: String,
 }
 
 #[derive(Deserialize)]
@@ -89,19 +96,21 @@ impl Transcript {
         };
         match name {
             "text.delta" if !delta.text.is_empty() => {
-                if self
-                    .open
-                    .as_ref()
-                    .is_none_or(|(turn, _)| *turn != delta.turn)
-                {
+                // A delta of another node may come after the end of its text.
+                let is_new = self.shown_texts.insert(delta.turn);
+                if is_new {
                     self.close_text(queue);
                     let id = self.message_id(delta.turn);
                     queue.push_back(events::text_start(&id));
-                    self.open = Some((delta.turn, id));
-                    self.shown_texts.insert(delta.turn);
+                    self.open = Some(OpenText {
+                        turn: delta.turn,
+                        id,
+                        text: String::new(),
+                    });
                 }
-                if let Some((_, id)) = &self.open {
-                    queue.push_back(events::text_content(id, &delta.text));
+                if let Some(open) = self.open.as_mut().filter(|open| open.turn == delta.turn) {
+                    open.text.push_str(&delta.text);
+                    queue.push_back(events::text_content(&open.id, &delta.text));
                 }
             }
             "text.withdrawn" => {
@@ -116,8 +125,8 @@ impl Transcript {
 
     pub fn on_event(&mut self, event: &StoredEvent, queue: &mut VecDeque<Value>) {
         match event.name.as_str() {
+            // Its text is closed by what follows: the record has the rest of it if deltas of another node are missing.
             "turn.completed" => {
-                self.close_text(queue);
                 if let Ok(turn) = serde_json::from_str::<TurnCompleted>(&event.data) {
                     let ids = turn.tool_calls.iter().map(|call| call.id.as_str());
                     self.name_calls(turn.turn, ids);
@@ -139,6 +148,7 @@ impl Transcript {
         // What the event has only the beginning of comes from the record.
         match &tool.arguments {
             Some(arguments) if !tool.truncated && !self.shown_calls.contains(&id) => {
+                self.close_text(queue);
                 let message = self.message_id(tool.turn);
                 queue.extend(events::tool_call(
                     &id,
@@ -170,14 +180,30 @@ impl Transcript {
     }
 
     pub fn close_text(&mut self, queue: &mut VecDeque<Value>) {
-        if let Some((_, id)) = self.open.take() {
-            queue.push_back(events::text_end(&id));
+        if let Some(open) = self.open.take() {
+            queue.push_back(events::text_end(&open.id));
         }
+    }
+
+    /// Shows the rest of the text that is streaming, and closes it.
+    fn complete_text(&mut self, steps: &[Step], queue: &mut VecDeque<Value>) {
+        if let Some(open) = &self.open {
+            let rest = steps.iter().find_map(|step| match step {
+                Step::Reply { turn, message } if *turn == open.turn => {
+                    message.content.strip_prefix(open.text.as_str())
+                }
+                _ => None,
+            });
+            if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+                queue.push_back(events::text_content(&open.id, rest));
+            }
+        }
+        self.close_text(queue);
     }
 
     /// Shows what of the record was not shown.
     pub fn complete(&mut self, steps: &[Step], queue: &mut VecDeque<Value>) {
-        self.close_text(queue);
+        self.complete_text(steps, queue);
         for step in steps {
             match step {
                 Step::Reply { turn, message } => {
@@ -276,4 +302,41 @@ impl Transcript {
 
 fn result_id(call: &str) -> String {
     format!("{call}-result")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use serde_json::Value;
+
+    use super::Transcript;
+    use crate::domain::message::AssistantMessage;
+    use crate::domain::run::RunId;
+    use crate::store::Step;
+
+    #[test]
+    fn a_text_whose_last_deltas_are_missing_is_completed_from_the_record() {
+        let mut transcript = Transcript::new(RunId::new());
+        let mut shown = VecDeque::new();
+        let delta = r#"{"turn":1,"text":"one "}"#;
+        transcript.on_delta("text.delta", delta, &mut shown);
+        let message = AssistantMessage {
+            content: "one two".to_owned(),
+            ..AssistantMessage::default()
+        };
+        transcript.complete(&[Step::Reply { turn: 1, message }], &mut shown);
+        // It comes from another node, after the end of the run.
+        transcript.on_delta("text.delta", r#"{"turn":1,"text":"two"}"#, &mut shown);
+        let texts: String = shown
+            .iter()
+            .filter_map(|event| event["delta"].as_str())
+            .collect();
+        assert_eq!(texts, "one two");
+        let kinds: Vec<_> = shown.iter().map(|event| &event["type"]).collect();
+        let content = "TEXT_MESSAGE_CONTENT";
+        let expected: [Value; 4] =
+            ["TEXT_MESSAGE_START", content, content, "TEXT_MESSAGE_END"].map(Value::from);
+        assert_eq!(kinds, expected.iter().collect::<Vec<_>>());
+    }
 }
