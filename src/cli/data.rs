@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
+use crate::catalog::Rules;
+use crate::catalog::reload::Catalog;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::config::Data;
@@ -76,7 +78,10 @@ pub struct Migrate {
     #[arg(long)]
     to: Engine,
     #[command(flatten)]
-    data_dir: DataDir,
+    sources: Sources,
+    /// Data directory [default: as configured]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -121,16 +126,22 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
             ))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Migrate(args) => migrate(&args.data_dir.load()?, args.to),
+        Command::Migrate(args) => migrate(args),
     }
 }
 
-fn migrate(data: &Data, to: Engine) -> anyhow::Result<ExitCode> {
+fn migrate(Migrate { to, sources, data }: Migrate) -> anyhow::Result<ExitCode> {
+    let config = load_quiet_config(&Flags {
+        data,
+        ..sources.flags()
+    })?;
+    // What unfinished runs may call has the labels of today.
+    let agents = Catalog::open(config.agents.dirs.clone(), Rules::from_config(&config)).current();
     let direction = match to {
         Engine::Postgres => Direction::ToPostgres,
         Engine::Sqlite => Direction::ToSqlite,
     };
-    let copied = migrate::migrate(data, direction)?;
+    let copied = migrate::migrate(&config.data, direction, &|agent| agents.node_labels(agent))?;
     for table in copied.iter().filter(|table| table.rows > 0) {
         output::print_line(format_args!("{:>12} {}", table.rows, table.name))?;
     }

@@ -2,6 +2,7 @@
 //! complete, or there is none.
 
 mod memories;
+mod node_labels;
 mod tables;
 mod to_postgres;
 mod to_sqlite;
@@ -13,6 +14,7 @@ use tokio::runtime::Builder;
 
 use crate::config::Data;
 use crate::store::StoreError;
+use crate::store::migrate::node_labels::NodeLabels;
 use crate::store::postgres;
 use crate::store::sqlite;
 
@@ -33,8 +35,13 @@ pub enum Direction {
 }
 
 /// Copies all rows, and returns how many of which table. Blocks. Fails if a daemon uses one of the stores, or if the target
-/// has a row already.
-pub fn migrate(data: &Data, direction: Direction) -> Result<Vec<CopiedTable>, StoreError> {
+/// has a row already. The labels that nodes need for unfinished runs are in PostgreSQL only: `node_labels` finds them for a copy
+/// that goes there.
+pub fn migrate(
+    data: &Data,
+    direction: Direction,
+    node_labels: NodeLabels<'_>,
+) -> Result<Vec<CopiedTable>, StoreError> {
     let url = data.url.as_ref().ok_or_else(|| {
         StoreError::Backend(
             "data.url is not set; set it, or AXED_DATA__URL, to the PostgreSQL database".to_owned(),
@@ -44,7 +51,7 @@ pub fn migrate(data: &Data, direction: Direction) -> Result<Vec<CopiedTable>, St
     let copy = || {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| StoreError::Backend(error.to_string()))?;
-        runtime.block_on(copy(dir, url, direction))
+        runtime.block_on(copy((dir, url), direction, node_labels))
     };
     // The caller may have a runtime, on whose threads another one cannot run.
     std::thread::scope(|scope| {
@@ -53,12 +60,16 @@ pub fn migrate(data: &Data, direction: Direction) -> Result<Vec<CopiedTable>, St
     })
 }
 
-async fn copy(dir: &Path, url: &str, direction: Direction) -> Result<Vec<CopiedTable>, StoreError> {
+async fn copy(
+    (dir, url): (&Path, &str),
+    direction: Direction,
+    node_labels: NodeLabels<'_>,
+) -> Result<Vec<CopiedTable>, StoreError> {
     match direction {
         Direction::ToPostgres => {
             let source = sqlite::offline::open(dir)?;
             let mut target = postgres::offline::Offline::open(url).await?;
-            to_postgres::copy(&source, dir, &mut target).await
+            to_postgres::copy(&source, dir, &mut target, node_labels).await
         }
         Direction::ToSqlite => {
             let mut target = sqlite::offline::create(dir)?;

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::store::StoreError;
 use crate::store::encoding::ended_runs::Series;
+use crate::store::migrate::node_labels::{self, NodeLabels};
 use crate::store::migrate::tables::{Kind, TABLES, Table};
 use crate::store::migrate::{CopiedTable, check_count, damaged, memories, not_empty};
 use crate::store::postgres::error::{DatabaseName, store_error};
@@ -37,6 +38,7 @@ pub async fn copy(
     source: &sqlite::offline::Offline,
     dir: &Path,
     target: &mut Offline,
+    labels: NodeLabels<'_>,
 ) -> Result<Vec<CopiedTable>, StoreError> {
     let db = &source.connection;
     let name = target.name.clone();
@@ -58,6 +60,7 @@ pub async fn copy(
     copy_clock(db, &transaction).await?;
     let make_rest = async {
         transaction.execute(INSERT_TREES, &[]).await?;
+        node_labels::set(&transaction, labels).await?;
         transaction.execute(INSERT_SESSIONS, &[]).await?;
         transaction.query_one(SET_SERIES, &[]).await?;
         transaction.commit().await

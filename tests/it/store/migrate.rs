@@ -5,9 +5,10 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
+use crate::cluster::other;
 use crate::support::app::{ApiResponse, TestApp};
 use crate::support::attachments::{PNG, picture_part};
-use crate::support::daemon::axed_command;
+use crate::support::daemon::{Daemon, axed_command};
 use crate::support::events::assert_complete;
 use crate::support::gate::Gate;
 use crate::support::postgres::{DATABASE_URL, Postgres};
@@ -174,4 +175,47 @@ async fn a_store_is_copied_to_postgres_and_back() {
     let resumed = app.find(&active).await.wait_for_end().await;
     assert_eq!(resumed.output(), "resumed");
     assert_complete(&resumed.events().await);
+}
+
+#[tokio::test]
+async fn copied_runs_need_nodes_with_their_labels() {
+    let Some(postgres) = Postgres::create() else {
+        return;
+    };
+    let url = postgres.url.clone();
+    let mut app = TestApp::setup()
+        .environment("AXED_CLUSTER__LABELS", "gpu")
+        .agent("planner", "sub_agents = [\"trainer\"]")
+        .agent("trainer", "node = [\"gpu\"]")
+        .agent("solo", "")
+        .sqlite()
+        .spawn()
+        .await;
+    let gate = Gate::closed();
+    for agent in ["planner", "solo"] {
+        let door = gate.clone();
+        app.provider
+            .always(agent, move |_| says("late").after_gate(&door));
+    }
+    let labelled = app.start("planner", "x").await.id().to_owned();
+    let other_run = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_requests(2).await;
+    app.daemon.kill().await;
+    stdout(&migrate(&app, &url, "postgres").await);
+    app.use_database(Some(postgres));
+    app.daemon = Daemon::start(other(&app, &url, "plain")).await;
+    let is_warned = |got: &ApiResponse| got.json()["warnings"][0]["code"] == "no_node";
+    app.get_until(&format!("/runs/{labelled}"), is_warned).await;
+    app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(app.provider.requests_for("planner").len(), 1);
+
+    let mut command = other(&app, &url, "labelled");
+    command.env("AXED_CLUSTER__LABELS", "gpu");
+    let _labelled = Daemon::start(command).await;
+    gate.open();
+    for id in [labelled, other_run] {
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(run.output(), "late");
+        assert_complete(&run.events().await);
+    }
 }
