@@ -2,11 +2,13 @@
 """Three daemons on one PostgreSQL under faults, again and again, while runs are started, forked, steered, paused and approved at
 any of them, in batches and sessions and by schedules; then checks that nothing is lost, done twice or out of order.
 
-    tests/postgres.sh --server tests/node_loop.py AXED [--rounds 12] [--seed N] [--faults kill,…] [--before AXED]
+    tests/postgres.sh --server tests/node_loop.py AXED [--rounds 12] [--seed N] [--faults kill,…] [--before AXED] [--pooler]
 
 Faults: kill, pause, drain (SIGTERM), cut (nothing passes between a node and the database) and database (away) are the default;
 drop (all packets of a node, in a network namespace; root only); clock (a node's wall clock jumps by an hour; needs libfaketime);
 upgrade (nodes start with the binary of --before and are restarted with AXED).
+
+With --pooler, nodes reach the database through the PgBouncer that postgres.sh has started, and directly for notifications.
 
 The checks are those of kill_loop.py, and: each session had one run at a time, in the order of acceptance; each time of a schedule has
 one run; each line of a batch has one run; a request that is sent again, at any node, also at the same time, has the same run; the end
@@ -79,6 +81,7 @@ def parse_arguments():
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--faults", default=DEFAULT_FAULTS, type=lambda text: text.split(","))
     parser.add_argument("--before", metavar="AXED")
+    parser.add_argument("--pooler", action="store_true")
     arguments = parser.parse_args()
     if unknown := set(arguments.faults) - set(FAULTS):
         parser.error(f"unknown faults: {', '.join(unknown)}; known ones: {', '.join(FAULTS)}")
@@ -98,8 +101,9 @@ def main():
     kill_loop.prepare(home, network.host, receiver.CONFIG.format(host=network.host), agents(hooks.url))
     binaries = [os.path.abspath(it) for it in (arguments.before, arguments.axed) if it]
     # Each has sessions of its own, in which it knows the order of acceptance.
+    pooler = os.environ["AXED_TEST_POOLER"] if arguments.pooler else None
     clients = [Client(n, random.Random(dice.random())) for n in range(CLIENTS)]
-    client, cluster = clients[0], Cluster(binaries, home, dice, network, clocks)
+    client, cluster = clients[0], Cluster(binaries, home, dice, network, clocks, pooler)
     try:
         schedules = Schedules(cluster, client)
         with open(home / "timeline", "w") as timeline:

@@ -13,8 +13,9 @@ RETRY_SECONDS = 90
 class Link:
     """A node's way to the database, which can be cut: then nothing passes, and connections stay open."""
 
-    def __init__(self, host, path):
-        self.path, self.is_open = path, threading.Event()
+    def __init__(self, host, target):
+        """`target` is the path of a socket, or host and port."""
+        self.target, self.is_open = target, threading.Event()
         self.is_open.set()
         self.listener = socket.create_server((host, 0))
         self.address = f"{host}:{self.listener.getsockname()[1]}"
@@ -27,9 +28,9 @@ class Link:
 
     def connect(self, near):
         self.is_open.wait()
-        far = socket.socket(socket.AF_UNIX)
+        far = socket.socket(socket.AF_UNIX if isinstance(self.target, str) else socket.AF_INET)
         try:
-            far.connect(self.path)
+            far.connect(self.target)
         except OSError:
             return near.close()
         for source, target in ((near, far), (far, near)):
@@ -123,8 +124,8 @@ class Clocks:
 class Cluster:
     """The daemons; a request goes to any that is not stopped."""
 
-    def __init__(self, binaries, home, dice, network, clocks):
-        """Nodes start with the first of the binaries; the last one is what they are upgraded to."""
+    def __init__(self, binaries, home, dice, network, clocks, pooler=None):
+        """Nodes start with the first of the binaries; the last one is what they are upgraded to. `pooler` is the URL of one."""
         self.server = os.environ["AXED_TEST_POSTGRES"]
         self.database = f"nodes_{uuid.uuid4().hex[:12]}"
         self.home, self.dice, self.network, self.clocks = home, dice, network, clocks
@@ -132,13 +133,18 @@ class Cluster:
         self.execute(f"CREATE DATABASE {self.database}")
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.server).query)
         (place,), (port,) = query["host"], query["port"]
-        self.links = [Link(network.host, f"{place}/.s.PGSQL.{port}") for _ in range(NODES)]
+        direct, parts = f"{place}/.s.PGSQL.{port}", urllib.parse.urlsplit(pooler or "")
+        self.links = [Link(network.host, (parts.hostname, parts.port) if pooler else direct) for _ in range(NODES)]
+        # For notifications, beside the pooler.
+        self.direct_links = [Link(network.host, direct) for _ in range(NODES)] if pooler else []
         self.nodes = [self.start(n) for n in range(NODES)]
         self.stopped = set()
 
     def start(self, n):
         environment = {"AXED_DATA__URL": f"postgres://axed@{self.links[n].address}/{self.database}?sslmode=disable",
                        "AXED_CLUSTER__NODE": f"node{n}", "HOOK_SECRET": SECRET}
+        if self.direct_links:
+            environment["AXED_DATA__LISTEN_URL"] = f"postgres://axed@{self.direct_links[n].address}/{self.database}?sslmode=disable"
         if self.clocks:
             environment |= self.clocks.environment(n)
         return kill_loop.Daemon(self.binaries[n], self.home, str(n), self.network.before(n), self.network.options(n), environment)

@@ -39,9 +39,10 @@ def pause(cluster, n):
 def cut(cluster, n):
     """Nothing passes between a node and the database; its connections stay open."""
     cluster.stopped.add(n)
-    is_open = cluster.links[n].is_open
-    is_open.clear()
-    return cluster.dice.uniform(*PAUSE_SECONDS), lambda: (is_open.set(), cluster.stopped.discard(n))
+    ways = [links[n].is_open for links in (cluster.links, cluster.direct_links) if links]
+    for is_open in ways:
+        is_open.clear()
+    return cluster.dice.uniform(*PAUSE_SECONDS), lambda: ([it.set() for it in ways], cluster.stopped.discard(n))
 
 
 def drop(cluster, n):

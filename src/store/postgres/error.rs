@@ -38,6 +38,10 @@ impl DatabaseName {
             other => other,
         }
     }
+
+    pub fn no_answer(&self) -> StoreError {
+        StoreError::Backend(format!("{self} did not answer in time"))
+    }
 }
 
 impl fmt::Display for DatabaseName {
@@ -73,7 +77,7 @@ pub fn is_transient(error: &Error) -> bool {
 }
 
 /// With the causes: the error itself names only its kind.
-fn describe(error: &Error) -> String {
+pub fn describe(error: &Error) -> String {
     if let Some(server) = error.as_db_error() {
         return format!("{} ({})", server.message(), server.code().code());
     }

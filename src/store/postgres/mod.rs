@@ -10,6 +10,7 @@ use crate::config::cluster::Cluster;
 use crate::store::StoreError;
 use crate::store::cluster;
 use crate::store::events::{HasSubscribersFn, PublishFn};
+use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::messages::{Messages, listener, sender};
 use crate::store::postgres::node::{CurrentNode, NodeStatus};
@@ -41,6 +42,7 @@ pub mod offline;
 mod outbox_queries;
 mod outbox_records;
 mod permits;
+mod pooler;
 mod push_configs;
 mod queries;
 mod reader_pool;
@@ -100,13 +102,23 @@ impl PostgresStore {
         let (queue, writer_end) = WriteQueue::new(publish, has_subscribers);
         let (opened, result) = std::sync::mpsc::channel();
         let cluster = cluster.clone();
+        let has_listen_url = listen_url != url;
         let messages = Messages::new();
         let served = messages.clone();
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || {
                 let connectors = (connector, listen_connector);
-                runtime.block_on(serve(connectors, &cluster, writer_end, &served, &opened));
+                runtime.block_on(async {
+                    let state = startup::start(&connectors.0, has_listen_url, &cluster).await;
+                    match state {
+                        Ok(state) => {
+                            serve(connectors, state, &cluster, writer_end, &served, &opened).await;
+                        }
+                        // The caller waits for it.
+                        Err(error) => drop(opened.send(Err(error))),
+                    }
+                });
             })
             .map_err(thread_error)?;
         let node = result.recv().map_err(|_| StoreError::Closed)??;
@@ -121,21 +133,15 @@ impl PostgresStore {
     }
 }
 
-/// Opens the database, says so, and serves the jobs until the store is closed.
+/// Says that the database is open, and serves the jobs until the store is closed.
 async fn serve(
     (connector, listen_connector): (Connector, Connector),
+    state: WriterState,
     cluster: &Cluster,
     writer_end: WriterEnd,
     messages: &Messages,
     opened: &std::sync::mpsc::Sender<Result<CurrentNode, StoreError>>,
 ) {
-    let state = match startup::start(&connector, cluster).await {
-        Ok(state) => state,
-        Err(error) => {
-            let _ = opened.send(Err(error));
-            return;
-        }
-    };
     let current = CurrentNode::new(state.node);
     let _ = opened.send(Ok(current.clone()));
     let status = Rc::new(NodeStatus::new(current.clone()));

@@ -1,6 +1,7 @@
 //! What the writer finds out and repairs before its first task.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use tokio_postgres::{Client, Error};
 
@@ -11,20 +12,25 @@ use crate::store::encoding::clock_skew::{MAX_RETRY_MS, id_millis};
 use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::sql::clock;
-use crate::store::postgres::{node, schema};
+use crate::store::postgres::{node, pooler, schema};
 use crate::store::write_queue::deletions::Deletions;
 
-/// Connects, migrates the database and joins it.
-pub async fn start(connector: &Connector, cluster: &Cluster) -> Result<WriterState, StoreError> {
+/// How long the database may take for its first answers.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Connects, migrates the database and joins it. `has_listen_url`: messages of other nodes arrive by another way.
+pub async fn start(
+    connector: &Connector,
+    has_listen_url: bool,
+    cluster: &Cluster,
+) -> Result<WriterState, StoreError> {
     let name = &connector.name;
-    let connected = connector.connect().await;
-    let mut client = connected.map_err(|error| {
-        let StoreError::Backend(why) = name.error(&error) else {
-            return name.error(&error);
-        };
-        StoreError::Backend(format!(
-            "{why}; check data.url, and that the server runs and lets this user in"
-        ))
+    let opened = tokio::time::timeout(ANSWER_TIMEOUT, open(connector, has_listen_url)).await;
+    let mut client = opened.unwrap_or_else(|_| {
+        Err(StoreError::Backend(format!(
+            "{name} did not answer within {} s; a pooler there may have too few connections",
+            ANSWER_TIMEOUT.as_secs()
+        )))
     })?;
     schema::migrate(&mut client, name).await?;
     let error = |error: Error| name.error(&error);
@@ -32,6 +38,21 @@ pub async fn start(connector: &Connector, cluster: &Cluster) -> Result<WriterSta
     align_clock(&client).await.map_err(error)?;
     let deletions = load_deletions(&client).await.map_err(error)?;
     Ok(WriterState::new(node, deletions))
+}
+
+async fn open(connector: &Connector, has_listen_url: bool) -> Result<Client, StoreError> {
+    let name = &connector.name;
+    let connected = connector.connect().await;
+    let client = connected.map_err(|error| {
+        let StoreError::Backend(why) = name.error(&error) else {
+            return name.error(&error);
+        };
+        StoreError::Backend(format!(
+            "{why}; check data.url, and that the server runs and lets this user in"
+        ))
+    })?;
+    pooler::check(connector, &client, has_listen_url).await?;
+    Ok(client)
 }
 
 const ALIGN_DELIVERIES: &str = concat!(

@@ -34,6 +34,15 @@ pub fn tls_url(url: &str, host: &str, mode: &str) -> Option<String> {
     Some(server)
 }
 
+/// The URL of the same database through the pooler that this variable names; `None` if there is none.
+pub fn pooler_url(url: &str, variable: &str) -> Option<String> {
+    #[expect(clippy::disallowed_methods, reason = "a setting of the stories")]
+    let pooler = std::env::var(variable).ok()?;
+    let (path, _) = url.split_once('?')?;
+    let (_, name) = path.rsplit_once('/')?;
+    Some(format!("{pooler}/{name}"))
+}
+
 impl Postgres {
     /// A new database, if the stories use PostgreSQL.
     pub fn create() -> Option<Self> {
