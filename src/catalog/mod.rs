@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use crate::catalog::documents::Documents;
 use crate::config::Config;
 use crate::config::document::Problem;
@@ -106,6 +108,18 @@ impl Agents {
             (None, Some(error)) => Err(error.clone()),
             (None, None) => Err(LoadError::NotFound(name.to_owned())),
         }
+    }
+
+    /// Equal for equal definitions of all agents.
+    pub fn digest(&self) -> String {
+        let mut digest = Sha256::new();
+        for (name, entry) in &self.entries {
+            if let Some(agent) = &entry.agent {
+                digest.update(format!("{name} {}\n", agent.version));
+            }
+        }
+        let digest = digest.finalize();
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The labels that a node needs to drive a tree of this agent: its own and those of the agents that it may call.

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use crate::domain::mcp::McpServer;
 use crate::engine::blocking::run_blocking;
+use crate::engine::cluster::other_agents;
 use crate::engine::context::Engine;
 use crate::engine::runner::Runner;
 use crate::telemetry::metrics::ProviderRequests;
@@ -61,6 +62,11 @@ impl Runner {
     pub async fn overview(&self) -> Overview {
         let engine = Arc::clone(&self.engine);
         run_blocking(move || Overview::of(&engine)).await
+    }
+
+    /// The names of the nodes whose agents differ from those of this one; `None` if no other process can share the store.
+    pub fn differing_nodes(&self) -> Option<Vec<String>> {
+        other_agents::differing_nodes(&self.engine)
     }
 }
 

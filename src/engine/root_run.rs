@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
+use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::placement;
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::admission::sessions::{SessionGuard, SessionKey};
@@ -28,7 +29,7 @@ use crate::engine::run_loop::drive;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome};
 use crate::engine::run_loop::finish;
 use crate::engine::run_loop::limits;
-use crate::engine::run_loop::start::{AcceptedSender, RunStart};
+use crate::engine::run_loop::start::RunStart;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::cluster_permits::Entry;
 use crate::engine::state::deadline::Deadline;
@@ -60,15 +61,15 @@ pub struct NewRoot {
 }
 
 impl NewRoot {
-    /// Commits the run, answers `accepted`, and drives the run until it ends or the daemon shuts down.
-    pub async fn run_task(mut self, entry: QueueEntry, accepted: AcceptedSender) {
+    /// Commits the run, answers its caller, and drives the run until it ends or the daemon shuts down.
+    pub async fn run_task(mut self: Box<Self>, entry: QueueEntry, acceptance: Acceptance) {
         let context = self.context.clone();
         let mut session_guard = self.session_guard.take();
         let session_suspended = session_guard.as_ref().map(SessionGuard::suspended);
         tokio::select! {
-            () = self.run_to_end(entry, accepted, &mut session_guard) => {}
+            () = self.run_to_end(entry, acceptance, &mut session_guard) => {}
             () = context.engine.shutdown.cancelled() => return suspend(&context),
-            () = pause::suspended(&context, session_suspended) => return suspend(&context),
+            () = pause::suspended(&context, session_suspended) => return park(&context).await,
         }
         if context.run.is_suspended() {
             keep_suspended(&context, session_guard);
@@ -76,68 +77,23 @@ impl NewRoot {
     }
 
     async fn run_to_end(
-        self,
+        self: Box<Self>,
         entry: QueueEntry,
-        accepted: AcceptedSender,
+        acceptance: Acceptance,
         session_guard: &mut Option<SessionGuard>,
     ) {
-        let Self {
-            context,
+        let timeout = self.timeout;
+        let context = self.context.clone();
+        // Both are boxed: a task has space for every future that it awaits, and thousands of runs wait for their providers.
+        let begun = Box::pin(self.begin(entry, acceptance, session_guard)).await;
+        let Some(BegunRoot {
             run,
             input,
-            timeout,
-            claim,
-            request,
-            admission: place,
-            replacement,
-            ..
-        } = self;
-        let mut input = input;
-        let id = run.id;
-        let (permit, start) = match place {
-            Admission::Permit(permit) if entry.has_permit => (
-                permit,
-                RunStart::New {
-                    accepted: Some(accepted),
-                    claim,
-                    request,
-                },
-            ),
-            admission => {
-                let engine = &context.engine;
-                if entry.is_here {
-                    workdir::record_id(&context).await;
-                }
-                let replaced = replaced_runs(session_guard.as_ref(), replacement);
-                let cancels = cancel::begin_cancels(engine, replaced, id).await;
-                let queued = EventKind::RunQueued {
-                    parent_id: None,
-                    tool_call_id: None,
-                    request,
-                };
-                let opening = opening_entry(&context.run, &run, &input, timeout, (claim, entry));
-                if !commit_queued(&context, &run, (opening, queued), cancels, accepted).await {
-                    return;
-                }
-                input.drop_data();
-                let acquired = limits::within_deadline(
-                    &context.run,
-                    acquire_permit(&context.engine, session_guard.as_mut(), admission, id),
-                )
-                .await;
-                match acquired {
-                    Ok(permit) => (permit, RunStart::Queued),
-                    Err(_) => {
-                        let permits = RunPermits {
-                            run_permit: None,
-                            session_guard: Some(session_guard),
-                        };
-                        let ending = Ending::new(LoopOutcome::Cancelled);
-                        finish::finish_without_loop(&context, run, ending, permits).await;
-                        return;
-                    }
-                }
-            }
+            permit,
+            start,
+        }) = begun
+        else {
+            return;
         };
         // The run's time starts when it starts, not while it is queued.
         context.run.set_deadline(Deadline::within(timeout));
@@ -145,8 +101,87 @@ impl NewRoot {
             run_permit: Some(permit),
             session_guard: Some(session_guard),
         };
-        drive::drive(&context, run, input, start, permits).await;
+        Box::pin(drive::drive(&context, run, input, start, permits)).await;
     }
+
+    /// Waits for a permit; a run that has to wait is committed before. `None` if it ended meanwhile, or was not accepted.
+    async fn begin(
+        self: Box<Self>,
+        entry: QueueEntry,
+        acceptance: Acceptance,
+        session_guard: &mut Option<SessionGuard>,
+    ) -> Option<BegunRoot> {
+        let Self {
+            context,
+            run,
+            mut input,
+            timeout,
+            claim,
+            request,
+            admission: place,
+            replacement,
+            ..
+        } = *self;
+        let admission = match place {
+            Admission::Permit(permit) if entry.has_permit => {
+                return Some(BegunRoot {
+                    run,
+                    input,
+                    permit,
+                    start: RunStart::New {
+                        acceptance: Some(acceptance),
+                        claim,
+                        request,
+                    },
+                });
+            }
+            admission => admission,
+        };
+        let engine = &context.engine;
+        if entry.is_here {
+            workdir::record_id(&context).await;
+        }
+        let replaced = replaced_runs(session_guard.as_ref(), replacement);
+        let cancels = cancel::begin_cancels(engine, replaced, run.id).await;
+        let queued = EventKind::RunQueued {
+            parent_id: None,
+            tool_call_id: None,
+            request,
+        };
+        let opening = opening_entry(&context.run, &run, &input, timeout, (claim, entry));
+        if !commit_queued(&context, &run, (opening, queued), cancels, acceptance).await {
+            return None;
+        }
+        input.drop_data();
+        let acquired = limits::within_deadline(
+            &context.run,
+            acquire_permit(engine, session_guard.as_mut(), admission, run.id),
+        )
+        .await;
+        let Ok(permit) = acquired else {
+            let permits = RunPermits {
+                run_permit: None,
+                session_guard: Some(session_guard),
+            };
+            let ending = Ending::new(LoopOutcome::Cancelled);
+            finish::finish_without_loop(&context, run, ending, permits).await;
+            return None;
+        };
+        Some(BegunRoot {
+            run,
+            input,
+            permit,
+            start: RunStart::Queued,
+        })
+    }
+}
+
+/// A root run that may start.
+struct BegunRoot {
+    run: Arc<Run>,
+    input: RunInput,
+    permit: RunPermit,
+    start: RunStart,
 }
 
 /// A root run that is resumed from its record.
@@ -171,7 +206,7 @@ impl ResumedRoot {
         tokio::select! {
             () = self.run_to_end(&mut session_guard) => {}
             () = context.engine.shutdown.cancelled() => return suspend(&context),
-            () = pause::suspended(&context, session_suspended) => return suspend(&context),
+            () = pause::suspended(&context, session_suspended) => return park(&context).await,
         }
         if !context.run.is_suspended()
             && let Err(error) = recovery::fail_orphans(&context.engine, context.run.scope.run).await
@@ -332,6 +367,16 @@ pub fn keep_suspended(context: &RunContext, session_guard: Option<SessionGuard>)
     }
 }
 
+/// Suspends a root run while the daemon drains.
+async fn park(context: &RunContext) {
+    let (engine, root) = (&context.engine, context.run.scope.run);
+    let is_queued = engine.cluster_permits.is_waiting(root);
+    suspend(context);
+    if is_queued {
+        permits::hand_over(engine, root).await;
+    }
+}
+
 /// Suspends a root run until the next start of the daemon.
 pub fn suspend(context: &RunContext) {
     let id = context.run.scope.run;
@@ -403,7 +448,7 @@ async fn commit_queued(
     run: &Arc<Run>,
     ((change, prompt), queued): ((Change, Step), EventKind),
     cancels: PendingCancels<'_>,
-    accepted: AcceptedSender,
+    acceptance: Acceptance,
 ) -> bool {
     let engine = &context.engine;
     let (is_here, has_requests) = match &change {
@@ -426,8 +471,7 @@ async fn commit_queued(
         false if context.run.is_suspended() => {}
         false => unregister(engine, run.id),
     }
-    // A caller that disconnected does not stop the run.
-    let _ = accepted.send(committed.map(|_| Arc::clone(run)));
+    acceptance.answer(committed.map(|_| Arc::clone(run)));
     if is_committed && has_requests {
         cancel_anywhere::announce_requests(engine);
     }

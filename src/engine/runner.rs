@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -13,15 +13,16 @@ use crate::catalog::reload::Catalog;
 use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::TreeUsage;
+use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::enter::{self, EnteredSession};
 use crate::engine::admission::placement;
-use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
+use crate::engine::admission::sessions::{OnBusy, SessionKey, Sessions};
 use crate::engine::approval::person_wait;
 use crate::engine::cluster::followed_trees::FollowedTrees;
 use crate::engine::cluster::remote_followers::RemoteFollowers;
 use crate::engine::cluster::watched_runs::WatchedRuns;
 use crate::engine::cluster::{
-    budgets, cancel_anywhere, claims, follow, message_loop, permits, unserved, wait,
+    budgets, cancel_anywhere, claims, follow, message_loop, other_agents, permits, unserved, wait,
 };
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
@@ -135,8 +136,8 @@ impl Runner {
     /// Checks a root run, commits it and starts it. Returns its record as accepted. The run does not depend on the
     /// caller's future after that.
     pub async fn start(&self, request: RunRequest) -> Result<Arc<Run>, StartError> {
-        let root = self.admit(request).await?;
-        self.spawn(root).await
+        let start = |request| async move { self.spawn(self.admit(request).await?).await };
+        enter::start_in_order(&self.engine, request, start).await
     }
 
     /// Like [`Runner::start`], and subscribes before the run starts, so that no event of the tree is missed.
@@ -144,14 +145,13 @@ impl Runner {
         &self,
         request: RunRequest,
     ) -> Result<(Arc<Run>, Subscription), StartError> {
-        let root = self.admit(request).await?;
-        let subscription = self
-            .engine
-            .journal
-            .broadcaster()
-            .subscribe(root.context.run.scope.run);
-        let run = self.spawn(root).await?;
-        Ok((run, subscription))
+        let start = |request| async move {
+            let root = self.admit(request).await?;
+            let id = root.context.run.scope.run;
+            let subscription = self.engine.journal.broadcaster().subscribe(id);
+            Ok((self.spawn(root).await?, subscription))
+        };
+        enter::start_in_order(&self.engine, request, start).await
     }
 
     /// Checks the request and makes a root run with its permit or its place in the queue.
@@ -277,22 +277,21 @@ impl Runner {
         let quota = (request.new_run.owner.as_deref(), &*agent.name);
         let admission = enter::enter_own_queue(engine, quota, session_guard.as_ref(), &placement)?;
         let is_behind = !predecessors.is_empty() || !placement.is_here;
-        let _entry = enter::enter_queue(engine, &request.new_run, &agent.name, is_behind).await?;
-        let entry = ForkAdmission {
+        let entry = enter::enter_queue(engine, &request.new_run, &agent.name, is_behind).await?;
+        let admission = ForkAdmission {
             admission,
             session_guard,
             placement,
+            entry,
         };
-        fork_start::prepare_fork(engine, &request, plan, settings, entry).await
+        fork_start::prepare_fork(engine, &request, plan, settings, admission).await
     }
 
-    async fn spawn_fork(&self, fork: NewFork) -> Result<Arc<Run>, ForkError> {
-        let guard = fork.root.session_guard.as_ref();
-        let accepted_token = guard.map(SessionGuard::accepted);
-        let _accepted_guard = accepted_token.map(CancellationToken::drop_guard);
+    async fn spawn_fork(&self, mut fork: NewFork) -> Result<Arc<Run>, ForkError> {
         self.engine.active_runs.add(&fork.root.context.run);
-        let (sender, receiver) = oneshot::channel();
-        self.engine.tasks.spawn(fork.run_task(sender));
+        let entry = fork.entry.take();
+        let (acceptance, receiver) = Acceptance::new(fork.root.session_guard.as_ref(), entry);
+        self.engine.tasks.spawn(fork.run_task(acceptance));
         Ok(receiver.await.unwrap_or(Err(StoreError::Closed))?)
     }
 
@@ -342,19 +341,18 @@ impl Runner {
     /// Starts the run's task and waits until the run is committed.
     async fn spawn(&self, mut root: NewRoot) -> Result<Arc<Run>, StartError> {
         let engine = &self.engine;
-        let accepted_token = root.session_guard.as_ref().map(SessionGuard::accepted);
-        let _accepted_guard = accepted_token.map(CancellationToken::drop_guard);
         engine.active_runs.add(&root.context.run);
-        let (sender, receiver) = oneshot::channel();
-        let entry = QueueEntry {
+        let queue_entry = QueueEntry {
             has_permit: root.entry.as_ref().is_none_or(|entry| entry.has_permit),
             needs_free_session: root.needs_free_session,
             requests: std::mem::take(&mut root.replacement.requests),
             is_here: root.is_here,
         };
-        // Counted until it is committed.
-        let _entry = root.entry.take();
-        engine.tasks.spawn(root.run_task(entry, sender));
+        let entry = root.entry.take();
+        let (acceptance, receiver) = Acceptance::new(root.session_guard.as_ref(), entry);
+        engine
+            .tasks
+            .spawn(Box::new(root).run_task(queue_entry, acceptance));
         receiver
             .await
             .unwrap_or(Err(StoreError::Closed))
@@ -534,6 +532,7 @@ impl Runner {
             engine.tasks.spawn(permits::run(Arc::clone(engine)));
             engine.tasks.spawn(budgets::run(Arc::clone(engine)));
             engine.tasks.spawn(unserved::run(Arc::clone(engine)));
+            engine.tasks.spawn(other_agents::run(Arc::clone(engine)));
             message_loop::start(engine);
             return Ok(count);
         }

@@ -1,4 +1,5 @@
-//! Opens the directory of a run's files. A directory that was opened before is recognised by its device and inode.
+//! Opens the directory of a run's files. A directory that was opened before is recognised by its device and inode; by its inode if
+//! another node may have opened it.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use crate::catalog::prompt::PromptError;
 use crate::domain::agent::Agent;
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::{Engine, RunContext};
-use crate::workdirs::file_id::FileId;
+use crate::workdirs::file_id::KnownDir;
 use crate::workdirs::workdir::Workdir;
 
 /// Whether runs of this agent use files.
@@ -27,19 +28,23 @@ pub async fn open(context: &RunContext) -> Result<(), PromptError> {
         .as_ref()
         .filter(|_| context.run.agent.ad_hoc.is_some());
     let shared = caller.and_then(|caller| caller.workdir.dir());
-    let dir = match shared.filter(|dir| context.run.workdir.id().is_none_or(|id| id == dir.id())) {
+    let known = known_dir(context);
+    let dir = match shared.filter(|dir| known.is_none_or(|known| known.is(dir.id()))) {
         Some(dir) => Arc::clone(dir),
-        None => {
-            open_dir(
-                &context.engine,
-                &context.run.agent,
-                context.run.workdir.id(),
-            )
-            .await?
-        }
+        None => open_dir(&context.engine, &context.run.agent, known).await?,
     };
     context.run.workdir.set(dir);
     Ok(())
+}
+
+/// The directory that the run has used, or will use, as far as that is known.
+fn known_dir(context: &RunContext) -> Option<KnownDir> {
+    let has_nodes = context.engine.journal.store().cluster().is_some();
+    let id = context.run.workdir.id()?;
+    Some(KnownDir {
+        id,
+        is_elsewhere: has_nodes && context.run.tree.is_recovered,
+    })
 }
 
 /// Records which directory a queued run will use, without holding it open. An error is reported when the run starts.
@@ -56,7 +61,7 @@ pub async fn record_id(context: &RunContext) {
 pub async fn open_dir(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
-    expected: Option<FileId>,
+    expected: Option<KnownDir>,
 ) -> Result<Arc<Workdir>, PromptError> {
     let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
     run_blocking(move || {

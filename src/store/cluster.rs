@@ -36,6 +36,15 @@ pub struct TreePosition {
     pub last_event: u64,
 }
 
+/// Another node, as it was seen last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherNode {
+    /// The configured name.
+    pub name: String,
+    /// The digest of its agents; `None` if it is not known.
+    pub agents: Option<String>,
+}
+
 /// A tree whose labels no node has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnservedTree {
@@ -56,6 +65,12 @@ pub trait TreeOwners: Send + Sync + 'static {
 
     /// Whether no other node shared the database when this one looked last.
     fn is_alone(&self) -> bool;
+
+    /// The other nodes that share the database, as they were seen last.
+    fn other_nodes(&self) -> Vec<OtherNode>;
+
+    /// Lets other nodes know the digest of the agents of this one.
+    fn set_agents(&self, digest: String);
 
     fn tree_owner(&self, root: RunId) -> BoxFuture<'_, Result<TreeOwner, StoreError>>;
 
@@ -139,6 +154,8 @@ pub enum PermitChange {
     Return,
     /// Nothing can drive it: it gives up its permit, and its place in its session.
     GiveUp,
+    /// This node drains: it waits for its permit at another one, if one can drive it.
+    HandOver,
 }
 
 /// The permits of all nodes together.

@@ -32,6 +32,8 @@ pub enum NodeMessage {
     Permits,
     /// Trees were accepted for nodes with their labels.
     FreeTrees,
+    /// This node drives these trees from now on.
+    Taken(NodeId, Vec<RunId>),
 }
 
 /// Repeated as long as the sender follows the tree.

@@ -58,11 +58,17 @@ fn parse_filter(settings: &Telemetry) -> Result<EnvFilter, String> {
     let filter = EnvFilter::builder().parse(directives).map_err(|error| {
         format!("telemetry.log: \"{directives}\" is not a filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
     })?;
-    // The MCP library logs whole messages, which may contain secrets. We log its errors ourselves.
-    Ok(match (directives.contains("rmcp"), "rmcp=off".parse()) {
-        (false, Ok(rmcp_off)) => filter.add_directive(rmcp_off),
-        _ => filter,
-    })
+    // We log their errors ourselves. The MCP library logs whole messages, which may contain secrets, and the pool of connections each
+    // one that has broken.
+    let own_errors = [("rmcp", "rmcp=off"), ("deadpool", "deadpool=off")];
+    Ok(own_errors
+        .into_iter()
+        .fold(filter, |filter, (library, off)| {
+            match (directives.contains(library), off.parse()) {
+                (false, Ok(off)) => filter.add_directive(off),
+                _ => filter,
+            }
+        }))
 }
 
 /// Writes log lines to stderr without control characters: names and errors in them come from models and servers.

@@ -14,6 +14,20 @@ pub struct FileId {
     pub inode: u64,
 }
 
+/// A directory that was opened before.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownDir {
+    pub id: FileId,
+    /// Whether another machine may have opened it. Each numbers the devices of shared storage itself, so that only the inode counts.
+    pub is_elsewhere: bool,
+}
+
+impl KnownDir {
+    pub fn is(self, id: FileId) -> bool {
+        self.id.inode == id.inode && (self.is_elsewhere || self.id.device == id.device)
+    }
+}
+
 impl FileId {
     pub fn from_file(file: &File) -> io::Result<Self> {
         file.metadata().map(|meta| Self::from_std(&meta))

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cap_std::fs::File;
 
-use crate::workdirs::file_id::FileId;
+use crate::workdirs::file_id::{FileId, KnownDir};
 use crate::workdirs::handle::WorkdirHandle;
 use crate::workdirs::path_resolver::{ResolveError, resolve_dir};
 use crate::workdirs::reserved::{ReservedError, ReservedPaths};
@@ -118,12 +118,12 @@ impl Workdirs {
     pub fn open(
         &self,
         configured: Option<&Path>,
-        expected: Option<FileId>,
+        expected: Option<KnownDir>,
     ) -> Result<Arc<Workdir>, OpenError> {
         let path = self.absolute(configured);
         let resolved = resolve_dir(&path, &self.bases())?;
         let opened = Workdir::new(resolved.dir, &self.reserved)?;
-        if expected.is_some_and(|known| known != opened.id) {
+        if expected.is_some_and(|known| !known.is(opened.id)) {
             return Err(OpenError::Changed);
         }
         let mut open_dirs = lock(&self.open_dirs);

@@ -7,7 +7,11 @@ use crate::engine::context::Engine;
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::state::cluster_permits::{EnteringRun, Entry};
 use crate::fair::admission::Admission;
+use crate::store::StoreError;
 use crate::store::cluster::Cluster;
+
+/// How often a run tries to be the next one of its session.
+const MAX_ATTEMPTS: u32 = 20;
 
 /// A run's place in its session.
 pub struct EnteredSession {
@@ -27,6 +31,24 @@ impl EnteredSession {
             predecessors: Vec::new(),
         }
     }
+}
+
+/// Starts a run. If it is too late to be the next one of its session, because another one was committed meanwhile, it enters the
+/// session again.
+pub async fn start_in_order<T, F: Future<Output = Result<T, StartError>>>(
+    engine: &Engine,
+    request: RunRequest,
+    start: impl Fn(RunRequest) -> F,
+) -> Result<T, StartError> {
+    if request.session.is_some() && engine.journal.store().cluster().is_some() {
+        for _ in 1..MAX_ATTEMPTS {
+            match start(request.clone()).await {
+                Err(StartError::Store(StoreError::SessionChanged)) => {}
+                started => return started,
+            }
+        }
+    }
+    start(request).await
 }
 
 /// Enters a session whose runs several nodes accept.

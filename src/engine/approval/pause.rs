@@ -148,11 +148,13 @@ pub async fn suspended(context: &RunContext, session_suspended: Option<Cancellat
     context.engine.draining.cancelled().await;
     // Without a session, nobody else has the token.
     let session_suspended = session_suspended.unwrap_or_default();
+    let permits = &context.engine.cluster_permits;
     loop {
         let mut changed = pin!(context.run.tree.root_permit.changed.notified());
+        let mut began_waiting = pin!(permits.began_waiting.notified());
         changed.as_mut().enable();
-        let root = context.run.scope.root;
-        if context.run.is_waiting() || context.engine.cluster_permits.is_waiting(root) {
+        began_waiting.as_mut().enable();
+        if context.run.is_waiting() || permits.is_waiting(context.run.scope.root) {
             // Before its place in the session is free.
             session_suspended.cancel();
             return;
@@ -160,6 +162,7 @@ pub async fn suspended(context: &RunContext, session_suspended: Option<Cancellat
         tokio::select! {
             () = session_suspended.cancelled() => return,
             () = changed => {}
+            () = began_waiting => {}
         }
     }
 }

@@ -8,6 +8,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::domain::run::RunId;
 use crate::engine::cluster::permits;
+use crate::engine::cluster::retry_log::RetryLog;
 use crate::engine::context::Engine;
 use crate::engine::replay::recovery;
 use crate::engine::root_run;
@@ -26,6 +27,7 @@ pub async fn run(engine: Arc<Engine>) {
     let Some(cluster) = engine.journal.store().cluster() else {
         return;
     };
+    let mut log = RetryLog::new("Taking over runs");
     let (mut undriven, mut given_up) = (HashSet::new(), HashSet::new());
     let jitter = Duration::from_millis(fastrand::u64(0..100));
     let mut ticks = tokio::time::interval(CLAIM_INTERVAL + jitter);
@@ -53,9 +55,7 @@ pub async fn run(engine: Arc<Engine>) {
                 }
             }),
         };
-        if let Err(error) = done {
-            tracing::warn!(error = %error, "This node cannot take over runs now: {error}");
-        }
+        log.add(&done);
     }
 }
 
@@ -120,6 +120,10 @@ pub async fn resume(
     let resumed: HashSet<RunId> = recovered.iter().map(|root| root.run.id).collect();
     roots.retain(|root| !resumed.contains(root));
     root_run::resume_all(engine, recovered, HashMap::new());
+    if !resumed.is_empty() {
+        let taken = resumed.into_iter().collect();
+        cluster.send(None, NodeMessage::Taken(cluster.node(), taken));
+    }
     engine.suspension.changed.notify_waiters();
     // Those that the last owner has not performed.
     cluster.send(Some(cluster.node()), NodeMessage::Requests);

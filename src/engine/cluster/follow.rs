@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::domain::event::{StoredEvent, is_terminal};
+use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
 use crate::engine::cluster::followed_trees::{FollowInput, FollowedTree, NewFollowed};
 use crate::engine::cluster::text_gate::TextGate;
@@ -164,6 +165,17 @@ pub async fn poll(engine: Arc<Engine>) {
                 None => tree.push(FollowInput::Ended),
             }
         }
+    }
+}
+
+/// Tells a node that has just taken a tree that this one follows it: what its model writes soon is not lost.
+pub fn on_new_owner(engine: &Engine, tree: &FollowedTree, owner: NodeId) {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return;
+    };
+    if owner != cluster.node() && tree.set_owner(Some(owner)) {
+        let follow = tree.follow(cluster.node());
+        cluster.send(Some(owner), NodeMessage::Follow(follow));
     }
 }
 

@@ -56,6 +56,11 @@ fn on_message(engine: &Arc<Engine>, message: &NodeMessage) {
         NodeMessage::Follow(request) => serve_follower::on_follow(engine, request),
         NodeMessage::Permits => engine.cluster_permits.wake.notify_one(),
         NodeMessage::FreeTrees => engine.free_trees.notify_one(),
+        NodeMessage::Taken(node, roots) => {
+            for tree in roots.iter().filter_map(|root| followed(*root)) {
+                follow::on_new_owner(engine, &tree, *node);
+            }
+        }
         NodeMessage::Requests | NodeMessage::Answered(_) => {}
     }
 }

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::domain::run::RunId;
+use crate::engine::cluster::retry_log::RetryLog;
 use crate::engine::context::Engine;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::StoreError;
 use crate::store::cluster::{Cluster, PermitChange};
+use crate::store::node_messages::NodeMessage;
 
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -17,6 +19,7 @@ pub async fn run(engine: Arc<Engine>) {
         return;
     };
     let permits = &engine.cluster_permits;
+    let mut log = RetryLog::new("Giving permits to runs");
     loop {
         let jitter = Duration::from_millis(fastrand::u64(0..100));
         tokio::select! {
@@ -28,10 +31,9 @@ pub async fn run(engine: Arc<Engine>) {
             given = permits.give(cluster) => given,
             () = engine.draining.cancelled() => return,
         };
-        if let Err(error) = given
-            && !engine.suspension.is_store_down()
-        {
-            tracing::warn!(error = %error, "Permits cannot be given now: {error}");
+        // What suspends runs is logged with them.
+        if given.is_ok() || !engine.suspension.is_store_down() {
+            log.add(&given);
         }
     }
 }
@@ -56,6 +58,19 @@ pub async fn give_up(
     cluster.change_permit(root, PermitChange::GiveUp).await?;
     engine.cluster_permits.permit_freed();
     Ok(())
+}
+
+/// Leaves a tree that waits for a permit to other nodes: this one drains, and would not start it.
+pub async fn hand_over(engine: &Engine, root: RunId) {
+    if let Some(cluster) = engine.journal.store().cluster() {
+        match cluster.change_permit(root, PermitChange::HandOver).await {
+            Ok(()) => cluster.send(None, NodeMessage::FreeTrees),
+            // Others take it when this node leaves.
+            Err(error) => {
+                tracing::debug!(run.id = %root, error = %error, "{root} was not handed over: {error}");
+            }
+        }
+    }
 }
 
 /// Waits for a permit again, before the trees that have not started.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::domain::run::{RunId, Status};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::cluster::claims;
+use crate::engine::cluster::retry_log::RetryLog;
 use crate::engine::context::Engine;
 use crate::engine::replay::recovery;
 use crate::engine::state::failures;
@@ -24,6 +25,7 @@ pub async fn run(engine: Arc<Engine>) {
         return;
     };
     let max_wait = engine.settings.runs.unserved;
+    let mut log = RetryLog::new("Looking for runs that no node can drive");
     loop {
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
@@ -40,9 +42,7 @@ pub async fn run(engine: Arc<Engine>) {
             }
             Ok::<_, StoreError>(())
         };
-        if let Err(error) = looked.await {
-            tracing::warn!(error = %error, "Runs that no node can drive cannot be handled now: {error}");
-        }
+        log.add(&looked.await);
     }
 }
 

@@ -14,8 +14,11 @@ use crate::engine::context::Engine;
 use crate::engine::record::journal::{StreamEvent, Subscription};
 use crate::store::StoreError;
 
-/// How often the record is read without a sign that it has changed, and after a failure.
-const READ_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause after a failure.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a record is read without a sign that it has changed: the more rarely, the more runs are waited for.
+const MIN_READ_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_READS_PER_SECOND: usize = 50;
 
 /// The first record of a run that is `awaited`, whichever node drives the run. `None` if there is no such run, if no other node
 /// shares the database, or if the daemon stops.
@@ -59,7 +62,7 @@ async fn read(engine: &Engine, id: RunId) -> Option<Arc<Run>> {
         match engine.journal.store().run(id).await {
             Ok(run) => return run.map(Arc::new),
             Err(StoreError::Closed | StoreError::Corrupt(_)) => return None,
-            Err(_) => tokio::time::sleep(READ_INTERVAL).await,
+            Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     }
 }
@@ -105,9 +108,15 @@ async fn watch_run(engine: &Arc<Engine>, id: RunId, root: RunId, records: &Recor
             }
             () = changed(engine, root) => {}
             () = records.closed() => {}
-            () = tokio::time::sleep(READ_INTERVAL) => {}
+            () = tokio::time::sleep(read_interval(engine.watched_runs.count())) => {}
         }
     }
+}
+
+fn read_interval(watched: usize) -> Duration {
+    let seconds = u64::try_from(watched / MAX_READS_PER_SECOND).unwrap_or(u64::MAX);
+    let jitter = Duration::from_millis(fastrand::u64(0..100));
+    MIN_READ_INTERVAL.max(Duration::from_secs(seconds)) + jitter
 }
 
 /// Waits for an event that may change what somebody waits for; false if the subscription has ended.

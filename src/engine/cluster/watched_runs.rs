@@ -37,6 +37,10 @@ impl WatchedRuns {
         is_over
     }
 
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Records>> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -224,7 +224,7 @@ impl RunDelegate {
         engine.active_runs.add(&child);
         engine.metrics.child_started(child.scope.depth.0);
         let entry = RunStart::New {
-            accepted: None,
+            acceptance: None,
             claim: None,
             request: None,
         };

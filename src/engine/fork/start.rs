@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::Webhook;
+use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::placement::{self, Placement};
 use crate::engine::admission::sessions::{OnBusy, SessionGuard};
 use crate::engine::context::{Engine, RunContext};
@@ -20,7 +21,7 @@ use crate::engine::record::webhook_events;
 use crate::engine::replay::recovery;
 use crate::engine::request::StartError;
 use crate::engine::root_run::{self, ResumedRoot};
-use crate::engine::run_loop::start::AcceptedSender;
+use crate::engine::state::cluster_permits::Entry;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::tree::Tree;
 use crate::engine::state::tree_trace::TreeTrace;
@@ -35,6 +36,8 @@ use crate::store::{
 /// A fork that has been checked.
 pub struct NewFork {
     pub root: ResumedRoot,
+    /// Its place in the queue of all nodes, if several share the database.
+    pub entry: Option<Entry>,
     /// Whether this node can drive it; else it is left to another one.
     is_here: bool,
     steps: Vec<Step>,
@@ -51,6 +54,7 @@ pub struct ForkAdmission {
     pub admission: Admission,
     pub session_guard: Option<SessionGuard>,
     pub placement: Placement,
+    pub entry: Option<Entry>,
 }
 
 /// The settings that the new root has of its own.
@@ -92,12 +96,12 @@ pub async fn prepare_fork(
     request: &ForkRequest,
     plan: ForkPlan,
     settings: RootSettings,
-    entry: ForkAdmission,
+    admission: ForkAdmission,
 ) -> Result<NewFork, ForkError> {
     let mut runs = plan.runs.into_iter();
     let incomplete = || ForkError::NotFound(request.source);
     let root = runs.next().ok_or_else(incomplete)?;
-    let is_here = entry.placement.is_here;
+    let is_here = admission.placement.is_here;
     let resume_state = ResumeState {
         timeout: settings.timeout.as_secs(),
         stream: settings.is_streaming,
@@ -121,7 +125,7 @@ pub async fn prepare_fork(
             unfinished.run.id,
         ),
         provider_keys: ProviderKeys::from_request(new_run.provider_keys.clone()),
-        node_labels: Arc::clone(&entry.placement.labels),
+        node_labels: Arc::clone(&admission.placement.labels),
         ..recovery::tree(engine, &unfinished.run, &resume_state, &root.agent)
     };
     let active_run = recovery::restore(&unfinished, root.agent, Arc::new(tree), None, &[]);
@@ -136,10 +140,12 @@ pub async fn prepare_fork(
     let ForkAdmission {
         admission,
         session_guard,
+        entry,
         ..
-    } = entry;
+    } = admission;
     Ok(NewFork {
         is_here,
+        entry,
         root: ResumedRoot {
             context: RunContext::new(engine, &active_run),
             run: Arc::new(unfinished.run),
@@ -234,8 +240,8 @@ impl NewFork {
         self.root.run.id
     }
 
-    /// Commits the fork, answers `accepted`, and drives its root until it ends or the daemon shuts down.
-    pub async fn run_task(self, accepted: AcceptedSender) {
+    /// Commits the fork, answers its caller, and drives its root until it ends or the daemon shuts down.
+    pub async fn run_task(self, acceptance: Acceptance) {
         let Self {
             mut root,
             is_here,
@@ -245,6 +251,7 @@ impl NewFork {
             claim,
             resume_state,
             children,
+            ..
         } = self;
         let context = root.context.clone();
         let engine = &context.engine;
@@ -276,19 +283,18 @@ impl NewFork {
                 true => root_run::keep_suspended(&context, root.session_guard.take()),
                 false => root_run::unregister(engine, context.run.scope.run),
             }
-            let _ = accepted.send(Err(error));
+            acceptance.answer(Err(error));
             return;
         }
         if !is_here {
             placement::offer(&context);
-            let _ = accepted.send(Ok(root.run));
+            acceptance.answer(Ok(root.run));
             return;
         }
         for child in unfinished {
             engine.orphans.insert(child);
         }
-        // A caller that disconnected does not stop the run.
-        let _ = accepted.send(Ok(Arc::clone(&root.run)));
+        acceptance.answer(Ok(Arc::clone(&root.run)));
         root.run_task().await;
     }
 }

@@ -20,6 +20,7 @@ use crate::store::runs::UnfinishedRun;
 pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let mut interval = INITIAL_PROBE_INTERVAL;
+        let mut has_warned = false;
         loop {
             tokio::select! {
                 () = tokio::time::sleep(engine.suspension.next_probe_delay(interval)) => {}
@@ -27,10 +28,12 @@ pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {
             }
             match probe(&engine).await {
                 Ok(true) => return,
-                Ok(false) => interval = INITIAL_PROBE_INTERVAL,
+                Ok(false) => (interval, has_warned) = (INITIAL_PROBE_INTERVAL, false),
                 Err(StoreError::Closed) => return keep_suspended(&engine),
                 Err(error) => {
-                    tracing::warn!(error = %error, "The store does not work yet, runs stay suspended: {error}");
+                    if !std::mem::replace(&mut has_warned, true) {
+                        tracing::warn!(error = %error, "The store does not work yet, runs stay suspended: {error}");
+                    }
                     interval = (interval * 2).min(MAX_PROBE_INTERVAL);
                 }
             }

@@ -248,11 +248,9 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
     }
     context.engine.active_runs.remove(context.run.scope.run);
     if context.run.parent.is_none() {
-        context
-            .engine
-            .journal
-            .broadcaster()
-            .close(context.run.scope.root);
+        let root = context.run.scope.root;
+        context.engine.cluster_permits.tree_ended(root);
+        context.engine.journal.broadcaster().close(root);
     }
     match &end_result {
         Ok(run) => {

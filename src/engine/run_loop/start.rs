@@ -5,18 +5,15 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use serde_json::value::RawValue;
-use tokio::sync::oneshot;
 
 use crate::domain::event::{EventKind, ResumeCause};
 use crate::domain::run::{Run, Status, now};
+use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::context::RunContext;
 use crate::engine::record::run_record;
 use crate::engine::replay::run_log::RecordedRun;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, Step, StoreError};
-
-/// Receives the run once it is committed, or the error.
-pub type AcceptedSender = oneshot::Sender<Result<Arc<Run>, StoreError>>;
 
 /// How a run enters the record.
 pub enum RunStart {
@@ -29,7 +26,7 @@ pub enum RunStart {
     /// It is accepted and started in one transaction.
     New {
         /// Notifies the caller of a root run.
-        accepted: Option<AcceptedSender>,
+        acceptance: Option<Acceptance>,
         /// The idempotency key that the run claims.
         claim: Option<IdempotencyClaim>,
         /// What the request of a root run set, for its first event.
@@ -42,7 +39,7 @@ pub struct PendingWrite {
     pub change: Change,
     pub steps: Vec<Step>,
     pub events: Vec<EventKind>,
-    accepted: Option<(AcceptedSender, Arc<Run>)>,
+    acceptance: Option<(Acceptance, Arc<Run>)>,
 }
 
 impl Default for PendingWrite {
@@ -57,7 +54,7 @@ impl PendingWrite {
             change,
             steps: Vec::new(),
             events: Vec::new(),
-            accepted: None,
+            acceptance: None,
         }
     }
 
@@ -82,9 +79,9 @@ impl PendingWrite {
             change,
             steps,
             events,
-            accepted,
+            acceptance,
         } = self;
-        match accepted {
+        match acceptance {
             // A streaming client gets the start of a turn before its first delta.
             None if must_wait => context
                 .engine
@@ -99,15 +96,14 @@ impl PendingWrite {
                     .enqueue(&context.run, change, steps, events)
                     .await
             }
-            Some((sender, run)) => {
+            Some((acceptance, run)) => {
                 let committed = context
                     .engine
                     .journal
                     .append(&context.run, change, steps, events)
                     .await
                     .map(drop);
-                // The run continues even if its caller is gone.
-                let _ = sender.send(committed.clone().map(|()| run));
+                acceptance.answer(committed.clone().map(|()| run));
                 committed
             }
         }
@@ -157,7 +153,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
             })
         },
         RunStart::New {
-            accepted,
+            acceptance,
             claim,
             request,
         } => {
@@ -168,7 +164,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
             };
             PendingWrite {
                 events: vec![queued, started],
-                accepted: accepted.map(|accepted| (accepted, Arc::clone(run))),
+                acceptance: acceptance.map(|it| (it, Arc::clone(run))),
                 ..PendingWrite::new(Change::Create(Box::new(NewRun {
                     run: Arc::clone(run),
                     resume_state: run_record::continuation(&context.run),

@@ -32,6 +32,8 @@ pub struct ClusterPermits {
     /// Loads are read one after the other: an older one does not replace a newer one.
     reading: tokio::sync::Mutex<()>,
     pub wake: Notify,
+    /// Notified when a tree of this node begins to wait for a permit.
+    pub began_waiting: Notify,
 }
 
 /// The load of all nodes as last read, with what this node has added since.
@@ -114,6 +116,7 @@ impl ClusterPermits {
             waiting: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
             wake: Notify::new(),
+            began_waiting: Notify::new(),
         }
     }
 
@@ -157,6 +160,7 @@ impl ClusterPermits {
     pub async fn granted(&self, root: RunId) {
         let (sender, granted) = oneshot::channel();
         lock(&self.waiting).insert(root, sender);
+        self.began_waiting.notify_waiters();
         self.wake.notify_one();
         // Replaced by a later call for the same tree, which gets the permit.
         if granted.await.is_err() {

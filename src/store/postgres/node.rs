@@ -15,6 +15,7 @@ use crate::config::cluster::Cluster;
 use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
+use crate::store::cluster::OtherNode;
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::error::DatabaseName;
 
@@ -37,8 +38,10 @@ struct SharedNode {
     id: NodeId,
     /// When the last beat was sent that is confirmed.
     last_beat: Duration,
-    /// Whether there was no other node when they were read last.
-    is_alone: bool,
+    /// The digest of its agents, which a beat writes.
+    agents: Option<String>,
+    /// The other nodes, when they were read last.
+    others: Option<Vec<OtherNode>>,
 }
 
 impl CurrentNode {
@@ -46,7 +49,8 @@ impl CurrentNode {
         Self(Arc::new(Mutex::new(SharedNode {
             id: node,
             last_beat: uptime(),
-            is_alone: false,
+            agents: None,
+            others: None,
         })))
     }
 
@@ -60,11 +64,27 @@ impl CurrentNode {
     }
 
     pub fn is_alone(&self) -> bool {
-        self.lock().is_alone
+        self.lock().others.as_ref().is_some_and(Vec::is_empty)
     }
 
-    fn set_alone(&self, is_alone: bool) {
-        self.lock().is_alone = is_alone;
+    pub fn others(&self) -> Vec<OtherNode> {
+        self.lock().others.clone().unwrap_or_default()
+    }
+
+    fn set_others(&self, rows: &[NodeRow]) {
+        let others = rows.iter().map(|row| OtherNode {
+            name: row.name.clone(),
+            agents: row.agents.clone(),
+        });
+        self.lock().others = Some(others.collect());
+    }
+
+    fn agents(&self) -> Option<String> {
+        self.lock().agents.clone()
+    }
+
+    pub fn set_agents(&self, digest: String) {
+        self.lock().agents = Some(digest);
     }
 
     /// Whether no beat that was sent within the last seconds is confirmed.
@@ -128,6 +148,7 @@ struct NodeRow {
     /// The configured name.
     name: String,
     beat: i64,
+    agents: Option<String>,
 }
 
 /// The last beat of each other node, and since when it was the same.
@@ -272,13 +293,14 @@ const REMOVE_DEAD: &str = "DELETE FROM nodes WHERE incarnation = $1 AND beat = $
 
 async fn read_nodes(client: &Client) -> Result<Vec<NodeRow>, Error> {
     let found = client
-        .query("SELECT incarnation, id, beat FROM nodes", &[])
+        .query("SELECT incarnation, id, beat, agents FROM nodes", &[])
         .await?;
     let row = |row: &tokio_postgres::Row| {
         Ok(NodeRow {
             node: NodeId(row.try_get("incarnation")?),
             name: row.try_get("id")?,
             beat: row.try_get("beat")?,
+            agents: row.try_get("agents")?,
         })
     };
     found.iter().map(row).collect()
@@ -287,6 +309,7 @@ async fn read_nodes(client: &Client) -> Result<Vec<NodeRow>, Error> {
 /// Raises the beat for ever, while the writer can commit, on a connection of its own.
 pub async fn beat(connector: &Connector, status: &NodeStatus) {
     let mut client: Option<Client> = None;
+    let mut is_failing = false;
     let mut ticks = tokio::time::interval(BEAT_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -294,23 +317,27 @@ pub async fn beat(connector: &Connector, status: &NodeStatus) {
         if status.is_cut_off.get() || status.is_replaced.get() {
             continue;
         }
-        let (node, sent) = (status.node.get(), uptime());
-        let beaten = tokio::time::timeout(DEAD_AFTER, raise(connector, &mut client, node)).await;
-        match beaten {
-            Ok(Ok(true)) => status.node.confirm_beat(node, sent),
-            Ok(Ok(false)) if node == status.node.get() => status.mark_replaced(),
-            Ok(Ok(false)) => {}
-            Ok(Err(error)) => {
-                client = None;
-                warn!(error = %error, "{}: this node could not show that it is alive: {error}", connector.name);
+        let (node, agents, sent) = (status.node.get(), status.node.agents(), uptime());
+        let beaten =
+            tokio::time::timeout(DEAD_AFTER, raise(connector, &mut client, node, agents)).await;
+        let error = match beaten {
+            Ok(Ok(is_raised)) => {
+                if std::mem::take(&mut is_failing) {
+                    info!("{}: this node shows again that it is alive", connector.name);
+                }
+                if is_raised {
+                    status.node.confirm_beat(node, sent);
+                } else if node == status.node.get() {
+                    status.mark_replaced();
+                }
+                continue;
             }
-            Err(_) => {
-                client = None;
-                warn!(
-                    "{}: this node could not show that it is alive in time",
-                    connector.name
-                );
-            }
+            Ok(Err(error)) => connector.name.error(&error),
+            Err(_) => connector.name.no_answer(),
+        };
+        client = None;
+        if !std::mem::replace(&mut is_failing, true) {
+            warn!(error = %error, "This node could not show that it is alive: {error}");
         }
     }
 }
@@ -320,12 +347,13 @@ async fn raise(
     connector: &Connector,
     client: &mut Option<Client>,
     node: NodeId,
+    agents: Option<String>,
 ) -> Result<bool, Error> {
     let beaten = connected(connector, client)
         .await?
         .execute(
-            "UPDATE nodes SET beat = beat + 1 WHERE incarnation = $1",
-            &[&node.0],
+            "UPDATE nodes SET beat = beat + 1, agents = $2 WHERE incarnation = $1",
+            &[&node.0, &agents],
         )
         .await?;
     Ok(beaten > 0)
@@ -354,7 +382,7 @@ pub async fn watch(connector: &Connector, status: &NodeStatus) {
             let client = connected(connector, &mut client).await?;
             let mut rows = read_nodes(client).await?;
             rows.retain(|row| row.node != status.node.get());
-            status.node.set_alone(rows.is_empty());
+            status.node.set_others(&rows);
             for dead in observed.add(rows) {
                 let removed = client
                     .execute(REMOVE_DEAD, &[&dead.node.0, &dead.beat])

@@ -167,6 +167,8 @@ statements! {
     ReleasePermit: "UPDATE trees SET permit = 0 WHERE root = :root AND node = :node",
     /// The runs behind it in its session go on.
     GiveUpTree: "UPDATE trees SET permit = 0, session = NULL WHERE root = :root AND node = :node",
+    HandOverTree: "UPDATE trees t SET node = NULL WHERE t.root = :root AND t.node = :node \
+         AND EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation <> :node AND (t.labels IS NULL OR t.labels <@ n.labels))",
     /// It comes before those that have not started.
     ReturnToQueue: "UPDATE trees SET permit = 1, returned = true WHERE root = :root AND node = :node AND permit = 0",
     /// Its trees are free at once.

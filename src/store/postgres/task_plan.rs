@@ -259,6 +259,7 @@ fn change_permit(node: NodeId, root: RunId, change: PermitChange) -> Query<'stat
         PermitChange::Release => Sql::ReleasePermit,
         PermitChange::Return => Sql::ReturnToQueue,
         PermitChange::GiveUp => Sql::GiveUpTree,
+        PermitChange::HandOver => Sql::HandOverTree,
     };
     Query::new(sql, values! {":root": root, ":node": node.0}.into())
 }

@@ -12,8 +12,8 @@ use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::cluster::{
-    Cluster, DecidePermits, OpenSession, PermitChange, PermitLoad, Permits, RunningTrees,
-    TreeOwner, TreeOwners, TreePosition, UnservedTree,
+    Cluster, DecidePermits, OpenSession, OtherNode, PermitChange, PermitLoad, Permits,
+    RunningTrees, TreeOwner, TreeOwners, TreePosition, UnservedTree,
 };
 use crate::store::encoding::integers::signed;
 use crate::store::postgres::run_inserts::HELD;
@@ -53,6 +53,14 @@ impl TreeOwners for PostgresStore {
 
     fn is_alone(&self) -> bool {
         self.node.is_alone()
+    }
+
+    fn other_nodes(&self) -> Vec<OtherNode> {
+        self.node.others()
+    }
+
+    fn set_agents(&self, digest: String) {
+        self.node.set_agents(digest);
     }
 
     fn tree_owner(&self, root: RunId) -> BoxFuture<'_, Result<TreeOwner, StoreError>> {

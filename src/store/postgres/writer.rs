@@ -45,6 +45,8 @@ pub struct Writer<'c> {
     connection: Option<Connection>,
     state: WriterState,
     status: Rc<NodeStatus>,
+    /// Whether the last attempt to join again failed: logged once.
+    is_join_failing: bool,
     failed_runs: FailedRuns,
     callbacks: &'c WriterCallbacks,
     commit_count: &'c AtomicU64,
@@ -64,6 +66,7 @@ impl<'c> Writer<'c> {
             connection: None,
             state,
             status,
+            is_join_failing: false,
             failed_runs: FailedRuns::default(),
             callbacks,
             commit_count,
@@ -299,7 +302,8 @@ impl<'c> Writer<'c> {
         if let Some(db) = &self.connection
             && let Err(error) = db.execute(&rollback).await
         {
-            warn!(error = %error, "{} is lost, connecting again: {error}", self.connector.name);
+            let error = self.connector.name.error(&error);
+            warn!(error = %error, "The writer's connection is lost, connecting again: {error}");
             self.disconnect();
         }
         committed
@@ -361,13 +365,17 @@ impl<'c> Writer<'c> {
         match joined.await {
             Ok(node) => {
                 info!("This node has joined again");
+                self.is_join_failing = false;
                 self.state.node = node;
                 self.state.reset();
                 self.status.node.set(node);
                 self.status.is_replaced.set(false);
             }
             Err(error) => {
-                warn!(error = %error, "{}: this node could not join again: {error}", self.connector.name);
+                let error = self.connector.name.error(&error);
+                if !std::mem::replace(&mut self.is_join_failing, true) {
+                    warn!(error = %error, "This node could not join again, trying on: {error}");
+                }
             }
         }
     }

@@ -62,12 +62,16 @@ struct Check {
 /// The agents that are loaded.
 #[derive(Serialize, JsonSchema)]
 struct CatalogCheck {
-    /// Always true: an invalid file does not make the daemon unready.
+    /// Always true: neither an invalid file nor other agents at other nodes make the daemon unready.
     ok: bool,
     /// The number of agents.
     agents: usize,
     /// The number of agents whose file is invalid.
     invalid: usize,
+    /// The number of other nodes whose agents differ from those of this one; only if nodes share the store. It is more than 0 for a
+    /// while if nodes restart one after the other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    differing_nodes: Option<usize>,
 }
 
 /// Name and version of the daemon.
@@ -86,7 +90,7 @@ pub async fn livez() -> Response {
 }
 
 /// `GET /readyz`: the catalog's check never fails, because the daemon listens only after the catalog is loaded; an invalid
-/// agent file does not make the daemon unready.
+/// agent file does not make the daemon unready, nor do agents of other nodes that differ.
 pub async fn readyz(State(state): State<AppState>) -> Response {
     let store = state.runner.store().check();
     let store = match tokio::time::timeout(STORE_TIMEOUT, store).await {
@@ -112,6 +116,7 @@ pub async fn readyz(State(state): State<AppState>) -> Response {
             .values()
             .filter(|entry| entry.error.is_some())
             .count(),
+        differing_nodes: state.runner.differing_nodes().map(|nodes| nodes.len()),
     };
     let accepting = if state.runner.is_draining() || state.closing.is_cancelled() {
         Check::failed("the daemon is stopping")

@@ -66,6 +66,7 @@ mod tests {
                 data,
             }),
             NodeMessage::Permits,
+            NodeMessage::Taken(node, vec![root]),
         ] {
             let encoded = encode(&message).expect("a text");
             let decoded = decode(&encoded).expect("a message");

@@ -12,6 +12,7 @@ use tracing::{info, warn};
 use crate::domain::node::NodeId;
 use crate::store::node_messages::NodeMessage;
 use crate::store::postgres::connect::Connector;
+use crate::store::postgres::error::describe;
 use crate::store::postgres::messages::channel;
 use crate::store::postgres::node::CurrentNode;
 
@@ -42,7 +43,7 @@ pub async fn run(
                 pause = MIN_RETRY_INTERVAL;
                 listen(&client, messages, node, received).await
             }
-            Ok(Err(error)) => error.to_string(),
+            Ok(Err(error)) => describe(&error),
             Err(_) => "the database did not answer in time".to_owned(),
         };
         if !std::mem::replace(&mut is_failing, true) {
@@ -74,7 +75,7 @@ async fn listen(
                     }
                 }
                 Ok(_) => {}
-                Err(error) => return error.to_string(),
+                Err(error) => return describe(&error),
             }
         }
         "the connection was closed".to_owned()
@@ -105,7 +106,7 @@ async fn keep_subscribed(client: &Client, node: &CurrentNode) -> String {
         };
         match tokio::time::timeout(PROBE_TIMEOUT, client.batch_execute(&sql)).await {
             Ok(Ok(())) => subscribed = Some(current),
-            Ok(Err(error)) => return error.to_string(),
+            Ok(Err(error)) => return describe(&error),
             Err(_) => return "the database did not answer in time".to_owned(),
         }
     }

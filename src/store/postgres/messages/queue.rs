@@ -89,7 +89,10 @@ fn is_merged(
             }
             false
         }
-        NodeMessage::Answered(_) | NodeMessage::Follow(_) | NodeMessage::Text(_) => false,
+        NodeMessage::Answered(_)
+        | NodeMessage::Follow(_)
+        | NodeMessage::Text(_)
+        | NodeMessage::Taken(..) => false,
     }
 }
 

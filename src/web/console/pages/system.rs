@@ -28,6 +28,12 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         .values()
         .filter(|it| it.error.is_some())
         .count();
+    let others = match runner.differing_nodes() {
+        Some(nodes) if !nodes.is_empty() => {
+            format!("; the nodes {} have others", nodes.join(", "))
+        }
+        _ => String::new(),
+    };
     let state = |is_fine: bool, fine: &str, bad: &str| {
         html! { span class=(if is_fine { "status completed" } else { "status failed" }) { (if is_fine { fine } else { bad }) } }
     };
@@ -50,7 +56,7 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         (
             "Agents",
             text(format!(
-                "{}, {invalid} of them invalid",
+                "{}, {invalid} of them invalid{others}",
                 agents.entries.len()
             )),
         ),
