@@ -110,7 +110,7 @@ async fn a_memory_belongs_to_all_nodes() {
     );
     let memory = app.get("/agents/solo/memory").await.json();
     assert_eq!(memory["data"][1]["task"], "go", "{memory}");
-    assert!(!app.path("data/memory").exists() && !app.path("other/memory").exists());
+    assert!(!app.path("data/memory").exists() && !app.path("data-second/memory").exists());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

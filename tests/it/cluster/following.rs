@@ -21,7 +21,7 @@ const LISTENERS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_ac
      WHERE datname = current_database() AND query LIKE 'UNLISTEN%'";
 
 /// The events of a run at a daemon, after a number.
-async fn stream_at(daemon: &Daemon, id: &str, after: u64) -> Events {
+pub async fn stream_at(daemon: &Daemon, id: &str, after: u64) -> Events {
     let url = format!("{}/runs/{id}/events", daemon.url);
     let request = Client::new()
         .request(Method::GET, url)
@@ -31,7 +31,7 @@ async fn stream_at(daemon: &Daemon, id: &str, after: u64) -> Events {
     Events::new(response.expect("a response"))
 }
 
-async fn wait_at(daemon: &Daemon, id: &str) -> Value {
+pub async fn wait_at(daemon: &Daemon, id: &str) -> Value {
     let url = format!("{}/runs/{id}?wait=60", daemon.url);
     let got = send(Client::new().request(Method::GET, url)).await;
     assert_eq!(got.status, 200, "{}", got.text);
@@ -44,13 +44,13 @@ fn writes(turn: usize) -> ScriptedAnswer {
     calls([("write_file", arguments)])
 }
 
-fn without_live(events: Vec<Event>) -> Vec<Event> {
+pub fn without_live(events: Vec<Event>) -> Vec<Event> {
     let mut events = events;
     events.retain(|event| event.seq() > 0);
     events
 }
 
-fn live_text(events: &[Event]) -> String {
+pub fn live_text(events: &[Event]) -> String {
     let deltas = events.iter().filter(|event| event.kind() == "text.delta");
     deltas.filter_map(|event| event["text"].as_str()).collect()
 }

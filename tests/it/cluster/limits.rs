@@ -1,10 +1,13 @@
 //! Limits and the order of sessions hold for all daemons together.
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use serde_json::json;
 
-use crate::cluster::{other, spawn};
+use crate::cluster::{other, pair, spawn};
 use crate::support::app::TestApp;
 use crate::support::daemon::Daemon;
+use crate::support::events::assert_complete;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::says;
 
@@ -37,6 +40,84 @@ async fn limits_hold_over_all_daemons() {
     }
     assert_eq!(app.provider.max_concurrency("planner"), 1);
     assert!(app.provider.max_concurrency("solo") <= 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queued_runs_of_a_daemon_that_stops_start_at_others() {
+    let setup = TestApp::setup()
+        .server("drain_timeout = 3600")
+        .config("[runs]\nmax_running = 2")
+        .agent("solo", "")
+        .agent("planner", "")
+        .agent("queued", "");
+    let Some((mut app, second, _)) = pair(setup).await else {
+        return;
+    };
+    let (gate, other_gate) = (Gate::closed(), Gate::closed());
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
+    app.provider
+        .will("planner", [says("planned").after_gate(&other_gate)]);
+    app.provider.always("queued", |_| says("at last"));
+    let running = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let first = std::mem::replace(&mut app.daemon, second);
+    app.start("planner", "x").await;
+    app.provider.wait_for_request("planner", 1).await;
+    let second = std::mem::replace(&mut app.daemon, first);
+    let mut ids = Vec::new();
+    for _ in 0..20 {
+        ids.push(app.start("queued", "x").await.id().to_owned());
+    }
+    app.daemon.signal("TERM");
+    app.daemon.wait_for_log("Stopping: ").await;
+    let mut first = std::mem::replace(&mut app.daemon, second);
+    other_gate.open();
+    for id in &ids {
+        let run = app.find(id).await.wait_for_end().await;
+        assert_eq!(run.output(), "at last");
+        assert_complete(&run.events().await);
+    }
+    gate.open();
+    assert!(first.wait_for_exit().await.success());
+    assert_eq!(app.find(&running).await.output(), "done");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_committed_counts() {
+    let setup = TestApp::setup()
+        .config("[runs]\nmax_running = 1\nmax_queued = 0")
+        .agent("solo", "");
+    let Some((app, _)) = spawn(setup).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    let source = app.run("solo", "x").await;
+    let fork = format!("/runs/{}/fork", source.id());
+    let start = "/agents/solo/runs".to_owned();
+    for (ended, path, body) in [
+        (1, fork, json!({"at": {"turn": 1}})),
+        (2, start, json!({"input": "x"})),
+    ] {
+        app.get_until("/runs?status=completed", |got| {
+            let runs = got.json()["data"].as_array().map(Vec::len);
+            runs == Some(ended)
+        })
+        .await;
+        let lock = app.database().lock();
+        let requests = std::iter::repeat_with(|| app.post(&path, &body)).take(6);
+        let mut answers: FuturesUnordered<_> = requests.collect();
+        for _ in 1..6 {
+            let refused = answers.next().await.expect("an answer");
+            assert_eq!(refused.status, 429, "{}", refused.text);
+        }
+        // The client of the one that was accepted disconnects.
+        drop(answers);
+        for _ in 0..20 {
+            let refused = app.post(&path, &body).await;
+            assert_eq!(refused.status, 429, "{}", refused.text);
+        }
+        lock.release();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

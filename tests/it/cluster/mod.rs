@@ -7,13 +7,17 @@ mod duties;
 mod following;
 mod labels;
 mod limits;
+mod other_agents;
+mod outages;
+mod pooler;
+mod protocols;
 mod requests;
+mod sessions;
 mod tls;
+mod waiting;
+mod workdirs;
 
 use std::process::Stdio;
-
-use serde_json::json;
-use tokio::process::Command;
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::daemon::{Daemon, axed_command};
@@ -23,6 +27,7 @@ use crate::support::gate::Gate;
 use crate::support::postgres;
 use crate::support::provider::answer::says;
 use crate::support::within_timeout;
+use tokio::process::Command;
 
 /// A daemon on PostgreSQL, with its URL; `None` without a server.
 pub async fn spawn(setup: Setup) -> Option<(TestApp, String)> {
@@ -45,7 +50,7 @@ pub fn other(app: &TestApp, url: &str, node: &str) -> Command {
             "serve",
             "--config=config/axed.toml",
             "--agents=agents",
-            "--data=other",
+            &format!("--data=data-{node}"),
             "--listen=127.0.0.1:0",
         ],
     );
@@ -161,48 +166,6 @@ async fn a_daemon_takes_over_at_once_from_one_of_its_own_name() {
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "taken over");
     assert_complete(&run.events().await);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn runs_continue_after_the_database_was_away() {
-    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "").agent("quick", "")).await
-    else {
-        return;
-    };
-    let gate = Gate::closed();
-    let door = gate.clone();
-    app.provider
-        .always("solo", move |_| says("done").after_gate(&door));
-    app.provider.always("quick", |_| says("quick"));
-    let mut runs = Vec::new();
-    for _ in 0..8 {
-        runs.push(app.start("solo", "x").await.id().to_owned());
-    }
-    app.provider.wait_for_requests(8).await;
-    let server = postgres::server().expect("a server");
-    let (address, _) = url.split_once('?').expect("parameters");
-    let (_, name) = address.rsplit_once('/').expect("a path");
-    let away = format!(
-        "ALTER DATABASE {name} ALLOW_CONNECTIONS false; \
-         SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
-    );
-    let execute = |sql: &str| {
-        postgres::with_client(&server, async |client| client.batch_execute(sql).await);
-    };
-    execute(&away);
-    gate.open();
-    let got = app.get_until("/readyz", |got| got.status == 503).await;
-    assert_eq!(got.json()["checks"]["store"]["ok"], false, "{}", got.text);
-    let refused = app.post("/agents/quick/runs", &json!({"input": "x"})).await;
-    assert_eq!(refused.status, 503, "{}", refused.text);
-    execute(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true"));
-    app.get_until("/readyz", |got| got.status == 200).await;
-    for id in runs {
-        let run = app.find(&id).await.wait_for_end().await;
-        assert_eq!(run.output(), "done");
-        assert_complete(&run.events().await);
-    }
-    assert_eq!(app.run("quick", "x").await.output(), "quick");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,116 @@
+//! The database is away for a while: nothing moves, nothing is lost, and the log says so once.
+
+use serde_json::{Value, json};
+
+use crate::cluster::spawn;
+use crate::support::app::TestApp;
+use crate::support::events::assert_complete;
+use crate::support::eventually;
+use crate::support::gate::Gate;
+use crate::support::postgres;
+use crate::support::provider::answer::says;
+
+/// Nobody can connect to the database while it is away.
+fn set_away(url: &str, is_away: bool) {
+    let (address, _) = url.split_once('?').expect("parameters");
+    let (_, name) = address.rsplit_once('/').expect("a path");
+    let end = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND {is_away}"
+    );
+    let server = postgres::server().expect("a server");
+    postgres::with_client(&server, async |client| {
+        let alter = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {}", !is_away);
+        client.batch_execute(&alter).await?;
+        client.batch_execute(&end).await
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_continue_after_the_database_was_away() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "").agent("quick", "")).await
+    else {
+        return;
+    };
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after_gate(&door));
+    app.provider.always("quick", |_| says("quick"));
+    let mut runs = Vec::new();
+    for _ in 0..8 {
+        runs.push(app.start("solo", "x").await.id().to_owned());
+    }
+    app.provider.wait_for_requests(8).await;
+    set_away(&url, true);
+    gate.open();
+    let got = app.get_until("/readyz", |got| got.status == 503).await;
+    assert_eq!(got.json()["checks"]["store"]["ok"], false, "{}", got.text);
+    let refused = app.post("/agents/quick/runs", &json!({"input": "x"})).await;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    set_away(&url, false);
+    app.get_until("/readyz", |got| got.status == 200).await;
+    for id in runs {
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(run.output(), "done");
+        assert_complete(&run.events().await);
+    }
+    assert_eq!(app.run("quick", "x").await.output(), "quick");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_of_the_database_is_logged_once() {
+    let setup = TestApp::setup()
+        .config("[telemetry]\nlog = \"info,axed::store::leadership=debug\"")
+        .agent("solo", "");
+    let Some((app, url)) = spawn(setup).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after_gate(&door));
+    for has_run in [false, true] {
+        let mut run = None;
+        if has_run {
+            run = Some(app.start("solo", "x").await);
+            app.provider.wait_for_request("solo", 1).await;
+        }
+        let before = app.daemon.log().len();
+        let logs = async |text: &str, count: usize| {
+            let look = async || {
+                let log = app.daemon.log();
+                (log[before..].matches(text).count() >= count).then_some(())
+            };
+            eventually(text, look).await;
+        };
+        set_away(&url, true);
+        if has_run {
+            gate.open();
+        }
+        // It looks once a second.
+        logs("It is not known whether this node leads", 6).await;
+        set_away(&url, false);
+        logs("listening to the other nodes again", 1).await;
+        match run {
+            Some(run) => assert_eq!(run.wait_for_end().await.output(), "done"),
+            None => {
+                logs("Taking over runs works again", 1).await;
+                logs("Giving permits to runs works again", 1).await;
+            }
+        }
+        let log = app.daemon.log();
+        let lines = log[before..].lines();
+        let lines = lines.map(|line| serde_json::from_str(line).expect("JSON"));
+        let mut warnings: Vec<String> = lines
+            .filter(|line: &Value| line["level"] == "WARN")
+            .map(|line| line["message"].as_str().expect("a message").to_owned())
+            .collect();
+        let count = warnings.len();
+        // What follows is the error.
+        let subject = |text: &String| text.split(": ").next().unwrap_or_default().to_owned();
+        warnings.sort();
+        warnings.dedup_by_key(|text| subject(text));
+        assert_eq!(warnings.len(), count, "{log}");
+        assert!(count > 0, "{log}");
+    }
+}

@@ -1,0 +1,50 @@
+//! Sessions whose runs several daemons accept.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::cluster::following::wait_at;
+use crate::cluster::pair;
+use crate::support::app::{TestApp, send};
+use crate::support::provider::answer::says;
+use crate::support::within_timeout;
+
+const RUNS: usize = 24;
+
+fn time(run: &Value, key: &str) -> Timestamp {
+    let text = run[key].as_str().expect("a time");
+    text.parse().expect("a time")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_at_once_are_all_accepted_and_follow_each_other_without_a_pause() {
+    let Some((app, second, _)) = pair(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    let body = json!({"input": "x", "session": "s"});
+    let began = Instant::now();
+    let requests = (0..RUNS).map(|number| {
+        let daemon = [&app.daemon, &second][number % 2];
+        let url = format!("{}/agents/solo/runs", daemon.url);
+        send(app.client.post(url).json(&body))
+    });
+    let mut ids = Vec::new();
+    for got in within_timeout("all answers", join_all(requests)).await {
+        assert_eq!(got.status, 202, "{}", got.text);
+        ids.push(got.json()["id"].as_str().expect("an id").to_owned());
+    }
+    ids.sort();
+    let runs = join_all(ids.iter().map(|id| wait_at(&second, id))).await;
+    // It was a second for each of them when the next one was only found by looking for it.
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(RUNS as u64 / 2), "{took:?}");
+    for (run, next) in runs.iter().zip(&runs[1..]) {
+        assert_eq!(run["status"], "completed", "{run}");
+        let is_in_order = time(run, "finished_at") <= time(next, "started_at");
+        assert!(is_in_order, "{run} {next}");
+    }
+}
