@@ -23,6 +23,7 @@ use crate::config::positions::Positions;
 use crate::config::{AllowedOrigins, Config};
 use crate::domain::run::now;
 use crate::domain::suggestion;
+use crate::engine::admission::placement;
 use crate::engine::agent_check::AgentCheck;
 use crate::engine::context::EngineDeps;
 use crate::engine::memory::memories::Memories;
@@ -130,23 +131,20 @@ impl Services {
         let providers = ProviderRegistry::build(&config.providers)?;
         let workdirs = Arc::new(workdirs(config)?);
         let key_names: Vec<String> = keys(config).into_keys().collect();
-        let tool_registry = ToolRegistry::new(
-            &config.tools,
-            workdirs.reserved(),
-            &key_names,
-            process_environment(),
-        )
-        .with_skills(&config.config_dir, workdirs.reserved());
-        let environment = process_environment();
-        let check = AgentCheck::new(config, &providers, &tool_registry, &workdirs, environment);
+        let (reserved, environment) = (workdirs.reserved(), process_environment);
+        let tool_registry = ToolRegistry::new(&config.tools, reserved, &key_names, environment())
+            .with_skills(&config.config_dir, reserved);
+        let check = AgentCheck::new(config, &providers, &tool_registry, &workdirs, environment());
         let (dirs, rules) = (config.agents.dirs.clone(), Rules::from_config(config));
         let inspector = Box::new(move |agents: &Agents| check.check(agents));
         let catalog = Arc::new(Catalog::open_with_inspector(dirs, rules, inspector));
         warn_about_settings(config, &catalog);
         let broadcaster = Arc::new(EventBroadcaster::default());
         let (publisher, subscribers) = (Arc::clone(&broadcaster), Arc::clone(&broadcaster));
+        let mut data = config.data.clone();
+        data.cluster.labels = placement::own_labels(&data.cluster.labels, &providers, &workdirs);
         let store = open::open(
-            &config.data,
+            &data,
             Box::new(move |root, events| publisher.publish(root, events)),
             Box::new(move |root| subscribers.has_subscribers(root)),
         )?;
@@ -168,7 +166,7 @@ impl Services {
             mcp: Arc::clone(&mcp),
             journal,
             memories,
-            settings: settings(config),
+            settings: settings(config, data.cluster.labels),
             period_budgets,
             leadership: leadership.clone(),
             traces,
@@ -324,10 +322,10 @@ pub fn config_problems(config: &Config, positions: &Positions) -> Vec<Problem> {
     problems
 }
 
-fn settings(config: &Config) -> Settings {
+fn settings(config: &Config, node_labels: Vec<String>) -> Settings {
     Settings {
         config_dir: config.config_dir.clone(),
-        node_labels: config.data.cluster.labels.clone(),
+        node_labels,
         runs: config.runs.clone(),
         default_timeout: config.server.default_timeout,
         max_timeout: config.server.max_timeout,

@@ -12,6 +12,7 @@ use crate::config::document::Problem;
 use crate::config::positions::Positions;
 use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRefError;
+use crate::domain::node::{provider_label, root_label};
 
 pub mod agent_toml;
 pub mod braces;
@@ -124,20 +125,42 @@ impl Agents {
 
     /// The labels that a node needs to drive a tree of this agent: its own and those of the agents that it may call.
     pub fn node_labels(&self, agent: &Agent) -> Vec<String> {
-        let mut labels: BTreeSet<&String> = agent.node.iter().collect();
+        let mut labels: BTreeSet<String> = self
+            .with_called(agent)
+            .iter()
+            .flat_map(|it| it.node.iter().cloned())
+            .collect();
+        labels.extend(agent.requested_root.as_deref().map(root_label));
+        labels.into_iter().collect()
+    }
+
+    /// The providers of this agent and of those that it may call, as what a node has. Those whose keys the client gave are left
+    /// out.
+    pub fn provider_labels(&self, agent: &Agent) -> BTreeSet<String> {
+        let agents = self.with_called(agent);
+        let providers = agents.iter().map(|it| &it.model.provider);
+        providers
+            .filter(|name| !agent.given_keys.contains(name))
+            .map(|name| provider_label(name))
+            .collect()
+    }
+
+    /// This agent and all that it may call.
+    fn with_called<'a>(&'a self, agent: &'a Agent) -> Vec<&'a Agent> {
         let mut reached = BTreeSet::new();
-        let mut callers = vec![agent];
-        while let Some(caller) = callers.pop() {
+        let mut agents = vec![agent];
+        let mut next = 0;
+        while let Some(caller) = agents.get(next).copied() {
             for name in &caller.sub_agents {
                 if let Ok(called) = self.get(name)
                     && reached.insert(name)
                 {
-                    labels.extend(&called.node);
-                    callers.push(called);
+                    agents.push(called);
                 }
             }
+            next += 1;
         }
-        labels.into_iter().cloned().collect()
+        agents
     }
 }
 

@@ -1,6 +1,7 @@
 //! The processes that share a database.
 
 use std::fmt;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -23,6 +24,21 @@ pub fn check_labels(labels: &[String]) -> Result<(), String> {
         )),
         None => Ok(()),
     }
+}
+
+/// What a node has because it can send requests to this provider. Configured labels have no spaces.
+pub fn provider_label(provider: &str) -> String {
+    format!("provider {provider}")
+}
+
+/// What a node has because requests may name directories below this one.
+pub fn root_label(root: &Path) -> String {
+    format!("root {}", root.display())
+}
+
+/// Whether it is no configured label.
+pub fn is_service(label: &str) -> bool {
+    label.contains(' ')
 }
 
 impl fmt::Display for NodeId {

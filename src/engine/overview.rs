@@ -64,7 +64,8 @@ impl Runner {
         run_blocking(move || Overview::of(&engine)).await
     }
 
-    /// The names of the nodes whose agents differ from those of this one; `None` if no other process can share the store.
+    /// The nodes whose agents, providers or roots differ from those of this one, with what differs; `None` if no other process can
+    /// share the store.
     pub fn differing_nodes(&self) -> Option<Vec<String>> {
         other_agents::differing_nodes(&self.engine)
     }

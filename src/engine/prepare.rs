@@ -104,12 +104,14 @@ pub async fn resolve_agent(
     }
     if let Some(skill) = &overrides.skill {
         let path = prompt::skill_path(skill, &engine.settings.config_dir);
-        let path = resolve_in_roots("skill", path, engine).await?;
+        let (path, _) = resolve_in_roots("skill", path, engine).await?;
         overridden.skill = Some(path.to_string_lossy().into_owned());
         overridden.has_requested_skill = true;
     }
     if let Some(workdir) = &overrides.workdir {
-        overridden.workdir = Some(resolve_in_roots("workdir", workdir.clone(), engine).await?);
+        let (path, root) = resolve_in_roots("workdir", workdir.clone(), engine).await?;
+        overridden.workdir = Some(path);
+        overridden.requested_root = Some(root);
     }
     if !overrides.client.is_empty() {
         check_client_tools(&overridden, &overrides.client.tools)?;
@@ -475,12 +477,12 @@ pub fn tighten_budget(budget: &mut Budget, requested: &Budget) {
     tighten_limit(&mut budget.max_runs, requested.max_runs);
 }
 
-/// The path of an override, if it is within a configured root and has no symbolic link below that.
+/// The path of an override and its root, if it is within a configured root and has no symbolic link below that.
 pub async fn resolve_in_roots(
     field: &'static str,
     path: PathBuf,
     engine: &Arc<Engine>,
-) -> Result<PathBuf, StartError> {
+) -> Result<(PathBuf, PathBuf), StartError> {
     if !engine.workdirs.has_roots() {
         let reason =
             format!("{field} cannot be overridden: the server has no [tools] roots configured");
@@ -494,20 +496,20 @@ fn resolve_in_roots_blocking(
     field: &'static str,
     path: &Path,
     engine: &Engine,
-) -> Result<PathBuf, StartError> {
+) -> Result<(PathBuf, PathBuf), StartError> {
     let rejection = |reason: String| {
         let reason = format!("{field} {} {reason}", path.display());
         StartError::Override { field, reason }
     };
     workdir::update_agent_workdirs(engine);
     let workdirs = &engine.workdirs;
-    let resolved_path = workdirs.resolve_below_roots(path);
-    let resolved_path = resolved_path
-        .ok_or_else(|| rejection("is outside the server's [tools] roots".to_owned()))?;
+    let resolved = workdirs.resolve_below_roots(path);
+    let (resolved_path, root) =
+        resolved.ok_or_else(|| rejection("is outside the server's [tools] roots".to_owned()))?;
     let opening_result = match field {
         "skill" => workdirs.open_file(&resolved_path).map(drop),
         _ => workdirs.open(Some(&resolved_path), None).map(drop),
     };
     opening_result.map_err(|error| rejection(error.to_string()))?;
-    Ok(resolved_path)
+    Ok((resolved_path, root.to_owned()))
 }

@@ -43,6 +43,8 @@ pub struct OtherNode {
     pub name: String,
     /// The digest of its agents; `None` if it is not known.
     pub agents: Option<String>,
+    /// What trees may need of it.
+    pub labels: Vec<String>,
 }
 
 /// A tree whose labels no node has.
@@ -98,6 +100,13 @@ pub trait TreeOwners: Send + Sync + 'static {
     /// Lets this node write to a tree whose labels no node has, although it cannot drive it, until a node with the labels claims it.
     /// False if there is such a node, or no such tree.
     fn claim_unserved(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// Leaves a tree of this node to nodes with these labels, whether there are any now or not.
+    fn hand_over_tree(
+        &self,
+        root: RunId,
+        labels: Vec<String>,
+    ) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The runs of these trees that have not ended, as [`RunRecords::unfinished_runs`].
     fn unfinished_trees(

@@ -139,16 +139,20 @@ impl Workdirs {
         Ok(opened)
     }
 
-    /// Returns the path that a request names, if it is below a root.
-    pub fn resolve_below_roots(&self, path: &Path) -> Option<PathBuf> {
+    pub fn roots(&self) -> &[PathBuf] {
+        &self.roots
+    }
+
+    /// Returns the path that a request names and the root that it is below, if there is one.
+    pub fn resolve_below_roots(&self, path: &Path) -> Option<(PathBuf, &Path)> {
         let path = normalize(&self.cwd.join(path));
         let bases = self.bases();
         let is_below = |root: &&PathBuf| {
             path.starts_with(root)
                 || resolve_dir(root, &bases).is_ok_and(|root| path.starts_with(root.canonical_path))
         };
-        self.roots.iter().find(is_below)?;
-        Some(path)
+        let root = self.roots.iter().find(is_below)?;
+        Some((path, root))
     }
 
     pub fn has_roots(&self) -> bool {

@@ -96,6 +96,9 @@ pub struct Agent {
     pub files: Vec<String>,
     /// The directory of its files and tools; unset means the daemon's working directory.
     pub workdir: Option<PathBuf>,
+    /// The directory among `[tools] roots` that has the workdir, if a request named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_root: Option<PathBuf>,
     /// The labels that a node needs to drive its root runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node: Vec<String>,
@@ -193,6 +196,7 @@ impl Default for Agent {
             skills: Vec::new(),
             files: Vec::new(),
             workdir: None,
+            requested_root: None,
             node: Vec::new(),
             tools: Vec::new(),
             allowed_hosts: Vec::new(),

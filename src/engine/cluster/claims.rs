@@ -6,15 +6,19 @@ use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
 
+use crate::domain::agent::Agent;
 use crate::domain::run::RunId;
+use crate::engine::admission::placement;
 use crate::engine::cluster::permits;
 use crate::engine::cluster::retry_log::RetryLog;
 use crate::engine::context::Engine;
+use crate::engine::record::agent_snapshots;
 use crate::engine::replay::recovery;
 use crate::engine::root_run;
 use crate::store::StoreError;
 use crate::store::cluster::Cluster;
 use crate::store::node_messages::NodeMessage;
+use crate::store::runs::UnfinishedRun;
 
 /// Trees that are claimed at once: other nodes take the rest meanwhile.
 const MAX_CLAIMED: usize = 32;
@@ -73,8 +77,43 @@ pub async fn claim_all(engine: &Arc<Engine>, cluster: &dyn Cluster) -> Result<us
 async fn claim(engine: &Arc<Engine>, cluster: &dyn Cluster) -> Result<usize, StoreError> {
     let roots = cluster.claim_trees(MAX_CLAIMED).await?;
     let count = roots.len();
-    resume(engine, cluster, roots).await?;
+    resume_trees(engine, cluster, roots, true).await?;
     Ok(count)
+}
+
+/// Leaves trees whose providers this node cannot send requests to, and removes their runs.
+async fn leave_to_others(
+    engine: &Engine,
+    cluster: &dyn Cluster,
+    unfinished: &mut Vec<UnfinishedRun>,
+) -> Result<HashSet<RunId>, StoreError> {
+    let mut agents: HashMap<RunId, Vec<Arc<Agent>>> = HashMap::new();
+    let mut root_agents = Vec::new();
+    for UnfinishedRun {
+        run, resume_state, ..
+    } in unfinished.iter()
+    {
+        let definition = resume_state.as_ref().map(|it| &it.definition);
+        if let Some(agent) = definition.and_then(|json| agent_snapshots::parse(json)) {
+            if run.id == run.root_id {
+                root_agents.push((run.id, Arc::clone(&agent)));
+            }
+            agents.entry(run.root_id).or_default().push(agent);
+        }
+    }
+    let mut left = HashSet::new();
+    for (root, agent) in root_agents {
+        if let Some(labels) = placement::elsewhere(engine, &agent, &agents[&root]) {
+            tracing::info!(run.id = %root, run.root = %root, "{root} is left to a node with {}", labels.join(", "));
+            cluster.hand_over_tree(root, labels).await?;
+            left.insert(root);
+        }
+    }
+    if !left.is_empty() {
+        unfinished.retain(|it| !left.contains(&it.run.root_id));
+        cluster.send(None, NodeMessage::FreeTrees);
+    }
+    Ok(left)
 }
 
 /// Resumes trees that belong to this node although nothing here drives them: the answer to a claim was lost, or the trees
@@ -105,7 +144,16 @@ async fn take_undriven(
 pub async fn resume(
     engine: &Arc<Engine>,
     cluster: &dyn Cluster,
+    roots: Vec<RunId>,
+) -> Result<Vec<RunId>, StoreError> {
+    resume_trees(engine, cluster, roots, false).await
+}
+
+async fn resume_trees(
+    engine: &Arc<Engine>,
+    cluster: &dyn Cluster,
     mut roots: Vec<RunId>,
+    may_leave: bool,
 ) -> Result<Vec<RunId>, StoreError> {
     let _gate = engine.suspension.resume_lock.write().await;
     roots.retain(|root| engine.active_runs.get(*root).is_none());
@@ -114,7 +162,11 @@ pub async fn resume(
     }
     let store = engine.journal.store();
     store.clear_failed(roots.clone()).await?;
-    let unfinished = cluster.unfinished_trees(roots.clone()).await?;
+    let mut unfinished = cluster.unfinished_trees(roots.clone()).await?;
+    if may_leave {
+        let left = leave_to_others(engine, cluster, &mut unfinished).await?;
+        roots.retain(|root| !left.contains(root));
+    }
     let recovered = recovery::recover_all(engine, unfinished).await?;
     tracing::info!("Taking over {} root runs", recovered.len());
     let resumed: HashSet<RunId> = recovered.iter().map(|root| root.run.id).collect();

@@ -1,4 +1,4 @@
-//! Nodes whose agents differ from those of this one. That is normal for a while: nodes are restarted one after the other, and a
+//! Nodes whose agents, providers or roots differ from those of this one. That is normal for a while: nodes are restarted one after the other, and a
 //! changed file does not reach all at the same time.
 
 use std::sync::Arc;
@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::domain::node::is_service;
 use crate::engine::context::Engine;
+use crate::store::cluster::OtherNode;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// A longer difference is logged.
@@ -49,27 +51,47 @@ pub async fn run(engine: Arc<Engine>) {
         difference = before.next(!nodes.is_empty(), Instant::now());
         match (before, difference) {
             (Difference::Since(_), Difference::Logged) => tracing::warn!(
-                "The agents of this node have differed from those of {} for {} minutes: a run gets those of the node that it \
-                 comes to; give all nodes the same agent files",
-                nodes.join(", "),
-                NORMAL_DURATION.as_secs() / 60
+                "This node has differed for {} minutes from other nodes: {}. Give all nodes the same agent files, provider keys \
+                 and roots, or labels for what only some have",
+                NORMAL_DURATION.as_secs() / 60,
+                nodes.join("; ")
             ),
             (Difference::Logged, Difference::None) => {
-                tracing::info!("All nodes have the same agents again");
+                tracing::info!("All nodes have the same agents, providers and roots again");
             }
             _ => {}
         }
     }
 }
 
-/// The names of the nodes whose agents differ; `None` if no other process can share the store.
+/// The nodes that differ, with what differs; `None` if no other process can share the store. Configured labels differ on purpose.
 pub fn differing_nodes(engine: &Engine) -> Option<Vec<String>> {
-    let mut others = engine.journal.store().cluster()?.other_nodes();
-    let own = engine.catalog.current().digest();
-    others.retain(|node| node.agents.as_ref().is_some_and(|agents| *agents != own));
-    let mut names: Vec<String> = others.into_iter().map(|node| node.name).collect();
-    names.sort();
-    Some(names)
+    let others = engine.journal.store().cluster()?.other_nodes();
+    let digest = engine.catalog.current().digest();
+    let own = &engine.settings.node_labels;
+    let mut nodes: Vec<String> = others
+        .iter()
+        .filter_map(|node| describe(node, &digest, own))
+        .collect();
+    nodes.sort();
+    Some(nodes)
+}
+
+/// What of a node differs, such as `axed-2 (other agents, without provider openai)`.
+fn describe(node: &OtherNode, digest: &str, own: &[String]) -> Option<String> {
+    let is_lacking = |has: &[String], label: &String| is_service(label) && !has.contains(label);
+    let lacks = own.iter().filter(|label| is_lacking(&node.labels, label));
+    let has_more = node.labels.iter().filter(|label| is_lacking(own, label));
+    // A node of an older version says nothing of what it can serve.
+    let tells = node.labels.iter().any(|label| is_service(label));
+    let differs = node.agents.as_ref().is_some_and(|it| it != digest);
+    let agents = differs.then(|| "other agents".to_owned());
+    let differences: Vec<String> = agents
+        .into_iter()
+        .chain(lacks.filter(|_| tells).map(|it| format!("without {it}")))
+        .chain(has_more.map(|it| format!("with {it}")))
+        .collect();
+    (!differences.is_empty()).then(|| format!("{} ({})", node.name, differences.join(", ")))
 }
 
 #[cfg(test)]

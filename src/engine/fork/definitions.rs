@@ -70,6 +70,7 @@ fn apply_request(
     }
     if request.workdir.is_some() {
         agent.workdir.clone_from(&recorded.workdir);
+        agent.requested_root.clone_from(&recorded.requested_root);
     }
     request.params.apply_to(&mut agent.params);
     if let Ok(budget) = request.budget.clone().into_budget() {

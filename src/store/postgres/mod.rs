@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::config::cluster::Cluster;
 use crate::store::StoreError;
-use crate::store::cluster;
+use crate::store::cluster::{self, OtherNode};
 use crate::store::events::{HasSubscribersFn, PublishFn};
 use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connect::Connector;
@@ -110,10 +110,10 @@ impl PostgresStore {
             .spawn(move || {
                 let connectors = (connector, listen_connector);
                 runtime.block_on(async {
-                    let state = startup::start(&connectors.0, has_listen_url, &cluster).await;
-                    match state {
-                        Ok(state) => {
-                            serve(connectors, state, &cluster, writer_end, &served, &opened).await;
+                    let joined = startup::start(&connectors.0, has_listen_url, &cluster).await;
+                    match joined {
+                        Ok(joined) => {
+                            serve(connectors, joined, &cluster, writer_end, &served, &opened).await;
                         }
                         // The caller waits for it.
                         Err(error) => drop(opened.send(Err(error))),
@@ -136,13 +136,13 @@ impl PostgresStore {
 /// Says that the database is open, and serves the jobs until the store is closed.
 async fn serve(
     (connector, listen_connector): (Connector, Connector),
-    state: WriterState,
+    (state, others): (WriterState, Vec<OtherNode>),
     cluster: &Cluster,
     writer_end: WriterEnd,
     messages: &Messages,
     opened: &std::sync::mpsc::Sender<Result<CurrentNode, StoreError>>,
 ) {
-    let current = CurrentNode::new(state.node);
+    let current = CurrentNode::new(state.node, others);
     let _ = opened.send(Ok(current.clone()));
     let status = Rc::new(NodeStatus::new(current.clone()));
     let WriterEnd {

@@ -41,16 +41,16 @@ struct SharedNode {
     /// The digest of its agents, which a beat writes.
     agents: Option<String>,
     /// The other nodes, when they were read last.
-    others: Option<Vec<OtherNode>>,
+    others: Vec<OtherNode>,
 }
 
 impl CurrentNode {
-    pub fn new(node: NodeId) -> Self {
+    pub fn new(node: NodeId, others: Vec<OtherNode>) -> Self {
         Self(Arc::new(Mutex::new(SharedNode {
             id: node,
             last_beat: uptime(),
             agents: None,
-            others: None,
+            others,
         })))
     }
 
@@ -64,19 +64,15 @@ impl CurrentNode {
     }
 
     pub fn is_alone(&self) -> bool {
-        self.lock().others.as_ref().is_some_and(Vec::is_empty)
+        self.lock().others.is_empty()
     }
 
     pub fn others(&self) -> Vec<OtherNode> {
-        self.lock().others.clone().unwrap_or_default()
+        self.lock().others.clone()
     }
 
-    fn set_others(&self, rows: &[NodeRow]) {
-        let others = rows.iter().map(|row| OtherNode {
-            name: row.name.clone(),
-            agents: row.agents.clone(),
-        });
-        self.lock().others = Some(others.collect());
+    fn set_others(&self, others: Vec<OtherNode>) {
+        self.lock().others = others;
     }
 
     fn agents(&self) -> Option<String> {
@@ -149,6 +145,17 @@ struct NodeRow {
     name: String,
     beat: i64,
     agents: Option<String>,
+    labels: Vec<String>,
+}
+
+impl From<NodeRow> for OtherNode {
+    fn from(row: NodeRow) -> Self {
+        Self {
+            name: row.name,
+            agents: row.agents,
+            labels: row.labels,
+        }
+    }
 }
 
 /// The last beat of each other node, and since when it was the same.
@@ -291,9 +298,19 @@ async fn replace_all(
 
 const REMOVE_DEAD: &str = "DELETE FROM nodes WHERE incarnation = $1 AND beat = $2";
 
+/// The nodes beside this one. Some may be dead.
+pub async fn read_others(client: &Client, node: NodeId) -> Result<Vec<OtherNode>, Error> {
+    let mut rows = read_nodes(client).await?;
+    rows.retain(|row| row.node != node);
+    Ok(rows.into_iter().map(OtherNode::from).collect())
+}
+
 async fn read_nodes(client: &Client) -> Result<Vec<NodeRow>, Error> {
     let found = client
-        .query("SELECT incarnation, id, beat, agents FROM nodes", &[])
+        .query(
+            "SELECT incarnation, id, beat, agents, labels FROM nodes",
+            &[],
+        )
         .await?;
     let row = |row: &tokio_postgres::Row| {
         Ok(NodeRow {
@@ -301,6 +318,7 @@ async fn read_nodes(client: &Client) -> Result<Vec<NodeRow>, Error> {
             name: row.try_get("id")?,
             beat: row.try_get("beat")?,
             agents: row.try_get("agents")?,
+            labels: row.try_get("labels")?,
         })
     };
     found.iter().map(row).collect()
@@ -382,8 +400,12 @@ pub async fn watch(connector: &Connector, status: &NodeStatus) {
             let client = connected(connector, &mut client).await?;
             let mut rows = read_nodes(client).await?;
             rows.retain(|row| row.node != status.node.get());
-            status.node.set_others(&rows);
-            for dead in observed.add(rows) {
+            let dead = observed.add(rows.clone());
+            rows.retain(|row| !dead.contains(row));
+            status
+                .node
+                .set_others(rows.into_iter().map(OtherNode::from).collect());
+            for dead in dead {
                 let removed = client
                     .execute(REMOVE_DEAD, &[&dead.node.0, &dead.beat])
                     .await?;

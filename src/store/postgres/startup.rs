@@ -8,6 +8,7 @@ use tokio_postgres::{Client, Error};
 use crate::config::cluster::Cluster;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
+use crate::store::cluster::OtherNode;
 use crate::store::encoding::clock_skew::{MAX_RETRY_MS, id_millis};
 use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connect::Connector;
@@ -18,12 +19,12 @@ use crate::store::write_queue::deletions::Deletions;
 /// How long the database may take for its first answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Connects, migrates the database and joins it. `has_listen_url`: messages of other nodes arrive by another way.
+/// Connects, migrates the database and joins it. Returns the other nodes too. `has_listen_url`: messages of other nodes arrive by another way.
 pub async fn start(
     connector: &Connector,
     has_listen_url: bool,
     cluster: &Cluster,
-) -> Result<WriterState, StoreError> {
+) -> Result<(WriterState, Vec<OtherNode>), StoreError> {
     let name = &connector.name;
     let opened = tokio::time::timeout(ANSWER_TIMEOUT, open(connector, has_listen_url)).await;
     let mut client = opened.unwrap_or_else(|_| {
@@ -35,9 +36,10 @@ pub async fn start(
     schema::migrate(&mut client, name).await?;
     let error = |error: Error| name.error(&error);
     let node = node::join(&mut client, cluster).await.map_err(error)?;
+    let others = node::read_others(&client, node).await.map_err(error)?;
     align_clock(&client).await.map_err(error)?;
     let deletions = load_deletions(&client).await.map_err(error)?;
-    Ok(WriterState::new(node, deletions))
+    Ok((WriterState::new(node, deletions), others))
 }
 
 async fn open(connector: &Connector, has_listen_url: bool) -> Result<Client, StoreError> {

@@ -82,6 +82,11 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
             ]
         }
         Task::ChangeRequest(node, change) => vec![change_request(*node, change)],
+        Task::HandOverTree(root, labels) => {
+            let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+            let values = values! {":root": root, ":node": node.0, ":labels": labels};
+            vec![Query::new(Sql::LeaveTree, values.into())]
+        }
         Task::ChangePermit(root, change) => vec![change_permit(node, *root, *change)],
         Task::TakeDuty(name, holder) => {
             let holder = holder.map(|holder| holder.0);

@@ -141,6 +141,14 @@ impl TreeOwners for PostgresStore {
         self.queue.is_positive(Task::ClaimUnserved(root))
     }
 
+    fn hand_over_tree(
+        &self,
+        root: RunId,
+        labels: Vec<String>,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.queue.execute(Task::HandOverTree(root, labels))
+    }
+
     fn unfinished_trees(
         &self,
         roots: Vec<RunId>,

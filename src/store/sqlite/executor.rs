@@ -144,6 +144,7 @@ impl<'c> Executor<'c> {
             // Only one process uses the database, and memories are files.
             Task::ClaimTrees(..)
             | Task::ClaimUnserved(_)
+            | Task::HandOverTree(..)
             | Task::ChangeRequest(..)
             | Task::GivePermits(_)
             | Task::ChangePermit(..)

@@ -71,6 +71,8 @@ pub enum Task {
     ClaimTrees(usize, mpsc::UnboundedSender<RunId>),
     /// Makes this node the owner of a tree whose labels no node has. Returns 1, or 0 if that is not so.
     ClaimUnserved(RunId),
+    /// Leaves a tree of this node to nodes with these labels, and returns 0.
+    HandOverTree(RunId, Vec<String>),
     /// Changes the requests to runs of other nodes, by this node. Returns 1, or 0 if nothing was to be changed.
     ChangeRequest(NodeId, RequestChange),
     /// Gives permits to trees, and returns their number.

@@ -68,7 +68,7 @@ struct CatalogCheck {
     agents: usize,
     /// The number of agents whose file is invalid.
     invalid: usize,
-    /// The number of other nodes whose agents differ from those of this one; only if nodes share the store. It is more than 0 for a
+    /// The number of other nodes whose agents, usable providers or roots differ from those of this one; only if nodes share the store. It is more than 0 for a
     /// while if nodes restart one after the other.
     #[serde(skip_serializing_if = "Option::is_none")]
     differing_nodes: Option<usize>,

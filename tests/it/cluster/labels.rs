@@ -185,3 +185,114 @@ async fn a_run_that_no_node_can_drive_fails_in_the_end() {
         assert_complete(&run.events().await);
     }
 }
+
+/// A provider whose key only some nodes have, and a daemon without the key.
+async fn without_key() -> Option<(TestApp, String)> {
+    let provider = "[providers.rare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"";
+    let setup = TestApp::setup()
+        .config(provider)
+        .agent("solo", "model = \"rare/solo\"")
+        .agent("planner", "sub_agents = [\"solo\"]");
+    spawn(setup).await
+}
+
+async fn with_key(app: &TestApp, url: &str, node: &str) -> Daemon {
+    let mut command = other(app, url, node);
+    command.env("RARE_API_KEY", "key-of-rare");
+    Daemon::start(command).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_goes_to_a_node_that_has_the_key_of_its_provider() {
+    let Some((app, url)) = without_key().await else {
+        return;
+    };
+    let refused = app.post("/agents/solo/runs", &json!({"input": "x"})).await;
+    let detail = refused.problem(422);
+    assert!(detail.contains("set RARE_API_KEY"), "{detail}");
+    let second = with_key(&app, &url, "second").await;
+    let differs = |got: &ApiResponse| got.json()["checks"]["catalog"]["differing_nodes"] == 1;
+    app.get_until("/readyz", differs).await;
+    let page = app.get("/ui/system").await;
+    assert!(
+        page.text.contains("second (with provider rare)"),
+        "{}",
+        page.text
+    );
+    let gate = Gate::closed();
+    app.provider
+        .will("planner", [delegates([("solo", "x")]), says("planned")]);
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("late").after_gate(&door));
+    let ids = [
+        app.start("solo", "x").await.id().to_owned(),
+        app.start("planner", "x").await.id().to_owned(),
+    ];
+    app.provider.wait_for_request("solo", 2).await;
+    for agent in ["solo", "planner"] {
+        assert_eq!(driver(&app, agent), "second");
+    }
+    // The first node takes what it can serve, and leaves the rest to the third.
+    drop(second);
+    let _third = with_key(&app, &url, "third").await;
+    app.provider.wait_for_request("solo", 4).await;
+    for agent in ["solo", "planner"] {
+        assert_eq!(driver(&app, agent), "third");
+    }
+    gate.open();
+    for id in ids {
+        let run = app.find(&id).await.wait_for_end().await;
+        assert!(["late", "planned"].contains(&run.output()), "{run:?}");
+        assert_complete(&run.events().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_waits_for_a_node_that_has_the_key_of_its_provider() {
+    let Some((app, url)) = without_key().await else {
+        return;
+    };
+    let second = with_key(&app, &url, "second").await;
+    app.provider.will("solo", [hangs(), says("at last")]);
+    let serves = |got: &ApiResponse| got.json()["checks"]["catalog"]["differing_nodes"] == 1;
+    app.get_until("/readyz", serves).await;
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    drop(second);
+    let is_warned = |got: &ApiResponse| got.json()["warnings"][0]["code"] == "no_node";
+    let got = app.get_until(&format!("/runs/{id}"), is_warned).await;
+    assert!(got.text.contains("provider rare"), "{}", got.text);
+    let _third = with_key(&app, &url, "third").await;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "at last");
+    assert_complete(&run.events().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_in_a_directory_of_a_root_goes_to_a_node_with_that_root() {
+    let setup = TestApp::setup().agent("solo", "tools = [\"write_file\"]");
+    let Some((mut app, url)) = spawn(setup.file("shared/notes/a.txt", "x")).await else {
+        return;
+    };
+    let root = app.path("shared").to_string_lossy().into_owned();
+    let with_root = async |node: &str| {
+        let mut command = other(&app, &url, node);
+        command.env("AXED_TOOLS__ROOTS", &root);
+        Daemon::start(command).await
+    };
+    let second = with_root("second").await;
+    let third = with_root("third").await;
+    let first = std::mem::replace(&mut app.daemon, second);
+    app.provider.will("solo", [hangs(), says("at last")]);
+    let body = json!({"input": "x", "workdir": format!("{root}/notes")});
+    let started = app.post("/agents/solo/runs", &body).await;
+    assert_eq!(started.status, 202, "{}", started.text);
+    app.provider.wait_for_request("solo", 1).await;
+    app.daemon.kill().await;
+    app.daemon = first;
+    app.provider.wait_for_request("solo", 2).await;
+    let id = started.json()["id"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "at last");
+    drop(third);
+}

@@ -28,16 +28,16 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         .values()
         .filter(|it| it.error.is_some())
         .count();
-    let others = match runner.differing_nodes() {
-        Some(nodes) if !nodes.is_empty() => {
-            format!("; the nodes {} have others", nodes.join(", "))
-        }
-        _ => String::new(),
-    };
+    let differing = runner.differing_nodes().map(|nodes| {
+        text(match nodes.is_empty() {
+            true => "none".to_owned(),
+            false => nodes.join("; "),
+        })
+    });
     let state = |is_fine: bool, fine: &str, bad: &str| {
         html! { span class=(if is_fine { "status completed" } else { "status failed" }) { (if is_fine { fine } else { bad }) } }
     };
-    let now = facts(&[
+    let mut now = vec![
         (
             "Store",
             state(is_store_fine, "works", "does not accept writes"),
@@ -56,12 +56,13 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         (
             "Agents",
             text(format!(
-                "{}, {invalid} of them invalid{others}",
+                "{}, {invalid} of them invalid",
                 agents.entries.len()
             )),
         ),
         ("Version", text(env!("CARGO_PKG_VERSION"))),
-    ]);
+    ];
+    now.extend(differing.map(|nodes| ("Nodes that differ", nodes)));
     let overview = match request.may(Admin) && request.principal.can_see_all_runs() {
         true => Some(runner.overview().await),
         false => None,
@@ -70,7 +71,7 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         div.head { h1 { "System" } }
         div #list data-live="3000" {
             h2 { "Now" }
-            (now)
+            (facts(&now))
             @if let Some(overview) = &overview { (operator(overview)) }
         }
     };
