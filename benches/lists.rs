@@ -105,6 +105,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
     };
     let opening = NewRun {
         node_labels: Arc::default(),
+        pinned_agents: None,
         run: Arc::new(run(id, n)),
         resume_state: continuation,
         claim: None,

@@ -152,6 +152,7 @@ impl BenchRun<'_> {
         });
         let new_run = NewRun {
             node_labels: Arc::default(),
+            pinned_agents: None,
             run: Arc::new(run),
             resume_state: ResumeState {
                 definition: Arc::clone(&DEFINITION),

@@ -102,6 +102,7 @@ async fn write_run(store: &dyn RunStore, n: u64, created_at: Timestamp) -> Resul
     };
     let opening = NewRun {
         node_labels: Arc::default(),
+        pinned_agents: None,
         run: Arc::new(run),
         resume_state: ResumeState {
             definition: "{}".into(),

@@ -437,6 +437,7 @@ fn opening_entry(
         claim,
         entry,
         node_labels: Arc::clone(&active_run.tree.node_labels),
+        pinned_agents: None,
     }));
     (change, prompt)
 }

@@ -63,6 +63,8 @@ pub struct NewRun {
     pub entry: QueueEntry,
     /// The labels that a node needs to drive the tree of this root.
     pub node_labels: Arc<[String]>,
+    /// The definitions that this root's names by their digest. Stored once for each content.
+    pub pinned_agents: Option<Arc<str>>,
 }
 
 /// How a root run enters the queue of all nodes that share the database; without effect if only one process uses it.

@@ -73,6 +73,9 @@ pub trait RunRecords: Send + Sync + 'static {
     /// run.
     fn definition(&self, id: RunId) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>>;
 
+    /// The definitions with this digest: see [`crate::store::NewRun::pinned_agents`].
+    fn pinned_agents(&self, digest: Digest) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>>;
+
     /// The bytes with these digests. Digests that no run refers to are left out.
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>>;
 

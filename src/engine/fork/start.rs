@@ -225,6 +225,7 @@ async fn child_write(
             claim: None,
             entry: QueueEntry::STARTED,
             node_labels: Arc::default(),
+            pinned_agents: None,
         })),
     };
     let unfinished = UnfinishedRun {
@@ -266,6 +267,7 @@ impl NewFork {
                 is_here,
             },
             node_labels: Arc::clone(&context.run.tree.node_labels),
+            pinned_agents: None,
         }));
         let (unfinished, writes): (Vec<_>, Vec<_>) = children.into_iter().unzip();
         let write = Write {

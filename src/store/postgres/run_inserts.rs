@@ -48,6 +48,9 @@ impl RunInserts {
         let (hash, stored) = self.store_definition(definition, run.id);
         queries.push(row(write, new_run, hash, owner));
         queries.extend(stored);
+        if let Some(pinned_agents) = &new_run.pinned_agents {
+            queries.extend(self.store_definition(pinned_agents, run.id).1);
+        }
         if let (None, Some(session)) = (run.parent_id, &run.session) {
             let session = values! {
                 ":owner": run.owner.as_deref().unwrap_or_default(), ":session": free_text(session), ":root": run.id,

@@ -97,6 +97,15 @@ impl RunRecords for PostgresStore {
         )
     }
 
+    fn pinned_agents(&self, digest: Digest) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move {
+                let found = queries::definitions(db, vec![digest.0]).await?;
+                Ok(found.into_values().next())
+            })
+        }))
+    }
+
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
         Box::pin(
             self.readers

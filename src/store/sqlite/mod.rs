@@ -1,5 +1,6 @@
 //! The store in one SQLite file, with one writer thread and a few reader threads.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -198,6 +199,13 @@ impl RunRecords for SqliteStore {
 
     fn definition(&self, id: RunId) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::definition(db, id)))
+    }
+
+    fn pinned_agents(&self, digest: Digest) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| queries::load_definition(db, digest.0, &mut HashMap::new())),
+        )
     }
 
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {

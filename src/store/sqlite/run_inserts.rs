@@ -51,6 +51,9 @@ impl RunInserts {
         let resume_state = &new_run.resume_state;
         let definition = self.store_definition(sql, &resume_state.definition, run.id)?;
         insert_row(sql, run, resume_state, definition, last_event)?;
+        if let Some(pinned_agents) = &new_run.pinned_agents {
+            self.store_definition(sql, pinned_agents, run.id)?;
+        }
         let id = rows::id_bytes(&run.id);
         if !run_values::is_inline_input(run) {
             sql.insert_text.execute(named_params! {

@@ -96,6 +96,10 @@ impl RunRecords for Log {
         unreachable!("a stream reads no definitions")
     }
 
+    fn pinned_agents(&self, _: Digest) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        unreachable!("a stream reads no definitions")
+    }
+
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
         unreachable!("a stream does not list")
     }

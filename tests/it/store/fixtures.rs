@@ -116,6 +116,7 @@ pub fn fresh(run: Run) -> NewRun {
     };
     NewRun {
         node_labels: Arc::default(),
+        pinned_agents: None,
         run: Arc::new(run),
         resume_state: continuation,
         claim: None,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axed::domain::attachment::Digest;
 use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
 use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{CallLimit, Cost, TreeUsage};
@@ -435,12 +436,32 @@ async fn a_closed_store_rejects_calls(opened: &Opened) {
     assert!(store.check().await.is_err_and(closed));
 }
 
+/// Roots of equal content share the definitions of the agents that they call, until none of them is left.
+async fn pinned_agents_read_back(opened: &Opened) {
+    let store = &*opened.store;
+    let digest = Digest::compute(b"[{}]");
+    let found = async || store.pinned_agents(digest).await.expect("a read");
+    assert_eq!(found().await, None);
+    let root = root();
+    let opening = NewRun {
+        pinned_agents: Some("[{}]".into()),
+        ..fresh(record(&root, "a"))
+    };
+    let open = write(&root, Change::Create(Box::new(opening)), 1);
+    store.write(open).await.expect("opened");
+    assert_eq!(found().await.as_deref(), Some("[{}]"));
+    store.write(completing(&root, "x")).await.expect("closed");
+    assert!(store.delete(root.run).await.expect("deleted"));
+    assert_eq!(found().await, None);
+}
+
 shared_stories!(
     a_run_ends_once,
     a_record_reads_back,
     steps_read_back,
     a_trees_usage_is_summed,
     a_resume_state_reads_back,
+    pinned_agents_read_back,
     resuming_counts_as_an_attempt,
     a_rejected_write_affects_no_other,
     a_failed_queued_write_stops_its_run,

@@ -143,6 +143,10 @@ impl RunRecords for CrashingStore {
         self.inner.definition(id)
     }
 
+    fn pinned_agents(&self, digest: Digest) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        self.inner.pinned_agents(digest)
+    }
+
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
         self.inner.blobs(digests)
     }
