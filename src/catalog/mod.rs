@@ -125,20 +125,17 @@ impl Agents {
 
     /// The labels that a node needs to drive a tree of this agent: its own and those of the agents that it may call.
     pub fn node_labels(&self, agent: &Agent) -> Vec<String> {
-        let mut labels: BTreeSet<String> = self
-            .with_called(agent)
-            .iter()
-            .flat_map(|it| it.node.iter().cloned())
-            .collect();
-        labels.extend(agent.requested_root.as_deref().map(root_label));
+        let agents = self.with_called(agent);
+        let labels = agents.flat_map(|it| it.node.iter().cloned());
+        let root = agent.requested_root.as_deref().map(root_label);
+        let labels: BTreeSet<String> = labels.chain(root).collect();
         labels.into_iter().collect()
     }
 
     /// The providers of this agent and of those that it may call, as what a node has. Those whose keys the client gave are left
     /// out.
     pub fn provider_labels(&self, agent: &Agent) -> BTreeSet<String> {
-        let agents = self.with_called(agent);
-        let providers = agents.iter().map(|it| &it.model.provider);
+        let providers = self.with_called(agent).map(|it| &it.model.provider);
         providers
             .filter(|name| !agent.given_keys.contains(name))
             .map(|name| provider_label(name))
@@ -146,21 +143,25 @@ impl Agents {
     }
 
     /// This agent and all that it may call.
-    fn with_called<'a>(&'a self, agent: &'a Agent) -> Vec<&'a Agent> {
-        let mut reached = BTreeSet::new();
-        let mut agents = vec![agent];
-        let mut next = 0;
-        while let Some(caller) = agents.get(next).copied() {
+    fn with_called<'a>(&'a self, agent: &'a Agent) -> impl Iterator<Item = &'a Agent> {
+        let called = self.callable(agent).into_values();
+        std::iter::once(agent).chain(called.map(|called| &**called))
+    }
+
+    /// The agents that a tree of this agent may call, by name.
+    pub fn callable(&self, agent: &Agent) -> BTreeMap<&str, &Arc<Agent>> {
+        let mut callable = BTreeMap::new();
+        let mut callers = vec![agent];
+        while let Some(caller) = callers.pop() {
             for name in &caller.sub_agents {
                 if let Ok(called) = self.get(name)
-                    && reached.insert(name)
+                    && callable.insert(&*called.name, called).is_none()
                 {
-                    agents.push(called);
+                    callers.push(called);
                 }
             }
-            next += 1;
         }
-        agents
+        callable
     }
 }
 

@@ -13,6 +13,7 @@ use crate::engine::cluster::followed_trees::FollowedTrees;
 use crate::engine::cluster::remote_followers::RemoteFollowers;
 use crate::engine::cluster::watched_runs::WatchedRuns;
 use crate::engine::memory::memories::Memories;
+use crate::engine::record::agent_pins::AgentPins;
 use crate::engine::record::agent_snapshots::AgentSnapshots;
 use crate::engine::record::journal::Journal;
 use crate::engine::replay::playback::{Playback, Playbacks};
@@ -25,6 +26,7 @@ use crate::engine::state::cluster_permits::ClusterPermits;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
+use crate::engine::state::pinned_agents::SubAgents;
 use crate::fair::admission::AdmissionQueue;
 use crate::providers::registry::ProviderRegistry;
 use crate::store::leadership::Leadership;
@@ -62,6 +64,7 @@ pub struct Engine {
     pub journal: Journal,
     pub memories: Memories,
     pub agent_snapshots: AgentSnapshots,
+    pub agent_pins: AgentPins,
     /// Child runs that an earlier process left unfinished.
     pub orphans: OrphanedChildren,
     pub active_runs: Arc<ActiveRuns>,
@@ -119,6 +122,12 @@ impl RunContext {
             engine: Arc::clone(engine),
             run: Arc::clone(run),
         }
+    }
+
+    /// The agents that the run can call.
+    pub fn sub_agents(&self) -> SubAgents {
+        let pinned = self.run.tree.pinned_agents.get();
+        SubAgents::new(pinned.map(Arc::clone), &self.engine.catalog)
     }
 
     /// The recording that the run is played back from, in a test.

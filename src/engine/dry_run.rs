@@ -10,14 +10,17 @@ use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
 use crate::engine::delegation::child_run;
 use crate::engine::prepare::{self, RunInput};
+use crate::engine::record::agent_pins::PinnedRoot;
 use crate::engine::record::webhook_events;
 use crate::engine::request::{DryLimits, DryRun, DrySubAgents, RunRequest, StartError};
+use crate::engine::state::pinned_agents::SubAgents;
 use crate::engine::workdir;
 use crate::providers::model_params;
 use crate::tools::mcp::McpToolset;
 
 pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<DryRun, StartError> {
-    let agent = prepare::resolve_agent(engine, &request).await?;
+    let PinnedRoot { agent, pinned } = prepare::resolve_agent(engine, &request).await?;
+    let sub_agents = SubAgents::new(pinned, &engine.catalog);
     let period_budgets = prepare::period_budgets(engine, &request, &agent.name);
     let mut warnings = prepare::check_prices(engine, &request, &agent, &period_budgets)?;
     webhook_events::for_run(&engine.settings, &request, &agent)?;
@@ -48,9 +51,16 @@ pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<Dr
         let failure = offer.required_failure.as_ref();
         warnings.extend(failure.map(|it| Warning::new(WarningCode::McpServerUnavailable, it)));
     }
-    let toolbox = prepare::build_toolbox(engine, &agent, &scope, open_workdir.as_ref(), offer);
+    let toolbox = prepare::build_toolbox(
+        engine,
+        &agent,
+        &scope,
+        open_workdir.as_ref(),
+        offer,
+        &sub_agents,
+    );
     warnings.extend(prepare::missing_tools(engine, &agent, &toolbox));
-    warnings.extend(missing_agents(engine, &agent));
+    warnings.extend(missing_agents(&sub_agents, &agent));
     warnings.extend(model_warnings(engine, &agent));
     for warning in &warnings {
         tracing::warn!(agent = %agent.name, code = %warning.code, "{}", warning.message);
@@ -88,10 +98,9 @@ pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<Dr
     })
 }
 
-fn missing_agents(engine: &Engine, agent: &Agent) -> Vec<Warning> {
-    let agents = engine.catalog.current();
+fn missing_agents(sub_agents: &SubAgents, agent: &Agent) -> Vec<Warning> {
     let errors = agent.sub_agents.iter().filter_map(|name| {
-        let error = agents.get(name).err()?;
+        let error = sub_agents.get(name).err()?;
         Some(child_run::load_warning(name, &error))
     });
     errors.collect()

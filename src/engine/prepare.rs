@@ -24,9 +24,11 @@ use crate::engine::admission::placement::Placement;
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
 use crate::engine::memory::memories::PromptMemory;
+use crate::engine::record::agent_pins::PinnedRoot;
 use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::settings::Settings;
 use crate::engine::state::period_budgets::TreeBudgets;
+use crate::engine::state::pinned_agents::SubAgents;
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::structured_input::{self, CheckedInput};
 use crate::engine::workdir;
@@ -85,19 +87,20 @@ impl<T: Into<Content>> From<T> for RunInput {
     }
 }
 
-/// The catalog's agent with the request's overrides.
+/// The catalog's agent with the request's overrides, and what a tree of it is pinned to.
 pub async fn resolve_agent(
     engine: &Arc<Engine>,
     request: &RunRequest,
-) -> Result<Arc<Agent>, StartError> {
+) -> Result<PinnedRoot, StartError> {
     let agents = engine.catalog.current();
     let agent = agents.get(&request.agent)?;
     let overrides = &request.overrides;
     check_provider_keys(engine, &request.provider_keys, agent)?;
+    let root = (engine.agent_pins).pin(&engine.agent_snapshots, &agents, agent);
     if is_empty(overrides) && request.provider_keys.is_empty() {
-        return Ok(Arc::clone(agent));
+        return Ok(root);
     }
-    let mut overridden = Agent::clone(agent);
+    let mut overridden = Agent::clone(&root.agent);
     overridden.given_keys = request.provider_keys.keys().cloned().collect();
     if let Some(model) = &overrides.model {
         overridden.model = model.parse().map_err(StartError::Model)?;
@@ -123,7 +126,10 @@ pub async fn resolve_agent(
     check_params(engine, &overridden, &overrides.params)?;
     overrides.params.apply_to(&mut overridden.params);
     tighten_budget(&mut overridden.budget, &overrides.budget);
-    Ok(Arc::new(overridden))
+    Ok(PinnedRoot {
+        agent: Arc::new(overridden),
+        ..root
+    })
 }
 
 /// Checks the input against the agent's schema, and replaces it by what is recorded. Returns the user message.
@@ -251,8 +257,8 @@ pub fn build_toolbox(
     scope: &Scope,
     workdir: Option<&Arc<Workdir>>,
     offer: McpToolset,
+    sub_agents: &SubAgents,
 ) -> Toolbox {
-    let agents = engine.catalog.current();
     let workdir = workdir.map(Arc::clone);
     Toolbox::new(
         agent,
@@ -261,7 +267,7 @@ pub fn build_toolbox(
         &engine.tool_registry,
         offer,
         |name| {
-            let agent = agents.get(name).ok();
+            let agent = sub_agents.get(name).ok();
             CallableAgent {
                 name: name.to_owned(),
                 description: agent.and_then(|agent| agent.description.clone()),

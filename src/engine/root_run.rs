@@ -437,7 +437,7 @@ fn opening_entry(
         claim,
         entry,
         node_labels: Arc::clone(&active_run.tree.node_labels),
-        pinned_agents: None,
+        pinned_agents: run_record::pinned_agents(active_run),
     }));
     (change, prompt)
 }

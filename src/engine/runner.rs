@@ -33,6 +33,7 @@ use crate::engine::fork::start::{self as fork_start, ForkAdmission, NewFork, Roo
 use crate::engine::memory::memories::{GcReport, MemoryError};
 use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
+use crate::engine::record::agent_pins::{AgentPins, PinnedRoot};
 use crate::engine::record::agent_snapshots::AgentSnapshots;
 use crate::engine::record::journal::Subscription;
 use crate::engine::record::recorded_request::recorded_request;
@@ -103,6 +104,7 @@ impl Runner {
             journal,
             memories,
             agent_snapshots: AgentSnapshots::default(),
+            agent_pins: AgentPins::default(),
             orphans: OrphanedChildren::default(),
             active_runs,
             suspension: Suspension::default(),
@@ -158,7 +160,7 @@ impl Runner {
     async fn admit(&self, mut request: RunRequest) -> Result<NewRoot, StartError> {
         let engine = &self.engine;
         self.check_accepting()?;
-        let agent = prepare::resolve_agent(engine, &request).await?;
+        let PinnedRoot { agent, pinned } = prepare::resolve_agent(engine, &request).await?;
         let placement = placement::place(engine, &request, &agent)?;
         if request.playback.as_ref().is_none_or(|it| it.live.models) {
             prepare::check_provider(engine, &agent)?;
@@ -200,6 +202,7 @@ impl Runner {
             node_labels: placement.labels,
             ..Tree::new(request.owner, period_budgets, webhooks, keys)
         });
+        tree.pin(pinned);
         let accounts = tree
             .budgets
             .open_account(&agent.budget, &[], &TreeUsage::default());

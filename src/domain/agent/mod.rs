@@ -15,6 +15,7 @@ use crate::domain::agent::retry::Retry;
 use crate::domain::agent::settings::{
     Choice, ListRule, MAX_COUNT, Presence, Section, Setting, Visitor,
 };
+use crate::domain::attachment::Digest;
 use crate::domain::context::ContextSettings;
 use crate::domain::http_tool::HttpTool;
 use crate::domain::mcp::McpServer;
@@ -127,6 +128,9 @@ pub struct Agent {
     /// Whether the tree of this root adds nothing to the memory of agents.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_memory: bool,
+    /// The digest of the recorded definitions in which the tree of this root calls other agents; not in files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned_agents: Option<Digest>,
     /// The most turns of one run, 1 to [`MAX_TURNS`].
     pub max_turns: u32,
     /// What becomes of a conversation that outgrows the model's window.
@@ -209,6 +213,7 @@ impl Default for Agent {
             allow_provider_keys: false,
             given_keys: Vec::new(),
             keeps_memory: false,
+            pinned_agents: None,
             max_turns: MAX_TURNS,
             context: ContextSettings::default(),
             budget: Budget::default(),

@@ -25,6 +25,7 @@ pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
         memory: Memory::default(),
         webhook: None,
         client: None,
+        pinned_agents: None,
         delegation: Delegation {
             max_depth: None,
             ..parent.delegation.clone()

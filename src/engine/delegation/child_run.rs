@@ -67,7 +67,7 @@ pub async fn check_task(
     request: &ChildRequest<'_>,
 ) -> Result<ChildTask, String> {
     let name = request.agent;
-    let agents = parent.engine.catalog.current();
+    let agents = parent.sub_agents();
     let agent = Arc::clone(agents.get(name).map_err(|error| {
         parent.run.warn(load_warning(name, &error), Some(turn));
         describe_load_error(name, &error)

@@ -9,15 +9,24 @@ use crate::engine::delegation::child_run;
 use crate::engine::fork::request::{DefinitionChoice, ForkEdit, ForkError, ForkRequest};
 use crate::engine::fork::source::{RequestSettings, SourceRun};
 use crate::engine::prepare;
+use crate::engine::record::agent_pins::PinnedRoot;
 use crate::engine::request::StartError;
+use crate::engine::state::pinned_agents::PinnedAgents;
 
 /// An agent, with its recorded form if it is unchanged.
 pub struct Definition {
     pub agent: Arc<Agent>,
     pub json: Option<Arc<str>>,
+    /// What the tree of this root is pinned to.
+    pub pinned: Option<Arc<PinnedAgents>>,
 }
 
 impl Definition {
+    fn replace(&mut self, agent: Agent) {
+        self.agent = Arc::new(agent);
+        self.json = None;
+    }
+
     pub fn json(&self, engine: &Engine) -> Arc<str> {
         match &self.json {
             Some(json) => Arc::clone(json),
@@ -36,22 +45,61 @@ pub async fn resolve(
 ) -> Result<Definition, ForkError> {
     if choice == DefinitionChoice::Recorded || source.agent.ad_hoc.is_some() {
         check_recorded_paths(engine, &source.agent).await?;
-        return Ok(Definition {
-            agent: Arc::clone(&source.agent),
-            json: Some(Arc::clone(&source.agent_json)),
-        });
+        return recorded(engine, source, caller.is_none()).await;
     }
     let agents = engine.catalog.current();
-    let mut agent = Arc::clone(agents.get(&source.run.agent).map_err(StartError::from)?);
-    if let Some(caller) = caller {
-        child_run::inherit_hosts(caller, &mut agent);
-    }
+    let agent = agents.get(&source.run.agent).map_err(StartError::from)?;
+    let (mut agent, pinned) = match caller {
+        Some(caller) => {
+            let mut agent = Arc::clone(agent);
+            child_run::inherit_hosts(caller, &mut agent);
+            (agent, None)
+        }
+        None => {
+            let PinnedRoot { agent, pinned } =
+                (engine.agent_pins).pin(&engine.agent_snapshots, &agents, agent);
+            (agent, pinned)
+        }
+    };
     if let Some(request) = request {
         let overridden = apply_request(&agent, &source.agent, request)?;
         check_recorded_paths(engine, &overridden).await?;
         agent = Arc::new(overridden);
     }
-    Ok(Definition { agent, json: None })
+    Ok(Definition {
+        agent,
+        json: None,
+        pinned,
+    })
+}
+
+/// The definition as recorded. The fork of a root calls other agents in the definitions that the source calls them in.
+async fn recorded(
+    engine: &Engine,
+    source: &SourceRun,
+    is_root: bool,
+) -> Result<Definition, ForkError> {
+    let as_recorded = |pinned| Definition {
+        agent: Arc::clone(&source.agent),
+        json: Some(Arc::clone(&source.agent_json)),
+        pinned,
+    };
+    if !is_root || source.agent.sub_agents.is_empty() {
+        return Ok(as_recorded(None));
+    }
+    let (store, pins) = (engine.journal.store(), &engine.agent_pins);
+    let pinned = pins.load(&**store, source.run.id, &source.agent).await?;
+    if pinned.is_some() {
+        return Ok(as_recorded(pinned));
+    }
+    let agents = engine.catalog.current();
+    let PinnedRoot { agent, pinned } =
+        pins.pin_anew(&engine.agent_snapshots, &agents, &source.agent);
+    Ok(Definition {
+        agent,
+        json: None,
+        pinned,
+    })
 }
 
 /// The definition of today with what the request of the source has set.
@@ -104,10 +152,7 @@ pub fn apply_to_root(request: &ForkRequest, definition: &mut Definition) {
     agent.keeps_memory = !request.adds_memory;
     agent.given_keys = new_run.provider_keys.keys().cloned().collect();
     prepare::tighten_budget(&mut agent.budget, &new_run.overrides.budget);
-    *definition = Definition {
-        agent: Arc::new(agent),
-        json: None,
-    };
+    definition.replace(agent);
 }
 
 /// Applies the edits of the forked run's settings. `root` is the agent of the fork's root.
@@ -146,9 +191,6 @@ pub fn apply_edit(
         }
         agent.max_turns = max_turns;
     }
-    *definition = Definition {
-        agent: Arc::new(agent),
-        json: None,
-    };
+    definition.replace(agent);
     Ok(())
 }

@@ -17,6 +17,7 @@ use crate::engine::prepare;
 use crate::engine::replay::recovery;
 use crate::engine::replay::run_log;
 use crate::engine::run_loop::tool_calls;
+use crate::engine::state::pinned_agents::{PinnedAgents, SubAgents};
 use crate::store::Step;
 use crate::store::turn_record::TurnEntry;
 use crate::tools::Effect;
@@ -26,6 +27,8 @@ pub struct PlannedRun {
     pub run: Run,
     pub agent: Arc<Agent>,
     pub agent_json: Arc<str>,
+    /// What the tree of this root is pinned to.
+    pub pinned: Option<Arc<PinnedAgents>>,
     pub steps: Vec<Step>,
     /// The copied turns.
     pub turns: Vec<TurnEntry>,
@@ -190,6 +193,7 @@ impl Planner<'_> {
             run,
             turns,
             agent_json: definition.json(self.engine),
+            pinned: definition.pinned,
             agent: definition.agent,
             steps: kept.steps,
             events: events.into_iter().flatten().collect(),
@@ -295,7 +299,9 @@ impl Planner<'_> {
             return Ok(());
         }
         let offer = self.engine.mcp.list_tools(&agent.mcp_servers).await;
-        let toolbox = prepare::build_toolbox(self.engine, agent, scope, None, offer);
+        // Only the effects of the tools are looked at.
+        let sub_agents = SubAgents::new(None, &self.engine.catalog);
+        let toolbox = prepare::build_toolbox(self.engine, agent, scope, None, offer, &sub_agents);
         for open in begun {
             let call = toolbox.resolve(open.call.clone());
             if toolbox.effect(&call.name) == Some(Effect::Mutating) {

@@ -17,6 +17,7 @@ use crate::engine::fork::request::{ForkError, ForkRequest};
 use crate::engine::prepare;
 use crate::engine::record::journal;
 use crate::engine::record::recorded_request;
+use crate::engine::record::run_record;
 use crate::engine::record::webhook_events;
 use crate::engine::replay::recovery;
 use crate::engine::request::StartError;
@@ -130,6 +131,7 @@ pub async fn prepare_fork(
     };
     let active_run = recovery::restore(&unfinished, root.agent, Arc::new(tree), None, &[]);
     let active_run = active_run.ok_or_else(incomplete)?;
+    active_run.tree.pin(root.pinned);
     let mut events = vec![EventKind::RunQueued {
         parent_id: None,
         tool_call_id: None,
@@ -267,7 +269,7 @@ impl NewFork {
                 is_here,
             },
             node_labels: Arc::clone(&context.run.tree.node_labels),
-            pinned_agents: None,
+            pinned_agents: run_record::pinned_agents(&context.run),
         }));
         let (unfinished, writes): (Vec<_>, Vec<_>) = children.into_iter().unzip();
         let write = Write {

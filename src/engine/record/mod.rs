@@ -1,5 +1,6 @@
 //! The journal and what goes into it. Only this writes runs, steps and events.
 
+pub mod agent_pins;
 pub mod agent_snapshots;
 pub mod blobs;
 pub mod budget_charges;

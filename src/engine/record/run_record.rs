@@ -42,6 +42,13 @@ pub fn continuation(run: &ActiveRun) -> ResumeState {
     }
 }
 
+/// The definitions that the definition of a root names.
+pub fn pinned_agents(run: &ActiveRun) -> Option<Arc<str>> {
+    let pinned = run.tree.pinned_agents.get()?;
+    let is_root = run.parent.is_none();
+    is_root.then(|| Arc::clone(&pinned.text))
+}
+
 /// The deadline in calendar time, which outlives the process, with the limit in seconds that set it.
 pub fn wall_clock_deadline(run: &ActiveRun) -> Option<(Timestamp, u64)> {
     run.deadline().map(Deadline::to_wall_clock)

@@ -2,8 +2,8 @@
 //! `running` without an owner.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
 
@@ -79,6 +79,7 @@ pub async fn recover_all(
         match unfinished_run.run.parent_id {
             None => match recover(engine, &unfinished_run, None, &[]) {
                 Some(active_run) => {
+                    pin(engine, &active_run).await?;
                     recovered_ids.insert(unfinished_run.run.id);
                     let timeout = unfinished_run
                         .resume_state
@@ -100,6 +101,16 @@ pub async fn recover_all(
     }
     fail_all(engine, orphans, interruption).await?;
     Ok(recovered)
+}
+
+/// Pins the tree of a recovered root to the definitions that it was accepted with.
+async fn pin(engine: &Engine, root: &ActiveRun) -> Result<(), StoreError> {
+    let store = engine.journal.store();
+    let pinned = engine
+        .agent_pins
+        .load(&**store, root.scope.run, &root.agent);
+    root.tree.pin(pinned.await?);
+    Ok(())
 }
 
 /// Fails runs that no process drives, which have parents before their children: children first.
@@ -203,6 +214,7 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         run_count: AtomicU64::new(run.tree.runs),
         provider_keys: ProviderKeys::from_record(&agent.given_keys),
         node_labels: Arc::default(),
+        pinned_agents: OnceLock::new(),
     }
 }
 

@@ -85,6 +85,7 @@ pub async fn set_up(
         &context.run.scope,
         context.run.workdir.dir(),
         offer,
+        &context.sub_agents(),
     );
     for warning in prepare::missing_tools(&context.engine, &context.run.agent, &toolbox) {
         context.run.warn(warning, None);

@@ -171,7 +171,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
                     claim,
                     entry: QueueEntry::STARTED,
                     node_labels: Arc::clone(&context.run.tree.node_labels),
-                    pinned_agents: None,
+                    pinned_agents: run_record::pinned_agents(&context.run),
                 })))
             }
         }

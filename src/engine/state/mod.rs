@@ -17,6 +17,7 @@ pub mod pause;
 pub mod pending_approvals;
 pub mod pending_batch;
 pub mod period_budgets;
+pub mod pinned_agents;
 pub mod provider_keys;
 pub mod root_permit;
 pub mod run_warnings;

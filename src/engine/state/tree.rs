@@ -12,6 +12,7 @@ use crate::domain::webhook::Webhook;
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
 use crate::engine::state::period_budgets::TreeBudgets;
+use crate::engine::state::pinned_agents::PinnedAgents;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::tree_trace::TreeTrace;
@@ -42,6 +43,8 @@ pub struct Tree {
     pub provider_keys: ProviderKeys,
     /// The labels that a node needs to drive it, until the root is recorded.
     pub node_labels: Arc<[String]>,
+    /// What its runs call other agents in. Empty if they can call none, or if an older version accepted it.
+    pub pinned_agents: OnceLock<Arc<PinnedAgents>>,
 }
 
 impl Tree {
@@ -67,6 +70,14 @@ impl Tree {
             run_count: AtomicU64::new(1),
             provider_keys,
             node_labels: Arc::default(),
+            pinned_agents: OnceLock::new(),
+        }
+    }
+
+    /// Pins the tree, once, before its runs call others.
+    pub fn pin(&self, agents: Option<Arc<PinnedAgents>>) {
+        if let Some(agents) = agents {
+            self.pinned_agents.get_or_init(|| agents);
         }
     }
 

@@ -23,6 +23,7 @@ use crate::engine::replay::recording::RecordingError;
 use crate::engine::replay::recording::neutral::{neutral_params, plain_text, result_text};
 use crate::engine::replay::recording::offer::{self, ToolTable};
 use crate::engine::replay::recording::run_events::RunEvents;
+use crate::engine::state::pinned_agents::SubAgents;
 use crate::providers::ErrorCategory;
 use crate::store::Step;
 
@@ -35,6 +36,8 @@ pub struct CapturedRun {
 pub struct TreePosition {
     scope: Scope,
     agent: Arc<Agent>,
+    /// The agents that the runs of its tree could call.
+    sub_agents: Arc<SubAgents>,
 }
 
 pub async fn capture(
@@ -55,9 +58,18 @@ pub async fn capture(
     let agent = agent.ok_or_else(|| incomplete("its definition is not recorded"))?;
     let scope = scope(run, &agent, parent)
         .ok_or_else(|| incomplete("its position in the tree is not recorded"))?;
+    let sub_agents = match parent {
+        Some(parent) => Arc::clone(&parent.sub_agents),
+        None => {
+            let pinned = engine.agent_pins.load(&**store, run.id, &agent).await?;
+            Arc::new(SubAgents::new(pinned, &engine.catalog))
+        }
+    };
+    let offer = offer::offered_tools(engine, &agent, &scope, &sub_agents).await;
     let position = TreePosition {
         scope,
         agent: Arc::clone(&agent),
+        sub_agents,
     };
     let params = neutral_params(&agent.params);
     let mut recording = RunRecording {
@@ -93,7 +105,6 @@ pub async fn capture(
         (recording.system, recording.memory) = (system.to_owned(), Some(memory.to_owned()));
     }
     complete(&mut recording, run, events, &agent);
-    let offer = offer::offered_tools(engine, &agent, &scope).await;
     recording.tools = tools.add(&offer);
     Ok(CapturedRun {
         recording,

@@ -12,6 +12,7 @@ use crate::domain::run::Scope;
 use crate::engine::context::Engine;
 use crate::engine::prepare;
 use crate::engine::replay::recording::neutral::tool_recording;
+use crate::engine::state::pinned_agents::SubAgents;
 use crate::engine::workdir;
 use crate::tools::mcp::McpToolset;
 
@@ -22,7 +23,12 @@ pub struct Offer {
     mcp: Vec<(String, Vec<ToolSpec>)>,
 }
 
-pub async fn offered_tools(engine: &Arc<Engine>, agent: &Arc<Agent>, scope: &Scope) -> Offer {
+pub async fn offered_tools(
+    engine: &Arc<Engine>,
+    agent: &Arc<Agent>,
+    scope: &Scope,
+    sub_agents: &SubAgents,
+) -> Offer {
     let mut dir = None;
     if workdir::is_used(engine, agent) {
         dir = workdir::open_dir(engine, agent, None).await.ok();
@@ -38,7 +44,7 @@ pub async fn offered_tools(engine: &Arc<Engine>, agent: &Arc<Agent>, scope: &Sco
         (server.name.clone(), own.map(|it| it.1.spec()).collect())
     });
     let mcp = servers.collect();
-    let toolbox = prepare::build_toolbox(engine, agent, scope, dir.as_ref(), toolset);
+    let toolbox = prepare::build_toolbox(engine, agent, scope, dir.as_ref(), toolset, sub_agents);
     Offer {
         offered: toolbox.offered_specs().to_vec(),
         mcp,
