@@ -44,12 +44,17 @@ pub async fn spawn(setup: Setup) -> Option<(TestApp, String)> {
 
 /// Another process on the same database, with a data directory of its own.
 pub fn other(app: &TestApp, url: &str, node: &str) -> Command {
+    other_with_agents(app, url, node, "agents")
+}
+
+/// As [`other`], with the agents of this directory.
+pub fn other_with_agents(app: &TestApp, url: &str, node: &str, agents: &str) -> Command {
     let mut command = axed_command(
         &app.path("."),
         &[
             "serve",
             "--config=config/axed.toml",
-            "--agents=agents",
+            &format!("--agents={agents}"),
             &format!("--data=data-{node}"),
             "--listen=127.0.0.1:0",
         ],

@@ -4,4 +4,5 @@ mod ad_hoc;
 mod call_agent;
 mod cancel_tree;
 mod depth;
+mod pinned_agents;
 mod tree_limits;

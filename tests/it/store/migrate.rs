@@ -219,3 +219,37 @@ async fn copied_runs_need_nodes_with_their_labels() {
         assert_complete(&run.events().await);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copied_runs_call_the_agents_that_they_were_accepted_with() {
+    let Some(postgres) = Postgres::create() else {
+        return;
+    };
+    let url = postgres.url.clone();
+    let mut app = TestApp::setup()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "system_prompt = \"Old.\"")
+        .sqlite()
+        .spawn()
+        .await;
+    let gate = Gate::closed();
+    app.provider.will(
+        "planner",
+        [
+            says("lost").after_gate(&gate),
+            delegates([("reader", "x")]),
+            says("planned"),
+        ],
+    );
+    app.provider.will("reader", [says("read")]);
+    let id = app.start("planner", "x").await.id().to_owned();
+    app.provider.wait_for_request("planner", 1).await;
+    app.daemon.kill().await;
+    app.write_agent("reader", "system_prompt = \"New.\"");
+    stdout(&migrate(&app, &url, "postgres").await);
+    app.use_database(Some(postgres));
+    app.daemon = Daemon::start(other(&app, &url, "node")).await;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "planned");
+    assert_eq!(app.provider.requests_for("reader")[0].system(), "Old.");
+}
