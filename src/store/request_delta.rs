@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -22,6 +23,9 @@ use crate::store::turn_record::{BodyDelta, SharedText};
 const MIN_TEXT_BYTES: usize = 24;
 /// How many bytes a search for texts may read. Afterwards the rest is stored as it is.
 const MAX_SEARCHED_BYTES: usize = 256 << 20;
+
+const SEARCHED_BEGINNING: usize = 32;
+const MAX_BEGINNINGS: usize = 4;
 
 /// A shorter text is not worth a row of its own, and a longer one is not held in memory.
 const SHARED_BYTES: RangeInclusive<usize> = 256..=1 << 20;
@@ -84,7 +88,7 @@ pub fn tools_text(body: &[u8]) -> Option<SharedText> {
 
 /// Whether the body refers to the text if it is stored whole.
 pub fn contains(body: &[u8], shared: &SharedText) -> bool {
-    memchr::memmem::find(body, shared.text.as_bytes()).is_some()
+    find(body, shared.text.as_bytes()).is_some()
 }
 
 /// The shared texts that a body refers to; `None` if it is damaged.
@@ -317,7 +321,7 @@ fn find_texts<'a>(
             }
             let mut search = |from: usize| {
                 remaining = remaining.checked_sub(body.len() - from)?;
-                memchr::memmem::find(&body[from..], &needle).map(|at| from + at)
+                find(&body[from..], &needle).map(|at| from + at)
             };
             let Some(start) = search(cursor).or_else(|| search(0)) else {
                 continue;
@@ -343,6 +347,24 @@ fn find_texts<'a>(
         }
     }
     found
+}
+
+/// Where the haystack has the needle. To prepare the search of a long needle takes as long as to compare it, so its beginning is
+/// searched; where that occurs too often the whole needle is searched, so that nobody's text makes the search slow.
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    let Some(beginning) = needle.get(..SEARCHED_BEGINNING) else {
+        return memmem::find(haystack, needle);
+    };
+    let finder = memmem::Finder::new(beginning);
+    let mut from = 0;
+    for _ in 0..MAX_BEGINNINGS {
+        let at = from + finder.find(&haystack[from..])?;
+        if haystack[at..].starts_with(needle) {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+    memmem::find(&haystack[from..], needle).map(|at| from + at)
 }
 
 /// The text within a JSON string, as requests and steps are written.
@@ -374,6 +396,21 @@ mod tests {
     fn by_key(texts: &[RecordedText]) -> HashMap<TextKey, String> {
         let pairs = texts.iter().map(|it| (it.key, it.text.clone()));
         pairs.collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_needle_is_found_as_by_the_library(
+            haystack in "[ab]{0,200}",
+            (start, len) in (0_usize..200, 0_usize..80),
+            other in "[ab]{0,40}",
+        ) {
+            let part: String = haystack.chars().skip(start).take(len).collect();
+            for needle in [part.clone(), format!("{part}{other}"), "a".repeat(len)] {
+                let (haystack, needle) = (haystack.as_bytes(), needle.as_bytes());
+                prop_assert_eq!(super::find(haystack, needle), memchr::memmem::find(haystack, needle));
+            }
+        }
     }
 
     #[test]
