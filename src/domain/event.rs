@@ -30,6 +30,34 @@ pub struct Event {
     pub kind: EventKind,
 }
 
+impl Event {
+    /// Appends what `Serialize` writes in less time: a flattened kind is written through another serializer.
+    pub fn append_json(&self, json: &mut Vec<u8>) -> serde_json::Result<()> {
+        #[derive(Serialize)]
+        struct Head<'a> {
+            run_id: RunId,
+            root_id: RunId,
+            depth: u8,
+            agent: &'a str,
+            time: Timestamp,
+        }
+        let head = Head {
+            run_id: self.run_id,
+            root_id: self.root_id,
+            depth: self.depth,
+            agent: &self.agent,
+            time: self.time,
+        };
+        serde_json::to_writer(&mut *json, &head)?;
+        // Two objects become one: the end of the first and the beginning of the second a comma.
+        json.pop();
+        let end = json.len();
+        serde_json::to_writer(&mut *json, &self.kind)?;
+        json[end] = b',';
+        Ok(())
+    }
+}
+
 /// The type and the data of an event.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]

@@ -31,7 +31,7 @@ pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
     for event in events {
         lines.extend_from_slice(event.kind.name().as_bytes());
         lines.push(b' ');
-        serde_json::to_writer(&mut lines, event).map_err(|error| {
+        event.append_json(&mut lines).map_err(|error| {
             StoreError::Backend(format!("an event could not be written: {error}"))
         })?;
         lines.push(b'\n');
@@ -90,7 +90,9 @@ mod tests {
                 reason: String::new(),
             },
         };
+        let expected = serde_json::to_string(&event).expect("JSON");
         let lines = super::events_value(&[event]).expect("lines");
+        assert_eq!(lines, Some(format!("run.cancelled {expected}\n")));
         let event_agent = lines.as_deref().and_then(super::event_agent);
         assert_eq!(event_agent, Some(("reader of \"files\"".to_owned(), 2)));
     }
