@@ -10,6 +10,7 @@ use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::integers;
 use crate::store::sqlite::delete::{self, DeleteProgress};
 use crate::store::sqlite::error::WriteError;
+use crate::store::sqlite::joined_writes::JoinedWrites;
 use crate::store::sqlite::run_inserts::RunInserts;
 use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::UsageRollup;
@@ -239,6 +240,33 @@ impl<'c> Executor<'c> {
         }
         self.cache_last_seq(write, last_seq);
         Ok(run_seq)
+    }
+
+    /// Applies several writes of a run at once, and returns what each of them returns.
+    pub fn apply_joined(&mut self, joined: &JoinedWrites<'_>) -> Result<Vec<u64>, WriteError> {
+        if self.failed_runs.contains(joined.root) {
+            return Err(WriteError::Rejected(StoreError::Suspended));
+        }
+        let previous_seq = self.last_seq(joined.root)?;
+        let last_seq = previous_seq + joined.event_count();
+        let run_seq = if last_seq > previous_seq { last_seq } else { 0 };
+        let (id, last_event) = (rows::id_bytes(&joined.run), integers::signed(run_seq));
+        let calls = joined.tool_calls();
+        if run_changes::add_events(&mut self.sql, id, last_event, calls)? == 0 {
+            self.explain_unchanged(joined.first())?;
+            return Ok(vec![0; joined.count()]);
+        }
+        self.sql.insert_entry.execute(named_params! {
+            ":root": rows::id_bytes(&joined.root),
+            ":last_seq": integers::signed(last_seq),
+            ":run": id,
+            ":count": integers::signed(joined.event_count()),
+            ":events": joined.events(),
+            ":steps": joined.steps(),
+            ":turns": None::<&[u8]>,
+        })?;
+        self.cache_last_seq(joined.first(), last_seq);
+        Ok(joined.last_seqs(previous_seq))
     }
 
     /// Returns false if the write is to be ignored with its events.

@@ -50,6 +50,7 @@ mod delete;
 pub mod error;
 mod executor;
 mod files;
+mod joined_writes;
 mod lock;
 pub mod maintenance;
 pub mod memory_files;

@@ -45,7 +45,7 @@ pub fn update(
         Change::Resume => sql.resume_run.execute(only_event),
         Change::Unchanged => sql.update_last_event.execute(only_event),
         Change::Progress(progress) => update_progress(sql, id, last_event, progress),
-        Change::CountToolCall => sql.count_tool_call.execute(only_event),
+        Change::CountToolCall => add_events(sql, id, last_event, 1),
         Change::RequestCancel { reason } => sql.request_cancel.execute(named_params! {
             ":id": id,
             ":last_event": last_event,
@@ -58,6 +58,20 @@ pub fn update(
             ":last_event": last_event,
             ":number": message.number,
         }),
+    }
+}
+
+/// Adds events and tool calls to a run. Returns the number of rows that changed, as [`update`].
+pub fn add_events(
+    sql: &mut Statements<'_>,
+    id: &[u8; 16],
+    last_event: i64,
+    tool_calls: i64,
+) -> rusqlite::Result<usize> {
+    let params = named_params! {":id": id, ":last_event": last_event, ":count": tool_calls};
+    match tool_calls {
+        0 => sql.update_last_event.execute(&params[..2]),
+        _ => sql.count_tool_calls.execute(params),
     }
 }
 

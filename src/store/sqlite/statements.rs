@@ -80,7 +80,7 @@ statements! {
              cache_write_tokens = :cache_write_tokens, model_calls = :model_calls, tool_calls = :tool_calls, \
              cost = :cost, unreported = :unreported, model_usage = coalesce(:model_usage, model_usage) \
              WHERE id = :id AND finished_at IS NULL",
-        count_tool_call: "UPDATE runs SET last_event = max(last_event, :last_event), tool_calls = tool_calls + 1 \
+        count_tool_calls: "UPDATE runs SET last_event = max(last_event, :last_event), tool_calls = tool_calls + :count \
              WHERE id = :id AND finished_at IS NULL",
         request_cancel: "UPDATE runs SET last_event = max(last_event, :last_event), status = 'cancelling', \
              cancel_reason = :reason WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling'",

@@ -16,6 +16,7 @@ use crate::store::sqlite::delete::{self, DeleteProgress};
 use crate::store::sqlite::error::{WriteError, is_single_write_error, store_error};
 use crate::store::sqlite::executor::Executor;
 use crate::store::sqlite::files::{OpenFiles, Reserve};
+use crate::store::sqlite::joined_writes::JoinedWrites;
 use crate::store::sqlite::lock::Lock;
 use crate::store::sqlite::schema::LOCK_TIMEOUT;
 use crate::store::write_queue::callbacks::WriterCallbacks;
@@ -259,15 +260,26 @@ impl<'c> Writer<'c> {
         }
         self.executor.sql.begin.execute(&[])?;
         let is_disk_full = self.reserve.is_disk_full();
-        for job in batch {
-            match self.executor.execute(&job.task, is_disk_full) {
-                Ok(number) => results.push(Ok(number)),
+        while let Some(job) = batch.get(results.len()) {
+            let rest = &batch[results.len()..];
+            let joined = JoinedWrites::first_of(rest).filter(|_| !is_disk_full);
+            let (count, executed) = match &joined {
+                Some(joined) => (joined.count(), self.executor.apply_joined(joined)),
+                None => {
+                    let executed = self.executor.execute(&job.task, is_disk_full);
+                    (1, executed.map(|number| vec![number]))
+                }
+            };
+            match executed {
+                Ok(numbers) => results.extend(numbers.into_iter().map(Ok)),
                 Err(WriteError::Rejected(error)) => {
-                    // A run that was never accepted has no record with a gap.
-                    if !matches!(error, StoreError::AlreadyClaimed(_)) {
-                        self.mark_failed(job);
+                    for job in &rest[..count] {
+                        // A run that was never accepted has no record with a gap.
+                        if !matches!(error, StoreError::AlreadyClaimed(_)) {
+                            self.mark_failed(job);
+                        }
+                        results.push(Err(error.clone()));
                     }
-                    results.push(Err(error));
                 }
                 Err(WriteError::Database(error)) => return Err(error),
             }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use axed::domain::message::ToolResult;
 use axed::domain::run::Scope;
-use axed::store::Change;
 use axed::store::events::EventQuery;
+use axed::store::{Change, Step, StoreError};
 
 use crate::store::fixtures::{
     Opened, child, completing, fresh, numbers, opening, record, root, stored, whole_log, write,
@@ -103,4 +104,65 @@ async fn a_log_is_read_in_parts(opened: &Opened) {
     }
 }
 
-shared_stories!(a_log_has_no_gaps, a_log_is_read_in_parts,);
+/// Results that are posted faster than they are committed share entries: each is read back, in its order.
+async fn posted_results_are_read_back(opened: &Opened) {
+    let (store, roots) = (&*opened.store, [root(), root()]);
+    for root in &roots {
+        store.write(opening(root, "a")).await.expect("opened");
+    }
+    let result = |position| Step::Result {
+        turn: 1,
+        position,
+        result: ToolResult::text("1", format!("found {position}"), false),
+        refused_by: Vec::new(),
+    };
+    for position in 0..60 {
+        let root = &roots[position as usize / 20 % 2];
+        store
+            .enqueue(write(root, Change::Unchanged, position % 3))
+            .await
+            .expect("posted");
+        let mut some = write(root, Change::CountToolCall, position % 2);
+        some.steps.push(result(position));
+        store.enqueue(some).await.expect("posted");
+    }
+    for (index, root) in (0..).zip(&roots) {
+        let positions: Vec<u32> = (0..60).filter(|it| it / 20 % 2 == index).collect();
+        let wanted: Vec<Step> = positions.iter().copied().map(result).collect();
+        let events: u32 = positions.iter().map(|it| it % 3 + it % 2).sum();
+        let last = store.write(completing(root, "done")).await.expect("closed");
+        assert_eq!(last, u64::from(events) + 2);
+        let steps = store.steps(root.run).await.expect("steps");
+        assert_eq!(format!("{steps:?}"), format!("{wanted:?}"));
+        let log = store.events(whole_log(root)).await.expect("the log");
+        assert_eq!(numbers(&log), (1..=last).collect::<Vec<_>>());
+        let late = store.write(write(root, Change::CountToolCall, 1)).await;
+        assert!(matches!(late, Err(StoreError::AlreadyTerminal(_))));
+    }
+}
+
+/// Neighbouring posted writes of a run that has ended are refused, and stop nothing else.
+async fn posted_writes_of_an_ended_run_are_refused(opened: &Opened) {
+    let (store, ended, other) = (&*opened.store, root(), root());
+    for root in [&ended, &other] {
+        store.write(opening(root, "a")).await.expect("opened");
+    }
+    store.write(completing(&ended, "x")).await.expect("closed");
+    for _ in 0..10 {
+        for change in [Change::Unchanged, Change::CountToolCall] {
+            let some = write(&ended, change, 1);
+            store.enqueue(some).await.expect("posted");
+        }
+    }
+    let number = store.write(write(&other, Change::CountToolCall, 1)).await;
+    assert_eq!(number.expect("written"), 2);
+    let log = store.events(whole_log(&ended)).await.expect("the log");
+    assert_eq!(numbers(&log), [1, 2]);
+}
+
+shared_stories!(
+    a_log_has_no_gaps,
+    a_log_is_read_in_parts,
+    posted_results_are_read_back,
+    posted_writes_of_an_ended_run_are_refused,
+);
