@@ -54,16 +54,23 @@ fn has_other_node(engine: &Engine, labels: &[String]) -> bool {
 }
 
 /// What a node needs for a tree that goes on, if this one has not all of it, and another node has; or if no node can send requests to
-/// the provider of its root: it waits for one that can. `agents` are those of its unfinished runs.
+/// the provider of its root: it waits for one that can. `agents` are those of its unfinished runs, and those that they may call.
 pub fn elsewhere(engine: &Engine, root: &Agent, agents: &[Arc<Agent>]) -> Option<Vec<String>> {
-    let (mut labels, mut providers) = (BTreeSet::new(), BTreeSet::new());
-    for agent in agents {
-        labels.extend(engine.catalog.current().node_labels(agent));
-        providers.extend(missing_providers(engine, agent).into_iter().flatten());
-    }
-    if providers.is_empty() {
+    let own = &engine.settings.node_labels;
+    let providers: BTreeSet<String> = agents
+        .iter()
+        .map(|agent| &agent.model.provider)
+        .filter(|provider| !root.given_keys.contains(provider))
+        .map(|provider| provider_label(provider))
+        .collect();
+    if providers.iter().all(|label| own.contains(label)) {
         return None;
     }
+    let mut labels: BTreeSet<String> = agents
+        .iter()
+        .flat_map(|agent| agent.node.iter().cloned())
+        .collect();
+    labels.extend(root.requested_root.as_deref().map(root_label));
     let needed: Vec<String> = labels.iter().chain(&providers).cloned().collect();
     if has_other_node(engine, &needed) {
         return Some(needed);

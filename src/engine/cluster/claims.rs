@@ -103,7 +103,16 @@ async fn leave_to_others(
     }
     let mut left = HashSet::new();
     for (root, agent) in root_agents {
-        if let Some(labels) = placement::elsewhere(engine, &agent, &agents[&root]) {
+        let mut needed = agents.remove(&root).unwrap_or_default();
+        let store = &**engine.journal.store();
+        match engine.agent_pins.load(store, root, &agent).await? {
+            Some(pinned) => needed.extend(pinned.agents.values().cloned()),
+            None => {
+                let current = engine.catalog.current();
+                needed.extend(current.callable(&agent).into_values().cloned());
+            }
+        }
+        if let Some(labels) = placement::elsewhere(engine, &agent, &needed) {
             tracing::info!(run.id = %root, run.root = %root, "{root} is left to a node with {}", labels.join(", "));
             cluster.hand_over_tree(root, labels).await?;
             left.insert(root);

@@ -144,7 +144,9 @@ statements! {
          permit = least(t.permit, 1), returned = t.returned OR t.permit = 2 \
          WHERE t.root = :root AND NOT EXISTS (SELECT 1 FROM nodes n WHERE t.labels IS NULL OR t.labels <@ n.labels) \
          RETURNING t.epoch",
-    LeaveTree: "UPDATE trees SET node = NULL, labels = :labels WHERE root = :root AND node = :node",
+    /// It needs what it has needed before, too.
+    LeaveTree: "UPDATE trees SET node = NULL, labels = ARRAY(SELECT unnest(labels) UNION SELECT unnest(:labels::text[])) \
+         WHERE root = :root AND node = :node",
     /// The next run of a session: its id is greater than that of the one before.
     EnterSession: "INSERT INTO sessions AS s (owner, name, last_run) VALUES (:owner, :session, :root) \
          ON CONFLICT (owner, name) DO UPDATE SET last_run = excluded.last_run WHERE s.last_run < excluded.last_run",

@@ -233,7 +233,13 @@ async fn a_run_goes_to_a_node_that_has_the_key_of_its_provider() {
     for agent in ["solo", "planner"] {
         assert_eq!(driver(&app, agent), "second");
     }
-    // The first node takes what it can serve, and leaves the rest to the third.
+    // The first node takes what it can serve, and leaves the rest to the third: runs keep their definitions.
+    app.write(
+        "agents/solo.toml",
+        "name = \"solo\"\nmodel = \"anthropic/solo\"\n",
+    );
+    let is_changed = |got: &ApiResponse| got.json()["model"] == "anthropic/solo";
+    app.get_until("/agents/solo", is_changed).await;
     drop(second);
     let _third = with_key(&app, &url, "third").await;
     app.provider.wait_for_request("solo", 4).await;
