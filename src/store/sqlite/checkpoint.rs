@@ -14,11 +14,11 @@ use crate::store::sqlite::{files, schema};
 
 /// Writes, and bytes of their steps and events, after which the log is copied. A short log reuses its blocks. A long one
 /// takes new blocks from the file system, which costs more than the copy.
-const CHECKPOINT_WRITES: usize = 256;
+const CHECKPOINT_WRITES: usize = 1024;
 const CHECKPOINT_BYTES: usize = 4 << 20;
 /// Pages of the log (4 KiB each) above which the writer copies the rest itself, so that the log starts from its beginning
 /// again: while the writer writes during a copy, the log only grows.
-const LONG_WAL_PAGES: i64 = 2_000;
+const LONG_WAL_PAGES: i64 = 8_000;
 
 /// The writer's handle of the copying thread.
 pub struct Checkpointer {
@@ -60,11 +60,13 @@ impl Checkpointer {
     pub fn record_commit(&mut self, writes: usize, bytes: usize, connection: &Connection) {
         self.writes += writes;
         self.bytes += bytes;
-        if self.writes < CHECKPOINT_WRITES && self.bytes < CHECKPOINT_BYTES {
+        // At once: the rest is what was written during the copy, and grows with each commit.
+        let is_wal_long = self.is_wal_long.swap(false, Ordering::AcqRel);
+        if !is_wal_long && self.writes < CHECKPOINT_WRITES && self.bytes < CHECKPOINT_BYTES {
             return;
         }
         (self.writes, self.bytes) = (0, 0);
-        if self.is_wal_long.swap(false, Ordering::AcqRel) {
+        if is_wal_long {
             log_failure(checkpoint(connection));
         } else if let Some(wake) = &self.wake {
             // Full: the thread is copying already.
