@@ -192,11 +192,17 @@ fn middle_of(class: u16) -> u64 {
 }
 
 fn write_number(bytes: &mut Vec<u8>, mut number: u128) {
-    while number > 0x7f {
+    while number > u128::from(u64::MAX) {
         bytes.push((number & 0x7f) as u8 | 0x80);
         number >>= 7;
     }
-    bytes.push(number as u8);
+    // Almost all numbers are small, and shifts of 128 bits are slow.
+    let mut low = number as u64;
+    while low > 0x7f {
+        bytes.push((low & 0x7f) as u8 | 0x80);
+        low >>= 7;
+    }
+    bytes.push(low as u8);
 }
 
 fn read_number(bytes: &mut &[u8]) -> Result<u128, DamagedSums> {

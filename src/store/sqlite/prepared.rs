@@ -47,9 +47,12 @@ impl<'c> PreparedStatement<'c> {
     }
 
     fn bind(&mut self, params: Named<'_>) -> rusqlite::Result<()> {
-        // The names of one caller are the same each time.
-        let names = params.iter().map(|(name, _)| *name);
-        if !names.eq(self.positions.iter().map(|(name, _)| *name)) {
+        // The names of one caller are the same each time, and in the same memory.
+        let is_same = |name: &str, other: &str| std::ptr::eq(name, other) || name == other;
+        let is_known = params.len() == self.positions.len()
+            && (params.iter().zip(&self.positions))
+                .all(|((name, _), (known, _))| is_same(name, known));
+        if !is_known {
             self.positions = self.find_positions(params)?;
         }
         for ((_, value), (_, position)) in params.iter().zip(&self.positions) {
