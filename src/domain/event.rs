@@ -11,6 +11,7 @@ use crate::domain::context::ContextStrategy;
 use crate::domain::failure::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{ForkedFrom, Reused, RunId};
+use crate::domain::timestamp_text;
 use crate::domain::usage::Usage;
 
 /// An event that has no number yet.
@@ -33,24 +34,19 @@ pub struct Event {
 impl Event {
     /// Appends what `Serialize` writes in less time: a flattened kind is written through another serializer.
     pub fn append_json(&self, json: &mut Vec<u8>) -> serde_json::Result<()> {
-        #[derive(Serialize)]
-        struct Head<'a> {
-            run_id: RunId,
-            root_id: RunId,
-            depth: u8,
-            agent: &'a str,
-            time: Timestamp,
-        }
-        let head = Head {
-            run_id: self.run_id,
-            root_id: self.root_id,
-            depth: self.depth,
-            agent: &self.agent,
-            time: self.time,
-        };
-        serde_json::to_writer(&mut *json, &head)?;
-        // Two objects become one: the end of the first and the beginning of the second a comma.
-        json.pop();
+        // Ids and times have nothing to escape.
+        json.extend_from_slice(br#"{"run_id":""#);
+        json.extend_from_slice(self.run_id.encode(&mut [0; 40]).as_bytes());
+        json.extend_from_slice(br#"","root_id":""#);
+        json.extend_from_slice(self.root_id.encode(&mut [0; 40]).as_bytes());
+        json.extend_from_slice(br#"","depth":"#);
+        serde_json::to_writer(&mut *json, &self.depth)?;
+        json.extend_from_slice(br#","agent":"#);
+        serde_json::to_writer(&mut *json, &*self.agent)?;
+        json.extend_from_slice(br#","time":""#);
+        timestamp_text::append(self.time, json);
+        json.push(b'"');
+        // The beginning of the kind's object becomes a comma.
         let end = json.len();
         serde_json::to_writer(&mut *json, &self.kind)?;
         json[end] = b',';

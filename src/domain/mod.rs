@@ -36,6 +36,7 @@ pub mod structured;
 pub mod suggestion;
 pub mod terminal_text;
 pub mod text_template;
+pub mod timestamp_text;
 pub mod trace;
 pub mod trigger;
 pub mod usage;

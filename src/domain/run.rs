@@ -41,7 +41,7 @@ impl RunId {
     }
 
     /// The id's text, written to the buffer.
-    fn encode(self, buffer: &mut [u8; 40]) -> &str {
+    pub fn encode(self, buffer: &mut [u8; 40]) -> &str {
         buffer[..4].copy_from_slice(b"run_");
         self.0.as_hyphenated().encode_lower(&mut buffer[4..]);
         std::str::from_utf8(buffer).unwrap_or_default()

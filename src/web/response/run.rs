@@ -12,6 +12,7 @@ use crate::domain::content::Content;
 use crate::domain::failure::Failure;
 use crate::domain::run::{ForkedFrom, PendingApproval, Reused, Run, RunId, Status};
 use crate::domain::structured;
+use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
@@ -83,10 +84,16 @@ pub struct RunView<'a> {
     /// How often the run was started; above 1 after a restart of the daemon.
     attempt: u32,
     /// When the run was accepted.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     created_at: Timestamp,
     /// When the run started; null while it is queued.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
     started_at: Option<Timestamp>,
     /// When the run ended; null until then.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
     finished_at: Option<Timestamp>,
     /// The number of the run's last event; for a root run, of its tree's last event.
     last_event: u64,
@@ -244,10 +251,12 @@ struct Link<'a> {
 
 impl Serialize for Link<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!(
-            "{}/runs/{}{}",
-            self.prefix, self.id, self.suffix
-        ))
+        let mut path = String::with_capacity(self.prefix.len() + 64);
+        path.push_str(self.prefix);
+        path.push_str("/runs/");
+        path.push_str(self.id.encode(&mut [0; 40]));
+        path.push_str(self.suffix);
+        serializer.serialize_str(&path)
     }
 }
 
