@@ -43,6 +43,7 @@ mod progress;
 mod run;
 mod run_input;
 mod runs;
+mod runtime;
 mod schedules;
 mod serve;
 mod server;
@@ -77,7 +78,7 @@ pub fn main() -> ExitCode {
         }
     };
     cli.color.apply();
-    let runtime = match tokio::runtime::Runtime::new() {
+    let runtime = match runtime::build() {
         Ok(runtime) => runtime,
         Err(error) => {
             output::eprint_line(format_args!("axed: could not start: {error}"));

@@ -72,6 +72,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("comfy_table", &["cli/table"]),
     ("rustyline", &["cli/chat_input"]),
     ("terminal_size", &["cli/output"]),
+    ("thread_priority", &["cli/runtime"]),
     ("toml", &["config", "catalog", "providers/scripted"]),
     ("toml_edit", &["engine/replay/recording"]),
     ("similar", &["cli/test"]),

@@ -12,4 +12,6 @@ mod run;
 mod runs;
 mod sessions;
 mod terminal;
+#[cfg(target_os = "linux")]
+mod threads;
 mod usage;
