@@ -23,6 +23,45 @@ const MAX_TEXT_COERCIONS: usize = 64;
 pub struct CompiledSchema {
     pub validator: Result<Validator<MeteredJson>, String>,
     pub pattern_cost: PatternCost,
+    pub error_cost: ErrorCost,
+}
+
+/// Bytes of the schema that each error copies.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ErrorCost {
+    pub keyword: usize,
+    /// The path through the schema's references, for each level of the value.
+    pub references: usize,
+}
+
+/// The longest path to a part of a value.
+#[derive(Clone, Copy, Debug, Default)]
+struct LongestPath {
+    levels: usize,
+    /// Bytes of the names of members.
+    name_bytes: usize,
+}
+
+impl LongestPath {
+    /// Fails if the value has more parts than `remaining_parts`.
+    fn measure(value: &Value, remaining_parts: &mut u64) -> Result<Self, LimitExceeded> {
+        *remaining_parts = remaining_parts.checked_sub(1).ok_or(LimitExceeded)?;
+        let mut longest = Self::default();
+        let mut include = |name: &str, part: &Value| {
+            let path = Self::measure(part, remaining_parts)?;
+            longest.levels = longest.levels.max(path.levels + 1);
+            longest.name_bytes = longest.name_bytes.max(path.name_bytes + name.len());
+            Ok(())
+        };
+        match value {
+            Value::Array(items) => items.iter().try_for_each(|item| include("", item))?,
+            Value::Object(members) => members
+                .iter()
+                .try_for_each(|(name, value)| include(name, value))?,
+            _ => {}
+        }
+        Ok(longest)
+    }
 }
 
 /// A value that does not fit its schema.
@@ -87,7 +126,7 @@ impl CompiledSchema {
             Some(false) => {}
             None => return Err(LimitExceeded),
         }
-        let errors = metered_json::with_limits(self.limits(mode, MAX_READS_FOR_ERRORS), || {
+        let errors = metered_json::with_limits(self.error_limits(mode, value)?, || {
             let errors = validator.iter_errors(value).take(MAX_ERRORS);
             errors
                 .map(|error| describe_error(&error))
@@ -142,7 +181,7 @@ impl CompiledSchema {
         let Ok(validator) = &self.validator else {
             return Ok(false);
         };
-        let pointer = metered_json::with_limits(self.limits(mode, MAX_READS_FOR_ERRORS), || {
+        let pointer = metered_json::with_limits(self.error_limits(mode, value)?, || {
             validator.iter_errors(value).find_map(|error| {
                 let is_text = matches!(
                     error.kind(),
@@ -164,6 +203,24 @@ impl CompiledSchema {
         Ok(true)
     }
 
+    /// The limits for collecting the errors of this value.
+    fn error_limits(
+        &self,
+        mode: CheckMode,
+        value: &Value,
+    ) -> Result<ValidationLimits, LimitExceeded> {
+        let mut max_parts = match mode {
+            CheckMode::Inline => MAX_INLINE_READS,
+            CheckMode::WithDeadline(_) => MAX_READS,
+        };
+        let longest = LongestPath::measure(value, &mut max_parts)?;
+        let references = self.error_cost.references * (1 + longest.levels);
+        Ok(ValidationLimits {
+            bytes_per_error: self.error_cost.keyword + longest.name_bytes + references,
+            ..self.limits(mode, MAX_READS_FOR_ERRORS)
+        })
+    }
+
     fn limits(&self, mode: CheckMode, max_reads: u64) -> ValidationLimits {
         match mode {
             CheckMode::Inline => ValidationLimits {
@@ -174,6 +231,7 @@ impl CompiledSchema {
                     max_text_bytes: 0,
                     ..self.pattern_cost
                 },
+                bytes_per_error: 0,
             },
             // A match rarely takes its longest possible time, so the deadline decides.
             CheckMode::WithDeadline(deadline) => ValidationLimits {
@@ -184,6 +242,7 @@ impl CompiledSchema {
                     reads_per_byte: 0,
                     ..self.pattern_cost
                 },
+                bytes_per_error: 0,
             },
         }
     }

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::domain::json_schema::metered_json::copied_bytes;
+
 /// The quantities that determine the cost of a schema.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Complexity {
@@ -11,6 +13,8 @@ pub struct Complexity {
     pub pattern_bytes: usize,
     /// The patterns that are matched against the names of members.
     pub name_patterns: usize,
+    /// The most bytes of a keyword's value that an error of this keyword copies.
+    pub copied_bytes: usize,
 }
 
 impl Complexity {
@@ -28,6 +32,7 @@ impl Complexity {
     fn visit(&mut self, schema: &Value, depth: usize) {
         self.depth = self.depth.max(depth);
         match schema {
+            Value::String(text) => self.copied_bytes = self.copied_bytes.max(text.len()),
             Value::Array(items) => items.iter().for_each(|item| self.visit(item, depth + 1)),
             Value::Object(members) => {
                 for (key, value) in members {
@@ -44,6 +49,9 @@ impl Complexity {
                         }
                         ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(_)) => {
                             self.references += 1;
+                        }
+                        ("not", schema) => {
+                            self.copied_bytes = self.copied_bytes.max(copied_bytes(schema));
                         }
                         _ => {}
                     }

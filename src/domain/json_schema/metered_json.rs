@@ -12,8 +12,13 @@ use jsonschema::JsonType;
 use jsonschema::json::{Array, Json, Node, NodeIdentity, Object, SerdeJson};
 use serde_json::{Map, Number, Value};
 
+use crate::domain::json_schema::limits::MAX_ERROR_BYTES;
+
 /// Bytes that are read, compared or hashed at the cost of one read.
 const BYTES_PER_READ: usize = 64;
+/// Memory of a copied value besides its text, and of an error besides what it copies.
+const VALUE_BYTES: usize = 100;
+const ERROR_BYTES: usize = 512;
 /// Reads between two checks of the deadline.
 const DEADLINE_CHECK_INTERVAL: u64 = 1_000;
 
@@ -27,6 +32,8 @@ pub struct ValidationLimits {
     /// The deadline; `None` if `max_reads` is low.
     pub deadline: Option<Instant>,
     pub pattern_cost: PatternCost,
+    /// Bytes that each error copies besides the value that does not fit.
+    pub bytes_per_error: usize,
 }
 
 /// The cost of matching patterns. A match cannot be interrupted.
@@ -49,6 +56,8 @@ struct Meter {
     stack_base: Cell<usize>,
     max_stack: Cell<usize>,
     pattern_cost: Cell<PatternCost>,
+    bytes_per_error: Cell<usize>,
+    remaining_error_bytes: Cell<usize>,
 }
 
 thread_local! {
@@ -60,6 +69,8 @@ thread_local! {
             stack_base: Cell::new(0),
             max_stack: Cell::new(0),
             pattern_cost: Cell::new(PatternCost { reads_per_byte: 0, max_text_bytes: 0, patterns_per_name: 0 }),
+            bytes_per_error: Cell::new(0),
+            remaining_error_bytes: Cell::new(0),
         }
     };
 }
@@ -76,6 +87,8 @@ pub fn with_limits<T>(limits: ValidationLimits, work: impl FnOnce() -> T) -> Opt
         meter.stack_base.set(stack_pointer());
         meter.max_stack.set(limits.max_stack);
         meter.pattern_cost.set(limits.pattern_cost);
+        meter.bytes_per_error.set(limits.bytes_per_error);
+        meter.remaining_error_bytes.set(MAX_ERROR_BYTES);
     });
     // A validator cannot be cancelled, so an unwind from a read ends it. The panic hook does not run.
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -142,6 +155,43 @@ fn charge_matching(bytes: usize, patterns: usize) {
             check_deadline(meter);
         }
     });
+}
+
+/// Charges for an error: it copies the value if it becomes a part of another error, as those of `anyOf` do.
+fn charge_error(value: &Value) {
+    METER.with(|meter| {
+        let bytes = ERROR_BYTES + meter.bytes_per_error.get();
+        let remaining = meter.remaining_error_bytes.get().checked_sub(bytes);
+        match remaining
+            .and_then(|remaining| remaining.checked_sub(copied_bytes_up_to(value, remaining)))
+        {
+            Some(remaining) => meter.remaining_error_bytes.set(remaining),
+            None => abort(),
+        }
+    });
+}
+
+/// The memory of a copy of this value, approximately.
+pub fn copied_bytes(value: &Value) -> usize {
+    copied_bytes_up_to(value, usize::MAX)
+}
+
+/// As [`copied_bytes`]; for a value that exceeds `max_bytes` any larger number.
+fn copied_bytes_up_to(value: &Value, max_bytes: usize) -> usize {
+    let parts: &mut dyn Iterator<Item = (usize, &Value)> = match value {
+        Value::String(text) => return VALUE_BYTES + text.len(),
+        Value::Array(items) => &mut items.iter().map(|item| (0, item)),
+        Value::Object(members) => &mut members.iter().map(|(name, value)| (name.len(), value)),
+        _ => return VALUE_BYTES,
+    };
+    let mut bytes = VALUE_BYTES;
+    for (name_bytes, part) in parts {
+        if bytes > max_bytes {
+            break;
+        }
+        bytes += name_bytes + copied_bytes_up_to(part, max_bytes - bytes);
+    }
+    bytes
 }
 
 /// Equality as JSON Schema defines it: numbers by value, objects in any order.
@@ -326,8 +376,10 @@ impl<'a> Node<'a, MeteredJson> for &'a Value {
         json_equal(self, expected)
     }
 
+    /// Called for each error.
     fn to_value(&self) -> Cow<'a, Value> {
         charge(1);
+        charge_error(self);
         Cow::Borrowed(self)
     }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::json_schema::compiled::{
-    CheckMode, CompiledSchema, LimitExceeded, Mismatch, bounded_message,
+    CheckMode, CompiledSchema, ErrorCost, LimitExceeded, Mismatch, bounded_message,
 };
 use crate::domain::json_schema::complexity::Complexity;
 use crate::domain::json_schema::limits::{
@@ -186,9 +186,18 @@ impl Schema {
                 break;
             }
         }
+        let references = match self.complexity.references {
+            0 => 0,
+            // Between two levels of the value, a path passes each part of the schema at most once.
+            _ => self.raw.get().len(),
+        };
         CompiledSchema {
             validator,
             pattern_cost,
+            error_cost: ErrorCost {
+                keyword: self.complexity.copied_bytes,
+                references,
+            },
         }
     }
 }
@@ -310,6 +319,65 @@ mod tests {
             assert!(took.as_secs() < 30, "{took:?}");
             assert!(schema.validation_errors_inline(&value).is_none());
         }
+    }
+
+    /// The resident memory of this process, in bytes.
+    #[cfg(target_os = "linux")]
+    fn peak_memory() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").expect("a status");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.and_then(|peak| peak.split_whitespace().next()?.parse::<usize>().ok());
+        peak.expect("a number of kB") * 1024
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn errors_copy_within_bounds() {
+        let long = "ab".repeat(1_000);
+        let names: serde_json::Map<_, _> =
+            (0..500).map(|n| (format!("{long}{n}"), json!(1))).collect();
+        let leaves: Value = (0..1_000).collect();
+        let both = |inner: Value| {
+            let mut schema = inner;
+            for _ in 0..9 {
+                schema = json!({"anyOf": [schema, {"allOf": [schema]}]});
+            }
+            schema
+        };
+        let refused = json!({"const": long.repeat(40)});
+        for (schema, value) in [
+            // Each error copies the object of a megabyte.
+            (
+                doubling_schema(json!({"propertyNames": {"maxLength": 1}}), 10),
+                Value::Object(names.clone()),
+            ),
+            (
+                doubling_schema(json!({"required": ["x", "y"]}), 10),
+                Value::Object(names.clone()),
+            ),
+            // Each error copies the path to a leaf.
+            (
+                schema(both(json!({"items": {"items": {"type": "null"}}}))),
+                json!([leaves]),
+            ),
+            (
+                schema(json!({"additionalProperties": {"items": {"anyOf": [{"type": "null"}]}}})),
+                json!({long.repeat(500): leaves}),
+            ),
+            // Each error copies a part of the schema.
+            (
+                schema(json!({"items": {"not": {"anyOf": [{}, refused]}}})),
+                leaves.clone(),
+            ),
+            (
+                schema(json!({"items": {"not": {"anyOf": [{}, refused]}}})),
+                (0..100_000).collect(),
+            ),
+        ] {
+            assert!(!schema.validation_errors(&value).is_empty());
+        }
+        let peak = peak_memory();
+        assert!(peak < 1 << 30, "{peak} bytes");
     }
 
     #[test]
