@@ -11,6 +11,9 @@ const TREES: usize = 100;
 /// Trees of 1 + 9 + 90 + 900 + 9,000 runs.
 const BIG_TREES: usize = 5;
 
+/// The default bound of a tree is 1,000 runs.
+const CONFIG: &str = "[runs]\nmax_tree = 20000\n";
+
 const SMALL_TREE: [(&str, &str); 5] = [
     (
         "s0",
@@ -85,7 +88,7 @@ pub async fn measure(table: &mut Table) {
 /// Milliseconds of each cancel, sorted.
 async fn measure_cancels(agents: &[(&str, &str)], leaves: usize, trees: usize) -> Vec<f64> {
     let provider = Process::provider(Duration::ZERO);
-    let axed = Process::axed_with(&provider, "", agents);
+    let axed = Process::axed_with(&provider, CONFIG, agents);
     let root = agents[0].0;
     let mut times = Vec::with_capacity(trees);
     for _ in 0..trees {

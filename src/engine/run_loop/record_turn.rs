@@ -11,7 +11,7 @@ use crate::engine::context::RunContext;
 use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::turn_request::TurnReply;
 use crate::engine::state::turn_error::TurnError;
-use crate::engine::state::turn_log::PreviousRequest;
+use crate::engine::state::turn_log::{News, PreviousRequest};
 use crate::providers::SentRequest;
 use crate::store::request_delta::{self, RecordedText};
 use crate::store::turn_record::{
@@ -92,7 +92,11 @@ async fn encode(
     sent: SentRequest,
     attachments: Vec<RecordedText>,
 ) -> EncodedRequest {
-    let (previous, new_texts) = context.run.turn_log.take_new();
+    let News {
+        previous,
+        has_steps,
+        texts: new_texts,
+    } = context.run.turn_log.take_news();
     let base = match &previous {
         Some(previous) if previous.differences < MAX_DIFFERENCES => {
             base_body(context, previous).await
@@ -100,7 +104,7 @@ async fn encode(
         _ => None,
     };
     // A request that is stored whole refers to all texts of the run.
-    let is_prompt_new = turn == 1 && !new_texts.is_empty();
+    let is_prompt_new = turn == 1 && has_steps;
     let mut texts = match base.is_none() && !is_prompt_new {
         true => recorded_texts(context).await.unwrap_or(new_texts),
         false => new_texts,

@@ -18,6 +18,7 @@ pub struct TurnLog(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     is_on: bool,
+    has_new_steps: bool,
     new_texts: Vec<RecordedText>,
     /// Those that the previous request may have been the first to contain.
     last_texts: Vec<RecordedText>,
@@ -36,6 +37,17 @@ pub struct PreviousRequest {
     pub differences: u32,
 }
 
+/// What a run recorded since its previous request.
+#[derive(Debug)]
+pub struct News {
+    pub previous: Option<PreviousRequest>,
+    /// Whether there were steps, even if none has a text that is long enough for a reference.
+    pub has_steps: bool,
+    /// The texts since the request before the previous one: the marks of a provider's cache move from message to message, so
+    /// that the new request may differ from the previous one before the newest texts.
+    pub texts: Vec<RecordedText>,
+}
+
 impl TurnLog {
     /// Called before the first step, if requests are to be recorded.
     pub fn turn_on(&self) {
@@ -46,19 +58,22 @@ impl TurnLog {
     pub fn add_steps(&self, steps: &[Step]) {
         let mut state = self.lock();
         if state.is_on {
+            state.has_new_steps |= !steps.is_empty();
             let texts = steps.iter().flat_map(request_delta::step_texts);
             state.new_texts.extend(texts);
         }
     }
 
-    /// The previous request, and the texts since the one before: the marks of a provider's cache move from message to
-    /// message, so that the new request may differ from the previous one before the newest texts.
-    pub fn take_new(&self) -> (Option<PreviousRequest>, Vec<RecordedText>) {
+    pub fn take_news(&self) -> News {
         let mut state = self.lock();
         let new_texts = std::mem::take(&mut state.new_texts);
         let mut texts = std::mem::replace(&mut state.last_texts, new_texts.clone());
         texts.extend(new_texts);
-        (state.previous.take(), texts)
+        News {
+            previous: state.previous.take(),
+            has_steps: std::mem::take(&mut state.has_new_steps),
+            texts,
+        }
     }
 
     pub fn set_previous(&self, mut previous: PreviousRequest) {
