@@ -213,12 +213,12 @@ ALTER TABLE runs ADD COLUMN session TEXT;
 CREATE INDEX runs_session ON runs (session, owner, id, agent, status) WHERE session IS NOT NULL;
 ";
 
-// `clock` has the skew of the ids, see the module `clock`. It starts with one second, so that hardly any run has to write it.
+// `clock` has the skew of the ids, see the module `clock`. It starts with some milliseconds, so that hardly any run has to write it.
 // `waited` is how many milliseconds a run was paused. `deletions` has the roots whose trees are being deleted.
 // `runs_finished_by_agent` gets `finished_at` for the same reason as the index by owner.
 const LISTS: &str = "
 CREATE TABLE clock (id INTEGER PRIMARY KEY, lead INTEGER NOT NULL, lag INTEGER NOT NULL);
-INSERT INTO clock (id, lead, lag) VALUES (1, 1000, 1000);
+INSERT INTO clock (id, lead, lag) VALUES (1, 20, 20);
 ALTER TABLE runs ADD COLUMN waited INTEGER;
 CREATE TABLE deletions (root BLOB NOT NULL PRIMARY KEY) WITHOUT ROWID;
 DROP INDEX runs_finished_by_agent;

@@ -18,8 +18,11 @@ use crate::store::sqlite::{clock, rows};
 
 type StoreResult<T> = Result<T, StoreError>;
 
-/// Budget of one search in index entries read, some milliseconds. Beyond it the page ends early, with a cursor.
-const MAX_COST: u32 = 8_192;
+/// Budget of one search in index entries read, for each run of a full page. Beyond it the page ends early, with a cursor.
+/// A page of 50 runs takes at most about 2 ms.
+const COST_PER_RUN: u32 = 40;
+/// Budget of one search for a small page.
+const MIN_COST: u32 = 2_000;
 /// Smallest budget of an intersection, for each of its indexes.
 const MIN_INTERSECTION_COST: u32 = 64;
 /// Cost of a query besides the entries that it reads, and of reading a run's row.
@@ -49,7 +52,7 @@ pub fn search(db: &Connection, filter: &RunFilter) -> StoreResult<Matches> {
     let mut ids = Vec::new();
     // From this id on, every intersection has been searched.
     let mut floor = None;
-    let mut remaining_cost = MAX_COST;
+    let mut remaining_cost = max_cost(filter.limit);
     // The last one usually has the most matches, and gets the budget that the others did not use.
     for remaining in (1..=intersections.len()).rev() {
         let intersection = &mut intersections[remaining - 1];
@@ -79,6 +82,11 @@ pub fn search(db: &Connection, filter: &RunFilter) -> StoreResult<Matches> {
     let ids = ids.into_iter().map(run_id).collect();
     let next = next.map(run_id);
     Ok(Matches { ids, next })
+}
+
+fn max_cost(limit: usize) -> u32 {
+    let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+    limit.saturating_mul(COST_PER_RUN).max(MIN_COST)
 }
 
 /// Ids sort like the numbers that they are.
