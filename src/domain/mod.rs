@@ -32,6 +32,7 @@ pub mod run_path;
 pub mod schedule;
 pub mod service;
 pub mod skill;
+pub mod stack;
 pub mod structured;
 pub mod suggestion;
 pub mod terminal_text;

@@ -13,6 +13,7 @@ use jsonschema::json::{Array, Json, Node, NodeIdentity, Object, SerdeJson};
 use serde_json::{Map, Number, Value};
 
 use crate::domain::json_schema::limits::MAX_ERROR_BYTES;
+use crate::domain::stack;
 
 /// Bytes that are read, compared or hashed at the cost of one read.
 const BYTES_PER_READ: usize = 64;
@@ -84,7 +85,7 @@ pub fn with_limits<T>(limits: ValidationLimits, work: impl FnOnce() -> T) -> Opt
         meter.remaining.set(limits.max_reads);
         meter.until_deadline_check.set(0);
         meter.deadline.set(limits.deadline);
-        meter.stack_base.set(stack_pointer());
+        meter.stack_base.set(stack::pointer());
         meter.max_stack.set(limits.max_stack);
         meter.pattern_cost.set(limits.pattern_cost);
         meter.bytes_per_error.set(limits.bytes_per_error);
@@ -98,13 +99,6 @@ pub fn with_limits<T>(limits: ValidationLimits, work: impl FnOnce() -> T) -> Opt
     }
 }
 
-/// The approximate current end of the stack.
-#[inline(always)]
-fn stack_pointer() -> usize {
-    let here = 0_u8;
-    std::ptr::from_ref(&here).addr()
-}
-
 fn abort() -> ! {
     resume_unwind(Box::new(LimitExceeded))
 }
@@ -115,7 +109,7 @@ fn charge(reads: u64) {
             Some(remaining) => meter.remaining.set(remaining),
             None => abort(),
         }
-        if meter.stack_base.get().abs_diff(stack_pointer()) > meter.max_stack.get() {
+        if meter.stack_base.get().abs_diff(stack::pointer()) > meter.max_stack.get() {
             abort();
         }
         match meter.until_deadline_check.get().checked_sub(reads) {

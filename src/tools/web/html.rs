@@ -3,27 +3,30 @@
 
 use std::borrow::Cow;
 
-use html5gum::{DefaultEmitter, StartTag, StringReader, Token, Tokenizer};
+use html5gum::{DefaultEmitter, StartTag, Token, Tokenizer};
 use url::Url;
 
 use crate::domain::message::truncate_to_bytes;
+use crate::tools::web::html_reader::BoundedReader;
 
 /// Deeper lists and quotes are not indented further, because an indent costs its width on every line.
 const MAX_INDENT_LEVELS: usize = 8;
 /// A link with a longer URL is left out.
 const MAX_URL_BYTES: usize = 2048;
 
-/// Returns the page as Markdown, truncated to `max_bytes`, and whether it was truncated. `base` is the page's own URL,
-/// which relative links are resolved against.
+/// Returns the page as Markdown, truncated to `max_bytes` or before a tag with too many attributes, and whether it was
+/// truncated. `base` is the page's own URL, which relative links are resolved against.
 pub fn to_markdown(html: &str, base: Option<&Url>, max_bytes: usize) -> (String, bool) {
     let mut emitter = DefaultEmitter::default();
     // The contents of scripts and styles are not HTML.
     emitter.naively_switch_states(true);
-    let tokens: Tokenizer<StringReader<'_>, DefaultEmitter> =
-        Tokenizer::new_with_emitter(html, emitter);
+    let tokens: Tokenizer<BoundedReader<'_>, DefaultEmitter> =
+        Tokenizer::new_with_emitter(BoundedReader::new(html), emitter);
     let mut writer = MarkdownWriter::new(base);
     for token in tokens {
-        let Ok(token) = token;
+        let Ok(token) = token else {
+            return (writer.finish(max_bytes), true);
+        };
         match token {
             Token::StartTag(tag) => writer.start_tag(&tag),
             Token::EndTag(tag) => writer.end_tag(&lossy_text(&tag.name)),
@@ -466,12 +469,26 @@ mod tests {
             "<a href=/x>".repeat(n),
             "<!--".repeat(n),
             format!("<p {}>", "a=1 ".repeat(n)),
+            format!("<p {}>", "a=\"1\" ".repeat(n)),
+            format!("<p {}>", "a='1' ".repeat(n)),
+            format!("<p {}>", "a ".repeat(n)),
+            format!("<p {}>", "a=\"1\"".repeat(n)),
+            format!("</p {}>", "a=\"1\"/".repeat(n)),
+            format!("<p {}", "a = \"&amp;\" ".repeat(n)),
             "&".repeat(n),
             "<pre>".repeat(n),
         ] {
             let (text, _) = to_markdown(&html, None, 1 << 20);
             assert!(text.len() <= 1 << 20, "{}", &html[..40]);
         }
+    }
+
+    #[test]
+    fn a_tag_has_a_hundred_attributes_or_more() {
+        let html = format!("<p {}>text</p>", "a=\"1\" ".repeat(100));
+        assert_eq!(to_markdown(&html, None, 100), ("text".to_owned(), false));
+        let html = format!("<p>before</p><p {}>after</p>", "a=\"1\" ".repeat(100_000));
+        assert_eq!(to_markdown(&html, None, 100), ("before".to_owned(), true));
     }
 
     #[test]

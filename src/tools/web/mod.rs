@@ -4,6 +4,7 @@
 mod content;
 mod fetch;
 mod html;
+mod html_reader;
 pub mod http_tool;
 pub mod search;
 pub mod url_fetch;
