@@ -191,8 +191,8 @@ pub fn check_prices(
         return Ok(Vec::new());
     }
     let is_unpriced = |model: &ModelRef| is_unpriced(engine, model);
-    if has_budget && request.overrides.model.is_some() && is_unpriced(&agent.model) {
-        return Err(StartError::Unpriced(agent.model.clone()));
+    if request.overrides.model.is_some() {
+        check_requested_price(engine, agent)?;
     }
     let agents = engine.catalog.current();
     let sub_agents = agent
@@ -221,6 +221,14 @@ pub fn check_prices(
         Warning::new(WarningCode::PriceUnknown, &message)
     };
     Ok(unpriced.into_iter().map(warning).collect())
+}
+
+/// Checks that the model, which a client chose, has a price if the agent has a cost budget.
+pub fn check_requested_price(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
+    if agent.budget.max_cost.is_some() && is_unpriced(engine, &agent.model) {
+        return Err(StartError::Unpriced(agent.model.clone()));
+    }
+    Ok(())
 }
 
 /// Whether nothing is counted for the model under a cost budget.
@@ -314,9 +322,9 @@ fn assemble_prompt_blocking(
         system_prompt: &agent.system_prompt,
         skill: agent.skill.as_deref(),
         skills: readable_skills(agent),
-        reserved: engine.workdirs.reserved(),
+        workdirs: &engine.workdirs,
         files: &agent.files,
-        skill_workdirs: agent.has_requested_skill.then_some(&engine.workdirs),
+        is_skill_requested: agent.has_requested_skill,
         workdir,
         config_dir: &engine.settings.config_dir,
         max_file_bytes: engine.settings.max_context_file_bytes,

@@ -221,6 +221,10 @@ impl Planner<'_> {
         let mut definition = resolved.await?;
         if copy.parent.is_none() {
             definitions::apply_to_root(self.request, &mut definition);
+            let replaces_model = self.is_forked(copy.source) && self.request.edit.model.is_some();
+            if self.tree.request.settings.model.is_some() && !replaces_model {
+                prepare::check_requested_price(self.engine, &definition.agent)?;
+            }
         }
         if self.is_forked(copy.source) {
             let root = self.planned.first().map(|root| &*root.agent);

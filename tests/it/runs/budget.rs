@@ -483,6 +483,26 @@ async fn a_clients_unpriced_model_cannot_bypass_a_money_budget() {
             .output(),
         "done"
     );
+    // Nor does a fork get around it.
+    let source = app.run_with("free", with("anthropic/priceless")).await;
+    let fork = format!("/runs/{}/fork", source.id());
+    let own = json!({"at": {"turn": 1}, "budget": {"max_cost_usd": 1}});
+    app.post(&fork, &own).await.problem(422);
+    let again = json!({"at": {"turn": 1}, "definition": "current"});
+    assert_eq!(app.post(&fork, &again).await.status, 202);
+    app.write_agent("free", "[budget]\nmax_cost_usd = 1");
+    app.get_until("/agents/free", |got| {
+        got.json()["budget"]["max_cost_usd"] == 1.0
+    })
+    .await;
+    let detail = app.post(&fork, &again).await.problem(422);
+    assert!(
+        detail.contains("the price of anthropic/priceless is not known"),
+        "{detail}"
+    );
+    let priced = json!({"at": {"turn": 1}, "definition": "current", "edit": {"model": "anthropic/claude-opus-4-5"}});
+    assert_eq!(app.post(&fork, &priced).await.status, 202);
+
     // What the operator's own files name is warned of.
     app.daemon
         .wait_for_log("the price of openai/backup is not known")
