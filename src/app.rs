@@ -133,7 +133,7 @@ impl Services {
         let key_names: Vec<String> = keys(config).into_keys().collect();
         let (reserved, environment) = (workdirs.reserved(), process_environment);
         let tool_registry = ToolRegistry::new(&config.tools, reserved, &key_names, environment())
-            .with_skills(&config.config_dir, reserved);
+            .with_skills(&config.config_dir, &workdirs);
         let check = AgentCheck::new(config, &providers, &tool_registry, &workdirs, environment());
         let (dirs, rules) = (config.agents.dirs.clone(), Rules::from_config(config));
         let inspector = Box::new(move |agents: &Agents| check.check(agents));

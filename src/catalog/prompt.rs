@@ -1,7 +1,7 @@
 //! Builds the system prompt (instructions, skill, context files, memory) and the user message. Blocking I/O with
 //! limits.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,6 @@ use crate::catalog::skills;
 use crate::config::environment::{expand_home, home_dir};
 use crate::domain::content::Content;
 use crate::workdirs::registry::Workdirs;
-use crate::workdirs::reserved::ReservedPaths;
 use crate::workdirs::workdir::Workdir;
 
 /// Separates the parts of a system prompt.
@@ -30,12 +29,11 @@ pub struct PromptParts<'a> {
     pub skill: Option<&'a str>,
     /// The directories of skills, as in the agent's file.
     pub skills: &'a [String],
-    /// The daemon's own files, which no directory of a skill may contain.
-    pub reserved: &'a ReservedPaths,
+    pub workdirs: &'a Workdirs,
     /// Globs of context files.
     pub files: &'a [String],
-    /// Restricts a skill that a request names to these directories; `None` for the operator's skill.
-    pub skill_workdirs: Option<&'a Workdirs>,
+    /// Whether a request names the skill, which then has to lie in a root.
+    pub is_skill_requested: bool,
     /// The directory of the globs; `None` if there are no globs.
     pub workdir: Option<Arc<Workdir>>,
     /// The base of relative paths and bare names of skills.
@@ -76,9 +74,9 @@ pub fn system_prompt(parts: &PromptParts<'_>) -> Result<SystemPrompt, PromptErro
     let mut sections = vec![parts.system_prompt.to_owned()];
     if let Some(skill) = parts.skill {
         let path = skill_path(skill, parts.config_dir);
-        let text = match parts.skill_workdirs {
-            Some(workdirs) => read_requested_skill(&path, workdirs, parts.max_file_bytes),
-            None => read_skill(&path, parts.max_file_bytes),
+        let text = match parts.is_skill_requested {
+            true => read_requested_skill(&path, parts.workdirs, parts.max_file_bytes),
+            false => read_skill(&path, parts.workdirs, parts.max_file_bytes),
         };
         let text = text.map_err(|why| PromptError::Skill {
             agent: parts.agent.to_owned(),
@@ -111,7 +109,7 @@ fn list_skills(parts: &PromptParts<'_>) -> Result<String, PromptError> {
         return Ok(String::new());
     }
     let entries = parts.skills.iter();
-    let read = entries.map(|it| skills::read(it, parts.config_dir, parts.reserved));
+    let read = entries.map(|it| skills::read(it, parts.config_dir, parts.workdirs));
     let read: Result<Vec<_>, String> = read.collect();
     let read = read.map_err(|why| PromptError::Skill {
         agent: parts.agent.to_owned(),
@@ -223,7 +221,7 @@ fn fence(text: &str) -> String {
     "`".repeat(if longest >= 3 { longest + 1 } else { 3 })
 }
 
-fn read_skill(path: &Path, max_bytes: usize) -> Result<String, String> {
+fn read_skill(path: &Path, workdirs: &Workdirs, max_bytes: usize) -> Result<String, String> {
     let display_path = path.display();
     let unreadable = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => {
@@ -231,11 +229,7 @@ fn read_skill(path: &Path, max_bytes: usize) -> Result<String, String> {
         }
         _ => format!("could not read skill {display_path}: {error}"),
     };
-    // Checked before it is opened: opening a pipe would wait for its writer.
-    if !fs::metadata(path).map_err(unreadable)?.is_file() {
-        return Err(format!("skill {display_path} is not a file"));
-    }
-    let file = File::open(path).map_err(unreadable)?;
+    let file = workdirs.open_skill_file(path).map_err(unreadable)?;
     skill_text(&display_path.to_string(), file, max_bytes)
 }
 
@@ -295,9 +289,9 @@ mod tests {
             system_prompt: "You review.",
             skill: Some("review"),
             skills: &[],
-            reserved: workdirs.reserved(),
+            workdirs: &workdirs,
             files: &files,
-            skill_workdirs: None,
+            is_skill_requested: false,
             workdir: workdirs.open(None, None).ok(),
             config_dir: root,
             max_file_bytes: 1 << 20,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::config::environment;
 use crate::domain::skill::{self, READ_SKILL, SKILL_FILE, Skill};
-use crate::workdirs::reserved::ReservedPaths;
+use crate::workdirs::registry::Workdirs;
 use crate::workdirs::skill_dir::SkillDir;
 
 /// What an agent's prompt and its checks need of a skill.
@@ -21,15 +21,11 @@ pub struct SkillSummary {
 ///
 /// # Errors
 /// A sentence that names the file, and the line if there is one.
-pub fn read(
-    entry: &str,
-    config_dir: &Path,
-    reserved: &ReservedPaths,
-) -> Result<SkillSummary, String> {
+pub fn read(entry: &str, config_dir: &Path, workdirs: &Workdirs) -> Result<SkillSummary, String> {
     let name = skill::name_of(entry)?;
     let dir_path = environment::skill_dir(entry, config_dir);
     let file = dir_path.join(SKILL_FILE).display().to_string();
-    let opened = SkillDir::open(&dir_path, reserved).map_err(|error| match error.kind() {
+    let opened = SkillDir::open(&dir_path, workdirs).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => format!("skill not found: {file}"),
         _ => format!("skill {}: {error}", dir_path.display()),
     })?;

@@ -401,8 +401,7 @@ impl EntryCheck<'_> {
         let agent = self.agent;
         for entry in &agent.skills {
             let path = item("skills", entry);
-            let reserved = self.server.workdirs.reserved();
-            match skills::read(entry, &self.server.config_dir, reserved) {
+            match skills::read(entry, &self.server.config_dir, &self.server.workdirs) {
                 Ok(skill) => {
                     for deviation in skill.deviations {
                         self.warn(&path, format!("skill {deviation}"));

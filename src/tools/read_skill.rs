@@ -12,7 +12,7 @@ use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::domain::skill::{READ_SKILL, SKILL_FILE, Skill};
 use crate::tools::static_spec::StaticSpec;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
-use crate::workdirs::reserved::ReservedPaths;
+use crate::workdirs::registry::Workdirs;
 use crate::workdirs::skill_dir::SkillDir;
 
 const DESCRIPTION: &str = "Read a skill: without a path its instructions and the names of its files, with a path one of these files. \
@@ -51,12 +51,12 @@ fn default_limit() -> usize {
 pub struct ReadSkill {
     /// The names and directories.
     skills: Vec<(String, PathBuf)>,
-    reserved: Arc<ReservedPaths>,
+    workdirs: Arc<Workdirs>,
 }
 
 impl ReadSkill {
-    pub fn new(skills: Vec<(String, PathBuf)>, reserved: Arc<ReservedPaths>) -> Self {
-        Self { skills, reserved }
+    pub fn new(skills: Vec<(String, PathBuf)>, workdirs: Arc<Workdirs>) -> Self {
+        Self { skills, workdirs }
     }
 
     fn dir(&self, name: &str) -> Result<PathBuf, String> {
@@ -90,18 +90,18 @@ impl Tool for ReadSkill {
         Box::pin(async move {
             let arguments: Arguments = call.parse_arguments()?;
             let dir = self.dir(&arguments.skill)?;
-            let reserved = Arc::clone(&self.reserved);
-            let read = tokio::task::spawn_blocking(move || read(&arguments, &dir, &reserved));
+            let workdirs = Arc::clone(&self.workdirs);
+            let read = tokio::task::spawn_blocking(move || read(&arguments, &dir, &workdirs));
             let read = read.await.map_err(|_| "The skill could not be read")?;
             read.map(ToolOutput::from)
         })
     }
 }
 
-fn read(arguments: &Arguments, dir: &Path, reserved: &ReservedPaths) -> Result<String, String> {
+fn read(arguments: &Arguments, dir: &Path, workdirs: &Workdirs) -> Result<String, String> {
     let name = &arguments.skill;
     // The model does not know the directory.
-    let dir = SkillDir::open(dir, reserved)
+    let dir = SkillDir::open(dir, workdirs)
         .map_err(|error| format!("The skill {name} could not be opened: {}", error.kind()))?;
     let path = arguments.path.as_deref().map(str::trim).unwrap_or_default();
     if !matches!(path, "" | "." | SKILL_FILE) {

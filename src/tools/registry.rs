@@ -18,6 +18,7 @@ use crate::tools::shell::tool::RunCommand;
 use crate::tools::web::http_tool::HttpToolSender;
 use crate::tools::web::url_fetch::AttachmentDownloader;
 use crate::tools::web::{search, url_fetch};
+use crate::workdirs::registry::Workdirs;
 use crate::workdirs::reserved::ReservedPaths;
 
 /// Web fetches and searches at once, which bounds their memory. More calls wait in a fair queue by key.
@@ -33,7 +34,7 @@ pub struct ToolRegistry {
     downloader: Option<AttachmentDownloader>,
     http_tools: Option<Arc<HttpToolSender>>,
     /// The config directory, which skills are relative to, and the daemon's own files.
-    skills: Option<(PathBuf, Arc<ReservedPaths>)>,
+    skills: Option<(PathBuf, Arc<Workdirs>)>,
     /// Whether commands run in a sandbox that hides the daemon's own files.
     is_sandboxed: bool,
     /// Why `run_command` is missing although the configuration allows it.
@@ -94,9 +95,9 @@ impl ToolRegistry {
     }
 
     /// Enables skills, which are relative to the config directory.
-    pub fn with_skills(self, config_dir: &Path, reserved: &Arc<ReservedPaths>) -> Self {
+    pub fn with_skills(self, config_dir: &Path, workdirs: &Arc<Workdirs>) -> Self {
         Self {
-            skills: Some((config_dir.to_owned(), Arc::clone(reserved))),
+            skills: Some((config_dir.to_owned(), Arc::clone(workdirs))),
             ..self
         }
     }
@@ -145,13 +146,13 @@ impl ToolRegistry {
 
     /// The tool that reads these skills of an agent's file; `None` if there are none.
     pub fn skill_tool(&self, entries: &[String]) -> Option<Arc<dyn Tool>> {
-        let (config_dir, reserved) = self.skills.as_ref().filter(|_| !entries.is_empty())?;
+        let (config_dir, workdirs) = self.skills.as_ref().filter(|_| !entries.is_empty())?;
         let skill = |entry: &String| {
             let name = skill::name_of(entry).ok()?.to_owned();
             Some((name, environment::skill_dir(entry, config_dir)))
         };
         let skills = entries.iter().filter_map(skill).collect();
-        Some(Arc::new(ReadSkill::new(skills, Arc::clone(reserved))))
+        Some(Arc::new(ReadSkill::new(skills, Arc::clone(workdirs))))
     }
 
     /// Fetches the images and files that requests name by URL.

@@ -47,10 +47,24 @@ impl From<rustix::io::Errno> for ResolveError {
     }
 }
 
+impl From<ResolveError> for io::Error {
+    fn from(error: ResolveError) -> Self {
+        match error {
+            ResolveError::NotFound => io::ErrorKind::NotFound.into(),
+            ResolveError::NotDirectory => io::ErrorKind::NotADirectory.into(),
+            ResolveError::System(error) => error,
+            ResolveError::Link(_) | ResolveError::ParentDir => {
+                io::Error::new(io::ErrorKind::PermissionDenied, error)
+            }
+        }
+    }
+}
+
 pub struct ResolvedDir {
     pub dir: Dir,
     /// The path without links.
     pub canonical_path: PathBuf,
+    pub is_within_base: bool,
 }
 
 enum PathStep {
@@ -130,6 +144,7 @@ pub fn resolve_dir(path: &Path, bases: &HashSet<PathBuf>) -> Result<ResolvedDir,
     Ok(ResolvedDir {
         dir: Dir::from_std_file(dir),
         canonical_path,
+        is_within_base,
     })
 }
 

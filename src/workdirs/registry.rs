@@ -6,11 +6,13 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use cap_std::fs::File;
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, File};
+use rustix::fs::{Mode, OFlags, openat};
 
 use crate::workdirs::file_id::{FileId, KnownDir};
 use crate::workdirs::handle::WorkdirHandle;
-use crate::workdirs::path_resolver::{ResolveError, resolve_dir};
+use crate::workdirs::path_resolver::{ResolveError, ResolvedDir, resolve_dir};
 use crate::workdirs::reserved::{ReservedError, ReservedPaths};
 use crate::workdirs::workdir::Workdir;
 
@@ -137,6 +139,61 @@ impl Workdirs {
         let opened = Arc::new(opened);
         open_dirs.dirs.insert(opened.id, Arc::downgrade(&opened));
         Ok(opened)
+    }
+
+    /// Opens the directory of a skill that the operator names. Links in the daemon's directory of skills are followed: no tool
+    /// changes it. Blocking I/O.
+    pub fn open_skill_dir(&self, path: &Path) -> Result<Dir, ResolveError> {
+        let path = self.absolute(Some(path));
+        match self.is_in_skills_dir(&path) {
+            true => Ok(Dir::open_ambient_dir(path, ambient_authority())?),
+            false => Ok(self.resolve_skill_dir(&path)?.dir),
+        }
+    }
+
+    /// Opens the file of a skill that the operator names, as [`Workdirs::open_skill_dir`] does. Blocking I/O.
+    ///
+    /// # Errors
+    /// The system's error, or a sentence in it.
+    pub fn open_skill_file(&self, path: &Path) -> io::Result<std::fs::File> {
+        let path = self.absolute(Some(path));
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let opened = match self.is_in_skills_dir(&path) {
+            true => openat(rustix::fs::CWD, &path, flags, Mode::empty()),
+            false => {
+                let parent = self.resolve_skill_dir(parent)?;
+                let no_link = match parent.is_within_base {
+                    true => OFlags::NOFOLLOW,
+                    false => OFlags::empty(),
+                };
+                openat(&parent.dir, name, flags | no_link, Mode::empty())
+            }
+        };
+        let file = std::fs::File::from(opened.map_err(|error| match error {
+            rustix::io::Errno::LOOP => ResolveError::Link(path.clone()).into(),
+            error => io::Error::from(error),
+        })?);
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(io::Error::other("it is not a file")),
+        }
+    }
+
+    /// Within a base no link is followed, so `..` there means what it says.
+    fn resolve_skill_dir(&self, path: &Path) -> Result<ResolvedDir, ResolveError> {
+        let bases = self.bases();
+        match resolve_dir(path, &bases) {
+            Err(ResolveError::ParentDir) => resolve_dir(&normalize(path), &bases),
+            resolved => resolved,
+        }
+    }
+
+    fn is_in_skills_dir(&self, path: &Path) -> bool {
+        let skills_dir = self.reserved.skills_dir();
+        skills_dir.is_some_and(|dir| path.starts_with(dir))
     }
 
     pub fn roots(&self) -> &[PathBuf] {

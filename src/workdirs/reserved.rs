@@ -26,6 +26,8 @@ pub struct DaemonPaths {
 #[derive(Debug, Default)]
 pub struct ReservedPaths {
     paths: Vec<PathBuf>,
+    /// That of them which holds skills.
+    skills: Option<PathBuf>,
     /// The configuration's directory. A tool may not enter it from above, but a workdir may lie below it. `None` if the
     /// daemon itself works in it.
     config_dir: Option<PathBuf>,
@@ -37,13 +39,12 @@ impl ReservedPaths {
         let config_dir = cwd.join(&daemon_paths.config_dir);
         let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let is_shared = canonical(cwd).starts_with(canonical(&config_dir));
-        let fixed = [
-            cwd.join(&daemon_paths.config_file),
-            config_dir.join("skills"),
-        ];
+        let skills = config_dir.join("skills");
+        let fixed = [cwd.join(&daemon_paths.config_file), skills.clone()];
         let others = daemon_paths.others.iter().map(|path| cwd.join(path));
         Self {
             paths: fixed.into_iter().chain(others).collect(),
+            skills: Some(skills),
             config_dir: (!is_shared).then_some(config_dir),
         }
     }
@@ -52,8 +53,13 @@ impl ReservedPaths {
     pub fn from_paths(paths: Vec<PathBuf>) -> Self {
         Self {
             paths,
+            skills: None,
             config_dir: None,
         }
+    }
+
+    pub fn skills_dir(&self) -> Option<&PathBuf> {
+        self.skills.as_ref()
     }
 
     pub fn paths(&self) -> Vec<PathBuf> {
@@ -66,6 +72,9 @@ impl ReservedPaths {
         for path in &self.paths {
             if let Some(id) = snapshot.resolve(path) {
                 snapshot.reserved.insert(id, path.clone());
+                if self.skills.as_ref() == Some(path) {
+                    snapshot.skills = Some(id);
+                }
             }
         }
         if let Some(path) = &self.config_dir
@@ -81,6 +90,7 @@ impl ReservedPaths {
 #[derive(Debug, Default)]
 pub struct ReservedSnapshot {
     reserved: HashMap<FileId, PathBuf>,
+    skills: Option<FileId>,
     config_dir: Option<(FileId, PathBuf)>,
     /// Directories and links on the way to reserved paths, each with one of these paths.
     ancestors: HashMap<FileId, PathBuf>,
@@ -128,6 +138,11 @@ impl ReservedSnapshot {
     /// Whether this is reserved however it is reached: everything but the configuration's directory.
     pub fn is_reserved(&self, id: FileId) -> bool {
         self.reserved.contains_key(&id)
+    }
+
+    /// Whether this is reserved and not the directory of skills.
+    pub fn is_secret(&self, id: FileId) -> bool {
+        self.is_reserved(id) && self.skills != Some(id)
     }
 
     /// Whether this file or directory may not be used from within a workdir.

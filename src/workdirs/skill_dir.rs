@@ -4,12 +4,10 @@ use std::io::{self, ErrorKind, Read};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use cap_std::ambient_authority;
-use cap_std::fs::Dir;
-
 use crate::workdirs::handle::WorkdirHandle;
+use crate::workdirs::registry::Workdirs;
 use crate::workdirs::reserved::ReservedPaths;
-use crate::workdirs::workdir::Workdir;
+use crate::workdirs::workdir::{self, Workdir};
 
 /// The largest file that is read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -23,17 +21,24 @@ pub struct SkillDir {
 }
 
 impl SkillDir {
-    /// Opens the directory at a path of the operator's. It may lie in the daemon's own directories, but contain none of
-    /// their secrets. Blocking I/O.
+    /// Opens the directory at a path of the operator's, without following links within workdirs, where a command may have
+    /// made them. It may lie in the configuration's directory, but have none of the daemon's secrets. Blocking I/O.
     ///
     /// # Errors
     /// The system's error, or a sentence in it.
-    pub fn open(path: &Path, reserved: &ReservedPaths) -> io::Result<Self> {
-        let dir = Dir::open_ambient_dir(path, ambient_authority())?;
+    pub fn open(path: &Path, workdirs: &Workdirs) -> io::Result<Self> {
+        let dir = workdirs.open_skill_dir(path)?;
         let workdir = Workdir::new(dir, &Arc::new(ReservedPaths::default()))?;
-        if reserved.snapshot().contains_reserved(workdir.id()) {
+        let snapshot = workdirs.reserved().snapshot();
+        if snapshot.contains_reserved(workdir.id()) {
             let message = "contains files of the daemon (configuration, agents, scripts or data)";
             return Err(io::Error::other(message));
+        }
+        for ancestor in workdir::ancestors(&workdir.dir) {
+            if snapshot.is_secret(ancestor?) {
+                let message = "lies in a directory of the daemon (agents, scripts or data)";
+                return Err(io::Error::other(message));
+            }
         }
         Ok(Self {
             handle: WorkdirHandle::new(Arc::new(workdir)),

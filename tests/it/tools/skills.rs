@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use serde_json::json;
 
 use crate::support::app::{Setup, TestApp};
-use crate::support::provider::answer::says;
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{calls, says};
 use crate::tools::call_results::call_results;
 
 const FORMS: &str = "---\nname: pdf-forms\ndescription: >-\n  Fills PDF forms.\n  Use it for PDFs.\ncompatibility: Requires qpdf\n---\n\
@@ -85,6 +86,8 @@ async fn nothing_outside_of_a_skill_is_read() {
     let app = setup()
         .agent("daemon", "skills = [\"../config\"]")
         .file("config/SKILL.md", FORMS)
+        .agent("agents", "skills = [\"../agents\"]")
+        .file("agents/SKILL.md", FORMS)
         .spawn()
         .await;
     let skill = app.path("config/skills/pdf-forms");
@@ -130,9 +133,73 @@ async fn nothing_outside_of_a_skill_is_read() {
         ["one\ntwo\nthree"]
     );
     // A directory with the daemon's own files is no skill.
-    let failed = app.run("daemon", "go").await;
-    let (_, error) = failed.failure();
-    assert!(error.contains("contains files of the daemon"), "{error}");
+    for (agent, why) in [
+        ("daemon", "contains files of the daemon"),
+        ("agents", "lies in a directory of the daemon"),
+    ] {
+        let failed = app.run(agent, "go").await;
+        let (_, error) = failed.failure();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+/// A command of an earlier call can replace what lies in its workdir.
+#[tokio::test]
+async fn no_link_in_a_workdir_leads_from_a_skill_to_other_files() {
+    let app = TestApp::setup()
+        .file(
+            "work/one/SKILL.md",
+            FORMS.replace("pdf-forms", "one").as_str(),
+        )
+        .file("work/plain/SKILL.md", "Be kind.")
+        .file(
+            "elsewhere/SKILL.md",
+            FORMS.replace("pdf-forms", "one").as_str(),
+        )
+        .file("elsewhere/secret.md", "secret")
+        .agent(
+            "worker",
+            "skills = [\"../work/one\"]\nworkdir = \"work\"\ntools = [\"read_file\"]",
+        )
+        .agent(
+            "plain",
+            "skill = \"../work/plain/SKILL.md\"\nworkdir = \"work\"",
+        )
+        .spawn()
+        .await;
+    let secret = || ("read_skill", json!({"skill": "one", "path": "secret.md"}));
+    let replace = |name: &str, target: &str| {
+        std::fs::rename(app.path(name), app.path(&format!("{name}.bak"))).expect("moved");
+        symlink(app.path(target), app.path(name)).expect("a link");
+    };
+    // The list of skills is in the prompt, so the link is made during a turn.
+    let gate = Gate::closed();
+    let answers = [calls([secret()]).after_gate(&gate), says("done")];
+    app.provider.will("worker", answers);
+    let run = app.start("worker", "go").await;
+    app.provider.wait_for_request("worker", 1).await;
+    replace("work/one", "elsewhere");
+    gate.open();
+    assert_eq!(run.wait_for_end().await.output(), "done");
+    let sent = app
+        .provider
+        .requests_for("worker")
+        .pop()
+        .expect("a request");
+    let results = sent.tool_results();
+    assert!(results[0].contains("could not be opened"), "{results:?}");
+
+    app.provider.always("plain", |_| says("done"));
+    assert_eq!(app.run("plain", "go").await.output(), "done");
+    for (name, target) in [
+        ("work/plain/SKILL.md", "elsewhere/secret.md"),
+        ("work/plain", "elsewhere"),
+    ] {
+        replace(name, target);
+        let failed = app.run("plain", "go").await;
+        let (_, error) = failed.failure();
+        assert!(error.contains("contains the link"), "{error}");
+    }
 }
 
 #[tokio::test]
