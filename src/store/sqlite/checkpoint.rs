@@ -1,8 +1,8 @@
 //! Copies the write-ahead log into the database on a thread of its own, so that the writer does not wait for the disk.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use tracing::warn;
 
 use crate::store::StoreError;
+use crate::store::encoding::integers;
 use crate::store::sqlite::{files, schema};
 
 /// Writes, and bytes of their steps and events, after which the log is copied. A short log reuses its blocks. A long one
@@ -19,27 +20,55 @@ const CHECKPOINT_BYTES: usize = 4 << 20;
 /// Pages of the log (4 KiB each) above which the writer copies the rest itself, so that the log starts from its beginning
 /// again: while the writer writes during a copy, the log only grows.
 const LONG_WAL_PAGES: i64 = 8_000;
+/// Pages by which a copy may enlarge the database file. If more are in the log, the writer copies them itself: on a full disk the
+/// reserve has to suffice for them.
+const MAX_GROWTH_PAGES: i64 = 1_024;
+/// Bytes of steps and events after which the growth is measured.
+const MEASURE_BYTES: usize = 256 << 10;
+const PAGE_BYTES: u64 = 4_096;
+/// Writes after which the reserve is created: a process that records few runs writes none.
+const RESERVE_WRITES: usize = 64;
 
 /// The writer's handle of the copying thread.
 pub struct Checkpointer {
     wake: Option<SyncSender<()>>,
-    is_wal_long: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     writes: usize,
     bytes: usize,
+    unmeasured_bytes: usize,
+    file: PathBuf,
+    /// The growth at which the writer copies again.
+    max_growth: i64,
+    is_reserve_requested: bool,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the copying thread tells the writer.
+#[derive(Default)]
+struct Shared {
+    is_wal_long: AtomicBool,
+    /// Pages of the database file after the last copy.
+    file_pages: AtomicI64,
 }
 
 impl Checkpointer {
     pub fn start(file: &Path, reserve: &Path) -> Result<Self, StoreError> {
         let connection = schema::open_for_checkpoints(file)?;
         let (wake, wake_receiver) = sync_channel(1);
-        let is_wal_long = Arc::new(AtomicBool::new(false));
-        let is_wal_long_flag = Arc::clone(&is_wal_long);
-        let reserve = reserve.to_owned();
+        let shared = Arc::new(Shared::default());
+        let thread_shared = Arc::clone(&shared);
+        let (thread_file, reserve) = (file.to_owned(), reserve.to_owned());
+        shared.measure(file);
         let thread = std::thread::Builder::new()
             .name("store-checkpoint".to_owned())
             .spawn(move || {
-                run_checkpoints(&connection, &wake_receiver, &is_wal_long_flag, &reserve)
+                run_checkpoints(
+                    &connection,
+                    &wake_receiver,
+                    &thread_shared,
+                    &thread_file,
+                    &reserve,
+                )
             })
             .map_err(|error| {
                 StoreError::Backend(format!(
@@ -48,9 +77,13 @@ impl Checkpointer {
             })?;
         Ok(Self {
             wake: Some(wake),
-            is_wal_long,
+            shared,
             writes: 0,
             bytes: 0,
+            unmeasured_bytes: 0,
+            file: file.to_owned(),
+            max_growth: MAX_GROWTH_PAGES,
+            is_reserve_requested: false,
             thread: Some(thread),
         })
     }
@@ -61,17 +94,56 @@ impl Checkpointer {
         self.writes += writes;
         self.bytes += bytes;
         // At once: the rest is what was written during the copy, and grows with each commit.
-        let is_wal_long = self.is_wal_long.swap(false, Ordering::AcqRel);
-        if !is_wal_long && self.writes < CHECKPOINT_WRITES && self.bytes < CHECKPOINT_BYTES {
-            return;
+        if self.shared.is_wal_long.swap(false, Ordering::AcqRel) {
+            self.copy(connection);
         }
-        (self.writes, self.bytes) = (0, 0);
-        if is_wal_long {
-            log_failure(checkpoint(connection));
-        } else if let Some(wake) = &self.wake {
-            // Full: the thread is copying already.
-            let _ = wake.try_send(());
+        self.unmeasured_bytes += bytes;
+        if self.unmeasured_bytes >= MEASURE_BYTES {
+            self.unmeasured_bytes = 0;
+            self.limit_growth(connection);
         }
+        let is_due = self.writes >= CHECKPOINT_WRITES || self.bytes >= CHECKPOINT_BYTES;
+        let needs_reserve = !self.is_reserve_requested && self.writes >= RESERVE_WRITES;
+        if is_due || needs_reserve {
+            (self.writes, self.bytes) = (0, 0);
+            self.is_reserve_requested = true;
+            if let Some(wake) = &self.wake {
+                // Full: the thread is copying already.
+                let _ = wake.try_send(());
+            }
+        }
+    }
+
+    /// Copies the log if too many of its pages are not in the database file. Readers may prevent that, so the next copy is tried
+    /// after as many pages more.
+    fn limit_growth(&mut self, connection: &Connection) {
+        let growth = self.growth(connection);
+        if growth > self.max_growth {
+            self.copy(connection);
+            self.max_growth = self.growth(connection) + MAX_GROWTH_PAGES;
+        } else {
+            self.max_growth = self.max_growth.min(growth + MAX_GROWTH_PAGES);
+        }
+    }
+
+    /// Pages of the database that are not in its file.
+    fn growth(&self, connection: &Connection) -> i64 {
+        let pages = connection.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0));
+        let file_pages = self.shared.file_pages.load(Ordering::Acquire);
+        pages.map_or(0, |pages| (pages - file_pages).max(0))
+    }
+
+    fn copy(&self, connection: &Connection) {
+        log_failure(checkpoint(connection));
+        self.shared.measure(&self.file);
+    }
+}
+
+impl Shared {
+    fn measure(&self, file: &Path) {
+        let pages = files::file_size(file).unwrap_or(0) / PAGE_BYTES;
+        self.file_pages
+            .store(integers::signed(pages), Ordering::Release);
     }
 }
 
@@ -92,13 +164,15 @@ impl Drop for Checkpointer {
 fn run_checkpoints(
     connection: &Connection,
     wake_receiver: &Receiver<()>,
-    is_wal_long: &AtomicBool,
+    shared: &Shared,
+    file: &Path,
     reserve: &Path,
 ) {
     while wake_receiver.recv().is_ok() {
         if log_failure(checkpoint(connection)).is_some_and(|pages| pages > LONG_WAL_PAGES) {
-            is_wal_long.store(true, Ordering::Release);
+            shared.is_wal_long.store(true, Ordering::Release);
         }
+        shared.measure(file);
         files::create_reserve(reserve);
     }
 }

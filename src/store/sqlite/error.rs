@@ -1,6 +1,7 @@
 //! Errors of the SQLite engine, and what they become for the callers of the store.
 
 use rusqlite::ErrorCode;
+use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
 use crate::store::StoreError;
 
@@ -32,13 +33,26 @@ pub fn is_single_write_error(error: &rusqlite::Error) -> bool {
     )
 }
 
+/// Whether SQLite found no space, for a write or for the index of the log.
+pub fn is_disk_full(error: &rusqlite::Error) -> bool {
+    let extended_code = error.sqlite_error().map(|error| error.extended_code);
+    extended_code == Some(SQLITE_IOERR_SHMSIZE)
+        || error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+}
+
+/// Whether SQLite found the file damaged.
+pub fn is_damage(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+    )
+}
+
 /// Maps an error of SQLite to the contract's.
 pub fn store_error(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => StoreError::DiskFull,
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-            StoreError::Corrupt(error.to_string())
-        }
+        _ if is_disk_full(&error) => StoreError::DiskFull,
+        _ if is_damage(&error) => StoreError::Corrupt(error.to_string()),
         Some(_) => StoreError::Backend(error.to_string()),
         None => match error {
             // A stored value does not have the type that its column is written with.

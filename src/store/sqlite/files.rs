@@ -16,6 +16,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Space that is released when the disk is full, so that runs can be deleted.
 const RESERVE_BYTES: u64 = 8 << 20;
+/// What is left of the reserve for the next start, which needs space for SQLite's index of the log.
+const START_RESERVE_BYTES: u64 = 1 << 20;
 /// Free space that ends the state of a full disk if the disk never had space for the reserve.
 const MIN_FREE_BYTES: u64 = 1 << 20;
 /// The database's name in the data directory.
@@ -101,7 +103,7 @@ fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
 }
 
 /// A file that reserves space until the disk is full. From then on only deletions are written, until there is space for the
-/// file again. An empty file means that the space was released.
+/// file again. A smaller file means that the space was released.
 #[derive(Debug)]
 pub struct Reserve {
     path: PathBuf,
@@ -128,11 +130,18 @@ impl Reserve {
         self.is_disk_full
     }
 
-    /// Releases the space because the disk is full; returns false if there was none.
+    /// Releases space because the disk is full: first all that the next start does not need, then the rest. Returns false if
+    /// there was none.
     pub fn release(&mut self) -> bool {
         self.is_disk_full = true;
         self.attempted_at = Some(Instant::now());
-        file_size(&self.path).is_some_and(|bytes| bytes > 0) && truncate(&self.path).is_ok()
+        match file_size(&self.path).unwrap_or(0) {
+            0 => false,
+            bytes if bytes > START_RESERVE_BYTES => {
+                set_size(&self.path, START_RESERVE_BYTES).is_ok()
+            }
+            _ => set_size(&self.path, 0).is_ok(),
+        }
     }
 
     /// Reserves the space again after a full disk, if twice as much is free. Unless forced, this is tried at intervals.
@@ -152,7 +161,7 @@ impl Reserve {
         let filled = fill(&self.path, wanted_bytes);
         let cleared = match (existed, &filled) {
             (true, Ok(())) => Ok(()),
-            (true, Err(_)) => truncate(&self.path),
+            (true, Err(_)) => self.shrink_for_start(),
             (false, _) => fs::remove_file(&self.path),
         };
         if let Err(error) = cleared {
@@ -162,6 +171,16 @@ impl Reserve {
             self.is_disk_full = false;
             info!("There is space for {} again", self.path.display());
         }
+    }
+
+    /// Keeps what the next start needs, if at least as much is left for deletions.
+    fn shrink_for_start(&self) -> std::io::Result<()> {
+        let filled = file_size(&self.path).unwrap_or(0);
+        let kept = match filled >= 2 * START_RESERVE_BYTES {
+            true => START_RESERVE_BYTES,
+            false => 0,
+        };
+        set_size(&self.path, kept)
     }
 }
 
@@ -176,8 +195,8 @@ pub fn create_reserve(path: &Path) {
     }
 }
 
-fn truncate(path: &Path) -> std::io::Result<()> {
-    OpenOptions::new().write(true).open(path)?.set_len(0)
+fn set_size(path: &Path, bytes: u64) -> std::io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.set_len(bytes)
 }
 
 /// Fills the file with this many bytes, then truncates it to the reserve's size. The contents do not repeat, so that no file
@@ -258,7 +277,8 @@ mod tests {
         assert_eq!(bytes(), 8 << 20);
         assert!(!Reserve::new(dir.path()).is_disk_full());
         assert!(reserve.release() && reserve.is_disk_full());
-        assert!(bytes() == 0 && !reserve.release());
+        assert_eq!(bytes(), 1 << 20, "the next start needs it");
+        assert!(reserve.release() && bytes() == 0 && !reserve.release());
         assert!(
             Reserve::new(dir.path()).is_disk_full(),
             "the next start sees it"

@@ -96,13 +96,14 @@ impl SqliteStore {
     ) -> Result<Self, StoreError> {
         let file = dir.join(DATABASE_FILE);
         let mut reserve = Reserve::new(dir);
-        let resources = match open_writer(dir, &file, &reserve, durability) {
-            // On a full disk a database cannot even be opened for reading.
-            Err(error) if error.may_be_disk_full() && reserve.release() => {
-                tracing::warn!(error = %error, "The data directory could not be opened, trying again after releasing its reserve of disk space: {error}");
-                open_writer(dir, &file, &reserve, durability)?
+        let resources = loop {
+            match open_writer(dir, &file, &reserve, durability) {
+                // On a full disk a database cannot even be opened for reading.
+                Err(error) if error.may_be_disk_full() && reserve.release() => {
+                    tracing::warn!(error = %error, "The data directory could not be opened, trying again after releasing its reserve of disk space: {error}");
+                }
+                resources => break resources?,
             }
-            resources => resources?,
         };
         let (queue, writer_end) = WriteQueue::new(publish, has_subscribers);
         let thread = std::thread::Builder::new()

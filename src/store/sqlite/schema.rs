@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::config::Durability;
 use crate::store::StoreError;
+use crate::store::sqlite::error::{is_damage, is_disk_full};
 use crate::store::sqlite::{approvals, clock, usage_fill};
 
 /// Step `n` migrates a file of version `n` to version `n + 1`. Shipped steps are never edited.
@@ -550,12 +551,11 @@ pub fn check_version(connection: &Connection, file: &Path) -> Result<(), StoreEr
 }
 
 fn open_error(file: &Path, error: &rusqlite::Error) -> StoreError {
-    match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-            return StoreError::Corrupt(format!("{}: {error}", file.display()));
-        }
-        Some(ErrorCode::DiskFull) => return StoreError::DiskFull,
-        _ => {}
+    if is_disk_full(error) {
+        return StoreError::DiskFull;
+    }
+    if is_damage(error) {
+        return StoreError::Corrupt(format!("{}: {error}", file.display()));
     }
     StoreError::Backend(format!(
         "could not open the database {}: {error}; make it readable and writable, put a backup in its place, \

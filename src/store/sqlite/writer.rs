@@ -205,6 +205,11 @@ impl<'c> Writer<'c> {
             return self.reject_batch(batch, &error);
         }
         self.reserve.reclaim(is_check_requested);
+        self.commit_parts(batch)
+    }
+
+    /// Commits a batch in as few transactions as possible.
+    fn commit_parts(&mut self, batch: &[Job]) -> Vec<JobResult> {
         let mut results = Vec::with_capacity(batch.len());
         let Err(error) = self.try_commit_batch(batch, &mut results) else {
             self.set_lock_timeout(LOCK_TIMEOUT);
@@ -216,16 +221,22 @@ impl<'c> Writer<'c> {
         if batch.len() > 1 && is_single_write_error(&error) {
             // Finds the write that fails by halving the batch; the others are committed.
             let (first, second) = batch.split_at(batch.len() / 2);
-            let mut results = self.commit_batch(first);
-            results.extend(self.commit_batch(second));
+            let mut results = self.commit_parts(first);
+            results.extend(self.commit_parts(second));
             return results;
         }
         let error = store_error(error);
-        if matches!(error, StoreError::DiskFull) && !self.reserve.is_disk_full() {
-            error!("The disk is full: until there is space again the store accepts only deletions");
-            self.reserve.release();
+        if matches!(error, StoreError::DiskFull) {
+            let was_full = self.reserve.is_disk_full();
+            if !was_full {
+                error!(
+                    "The disk is full: until there is space again the store accepts only deletions"
+                );
+            }
             // Deletions of this batch can use the space of the reserve.
-            return self.commit_batch(batch);
+            if self.reserve.release() || !was_full {
+                return self.commit_parts(batch);
+            }
         }
         self.reject_batch(batch, &error)
     }
