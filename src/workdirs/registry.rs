@@ -99,7 +99,10 @@ impl Workdirs {
         if bases.generation.is_some_and(|of| of >= generation) {
             return;
         }
-        let base_paths = agent_workdirs().into_iter().map(|path| self.absolute(path));
+        // Runs may still have workdirs of agents that are gone.
+        let earlier = bases.paths.iter().cloned();
+        let agent_workdirs = agent_workdirs().into_iter().map(|path| self.absolute(path));
+        let base_paths = agent_workdirs.chain(earlier);
         let base_paths: HashSet<PathBuf> = base_paths.chain(self.roots.iter().cloned()).collect();
         let mut paths = base_paths.clone();
         let mut by_depth: Vec<PathBuf> = base_paths.into_iter().collect();
@@ -124,6 +127,7 @@ impl Workdirs {
     ) -> Result<Arc<Workdir>, OpenError> {
         let path = self.absolute(configured);
         let resolved = resolve_dir(&path, &self.bases())?;
+        self.add_canonical_base(&path, resolved.canonical_path);
         let opened = Workdir::new(resolved.dir, &self.reserved)?;
         if expected.is_some_and(|known| !known.is(opened.id)) {
             return Err(OpenError::Changed);
@@ -139,6 +143,14 @@ impl Workdirs {
         let opened = Arc::new(opened);
         open_dirs.dirs.insert(opened.id, Arc::downgrade(&opened));
         Ok(opened)
+    }
+
+    /// A workdir that did not exist when the agents were loaded is a base by its path without links, too.
+    fn add_canonical_base(&self, path: &Path, canonical_path: PathBuf) {
+        let mut bases = lock(&self.bases);
+        if bases.paths.contains(path) && !bases.paths.contains(&canonical_path) {
+            Arc::make_mut(&mut bases.paths).insert(canonical_path);
+        }
     }
 
     /// Opens the directory of a skill that the operator names. Links in the daemon's directory of skills are followed: no tool

@@ -375,6 +375,18 @@ async fn a_resumed_run_continues_in_its_directory() {
 /// A model of the outer agent may have put a link in the place of the inner one's directory.
 #[tokio::test]
 async fn a_child_in_a_nested_workdir_follows_no_link() {
+    follow_no_link_in_a_nested_workdir(|_| ()).await;
+}
+
+#[tokio::test]
+async fn the_workdir_of_an_agent_that_is_gone_is_still_one() {
+    follow_no_link_in_a_nested_workdir(|app| {
+        fs::remove_file(app.path("agents/planner.toml")).expect("removed");
+    })
+    .await;
+}
+
+async fn follow_no_link_in_a_nested_workdir(change: impl Fn(&TestApp)) {
     let app = TestApp::setup()
         .agent(
             "planner",
@@ -403,6 +415,10 @@ async fn a_child_in_a_nested_workdir_follows_no_link() {
     let run = app.start("planner", "go").await;
     app.provider.wait_for_concurrency("worker", 1).await;
     replace(&app, "area/in", |at| symlink(app.path("other"), at));
+    change(&app);
+    let exists = app.path("agents/planner.toml").exists();
+    app.get_until("/agents/planner", |got| (got.status == 200) == exists)
+        .await;
     gate.open();
     assert_eq!(run.wait_for_end().await.output(), "done");
 
