@@ -72,6 +72,38 @@ pub fn events(
     })
 }
 
+/// As [`events`], for an entry that was read.
+///
+/// # Errors
+/// [`StoreError::Corrupt`] if they are not what was written.
+pub fn read_events(
+    run_id: RunId,
+    last_seq: u64,
+    count: u64,
+    lines: &str,
+) -> Result<Vec<StoredEvent>, StoreError> {
+    check_events(count, lines)?;
+    Ok(events(run_id, last_seq, count, lines).collect())
+}
+
+/// Whether these are the lines of so many events.
+pub fn check_events(count: u64, lines: &str) -> Result<(), StoreError> {
+    let is_event = |line: &str| {
+        let json = line.split_once(' ').map(|(_, json)| json);
+        json.is_some_and(|json| serde_json::from_str::<EventObject>(json).is_ok())
+    };
+    match lines.lines().count() as u64 == count && lines.lines().all(is_event) {
+        true => Ok(()),
+        false => Err(StoreError::Corrupt(
+            "a stored event could not be read".to_owned(),
+        )),
+    }
+}
+
+/// A JSON object of any content.
+#[derive(Deserialize)]
+struct EventObject {}
+
 #[cfg(test)]
 mod tests {
     use crate::domain::event::{Event, EventKind};

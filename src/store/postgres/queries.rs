@@ -130,8 +130,12 @@ pub async fn events(db: &Reader, query: EventQuery) -> StoreResult<Vec<StoredEve
         let last = rows::count(row, "last_seq")?;
         let count = rows::count(row, "count")?;
         let lines = rows::str(row, "events")?.unwrap_or_default();
-        let entry = entries::events(run, last, count, lines);
-        events.extend(entry.skip_while(|event| event.seq <= query.after));
+        let entry = entries::read_events(run, last, count, lines)?;
+        events.extend(
+            entry
+                .into_iter()
+                .skip_while(|event| event.seq <= query.after),
+        );
     }
     Ok(events)
 }

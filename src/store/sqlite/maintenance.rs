@@ -8,7 +8,8 @@ use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
 
 use crate::store::StoreError;
-use crate::store::encoding::{entries, turns};
+use crate::store::encoding::definition_cache::{self, Hash};
+use crate::store::encoding::{entries, integers, turns};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::files::DATABASE_FILE;
 use crate::store::sqlite::rows::{self, RUN_COLUMNS};
@@ -31,7 +32,9 @@ pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
     let results = [
         check_runs(&db, &mut report),
         check_steps(&db, &mut report),
+        check_events(&db, &mut report),
         check_turns(&db, &mut report),
+        check_definitions(&db, &mut report),
     ];
     for error in results.into_iter().filter_map(Result::err) {
         report(store_error(error).to_string());
@@ -149,6 +152,42 @@ fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Re
                 Ok(id) => report(format!("a step of {id} cannot be read: {error}")),
                 Err(_) => report(format!("a step cannot be read: {error}")),
             }
+        }
+    }
+    Ok(())
+}
+
+fn check_events(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
+    let mut sql = db.prepare("SELECT run, count, events FROM entries WHERE events IS NOT NULL")?;
+    let mut found = sql.query([])?;
+    while let Some(row) = found.next()? {
+        let count = row.get::<_, i64>("count").map(integers::unsigned);
+        let lines = row.get_ref("events")?.as_str();
+        let is_readable = count.is_ok_and(|count| {
+            lines.is_ok_and(|lines| entries::check_events(count, lines).is_ok())
+        });
+        if !is_readable {
+            match rows::id(row, "run") {
+                Ok(id) => report(format!("an event of {id} cannot be read")),
+                Err(_) => report("an event cannot be read".to_owned()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The key of a definition is the hash of its content.
+fn check_definitions(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
+    let mut sql = db.prepare("SELECT hash, body FROM definitions")?;
+    let mut found = sql.query([])?;
+    while let Some(row) = found.next()? {
+        let body = row.get_ref("body")?.as_str();
+        let is_unchanged = body.is_ok_and(|body| {
+            let hash = row.get::<_, Hash>("hash");
+            hash.is_ok_and(|hash| hash == definition_cache::hash(body))
+        });
+        if !is_unchanged {
+            report("the recorded definition of an agent is not what was written".to_owned());
         }
     }
     Ok(())

@@ -266,8 +266,12 @@ pub fn events(db: &Connection, query: EventQuery) -> StoreResult<Vec<StoredEvent
         }
         let last = integers::unsigned(row.get(columns.last_seq).map_err(store_error)?);
         let count = integers::unsigned(row.get(columns.count).map_err(store_error)?);
-        let entry = entries::events(run, last, count, text_column(row, columns.events)?);
-        events.extend(entry.skip_while(|event| event.seq <= query.after));
+        let entry = entries::read_events(run, last, count, text_column(row, columns.events)?)?;
+        events.extend(
+            entry
+                .into_iter()
+                .skip_while(|event| event.seq <= query.after),
+        );
     }
     Ok(events)
 }

@@ -228,17 +228,23 @@ async fn a_log_without_its_database_is_refused_at_the_start() {
 async fn damaged_records_are_reported_as_damaged() {
     let mut app = TestApp::setup().sqlite().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
-    let (bad, good) = (
-        app.run("solo", "go").await.id().to_owned(),
-        app.run("solo", "go").await.id().to_owned(),
-    );
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(app.run("solo", "go").await.id().to_owned());
+    }
+    let [bad, good, quiet] = &ids[..] else {
+        panic!("three runs");
+    };
     assert_eq!(command(&app, &["data", "check"]).0, Some(0));
-    let hex = bad.trim_start_matches("run_").replace('-', "");
+    let hex = |id: &str| id.trim_start_matches("run_").replace('-', "");
     let db = Connection::open(app.path("data/axed.db")).expect("the store");
     db.busy_timeout(std::time::Duration::from_secs(10))
         .expect("a timeout");
     db.execute_batch(&format!(
-        "UPDATE runs SET labels = '{{' WHERE id = x'{hex}'; UPDATE entries SET steps = '[{{' WHERE run = x'{hex}' AND steps IS NOT NULL"
+        "UPDATE runs SET labels = '{{' WHERE id = x'{bad}'; UPDATE entries SET steps = '[{{' WHERE run = x'{bad}' AND steps IS NOT NULL; \
+         UPDATE entries SET events = 'garbage' WHERE run = x'{quiet}'; UPDATE definitions SET body = body || ' '",
+        bad = hex(bad),
+        quiet = hex(quiet),
     ))
     .expect("damaged");
     drop(db);
@@ -253,17 +259,19 @@ async fn damaged_records_are_reported_as_damaged() {
     app.daemon
         .wait_for_log(&format!("the record of {bad}"))
         .await;
-    assert_eq!(app.find(&good).await.output(), "done");
+    let reported = app.get(&format!("/runs/{quiet}/events")).await;
+    assert_eq!(code(&reported), (500, "store_damaged".to_owned()));
+    assert_eq!(app.find(good).await.output(), "done");
     let (ended, findings) = command(&app, &["data", "check"]);
     assert_eq!(ended, Some(1), "{findings}");
-    assert!(
-        findings.contains(&format!("the record of {bad} cannot be read")),
-        "{findings}"
-    );
-    assert!(
-        findings.contains(&format!("a step of {bad} cannot be read")),
-        "{findings}"
-    );
+    for finding in [
+        format!("the record of {bad} cannot be read"),
+        format!("a step of {bad} cannot be read"),
+        format!("an event of {quiet} cannot be read"),
+        "the recorded definition of an agent is not what was written".to_owned(),
+    ] {
+        assert!(findings.contains(&finding), "{findings}");
+    }
 
     // Pages that are none are found at the start after a kill.
     app.daemon.kill().await;
