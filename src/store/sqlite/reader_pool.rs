@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::StoreError;
-use crate::store::sqlite::error::store_error;
+use crate::store::sqlite::error::{store_error, with_cause};
 use crate::store::sqlite::schema;
 
 /// Reads that may wait for a thread. A caller with one more waits for a place in the queue.
@@ -146,5 +146,5 @@ fn read_snapshot<T>(
         .prepare_cached("COMMIT")
         .and_then(|mut sql| sql.execute([]))
         .map_err(store_error)?;
-    result
+    result.map_err(|error| with_cause(error, connection))
 }
