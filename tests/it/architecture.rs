@@ -92,7 +92,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("cap_std", &["tools", "workdirs"]),
     ("cap_fs_ext", &["tools", "workdirs"]),
     ("cap_tempfile", &["tools"]),
-    ("html5gum", &["tools/web/html"]),
+    ("html5gum", &["tools/web/html", "tools/web/html_reader"]),
     ("landlock", &["tools/shell/sandbox"]),
     ("nix", &["tools/shell/sandbox"]),
     ("seccompiler", &["tools/shell/seccomp"]),

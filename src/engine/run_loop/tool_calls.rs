@@ -31,6 +31,8 @@ use crate::tools::{Delegate, Effect, ToolOutput};
 
 /// The longest arguments and results in events; the run's messages have all of them.
 const MAX_EVENT_BYTES: usize = 2 << 10;
+/// After so many restarts during a call that may be repeated, it is given up. Deploys during a long call are fewer.
+const MAX_RESUMED_CALLS: u32 = 7;
 
 /// What all calls of one reply share.
 pub struct BatchContext {
@@ -335,12 +337,9 @@ async fn execute_call(
     let effect = batch.toolbox.effect(&call.name);
     record_start(batch, call, effect).await?;
     connection::wait_until_connected(&batch.context).await?;
-    let outcome = match has_exhausted_checks(batch, call) {
-        true => ToolOutcome::Interrupted(format!(
-            "The arguments of {} could not be checked: the daemon stopped too often during the check",
-            shorten(&call.name, 200)
-        )),
-        false => run_tool(batch, call, effect).await,
+    let outcome = match exhausted_attempts(batch, call, effect) {
+        Some(why) => ToolOutcome::Interrupted(why),
+        None => run_tool(batch, call, effect).await,
     };
     let duration = start_time.elapsed();
     batch.context.engine.metrics.tool_call_completed(duration);
@@ -469,11 +468,29 @@ async fn run_tool(batch: &BatchContext, call: &ToolCall, effect: Option<Effect>)
     }
 }
 
-/// Whether the check of a call's arguments was interrupted too often to start it again.
-fn has_exhausted_checks(batch: &BatchContext, call: &ToolCall) -> bool {
-    batch.recorded_calls.resume_count >= MAX_RESUMED_CHECKS
-        && batch.has_started(call)
-        && !batch.toolbox.is_checked_inline(call)
+/// Why a call is not started again, if the daemon has stopped too often during it: the call may be what stopped the daemon.
+fn exhausted_attempts(
+    batch: &BatchContext,
+    call: &ToolCall,
+    effect: Option<Effect>,
+) -> Option<String> {
+    if !batch.has_started(call) {
+        return None;
+    }
+    let resume_count = batch.recorded_calls.resume_count;
+    let tool = shorten(&call.name, 200);
+    if resume_count >= MAX_RESUMED_CHECKS && !batch.toolbox.is_checked_inline(call) {
+        return Some(format!(
+            "The arguments of {tool} could not be checked: the daemon stopped too often during the check"
+        ));
+    }
+    let is_given_up = resume_count >= MAX_RESUMED_CALLS && effect != Some(Effect::Delegating);
+    is_given_up.then(|| {
+        format!(
+            "{tool} was given up: the daemon stopped {} times during the call",
+            resume_count + 1
+        )
+    })
 }
 
 /// A call that has its result.

@@ -96,6 +96,7 @@ impl Checkpointer {
         // At once: the rest is what was written during the copy, and grows with each commit.
         if self.shared.is_wal_long.swap(false, Ordering::AcqRel) {
             self.copy(connection);
+            (self.writes, self.bytes) = (0, 0);
         }
         self.unmeasured_bytes += bytes;
         if self.unmeasured_bytes >= MEASURE_BYTES {

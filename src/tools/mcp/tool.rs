@@ -53,7 +53,7 @@ impl McpTool {
             }
             Err(RequestError::Unavailable(error)) => Err(error.to_string()),
             Err(RequestError::Failed(failure)) => Err(format!(
-                "MCP server \"{}\" did not perform the call: {}",
+                "MCP server \"{}\" gave no result for the call: {}",
                 self.connection.name, failure.reason
             )),
         }

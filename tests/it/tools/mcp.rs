@@ -199,7 +199,7 @@ async fn a_server_that_dies_is_an_error_and_is_restarted() {
     let app = with_server("").spawn().await;
     let (why, is_error) = result_of(&app, "s__die", json!({})).await;
     assert!(
-        is_error && why.starts_with("MCP server \"s\" did not perform the call:"),
+        is_error && why.starts_with("MCP server \"s\" gave no result for the call:"),
         "{why}"
     );
     assert!(why.contains("its process ended (exit status: 3)"), "{why}");

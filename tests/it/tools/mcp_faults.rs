@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use crate::support::app::{Setup, TestApp};
 use crate::support::provider::answer::{calls, says};
 use crate::support::run::Run;
-use crate::support::within_timeout;
+use crate::support::{eventually, within_timeout};
 
 /// Far below the deadline of a run, far above what a loaded machine needs.
 const AT_ONCE: Duration = Duration::from_secs(30);
@@ -289,7 +289,7 @@ async fn an_invalid_response_fails_the_call_and_the_next_one_works() {
             (it.opened, it.calls)
         });
         let [(first, is_error), second] = two_calls(&app, "web__change").await;
-        let expected = format!("MCP server \"web\" did not perform the call: {why}");
+        let expected = format!("MCP server \"web\" gave no result for the call: {why}");
         assert!(
             is_error && first.starts_with(&expected),
             "{fault:?}: {first}"
@@ -422,7 +422,7 @@ async fn a_process_that_fails_in_a_call_is_named_and_restarted() {
         assert_eq!(run.output(), "done");
         assert!(start.elapsed() < AT_ONCE, "{tool}: {:?}", start.elapsed());
         let last = app.provider.requests_for("a").pop().expect("a request");
-        let expected = format!("MCP server \"s\" did not perform the call: {why}");
+        let expected = format!("MCP server \"s\" gave no result for the call: {why}");
         assert_eq!(last.tool_results()[0], expected);
         assert_eq!(
             last.tool_result_errors(),
@@ -451,7 +451,7 @@ async fn a_slow_or_noisy_process_is_kept() {
     let results = last.tool_results();
     assert_eq!(
         results[1],
-        "MCP server \"s\" did not perform the call: it did not answer within 2 s"
+        "MCP server \"s\" gave no result for the call: it did not answer within 2 s"
     );
     assert_eq!(results[0], results[2], "the same process");
 }
@@ -535,4 +535,39 @@ async fn a_run_fails_without_a_required_server() {
         (&server["required"], &server["timeout"]),
         (&json!(true), &json!(60))
     );
+}
+
+/// A call that ends the daemon would otherwise end it again after each restart.
+#[tokio::test]
+async fn a_call_that_may_be_repeated_is_given_up_after_eight_restarts() {
+    let server = Server::default();
+    let (url, _server) = server.start().await;
+    let hangs = || server.with(|it| it.fault = Some(Fault::Hangs));
+    let called = async |count: usize| {
+        eventually("a call", async || {
+            server.with(|it| (it.calls == count).then_some(()))
+        })
+        .await;
+    };
+    let mut app = with_web(&url, "").spawn().await;
+    let answers = [calls([("web__look", json!({}))]), says("done")];
+    app.provider.will("a", answers);
+    hangs();
+    let id = app.start("a", "go").await.id().to_owned();
+    called(1).await;
+    for restarts in 1..=8 {
+        hangs();
+        app.crash_and_restart().await;
+        if restarts < 8 {
+            called(1 + restarts).await;
+        }
+    }
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "done");
+    let last = app.provider.requests_for("a").pop().expect("a request");
+    assert_eq!(
+        last.tool_results(),
+        ["web__look was given up: the daemon stopped 8 times during the call"]
+    );
+    assert_eq!(server.with(|it| it.calls), 8);
 }

@@ -126,7 +126,7 @@ async fn an_http_server_may_respond_whole_or_streamed() {
     let (why, is_error) = result_of(&app, "web__broken", json!({})).await;
     assert_eq!(
         why,
-        "MCP server \"web\" did not perform the call: HTTP 503: down"
+        "MCP server \"web\" gave no result for the call: HTTP 503: down"
     );
     assert!(is_error);
     let heads = web.heads.lock().expect("heads").clone();
