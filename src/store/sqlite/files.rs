@@ -1,8 +1,8 @@
 //! The store's files in the data directory: detects missing and replaced ones, and reserves space for a full disk.
 
 use std::fs::{self, OpenOptions};
-use std::io::{Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,7 @@ const MAX_PROBE_BYTES: u64 = 256 << 20;
 /// # Errors
 /// The system's error for one of the files.
 pub fn probe_disk(file: &Path) -> std::io::Result<()> {
+    let mut block = vec![0; 1 << 20];
     for path in [file.to_owned(), wal_path(file)] {
         let opened = match fs::File::open(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -68,7 +69,13 @@ pub fn probe_disk(file: &Path) -> std::io::Result<()> {
         };
         // What is cached says nothing about the disk.
         let _ = rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::DontNeed);
-        std::io::copy(&mut opened.take(MAX_PROBE_BYTES), &mut std::io::sink())?;
+        let mut offset = 0;
+        while offset < MAX_PROBE_BYTES {
+            match opened.read_at(&mut block, offset)? {
+                0 => break,
+                bytes => offset += bytes as u64,
+            }
+        }
     }
     Ok(())
 }

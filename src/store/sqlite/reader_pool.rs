@@ -137,14 +137,16 @@ fn read_snapshot<T>(
     connection: &Connection,
     read: impl FnOnce(&Connection) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
-    connection
-        .prepare_cached("BEGIN")
-        .and_then(|mut sql| sql.execute([]))
-        .map_err(store_error)?;
-    let result = read(connection);
-    connection
-        .prepare_cached("COMMIT")
-        .and_then(|mut sql| sql.execute([]))
-        .map_err(store_error)?;
+    let execute = |sql: &str| {
+        let executed = connection
+            .prepare_cached(sql)
+            .and_then(|mut sql| sql.execute([]));
+        executed.map(drop).map_err(store_error)
+    };
+    let result = execute("BEGIN").and_then(|()| {
+        let result = read(connection);
+        execute("COMMIT")?;
+        result
+    });
     result.map_err(|error| with_cause(error, connection))
 }
