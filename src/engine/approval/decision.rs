@@ -252,9 +252,11 @@ pub async fn decide(
                 // The call's timeout, or the run's end, came first.
                 Err(_) => {}
             },
-            DeliveryResult::AlreadyDecided => {
-                return Err(not_pending(id, call, "it is being decided"));
-            }
+            // If the other decision cannot be recorded, nothing is decided.
+            DeliveryResult::AlreadyDecided(settled) => tokio::select! {
+                () = settled.cancelled() => continue,
+                () = engine.shutdown.cancelled() => return Err(DecideError::Draining),
+            },
             // Its arguments can be checked once it waits.
             DeliveryResult::NotWaiting if decision.arguments.is_some() => continue,
             DeliveryResult::NotWaiting => {}

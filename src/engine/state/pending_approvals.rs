@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::message::ToolCall;
 use crate::domain::run::RunId;
@@ -27,6 +28,7 @@ type Waiters = HashMap<(RunId, String), Waiter>;
 struct Waiter {
     /// `None` if a decision is on its way.
     sender: Option<oneshot::Sender<DecisionMessage>>,
+    settled: CancellationToken,
     tool: WaitingTool,
 }
 
@@ -48,8 +50,8 @@ pub struct DecisionMessage {
 pub enum DeliveryResult {
     /// The call has the decision, and confirms its commit.
     Delivered(oneshot::Receiver<Result<(), StoreError>>),
-    /// Another decision came first.
-    AlreadyDecided,
+    /// Another decision came first. The token is cancelled once it is committed, or has failed.
+    AlreadyDecided(CancellationToken),
     /// No call of this process waits for it.
     NotWaiting,
 }
@@ -61,7 +63,7 @@ impl PendingApprovals {
             return DeliveryResult::NotWaiting;
         };
         let Some(sender) = entry.sender.take() else {
-            return DeliveryResult::AlreadyDecided;
+            return DeliveryResult::AlreadyDecided(entry.settled.clone());
         };
         let (ack, committed) = oneshot::channel();
         let decision = decision.clone();
@@ -90,6 +92,7 @@ impl PendingApprovals {
 pub struct PendingApproval<'d> {
     approvals: &'d PendingApprovals,
     key: (RunId, String),
+    settled: CancellationToken,
     pub receiver: oneshot::Receiver<DecisionMessage>,
 }
 
@@ -97,14 +100,18 @@ impl<'d> PendingApproval<'d> {
     pub fn register(approvals: &'d PendingApprovals, run: RunId, tool: WaitingTool) -> Self {
         let (sender, receiver) = oneshot::channel();
         let key = (run, tool.call.id.clone());
-        let sender = Some(sender);
-        approvals
-            .lock()
-            .insert(key.clone(), Waiter { sender, tool });
+        let settled = CancellationToken::new();
+        let waiter = Waiter {
+            sender: Some(sender),
+            settled: settled.clone(),
+            tool,
+        };
+        approvals.lock().insert(key.clone(), waiter);
         approvals.registered.notify_waiters();
         Self {
             approvals,
             key,
+            settled,
             receiver,
         }
     }
@@ -113,5 +120,6 @@ impl<'d> PendingApproval<'d> {
 impl Drop for PendingApproval<'_> {
     fn drop(&mut self) {
         self.approvals.lock().remove(&self.key);
+        self.settled.cancel();
     }
 }
