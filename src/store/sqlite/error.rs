@@ -1,12 +1,9 @@
 //! Errors of the SQLite engine, and what they become for the callers of the store.
 
-use std::path::Path;
-
+use rusqlite::ErrorCode;
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
-use rusqlite::{Connection, ErrorCode};
 
 use crate::store::StoreError;
-use crate::store::sqlite::files;
 
 /// Why a task was not done.
 pub enum WriteError {
@@ -49,18 +46,6 @@ pub fn is_damage(error: &rusqlite::Error) -> bool {
         error.sqlite_error_code(),
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
     )
-}
-
-/// Distinguishes damage from a disk that cannot be read at the moment, which SQLite reports in the same way: what is damaged
-/// stays so, and a run that meets it fails.
-pub fn with_cause(error: StoreError, connection: &Connection) -> StoreError {
-    let (StoreError::Corrupt(_), Some(file)) = (&error, connection.path()) else {
-        return error;
-    };
-    match files::probe_disk(Path::new(file)) {
-        Ok(()) => error,
-        Err(cause) => StoreError::Backend(format!("the disk cannot be read: {cause}")),
-    }
 }
 
 /// Maps an error of SQLite to the contract's.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -50,34 +50,6 @@ pub fn check_wal_has_database(file: &Path) -> Result<(), StoreError> {
         file.display(),
         log.display()
     )))
-}
-
-/// The most bytes of a file that are read to find out whether its disk works.
-const MAX_PROBE_BYTES: u64 = 256 << 20;
-
-/// Reads the database and its log from the disk. SQLite reports a disk that cannot be read as damage. Blocks for as long as the
-/// disk takes.
-///
-/// # Errors
-/// The system's error for one of the files.
-pub fn probe_disk(file: &Path) -> std::io::Result<()> {
-    let mut block = vec![0; 1 << 20];
-    for path in [file.to_owned(), wal_path(file)] {
-        let opened = match fs::File::open(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            opened => opened?,
-        };
-        // What is cached says nothing about the disk.
-        let _ = rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::DontNeed);
-        let mut offset = 0;
-        while offset < MAX_PROBE_BYTES {
-            match opened.read_at(&mut block, offset)? {
-                0 => break,
-                bytes => offset += bytes as u64,
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The files that were opened, by device and inode.
@@ -249,7 +221,7 @@ fn fill(path: &Path, bytes: u64) -> std::io::Result<()> {
 mod tests {
     use std::fs;
 
-    use super::{OpenFiles, Reserve, check_wal_has_database, create_reserve, probe_disk, wal_path};
+    use super::{OpenFiles, Reserve, check_wal_has_database, create_reserve, wal_path};
 
     #[test]
     fn replaced_and_restored_files_are_noticed() {
@@ -276,23 +248,6 @@ mod tests {
             assert!(opened.check(true).is_ok());
         }
         assert!(opened.check(false).is_ok());
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_disk_that_cannot_be_read_is_noticed() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let file = dir.path().join("axed.db");
-        assert!(probe_disk(&file).is_ok(), "there is none");
-        fs::write(&file, "x").expect("written");
-        assert!(probe_disk(&file).is_ok());
-        // A read of this file fails as that of a broken disk does.
-        std::os::unix::fs::symlink("/proc/self/mem", wal_path(&file)).expect("a link");
-        let error = probe_disk(&file).expect_err("unreadable");
-        assert_eq!(
-            error.raw_os_error(),
-            Some(rustix::io::Errno::IO.raw_os_error())
-        );
     }
 
     #[test]

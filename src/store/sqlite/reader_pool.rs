@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::StoreError;
-use crate::store::sqlite::error::{store_error, with_cause};
+use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::schema;
 
 /// Reads that may wait for a thread. A caller with one more waits for a place in the queue.
@@ -137,16 +137,14 @@ fn read_snapshot<T>(
     connection: &Connection,
     read: impl FnOnce(&Connection) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
-    let execute = |sql: &str| {
-        let executed = connection
-            .prepare_cached(sql)
-            .and_then(|mut sql| sql.execute([]));
-        executed.map(drop).map_err(store_error)
-    };
-    let result = execute("BEGIN").and_then(|()| {
-        let result = read(connection);
-        execute("COMMIT")?;
-        result
-    });
-    result.map_err(|error| with_cause(error, connection))
+    connection
+        .prepare_cached("BEGIN")
+        .and_then(|mut sql| sql.execute([]))
+        .map_err(store_error)?;
+    let result = read(connection);
+    connection
+        .prepare_cached("COMMIT")
+        .and_then(|mut sql| sql.execute([]))
+        .map_err(store_error)?;
+    result
 }

@@ -13,7 +13,7 @@ use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::sqlite::checkpoint::{self, Checkpointer};
 use crate::store::sqlite::delete::{self, DeleteProgress};
-use crate::store::sqlite::error::{WriteError, is_single_write_error, store_error, with_cause};
+use crate::store::sqlite::error::{WriteError, is_single_write_error, store_error};
 use crate::store::sqlite::executor::Executor;
 use crate::store::sqlite::files::{OpenFiles, Reserve};
 use crate::store::sqlite::joined_writes::JoinedWrites;
@@ -225,7 +225,7 @@ impl<'c> Writer<'c> {
             results.extend(self.commit_parts(second));
             return results;
         }
-        let error = with_cause(store_error(error), self.connection);
+        let error = store_error(error);
         if matches!(error, StoreError::DiskFull) {
             let was_full = self.reserve.is_disk_full();
             if !was_full {
