@@ -33,6 +33,7 @@ pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<Dr
     let owner = request.owner.as_deref();
     let memory = engine.memories.for_prompt(&agent, owner).await?;
     let input = RunInput::from(message);
+    workdir::prepare_skills(engine, &agent).await;
     let prompt =
         prepare::assemble_prompt(engine, &agent, open_workdir.as_ref(), memory, input).await?;
     if let Some(warning) = prompt.memory_warning {

@@ -78,6 +78,14 @@ pub async fn open_dir(
     .await
 }
 
+/// Updates the registry if the agent has skills, which may lie in workdirs of other agents.
+pub async fn prepare_skills(engine: &Arc<Engine>, agent: &Agent) {
+    if agent.skill.is_some() || !agent.skills.is_empty() {
+        let engine = Arc::clone(engine);
+        run_blocking(move || update_agent_workdirs(&engine)).await;
+    }
+}
+
 /// Updates the registry with the directories of the current agents.
 pub fn update_agent_workdirs(engine: &Engine) {
     let agents = engine.catalog.current();

@@ -153,11 +153,11 @@ impl Workdirs {
         }
     }
 
-    /// Opens the directory of a skill that the operator names. Links in the daemon's directory of skills are followed: no tool
-    /// changes it. Blocking I/O.
+    /// Opens the directory of a skill that the operator names. Links in the configuration's directory are followed, where no tool
+    /// makes them. Blocking I/O.
     pub fn open_skill_dir(&self, path: &Path) -> Result<Dir, ResolveError> {
         let path = self.absolute(Some(path));
-        match self.is_in_skills_dir(&path) {
+        match self.is_in_operator_dir(&path) {
             true => Ok(Dir::open_ambient_dir(path, ambient_authority())?),
             false => Ok(self.resolve_skill_dir(&path)?.dir),
         }
@@ -173,7 +173,7 @@ impl Workdirs {
             return Err(io::ErrorKind::NotFound.into());
         };
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let opened = match self.is_in_skills_dir(&path) {
+        let opened = match self.is_in_operator_dir(&path) {
             true => openat(rustix::fs::CWD, &path, flags, Mode::empty()),
             false => {
                 let parent = self.resolve_skill_dir(parent)?;
@@ -203,9 +203,18 @@ impl Workdirs {
         }
     }
 
-    fn is_in_skills_dir(&self, path: &Path) -> bool {
-        let skills_dir = self.reserved.skills_dir();
-        skills_dir.is_some_and(|dir| path.starts_with(dir))
+    fn is_in_operator_dir(&self, path: &Path) -> bool {
+        let path = normalize(path);
+        let Some(dir) = self
+            .reserved
+            .operator_dir()
+            .filter(|dir| path.starts_with(dir))
+        else {
+            return false;
+        };
+        let bases = self.bases();
+        let mut workdirs = bases.iter().filter(|base| base.starts_with(dir));
+        !workdirs.any(|base| path.starts_with(base))
     }
 
     pub fn roots(&self) -> &[PathBuf] {

@@ -58,8 +58,9 @@ impl ReservedPaths {
         }
     }
 
-    pub fn skills_dir(&self) -> Option<&PathBuf> {
-        self.skills.as_ref()
+    /// The directory that no tool changes, if no workdir lies in it: that of the configuration, or at least that of skills.
+    pub fn operator_dir(&self) -> Option<&PathBuf> {
+        self.config_dir.as_ref().or(self.skills.as_ref())
     }
 
     pub fn paths(&self) -> Vec<PathBuf> {
@@ -140,9 +141,9 @@ impl ReservedSnapshot {
         self.reserved.contains_key(&id)
     }
 
-    /// Whether this is reserved and not the directory of skills.
-    pub fn is_secret(&self, id: FileId) -> bool {
-        self.is_reserved(id) && self.skills != Some(id)
+    /// Whether this is the daemon's directory of skills.
+    pub fn is_skills_dir(&self, id: FileId) -> bool {
+        self.skills == Some(id)
     }
 
     /// Whether this file or directory may not be used from within a workdir.

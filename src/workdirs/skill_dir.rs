@@ -35,7 +35,11 @@ impl SkillDir {
             return Err(io::Error::other(message));
         }
         for ancestor in workdir::ancestors(&workdir.dir) {
-            if snapshot.is_secret(ancestor?) {
+            let ancestor = ancestor?;
+            if snapshot.is_skills_dir(ancestor) {
+                break;
+            }
+            if snapshot.is_reserved(ancestor) {
                 let message = "lies in a directory of the daemon (agents, scripts or data)";
                 return Err(io::Error::other(message));
             }
@@ -115,5 +119,45 @@ impl SkillDir {
         files.sort_unstable();
         files.truncate(MAX_LISTED);
         files
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use crate::workdirs::registry::Workdirs;
+    use crate::workdirs::reserved::{DaemonPaths, ReservedPaths};
+
+    use super::SkillDir;
+
+    #[test]
+    fn one_directory_may_have_the_configuration_data_and_skills() {
+        let home = tempfile::tempdir().expect("a directory");
+        let at = |path: &str| home.path().join(path);
+        for dir in ["volume/skills/pdf", "volume/other", "mounted/tables"] {
+            fs::create_dir_all(at(dir)).expect("a directory");
+        }
+        symlink("../../mounted/tables", at("volume/skills/tables")).expect("a link");
+        let daemon_paths = DaemonPaths {
+            config_file: at("volume/axed.toml"),
+            config_dir: at("volume"),
+            others: vec![at("volume")],
+        };
+        let reserved = ReservedPaths::new(&daemon_paths, home.path());
+        let workdirs = Workdirs::new(home.path().to_owned(), &[], reserved);
+        workdirs.update_agent_workdirs(1, || vec![None]);
+        let open = |path: &str| SkillDir::open(&at(path), &workdirs).map(drop);
+        assert!(open("volume/skills/pdf").is_ok());
+        assert!(
+            open("volume/skills/tables").is_ok(),
+            "the operator's link, though the daemon's directory is a workdir"
+        );
+        assert!(open("volume/other").is_err(), "it lies among the data");
+        assert!(open("mounted/tables").is_ok());
+        symlink("tables", at("mounted/link")).expect("a link");
+        assert!(open("mounted/link").is_err(), "a command may have made it");
+        assert!(open("volume/skills/../../mounted/link").is_err());
     }
 }

@@ -21,7 +21,7 @@ pub const MAX_READS: u64 = 10_000_000;
 /// The most reads that collect errors. Lower, because each read may produce an error.
 pub const MAX_READS_FOR_ERRORS: u64 = 1_000_000;
 /// The most bytes that the errors of a validation copy from the value and the schema.
-pub const MAX_ERROR_BYTES: usize = 128 << 20;
+pub const MAX_ERROR_BYTES: usize = 256 << 20;
 /// The time limit of one validation.
 pub const TIMEOUT: Duration = Duration::from_secs(2);
 /// The stack for compiling and validating.

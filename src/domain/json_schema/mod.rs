@@ -321,7 +321,7 @@ mod tests {
         }
     }
 
-    /// The resident memory of this process, in bytes.
+    /// The most memory that this process has had, in bytes.
     #[cfg(target_os = "linux")]
     fn peak_memory() -> usize {
         let status = std::fs::read_to_string("/proc/self/status").expect("a status");

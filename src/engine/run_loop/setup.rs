@@ -115,6 +115,7 @@ async fn load_prompt(
 ) -> Result<Prompt, PromptFailure> {
     let config_failure = |message: String| PromptFailure::Failed(failures::config(&message));
     let agent = &context.run.agent;
+    Box::pin(workdir::prepare_skills(&context.engine, agent)).await;
     if workdir::is_used(&context.engine, agent) {
         Box::pin(workdir::open(context))
             .await

@@ -487,7 +487,7 @@ fn exhausted_attempts(
     let is_given_up = resume_count >= MAX_RESUMED_CALLS && effect != Some(Effect::Delegating);
     is_given_up.then(|| {
         format!(
-            "{tool} was given up: the daemon stopped {} times during the call",
+            "{tool} was given up: the daemon or its store stopped {} times during the call",
             resume_count + 1
         )
     })

@@ -38,6 +38,7 @@ const MIGRATIONS: &[&str] = &[
     SCHEDULES,
     BATCHES,
     crate::store::sqlite::push_configs::SCHEMA,
+    clock::SMALL_SKEW,
 ];
 
 /// `axed`, in the file's header: tells our database from that of another program.
@@ -55,8 +56,7 @@ const READER_CACHE_KIB: i32 = 2 << 10;
 // `runs` has one row a run. Its indexes are partial, so that a run changes each of them once: `runs_unfinished` is small and
 // a run leaves it when it ends; a run enters the `runs_finished` ones when it ends, with its final status. `child` is 0 for
 // a root and 1 for other runs: a list has either the roots only or all runs. The index by owner is empty without API keys.
-// It contains `finished_at` because otherwise SQLite checks the condition of a partial index in the row, for every run
-// that a filter by agent or time skips.
+// It contains `finished_at`: otherwise SQLite checks the index's condition in the row of every run that a filter skips.
 // Inputs that are not small are in `texts`, because an update writes the whole row again.
 // `definitions` has one row for each content that a run was accepted with; the key is the content's SHA-256. Turns keep
 // texts there that several runs send.
@@ -214,12 +214,12 @@ ALTER TABLE runs ADD COLUMN session TEXT;
 CREATE INDEX runs_session ON runs (session, owner, id, agent, status) WHERE session IS NOT NULL;
 ";
 
-// `clock` has the skew of the ids, see the module `clock`. It starts with some milliseconds, so that hardly any run has to write it.
+// `clock` has the skew of the ids, see the module `clock`. It starts with one second, so that hardly any run has to write it.
 // `waited` is how many milliseconds a run was paused. `deletions` has the roots whose trees are being deleted.
 // `runs_finished_by_agent` gets `finished_at` for the same reason as the index by owner.
 const LISTS: &str = "
 CREATE TABLE clock (id INTEGER PRIMARY KEY, lead INTEGER NOT NULL, lag INTEGER NOT NULL);
-INSERT INTO clock (id, lead, lag) VALUES (1, 20, 20);
+INSERT INTO clock (id, lead, lag) VALUES (1, 1000, 1000);
 ALTER TABLE runs ADD COLUMN waited INTEGER;
 CREATE TABLE deletions (root BLOB NOT NULL PRIMARY KEY) WITHOUT ROWID;
 DROP INDEX runs_finished_by_agent;

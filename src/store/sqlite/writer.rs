@@ -13,7 +13,7 @@ use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::sqlite::checkpoint::{self, Checkpointer};
 use crate::store::sqlite::delete::{self, DeleteProgress};
-use crate::store::sqlite::error::{WriteError, is_single_write_error, store_error};
+use crate::store::sqlite::error::{WriteError, is_disk_full, is_single_write_error, store_error};
 use crate::store::sqlite::executor::Executor;
 use crate::store::sqlite::files::{OpenFiles, Reserve};
 use crate::store::sqlite::joined_writes::JoinedWrites;
@@ -177,6 +177,9 @@ impl<'c> Writer<'c> {
             Err(error) => {
                 self.roll_back();
                 self.executor.deletions.pause();
+                if is_disk_full(&error) {
+                    self.reserve.release();
+                }
                 warn!(run.id = %root, run.root = %root, error = %error, "The deletion of {root} failed, trying again after the next write: {error}");
             }
         }

@@ -567,7 +567,7 @@ async fn a_call_that_may_be_repeated_is_given_up_after_eight_restarts() {
     let last = app.provider.requests_for("a").pop().expect("a request");
     assert_eq!(
         last.tool_results(),
-        ["web__look was given up: the daemon stopped 8 times during the call"]
+        ["web__look was given up: the daemon or its store stopped 8 times during the call"]
     );
     assert_eq!(server.with(|it| it.calls), 8);
 }

@@ -146,7 +146,7 @@ async fn nothing_outside_of_a_skill_is_read() {
 /// A command of an earlier call can replace what lies in its workdir.
 #[tokio::test]
 async fn no_link_in_a_workdir_leads_from_a_skill_to_other_files() {
-    let app = TestApp::setup()
+    let mut app = TestApp::setup()
         .file(
             "work/one/SKILL.md",
             FORMS.replace("pdf-forms", "one").as_str(),
@@ -200,6 +200,11 @@ async fn no_link_in_a_workdir_leads_from_a_skill_to_other_files() {
         let (_, error) = failed.failure();
         assert!(error.contains("contains the link"), "{error}");
     }
+    // Nor does one in the first run of another process, whose agent has no files.
+    app.crash_and_restart().await;
+    let failed = app.run("plain", "go").await;
+    let (_, error) = failed.failure();
+    assert!(error.contains("contains the link"), "{error}");
 }
 
 #[tokio::test]
