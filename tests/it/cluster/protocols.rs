@@ -141,9 +141,10 @@ async fn a_client_that_goes_away_ends_its_run_only_where_the_protocol_says_so() 
     }
 }
 
-/// The deltas of a run come from the node that takes it, which the follower's node learns after it has answered.
+/// The deltas of a run come from the node that takes it, which the follower's node learns after it has answered. Those that come
+/// later than the record of their turn are left out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn followers_get_each_delta_of_runs_that_another_daemon_takes() {
+async fn followers_get_the_deltas_of_runs_that_another_daemon_takes() {
     const RUNS: usize = 12;
     let Some((app, front)) = driver_and_front().await else {
         return;
@@ -158,7 +159,8 @@ async fn followers_get_each_delta_of_runs_that_another_daemon_takes() {
         let mut events = stream.until("turn.started").await;
         gate.open();
         events.extend(stream.rest().await);
-        assert_eq!(live_text(&events), TEXT);
+        let shown = live_text(&events);
+        assert!(!shown.is_empty() && TEXT.starts_with(&shown), "{shown}");
         assert_complete(&without_live(events));
     }
 }
