@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
+use rusqlite::{Connection, Row};
 
 use crate::store::StoreError;
 use crate::store::encoding::definition_cache::{self, Hash};
@@ -148,10 +148,8 @@ fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Re
         let parsed =
             parsed.and_then(|text| entries::steps(text).map_err(|error| error.to_string()));
         if let Err(error) = parsed {
-            match rows::id(row, "run") {
-                Ok(id) => report(format!("a step of {id} cannot be read: {error}")),
-                Err(_) => report(format!("a step cannot be read: {error}")),
-            }
+            let finding = unreadable("a step", row);
+            report(format!("{finding}: {error}"));
         }
     }
     Ok(())
@@ -167,13 +165,18 @@ fn check_events(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::R
             lines.is_ok_and(|lines| entries::check_events(count, lines).is_ok())
         });
         if !is_readable {
-            match rows::id(row, "run") {
-                Ok(id) => report(format!("an event of {id} cannot be read")),
-                Err(_) => report("an event cannot be read".to_owned()),
-            }
+            report(unreadable("an event", row));
         }
     }
     Ok(())
+}
+
+/// What cannot be read, with its run if the row has it.
+fn unreadable(what: &str, row: &Row<'_>) -> String {
+    match rows::id(row, "run") {
+        Ok(id) => format!("{what} of {id} cannot be read"),
+        Err(_) => format!("{what} cannot be read"),
+    }
 }
 
 /// The key of a definition is the hash of its content.
@@ -199,10 +202,7 @@ fn check_turns(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Re
     while let Some(row) = found.next()? {
         let value = row.get_ref("turns")?.as_blob();
         if !value.is_ok_and(turns::is_readable) {
-            match rows::id(row, "run") {
-                Ok(id) => report(format!("a turn of {id} cannot be read")),
-                Err(_) => report("a turn cannot be read".to_owned()),
-            }
+            report(unreadable("a turn", row));
         }
     }
     Ok(())
