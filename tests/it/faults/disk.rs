@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::app::{ApiResponse, TestApp};
+use crate::support::app::{ApiResponse, Setup, TestApp};
 use crate::support::daemon::axed_command;
 use crate::support::provider::answer::{hangs, says};
 
@@ -63,6 +63,16 @@ impl Drop for Disk {
     }
 }
 
+/// A daemon with its data on this disk.
+fn setup_on(disk: &Disk) -> Setup {
+    let data = disk.path("data");
+    TestApp::setup()
+        .sqlite()
+        .agent("solo", "")
+        .argument("--data")
+        .argument(data.to_str().expect("a path"))
+}
+
 fn code(got: &ApiResponse) -> (u16, String) {
     let code = got.json()["code"].as_str().map(str::to_owned);
     (got.status, code.unwrap_or_default())
@@ -83,13 +93,7 @@ async fn runs_can_be_read_and_deleted_on_a_full_disk_also_after_a_restart() {
         return;
     };
     let data = disk.path("data");
-    let mut app = TestApp::setup()
-        .sqlite()
-        .agent("solo", "")
-        .argument("--data")
-        .argument(data.to_str().expect("a path"))
-        .spawn()
-        .await;
+    let mut app = setup_on(&disk).spawn().await;
     app.provider.always("solo", |_| says("done"));
     let mut ids = Vec::new();
     for _ in 0..12 {
@@ -144,16 +148,9 @@ async fn every_run_can_be_deleted_on_a_disk_that_large_runs_fill() {
         eprintln!("skipped: this machine mounts no file system for a test");
         return;
     };
-    let data = disk.path("data");
-    let app = TestApp::setup()
-        .sqlite()
-        // The space of deleted runs is returned each second.
-        .config("[data.retention]\nfailed = {age = \"10s\"}")
-        .agent("solo", "")
-        .argument("--data")
-        .argument(data.to_str().expect("a path"))
-        .spawn()
-        .await;
+    // The space of deleted runs is returned each second.
+    let retention = "[data.retention]\nfailed = {age = \"10s\"}";
+    let app = setup_on(&disk).config(retention).spawn().await;
     app.provider.always("solo", |_| says("done"));
     let mut ids = Vec::new();
     'filled: loop {
