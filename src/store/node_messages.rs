@@ -62,6 +62,9 @@ pub struct FollowedText {
 pub enum TextPiece {
     /// A part of what the root's model had written of its reply before the first event.
     Before {
+        /// The root's agent; empty from a node of an older version.
+        #[serde(default)]
+        agent: String,
         turn: u32,
         text: String,
         /// Whether other text of the same turn was withdrawn.

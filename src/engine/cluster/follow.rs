@@ -1,6 +1,7 @@
 //! Follows trees for clients of this node, whichever node drives them. Events come from the store, so that none is missing when a
 //! message is lost or the tree gets another owner; texts come from the node that drives the tree.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use crate::domain::event::{StoredEvent, is_terminal};
+use crate::domain::event::{Event, EventKind, StoredEvent, is_terminal};
 use crate::domain::node::NodeId;
-use crate::domain::run::RunId;
+use crate::domain::run::{RunId, now};
 use crate::engine::cluster::followed_trees::{FollowInput, FollowedTree, NewFollowed};
 use crate::engine::cluster::text_gate::TextGate;
 use crate::engine::context::Engine;
@@ -29,6 +30,8 @@ const POLLS_PER_FOLLOW: u32 = 2;
 /// Events that are read at once.
 const PAGE_SIZE: usize = 200;
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long what is committed may be known before the message about it, which comes after the texts that were sent before.
+const MAX_MESSAGE_DELAY: Duration = Duration::from_millis(150);
 /// How long a new follower waits for what others have, or for the text that was written before.
 const MAX_CATCH_UP: Duration = Duration::from_secs(2);
 const MAX_TEXT_WAIT: Duration = Duration::from_millis(300);
@@ -96,8 +99,14 @@ async fn join(
         None => {
             // What happened before the subscription is not part of it.
             let mut cursor = tree.cursor.subscribe();
-            let caught_up = cursor.wait_for(|cursor| *cursor >= position.last_event);
-            let _ = tokio::time::timeout(MAX_CATCH_UP, caught_up).await;
+            let mut caught_up = async |wait| {
+                let caught_up = cursor.wait_for(|cursor| *cursor >= position.last_event);
+                tokio::time::timeout(wait, caught_up).await.is_ok()
+            };
+            if !caught_up(MAX_MESSAGE_DELAY).await {
+                tree.push(FollowInput::Events(u64::MAX));
+                caught_up(MAX_CATCH_UP).await;
+            }
             subscription = subscription.resubscribe();
         }
     }
@@ -159,12 +168,32 @@ pub async fn poll(engine: Arc<Engine>) {
             continue;
         };
         let is_due = round.is_multiple_of(POLLS_PER_FOLLOW);
-        for tree in trees {
-            match positions.get(&tree.root) {
-                Some(position) => on_position(cluster, &tree, *position, is_due),
-                None => tree.push(FollowInput::Ended),
+        for tree in &trees {
+            if let Some(position) = positions.get(&tree.root) {
+                on_position(cluster, tree, *position, is_due);
             }
         }
+        push_missed(&trees, &positions).await;
+    }
+}
+
+/// Wakes the tasks of trees of which a message was lost, if it is not just late.
+async fn push_missed(trees: &[Arc<FollowedTree>], positions: &HashMap<RunId, TreePosition>) {
+    let last_event = |tree: &FollowedTree| positions.get(&tree.root).map(|it| it.last_event);
+    let is_behind = |tree: &FollowedTree| {
+        last_event(tree).is_none_or(|last_event| last_event > *tree.cursor.borrow())
+    };
+    let mut missed: Vec<_> = trees.iter().filter(|tree| is_behind(tree)).collect();
+    if missed.is_empty() {
+        return;
+    }
+    tokio::time::sleep(MAX_MESSAGE_DELAY).await;
+    missed.retain(|tree| is_behind(tree));
+    for tree in missed {
+        tree.push(match last_event(tree) {
+            Some(_) => FollowInput::Events(u64::MAX),
+            None => FollowInput::Ended,
+        });
     }
 }
 
@@ -192,8 +221,7 @@ fn on_position(cluster: &dyn Cluster, tree: &FollowedTree, position: TreePositio
         let follow = tree.follow(cluster.node());
         cluster.send(Some(owner), NodeMessage::Follow(follow));
     }
-    let is_behind = position.last_event > *tree.cursor.borrow();
-    if is_behind || owner.is_none() || tree.sender.receiver_count() == 0 {
+    if owner.is_none() || tree.sender.receiver_count() == 0 {
         tree.push(FollowInput::Events(u64::MAX));
     }
 }
@@ -341,7 +369,7 @@ impl Relay {
         let (subscription, reply) = subscribe_here_with_text(&self.engine, self.tree.root)?;
         self.tree.text.clear();
         if let Some(reply) = reply {
-            self.tree.text.restore(&reply);
+            self.tree.text.restore(&reply, || ());
         }
         self.tree.has_text.send_replace(true);
         Some(subscription)
@@ -414,14 +442,18 @@ impl Relay {
         self.gate.on_number(text.number);
         match text.piece {
             TextPiece::Before {
+                agent,
                 turn,
                 text,
                 is_replacement,
-            } => self.tree.text.restore(&PartialReply {
-                turn,
-                text,
-                is_replacement,
-            }),
+            } => self.on_text_before(
+                &agent,
+                &PartialReply {
+                    turn,
+                    text,
+                    is_replacement,
+                },
+            ),
             TextPiece::Begin => {
                 self.tree.has_text.send_replace(true);
             }
@@ -435,6 +467,32 @@ impl Relay {
                 }
             }
         }
+    }
+
+    /// A text of the root that its node has published before it knew of the followers here, who do not have it.
+    fn on_text_before(&mut self, agent: &str, reply: &PartialReply) {
+        let root = self.tree.root;
+        let is_known = !agent.is_empty() && !reply.text.is_empty();
+        let is_shown = is_known && self.gate.admits(root, reply.turn, false);
+        let (turn, text) = (reply.turn, reply.text.clone());
+        let event = Event {
+            run_id: root,
+            root_id: root,
+            depth: 0,
+            agent: agent.into(),
+            time: now(),
+            kind: EventKind::TextDelta { turn, text },
+        };
+        let event = StreamEvent::Ephemeral {
+            run_id: root,
+            name: event.kind.name(),
+            data: serde_json::to_string(&event).unwrap_or_default().into(),
+        };
+        self.tree.text.restore(reply, || {
+            if is_shown {
+                let _ = self.tree.sender.send(event);
+            }
+        });
     }
 
     fn publish_text(&self, run: RunId, name: &'static str, data: Arc<str>) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -52,13 +52,13 @@ async fn serve(engine: &Arc<Engine>, mut request: Follow, mut requests: mpsc::Re
         request: request.clone(),
         sent_texts: 0,
     };
-    let Some(mut events) = follower.begin(engine) else {
+    let Some(mut events) = follower.begin(engine).await else {
         return;
     };
     let mut forgotten_at = Instant::now() + FORGOTTEN_AFTER;
     loop {
         let Some(root) = engine.active_runs.get(request.root) else {
-            return follower.send_events(u64::MAX);
+            return follower.send_rest(events);
         };
         tokio::select! {
             received = requests.recv() => {
@@ -67,15 +67,12 @@ async fn serve(engine: &Arc<Engine>, mut request: Follow, mut requests: mpsc::Re
                 if received != request {
                     request = received;
                     follower.request = request.clone();
-                    let Some(begun) = follower.begin(engine) else { return };
+                    let Some(begun) = follower.begin(engine).await else { return };
                     events = begun;
                 }
             }
             event = events.recv() => match event {
-                Ok(StreamEvent::Stored(event)) => follower.send_events(event.seq),
-                Ok(StreamEvent::Ephemeral { run_id, name, data }) => {
-                    follower.send_event(run_id, name, &data);
-                }
+                Ok(event) => follower.send_event(&event),
                 Err(RecvError::Lagged(_)) => follower.skip_texts(),
                 Err(RecvError::Closed) => return follower.send_events(u64::MAX),
             },
@@ -94,14 +91,24 @@ struct Follower<'a> {
 
 impl Follower<'_> {
     /// Subscribes to the tree, and sends what the root's model has written before; `None` if the tree has ended here.
-    fn begin(&mut self, engine: &Engine) -> Option<Subscription> {
-        let subscribed = follow::subscribe_here_with_text(engine, self.request.root);
+    async fn begin(&mut self, engine: &Engine) -> Option<Subscription> {
+        let root = self.request.root;
+        // Read before the subscription: later events are announced in their order with the texts, which come too late otherwise.
+        let positions = self.cluster.tree_positions(vec![root]).await;
+        let subscribed = follow::subscribe_here_with_text(engine, root);
         self.sent_texts = 0;
-        self.send_events(u64::MAX);
-        let (events, reply) = subscribed?;
+        let Some((events, reply)) = subscribed else {
+            self.send_events(u64::MAX);
+            return None;
+        };
+        if let Some(position) = positions.ok().and_then(|it| it.get(&root).copied()) {
+            self.send_events(position.last_event);
+        }
         if self.request.text {
-            if let Some(reply) = reply {
-                self.send_before(&reply);
+            if let Some(reply) = reply
+                && let Some(active_run) = engine.active_runs.get(root)
+            {
+                self.send_before(&active_run.agent.name, &reply);
             }
             self.send_text(TextPiece::Begin);
         }
@@ -113,11 +120,12 @@ impl Follower<'_> {
         self.send(NodeMessage::Events(vec![(self.request.root, last)]));
     }
 
-    fn send_before(&mut self, reply: &PartialReply) {
+    fn send_before(&mut self, agent: &str, reply: &PartialReply) {
         let mut rest = reply.text.as_str();
         loop {
             let piece = truncate_to_bytes(rest, MAX_TEXT_BYTES);
             self.send_text(TextPiece::Before {
+                agent: agent.to_owned(),
                 turn: reply.turn,
                 text: piece.to_owned(),
                 is_replacement: reply.is_replacement,
@@ -129,7 +137,28 @@ impl Follower<'_> {
         }
     }
 
-    fn send_event(&mut self, run: RunId, name: &str, data: &str) {
+    /// Sends what the tree has published before its end.
+    fn send_rest(&mut self, mut events: Subscription) {
+        loop {
+            match events.try_recv() {
+                Ok(event) => self.send_event(&event),
+                Err(TryRecvError::Lagged(_)) => self.skip_texts(),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            }
+        }
+        self.send_events(u64::MAX);
+    }
+
+    fn send_event(&mut self, event: &StreamEvent) {
+        match event {
+            StreamEvent::Stored(event) => self.send_events(event.seq),
+            StreamEvent::Ephemeral { run_id, name, data } => {
+                self.send_live_event(*run_id, name, data);
+            }
+        }
+    }
+
+    fn send_live_event(&mut self, run: RunId, name: &str, data: &str) {
         if let Ok(data) = RawValue::from_string(data.to_owned())
             && self.request.text
         {

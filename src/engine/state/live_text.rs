@@ -40,8 +40,8 @@ impl LiveText {
         publish();
     }
 
-    /// Adds what was written of a reply before, without publishing it.
-    pub fn restore(&self, before: &PartialReply) {
+    /// Adds what was written of a reply before, and publishes it to those who had subscribed before it was known.
+    pub fn restore(&self, before: &PartialReply, publish: impl FnOnce()) {
         let mut reply = self.lock();
         let reply = reply.get_or_insert_default();
         if reply.turn != before.turn {
@@ -52,6 +52,7 @@ impl LiveText {
         }
         reply.text.push_str(&before.text);
         reply.is_replacement |= before.is_replacement;
+        publish();
     }
 
     pub fn clear(&self) {

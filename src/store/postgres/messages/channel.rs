@@ -80,6 +80,7 @@ mod tests {
             assert!(decode(unknown).is_none(), "{unknown}");
         }
         let long = text(TextPiece::Before {
+            agent: "a".repeat(64),
             turn: 1,
             text: "\u{1}".repeat(2000),
             is_replacement: false,
