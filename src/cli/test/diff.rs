@@ -1,6 +1,9 @@
 //! Shows how two texts differ, line by line, on a narrow terminal.
 
-use similar::{ChangeTag, TextDiff};
+use std::time::{Duration, Instant};
+
+use similar::algorithms::{Capture, Replace, myers};
+use similar::{ChangeTag, DiffOp};
 
 use crate::cli::style::{Color, Styled};
 
@@ -10,18 +13,21 @@ const WIDTH: usize = 78;
 const CONTEXT: usize = 2;
 /// More lines than this are counted instead of shown.
 const MAX_LINES: usize = 40;
+/// After this time the changes that are shown may be more than necessary.
+const MAX_TIME: Duration = Duration::from_secs(1);
 
 /// The changes from `recorded` to `now`, with a `-` or a `+` before each line.
 pub fn diff(recorded: &str, now: &str) -> Styled {
     let mut lines: Vec<(ChangeTag, String)> = Vec::new();
-    let diff = TextDiff::from_lines(recorded, now);
-    for (index, group) in diff.grouped_ops(CONTEXT).iter().enumerate() {
+    let recorded: Vec<&str> = recorded.split_inclusive('\n').collect();
+    let now: Vec<&str> = now.split_inclusive('\n').collect();
+    for (index, group) in changes(&recorded, &now).iter().enumerate() {
         if index > 0 {
             lines.push((ChangeTag::Equal, "…".to_owned()));
         }
-        for change in group.iter().flat_map(|op| diff.iter_changes(op)) {
-            let text = change.value().trim_end_matches('\n');
-            for part in wrap(text) {
+        let all = group.iter().flat_map(|op| op.iter_changes(&recorded, &now));
+        for change in all {
+            for part in wrap(change.value().trim_end_matches('\n')) {
                 lines.push((change.tag(), part));
             }
         }
@@ -41,6 +47,24 @@ pub fn diff(recorded: &str, now: &str) -> Styled {
         styled = styled.colored(Color::Dim, more);
     }
     styled
+}
+
+/// Groups of changes with the lines around them. One algorithm only: `similar::TextDiff` would bring all of the crate's into the program,
+/// half a megabyte.
+fn changes(recorded: &[&str], now: &[&str]) -> Vec<Vec<DiffOp>> {
+    let mut found = Replace::new(Capture::new());
+    let (all_recorded, all_now) = (0..recorded.len(), 0..now.len());
+    let deadline = Instant::now() + MAX_TIME;
+    // A capture cannot fail.
+    let _ = myers::diff_deadline_raw(
+        &mut found,
+        recorded,
+        all_recorded,
+        now,
+        all_now,
+        Some(deadline),
+    );
+    found.into_inner().into_grouped_ops(CONTEXT)
 }
 
 /// The line in parts that fit the terminal.
