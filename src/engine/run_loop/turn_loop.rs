@@ -126,13 +126,9 @@ impl<'a> TurnLoop<'a> {
     /// Commits steps and events together with the progress of the run.
     pub async fn record(&self, steps: Vec<Step>, events: Vec<EventKind>) -> Result<(), StoreError> {
         let change = Change::Progress(self.state.progress.clone());
-        let (journal, run) = (&self.context.engine.journal, &self.context.run);
-        let is_reply = steps.iter().any(|step| matches!(step, Step::Reply { .. }));
-        journal.append(run, change, steps, events).await?;
-        if is_reply {
-            run.live_text.clear();
-        }
-        Ok(())
+        let journal = &self.context.engine.journal;
+        let committed = journal.append(&self.context.run, change, steps, events);
+        committed.await.map(drop)
     }
 }
 
