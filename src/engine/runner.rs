@@ -386,21 +386,18 @@ impl Runner {
         timeout: Duration,
     ) -> Result<Option<Arc<Run>>, StoreError> {
         let changed = async {
-            tokio::select! {
+            let changed = tokio::select! {
                 biased;
                 ended = self.wait_for_end_here(id) => ended,
                 waiting = person_wait::wait_for_person(&self.engine, id, seen) => Some(waiting),
+            };
+            if changed.is_some() {
+                return changed;
             }
-        };
-        let changed = async {
-            match changed.await {
-                Some(run) => Some(run),
-                None => {
-                    let is_awaited =
-                        |run: &Run| run.status.is_terminal() || person_wait::has_changed(run, seen);
-                    wait::wait(&self.engine, id, is_awaited).await
-                }
-            }
+            let is_awaited =
+                |run: &Run| run.status.is_terminal() || person_wait::has_changed(run, seen);
+            // Boxed here and below: thousands of clients wait, most of them for runs of this process.
+            Box::pin(wait::wait(&self.engine, id, is_awaited)).await
         };
         match tokio::time::timeout(timeout, changed).await {
             Ok(Some(run)) => Ok(Some(run)),
@@ -412,7 +409,7 @@ impl Runner {
     async fn wait_for_end(&self, id: RunId) -> Option<Arc<Run>> {
         match self.wait_for_end_here(id).await {
             Some(run) => Some(run),
-            None => wait::wait(&self.engine, id, |run| run.status.is_terminal()).await,
+            None => Box::pin(wait::wait(&self.engine, id, |run| run.status.is_terminal())).await,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Waits for a run: `?wait=30`, `?wait=30s`, `Prefer: wait=30` (RFC 7240).
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ pub async fn wait_for_end(state: &AppState, run: Arc<Run>, timeout: Duration) ->
     if timeout.is_zero() || run.status.is_terminal() {
         return run;
     }
-    let outcome = state.runner.wait(run.id, timeout);
+    let outcome = pin!(state.runner.wait(run.id, timeout));
     until_closing(state, &run, outcome).await
 }
 
@@ -60,14 +61,15 @@ pub async fn wait_for_end_or_person(
         return run;
     }
     let seen = run.waits_for_person().then_some(&*run);
-    let outcome = state.runner.wait_for_end_or_person(run.id, seen, timeout);
+    let outcome = pin!(state.runner.wait_for_end_or_person(run.id, seen, timeout));
     until_closing(state, &run, outcome).await
 }
 
+/// `outcome` is pinned where it was made: a future that it is moved into has space for it twice.
 async fn until_closing(
     state: &AppState,
     run: &Arc<Run>,
-    outcome: impl Future<Output = Result<Option<Arc<Run>>, StoreError>>,
+    outcome: Pin<&mut impl Future<Output = Result<Option<Arc<Run>>, StoreError>>>,
 ) -> Arc<Run> {
     let outcome = tokio::select! {
         biased;

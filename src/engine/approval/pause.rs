@@ -109,6 +109,11 @@ pub async fn ensure_running(context: &RunContext) -> Result<(), StoreError> {
     if context.run.tree.root_permit.is_held() && !context.run.clock().pause.is_recorded() {
         return Ok(());
     }
+    // Boxed: every turn has space for it, and few runs come here.
+    Box::pin(resume_tree(context)).await
+}
+
+async fn resume_tree(context: &RunContext) -> Result<(), StoreError> {
     let _ = reacquire_permit(context).await;
     let _guard = context.run.tree.root_permit.update_lock.lock().await;
     propagate_pause(context, PauseEvent::Resumed, None).await

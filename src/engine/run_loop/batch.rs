@@ -160,7 +160,7 @@ pub async fn abandon(context: &RunContext) {
     context.run.pending_batch.set(PendingBatch::Absent);
     match pending {
         PendingBatch::Absent => {}
-        PendingBatch::Unknown { turn } => cancel_unrecorded(context, turn).await,
+        PendingBatch::Unknown { turn } => Box::pin(cancel_unrecorded(context, turn)).await,
         PendingBatch::Submitted(submitted) => {
             context.run.add_usage(&Usage {
                 unreported: 1,
@@ -168,7 +168,7 @@ pub async fn abandon(context: &RunContext) {
             });
             let provider_name = submitted.model.split('/').next().unwrap_or_default();
             if let Some((client, key)) = batch_client(context, provider_name) {
-                cancel_batch(client, &submitted.batch_id, key).await;
+                Box::pin(cancel_batch(client, &submitted.batch_id, key)).await;
             }
         }
     }

@@ -142,8 +142,8 @@ async fn wait_while_held(turn_loop: &mut TurnLoop<'_>) -> Result<(), Ending> {
         return Ok(());
     }
     // The pause is recorded of a run that has started.
-    turn_loop.write_pending().await?;
-    let released = pause::wait_while_held(context, PauseReason::TurnHeld).await;
+    Box::pin(turn_loop.write_pending()).await?;
+    let released = Box::pin(pause::wait_while_held(context, PauseReason::TurnHeld)).await;
     released.map_err(|error| error_ending(&context.run, error))
 }
 

@@ -16,14 +16,14 @@ pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
     let Some((contents, last)) = context.run.inbox.lock().await.take_unread() else {
         return Ok(());
     };
-    turn_loop.write_pending().await?;
+    Box::pin(turn_loop.write_pending()).await?;
     let step = Step::MessagesRead {
         turn: turn_loop.conversation.turn() + 1,
         last,
     };
     let journal = &context.engine.journal;
     let recorded = journal.append(&context.run, Change::Unchanged, vec![step], Vec::new());
-    recorded.await?;
+    Box::pin(recorded).await?;
     for content in contents {
         turn_loop.conversation.push_message(content);
     }
