@@ -85,7 +85,12 @@ impl CurrentNode {
 
     /// Whether no beat that was sent within the last seconds is confirmed.
     pub fn is_cut_off(&self) -> bool {
-        uptime().saturating_sub(self.lock().last_beat) >= CUT_OFF_AFTER
+        self.beat_age() >= CUT_OFF_AFTER
+    }
+
+    /// How long ago the last beat was sent that is confirmed.
+    fn beat_age(&self) -> Duration {
+        uptime().saturating_sub(self.lock().last_beat)
     }
 
     /// Records that the database has a beat of this node that was sent at this time.
@@ -166,13 +171,12 @@ struct Observed {
 }
 
 impl Observed {
-    /// Adds what was just read; returns the nodes that are dead.
-    fn add(&mut self, rows: Vec<NodeRow>) -> Vec<NodeRow> {
-        let now = Instant::now();
+    /// Adds what was just read; returns the nodes that are dead. If this node cannot beat, perhaps nobody can: then no other is dead.
+    fn add(&mut self, rows: Vec<NodeRow>, is_beating: bool, now: Instant) -> Vec<NodeRow> {
         let is_gap = self
             .last_read
             .is_some_and(|last| now.duration_since(last) > MAX_OBSERVE_GAP);
-        if is_gap {
+        if is_gap || !is_beating {
             self.beats.clear();
         }
         self.last_read = Some(now);
@@ -189,14 +193,27 @@ impl Observed {
     }
 }
 
-/// Joins, beside the nodes that there are. A node of the same name is removed if no two have the same.
+/// Joins at the start, beside the nodes that there are. A node of the same name is removed if no two have the same.
 pub async fn join(client: &mut Client, cluster: &Cluster) -> Result<NodeId, Error> {
+    join_beside(client, cluster, cluster.unique_names).await
+}
+
+/// Joins after other nodes have removed this one. One of the same name has been started since then, and stays.
+pub async fn join_again(client: &mut Client, cluster: &Cluster) -> Result<NodeId, Error> {
+    join_beside(client, cluster, false).await
+}
+
+async fn join_beside(
+    client: &mut Client,
+    cluster: &Cluster,
+    replaces_equal_name: bool,
+) -> Result<NodeId, Error> {
     let transaction = client.transaction().await?;
     // Nobody joins while the whole database is copied.
     transaction
         .query("SELECT version FROM axed_schema FOR SHARE", &[])
         .await?;
-    if cluster.unique_names {
+    if replaces_equal_name {
         transaction
             .execute("DELETE FROM nodes WHERE id = $1", &[&cluster.node])
             .await?;
@@ -249,7 +266,7 @@ pub async fn join_alone(
         }
         first.get_or_insert_with(|| rows.clone());
         let count = rows.len();
-        let dead = observed.add(rows);
+        let dead = observed.add(rows, true, Instant::now());
         if dead.len() == count
             && let Some(node) = replace_all(client, &dead, own_name).await.map_err(error)?
         {
@@ -400,7 +417,8 @@ pub async fn watch(connector: &Connector, status: &NodeStatus) {
             let client = connected(connector, &mut client).await?;
             let mut rows = read_nodes(client).await?;
             rows.retain(|row| row.node != status.node.get());
-            let dead = observed.add(rows.clone());
+            let is_beating = status.node.beat_age() < MAX_OBSERVE_GAP;
+            let dead = observed.add(rows.clone(), is_beating, Instant::now());
             rows.retain(|row| !dead.contains(row));
             status
                 .node
@@ -423,5 +441,36 @@ pub async fn watch(connector: &Connector, status: &NodeStatus) {
         if !matches!(tokio::time::timeout(DEAD_AFTER, watched).await, Ok(Ok(()))) {
             client = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_dead_only_for_those_that_beat_themselves() {
+        let row = |beat| NodeRow {
+            node: NodeId(uuid::Uuid::nil()),
+            name: "other".to_owned(),
+            beat,
+            agents: None,
+            labels: Vec::new(),
+        };
+        let start = Instant::now();
+        let mut observed = Observed::default();
+        let mut dead_at = |half_seconds, beat, is_beating| {
+            let now = start + OBSERVE_INTERVAL * half_seconds;
+            !observed.add(vec![row(beat)], is_beating, now).is_empty()
+        };
+        let mut first_dead = |mut range: std::ops::Range<u32>, beat, is_beating| {
+            range.find(|half_seconds| dead_at(*half_seconds, beat, is_beating))
+        };
+        assert_eq!(first_dead(0..40, 1, false), None);
+        assert_eq!(first_dead(40..50, 1, true), None);
+        assert_eq!(first_dead(50..100, 2, true), Some(66));
+        // Nothing was read for longer than two beats.
+        assert_eq!(first_dead(90..106, 2, true), None);
+        assert_eq!(first_dead(106..107, 2, true), Some(106));
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_postgres::{Error, Row};
 use tracing::{info, warn};
 
@@ -45,6 +46,8 @@ pub struct Writer<'c> {
     connection: Option<Connection>,
     state: WriterState,
     status: Rc<NodeStatus>,
+    /// When it tries next to connect or to join again, whatever jobs come until then.
+    retry_at: Instant,
     /// Whether the last attempt to join again failed: logged once.
     is_join_failing: bool,
     failed_runs: FailedRuns,
@@ -66,6 +69,7 @@ impl<'c> Writer<'c> {
             connection: None,
             state,
             status,
+            retry_at: Instant::now(),
             is_join_failing: false,
             failed_runs: FailedRuns::default(),
             callbacks,
@@ -103,14 +107,23 @@ impl<'c> Writer<'c> {
     async fn fill_batch(&mut self, jobs: &mut mpsc::Receiver<Job>, batch: &mut Vec<Job>) -> bool {
         while !self.state.deletions.is_due(0) {
             let status = Rc::clone(&self.status);
+            let is_replaced = status.is_replaced.get();
             tokio::select! {
-                count = jobs.recv_many(batch, MAX_BATCH_JOBS) => return count > 0,
-                () = status.replaced.notified() => self.stop_trees(),
-                () = tokio::time::sleep(RECONNECT_INTERVAL), if status.is_replaced.get() => self.join_again().await,
-                () = tokio::time::sleep(RECONNECT_INTERVAL), if self.connection.is_none() => {
+                biased;
+                () = status.replaced.notified() => {
+                    self.retry_later();
+                    self.stop_trees();
+                }
+                () = tokio::time::sleep_until(self.retry_at), if is_replaced => {
+                    self.retry_later();
+                    self.join_again().await;
+                }
+                () = tokio::time::sleep_until(self.retry_at), if !is_replaced && self.connection.is_none() => {
+                    self.retry_later();
                     // The next task has the error.
                     let _ = self.connected().await;
                 }
+                count = jobs.recv_many(batch, MAX_BATCH_JOBS) => return count > 0,
             }
         }
         while batch.len() < MAX_BATCH_JOBS {
@@ -121,6 +134,10 @@ impl<'c> Writer<'c> {
             }
         }
         true
+    }
+
+    fn retry_later(&mut self) {
+        self.retry_at = Instant::now() + RECONNECT_INTERVAL;
     }
 
     /// The jobs in their order: those that can be done together in one transaction.
@@ -360,7 +377,7 @@ impl<'c> Writer<'c> {
     async fn join_again(&mut self) {
         let joined = async {
             let mut client = self.connector.connect().await?;
-            node::join(&mut client, self.cluster).await
+            node::join_again(&mut client, self.cluster).await
         };
         match joined.await {
             Ok(node) => {
@@ -407,6 +424,9 @@ impl<'c> Writer<'c> {
     }
 
     async fn give_permits(&mut self, decide: &DecidePermits) -> JobResult {
+        if self.status.is_replaced.get() {
+            return Err(StoreError::Fenced);
+        }
         let (db, state) = self.connected().await.map_err(commit_error)?;
         let given = permits::give(state, db, decide).await;
         self.settle(given).await.map_err(commit_error)

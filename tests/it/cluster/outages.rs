@@ -57,6 +57,21 @@ async fn runs_continue_after_the_database_was_away() {
     assert_eq!(app.run("quick", "x").await.output(), "quick");
 }
 
+/// What a load balancer does must not keep a node out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_others_have_removed_joins_again_while_it_is_probed() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    postgres::with_client(&url, async |client| {
+        client.batch_execute("DELETE FROM nodes").await
+    });
+    app.get_until("/readyz", |got| got.status == 503).await;
+    app.get_until("/readyz", |got| got.status == 200).await;
+    assert_eq!(app.run("solo", "x").await.output(), "done");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_of_the_database_is_logged_once() {
     let setup = TestApp::setup()
