@@ -53,8 +53,8 @@ pub struct NewRoot {
     pub session_guard: Option<SessionGuard>,
     /// Its place in the queue of all nodes, if several share the database.
     pub entry: Option<Entry>,
-    /// Whether its session must have no other unfinished run.
-    pub needs_free_session: bool,
+    /// See [`QueueEntry::known_runs`].
+    pub known_runs: Option<Vec<RunId>>,
     /// Whether this node can drive it; else it is left to another one.
     pub is_here: bool,
     pub replacement: Replacement,
@@ -193,8 +193,8 @@ pub struct ResumedRoot {
     /// `None` if the run waits for approval: it needs no permit until it resumes.
     pub admission: Option<Admission>,
     pub session_guard: Option<SessionGuard>,
-    /// Of a fork that is not committed yet: whether its session must have no other unfinished run.
-    pub needs_free_session: bool,
+    /// Of a fork that is not committed yet: see [`QueueEntry::known_runs`].
+    pub known_runs: Option<Vec<RunId>>,
 }
 
 impl ResumedRoot {
@@ -330,7 +330,7 @@ pub fn resume_all(
             timeout: Duration::from_secs(timeout),
             admission,
             session_guard,
-            needs_free_session: false,
+            known_runs: None,
         };
         engine.tasks.spawn(root.run_task());
     }

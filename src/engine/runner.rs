@@ -229,7 +229,7 @@ impl Runner {
             request: recorded_request,
             admission,
             session_guard,
-            needs_free_session: request.on_busy == OnBusy::Reject,
+            known_runs: enter::known_runs(request.on_busy, &predecessors),
             is_here: placement.is_here,
             entry,
             replacement: cancel_anywhere::replace(engine, request.on_busy, predecessors, id)?,
@@ -284,6 +284,7 @@ impl Runner {
         let admission = ForkAdmission {
             admission,
             session_guard,
+            known_runs: enter::known_runs(request.new_run.on_busy, &predecessors),
             placement,
             entry,
         };
@@ -347,7 +348,7 @@ impl Runner {
         engine.active_runs.add(&root.context.run);
         let queue_entry = QueueEntry {
             has_permit: root.entry.as_ref().is_none_or(|entry| entry.has_permit),
-            needs_free_session: root.needs_free_session,
+            known_runs: root.known_runs.take(),
             requests: std::mem::take(&mut root.replacement.requests),
             is_here: root.is_here,
         };

@@ -72,8 +72,8 @@ pub struct NewRun {
 pub struct QueueEntry {
     /// Whether it has a permit; else it waits for one.
     pub has_permit: bool,
-    /// Fails with [`StoreError::SessionChanged`] if its session has another run that has not ended.
-    pub needs_free_session: bool,
+    /// Fails with [`StoreError::SessionChanged`] if its session has unfinished runs other than these; `None` if it may have any.
+    pub known_runs: Option<Vec<RunId>>,
     /// Requests to runs of other nodes that are committed with it: it takes their place in its session.
     pub requests: Vec<NewRequest>,
     /// Whether this node drives it; else one that can claims it.
@@ -84,7 +84,7 @@ impl QueueEntry {
     /// A run that starts at once.
     pub const STARTED: Self = Self {
         has_permit: true,
-        needs_free_session: false,
+        known_runs: None,
         requests: Vec::new(),
         is_here: true,
     };

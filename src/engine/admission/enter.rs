@@ -1,5 +1,7 @@
 //! Where a new run gets into: its session, and the queue of all nodes that share the database.
 
+use std::time::Duration;
+
 use crate::domain::run::RunId;
 use crate::engine::admission::placement::Placement;
 use crate::engine::admission::sessions::{OnBusy, SessionGuard};
@@ -11,7 +13,9 @@ use crate::store::StoreError;
 use crate::store::cluster::Cluster;
 
 /// How often a run tries to be the next one of its session.
-const MAX_ATTEMPTS: u32 = 20;
+const MAX_ATTEMPTS: u32 = 40;
+/// The longest pause before its second attempt; before later ones it is longer.
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 /// A run's place in its session.
 pub struct EnteredSession {
@@ -41,11 +45,13 @@ pub async fn start_in_order<T, F: Future<Output = Result<T, StartError>>>(
     start: impl Fn(RunRequest) -> F,
 ) -> Result<T, StartError> {
     if request.session.is_some() && engine.journal.store().cluster().is_some() {
-        for _ in 1..MAX_ATTEMPTS {
+        for attempt in 1..MAX_ATTEMPTS {
             match start(request.clone()).await {
                 Err(StartError::Store(StoreError::SessionChanged)) => {}
                 started => return started,
             }
+            let pause = fastrand::u32(0..=attempt) * RETRY_PAUSE;
+            tokio::time::sleep(pause).await;
         }
     }
     start(request).await
@@ -74,6 +80,15 @@ pub async fn enter_shared_session(
         predecessors: open.unfinished,
         ..EnteredSession::new(RunId::new(), None)
     })
+}
+
+/// Those unfinished runs of a shared session that the new one knows of, if it may be accepted beside no others.
+pub fn known_runs(on_busy: OnBusy, predecessors: &[RunId]) -> Option<Vec<RunId>> {
+    match on_busy {
+        OnBusy::Queue => None,
+        OnBusy::Reject => Some(Vec::new()),
+        OnBusy::CancelPrevious => Some(predecessors.to_vec()),
+    }
 }
 
 /// The run's place in the queue of this node. A run of another node needs none.

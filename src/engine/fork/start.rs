@@ -10,7 +10,7 @@ use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::Webhook;
 use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::placement::{self, Placement};
-use crate::engine::admission::sessions::{OnBusy, SessionGuard};
+use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::fork::plan::{ForkPlan, PlannedRun};
 use crate::engine::fork::request::{ForkError, ForkRequest};
@@ -54,6 +54,8 @@ pub struct NewFork {
 pub struct ForkAdmission {
     pub admission: Admission,
     pub session_guard: Option<SessionGuard>,
+    /// See [`QueueEntry::known_runs`].
+    pub known_runs: Option<Vec<RunId>>,
     pub placement: Placement,
     pub entry: Option<Entry>,
 }
@@ -142,6 +144,7 @@ pub async fn prepare_fork(
     let ForkAdmission {
         admission,
         session_guard,
+        known_runs,
         entry,
         ..
     } = admission;
@@ -154,7 +157,7 @@ pub async fn prepare_fork(
             timeout: settings.timeout,
             admission: Some(admission),
             session_guard,
-            needs_free_session: new_run.on_busy == OnBusy::Reject,
+            known_runs,
         },
         steps: root.steps,
         events,
@@ -264,7 +267,7 @@ impl NewFork {
             claim,
             entry: QueueEntry {
                 has_permit: false,
-                needs_free_session: root.needs_free_session,
+                known_runs: root.known_runs.clone(),
                 requests: Vec::new(),
                 is_here,
             },

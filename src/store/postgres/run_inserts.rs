@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::domain::content::Content;
 use crate::domain::node::NodeId;
 use crate::domain::run::{Run, RunId, now};
@@ -56,8 +58,10 @@ impl RunInserts {
                 ":owner": run.owner.as_deref().unwrap_or_default(), ":session": free_text(session), ":root": run.id,
             };
             queries.push(Query::required(Sql::EnterSession, session.to_vec()));
-            if new_run.entry.needs_free_session {
-                queries.push(Query::required(Sql::RequireFreeSession, session.into()));
+            if let Some(known) = &new_run.entry.known_runs {
+                let known: Vec<Uuid> = known.iter().map(|run| run.0).collect();
+                let session = session.into_iter().chain(values! {":known": known});
+                queries.push(Query::required(Sql::RequireKnownRuns, session.collect()));
             }
         }
         let requests = new_run.entry.requests.iter();

@@ -150,9 +150,9 @@ statements! {
     /// The next run of a session: its id is greater than that of the one before.
     EnterSession: "INSERT INTO sessions AS s (owner, name, last_run) VALUES (:owner, :session, :root) \
          ON CONFLICT (owner, name) DO UPDATE SET last_run = excluded.last_run WHERE s.last_run < excluded.last_run",
-    /// Affects a row if all other runs of the session have ended.
-    RequireFreeSession: "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM trees WHERE session = :session \
-         AND coalesce(owner, '') = :owner AND root <> :root)",
+    /// Affects a row if all other runs of the session have ended, but for known ones.
+    RequireKnownRuns: "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM trees WHERE session = :session \
+         AND coalesce(owner, '') = :owner AND root <> :root AND root <> ALL(:known::uuid[]))",
     /// Who gives permits does so alone.
     LockPermits: "SELECT 1 FROM permit_lock WHERE id = 1 FOR UPDATE",
     CountPermits: "SELECT owner, agent, count(*) AS trees FROM trees WHERE permit = 2 GROUP BY owner, agent",

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::cluster::following::wait_at;
 use crate::cluster::pair;
 use crate::support::app::{TestApp, send};
+use crate::support::gate::Gate;
 use crate::support::provider::answer::says;
 use crate::support::within_timeout;
 
@@ -46,5 +47,39 @@ async fn requests_at_once_are_all_accepted_and_follow_each_other_without_a_pause
         assert_eq!(run["status"], "completed", "{run}");
         let is_in_order = time(run, "finished_at") <= time(next, "started_at");
         assert!(is_in_order, "{run} {next}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_cancels_all_that_were_accepted_before_it_in_its_session() {
+    let Some((app, second, _)) = pair(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after_gate(&door));
+    let mut last_ids = Vec::new();
+    for session in ["a", "b", "c"] {
+        let body = json!({"input": "x", "session": session, "on_busy": "cancel_previous"});
+        let requests = (0..6).map(|number| {
+            let daemon = [&app.daemon, &second][number % 2];
+            let url = format!("{}/agents/solo/runs", daemon.url);
+            send(app.client.post(url).json(&body))
+        });
+        let mut ids = Vec::new();
+        for got in within_timeout("all answers", join_all(requests)).await {
+            assert_eq!(got.status, 202, "{}", got.text);
+            ids.push(got.json()["id"].as_str().expect("an id").to_owned());
+        }
+        ids.sort();
+        last_ids.extend(ids.pop());
+        for run in join_all(ids.iter().map(|id| wait_at(&second, id))).await {
+            assert_eq!(run["status"], "cancelled", "{run}");
+        }
+    }
+    gate.open();
+    for run in join_all(last_ids.iter().map(|id| wait_at(&second, id))).await {
+        assert_eq!(run["status"], "completed", "{run}");
     }
 }
