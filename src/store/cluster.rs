@@ -171,8 +171,10 @@ pub enum PermitChange {
 pub trait Permits: Send + Sync + 'static {
     fn permit_load(&self) -> BoxFuture<'_, Result<Vec<PermitLoad>, StoreError>>;
 
-    /// Gives permits to trees of any node, alone among all nodes. Returns their number.
-    fn give_permits(&self, decide: DecidePermits) -> BoxFuture<'_, Result<u64, StoreError>>;
+    /// Gives permits to trees of any node, alone among all nodes. Returns their number; `None` if another node gives permits at the
+    /// moment.
+    fn give_permits(&self, decide: DecidePermits)
+    -> BoxFuture<'_, Result<Option<u64>, StoreError>>;
 
     /// Those of these trees of this node that have a permit.
     fn permitted_trees(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 
@@ -17,6 +18,8 @@ use crate::store::node_messages::NodeMessage;
 
 /// After this part of all permits was taken, the load is read again.
 const REFRESH_PARTS: usize = 20;
+/// The pause while another node gives permits, which takes it less.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// What this node knows of the permits. Without other nodes it is not used.
 pub struct ClusterPermits {
@@ -234,9 +237,15 @@ impl ClusterPermits {
         if lock(&self.view).has_waiting {
             let limits = self.limits.clone();
             let decide = Box::new(move |demand: &PermitDemand| choose(&limits, demand));
-            if cluster.give_permits(decide).await? > 0 {
+            match cluster.give_permits(decide).await? {
+                None => {
+                    // The other node may not have seen the trees that wait since a moment ago.
+                    tokio::time::sleep(BUSY_PAUSE).await;
+                    self.wake.notify_one();
+                }
+                Some(0) => {}
                 // Other nodes may have some of these trees.
-                cluster.send(None, NodeMessage::Permits);
+                Some(_) => cluster.send(None, NodeMessage::Permits),
             }
         }
         let waiting: Vec<RunId> = lock(&self.waiting).keys().copied().collect();

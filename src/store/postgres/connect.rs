@@ -22,8 +22,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 const KEEPALIVES_IDLE: Duration = Duration::from_secs(15);
 /// Options of every session, in milliseconds. Just-in-time compilation would take longer than each of our statements.
+/// A process that is paused in a transaction, or a machine that is gone, keeps its locks for a shorter time than others take to see
+/// that it is dead.
 const SESSION_OPTIONS: &str = "-c statement_timeout=60000 -c lock_timeout=10000 \
-     -c idle_in_transaction_session_timeout=30000 -c jit=off -c client_min_messages=warning";
+     -c idle_in_transaction_session_timeout=5000 -c jit=off -c client_min_messages=warning";
 
 /// How the database is reached.
 #[derive(Clone)]

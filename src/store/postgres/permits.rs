@@ -13,7 +13,10 @@ use crate::store::postgres::statements::Sql;
 /// Trees of one key and one agent that are considered at once.
 const MAX_WAITING: u64 = 64;
 
-/// Gives permits to the waiting trees that `decide` chooses, of any node; returns their number.
+/// The result if another node gives permits at the moment.
+pub const BUSY: u64 = u64::MAX;
+
+/// Gives permits to the waiting trees that `decide` chooses, of any node; returns their number, or [`BUSY`].
 pub async fn give(
     state: &WriterState,
     db: &Connection,
@@ -33,6 +36,10 @@ pub async fn give(
     let outcomes = db.execute_all(&begin).await?;
     if outcomes[1].affected == 0 {
         return Err(CommitError::Refused(Refusal::Node));
+    }
+    if outcomes[2].affected == 0 {
+        db.execute(&Query::new(Sql::Commit, Vec::new())).await?;
+        return Ok(BUSY);
     }
     let demand = demand(&outcomes[3], &outcomes[4], &outcomes[5])?;
     let chosen = decide(&demand);

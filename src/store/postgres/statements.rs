@@ -153,8 +153,8 @@ statements! {
     /// Affects a row if all other runs of the session have ended, but for known ones.
     RequireKnownRuns: "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM trees WHERE session = :session \
          AND coalesce(owner, '') = :owner AND root <> :root AND root <> ALL(:known::uuid[]))",
-    /// Who gives permits does so alone.
-    LockPermits: "SELECT 1 FROM permit_lock WHERE id = 1 FOR UPDATE",
+    /// Who gives permits does so alone. Another node's transaction is not waited for: the writer has other work.
+    LockPermits: "SELECT 1 FROM permit_lock WHERE id = 1 FOR UPDATE SKIP LOCKED",
     CountPermits: "SELECT owner, agent, count(*) AS trees FROM trees WHERE permit = 2 GROUP BY owner, agent",
     /// Of each key those that may come next. A tree waits for those before it in its session, and for a node.
     WaitingTrees: "SELECT root, owner, agent, returned FROM (SELECT t.*, \

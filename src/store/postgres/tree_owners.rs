@@ -18,7 +18,7 @@ use crate::store::cluster::{
 use crate::store::encoding::integers::signed;
 use crate::store::postgres::run_inserts::HELD;
 use crate::store::postgres::sql::{free_text, params};
-use crate::store::postgres::{PostgresStore, queries, rows};
+use crate::store::postgres::{PostgresStore, permits, queries, rows};
 use crate::store::runs::UnfinishedRun;
 use crate::store::write_queue::job::Task;
 
@@ -180,8 +180,14 @@ impl Permits for PostgresStore {
         }))
     }
 
-    fn give_permits(&self, decide: DecidePermits) -> BoxFuture<'_, Result<u64, StoreError>> {
-        Box::pin(self.queue.request(Task::GivePermits(decide)))
+    fn give_permits(
+        &self,
+        decide: DecidePermits,
+    ) -> BoxFuture<'_, Result<Option<u64>, StoreError>> {
+        Box::pin(async move {
+            let given = self.queue.request(Task::GivePermits(decide)).await?;
+            Ok((given != permits::BUSY).then_some(given))
+        })
     }
 
     fn permitted_trees(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
