@@ -22,6 +22,7 @@ use crate::config::lint;
 use crate::config::load::{self, LoadedConfig};
 use crate::config::positions::Positions;
 use crate::domain::suggestion;
+use crate::store::open;
 use crate::telemetry;
 
 #[derive(Debug, clap::Subcommand)]
@@ -78,6 +79,9 @@ fn check(strict: bool, format: FormatArgs, sources: Sources) -> anyhow::Result<E
     if let Err(why) = telemetry::check(&config.telemetry) {
         let kind = ProblemKind::RuleViolation;
         problems.push(positions.problem("telemetry.log", why, kind));
+    }
+    if let Err((key, error)) = open::check_urls(&config.data) {
+        problems.push(positions.problem(key, error.to_string(), ProblemKind::RuleViolation));
     }
     problems.extend(lint::lint(&config, &positions));
     problems.extend(app::config_problems(&config, &positions));

@@ -16,6 +16,7 @@ use crate::cli::sources::Sources;
 use crate::cli::{output, service_manager};
 use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
+use crate::store::open;
 use crate::telemetry;
 
 #[derive(Debug, clap::Args)]
@@ -52,6 +53,8 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         ..args.sources.flags()
     };
     let config = load::load(&flags, &process_environment())?;
+    let checked = open::check_urls(&config.data);
+    checked.map_err(|(key, error)| InvalidInput(format!("{key}: {error}")))?;
     telemetry::init(&config.telemetry).map_err(InvalidInput)?;
     let signals = Signals::new()?;
     let daemon = Daemon::start(config, args.insecure_no_auth).await?;

@@ -29,6 +29,19 @@ pub fn open(
     Ok(Arc::new(store))
 }
 
+/// Checks the URLs of the database without a connection. Returns the key of one that is wrong, and why.
+pub fn check_urls(data: &Data) -> Result<(), (&'static str, StoreError)> {
+    for (key, url) in [
+        ("data.url", &data.url),
+        ("data.listen_url", &data.listen_url),
+    ] {
+        if let Some(url) = url {
+            PostgresStore::check_url(url.expose_secret()).map_err(|error| (key, error))?;
+        }
+    }
+    Ok(())
+}
+
 /// Checks the store of a data directory, while a daemon uses it or not; returns one sentence for each problem.
 pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
     maintenance::check(dir)

@@ -1,5 +1,6 @@
 //! Opens connections: the parts of the URL that the client library does not know, and what every connection has.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, RecyclingMethod};
@@ -39,41 +40,10 @@ pub struct Connector {
 
 impl Connector {
     pub fn new(url: &str, runtime: Handle) -> Result<Self, StoreError> {
-        let (url, mode) = tls::split_url(url)?;
-        let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
-            // The library's error does not contain the URL, which has the password.
-            StoreError::Backend(format!("data.url is no PostgreSQL URL: {error}"))
-        })?;
-        if config.get_hosts().is_empty() {
-            return Err(StoreError::Backend(
-                "data.url names no host, such as postgres://user@host/database".to_owned(),
-            ));
-        }
-        config.ssl_mode(match mode {
-            TlsMode::Disable => SslMode::Disable,
-            TlsMode::Prefer => SslMode::Prefer,
-            TlsMode::Require { .. } | TlsMode::VerifyCa { .. } | TlsMode::VerifyFull { .. } => {
-                SslMode::Require
-            }
-        });
-        let options = match config.get_options() {
-            Some(options) => format!("{SESSION_OPTIONS} {options}"),
-            None => SESSION_OPTIONS.to_owned(),
-        };
-        config.options(options);
-        if config.get_application_name().is_none() {
-            config.application_name("axed");
-        }
-        if config.get_connect_timeout().is_none() {
-            config.connect_timeout(CONNECT_TIMEOUT);
-        }
-        if config.get_tcp_user_timeout().is_none() {
-            config.tcp_user_timeout(TCP_USER_TIMEOUT);
-        }
-        config.keepalives_idle(KEEPALIVES_IDLE);
+        let (config, tls) = configure(url)?;
         Ok(Self {
             name: DatabaseName::new(&config),
-            tls: MakeRustlsConnect::new(tls::client_config(&mode)?),
+            tls,
             config,
             runtime,
         })
@@ -118,6 +88,47 @@ impl Connector {
             .build()
             .map_err(|error| StoreError::Backend(error.to_string()))
     }
+}
+
+/// What a URL says. Opens no connection.
+pub fn configure(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
+    let (url, mode) = tls::split_url(url)?;
+    let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
+        // The library's error does not contain the URL, which has the password. Its cause names the option.
+        let why = error
+            .source()
+            .map_or_else(|| error.to_string(), ToString::to_string);
+        StoreError::Backend(format!("data.url is no PostgreSQL URL: {why}"))
+    })?;
+    if config.get_hosts().is_empty() {
+        return Err(StoreError::Backend(
+            "data.url names no host, such as postgres://user@host/database".to_owned(),
+        ));
+    }
+    config.ssl_mode(match mode {
+        TlsMode::Disable => SslMode::Disable,
+        TlsMode::Prefer => SslMode::Prefer,
+        TlsMode::Require { .. } | TlsMode::VerifyCa { .. } | TlsMode::VerifyFull { .. } => {
+            SslMode::Require
+        }
+    });
+    let options = match config.get_options() {
+        Some(options) => format!("{SESSION_OPTIONS} {options}"),
+        None => SESSION_OPTIONS.to_owned(),
+    };
+    config.options(options);
+    if config.get_application_name().is_none() {
+        config.application_name("axed");
+    }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(TCP_USER_TIMEOUT);
+    }
+    config.keepalives_idle(KEEPALIVES_IDLE);
+    let tls = MakeRustlsConnect::new(tls::client_config(&mode)?);
+    Ok((config, tls))
 }
 
 impl Connect for Connector {

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::config::cluster::Cluster;
@@ -81,6 +82,11 @@ pub struct PostgresStore {
 }
 
 impl PostgresStore {
+    /// Checks a URL without a connection.
+    pub fn check_url(url: &str) -> Result<(), StoreError> {
+        connect::configure(url).map(drop)
+    }
+
     /// Connects, migrates the database and joins the nodes that use it; the second URL is for messages of other nodes. Blocks.
     pub fn open(
         (url, listen_url): (&str, &str),
@@ -95,10 +101,15 @@ impl PostgresStore {
             .enable_all()
             .build()
             .map_err(thread_error)?;
-        let connector = Connector::new(url, runtime.handle().clone())?;
-        let listen_connector = Connector::new(listen_url, runtime.handle().clone())
-            .map_err(|error| StoreError::Backend(format!("data.listen_url: {error}")))?;
-        let readers = ReaderPool::new(connector.reader_pool()?);
+        let prepared = prepare(url, listen_url, runtime.handle());
+        let ((connector, listen_connector), readers) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                // Dropped where others block, a runtime panics.
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
         let (queue, writer_end) = WriteQueue::new(publish, has_subscribers);
         let (opened, result) = std::sync::mpsc::channel();
         let cluster = cluster.clone();
@@ -131,6 +142,19 @@ impl PostgresStore {
             thread: Some(thread),
         })
     }
+}
+
+/// The connectors for the store and for messages of other nodes, and the connections for reading. Nothing is opened yet.
+fn prepare(
+    url: &str,
+    listen_url: &str,
+    runtime: &Handle,
+) -> Result<((Connector, Connector), ReaderPool), StoreError> {
+    let connector = Connector::new(url, runtime.clone())?;
+    let listen_connector = Connector::new(listen_url, runtime.clone())
+        .map_err(|error| StoreError::Backend(format!("data.listen_url: {error}")))?;
+    let readers = ReaderPool::new(connector.reader_pool()?);
+    Ok(((connector, listen_connector), readers))
 }
 
 /// Says that the database is open, and serves the jobs until the store is closed.

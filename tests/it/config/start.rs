@@ -33,6 +33,27 @@ async fn refused(config: &str, arguments: &[&str]) -> (Output, String) {
 }
 
 #[tokio::test]
+async fn a_url_of_the_database_that_says_nonsense_stops_the_start() {
+    for (query, part) in [
+        (
+            "sslmode=bogus",
+            "sslmode of data.url is none of disable, prefer",
+        ),
+        (
+            "sslrootcert=/missing.pem&sslmode=verify-full",
+            "/missing.pem",
+        ),
+        ("foo=1", "foo"),
+    ] {
+        let config = format!("[data]\nurl = \"postgres://axed@localhost/x?{query}\"\n");
+        let (output, said) = refused(&config, &["--listen", "127.0.0.1:0"]).await;
+        assert_eq!(output.status.code(), Some(2), "{config}: {said}");
+        assert!(said.contains("data.url") && said.contains(part), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}
+
+#[tokio::test]
 async fn an_invalid_configuration_stops_the_start() {
     for (config, parts) in [
         (
