@@ -84,8 +84,13 @@ pub async fn await_decision(
         }
         DecisionLookup::Pending(pending) => {
             let limit = context.run.agent.approve_timeout;
-            let mut deadline =
-                limit.map(|limit| saturating_add(requested_at.unwrap_or_else(now), limit));
+            let since = requested_at.map_or_else(now, |at| {
+                let requests = recorded_calls.approvals_requested.values();
+                let difference =
+                    clock_difference(context.run.clock().waiting_since, requests.copied());
+                at.checked_add(difference).unwrap_or(at)
+            });
+            let mut deadline = limit.map(|limit| saturating_add(since, limit));
             let event = requested_at
                 .is_none()
                 .then(|| requested_event(turn, call, &name, deadline));
@@ -209,6 +214,16 @@ async fn receive_decision(
     }
     committed?;
     Ok(decision)
+}
+
+/// How much later it is by this node's clock than by that of the node that recorded the requests: the run waits since one of them, and
+/// its record has that time by the database's clock. The smallest difference counts: most clocks are right.
+fn clock_difference(
+    waiting_since: Option<Timestamp>,
+    requests: impl Iterator<Item = Timestamp>,
+) -> SignedDuration {
+    let differences = requests.filter_map(|at| Some(at.duration_until(waiting_since?)));
+    differences.min_by_key(|it| it.abs()).unwrap_or_default()
 }
 
 /// Resolves at the deadline, which moves by the time that a client has paused the run.
@@ -407,9 +422,10 @@ fn saturating_add(start: Timestamp, time: Duration) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use jiff::{SignedDuration, Timestamp};
     use serde_json::json;
 
-    use super::requested_event;
+    use super::{clock_difference, requested_event};
     use crate::domain::message::ToolCall;
 
     #[test]
@@ -432,5 +448,21 @@ mod tests {
         let text = large["arguments"].as_str().expect("text");
         assert!(text.starts_with("{\"content\":\"ä") && text.len() <= super::MAX_ARGUMENTS_BYTES);
         assert_eq!(large["truncated"], true);
+    }
+
+    #[test]
+    fn the_clock_of_a_request_is_compared_with_that_of_the_wait() {
+        let at = |seconds| Timestamp::from_second(seconds).expect("a time");
+        let difference = |since, requests: &[i64]| {
+            clock_difference(since, requests.iter().copied().map(at)).as_secs()
+        };
+        assert_eq!(difference(None, &[1000]), 0);
+        assert_eq!(difference(Some(at(1000)), &[]), 0);
+        assert_eq!(difference(Some(at(1000)), &[700, 1000, 1002]), 0);
+        assert_eq!(difference(Some(at(4600)), &[1000]), 3600);
+        assert_eq!(
+            difference(Some(at(1000)), &[4600]),
+            -SignedDuration::from_hours(1).as_secs()
+        );
     }
 }

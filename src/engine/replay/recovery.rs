@@ -257,6 +257,7 @@ pub fn restore(
         is_held: continuation.is_held,
     };
     let active_run = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
+    active_run.clock().waiting_since = continuation.waiting_since;
     if let Some((at, seconds)) = continuation.deadline {
         // The time that a run waited for approval does not count, also while no daemon ran.
         let since = continuation.waiting_since.unwrap_or_else(now);

@@ -1,5 +1,6 @@
 //! The time of a run: its deadline, which moves while the run is paused.
 
+use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::domain::run::now;
@@ -15,6 +16,8 @@ pub struct Clock {
     pub pause: Pause,
     /// What the record says that the run waits for, while it is `waiting`.
     pub recorded: Option<WaitingFor>,
+    /// Of a run that an earlier process left waiting: since when, by this node's clock.
+    pub waiting_since: Option<Timestamp>,
 }
 
 /// What an event means beyond the run that it happened to.
