@@ -74,7 +74,10 @@ impl PendingWrite {
 
     /// Waits for the commit if somebody depends on it, else only enqueues the write.
     pub async fn write(self, context: &RunContext) -> Result<(), StoreError> {
-        let must_wait = context.run.is_streaming() || self.has_attachments();
+        // A restart counts before the call that may have caused it is repeated.
+        let must_wait = context.run.is_streaming()
+            || self.has_attachments()
+            || matches!(self.change, Change::Resume);
         let Self {
             change,
             steps,
