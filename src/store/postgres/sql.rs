@@ -80,6 +80,10 @@ impl ToSql for Value<'_> {
             Self::Null => Ok(IsNull::Yes),
             Self::Bool(value) => value.to_sql(ty, out),
             Self::Int(value) => value.to_sql(ty, out),
+            // Only a filter can have U+0000, which the server refuses: no name has this other character.
+            Self::Text(value) if value.contains('\0') => {
+                value.replace('\0', "\u{fffd}").to_sql(ty, out)
+            }
             Self::Text(value) => value.to_sql(ty, out),
             Self::Bytes(value) => value.to_sql(ty, out),
             Self::Uuid(value) => value.to_sql(ty, out),

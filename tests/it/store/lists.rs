@@ -391,3 +391,16 @@ shared_stories!(
     pages_have_all_matching_runs_and_no_others,
     a_page_ends_early_instead_of_searching_every_run,
 );
+
+#[tokio::test]
+async fn a_name_with_a_character_that_the_database_refuses_is_nobodys() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    let body = serde_json::json!({"input": "x", "session": "s"});
+    app.run_with("solo", body).await;
+    for path in ["/runs?agent=", "/sessions/s?agent=", "/usage?agent="] {
+        let got = app.get(&format!("{path}%00")).await;
+        let same = app.get(&format!("{path}nobody")).await;
+        assert_eq!(got.status, same.status, "{path}: {}", got.text);
+    }
+}
