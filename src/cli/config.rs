@@ -80,8 +80,8 @@ fn check(strict: bool, format: FormatArgs, sources: Sources) -> anyhow::Result<E
         let kind = ProblemKind::RuleViolation;
         problems.push(positions.problem("telemetry.log", why, kind));
     }
-    if let Err((key, error)) = open::check_urls(&config.data) {
-        problems.push(positions.problem(key, error.to_string(), ProblemKind::RuleViolation));
+    if let Err((key, why)) = open::check_urls(&config.data) {
+        problems.push(positions.problem(key, why, ProblemKind::RuleViolation));
     }
     problems.extend(lint::lint(&config, &positions));
     problems.extend(app::config_problems(&config, &positions));

@@ -30,13 +30,17 @@ pub fn open(
 }
 
 /// Checks the URLs of the database without a connection. Returns the key of one that is wrong, and why.
-pub fn check_urls(data: &Data) -> Result<(), (&'static str, StoreError)> {
+pub fn check_urls(data: &Data) -> Result<(), (&'static str, String)> {
     for (key, url) in [
         ("data.url", &data.url),
         ("data.listen_url", &data.listen_url),
     ] {
         if let Some(url) = url {
-            PostgresStore::check_url(url.expose_secret()).map_err(|error| (key, error))?;
+            let checked = PostgresStore::check_url(url.expose_secret());
+            checked.map_err(|error| match error {
+                StoreError::Backend(why) => (key, why),
+                other => (key, other.to_string()),
+            })?;
         }
     }
     Ok(())

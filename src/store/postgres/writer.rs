@@ -352,7 +352,10 @@ impl<'c> Writer<'c> {
         let owned = Query::new(Sql::OwnTrees, values.into());
         let trees = db.execute(&owned).await?;
         let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
-        self.state.trees = trees.rows.iter().map(tree).collect::<Result<_, Error>>()?;
+        let owned = trees.rows.iter().map(tree).collect::<Result<_, Error>>()?;
+        let mut lost = std::mem::replace(&mut self.state.trees, owned);
+        lost.retain(|root, _| !self.state.trees.contains_key(root));
+        self.stop(lost.into_keys());
         Ok(db)
     }
 
@@ -363,9 +366,15 @@ impl<'c> Writer<'c> {
         }
     }
 
-    /// Another node has the trees now.
+    /// Other nodes have all trees now.
     fn stop_trees(&mut self) {
-        for root in std::mem::take(&mut self.state.trees).into_keys() {
+        let trees = std::mem::take(&mut self.state.trees);
+        self.stop(trees.into_keys());
+    }
+
+    /// Another node has these trees now, or they have ended.
+    fn stop(&mut self, roots: impl Iterator<Item = RunId>) {
+        for root in roots {
             self.failed_runs.insert(root);
             if let Some(on_write_failed) = self.callbacks.on_write_failed.get() {
                 on_write_failed(root);
