@@ -284,7 +284,8 @@ impl Runner {
         let admission = ForkAdmission {
             admission,
             session_guard,
-            known_runs: enter::known_runs(request.new_run.on_busy, &predecessors),
+            // A fork cancels none.
+            known_runs: (request.new_run.on_busy == OnBusy::Reject).then(Vec::new),
             placement,
             entry,
         };

@@ -86,8 +86,12 @@ pub async fn await_decision(
             let limit = context.run.agent.approve_timeout;
             let since = requested_at.map_or_else(now, |at| {
                 let requests = recorded_calls.approvals_requested.values();
-                let difference =
-                    clock_difference(context.run.clock().waiting_since, requests.copied());
+                // Without other nodes the clocks are the same one.
+                let waiting_since = match context.engine.journal.store().cluster() {
+                    Some(_) => context.run.clock().waiting_since,
+                    None => None,
+                };
+                let difference = clock_difference(waiting_since, requests.copied());
                 at.checked_add(difference).unwrap_or(at)
             });
             let mut deadline = limit.map(|limit| saturating_add(since, limit));

@@ -95,7 +95,7 @@ async fn join(
     }
     on_position(cluster, &tree, position, true);
     match new {
-        Some(new) => start(engine, new),
+        Some(new) => start(engine, new, false),
         None => {
             // What happened before the subscription is not part of it.
             let mut cursor = tree.cursor.subscribe();
@@ -132,11 +132,12 @@ pub fn release(engine: &Arc<Engine>, root: RunId) {
         && let Some(new) = engine.followed.adopt(root, last_event, sender)
     {
         new.tree.request_text();
-        start(engine, new);
+        start(engine, new, true);
     }
 }
 
-fn start(engine: &Arc<Engine>, new: NewFollowed) {
+/// `has_texts`: whether the followers may have texts that this task has not published.
+fn start(engine: &Arc<Engine>, new: NewFollowed, has_texts: bool) {
     let NewFollowed { tree, inputs } = new;
     let cursor = *tree.cursor.borrow();
     let relay = Relay {
@@ -144,6 +145,7 @@ fn start(engine: &Arc<Engine>, new: NewFollowed) {
         cursor,
         tree,
         here: None,
+        has_texts,
         gate: TextGate::default(),
     };
     engine.followed.tasks.spawn(relay.run(inputs));
@@ -234,6 +236,8 @@ struct Relay {
     cursor: u64,
     /// The subscription to the tree while this process drives it.
     here: Option<Subscription>,
+    /// Whether the followers may have texts that did not pass the gate: of this process, when it drove the tree.
+    has_texts: bool,
     gate: TextGate,
 }
 
@@ -367,6 +371,7 @@ impl Relay {
             return None;
         }
         let (subscription, reply) = subscribe_here_with_text(&self.engine, self.tree.root)?;
+        self.has_texts = true;
         self.tree.text.clear();
         if let Some(reply) = reply {
             self.tree.text.restore(&reply, || ());
@@ -472,7 +477,7 @@ impl Relay {
     /// A text of the root that its node has published before it knew of the followers here, who do not have it.
     fn on_text_before(&mut self, agent: &str, reply: &PartialReply) {
         let root = self.tree.root;
-        let is_known = !agent.is_empty() && !reply.text.is_empty();
+        let is_known = !agent.is_empty() && !reply.text.is_empty() && !self.has_texts;
         let is_shown = is_known && self.gate.admits(root, reply.turn, false);
         let (turn, text) = (reply.turn, reply.text.clone());
         let event = Event {

@@ -115,13 +115,14 @@ impl<'c> Writer<'c> {
                     self.stop_trees();
                 }
                 () = tokio::time::sleep_until(self.retry_at), if is_replaced => {
-                    self.retry_later();
                     self.join_again().await;
+                    // After the attempt, which may have taken long: jobs come between two of them.
+                    self.retry_later();
                 }
                 () = tokio::time::sleep_until(self.retry_at), if !is_replaced && self.connection.is_none() => {
-                    self.retry_later();
                     // The next task has the error.
                     let _ = self.connected().await;
+                    self.retry_later();
                 }
                 count = jobs.recv_many(batch, MAX_BATCH_JOBS) => return count > 0,
             }
