@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::cluster::following::wait_at;
 use crate::cluster::pair;
 use crate::support::app::{TestApp, send};
+use crate::support::daemon::Daemon;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::says;
 use crate::support::within_timeout;
@@ -20,6 +21,27 @@ fn time(run: &Value, key: &str) -> Timestamp {
     text.parse().expect("a time")
 }
 
+/// Sends so many requests to two daemons at the same time; the ids of the accepted runs in their order.
+async fn accepted_at_once(
+    app: &TestApp,
+    second: &Daemon,
+    count: usize,
+    body: &Value,
+) -> Vec<String> {
+    let requests = (0..count).map(|number| {
+        let daemon = [&app.daemon, second][number % 2];
+        let url = format!("{}/agents/solo/runs", daemon.url);
+        send(app.client.post(url).json(body))
+    });
+    let mut ids = Vec::new();
+    for got in within_timeout("all answers", join_all(requests)).await {
+        assert_eq!(got.status, 202, "{}", got.text);
+        ids.push(got.json()["id"].as_str().expect("an id").to_owned());
+    }
+    ids.sort();
+    ids
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_at_once_are_all_accepted_and_follow_each_other_without_a_pause() {
     let Some((app, second, _)) = pair(TestApp::setup().agent("solo", "")).await else {
@@ -28,17 +50,7 @@ async fn requests_at_once_are_all_accepted_and_follow_each_other_without_a_pause
     app.provider.always("solo", |_| says("done"));
     let body = json!({"input": "x", "session": "s"});
     let began = Instant::now();
-    let requests = (0..RUNS).map(|number| {
-        let daemon = [&app.daemon, &second][number % 2];
-        let url = format!("{}/agents/solo/runs", daemon.url);
-        send(app.client.post(url).json(&body))
-    });
-    let mut ids = Vec::new();
-    for got in within_timeout("all answers", join_all(requests)).await {
-        assert_eq!(got.status, 202, "{}", got.text);
-        ids.push(got.json()["id"].as_str().expect("an id").to_owned());
-    }
-    ids.sort();
+    let ids = accepted_at_once(&app, &second, RUNS, &body).await;
     let runs = join_all(ids.iter().map(|id| wait_at(&second, id))).await;
     // It was a second for each of them when the next one was only found by looking for it.
     let took = began.elapsed();
@@ -62,17 +74,7 @@ async fn a_run_cancels_all_that_were_accepted_before_it_in_its_session() {
     let mut last_ids = Vec::new();
     for session in ["a", "b", "c"] {
         let body = json!({"input": "x", "session": session, "on_busy": "cancel_previous"});
-        let requests = (0..6).map(|number| {
-            let daemon = [&app.daemon, &second][number % 2];
-            let url = format!("{}/agents/solo/runs", daemon.url);
-            send(app.client.post(url).json(&body))
-        });
-        let mut ids = Vec::new();
-        for got in within_timeout("all answers", join_all(requests)).await {
-            assert_eq!(got.status, 202, "{}", got.text);
-            ids.push(got.json()["id"].as_str().expect("an id").to_owned());
-        }
-        ids.sort();
+        let mut ids = accepted_at_once(&app, &second, 6, &body).await;
         last_ids.extend(ids.pop());
         for run in join_all(ids.iter().map(|id| wait_at(&second, id))).await {
             assert_eq!(run["status"], "cancelled", "{run}");
