@@ -44,18 +44,7 @@ pub async fn to_postgres(
     Ok(CopiedTable { name: TABLE, rows })
 }
 
-/// Fails if the data directory has memories.
-pub fn check_no_files(dir: &Path) -> Result<(), StoreError> {
-    match memory_files::list(dir).map_err(file_error)?.is_empty() {
-        true => Ok(()),
-        false => Err(not_empty(
-            &format_args!("the data directory {}", dir.display()),
-            TABLE,
-        )),
-    }
-}
-
-/// Copies to a data directory without memories.
+/// Copies to a data directory without memories, or with these already: a copy that was killed at its end has left them.
 pub async fn to_files(source: &Transaction<'_>, dir: &Path) -> Result<CopiedTable, StoreError> {
     let sql = "SELECT agent, owner, entry FROM memory ORDER BY agent, owner, id";
     let found = source.query(sql, &[]).await;
@@ -76,16 +65,42 @@ pub async fn to_files(source: &Transaction<'_>, dir: &Path) -> Result<CopiedTabl
         .map(|text| memory_entry::parse(text).len() as u64);
     let rows = found.len() as u64;
     check_count(TABLE, rows, written.sum())?;
-    let memories = texts.into_iter().map(|((agent, owner), text)| {
-        let memory = MemoryId {
-            agent,
-            owner: Some(owner).filter(|owner| !owner.is_empty()),
-            path: None,
-        };
-        (memory, text)
-    });
-    memory_files::create(dir, memories).map_err(file_error)?;
+    let memories: Vec<_> = texts
+        .into_iter()
+        .map(|((agent, owner), text)| {
+            let memory = MemoryId {
+                agent,
+                owner: Some(owner).filter(|owner| !owner.is_empty()),
+                path: None,
+            };
+            (memory, text)
+        })
+        .collect();
+    let existing = memory_files::list(dir).map_err(file_error)?;
+    if existing.is_empty() {
+        memory_files::create(dir, memories).map_err(file_error)?;
+    } else if !has_all(dir, &existing, &memories).map_err(file_error)? {
+        let place = format_args!("the data directory {}", dir.display());
+        return Err(not_empty(&place, TABLE));
+    }
     Ok(CopiedTable { name: TABLE, rows })
+}
+
+/// Whether the existing memories of a data directory are these.
+fn has_all(
+    dir: &Path,
+    existing: &[MemoryId],
+    memories: &[(MemoryId, String)],
+) -> std::io::Result<bool> {
+    let files = MemoryFiles::new(dir);
+    for (memory, text) in memories {
+        if files.entries(memory)? != memory_entry::parse(text) {
+            return Ok(false);
+        }
+    }
+    Ok(existing
+        .iter()
+        .eq(memories.iter().map(|(memory, _)| memory)))
 }
 
 fn file_error(error: std::io::Error) -> StoreError {

@@ -74,7 +74,6 @@ async fn copy(
         Direction::ToSqlite => {
             let mut target = sqlite::offline::create(dir)?;
             to_sqlite::check_empty(&target, dir)?;
-            memories::check_no_files(dir)?;
             let mut source = postgres::offline::Offline::open(url).await?;
             to_sqlite::copy(&mut source, &mut target, dir).await
         }

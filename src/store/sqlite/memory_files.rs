@@ -107,7 +107,7 @@ fn read_directory(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 /// Writes the memories of a data directory that has none: all of them, or none.
 pub fn create(
     data_dir: &Path,
-    memories: impl Iterator<Item = (MemoryId, String)>,
+    memories: impl IntoIterator<Item = (MemoryId, String)>,
 ) -> io::Result<()> {
     let new = data_dir.join(format!("{MEMORY_DIR}.new"));
     unless_missing(&new, fs::remove_dir_all(&new))?;

@@ -162,9 +162,13 @@ async fn a_store_is_copied_to_postgres_and_back() {
     assert!(again.contains("is not empty"), "{again}");
     fs::remove_file(app.path("data/axed.db")).expect("removed");
     let _ = fs::remove_file(app.path("data/axed.db-wal"));
+    let memory = app.path("data/memory/noter.md");
+    let written = fs::read_to_string(&memory).expect("a memory");
+    fs::write(&memory, format!("{written}- more\n")).expect("written");
     let again = refusal(&migrate(&app, &url, "sqlite").await);
     assert!(again.contains("its table memory has rows"), "{again}");
-    fs::remove_dir_all(app.path("data/memory")).expect("removed");
+    // What a copy has left that was killed before its commit.
+    fs::write(&memory, written).expect("written");
     let copied = stdout(&migrate(&app, &url, "sqlite").await);
     assert!(copied.contains(" 6 runs\n"), "{copied}");
     app.use_database(None);
