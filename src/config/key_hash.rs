@@ -19,6 +19,10 @@ impl KeyHash {
         self.0.ct_eq(&other.0)
     }
 
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// `None` if the text is not 64 hex digits.
     pub fn parse_hex(hex: &str) -> Option<Self> {
         let mut hash = [0; 32];

@@ -15,6 +15,7 @@ use crate::store::run_requests::RunRequests;
 #[cfg(doc)]
 use crate::store::runs::RunRecords;
 use crate::store::runs::UnfinishedRun;
+use crate::store::tickets::TicketSecrets;
 use crate::store::usage::SharedBudgets;
 
 /// Who drives a tree.
@@ -203,6 +204,6 @@ pub struct OpenSession {
 
 /// What a store has whose database several nodes share.
 pub trait Cluster:
-    TreeOwners + Permits + NodeMessages + RunRequests + Duties + SharedBudgets
+    TreeOwners + Permits + NodeMessages + RunRequests + Duties + SharedBudgets + TicketSecrets
 {
 }

@@ -48,6 +48,7 @@ pub mod runs;
 pub mod schedules;
 pub mod sessions;
 pub mod sqlite;
+pub mod tickets;
 pub mod turn_record;
 pub mod turns;
 pub mod usage;

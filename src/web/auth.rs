@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::extract::{FromRequestParts, OriginalUri, Path, Request};
 use axum::http::header::AUTHORIZATION;
@@ -121,7 +120,11 @@ async fn authorize_or_redeem(
     let (mut parts, body) = request.into_parts();
     let run = Path::<String>::from_request_parts(&mut parts, &()).await;
     let run = run.ok().and_then(|Path(id)| id.parse::<RunId>().ok());
-    let key = run.and_then(|run| state.tickets.redeem(run, &ticket, Instant::now()));
+    let secret = state
+        .ticket_secret
+        .current(state.runner.store().as_ref())
+        .await?;
+    let key = run.and_then(|run| secret.redeem(run, &ticket, &state.settings.keys));
     let key = key.ok_or_else(|| {
         Problem::new(
             StatusCode::UNAUTHORIZED,
@@ -129,7 +132,7 @@ async fn authorize_or_redeem(
             "the ticket is unknown, expired or for another run; POST to /runs/{id}/events/ticket for a new one",
         )
     })?;
-    parts.extensions.insert(Principal(key));
+    parts.extensions.insert(Principal(key.cloned()));
     Ok(next.run(Request::from_parts(parts, body)).await)
 }
 

@@ -19,7 +19,7 @@ use crate::engine::state::period_budgets::BudgetExhausted;
 use crate::fair::admission::QueueFull;
 use crate::store::StoreError;
 use crate::web::problem_code::ProblemCode;
-use crate::web::tickets::{IssueError, MAX_PER_KEY};
+use crate::web::tickets::SecretError;
 
 /// `Retry-After` in seconds, if the time of recovery is unknown.
 pub const RETRY_INTERVAL_SECS: u64 = 1;
@@ -453,18 +453,11 @@ impl From<MemoryError> for Problem {
     }
 }
 
-impl From<IssueError> for Problem {
-    fn from(error: IssueError) -> Self {
+impl From<SecretError> for Problem {
+    fn from(error: SecretError) -> Self {
         match error {
-            IssueError::TooMany { retry_after } => Self::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                ProblemCode::TooManyTickets,
-                format!("this key has {MAX_PER_KEY} valid tickets; try again when one of them has expired"),
-            )
-            .with_retry_after(retry_after.as_secs() + 1),
-            IssueError::NoRandomness(error) => {
-                Self::internal(format!("the system has no random numbers for a ticket: {error}"))
-            }
+            SecretError::Store(error) => error.into(),
+            SecretError::NoRandomness(_) => Self::internal(error.to_string()),
         }
     }
 }

@@ -139,8 +139,6 @@ problem_codes! {
     Unauthorized = "unauthorized",
     /// The run has as many unread messages as it may have.
     TooManyMessages = "too_many_messages",
-    /// The key has too many valid tickets; retry after `Retry-After`.
-    TooManyTickets = "too_many_tickets",
     /// There is no such trigger, or it can start no runs.
     TriggerNotFound = "trigger_not_found",
     /// The run has no such turn.

@@ -62,6 +62,7 @@ pub mod sql;
 mod startup;
 mod statements;
 mod task_plan;
+mod tickets;
 mod tls;
 mod tree_owners;
 mod turns;

@@ -199,11 +199,7 @@ pub fn ticket(operation: Operation<'_>) -> Operation<'_> {
         .response::<TicketView>(201, "The ticket, for the parameter `ticket` of the events.")
         .example(
             201,
-            json!({"ticket": "tkt_4f7b0c1d2e", "expires_at": "2026-03-01T09:31:00Z"}),
-        )
-        .problem(
-            429,
-            "`too_many_tickets`: this key has too many valid tickets; `Retry-After` tells when to retry.",
+            json!({"ticket": "axed_ticket_AAABn…", "expires_at": "2026-03-01T09:31:00Z"}),
         )
 }
 

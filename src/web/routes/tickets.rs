@@ -1,7 +1,7 @@
 //! `POST /runs/{id}/events/ticket`: a short-lived secret for the URL of the run's events, because a browser's `EventSource`
 //! cannot send a key in a header.
 
-use std::time::Instant;
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::header::CACHE_CONTROL;
@@ -38,7 +38,11 @@ pub async fn create(
 ) -> Result<Response, Problem> {
     require_run(&state, id).await?;
     let expires_at = now() + LIFETIME;
-    let ticket = state.tickets.issue(id, principal.key(), Instant::now())?;
+    let secret = state
+        .ticket_secret
+        .current(state.runner.store().as_ref())
+        .await?;
+    let ticket = secret.issue(id, principal.key().map(Arc::as_ref));
     let mut response = json_response(StatusCode::CREATED, &TicketView { ticket, expires_at });
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().insert(CACHE_CONTROL, no_store);

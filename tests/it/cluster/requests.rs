@@ -1,9 +1,11 @@
 //! What a client requests of one daemon about a run that another one drives: done once, and answered as by the other one.
 
+use axed::config::key_hash::KeyHash;
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::cluster::{other, pair};
-use crate::support::app::{ApiResponse, Setup, TestApp};
+use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::attachments::{PNG, base64, picture_part};
 use crate::support::daemon::Daemon;
 use crate::support::events::{Event, assert_complete, count};
@@ -401,4 +403,40 @@ async fn a_run_replaces_that_of_another_daemon_although_its_own_dies() {
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "instead");
     assert_complete(&run.events().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_daemon_accepts_a_ticket_for_events() {
+    let sha256 = KeyHash::digest(b"ada");
+    let key = format!("[auth.keys.ada]\nsha256 = \"{sha256}\"\nscopes = [\"run\", \"read\"]");
+    let setup = TestApp::setup().agent("solo", "").config(&key);
+    let Some((mut app, second, _)) = pair(setup).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    let started = app
+        .request(Method::POST, "/agents/solo/runs?wait=30")
+        .json(&json!({"input": "go"}));
+    let run = send(started.bearer_auth("ada")).await.json();
+    let id = run["id"].as_str().expect("an id");
+    let path = format!("/runs/{id}/events/ticket");
+    let issued = send(app.request(Method::POST, &path).bearer_auth("ada")).await;
+    let issued = issued.json();
+    let ticket = issued["ticket"].as_str().expect("a ticket");
+    // Its daemon is gone.
+    app.daemon.kill().await;
+    app.daemon = second;
+    let events = |ticket: &str| {
+        let path = format!("/runs/{id}/events?ticket={ticket}");
+        let request = app.request(Method::GET, &path);
+        send(request.header("accept", "text/event-stream"))
+    };
+    let stream = events(ticket).await;
+    assert_eq!(stream.status, 200, "{}", stream.text);
+    assert!(stream.text.contains("run.completed"), "{}", stream.text);
+    let refused = events(&ticket[..ticket.len() - 1]).await;
+    assert_eq!(
+        (refused.status, code(&refused)),
+        (401, "invalid_ticket".to_owned())
+    );
 }
