@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -110,7 +111,8 @@ pub struct AttemptRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
     Delivered,
-    RetryAt(Timestamp),
+    /// After this time by the store's clock: that of this node may change meanwhile.
+    RetryIn(Duration),
     GivenUp,
 }
 

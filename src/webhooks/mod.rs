@@ -187,7 +187,7 @@ impl WebhookSender {
         };
         self.metrics.delivery_attempted(match next_step {
             AttemptOutcome::Delivered => "delivered",
-            AttemptOutcome::RetryAt(_) => "retried",
+            AttemptOutcome::RetryIn(_) => "retried",
             AttemptOutcome::GivenUp => "failed",
         });
         self.log_outcome(&delivery, &outcome, next_step);
@@ -250,7 +250,7 @@ impl WebhookSender {
         self.client.send(&delivery.url, message).await
     }
 
-    /// The time of the next attempt, or giving up if it would be after [`MAX_DELIVERY_AGE`].
+    /// The wait for the next attempt, or giving up if that would be after [`MAX_DELIVERY_AGE`].
     fn retry_or_give_up(&self, delivery: &DueDelivery) -> AttemptOutcome {
         let delay = retry_delay(self.first_retry, delivery.attempt_count, random());
         let deadline = delivery
@@ -258,7 +258,7 @@ impl WebhookSender {
             .checked_add(MAX_DELIVERY_AGE)
             .unwrap_or(Timestamp::MAX);
         match now().checked_add(delay) {
-            Ok(at) if at <= deadline => AttemptOutcome::RetryAt(at),
+            Ok(at) if at <= deadline => AttemptOutcome::RetryIn(delay),
             _ => AttemptOutcome::GivenUp,
         }
     }
@@ -275,8 +275,8 @@ impl WebhookSender {
         let reason = outcome.error.as_deref().unwrap_or_default();
         match next_step {
             AttemptOutcome::Delivered => {}
-            AttemptOutcome::RetryAt(at) => {
-                info!(run.id = %run, run.root = %run, agent, depth = 0, "Webhook delivery {id} of run {run} to {host} failed, trying again at {at}: {reason}");
+            AttemptOutcome::RetryIn(delay) => {
+                info!(run.id = %run, run.root = %run, agent, depth = 0, "Webhook delivery {id} of run {run} to {host} failed, trying again in {delay:.1?}: {reason}");
             }
             AttemptOutcome::GivenUp => {
                 warn!(run.id = %run, run.root = %run, agent, depth = 0, "Webhook delivery {id} of run {run} to {host} failed for the last time: {reason}");

@@ -107,8 +107,8 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
 fn record_attempt(record: &AttemptRecord) -> Query<'_> {
     let (status, due_in) = match record.outcome {
         AttemptOutcome::Delivered => ("delivered", None),
-        AttemptOutcome::RetryAt(at) => {
-            let due_in = at.as_millisecond() - now().as_millisecond();
+        AttemptOutcome::RetryIn(delay) => {
+            let due_in = signed(delay.as_millis() as u64);
             ("pending", Some(due_in))
         }
         AttemptOutcome::GivenUp => ("failed", None),

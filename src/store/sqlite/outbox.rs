@@ -192,7 +192,7 @@ pub fn insert(
 pub fn record_attempt(sql: &mut Statements<'_>, record: &AttemptRecord) -> rusqlite::Result<usize> {
     let (status, next_at) = match record.outcome {
         AttemptOutcome::Delivered => ("delivered", None),
-        AttemptOutcome::RetryAt(at) => ("pending", Some(at.as_millisecond())),
+        AttemptOutcome::RetryIn(delay) => ("pending", Some((now() + delay).as_millisecond())),
         AttemptOutcome::GivenUp => ("failed", None),
     };
     sql.record_attempt.execute(named_params! {

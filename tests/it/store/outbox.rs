@@ -143,8 +143,9 @@ async fn attempts_change_the_status_of_a_delivery(opened: &Opened) {
         found
     };
     assert!(old().await.is_empty());
-    let later = now() + Duration::from_secs(3600);
-    attempt(store, since, ids[0], AttemptOutcome::RetryAt(later), 500).await;
+    let delay = Duration::from_secs(3600);
+    let later = now() + delay;
+    attempt(store, since, ids[0], AttemptOutcome::RetryIn(delay), 500).await;
     attempt(store, since, ids[1], AttemptOutcome::Delivered, 200).await;
     let found = due(store, soon, &[], &[]).await;
     assert!(found.deliveries.is_empty());
@@ -212,8 +213,9 @@ async fn a_delivery_of_a_node_with_another_clock_is_due_at_once() {
     let found = due(store, soon, &[], &[]).await;
     assert_eq!(found.deliveries.len(), 1);
     let since = found.deliveries[0].since;
-    let later = now() + Duration::from_secs(30);
-    attempt(store, since, id, AttemptOutcome::RetryAt(later), 500).await;
+    let delay = Duration::from_secs(30);
+    let later = now() + delay;
+    attempt(store, since, id, AttemptOutcome::RetryIn(delay), 500).await;
     let found = due(store, soon, &[], &[]).await;
     assert!(found.deliveries.is_empty() && is_about(found.next_due_at, later));
 }
