@@ -172,7 +172,7 @@ async fn look_up<'a>(
     let tool = WaitingTool {
         toolbox: Arc::clone(toolbox),
         call: call.clone(),
-        owner: context.run.tree.owner.clone(),
+        owner: context.run.tree.owner.as_deref().map(str::to_owned),
     };
     let pending = PendingApproval::register(approvals, context.run.scope.run, tool);
     Ok(DecisionLookup::Pending(pending))

@@ -13,7 +13,7 @@ use crate::store::ResumeState;
 /// The record of a run that has just been accepted. Fields that only a root or only a child has are empty.
 pub fn new_run(run: &ActiveRun) -> Run {
     Run {
-        owner: run.tree.owner.clone(),
+        owner: run.tree.owner.as_deref().map(str::to_owned),
         agent_version: run.agent.version.clone(),
         model: run.agent.model.model.clone(),
         tree: TreeUsage {
@@ -33,7 +33,7 @@ pub fn continuation(run: &ActiveRun) -> ResumeState {
         timeout: deadline.map_or(0, |(_, seconds)| seconds),
         stream: run.tree.is_streaming,
         webhooks: match run.parent {
-            None => run.tree.webhooks.clone(),
+            None => run.tree.webhooks.to_vec(),
             Some(_) => Vec::new(),
         },
         waiting_since: None,

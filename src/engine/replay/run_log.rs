@@ -179,7 +179,9 @@ impl RecordedRun {
             return PendingBatch::Absent;
         }
         match &self.calls.batch {
-            Some(batch) if batch.turn == last_turn => PendingBatch::Submitted(batch.clone()),
+            Some(batch) if batch.turn == last_turn => {
+                PendingBatch::Submitted(Box::new(batch.clone()))
+            }
             Some(_) | None => PendingBatch::Unknown { turn: last_turn },
         }
     }

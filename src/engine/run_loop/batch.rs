@@ -83,7 +83,7 @@ async fn start_batch(
         && submitted.model == batch_request.model
     {
         pause::pause(context, PauseReason::Batch, None).await?;
-        return Ok(submitted.clone());
+        return Ok((**submitted).clone());
     }
     let found = if pending == (PendingBatch::Unknown { turn }) {
         let key = batch_request.request.api_key;
@@ -244,7 +244,7 @@ async fn submit(
             // The service makes the batch whether or not the run waits for it, so `abandon` has to know of it.
             let pending = match tokio::time::timeout(CANCEL_TIMEOUT, created).await {
                 Ok(Ok(batch_id)) => {
-                    PendingBatch::Submitted(submitted_batch(batch_request, batch_id))
+                    PendingBatch::Submitted(Box::new(submitted_batch(batch_request, batch_id)))
                 }
                 Ok(Err(_)) => PendingBatch::Absent,
                 Err(_) => PendingBatch::Unknown {

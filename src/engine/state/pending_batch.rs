@@ -28,7 +28,7 @@ pub enum PendingBatch {
     Unknown {
         turn: u32,
     },
-    Submitted(SubmittedBatch),
+    Submitted(Box<SubmittedBatch>),
 }
 
 #[derive(Debug, Default)]

@@ -25,7 +25,7 @@ pub struct Tree {
     /// Whether the root's request enables streamed deltas.
     pub is_streaming: bool,
     /// The name of the key that started the root.
-    pub owner: Option<String>,
+    pub owner: Option<Box<str>>,
     /// The usage of its ad-hoc sub-agents.
     pub ad_hoc_quotas: AdHocQuotas,
     /// Whether it was resumed from its record.
@@ -34,7 +34,7 @@ pub struct Tree {
     pub keeps_memory: bool,
     pub suspension: TreeSuspension,
     /// The root's webhooks.
-    pub webhooks: Vec<Arc<Webhook>>,
+    pub webhooks: Box<[Arc<Webhook>]>,
     /// `None` if there is no trace.
     pub trace: Option<Box<TreeTrace>>,
     /// The number of its runs, including the root.
@@ -60,12 +60,12 @@ impl Tree {
             period_budgets,
             root_permit: RootPermit::default(),
             is_streaming: false,
-            owner,
+            owner: owner.map(String::into_boxed_str),
             ad_hoc_quotas: AdHocQuotas::default(),
             is_recovered: false,
             keeps_memory: false,
             suspension: TreeSuspension::default(),
-            webhooks,
+            webhooks: webhooks.into_boxed_slice(),
             trace: None,
             run_count: AtomicU64::new(1),
             provider_keys,
