@@ -65,7 +65,8 @@ impl<B: ReplyBuilder> Endpoint<B> {
             let response = self.client.send(sent.body, trace, key).await?;
             let status = response.status();
             deltas(Delta::ResponseStarted { status });
-            self.read_response(response, model, stream, deltas).await
+            // Boxed, so that requests whose response has not begun take no memory for it.
+            Box::pin(self.read_response(response, model, stream, deltas)).await
         })
     }
 

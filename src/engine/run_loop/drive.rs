@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -24,7 +25,7 @@ use crate::engine::run_loop::limits::{check_conversation_size, check_limits};
 use crate::engine::run_loop::new_messages;
 use crate::engine::run_loop::record_turn;
 use crate::engine::run_loop::resume;
-use crate::engine::run_loop::setup;
+use crate::engine::run_loop::setup::{self, Setup};
 use crate::engine::run_loop::start::{PendingWrite, RunStart};
 use crate::engine::run_loop::summary;
 use crate::engine::run_loop::tool_results::{self, CallBatch};
@@ -54,7 +55,8 @@ pub async fn drive(
         context.run.turn_log.turn_on();
     }
     let mut state = LoopState::new(&run);
-    let turns = Box::pin(run_turns(context, &mut run, &mut state, input, start));
+    let setup = Box::pin(setup::set_up(context, &mut run, input, start));
+    let turns = Box::pin(run_turns(context, &mut state, setup));
     let ending = match AssertUnwindSafe(turns).catch_unwind().await {
         Ok(Err(ending)) => ending,
         Err(_) => Ending::failed(failures::internal("panicked")),
@@ -70,12 +72,10 @@ pub async fn drive(
 /// Takes turns until a step ends the run: every step returns the run's ending, also a successful one, as its error.
 async fn run_turns(
     context: &RunContext,
-    record: &mut Arc<Run>,
     state: &mut LoopState,
-    input: RunInput,
-    start: RunStart,
+    setup: Pin<Box<impl Future<Output = Result<Setup, Ending>>>>,
 ) -> Result<Infallible, Ending> {
-    let mut setup = Box::pin(setup::set_up(context, record, input, start)).await?;
+    let mut setup = setup.await?;
     let recorded_run = setup.recorded_run.take();
     let mut turn_loop = TurnLoop::new(context, state, setup, drive_child);
     if let Some(recorded_run) = recorded_run

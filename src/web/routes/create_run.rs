@@ -1,5 +1,6 @@
 //! `POST /agents/{name}/runs` and `POST /agents/{name}/dry-run`: the body becomes a checked `RunRequest`.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,8 @@ use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use futures_util::FutureExt;
+use futures_util::future::Either;
 
 use crate::domain::run::Run;
 use crate::domain::trace::TraceContext;
@@ -29,39 +32,55 @@ use crate::web::wait;
 
 /// Accepts a run: 202 with its current state, 200 if it ended while the client waited, or an event stream if the client
 /// accepts one. A repeated `Idempotency-Key` gets the same responses for the run of the first request.
-pub async fn create(
+pub fn create(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
     principal: Principal,
     links: LinkPrefix,
     request: Request,
-) -> Result<Response, Problem> {
+) -> impl Future<Output = Result<Response, Problem>> {
     let owner = principal.key_name().map(str::to_owned);
-    // Boxed, so that a waiting client keeps none of its memory.
-    match Box::pin(start(&state, &links, agent, owner, request)).await? {
-        Outcome::Replayed(response) => Ok(response),
-        Outcome::Started {
-            response_mode,
-            started,
-            claim,
-        } => respond_to_start(&state, &links, &response_mode, started, claim).await,
-    }
+    // Boxed and not awaited in a block, so that a waiting client keeps nothing of its request.
+    let starting = Box::pin(start(state, links, agent, owner, request));
+    starting.then(|outcome| match outcome {
+        Ok(Outcome::Started(accepted)) => Either::Left(accepted.respond()),
+        Ok(Outcome::Replayed(response)) => Either::Right(ready(Ok(response))),
+        Err(problem) => Either::Right(ready(Err(problem))),
+    })
 }
 
 /// What became of a request for a run.
 enum Outcome {
     /// Its idempotency key has started a run before.
     Replayed(Response),
-    Started {
-        response_mode: ResponseMode,
-        started: Result<(Arc<Run>, Option<Subscription>), StartError>,
-        claim: Option<IdempotencyClaim>,
-    },
+    Started(AcceptedRun),
+}
+
+/// A run that is accepted, and how its client is answered.
+struct AcceptedRun {
+    state: AppState,
+    links: LinkPrefix,
+    response_mode: ResponseMode,
+    run: Arc<Run>,
+    subscriber: Option<Subscription>,
+}
+
+impl AcceptedRun {
+    async fn respond(self) -> Result<Response, Problem> {
+        respond(
+            &self.state,
+            &self.links,
+            &self.response_mode,
+            self.run,
+            self.subscriber,
+        )
+        .await
+    }
 }
 
 async fn start(
-    state: &AppState,
-    links: &LinkPrefix,
+    state: AppState,
+    links: LinkPrefix,
     agent: String,
     owner: Option<String>,
     request: Request,
@@ -82,7 +101,7 @@ async fn start(
         && let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await?
     {
         drop(body);
-        let replayed = Box::pin(replay(state, links, &response_mode, claim, claimed)).await?;
+        let replayed = Box::pin(replay(&state, &links, &response_mode, claim, claimed)).await?;
         return Ok(Outcome::Replayed(replayed));
     }
     let mut run_request = RunRequest {
@@ -102,11 +121,19 @@ async fn start(
             started.map(|run| (run, None))
         }
     };
-    Ok(Outcome::Started {
-        response_mode,
-        started,
-        claim,
-    })
+    match started {
+        Ok((run, subscriber)) => Ok(Outcome::Started(AcceptedRun {
+            state,
+            links,
+            response_mode,
+            run,
+            subscriber,
+        })),
+        Err(error) => {
+            let replayed = replay_refused(&state, &links, &response_mode, error, claim);
+            replayed.await.map(Outcome::Replayed)
+        }
+    }
 }
 
 /// The trace context of the client; `None` if the header is missing, invalid or repeated.
@@ -195,22 +222,35 @@ pub async fn respond_to_start(
     started: Result<(Arc<Run>, Option<Subscription>), StartError>,
     claim: Option<IdempotencyClaim>,
 ) -> Result<Response, Problem> {
-    match (started, claim) {
-        (Ok((run, listener)), _) => respond(state, links, response_mode, run, listener).await,
-        // Another request with the same key was quicker.
-        (Err(StartError::Store(StoreError::AlreadyClaimed(claimed))), Some(claim)) => {
-            Box::pin(replay(state, links, response_mode, &claim, claimed)).await
+    match started {
+        Ok((run, subscriber)) => respond(state, links, response_mode, run, subscriber).await,
+        Err(error) => Box::pin(replay_refused(state, links, response_mode, error, claim)).await,
+    }
+}
+
+/// The response to a request that has started no run: that of the run which another request with the same key has started
+/// meanwhile, or the error.
+async fn replay_refused(
+    state: &AppState,
+    links: &str,
+    response_mode: &ResponseMode,
+    error: StartError,
+    claim: Option<IdempotencyClaim>,
+) -> Result<Response, Problem> {
+    let Some(claim) = claim else {
+        return Err(error.into());
+    };
+    let claimed = match &error {
+        StartError::Store(StoreError::AlreadyClaimed(claimed)) => Some(*claimed),
+        // Perhaps busy with what the same key has started meanwhile.
+        StartError::SessionBusy { .. } => {
+            state.runner.store().claimed_run(claim.key.clone()).await?
         }
-        (Err(error @ StartError::SessionBusy { .. }), Some(claim)) => {
-            // Perhaps busy with what the same key has started meanwhile.
-            match state.runner.store().claimed_run(claim.key.clone()).await? {
-                Some(claimed) => {
-                    Box::pin(replay(state, links, response_mode, &claim, claimed)).await
-                }
-                None => Err(error.into()),
-            }
-        }
-        (Err(error), _) => Err(error.into()),
+        _ => None,
+    };
+    match claimed {
+        Some(claimed) => replay(state, links, response_mode, &claim, claimed).await,
+        None => Err(error.into()),
     }
 }
 

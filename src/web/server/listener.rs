@@ -11,6 +11,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::response::Response;
+use futures_util::FutureExt;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -215,49 +216,10 @@ impl ConnectionServer {
             }
         };
         let parts = connection.into_parts();
+        let has_unread = !parts.read_buf.is_empty();
         let socket = parts.io.into_inner();
-        match ended {
-            Err(error) if error.is_timeout() && !parts.read_buf.is_empty() => {
-                let why = "the request's head did not arrive in time";
-                socket
-                    .close_with(&problem_response(
-                        StatusCode::REQUEST_TIMEOUT,
-                        ProblemCode::RequestTimeout,
-                        why,
-                    ))
-                    .await;
-            }
-            Err(error) => {
-                debug!("A connection ended early: {error}");
-                match socket.suppressed_status() {
-                    Some(431 | 414) => {
-                        let why = format!(
-                            "the request's head is larger than {MAX_HEAD_BYTES} bytes, or has too many fields"
-                        );
-                        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-                        socket
-                            .close_with(&problem_response(status, ProblemCode::HeadTooLarge, &why))
-                            .await;
-                    }
-                    Some(_) => {
-                        let why = format!("the request cannot be read: {error}");
-                        socket
-                            .close_with(&problem_response(
-                                StatusCode::BAD_REQUEST,
-                                ProblemCode::MalformedRequest,
-                                &why,
-                            ))
-                            .await;
-                    }
-                    None => {}
-                }
-            }
-            // Every request has its response; shutdown does not wait for the client to close too.
-            Ok(()) => tokio::select! {
-                () = socket.close() => {}
-                () = self.close_idle.cancelled() => {}
-            },
-        }
+        // Boxed, so that it takes no memory before.
+        Box::pin(end_http1(socket, ended, has_unread, &self.close_idle)).await;
     }
 
     async fn serve_http2(self, socket: Connection, pending: Arc<PendingConnection>) {
@@ -284,6 +246,50 @@ impl ConnectionServer {
     }
 }
 
+/// Ends a connection whose last request is done, or could not be read.
+async fn end_http1(
+    socket: Connection,
+    ended: hyper::Result<()>,
+    has_unread: bool,
+    close_idle: &CancellationToken,
+) {
+    let (status, code, why) = match ended {
+        Err(error) if error.is_timeout() && has_unread => (
+            StatusCode::REQUEST_TIMEOUT,
+            ProblemCode::RequestTimeout,
+            "the request's head did not arrive in time".to_owned(),
+        ),
+        Err(error) => {
+            debug!("A connection ended early: {error}");
+            match socket.suppressed_status() {
+                Some(431 | 414) => (
+                    StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                    ProblemCode::HeadTooLarge,
+                    format!(
+                        "the request's head is larger than {MAX_HEAD_BYTES} bytes, or has too many fields"
+                    ),
+                ),
+                Some(_) => (
+                    StatusCode::BAD_REQUEST,
+                    ProblemCode::MalformedRequest,
+                    format!("the request cannot be read: {error}"),
+                ),
+                None => return,
+            }
+        }
+        // Every request has its response; shutdown does not wait for the client to close too.
+        Ok(()) => {
+            tokio::select! {
+                () = socket.close() => {}
+                () = close_idle.cancelled() => {}
+            }
+            return;
+        }
+    };
+    let problem = problem_response(status, code, &why);
+    socket.close_with(&problem).await;
+}
+
 /// Answers one request. The connection is settled when its first request is complete or answered.
 fn respond(
     mut router: Router,
@@ -297,13 +303,12 @@ fn respond(
         None => Body::new(body),
     }));
     let unsettled = unsettled.filter(|pending| !pending.is_settled());
-    async move {
-        let response = response.await;
+    // An `async` block would have space for `response` twice.
+    response.inspect(move |_| {
         if let Some(pending) = unsettled {
             pending.settle();
         }
-        response
-    }
+    })
 }
 
 /// Spawns HTTP/2 streams as tasks of the listener, which waits for them.

@@ -3,16 +3,18 @@
 //! boxes each layer's future for each request.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::future::ready;
 use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
-use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use futures_util::future::Either;
 use tower::ServiceBuilder;
 use tower_http::CompressionLevel;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -27,7 +29,7 @@ use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::error_shape::ErrorShape;
 use crate::web::server::cors::cors_layer;
-use crate::web::server::forwarded::{ForwardedOrigin, PeerAddress, TrustedProxies};
+use crate::web::server::forwarded::{Client, ForwardedOrigin, PeerAddress, TrustedProxies};
 use crate::web::server::origin_guard::OriginGuard;
 
 /// The header of a request's id, in requests and responses.
@@ -59,7 +61,6 @@ where
 {
     let cors = config.cors.as_ref().map(cors_layer);
     let compression = compression_layer(config.compression);
-    let config = Arc::new(config);
     let layers = ServiceBuilder::new()
         // Debug output of a request then hides the values.
         .layer(SetSensitiveRequestHeadersLayer::new([
@@ -67,7 +68,7 @@ where
             PROVIDER_KEY,
         ]))
         .layer(from_fn(move |request, next| {
-            handle_request(Arc::clone(&config), request, next)
+            handle_request(&config, request, next)
         }))
         .option_layer(cors)
         .layer(compression)
@@ -93,16 +94,16 @@ fn panic_response(_: Box<dyn Any + Send>) -> Response {
 }
 
 /// Runs the route and finishes its response.
-async fn handle_request(
-    config: Arc<MiddlewareConfig>,
+fn handle_request(
+    config: &MiddlewareConfig,
     mut request: Request,
     next: Next,
-) -> Response {
+) -> impl Future<Output = Response> + use<> {
     let started = Instant::now();
     let id = request_id(request.headers());
     let method = request.method().clone();
     // A copy: the request's path is a slice of the connection's read buffer, which a waiting request must release.
-    let path: Box<str> = truncate_path(request.uri().path()).into();
+    let path = truncate_path(request.uri().path()).into();
 
     let peer = request.extensions().get().map(|PeerAddress(peer)| *peer);
     let mut client = config.proxies.client(peer, request.headers());
@@ -115,53 +116,82 @@ async fn handle_request(
             host: client.host.clone(),
         });
     }
-
-    let mut response = match config.guard.check(&request, client.host.as_ref()) {
-        Err(problem) => problem.into_response(),
-        Ok(()) => next.run(request).await,
+    let response = match config.guard.check(&request, client.host.as_ref()) {
+        Err(problem) => Either::Left(ready(problem.into_response())),
+        Ok(()) => Either::Right(next.run(request)),
     };
+    let request = HandledRequest {
+        id,
+        method,
+        path,
+        client,
+        started,
+    };
+    // An `async` block would have space for the request twice, and for the route's future too.
+    response.map(move |response| request.finish(response))
+}
 
-    let request_id_text = id.to_str().unwrap_or_default();
-    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        render(&problem, &path, request_id_text, &mut response);
-        let (status, code) = (problem.status().as_u16(), problem.code());
-        match problem.cause() {
-            Some(cause) if status == 500 => {
-                error!(
-                    request.id = request_id_text,
-                    http.status = status,
-                    code,
-                    "{method} {path} failed: {cause}"
-                );
+/// What is known of a request when its response is finished.
+struct HandledRequest {
+    id: HeaderValue,
+    method: Method,
+    path: Box<str>,
+    client: Client,
+    started: Instant,
+}
+
+impl HandledRequest {
+    /// Renders a problem, writes the log line and adds the id.
+    fn finish(self, mut response: Response) -> Response {
+        let Self {
+            id,
+            method,
+            path,
+            client,
+            started,
+        } = self;
+        let request_id_text = id.to_str().unwrap_or_default();
+        if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+            render(&problem, &path, request_id_text, &mut response);
+            let (status, code) = (problem.status().as_u16(), problem.code());
+            match problem.cause() {
+                Some(cause) if status == 500 => {
+                    error!(
+                        request.id = request_id_text,
+                        http.status = status,
+                        code,
+                        "{method} {path} failed: {cause}"
+                    );
+                }
+                Some(cause) => {
+                    warn!(
+                        request.id = request_id_text,
+                        http.status = status,
+                        code,
+                        "{method} {path} refused: {cause}"
+                    );
+                }
+                None => {}
             }
-            Some(cause) => {
-                warn!(
-                    request.id = request_id_text,
-                    http.status = status,
-                    code,
-                    "{method} {path} refused: {cause}"
-                );
-            }
-            None => {}
         }
+        let status = response.status().as_u16();
+        let principal = response.extensions().get::<Principal>();
+        debug!(
+            request.id = request_id_text,
+            http.method = method.as_str(),
+            url.path = path,
+            http.status = status,
+            key = principal.and_then(Principal::key_name),
+            bytes = response.body().size_hint().exact(),
+            client.address = client.address.map(display),
+            url.scheme = client.scheme,
+            server.address = client.host.as_ref().map(display),
+            duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "{method} {path} answered {status}"
+        );
+        response.headers_mut().insert(REQUEST_ID, id);
+        response
     }
-    let status = response.status().as_u16();
-    let principal = response.extensions().get::<Principal>();
-    debug!(
-        request.id = request_id_text,
-        http.method = method.as_str(),
-        url.path = path,
-        http.status = status,
-        key = principal.and_then(Principal::key_name),
-        bytes = response.body().size_hint().exact(),
-        client.address = client.address.map(display),
-        url.scheme = client.scheme,
-        server.address = client.host.as_ref().map(display),
-        duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        "{method} {path} answered {status}"
-    );
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
 }
 
 /// Writes the problem into the response: as problem details, or in the shape of the route's protocol.
