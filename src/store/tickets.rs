@@ -7,14 +7,13 @@ use secrecy::SecretBox;
 
 use crate::store::StoreError;
 
-/// What tickets are signed with, and the time at which this was read.
-pub struct TicketSecret {
-    pub secret: SecretBox<[u8]>,
-    /// Since any fixed moment, by one clock for all tickets of this secret.
-    pub now: Duration,
-}
+/// What tickets are signed with.
+pub type TicketSecret = SecretBox<[u8; 32]>;
 
 pub trait TicketSecrets: Send + Sync + 'static {
-    /// The secret of all nodes, and the database's time.
+    /// The secret of all nodes. It never changes.
     fn ticket_secret(&self) -> BoxFuture<'_, Result<TicketSecret, StoreError>>;
+
+    /// The time by the database's clock, since any fixed moment.
+    fn database_time(&self) -> BoxFuture<'_, Result<Duration, StoreError>>;
 }

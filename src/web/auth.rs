@@ -120,11 +120,14 @@ async fn authorize_or_redeem(
     let (mut parts, body) = request.into_parts();
     let run = Path::<String>::from_request_parts(&mut parts, &()).await;
     let run = run.ok().and_then(|Path(id)| id.parse::<RunId>().ok());
-    let secret = state
-        .ticket_secret
-        .current(state.runner.store().as_ref())
-        .await?;
-    let key = run.and_then(|run| secret.redeem(run, &ticket, &state.settings.keys));
+    let (store, keys) = (state.runner.store(), &state.settings.keys);
+    let key = match run {
+        Some(run) => {
+            let signer = &state.ticket_signer;
+            signer.redeem(store.as_ref(), run, &ticket, keys).await?
+        }
+        None => None,
+    };
     let key = key.ok_or_else(|| {
         Problem::new(
             StatusCode::UNAUTHORIZED,
@@ -132,7 +135,10 @@ async fn authorize_or_redeem(
             "the ticket is unknown, expired or for another run; POST to /runs/{id}/events/ticket for a new one",
         )
     })?;
-    parts.extensions.insert(Principal(key.cloned()));
+    let principal = Principal(key.cloned());
+    // The key may have lost the scope since the ticket was issued.
+    principal.require_scope(scope)?;
+    parts.extensions.insert(principal);
     Ok(next.run(Request::from_parts(parts, body)).await)
 }
 

@@ -19,7 +19,7 @@ use crate::engine::state::period_budgets::BudgetExhausted;
 use crate::fair::admission::QueueFull;
 use crate::store::StoreError;
 use crate::web::problem_code::ProblemCode;
-use crate::web::tickets::SecretError;
+use crate::web::tickets::TicketError;
 
 /// `Retry-After` in seconds, if the time of recovery is unknown.
 pub const RETRY_INTERVAL_SECS: u64 = 1;
@@ -453,11 +453,11 @@ impl From<MemoryError> for Problem {
     }
 }
 
-impl From<SecretError> for Problem {
-    fn from(error: SecretError) -> Self {
+impl From<TicketError> for Problem {
+    fn from(error: TicketError) -> Self {
         match error {
-            SecretError::Store(error) => error.into(),
-            SecretError::NoRandomness(_) => Self::internal(error.to_string()),
+            TicketError::Store(error) => error.into(),
+            TicketError::NoRandomness(_) => Self::internal(error.to_string()),
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::web::batches::handle::FeederHandle;
 use crate::web::clients::mcp::open_calls::OpenCalls;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
-use crate::web::tickets::ProcessSecret;
+use crate::web::tickets::TicketSigner;
 
 /// A batch may have this many times the bytes of another body.
 const BATCH_FACTOR: usize = 4;
@@ -35,7 +35,7 @@ pub struct AppState {
     pub closing: CancellationToken,
     /// The last OpenAPI document that was built.
     pub openapi: Arc<Mutex<Option<Arc<OpenApiDocument>>>>,
-    pub ticket_secret: Arc<ProcessSecret>,
+    pub ticket_signer: Arc<TicketSigner>,
     /// The calls of MCP clients that may cancel them by a notification.
     pub mcp_calls: Arc<OpenCalls>,
 }
@@ -50,7 +50,7 @@ impl AppState {
             closing,
             openapi: Arc::default(),
             feeder: Arc::default(),
-            ticket_secret: Arc::default(),
+            ticket_signer: Arc::default(),
             mcp_calls: Arc::default(),
         }
     }

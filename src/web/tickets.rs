@@ -24,23 +24,23 @@ const PREFIX: &str = "axed_ticket_";
 /// What a signature is for, so that one for something else is none.
 const PURPOSE: &[u8] = b"events of a run";
 
-/// What this process signs tickets with, unless other nodes accept them too.
+/// Issues tickets and checks them.
 #[derive(Debug)]
-pub struct ProcessSecret {
-    /// Made when it is first needed. A restart ends its tickets.
-    secret: OnceLock<[u8; 32]>,
+pub struct TicketSigner {
+    /// Read or made when it is first needed. Unless nodes share it, a restart ends its tickets.
+    secret: OnceLock<TicketSecret>,
     started: Instant,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum SecretError {
+pub enum TicketError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the system has no random numbers for a ticket: {0}")]
     NoRandomness(getrandom::Error),
 }
 
-impl Default for ProcessSecret {
+impl Default for TicketSigner {
     fn default() -> Self {
         Self {
             secret: OnceLock::new(),
@@ -49,72 +49,124 @@ impl Default for ProcessSecret {
     }
 }
 
-impl ProcessSecret {
-    /// What tickets for runs of this store are signed with now.
-    pub async fn current(&self, store: &dyn RunStore) -> Result<TicketSecret, SecretError> {
-        if let Some(cluster) = store.cluster() {
-            return Ok(cluster.ticket_secret().await?);
-        }
-        let mut random = [0; 32];
-        if self.secret.get().is_none() {
-            getrandom::fill(&mut random).map_err(SecretError::NoRandomness)?;
-        }
-        let secret = self.secret.get_or_init(|| random);
-        Ok(TicketSecret {
-            secret: SecretBox::from(Box::from(&secret[..])),
-            now: self.started.elapsed(),
-        })
-    }
-}
-
-impl TicketSecret {
+impl TicketSigner {
     /// A new ticket of `key` for the events of `run`.
-    pub fn issue(&self, run: RunId, key: Option<&ClientKey>) -> String {
-        let expires = (self.now + LIFETIME).as_millis() as u64;
-        let expires = expires.to_be_bytes();
-        let signature = self.sign(run, key, &expires).finalize().into_bytes();
-        let bytes = [&expires[..], &signature[..]].concat();
-        format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+    pub async fn issue(
+        &self,
+        store: &dyn RunStore,
+        run: RunId,
+        key: Option<&ClientKey>,
+    ) -> Result<String, TicketError> {
+        let secret = self.secret(store).await?;
+        Ok(issue(secret, run, key, self.now(store).await?))
     }
 
-    /// The key that requested a valid ticket for this run; the inner `None` if there are no keys. Every key is compared, so that the
-    /// time does not tell which one matched. A key with another secret than then is another key.
-    pub fn redeem<'k>(
+    /// The key that requested a valid ticket for this run; the inner `None` if there are no keys. Reads nothing for a
+    /// ticket that nobody has signed.
+    pub async fn redeem<'k>(
         &self,
+        store: &dyn RunStore,
         run: RunId,
         text: &str,
         keys: &'k [Arc<ClientKey>],
-    ) -> Option<Option<&'k Arc<ClientKey>>> {
+    ) -> Result<Option<Option<&'k Arc<ClientKey>>>, TicketError> {
+        let Some(ticket) = Ticket::parse(text) else {
+            return Ok(None);
+        };
+        let Some(key) = ticket.signer(self.secret(store).await?, run, keys) else {
+            return Ok(None);
+        };
+        let is_valid = self.now(store).await? < ticket.end();
+        Ok(is_valid.then_some(key))
+    }
+
+    async fn secret(&self, store: &dyn RunStore) -> Result<&TicketSecret, TicketError> {
+        if let Some(secret) = self.secret.get() {
+            return Ok(secret);
+        }
+        let secret = match store.cluster() {
+            Some(cluster) => cluster.ticket_secret().await?,
+            None => {
+                let mut random = Box::new([0; 32]);
+                getrandom::fill(&mut random[..]).map_err(TicketError::NoRandomness)?;
+                SecretBox::new(random)
+            }
+        };
+        Ok(self.secret.get_or_init(|| secret))
+    }
+
+    async fn now(&self, store: &dyn RunStore) -> Result<Duration, StoreError> {
+        match store.cluster() {
+            Some(cluster) => cluster.database_time().await,
+            None => Ok(self.started.elapsed()),
+        }
+    }
+}
+
+fn issue(secret: &TicketSecret, run: RunId, key: Option<&ClientKey>, now: Duration) -> String {
+    let end = (now + LIFETIME).as_millis() as u64;
+    let end = end.to_be_bytes();
+    let signature = sign(secret, run, key, &end).finalize().into_bytes();
+    let bytes = [&end[..], &signature[..]].concat();
+    format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+}
+
+/// A text with the form of a ticket.
+struct Ticket {
+    end: [u8; 8],
+    signature: [u8; 32],
+}
+
+impl Ticket {
+    fn parse(text: &str) -> Option<Self> {
         let bytes = URL_SAFE_NO_PAD.decode(text.strip_prefix(PREFIX)?).ok()?;
-        let (expires, signature) = bytes.split_first_chunk()?;
+        let (end, signature) = bytes.split_first_chunk()?;
+        Some(Self {
+            end: *end,
+            signature: signature.try_into().ok()?,
+        })
+    }
+
+    /// Whose ticket for this run it is; the inner `None` if there are no keys. Every key is compared, so that the time does not
+    /// tell which one matched. A key with another hash than then is another key.
+    fn signer<'k>(
+        &self,
+        secret: &TicketSecret,
+        run: RunId,
+        keys: &'k [Arc<ClientKey>],
+    ) -> Option<Option<&'k Arc<ClientKey>>> {
         let is_signed = |key| {
-            let expected = self.sign(run, key, expires);
-            expected.verify_slice(signature).is_ok()
+            let expected = sign(secret, run, key, &self.end);
+            expected.verify_slice(&self.signature).is_ok()
         };
         let mut matched = None;
         for key in keys {
-            if is_signed(Some(key)) {
+            if is_signed(Some(&**key)) {
                 matched = Some(Some(key));
             }
         }
         if keys.is_empty() && is_signed(None) {
             matched = Some(None);
         }
-        matched.filter(|_| self.now < Duration::from_millis(u64::from_be_bytes(*expires)))
+        matched
     }
 
-    fn sign(&self, run: RunId, key: Option<&ClientKey>, expires: &[u8; 8]) -> Hmac<Sha256> {
-        let secret = self.secret.expose_secret();
-        let mut mac =
-            Hmac::new_from_slice(secret).unwrap_or_else(|_| Hmac::new(&Default::default()));
-        mac.update(PURPOSE);
-        mac.update(run.0.as_bytes());
-        mac.update(expires);
-        if let Some(key) = key {
-            mac.update(key.sha256.as_bytes());
-        }
-        mac
+    fn end(&self) -> Duration {
+        Duration::from_millis(u64::from_be_bytes(self.end))
     }
+}
+
+fn sign(secret: &TicketSecret, run: RunId, key: Option<&ClientKey>, end: &[u8; 8]) -> Hmac<Sha256> {
+    let secret = secret.expose_secret();
+    // HMAC takes a key of any length, so this never fails.
+    let mut mac = Hmac::new_from_slice(secret).unwrap_or_else(|_| Hmac::new(&Default::default()));
+    mac.update(PURPOSE);
+    mac.update(run.0.as_bytes());
+    mac.update(end);
+    if let Some(key) = key {
+        mac.update(key.sha256.as_bytes());
+    }
+    mac
 }
 
 #[cfg(test)]
@@ -124,17 +176,14 @@ mod tests {
 
     use secrecy::SecretBox;
 
-    use super::LIFETIME;
+    use super::{LIFETIME, Ticket, issue};
     use crate::config::ClientKey;
     use crate::config::key_hash::KeyHash;
     use crate::domain::run::RunId;
     use crate::store::tickets::TicketSecret;
 
-    fn secret_at(now: Duration) -> TicketSecret {
-        TicketSecret {
-            secret: SecretBox::from(Box::from(&b"of all nodes"[..])),
-            now,
-        }
+    fn secret(byte: u8) -> TicketSecret {
+        SecretBox::new(Box::new([byte; 32]))
     }
 
     fn key(name: &str, token: &str) -> Arc<ClientKey> {
@@ -148,38 +197,38 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_is_valid_for_its_run_for_a_minute() {
-        let (run, now) = (RunId::new(), Duration::from_secs(7));
-        let ticket = secret_at(now).issue(run, None);
-        let is_valid = |run, text: &str, now| secret_at(now).redeem(run, text, &[]).is_some();
-        assert!(is_valid(run, &ticket, now));
-        assert!(is_valid(run, &ticket, now), "a client may connect again");
-        assert!(!is_valid(RunId::new(), &ticket, now));
-        let last = now + LIFETIME - Duration::from_millis(1);
-        assert!(is_valid(run, &ticket, last) && !is_valid(run, &ticket, now + LIFETIME));
-        let mut other = secret_at(now);
-        other.secret = SecretBox::from(Box::from(&b"of other nodes"[..]));
-        assert!(other.redeem(run, &ticket, &[]).is_none());
-        for at in 0..ticket.len() {
-            let mut changed = ticket.clone().into_bytes();
+    fn a_ticket_is_signed_for_its_run_and_ends_after_a_minute() {
+        let (run, now) = (RunId::new(), Duration::from_millis(7_001));
+        let text = issue(&secret(1), run, None, now);
+        let is_signed = |secret: &TicketSecret, run, text: &str| {
+            Ticket::parse(text).is_some_and(|it| it.signer(secret, run, &[]).is_some())
+        };
+        assert!(is_signed(&secret(1), run, &text));
+        assert!(!is_signed(&secret(1), RunId::new(), &text));
+        assert!(!is_signed(&secret(2), run, &text));
+        let end = Ticket::parse(&text).map(|it| it.end());
+        assert_eq!(end, Some(now + LIFETIME));
+        for at in 0..text.len() {
+            let mut changed = text.clone().into_bytes();
             changed[at] = if changed[at] == b'B' { b'C' } else { b'B' };
             let changed = String::from_utf8(changed).expect("a text");
-            assert!(!is_valid(run, &changed, now), "{changed}");
-            assert!(!is_valid(run, &ticket[..at], now), "{at}");
+            assert!(!is_signed(&secret(1), run, &changed), "{changed}");
+            assert!(!is_signed(&secret(1), run, &text[..at]), "{at}");
         }
     }
 
     #[test]
     fn a_ticket_has_the_rights_of_its_key() {
-        let (run, now) = (RunId::new(), Duration::ZERO);
+        let run = RunId::new();
         let keys = [key("ada", "1"), key("bob", "2")];
-        let ticket = secret_at(now).issue(run, Some(&keys[1]));
-        let redeem = |keys: &[Arc<ClientKey>]| {
-            let key = secret_at(now).redeem(run, &ticket, keys)?;
+        let text = issue(&secret(1), run, Some(&keys[1]), Duration::ZERO);
+        let ticket = Ticket::parse(&text).expect("a ticket");
+        let signer = |keys: &[Arc<ClientKey>]| {
+            let key = ticket.signer(&secret(1), run, keys)?;
             Some(key.map(|key| key.name.clone()))
         };
-        assert_eq!(redeem(&keys), Some(Some("bob".to_owned())));
-        assert_eq!(redeem(&[key("bob", "3")]), None, "the key was replaced");
-        assert_eq!(redeem(&[]), None);
+        assert_eq!(signer(&keys), Some(Some("bob".to_owned())));
+        assert_eq!(signer(&[key("bob", "3")]), None, "the key was replaced");
+        assert_eq!(signer(&[]), None);
     }
 }

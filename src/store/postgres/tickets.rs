@@ -10,7 +10,8 @@ use crate::store::postgres::sql::{clock, params};
 use crate::store::postgres::{PostgresStore, rows};
 use crate::store::tickets::{TicketSecret, TicketSecrets};
 
-const SECRET: &str = concat!("SELECT secret, ", clock!(), " AS now FROM ticket_secret");
+const SECRET: &str = "SELECT secret FROM ticket_secret";
+const TIME: &str = concat!("SELECT ", clock!(), " AS now");
 
 impl TicketSecrets for PostgresStore {
     fn ticket_secret(&self) -> BoxFuture<'_, Result<TicketSecret, StoreError>> {
@@ -19,10 +20,19 @@ impl TicketSecrets for PostgresStore {
                 let row = db.row(SECRET, params! {}).await?;
                 let row = row.ok_or_else(|| rows::damaged("no secret for tickets"))?;
                 let secret: Vec<u8> = rows::get(&row, "secret")?;
-                Ok(TicketSecret {
-                    secret: SecretBox::from(secret.into_boxed_slice()),
-                    now: Duration::from_millis(rows::count(&row, "now")?),
-                })
+                let secret = <[u8; 32]>::try_from(secret);
+                let secret = secret.map_err(|_| rows::damaged("a secret for tickets"))?;
+                Ok(SecretBox::new(Box::new(secret)))
+            })
+        }))
+    }
+
+    fn database_time(&self) -> BoxFuture<'_, Result<Duration, StoreError>> {
+        Box::pin(self.readers.read(|db| {
+            Box::pin(async move {
+                let row = db.row(TIME, params! {}).await?;
+                let row = row.ok_or_else(|| rows::damaged("no time"))?;
+                Ok(Duration::from_millis(rows::count(&row, "now")?))
             })
         }))
     }

@@ -38,11 +38,9 @@ pub async fn create(
 ) -> Result<Response, Problem> {
     require_run(&state, id).await?;
     let expires_at = now() + LIFETIME;
-    let secret = state
-        .ticket_secret
-        .current(state.runner.store().as_ref())
-        .await?;
-    let ticket = secret.issue(id, principal.key().map(Arc::as_ref));
+    let (store, key) = (state.runner.store(), principal.key());
+    let key = key.map(Arc::as_ref);
+    let ticket = state.ticket_signer.issue(store.as_ref(), id, key).await?;
     let mut response = json_response(StatusCode::CREATED, &TicketView { ticket, expires_at });
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().insert(CACHE_CONTROL, no_store);
