@@ -44,63 +44,81 @@ pub async fn to_postgres(
     Ok(CopiedTable { name: TABLE, rows })
 }
 
-/// Copies to a data directory without memories, or with these already: a copy that was killed at its end has left them.
-pub async fn to_files(source: &Transaction<'_>, dir: &Path) -> Result<CopiedTable, StoreError> {
-    let sql = "SELECT agent, owner, entry FROM memory ORDER BY agent, owner, id";
-    let found = source.query(sql, &[]).await;
-    let found = found.map_err(|error| store_error(&error))?;
-    let mut texts: BTreeMap<(String, String), String> = BTreeMap::new();
-    for row in &found {
-        let error = |error: tokio_postgres::Error| damaged(TABLE, "entry", &error);
-        let memory = (
-            row.try_get("agent").map_err(error)?,
-            row.try_get("owner").map_err(error)?,
-        );
-        let bytes = row.try_get("entry").map_err(error)?;
-        let text = String::from_utf8(bytes).map_err(|why| damaged(TABLE, "entry", &why))?;
-        texts.entry(memory).or_default().push_str(&text);
-    }
-    let written = texts
-        .values()
-        .map(|text| memory_entry::parse(text).len() as u64);
-    let rows = found.len() as u64;
-    check_count(TABLE, rows, written.sum())?;
-    let memories: Vec<_> = texts
-        .into_iter()
-        .map(|((agent, owner), text)| {
+/// The memories of a database, as files have them.
+pub struct Memories {
+    /// The number of entries.
+    rows: u64,
+    /// In their order.
+    texts: Vec<(MemoryId, String)>,
+}
+
+impl Memories {
+    pub async fn read(source: &Transaction<'_>) -> Result<Self, StoreError> {
+        let sql = "SELECT agent, owner, entry FROM memory ORDER BY agent, owner, id";
+        let found = source.query(sql, &[]).await;
+        let found = found.map_err(|error| store_error(&error))?;
+        let mut texts: BTreeMap<(String, String), String> = BTreeMap::new();
+        for row in &found {
+            let error = |error: tokio_postgres::Error| damaged(TABLE, "entry", &error);
+            let memory = (
+                row.try_get("agent").map_err(error)?,
+                row.try_get("owner").map_err(error)?,
+            );
+            let bytes = row.try_get("entry").map_err(error)?;
+            let text = String::from_utf8(bytes).map_err(|why| damaged(TABLE, "entry", &why))?;
+            texts.entry(memory).or_default().push_str(&text);
+        }
+        let written = texts
+            .values()
+            .map(|text| memory_entry::parse(text).len() as u64);
+        let rows = found.len() as u64;
+        check_count(TABLE, rows, written.sum())?;
+        let texts = texts.into_iter().map(|((agent, owner), text)| {
             let memory = MemoryId {
                 agent,
                 owner: Some(owner).filter(|owner| !owner.is_empty()),
                 path: None,
             };
             (memory, text)
+        });
+        Ok(Self {
+            rows,
+            texts: texts.collect(),
         })
-        .collect();
-    let existing = memory_files::list(dir).map_err(file_error)?;
-    if existing.is_empty() {
-        memory_files::create(dir, memories).map_err(file_error)?;
-    } else if !has_all(dir, &existing, &memories).map_err(file_error)? {
-        let place = format_args!("the data directory {}", dir.display());
-        return Err(not_empty(&place, TABLE));
     }
-    Ok(CopiedTable { name: TABLE, rows })
-}
 
-/// Whether the existing memories of a data directory are these.
-fn has_all(
-    dir: &Path,
-    existing: &[MemoryId],
-    memories: &[(MemoryId, String)],
-) -> std::io::Result<bool> {
-    let files = MemoryFiles::new(dir);
-    for (memory, text) in memories {
-        if files.entries(memory)? != memory_entry::parse(text) {
-            return Ok(false);
+    /// Fails if the data directory has other memories. It may have these: a copy that was killed before its commit has left them.
+    pub fn check_files(&self, dir: &Path) -> Result<(), StoreError> {
+        let existing = memory_files::list(dir).map_err(file_error)?;
+        if existing.is_empty() || self.are_in(dir, &existing).map_err(file_error)? {
+            return Ok(());
         }
+        let place = format_args!("the data directory {}", dir.display());
+        Err(not_empty(&place, TABLE))
     }
-    Ok(existing
-        .iter()
-        .eq(memories.iter().map(|(memory, _)| memory)))
+
+    fn are_in(&self, dir: &Path, existing: &[MemoryId]) -> std::io::Result<bool> {
+        let files = MemoryFiles::new(dir);
+        for (memory, text) in &self.texts {
+            if files.entries(memory)? != memory_entry::parse(text) {
+                return Ok(false);
+            }
+        }
+        Ok(existing
+            .iter()
+            .eq(self.texts.iter().map(|(memory, _)| memory)))
+    }
+
+    /// Writes them to a data directory that has none, or has these.
+    pub fn write(self, dir: &Path) -> Result<CopiedTable, StoreError> {
+        if memory_files::list(dir).map_err(file_error)?.is_empty() {
+            memory_files::create(dir, self.texts).map_err(file_error)?;
+        }
+        Ok(CopiedTable {
+            name: TABLE,
+            rows: self.rows,
+        })
+    }
 }
 
 fn file_error(error: std::io::Error) -> StoreError {

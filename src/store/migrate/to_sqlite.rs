@@ -11,8 +11,9 @@ use uuid::Uuid;
 use crate::domain::usage_sums::UsageSums;
 use crate::store::StoreError;
 use crate::store::encoding::run_values::MAX_INLINE_INPUT_BYTES;
+use crate::store::migrate::memories::Memories;
 use crate::store::migrate::tables::{Kind, TABLES, Table};
-use crate::store::migrate::{CopiedTable, check_count, damaged, memories, not_empty};
+use crate::store::migrate::{CopiedTable, check_count, damaged, not_empty};
 use crate::store::postgres::error::store_error;
 use crate::store::postgres::offline::Offline;
 use crate::store::sqlite;
@@ -39,6 +40,8 @@ pub async fn copy(
 ) -> Result<Vec<CopiedTable>, StoreError> {
     let transaction = target.connection.transaction().map_err(sqlite_error)?;
     let from = source.begin().await?;
+    let memories = Memories::read(&from).await?;
+    memories.check_files(dir)?;
     let mut copied = Vec::new();
     for table in TABLES {
         let source_rows = copy_table(&from, &transaction, table).await?;
@@ -50,9 +53,9 @@ pub async fn copy(
         });
     }
     copy_clock(&from, &transaction).await?;
-    copied.push(memories::to_files(&from, dir).await?);
-    transaction.commit().map_err(sqlite_error)?;
     from.commit().await.map_err(|error| store_error(&error))?;
+    copied.push(memories.write(dir)?);
+    transaction.commit().map_err(sqlite_error)?;
     Ok(copied)
 }
 
