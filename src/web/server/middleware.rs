@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::future::ready;
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
@@ -61,6 +62,8 @@ where
 {
     let cors = config.cors.as_ref().map(cors_layer);
     let compression = compression_layer(config.compression);
+    // The layer is cloned for each request.
+    let config = Arc::new(config);
     let layers = ServiceBuilder::new()
         // Debug output of a request then hides the values.
         .layer(SetSensitiveRequestHeadersLayer::new([
