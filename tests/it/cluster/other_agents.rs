@@ -60,7 +60,7 @@ async fn a_database_from_before_agents_were_compared_is_migrated() {
     let id = app.start("solo", "x").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
     app.daemon.kill().await;
-    let older = "ALTER TABLE nodes DROP COLUMN agents; UPDATE axed_schema SET version = 2";
+    let older = "ALTER TABLE nodes DROP COLUMN agents; DROP TABLE ticket_secret; UPDATE axed_schema SET version = 2";
     postgres::with_client(&url, async |client| client.batch_execute(older).await);
     app.restart_after_end().await;
     differs_from(&app, 0).await;
@@ -68,6 +68,6 @@ async fn a_database_from_before_agents_were_compared_is_migrated() {
     assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
     assert_eq!(
         app.database().number("SELECT version FROM axed_schema"),
-        Some(3)
+        Some(4)
     );
 }
