@@ -81,7 +81,8 @@ fn check(strict: bool, format: FormatArgs, sources: Sources) -> anyhow::Result<E
         problems.push(positions.problem("telemetry.log", why, kind));
     }
     if let Err((key, why)) = open::check_urls(&config.data) {
-        problems.push(positions.problem(key, why, ProblemKind::RuleViolation));
+        let text = format!("{key} {why}");
+        problems.push(positions.problem(key, text, ProblemKind::RuleViolation));
     }
     problems.extend(lint::lint(&config, &positions));
     problems.extend(app::config_problems(&config, &positions));

@@ -54,7 +54,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     };
     let config = load::load(&flags, &process_environment())?;
     let checked = open::check_urls(&config.data);
-    checked.map_err(|(key, why)| InvalidInput(format!("{key}: {why}")))?;
+    checked.map_err(|(key, why)| InvalidInput(format!("{key} {why}")))?;
     telemetry::init(&config.telemetry).map_err(InvalidInput)?;
     let signals = Signals::new()?;
     let daemon = Daemon::start(config, args.insecure_no_auth).await?;

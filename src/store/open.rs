@@ -29,7 +29,8 @@ pub fn open(
     Ok(Arc::new(store))
 }
 
-/// Checks the URLs of the database without a connection. Returns the key of one that is wrong, and why.
+/// Checks the URLs of the database without a connection. Returns the key of one that is wrong, and why, as the rest of a
+/// sentence about it.
 pub fn check_urls(data: &Data) -> Result<(), (&'static str, String)> {
     for (key, url) in [
         ("data.url", &data.url),

@@ -39,8 +39,10 @@ pub struct Connector {
 }
 
 impl Connector {
-    pub fn new(url: &str, runtime: Handle) -> Result<Self, StoreError> {
-        let (config, tls) = configure(url)?;
+    /// `key` is that of the configuration which has the URL.
+    pub fn new(key: &str, url: &str, runtime: Handle) -> Result<Self, StoreError> {
+        let (config, tls) =
+            configure(url).map_err(|why| StoreError::Backend(format!("{key} {why}")))?;
         Ok(Self {
             name: DatabaseName::new(&config),
             tls,
@@ -90,7 +92,7 @@ impl Connector {
     }
 }
 
-/// What a URL says. Opens no connection.
+/// What a URL says. Opens no connection. An error follows the key that has the URL.
 pub fn configure(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
     let (url, mode) = tls::split_url(url)?;
     let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
@@ -98,11 +100,11 @@ pub fn configure(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
         let why = error
             .source()
             .map_or_else(|| error.to_string(), ToString::to_string);
-        StoreError::Backend(format!("data.url is no PostgreSQL URL: {why}"))
+        StoreError::Backend(format!("is no PostgreSQL URL: {why}"))
     })?;
     if config.get_hosts().is_empty() {
         return Err(StoreError::Backend(
-            "data.url names no host, such as postgres://user@host/database".to_owned(),
+            "names no host, such as postgres://user@host/database".to_owned(),
         ));
     }
     config.ssl_mode(match mode {

@@ -151,9 +151,8 @@ fn prepare(
     listen_url: &str,
     runtime: &Handle,
 ) -> Result<((Connector, Connector), ReaderPool), StoreError> {
-    let connector = Connector::new(url, runtime.clone())?;
-    let listen_connector = Connector::new(listen_url, runtime.clone())
-        .map_err(|error| StoreError::Backend(format!("data.listen_url: {error}")))?;
+    let connector = Connector::new("data.url", url, runtime.clone())?;
+    let listen_connector = Connector::new("data.listen_url", listen_url, runtime.clone())?;
     let readers = ReaderPool::new(connector.reader_pool()?);
     Ok(((connector, listen_connector), readers))
 }

@@ -20,7 +20,7 @@ impl Offline {
     /// Connects and migrates the database to the tables of this version. Fails if a daemon uses it, which may take some
     /// seconds to find out.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let connector = Connector::new(url, Handle::current())?;
+        let connector = Connector::new("data.url", url, Handle::current())?;
         let connected = connector.connect().await;
         let mut client = connected.map_err(|error| connector.name.error(&error))?;
         schema::migrate(&mut client, &connector.name).await?;

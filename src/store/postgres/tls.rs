@@ -59,7 +59,7 @@ pub fn split_url(url: &str) -> Result<(String, TlsMode), StoreError> {
         "verify-full" => TlsMode::VerifyFull { root },
         _ => {
             return Err(StoreError::Backend(
-                "sslmode of data.url is none of disable, prefer, require, verify-ca and verify-full"
+                "has an sslmode that is none of disable, prefer, require, verify-ca and verify-full"
                     .to_owned(),
             ));
         }
@@ -121,7 +121,7 @@ fn read_roots(path: &PathBuf) -> Result<RootCertStore, StoreError> {
 }
 
 fn tls_error(why: &str) -> StoreError {
-    StoreError::Backend(format!("TLS of data.url: {why}"))
+    StoreError::Backend(format!("asks for TLS that cannot be set up: {why}"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

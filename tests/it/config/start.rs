@@ -37,7 +37,7 @@ async fn a_url_of_the_database_that_says_nonsense_stops_the_start() {
     for (query, part) in [
         (
             "sslmode=bogus",
-            "sslmode of data.url is none of disable, prefer",
+            "has an sslmode that is none of disable, prefer",
         ),
         (
             "sslrootcert=/missing.pem&sslmode=verify-full",
@@ -45,11 +45,23 @@ async fn a_url_of_the_database_that_says_nonsense_stops_the_start() {
         ),
         ("foo=1", "foo"),
     ] {
-        let config = format!("[data]\nurl = \"postgres://axed@localhost/x?{query}\"\n");
-        let (output, said) = refused(&config, &["--listen", "127.0.0.1:0"]).await;
-        assert_eq!(output.status.code(), Some(2), "{config}: {said}");
-        assert!(said.contains("data.url") && said.contains(part), "{said}");
-        assert!(!said.contains("panicked"), "{said}");
+        let url = "postgres://axed@localhost/x";
+        for (key, config) in [
+            ("data.url", format!("url = \"{url}?{query}\"")),
+            (
+                "data.listen_url",
+                format!("url = \"{url}\"\nlisten_url = \"{url}?{query}\""),
+            ),
+        ] {
+            let config = format!("[data]\n{config}\n");
+            let (output, said) = refused(&config, &["--listen", "127.0.0.1:0"]).await;
+            assert_eq!(output.status.code(), Some(2), "{config}: {said}");
+            assert!(
+                said.contains(&format!("{key} ")) && said.contains(part),
+                "{said}"
+            );
+            assert!(!said.contains("panicked"), "{said}");
+        }
     }
 }
 
