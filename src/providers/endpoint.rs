@@ -8,7 +8,8 @@ use secrecy::SecretString;
 use serde::Serialize;
 
 use crate::providers::echo::ReplyOrigin;
-use crate::providers::http_client::{HttpClient, HttpResponse};
+use crate::providers::http_client::HttpClient;
+use crate::providers::http_client::transport::HttpResponse;
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::{
     ChatRequest, Delta, ErrorCategory, ProviderError, Reply, SentRequest, request_body,
@@ -63,7 +64,7 @@ impl<B: ReplyBuilder> Endpoint<B> {
             let sent = self.sent_request(body?, key);
             deltas(Delta::Sending(&sent));
             let response = self.client.send(sent.body, trace, key).await?;
-            let status = response.status();
+            let status = response.status().as_u16();
             deltas(Delta::ResponseStarted { status });
             // Boxed, so that requests whose response has not begun take no memory for it.
             Box::pin(self.read_response(response, model, stream, deltas)).await

@@ -92,7 +92,8 @@ pub enum ProviderUnavailable {
         /// The environment variable for the key.
         env: String,
     },
-    /// The configuration is invalid. Found only now because a provider without a key is not built at the start.
+    /// The configuration is invalid: found only now because a provider without a key is not built at the start. Or the
+    /// environment has an unusable proxy.
     #[error(transparent)]
     Misconfigured(#[from] RegistryError),
 }
@@ -119,7 +120,11 @@ impl ProviderRegistry {
                     name: name.clone(),
                     env: config.key_env.clone(),
                 }),
-                (None, false) => Ok(build_handle(name, config)?),
+                (None, false) => match build_handle(name, config) {
+                    // The environment's fault, and perhaps of a provider that no agent uses.
+                    Err(error) if error.reason == SetupError::Proxy => Err(error.into()),
+                    result => Ok(result?),
+                },
             };
             let is_listed = !config.is_preset || handle.is_ok();
             if is_listed && !BUILT_IN.contains(&name.as_str()) {
@@ -234,7 +239,7 @@ fn build_provider(name: &str, config: &config::Provider) -> Result<Box<dyn Provi
                     format!("responses/{name}"),
                     &base,
                     chat,
-                )),
+                )?),
             }
         }
         ProviderKind::Ollama => Box::new(Ollama::new(service_id("ollama"), config)?),

@@ -1,7 +1,8 @@
 //! Reads a reply from a response, whole or as a stream, on any wire.
 
 use crate::providers::echo::ReplyOrigin;
-use crate::providers::http_client::{BodyPart, HttpClient, HttpResponse, PartError};
+use crate::providers::http_client::transport::HttpResponse;
+use crate::providers::http_client::{BodyPart, HttpClient, PartError};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::{Delta, ProviderError, Reply};
 

@@ -13,6 +13,12 @@ pub enum SetupError {
     Header(#[from] HeaderError),
     #[error("cannot build the HTTP client: {cause}")]
     HttpClient { cause: String },
+    #[error("base_url is no URL that a request can have ({cause})")]
+    RequestUrl { cause: String },
+    #[error(
+        "the environment names a proxy for this service whose URL begins neither with http:// nor https:// (HTTPS_PROXY, HTTP_PROXY or ALL_PROXY); change it, or add the host to NO_PROXY"
+    )]
+    Proxy,
     #[error("max_tokens_field must be max_tokens or max_completion_tokens")]
     MaxTokensField,
     #[error(transparent)]

@@ -29,16 +29,16 @@ const LAYERS: &[(&str, u8)] = &[
 /// Crates that may be named only in these modules (a path below `src/` without `.rs`).
 const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["web", "app"]),
-    ("tower", &["web", "app"]),
+    ("tower", &["web", "app", "providers/http_client"]),
     ("tower_http", &["web", "app"]),
     ("hyper", &["web", "providers/http_client"]),
+    ("hyper_rustls", &["providers/http_client"]),
     ("hyper_util", &["web", "providers/http_client"]),
     (
         "reqwest",
         &[
             "ssrf/ssrf_client",
             "catalog/document_fetch",
-            "providers/http_client",
             "telemetry/otlp",
             "webhooks/http",
             "tools/mcp",
@@ -48,7 +48,11 @@ const CRATES: &[(&str, &[&str])] = &[
     ),
     (
         "aws_lc_rs",
-        &["tools/mcp/oauth/logins/cipher", "store/postgres/tls"],
+        &[
+            "tools/mcp/oauth/logins/cipher",
+            "store/postgres/tls",
+            "providers/http_client/connector",
+        ],
     ),
     ("maud", &["web/console"]),
     ("prost", &["telemetry/otlp"]),
@@ -57,8 +61,11 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tokio_postgres", &["store"]),
     ("deadpool_postgres", &["store/postgres"]),
     ("tokio_postgres_rustls", &["store/postgres"]),
-    ("rustls", &["store/postgres"]),
-    ("rustls_platform_verifier", &["store/postgres"]),
+    ("rustls", &["store/postgres", "providers/http_client"]),
+    (
+        "rustls_platform_verifier",
+        &["store/postgres", "providers/http_client"],
+    ),
     ("memchr", &["store/request_delta"]),
     (
         "anstream",

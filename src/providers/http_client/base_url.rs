@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use reqwest::Url;
+use url::Url;
 
 use crate::ssrf;
 

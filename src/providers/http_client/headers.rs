@@ -4,8 +4,8 @@ use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
+use url::Url;
 
 use crate::config;
 use crate::domain::request_head::{REDACTED, RequestHead};

@@ -1,18 +1,16 @@
 //! The HTTP client of all providers: sends a request, reads the response whole or as a stream of messages, enforces timeouts
 //! and size limits, and converts every failure to a [`ProviderError`]. Does not retry.
 
-use std::error::Error as _;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use http_body_util::Full;
 use jiff::Timestamp;
-use reqwest::{Body, Client, Request, Response, Url};
 use secrecy::{ExposeSecret, SecretString};
+use url::Url;
 
 use crate::config;
 use crate::domain::request_head::RequestHead;
@@ -21,18 +19,19 @@ use crate::providers::http_client::base_url::BaseUrl;
 use crate::providers::http_client::headers::{
     HeaderError, KEY_HEADERS, KeyHeader, default_headers,
 };
+use crate::providers::http_client::transport::{
+    HttpResponse, IDLE_TIMEOUT, Transport, TransportError,
+};
 use crate::providers::setup_error::SetupError;
 use crate::providers::stream_decoder::{ReplyTooLarge, StreamDecoder, StreamFormat};
 use crate::providers::wire_json::UnreadableJson;
 use crate::providers::{ErrorCategory, ProviderError, error_mapping};
-use crate::ssrf::root_cause;
 
 pub mod base_url;
+mod connector;
 pub mod headers;
+pub mod transport;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest time without any data. On a slow machine, a model processes a long prompt for minutes before its first token.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long to wait for the end of a body after its last message, so that the connection can be reused.
 const BODY_END_TIMEOUT: Duration = Duration::from_millis(20);
 /// How long to wait for the body of an error response. Its status is already known.
@@ -45,8 +44,10 @@ const MIN_SECRET_LEN: usize = 6;
 /// The client of one service. Clones share its connection pool.
 #[derive(Clone)]
 pub struct HttpClient {
-    client: Client,
+    transport: Transport,
     url: Url,
+    /// The same, as requests have it.
+    uri: Uri,
     headers: HeaderMap,
     /// The URL and the headers, as they may be recorded.
     head: Arc<RequestHead>,
@@ -58,31 +59,6 @@ pub struct HttpClient {
     timeout: Option<Duration>,
     /// The error message if the connection is refused.
     refused_message: Option<String>,
-}
-
-/// A response whose body may not be complete yet.
-pub struct HttpResponse(Response);
-
-impl HttpResponse {
-    pub fn status(&self) -> u16 {
-        self.0.status().as_u16()
-    }
-
-    /// A response that does not come from the network.
-    ///
-    /// # Errors
-    /// The status or the content type is invalid.
-    pub fn from_chunks(
-        status: u16,
-        content_type: &str,
-        chunks: impl IntoIterator<Item = Bytes, IntoIter: Send + 'static>,
-    ) -> Result<Self, http::Error> {
-        let chunks = stream::iter(chunks.into_iter().map(Ok::<_, io::Error>));
-        let builder = http::Response::builder()
-            .status(status)
-            .header(CONTENT_TYPE, content_type);
-        Ok(Self(builder.body(Body::wrap_stream(chunks))?.into()))
-    }
 }
 
 /// A request to another endpoint of the service, such as its batch API.
@@ -177,38 +153,16 @@ impl HttpClient {
         key_header: KeyHeader,
     ) -> Result<Self, SetupError> {
         let url = base.join(path).into_url();
-        let mut builder = Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(IDLE_TIMEOUT)
-            .tcp_nodelay(true)
-            // Thousands of agents may run at once, and each reuses a connection for its next turn.
-            .pool_max_idle_per_host(usize::MAX)
-            .pool_idle_timeout(Duration::from_secs(60))
-            // With HTTP/2, all requests would share one connection and wait for a free stream.
-            .http1_only()
-            // Compression would delay deltas.
-            .no_gzip();
-        if let Some(timeout) = config.timeout {
-            builder = builder.timeout(timeout);
-        }
-        if base.is_loopback() {
-            builder = builder.no_proxy();
-        }
-        if url.scheme() == "http" {
-            // A plain HTTP client that follows no redirects never needs the system's certificates, which are slow to load.
-            builder = builder.tls_certs_only([]);
-        }
-        let client = builder.build().map_err(|error| SetupError::HttpClient {
-            cause: error_cause(&error),
-        })?;
+        let uri = request_uri(&url)?;
+        let transport = Transport::new(&uri, base.is_loopback(), config.timeout)?;
         let mut secrets = Vec::new();
         secrets.extend(config.api_key.clone());
         secrets.extend(config.headers.values().cloned());
         secrets.retain(|secret| secret.expose_secret().trim().len() >= MIN_SECRET_LEN);
         Ok(Self {
-            client,
+            transport,
             url,
+            uri,
             headers: default_headers(config, key_header)?,
             head: Arc::default(),
             key_variable: config.key_env.clone(),
@@ -259,12 +213,15 @@ impl HttpClient {
     }
 
     /// Returns a client for another path of the same service.
-    pub fn with_path(&self, base: &BaseUrl, path: &str) -> Self {
-        Self {
-            url: base.join(path).into_url(),
+    pub fn with_path(&self, base: &BaseUrl, path: &str) -> Result<Self, SetupError> {
+        let url = base.join(path).into_url();
+        let uri = request_uri(&url)?;
+        Ok(Self {
+            url,
+            uri,
             ..self.clone()
         }
-        .with_head()
+        .with_head())
     }
 
     /// Posts `body`. `key` replaces the configured key.
@@ -274,16 +231,15 @@ impl HttpClient {
         trace: Option<&TraceContext>,
         key: Option<&SecretString>,
     ) -> Result<HttpResponse, ProviderError> {
-        let mut request = Request::new(Method::POST, self.url.clone());
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers_for_key(key)?;
         if let Some(value) = trace.and_then(|trace| HeaderValue::try_from(trace.to_string()).ok()) {
             request.headers_mut().insert(TRACEPARENT, value);
         }
-        *request.body_mut() = Some(body.into());
-        match self.client.execute(request).await {
-            Ok(response) => Ok(HttpResponse(response)),
-            Err(error) => Err(self.redact_secrets(self.connection_error(&error))),
-        }
+        let result = self.transport.send(request).await;
+        result.map_err(|error| self.redact_secrets(self.connection_error(error)))
     }
 
     /// Sends a request below `base` and reads the whole response.
@@ -300,26 +256,28 @@ impl HttpClient {
         if let Some(query) = api_request.query {
             url.set_query(Some(query));
         }
-        let mut request = Request::new(api_request.method, url);
+        let uri = request_uri(&url)
+            .map_err(|error| ProviderError::new(ErrorCategory::BadRequest, error.to_string()))?;
+        let has_body = !api_request.body.is_empty();
+        let mut request = Request::new(Full::from(api_request.body));
+        *request.method_mut() = api_request.method;
+        *request.uri_mut() = uri;
         *request.headers_mut() = self.headers_for_key(key)?;
         let content_type = api_request.content_type.map(HeaderValue::try_from);
-        match (content_type, api_request.body.is_empty()) {
+        match (content_type, has_body) {
             (Some(Ok(content_type)), _) => {
                 drop(request.headers_mut().insert(CONTENT_TYPE, content_type))
             }
-            (_, true) => drop(request.headers_mut().remove(CONTENT_TYPE)),
-            (Some(Err(_)) | None, false) => {}
+            (_, false) => drop(request.headers_mut().remove(CONTENT_TYPE)),
+            (Some(Err(_)) | None, true) => {}
         }
-        if !api_request.body.is_empty() {
-            *request.body_mut() = Some(api_request.body.into());
-        }
-        let result = match self.client.execute(request).await {
+        let result = match self.transport.send(request).await {
             Ok(mut response) if response.status().is_success() => self
                 .read_full_body(&mut response)
                 .await
                 .map_err(ProviderError::from),
             Ok(response) => Err(Box::pin(self.read_error_response(response)).await),
-            Err(error) => Err(self.connection_error(&error)),
+            Err(error) => Err(self.connection_error(error)),
         };
         result.map_err(|error| self.redact_secrets(error))
     }
@@ -345,7 +303,7 @@ impl HttpClient {
     /// `stream: true`.
     pub async fn read_body(
         &self,
-        HttpResponse(mut response): HttpResponse,
+        mut response: HttpResponse,
         format: StreamFormat,
         stream: bool,
         mut on_part: impl FnMut(BodyPart<'_>) -> Result<bool, PartError> + Send,
@@ -374,7 +332,7 @@ impl HttpClient {
 
     async fn read_stream(
         &self,
-        response: &mut Response,
+        response: &mut HttpResponse,
         format: StreamFormat,
         on_part: &mut (impl FnMut(BodyPart<'_>) -> Result<bool, PartError> + Send),
     ) -> Result<(), ProviderError> {
@@ -383,7 +341,7 @@ impl HttpClient {
         while let Some(mut chunk) = response
             .chunk()
             .await
-            .map_err(|error| self.body_error(&error))?
+            .map_err(|error| self.body_error(error))?
         {
             // The bytes before the limit are decoded in any case, so that chunk boundaries make no difference.
             let exceeds_limit = chunk.len() > remaining;
@@ -418,7 +376,7 @@ impl HttpClient {
         }
     }
 
-    async fn read_full_body(&self, response: &mut Response) -> Result<Bytes, BodyError> {
+    async fn read_full_body(&self, response: &mut HttpResponse) -> Result<Bytes, BodyError> {
         let mut total = 0;
         let mut body: Option<Vec<u8>> = None;
         let mut first = Bytes::new();
@@ -426,7 +384,7 @@ impl HttpClient {
         while let Some(chunk) = response
             .chunk()
             .await
-            .map_err(|error| BodyError::BrokeOff(self.body_error(&error)))?
+            .map_err(|error| BodyError::BrokeOff(self.body_error(error)))?
         {
             total += chunk.len();
             if total > self.max_reply {
@@ -442,7 +400,7 @@ impl HttpClient {
     }
 
     /// Reads the body of an error response.
-    async fn read_error_response(&self, mut response: Response) -> ProviderError {
+    async fn read_error_response(&self, mut response: HttpResponse) -> ProviderError {
         let status = response.status();
         let retry_after = error_mapping::retry_after(response.headers(), Timestamp::now());
         match tokio::time::timeout(ERROR_BODY_TIMEOUT, self.read_full_body(&mut response)).await {
@@ -460,38 +418,37 @@ impl HttpClient {
         }
     }
 
-    fn connection_error(&self, error: &reqwest::Error) -> ProviderError {
-        if let Some(message) = self
-            .refused_message
-            .as_ref()
-            .filter(|_| is_connection_refused(error))
-        {
-            return ProviderError::new(ErrorCategory::Server, message.clone());
-        }
+    fn connection_error(&self, error: TransportError) -> ProviderError {
         let host = self.url.host_str().unwrap_or_default();
         let authority = match self.url.port() {
             Some(port) => format!("{host}:{port}"),
             None => host.to_owned(),
         };
-        let cause = error_cause(error);
-        if error.is_connect() {
-            let message = format!("could not connect to {authority}: {cause}");
-            return ProviderError::new(ErrorCategory::Server, message);
-        }
-        if error.is_timeout() {
-            return self.timeout_error();
-        }
-        let message = format!("the connection to {authority} broke: {cause}");
+        let message = match (error, &self.refused_message) {
+            (TransportError::Timeout, _) => return self.timeout_error(),
+            (
+                TransportError::Connect {
+                    is_refused: true, ..
+                },
+                Some(message),
+            ) => message.clone(),
+            (TransportError::Connect { cause, .. }, _) => {
+                format!("could not connect to {authority}: {cause}")
+            }
+            (TransportError::Broken { cause }, _) => {
+                format!("the connection to {authority} broke: {cause}")
+            }
+        };
         ProviderError::new(ErrorCategory::Server, message)
     }
 
-    fn body_error(&self, error: &reqwest::Error) -> ProviderError {
-        match error.is_timeout() {
-            true => self.timeout_error(),
-            false => ProviderError::new(
-                ErrorCategory::Server,
-                format!("the reply broke off: {}", error_cause(error)),
-            ),
+    fn body_error(&self, error: TransportError) -> ProviderError {
+        match error {
+            TransportError::Timeout => self.timeout_error(),
+            TransportError::Connect { cause, .. } | TransportError::Broken { cause } => {
+                let message = format!("the reply broke off: {cause}");
+                ProviderError::new(ErrorCategory::Server, message)
+            }
         }
     }
 
@@ -523,7 +480,7 @@ impl From<ReplyTooLarge> for ProviderError {
 
 /// Whether the body is a stream. A service may send a document to a request for a stream, and the reverse. An HTML error
 /// page must not be read as a stream without messages.
-fn is_stream(response: &Response, format: StreamFormat, stream: bool) -> bool {
+fn is_stream(response: &HttpResponse, format: StreamFormat, stream: bool) -> bool {
     let content_type = response
         .headers()
         .get(CONTENT_TYPE)
@@ -542,19 +499,8 @@ fn is_stream(response: &Response, format: StreamFormat, stream: bool) -> bool {
     is_type(stream_type) || (stream && !is_document)
 }
 
-fn is_connection_refused(error: &reqwest::Error) -> bool {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>()
-            && error.kind() == io::ErrorKind::ConnectionRefused
-        {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
-fn error_cause(error: &reqwest::Error) -> String {
-    root_cause(error).unwrap_or_else(|| "the HTTP client gave no reason".to_owned())
+fn request_uri(url: &Url) -> Result<Uri, SetupError> {
+    Uri::try_from(url.as_str()).map_err(|error| SetupError::RequestUrl {
+        cause: error.to_string(),
+    })
 }

@@ -13,6 +13,7 @@ use crate::providers::openai_chat::OpenAiChat;
 use crate::providers::openai_responses::model_family::prefers_responses_api;
 use crate::providers::openai_responses::reply::ResponsesReplyBuilder;
 use crate::providers::openai_responses::request::RequestBody;
+use crate::providers::setup_error::SetupError;
 use crate::providers::{
     BatchClient, BatchItem, BatchProvider, ChatRequest, Delta, Provider, ProviderError, Reply,
     request_body,
@@ -36,12 +37,12 @@ fn needs_chat_api(request: &ChatRequest<'_>) -> bool {
 
 impl OpenAiResponses {
     /// `chat` must be a client of the same service at `base`.
-    pub fn new(service_id: String, base: &BaseUrl, chat: OpenAiChat) -> Self {
-        let client = chat.endpoint().client().with_path(base, "/responses");
-        Self {
+    pub fn new(service_id: String, base: &BaseUrl, chat: OpenAiChat) -> Result<Self, SetupError> {
+        let client = chat.endpoint().client().with_path(base, "/responses")?;
+        Ok(Self {
             endpoint: Endpoint::new(client, service_id),
             chat,
-        }
+        })
     }
 
     pub fn endpoint(&self) -> &Endpoint<ResponsesReplyBuilder> {

@@ -6,7 +6,7 @@ use std::fmt;
 
 use axed::config::{OpenAiApi, Provider, ProviderKind};
 use axed::providers::anthropic::Anthropic;
-use axed::providers::http_client::HttpResponse;
+use axed::providers::http_client::transport::HttpResponse;
 use axed::providers::ollama::Ollama;
 use axed::providers::openai_chat::{self, OpenAiChat};
 use axed::providers::openai_responses::OpenAiResponses;
@@ -110,7 +110,7 @@ impl WireClients {
             runtime: runtime.expect("a runtime"),
             anthropic: Anthropic::new(mark(), &config(ProviderKind::Anthropic)).expect("a client"),
             openai: openai(),
-            responses: OpenAiResponses::new(mark(), &base, openai()),
+            responses: OpenAiResponses::new(mark(), &base, openai()).expect("an address"),
             ollama: Ollama::new(mark(), &config(ProviderKind::Ollama)).expect("a client"),
         }
     }

@@ -1,0 +1,191 @@
+//! Sends requests to one service, over connections that are kept for the next request, and reads the responses in chunks.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, PROXY_AUTHORIZATION};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::{self, Client};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::{Instant, timeout_at};
+
+use crate::providers::http_client::connector::Connector;
+use crate::providers::setup_error::SetupError;
+use crate::ssrf::root_cause;
+
+/// The longest time without any data. On a slow machine, a model processes a long prompt for minutes before its first token.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long a connection without a request is kept.
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Clones share the connections.
+#[derive(Clone)]
+pub struct Transport {
+    client: Client<Connector, Full<Bytes>>,
+    /// For a request and its whole response.
+    timeout: Option<Duration>,
+    proxy_authorization: Option<HeaderValue>,
+}
+
+#[derive(Debug)]
+pub enum TransportError {
+    Connect {
+        is_refused: bool,
+        cause: String,
+    },
+    /// No data within [`IDLE_TIMEOUT`], or no whole response within the configured time.
+    Timeout,
+    Broken {
+        cause: String,
+    },
+}
+
+/// A response whose body may not be complete yet.
+pub struct HttpResponse {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: ResponseBody,
+    /// When the whole of it must have arrived.
+    deadline: Option<Instant>,
+}
+
+enum ResponseBody {
+    Network(Incoming),
+    Chunks(Box<dyn Iterator<Item = Bytes> + Send>),
+}
+
+impl Transport {
+    pub fn new(
+        uri: &Uri,
+        is_loopback: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Self, SetupError> {
+        let (connector, proxy_authorization) = Connector::new(uri, is_loopback)?;
+        let client = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
+            // Thousands of agents may run at once, and each reuses a connection for its next turn.
+            .pool_max_idle_per_host(usize::MAX)
+            .build(connector);
+        Ok(Self {
+            client,
+            timeout,
+            proxy_authorization,
+        })
+    }
+
+    /// Returns the response when its head has arrived. Follows no redirect.
+    pub async fn send(
+        &self,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<HttpResponse, TransportError> {
+        let headers = request.headers_mut();
+        headers
+            .entry(ACCEPT)
+            .or_insert(HeaderValue::from_static("*/*"));
+        if let Some(value) = &self.proxy_authorization {
+            headers
+                .entry(PROXY_AUTHORIZATION)
+                .or_insert_with(|| value.clone());
+        }
+        let deadline = self
+            .timeout
+            .and_then(|timeout| Instant::now().checked_add(timeout));
+        let (head, body) = timeout_at(next_limit(deadline), self.client.request(request))
+            .await
+            .map_err(|_| TransportError::Timeout)?
+            .map_err(|error| TransportError::from(&error))?
+            .into_parts();
+        Ok(HttpResponse {
+            status: head.status,
+            headers: head.headers,
+            body: ResponseBody::Network(body),
+            deadline,
+        })
+    }
+}
+
+impl HttpResponse {
+    /// A response that does not come from the network.
+    ///
+    /// # Errors
+    /// The status or the content type is invalid.
+    pub fn from_chunks(
+        status: u16,
+        content_type: &str,
+        chunks: impl IntoIterator<Item = Bytes, IntoIter: Send + 'static>,
+    ) -> Result<Self, http::Error> {
+        let content_type = HeaderValue::from_str(content_type)?;
+        Ok(Self {
+            status: StatusCode::from_u16(status)?,
+            headers: HeaderMap::from_iter([(CONTENT_TYPE, content_type)]),
+            body: ResponseBody::Chunks(Box::new(chunks.into_iter())),
+            deadline: None,
+        })
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// The next bytes of the body; `None` at its end.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, TransportError> {
+        let body = match &mut self.body {
+            ResponseBody::Chunks(chunks) => return Ok(chunks.next()),
+            ResponseBody::Network(body) => body,
+        };
+        loop {
+            let frame = timeout_at(next_limit(self.deadline), body.frame()).await;
+            match frame.map_err(|_| TransportError::Timeout)? {
+                None => return Ok(None),
+                Some(Err(error)) => {
+                    let cause = cause(&error);
+                    return Err(TransportError::Broken { cause });
+                }
+                Some(Ok(frame)) => {
+                    // Trailers say nothing that is needed.
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn next_limit(deadline: Option<Instant>) -> Instant {
+    let idle = Instant::now() + IDLE_TIMEOUT;
+    deadline.map_or(idle, |deadline| deadline.min(idle))
+}
+
+impl From<&legacy::Error> for TransportError {
+    fn from(error: &legacy::Error) -> Self {
+        let cause = cause(error);
+        match error.is_connect() {
+            true => Self::Connect {
+                is_refused: is_refused(error),
+                cause,
+            },
+            false => Self::Broken { cause },
+        }
+    }
+}
+
+fn is_refused(error: &legacy::Error) -> bool {
+    std::iter::successors(error.source(), |&cause| cause.source())
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+fn cause(error: &dyn Error) -> String {
+    root_cause(error).unwrap_or_else(|| error.to_string())
+}
