@@ -8,6 +8,7 @@ mod malformed_replies;
 mod models;
 mod presets;
 mod provider_keys;
+mod proxies;
 mod recordings;
 mod rejected_replies;
 mod requests;
