@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -10,10 +9,9 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::support::app::send;
-use crate::support::daemon::{Daemon, axed_command};
+use crate::support::app::{Setup, TestApp};
 use crate::support::replay::{CannedResponse, ReplayServer};
 
 const REPLY: &str = r#"{"choices":[{"message":{"content":"done"},"finish_reason":"stop"}]}"#;
@@ -23,12 +21,12 @@ const AUTHORIZATION: &str = "Basic dXNlcjpzZWNyZXQ=";
 #[tokio::test]
 async fn a_proxy_of_the_environment_gets_plain_requests_whole() {
     let proxy = ReplayServer::start([CannedResponse::json(200, REPLY)]);
-    let home = home_with_service("http://provider.test/v1");
-    let mut command = axed_command(home.path(), &ARGUMENTS);
-    command.env("HTTP_PROXY", with_user(&proxy.base_url()));
-    let daemon = Daemon::start(command).await;
+    let app = with_service("http://provider.test/v1")
+        .environment("HTTP_PROXY", &with_user(&proxy.base_url()))
+        .spawn()
+        .await;
 
-    assert_eq!(run(&daemon).await["content"], "done");
+    assert_eq!(app.run("solo", "go").await.output(), "done");
     let request = &proxy.requests()[0];
     assert_eq!(request.path, "http://provider.test/v1/chat/completions");
     assert_eq!(request.headers["host"], "provider.test");
@@ -37,20 +35,18 @@ async fn a_proxy_of_the_environment_gets_plain_requests_whole() {
 
 #[tokio::test]
 async fn a_proxy_of_the_environment_carries_tls_unread() {
-    let home = home_with_service("https://provider.test/v1");
     let certificate = generate_simple_self_signed(["provider.test".to_owned()]).expect("a key");
-    let authorities = home.path().join("authorities.pem");
-    std::fs::write(&authorities, certificate.cert.pem()).expect("write");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let proxy = format!("http://{}", listener.local_addr().expect("an address"));
     let tunnel = serve_tunnel(listener, &certificate);
-    let mut command = axed_command(home.path(), &ARGUMENTS);
-    command
-        .env("HTTPS_PROXY", with_user(&proxy))
-        .env("SSL_CERT_FILE", &authorities);
-    let daemon = Daemon::start(command).await;
+    let app = with_service("https://provider.test/v1")
+        .file("authorities.pem", &certificate.cert.pem())
+        .environment("HTTPS_PROXY", &with_user(&proxy))
+        .environment("SSL_CERT_FILE", "authorities.pem")
+        .spawn()
+        .await;
 
-    assert_eq!(run(&daemon).await["content"], "done");
+    assert_eq!(app.run("solo", "go").await.output(), "done");
     let (connect, request) = tunnel.join().expect("no panic");
     assert_eq!(connect[0], "CONNECT provider.test:443 HTTP/1.1");
     assert!(
@@ -69,71 +65,39 @@ async fn a_service_in_no_proxy_is_reached_directly() {
     let [proxy, service] =
         [(); 2].map(|()| ReplayServer::start([CannedResponse::json(200, REPLY)]));
     // An address of this machine that is not a loopback address: those never go through a proxy.
-    let home = home_with_service(&service.base_url().replace("127.0.0.1", "0.0.0.0"));
-    let mut command = axed_command(home.path(), &ARGUMENTS);
-    command
-        .env("ALL_PROXY", proxy.base_url())
-        .env("NO_PROXY", "elsewhere.test,0.0.0.0");
-    let daemon = Daemon::start(command).await;
+    let app = with_service(&service.base_url().replace("127.0.0.1", "0.0.0.0"))
+        .environment("ALL_PROXY", &proxy.base_url())
+        .environment("NO_PROXY", "elsewhere.test,0.0.0.0")
+        .spawn()
+        .await;
 
-    assert_eq!(run(&daemon).await["content"], "done");
+    assert_eq!(app.run("solo", "go").await.output(), "done");
     assert_eq!(service.requests()[0].path, "/v1/chat/completions");
     assert_eq!(proxy.connections(), 0);
 }
 
 #[tokio::test]
 async fn a_proxy_of_another_protocol_makes_only_its_providers_unavailable() {
-    let home = home_with_service("http://provider.test/v1");
-    let mut command = axed_command(home.path(), &ARGUMENTS);
-    command.env("ALL_PROXY", "socks5://127.0.0.1:1080");
-    let daemon = Daemon::start(command).await;
+    let app = with_service("http://provider.test/v1")
+        .environment("ALL_PROXY", "socks5://127.0.0.1:1080")
+        .spawn()
+        .await;
 
-    let problem = run(&daemon).await;
-    assert_eq!(problem["status"], 422, "{problem}");
-    let detail = problem["detail"].to_string();
-    assert!(detail.contains("or add the host to NO_PROXY"), "{problem}");
+    let refused = app.post("/agents/solo/runs", &json!({"input": "go"})).await;
+    let detail = refused.problem(422);
+    assert!(detail.contains("or add the host to NO_PROXY"), "{detail}");
 }
 
-const ARGUMENTS: [&str; 9] = [
-    "serve",
-    "--config",
-    "axed.toml",
-    "--agents",
-    "agents",
-    "--data",
-    "data",
-    "--listen",
-    "127.0.0.1:0",
-];
-
-fn home_with_service(base_url: &str) -> tempfile::TempDir {
-    let home = tempfile::tempdir().expect("a directory");
-    let write = |name: &str, text: &str| {
-        let path: &Path = &home.path().join(name);
-        std::fs::create_dir_all(path.parent().expect("a directory")).expect("create");
-        std::fs::write(path, text).expect("write");
-    };
-    let config = format!(
+fn with_service(base_url: &str) -> Setup {
+    let section = format!(
         "[providers.service]\nkind = \"openai\"\nbase_url = \"{base_url}\"\napi_key = \"k\"\n"
     );
-    write("axed.toml", &config);
-    write(
-        "agents/solo.toml",
-        "name = \"solo\"\nmodel = \"service/m\"\n[retry]\nmax_retries = 0\n",
-    );
-    home
+    let agent = "model = \"service/m\"\n[retry]\nmax_retries = 0";
+    TestApp::setup().config(&section).agent("solo", agent)
 }
 
 fn with_user(proxy: &str) -> String {
     proxy.replace("http://", "http://user:secret@")
-}
-
-async fn run(daemon: &Daemon) -> Value {
-    let url = format!("{}/agents/solo/runs?wait=20", daemon.url);
-    let request = reqwest::Client::new()
-        .post(url)
-        .json(&json!({"input": "go"}));
-    send(request).await.json()
 }
 
 /// Takes one connection: the request for a tunnel, then one request within TLS. Returns the lines of both heads.
