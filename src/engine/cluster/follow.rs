@@ -31,7 +31,7 @@ const POLLS_PER_FOLLOW: u32 = 2;
 const PAGE_SIZE: usize = 200;
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long what is committed may be known before the message about it, which comes after the texts that were sent before.
-const MAX_MESSAGE_DELAY: Duration = Duration::from_millis(150);
+const MAX_MESSAGE_DELAY: Duration = Duration::from_millis(300);
 /// How long a new follower waits for what others have, or for the text that was written before.
 const MAX_CATCH_UP: Duration = Duration::from_secs(2);
 const MAX_TEXT_WAIT: Duration = Duration::from_millis(300);
@@ -89,13 +89,10 @@ async fn join(
     let cluster = engine.journal.store().cluster()?;
     let positions = cluster.tree_positions(vec![root]).await.ok()?;
     let position = *positions.get(&root)?;
-    let (tree, mut subscription, new) = engine.followed.join(root, position.last_event);
-    if text {
-        tree.request_text();
-    }
+    let (tree, mut subscription, new) = engine.followed.join(root, position.last_event, text);
     on_position(cluster, &tree, position, true);
     match new {
-        Some(new) => start(engine, new, false),
+        Some(new) => start(engine, new, 0),
         None => {
             // What happened before the subscription is not part of it.
             let mut cursor = tree.cursor.subscribe();
@@ -118,8 +115,9 @@ async fn join(
     Some((tree, subscription))
 }
 
-/// This node drives a tree no more: ends the subscriptions to it, or goes on with them if other nodes may drive it.
-pub fn release(engine: &Arc<Engine>, root: RunId) {
+/// This node drives a tree no more: ends the subscriptions to it, or goes on with them if other nodes may drive it. The
+/// subscribers may have text of the root's turn `last_turn`; 0 if they have none.
+pub fn release(engine: &Arc<Engine>, root: RunId, last_turn: u32) {
     let broadcaster = engine.journal.broadcaster();
     let is_clustered = engine.journal.store().cluster().is_some();
     if !is_clustered || engine.draining.is_cancelled() {
@@ -131,22 +129,22 @@ pub fn release(engine: &Arc<Engine>, root: RunId) {
     if sender.receiver_count() > 0
         && let Some(new) = engine.followed.adopt(root, last_event, sender)
     {
-        new.tree.request_text();
-        start(engine, new, true);
+        start(engine, new, last_turn);
     }
 }
 
-/// `has_texts`: whether the followers may have texts that this task has not published.
-fn start(engine: &Arc<Engine>, new: NewFollowed, has_texts: bool) {
+/// The followers may have text of the root's turn `last_turn` that this task has not published.
+fn start(engine: &Arc<Engine>, new: NewFollowed, last_turn: u32) {
     let NewFollowed { tree, inputs } = new;
     let cursor = *tree.cursor.borrow();
+    let mut gate = TextGate::default();
+    gate.on_shown(tree.root, last_turn);
     let relay = Relay {
         engine: Arc::clone(engine),
         cursor,
         tree,
         here: None,
-        has_texts,
-        gate: TextGate::default(),
+        gate,
     };
     engine.followed.tasks.spawn(relay.run(inputs));
 }
@@ -236,8 +234,6 @@ struct Relay {
     cursor: u64,
     /// The subscription to the tree while this process drives it.
     here: Option<Subscription>,
-    /// Whether the followers may have texts that did not pass the gate: of this process, when it drove the tree.
-    has_texts: bool,
     gate: TextGate,
 }
 
@@ -278,12 +274,10 @@ impl Relay {
             if self.engine.followed.remove_if_unused(&self.tree) {
                 return;
             }
-            if self.here.is_none() {
-                // First the subscription, then the store: no event is missed.
-                self.here = self.subscribe_here();
-                if self.here.is_some() {
-                    needs_store = Some(u64::MAX);
-                }
+            if self.here.is_none()
+                && let Progress::Ended = self.begin_here().await
+            {
+                return;
             }
             if let Some(last) = needs_store.take()
                 && let Progress::Ended = self.read_store(last).await
@@ -314,7 +308,7 @@ impl Relay {
                         needs_store = Some(u64::MAX);
                     }
                     Ok(StreamEvent::Ephemeral { run_id, name, data }) => {
-                        self.publish_text(run_id, name, data);
+                        self.publish_live(run_id, name, data);
                     }
                     Err(RecvError::Closed) => {
                         self.here = None;
@@ -365,19 +359,32 @@ impl Relay {
     }
 
     /// Subscribes to the tree if this process drives it.
-    fn subscribe_here(&mut self) -> Option<Subscription> {
-        let active_run = self.engine.active_runs.get(self.tree.root)?;
-        if active_run.is_suspended() {
-            return None;
+    async fn begin_here(&mut self) -> Progress {
+        let active_run = self.engine.active_runs.get(self.tree.root);
+        let Some(active_run) = active_run.filter(|it| !it.is_suspended()) else {
+            return Progress::Continues;
+        };
+        // First the subscription, then the store: no event is missed.
+        let subscribed = subscribe_here_with_text(&self.engine, self.tree.root);
+        let Some((subscription, reply)) = subscribed else {
+            return Progress::Continues;
+        };
+        self.here = Some(subscription);
+        if let Progress::Ended = self.read_store(u64::MAX).await {
+            return Progress::Ended;
         }
-        let (subscription, reply) = subscribe_here_with_text(&self.engine, self.tree.root)?;
-        self.has_texts = true;
-        self.tree.text.clear();
+        self.on_new_sender();
         if let Some(reply) = reply {
-            self.tree.text.restore(&reply, || ());
+            self.on_text_before(&active_run.agent.name, &reply);
         }
         self.tree.has_text.send_replace(true);
-        Some(subscription)
+        Progress::Continues
+    }
+
+    /// Clears the text of the last sender, of which the next one writes no continuation.
+    fn on_new_sender(&mut self) {
+        self.gate.begin();
+        self.tree.text.clear();
     }
 
     /// Publishes what the store has up to the event with the number `last`: texts that another node has sent come before
@@ -444,6 +451,9 @@ impl Relay {
         if !self.tree.is_number(text.follow) {
             return;
         }
+        if text.number == 1 {
+            self.on_new_sender();
+        }
         self.gate.on_number(text.number);
         match text.piece {
             TextPiece::Before {
@@ -463,22 +473,24 @@ impl Relay {
                 self.tree.has_text.send_replace(true);
             }
             TextPiece::Event { run, name, data } => {
-                let name = LIVE_EVENTS.iter().find(|known| **known == name);
-                let turn = serde_json::from_str(data.get());
-                if let (Some(name), Ok(TurnOf { turn })) = (name, turn)
-                    && self.gate.admits(run, turn, *name == "text.withdrawn")
-                {
-                    self.publish_text(run, name, data.get().into());
+                if let Some(name) = LIVE_EVENTS.iter().find(|known| **known == name) {
+                    self.publish_live(run, name, data.get().into());
                 }
             }
         }
     }
 
-    /// A text of the root that its node has published before it knew of the followers here, who do not have it.
+    /// A text of the root that was published before its publisher knew of the followers here, who do not have it.
     fn on_text_before(&mut self, agent: &str, reply: &PartialReply) {
         let root = self.tree.root;
-        let is_known = !agent.is_empty() && !reply.text.is_empty() && !self.has_texts;
-        let is_shown = is_known && self.gate.admits(root, reply.turn, false);
+        if !self.gate.admits(root, reply.turn, false) {
+            return;
+        }
+        // A node of an older version does not name the agent.
+        let is_shown = !agent.is_empty() && !reply.text.is_empty();
+        if is_shown {
+            self.gate.on_shown(root, reply.turn);
+        }
         let (turn, text) = (reply.turn, reply.text.clone());
         let event = Event {
             run_id: root,
@@ -498,6 +510,16 @@ impl Relay {
                 let _ = self.tree.sender.send(event);
             }
         });
+    }
+
+    /// Publishes an event without a number, if it does not follow on a hole.
+    fn publish_live(&mut self, run: RunId, name: &'static str, data: Arc<str>) {
+        if let Ok(TurnOf { turn }) = serde_json::from_str(&data)
+            && self.gate.admits(run, turn, name == "text.withdrawn")
+        {
+            self.gate.on_shown(run, turn);
+            self.publish_text(run, name, data);
+        }
     }
 
     fn publish_text(&self, run: RunId, name: &'static str, data: Arc<str>) {

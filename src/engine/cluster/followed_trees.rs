@@ -53,10 +53,6 @@ impl FollowedTree {
         let _ = self.inputs.try_send(input);
     }
 
-    pub fn request_text(&self) {
-        self.wants_text.store(true, Ordering::Relaxed);
-    }
-
     /// The message to the owner of the tree that this node, `node`, follows it.
     pub fn follow(&self, node: NodeId) -> Follow {
         Follow {
@@ -105,18 +101,20 @@ impl FollowedTrees {
         self.lock().values().cloned().collect()
     }
 
-    /// Follows a tree, whose last event so far is `last_event`.
+    /// Follows a tree, whose last event so far is `last_event`; with `text`, also what its models are writing.
     pub fn join(
         &self,
         root: RunId,
         last_event: u64,
+        text: bool,
     ) -> (Arc<FollowedTree>, Subscription, Option<NewFollowed>) {
         let mut trees = self.lock();
         if let Some(tree) = trees.get(&root) {
+            tree.wants_text.fetch_or(text, Ordering::Relaxed);
             return (Arc::clone(tree), tree.sender.subscribe(), None);
         }
         let (sender, subscription) = journal::channel();
-        let new = self.insert(&mut trees, root, last_event, sender);
+        let new = self.insert(&mut trees, root, (last_event, text), sender);
         (Arc::clone(&new.tree), subscription, Some(new))
     }
 
@@ -132,14 +130,14 @@ impl FollowedTrees {
         if trees.contains_key(&root) {
             return None;
         }
-        Some(self.insert(&mut trees, root, last_event, sender))
+        Some(self.insert(&mut trees, root, (last_event, true), sender))
     }
 
     fn insert(
         &self,
         trees: &mut HashMap<RunId, Arc<FollowedTree>>,
         root: RunId,
-        last_event: u64,
+        (last_event, text): (u64, bool),
         sender: broadcast::Sender<StreamEvent>,
     ) -> NewFollowed {
         let (input_sender, inputs) = mpsc::channel(MAX_INPUTS);
@@ -150,7 +148,7 @@ impl FollowedTrees {
             cursor: watch::Sender::new(last_event),
             text: LiveText::default(),
             has_text: watch::Sender::new(false),
-            wants_text: AtomicBool::new(false),
+            wants_text: AtomicBool::new(text),
             owner: Mutex::new(None),
             inputs: input_sender,
             changed: Notify::new(),

@@ -20,20 +20,28 @@ pub struct TextGate {
 }
 
 impl TextGate {
-    /// Notes the number of a message, of which the first is 1.
+    /// Notes the number of a message. A sender that begins has called [`Self::begin`] before its first, which is 1.
     pub fn on_number(&mut self, number: u64) {
-        if number == 1 && self.last_number > 0 {
-            // The sender has begun again: what was written meanwhile is lost.
-            self.muted = self.shown.clone();
-            self.has_gap = false;
-        } else if number != self.last_number + 1 {
+        if number != self.last_number + 1 {
             self.muted.clear();
             self.has_gap = true;
         }
         self.last_number = number;
     }
 
-    /// Whether a piece of a turn is shown; `is_withdrawal` if it says that the text so far counts no more.
+    /// Another sender begins, or the same one again: of the turns that were shown, what was written meanwhile is lost.
+    pub fn begin(&mut self) {
+        self.muted = self.shown.clone();
+        self.has_gap = false;
+        self.last_number = 0;
+    }
+
+    /// Notes that something of a turn is shown.
+    pub fn on_shown(&mut self, run: RunId, turn: u32) {
+        self.shown.insert(run, turn);
+    }
+
+    /// Whether a piece of a turn may be shown; `is_withdrawal` if it says that the text so far counts no more.
     pub fn admits(&mut self, run: RunId, turn: u32, is_withdrawal: bool) -> bool {
         if self.recorded.get(&run).is_some_and(|last| turn <= *last) {
             return false;
@@ -44,11 +52,7 @@ impl TextGate {
         } else if self.has_gap {
             self.muted.entry(run).or_insert(turn);
         }
-        let is_shown = self.muted.get(&run) != Some(&turn);
-        if is_shown {
-            self.shown.insert(run, turn);
-        }
-        is_shown
+        self.muted.get(&run) != Some(&turn)
     }
 
     /// Pieces that arrive after the record of their turn are late.
@@ -81,8 +85,13 @@ mod tests {
         let (run, other, mut gate) = (RunId::new(), RunId::new(), TextGate::default());
         gate.on_number(1);
         assert!(gate.admits(run, 1, false));
+        gate.on_shown(run, 1);
+        gate.begin();
         gate.on_number(1);
         assert!(!gate.admits(run, 1, false) && gate.admits(other, 1, false));
+        assert!(gate.admits(run, 2, false));
+        // What was admitted and not shown is new to the next sender too.
+        gate.begin();
         assert!(gate.admits(run, 2, false));
     }
 }

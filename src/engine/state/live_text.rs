@@ -1,10 +1,15 @@
 //! The text of the reply that a model is writing, for clients that begin to follow it before its end.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The text of a reply that is not recorded yet.
 #[derive(Debug, Default)]
-pub struct LiveText(Mutex<Option<Box<PartialReply>>>);
+pub struct LiveText {
+    reply: Mutex<Option<Box<PartialReply>>>,
+    /// The last turn of which something was published; 0 if nothing was.
+    last_turn: AtomicU32,
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartialReply {
@@ -17,6 +22,7 @@ pub struct PartialReply {
 impl LiveText {
     /// Adds a piece and publishes it. A reader has each piece either in its text or in its subscription.
     pub fn push(&self, turn: u32, piece: &str, publish: impl FnOnce()) {
+        self.continue_from(turn);
         let mut reply = self.lock();
         let reply = reply.get_or_insert_default();
         if reply.turn != turn {
@@ -59,6 +65,16 @@ impl LiveText {
         *self.lock() = None;
     }
 
+    /// The last turn of which something was published, also if it was cleared since; 0 if nothing was.
+    pub fn last_turn(&self) -> u32 {
+        self.last_turn.load(Ordering::Relaxed)
+    }
+
+    /// Notes that something of a turn was published.
+    pub fn continue_from(&self, turn: u32) {
+        self.last_turn.store(turn, Ordering::Relaxed);
+    }
+
     /// Subscribes, and returns the text that was published before.
     pub fn read<T>(&self, subscribe: impl FnOnce() -> T) -> (T, Option<PartialReply>) {
         let reply = self.lock();
@@ -66,7 +82,7 @@ impl LiveText {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Box<PartialReply>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reply.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -92,6 +108,6 @@ mod tests {
         live.push(2, "zwei", || ());
         assert_eq!(text(), Some(reply("zwei", true)));
         live.clear();
-        assert_eq!(text(), None);
+        assert_eq!((text(), live.last_turn()), (None, 2));
     }
 }

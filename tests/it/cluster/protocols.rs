@@ -3,7 +3,7 @@
 use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 
-use crate::cluster::following::{live_text, without_live};
+use crate::cluster::following::{live_text, stream_at, without_live};
 use crate::cluster::{other, spawn};
 use crate::support::app::TestApp;
 use crate::support::daemon::Daemon;
@@ -162,4 +162,37 @@ async fn followers_get_each_delta_of_runs_that_another_daemon_takes() {
         assert_eq!(live_text(&events), TEXT);
         assert_complete(&without_live(events));
     }
+}
+
+/// The follower's node learns whom to ask when the first text is written already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_gets_what_was_written_before_its_daemon_knew_the_owner() {
+    let Some((app, front)) = driver_and_front().await else {
+        return;
+    };
+    let (first_gate, gate) = (Gate::closed(), Gate::closed());
+    let answer = says(TEXT).after_gate(&first_gate).pausing_at(&gate);
+    app.provider.will("solo", [answer]);
+    app.daemon.signal("STOP");
+    let url = format!("{}/agents/solo/runs", front.url);
+    let request = app.client.post(url).json(&json!({"input": "x"}));
+    let request = request.header("accept", "text/event-stream").send();
+    let response = within_timeout("the stream's head", request).await;
+    let response = response.expect("a response");
+    let location = response.headers()["location"].to_str().expect("a URL");
+    let id = location.rsplit('/').next().expect("an id").to_owned();
+    front.signal("STOP");
+    app.daemon.signal("CONT");
+    app.provider.wait_for_request("solo", 1).await;
+    let mut driven = stream_at(&app.daemon, &id, 0).await;
+    driven.until("turn.started").await;
+    first_gate.open();
+    driven.until("text.delta").await;
+    front.signal("CONT");
+    let mut stream = Events::new(response);
+    let mut events = stream.until("text.delta").await;
+    gate.open();
+    events.extend(stream.rest().await);
+    assert_eq!(live_text(&events), TEXT);
+    assert_complete(&without_live(events));
 }
