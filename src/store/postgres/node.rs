@@ -31,7 +31,11 @@ const CUT_OFF_AFTER: Duration = Duration::from_secs(7);
 
 /// What the rest of this process may know of its node.
 #[derive(Clone)]
-pub struct CurrentNode(Arc<Mutex<SharedNode>>);
+pub struct CurrentNode {
+    shared: Arc<Mutex<SharedNode>>,
+    /// Notified when the process has joined again: it gets messages under another id.
+    pub joined_again: Arc<Notify>,
+}
 
 struct SharedNode {
     /// It changes when the process joins again.
@@ -46,12 +50,16 @@ struct SharedNode {
 
 impl CurrentNode {
     pub fn new(node: NodeId, others: Vec<OtherNode>) -> Self {
-        Self(Arc::new(Mutex::new(SharedNode {
+        let shared = SharedNode {
             id: node,
             last_beat: uptime(),
             agents: None,
             others,
-        })))
+        };
+        Self {
+            shared: Arc::new(Mutex::new(shared)),
+            joined_again: Arc::default(),
+        }
     }
 
     pub fn get(&self) -> NodeId {
@@ -61,6 +69,8 @@ impl CurrentNode {
     pub fn set(&self, node: NodeId) {
         let mut current = self.lock();
         (current.id, current.last_beat) = (node, uptime());
+        drop(current);
+        self.joined_again.notify_one();
     }
 
     pub fn is_alone(&self) -> bool {
@@ -102,7 +112,7 @@ impl CurrentNode {
     }
 
     fn lock(&self) -> MutexGuard<'_, SharedNode> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -93,7 +93,10 @@ async fn keep_subscribed(client: &Client, node: &CurrentNode) -> String {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut checks = 0_u32;
     loop {
-        ticks.tick().await;
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = node.joined_again.notified() => {}
+        }
         let current = node.get();
         checks = checks.wrapping_add(1);
         let sql = if subscribed != Some(current) {
