@@ -453,6 +453,11 @@ impl Runner {
         }
     }
 
+    /// Whether another node may drive the tree, whose texts may get lost on their way.
+    pub fn may_lose_texts(&self, root: RunId) -> bool {
+        self.store().cluster().is_some() && self.engine.active_runs.get(root).is_none()
+    }
+
     /// Subscribes to a tree; `None` if nothing drives it, and the store has all its events. Subscribe first, then read the
     /// store, then follow the subscription.
     pub async fn subscribe(&self, root: RunId) -> Option<Subscription> {

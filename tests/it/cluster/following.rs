@@ -14,11 +14,12 @@ use crate::support::events::{Event, Events, assert_complete, count, kinds};
 use crate::support::gate::Gate;
 use crate::support::postgres;
 use crate::support::provider::answer::{ScriptedAnswer, calls, says};
-use crate::support::within_timeout;
+use crate::support::{eventually, within_timeout};
 
 const WORKER: &str = "workdir = \"work\"\ntools = [\"write_file\"]\n";
-const LISTENERS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-     WHERE datname = current_database() AND query LIKE 'UNLISTEN%'";
+/// Connections that listen: what they said last, which may be that they look whether the database answers.
+const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database() \
+     AND (query LIKE 'UNLISTEN%' OR query = 'SELECT 1')";
 
 /// The events of a run at a daemon, after a number.
 pub async fn stream_at(daemon: &Daemon, id: &str, after: u64) -> Events {
@@ -66,7 +67,7 @@ async fn a_run_is_followed_at_another_daemon() {
     let (first_gate, last_gate) = (Gate::closed(), Gate::closed());
     let answers = [
         writes(1).after_gate(&first_gate),
-        says("one two three four five six").after_gate(&last_gate),
+        says("one two three four five six").pausing_at(&last_gate),
     ];
     app.provider.will("solo", answers);
     let id = app.start("solo", "x").await.id().to_owned();
@@ -77,7 +78,7 @@ async fn a_run_is_followed_at_another_daemon() {
     let waiting = wait_at(&second, &id);
     let story = async {
         first_gate.open();
-        events.extend(there.until("turn.started").await);
+        events.extend(there.until("text.delta").await);
         last_gate.open();
         events.extend(there.rest().await);
         events
@@ -182,11 +183,78 @@ async fn followers_keep_their_streams_when_their_daemon_loses_the_run() {
     assert_eq!(count(&events, "run.completed"), 1);
 }
 
+/// Another daemon begins the reply anew, of which the followers have a part.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_text_is_shown_twice_when_a_daemon_loses_the_run() {
+    let setup = TestApp::setup().agent("solo", "stream = true");
+    let Some((mut app, second, _)) = pair(setup).await else {
+        return;
+    };
+    let text = "one two three four five six";
+    let (start, gate) = (Gate::closed(), Gate::closed());
+    let answers = [
+        says(text).after_gate(&start).pausing_at(&Gate::closed()),
+        says(text).pausing_at(&gate),
+    ];
+    app.provider.will("solo", answers);
+    let request = json!({"model": "solo", "stream": true, "input": "x"});
+    let responses = format!("{}/v1/responses", app.daemon.url);
+    let response = app.client.post(responses).json(&request).send();
+    let response = within_timeout("the response's head", response).await;
+    let mut response = response.expect("a response");
+    app.provider.wait_for_request("solo", 1).await;
+    let runs = app.get("/runs?limit=1").await.json();
+    let id = runs["data"][0]["id"].as_str().expect("an id").to_owned();
+    let mut stream = stream_at(&app.daemon, &id, 0).await;
+    let mut events = stream.until("turn.started").await;
+    start.open();
+    events.extend(stream.until("text.delta").await);
+    let mut frames = String::new();
+    while !frames.contains("response.output_text.delta") {
+        let chunk = within_timeout("a frame", response.chunk()).await;
+        let chunk = chunk.expect("a whole stream").expect("a frame");
+        frames.push_str(&String::from_utf8_lossy(&chunk));
+    }
+    let first = std::mem::replace(&mut app.daemon, second);
+    first.signal("STOP");
+    app.provider.wait_for_request("solo", 2).await;
+    first.signal("CONT");
+    first.wait_for_log("The store works again").await;
+    let mut again = stream_at(&first, &id, 0).await;
+    again.until("run.resumed").await;
+    gate.open();
+    let rest = async { tokio::join!(stream.rest(), response.text()) };
+    let (rest, last_frames) = within_timeout("the streams' ends", rest).await;
+    events.extend(rest);
+    let shown = live_text(&events);
+    assert!(!shown.is_empty() && text.starts_with(&shown), "{shown}");
+    assert_eq!(count(&events, "run.completed"), 1);
+    assert_complete(&without_live(events));
+    frames.push_str(&last_frames.expect("a whole stream"));
+    let data = frames.lines().filter_map(|it| it.strip_prefix("data: "));
+    let frames: Vec<Value> = data
+        .filter_map(|it| serde_json::from_str(it).ok())
+        .collect();
+    let fields = |kind: &str, field: &str| -> String {
+        let frames = frames.iter().filter(|frame| frame["type"] == kind);
+        frames.filter_map(|frame| frame[field].as_str()).collect()
+    };
+    assert_eq!(fields("response.output_text.delta", "delta"), text);
+    assert_eq!(fields("response.output_text.done", "text"), text);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_messages_only_delay() {
     let Some((app, second, url)) = pair(TestApp::setup().agent("solo", "")).await else {
         return;
     };
+    let listeners = format!("SELECT count(*) {LISTENERS}");
+    eventually("two daemons that listen", async || {
+        let count =
+            postgres::with_client(&url, async |client| client.query_one(&listeners, &[]).await);
+        (count.get::<_, i64>(0) == 2).then_some(())
+    })
+    .await;
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
     let id = app.start("solo", "x").await.id().to_owned();
@@ -195,8 +263,8 @@ async fn lost_messages_only_delay() {
     let mut events = stream.until("turn.started").await;
     let waiting = wait_at(&second, &id);
     let story = async {
-        let ended =
-            postgres::with_client(&url, async |client| client.query_one(LISTENERS, &[]).await);
+        let sql = format!("SELECT count(pg_terminate_backend(pid)) {LISTENERS}");
+        let ended = postgres::with_client(&url, async |client| client.query_one(&sql, &[]).await);
         assert_eq!(ended.get::<_, i64>(0), 2);
         gate.open();
         events.extend(stream.rest().await);

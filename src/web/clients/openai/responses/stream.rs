@@ -243,7 +243,8 @@ impl ResponseStream {
 
     /// The reply of a turn is recorded.
     fn on_reply(&mut self, turn: u32, event: u64) {
-        if self.muted_turn == Some(turn) {
+        let may_lack = self.state.runner.may_lose_texts(self.record.run.root_id);
+        if self.muted_turn == Some(turn) || may_lack {
             self.needs_record = true;
         } else if self.frames.is_open(turn) {
             self.frames.end_text("completed", event);
