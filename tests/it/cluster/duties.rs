@@ -163,12 +163,12 @@ async fn old_runs_of_all_nodes_are_removed_also_after_the_leaders_death() {
     };
     app.provider.always("solo", |_| says("done"));
     let first = std::mem::replace(&mut app.daemon, second);
-    let run = app.run("solo", "x").await.id().to_owned();
+    let run = app.start("solo", "x").await.id().to_owned();
     app.get_until(&format!("/runs/{run}"), |got| got.status == 404)
         .await;
     let second = std::mem::replace(&mut app.daemon, first);
     kill_first(&mut app, second).await;
-    let run = app.run("solo", "x").await.id().to_owned();
+    let run = app.start("solo", "x").await.id().to_owned();
     app.get_until(&format!("/runs/{run}"), |got| got.status == 404)
         .await;
 }

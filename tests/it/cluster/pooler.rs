@@ -58,12 +58,12 @@ async fn daemons_work_behind_a_pooler() {
         .await;
 
     let gate = Gate::closed();
-    let answer = says("one two three four").after_gate(&gate);
+    let answer = says("one two three four").pausing_at(&gate);
     app.provider.will("solo", [answer, hangs(), hangs()]);
     let id = app.start("solo", "x").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
     let mut there = stream_at(&second, &id, 0).await;
-    let mut events = there.until("turn.started").await;
+    let mut events = there.until("text.delta").await;
     gate.open();
     events.extend(there.rest().await);
     assert_eq!(live_text(&events), "one two three four");

@@ -1,7 +1,5 @@
 //! Sessions whose runs several daemons accept.
 
-use std::time::{Duration, Instant};
-
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -49,17 +47,19 @@ async fn requests_at_once_are_all_accepted_and_follow_each_other_without_a_pause
     };
     app.provider.always("solo", |_| says("done"));
     let body = json!({"input": "x", "session": "s"});
-    let began = Instant::now();
     let ids = accepted_at_once(&app, &second, RUNS, &body).await;
     let runs = join_all(ids.iter().map(|id| wait_at(&second, id))).await;
-    // It was a second for each of them when the next one was only found by looking for it.
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(RUNS as u64 / 2), "{took:?}");
+    let mut pauses = Vec::new();
     for (run, next) in runs.iter().zip(&runs[1..]) {
         assert_eq!(run["status"], "completed", "{run}");
-        let is_in_order = time(run, "finished_at") <= time(next, "started_at");
-        assert!(is_in_order, "{run} {next}");
+        let pause = time(run, "finished_at").duration_until(time(next, "started_at"));
+        assert!(!pause.is_negative(), "{run} {next}");
+        pauses.push(pause);
     }
+    // It was up to a second for each of them when the next one was only found by looking for it.
+    pauses.sort();
+    let median = pauses[pauses.len() / 2];
+    assert!(median.as_millis() < 300, "{pauses:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

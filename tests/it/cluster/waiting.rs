@@ -1,16 +1,16 @@
 //! Many clients wait at a daemon for runs that another one drives.
 
 use futures_util::future::join_all;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cluster::{other, spawn};
-use crate::support::app::{TestApp, send};
+use crate::support::app::TestApp;
 use crate::support::daemon::Daemon;
 use crate::support::events::count;
 use crate::support::gate::Gate;
 use crate::support::postgres;
 use crate::support::provider::answer::says;
-use crate::support::{eventually, within_timeout};
+use crate::support::{TEST_TIMEOUT, eventually};
 
 const WAITERS: usize = 300;
 const TRANSACTIONS: &str =
@@ -50,8 +50,14 @@ async fn many_waiters_need_few_transactions_and_get_their_answers_when_the_runs_
     app.provider
         .always("solo", move |_| says("done").after_gate(&door));
     let answers = (0..WAITERS).map(|_| {
-        let url = format!("{}/agents/solo/runs?wait=60", waiting.url);
-        send(app.client.post(url).json(&json!({"input": "x"})))
+        let url = format!("{}/agents/solo/runs?wait=300", waiting.url);
+        let request = app.client.post(url).json(&json!({"input": "x"}));
+        async {
+            let response = request.send().await.expect("an answer");
+            assert_eq!(response.status(), 200);
+            let run: Value = response.json().await.expect("a run");
+            run
+        }
     });
     let story = async {
         app.provider.wait_for_requests(WAITERS).await;
@@ -65,16 +71,15 @@ async fn many_waiters_need_few_transactions_and_get_their_answers_when_the_runs_
         gate.open();
         successor
     };
-    let (answers, successor) = within_timeout("all answers", async {
-        tokio::join!(join_all(answers), story)
-    })
-    .await;
-    for got in &answers {
-        assert_eq!(got.status, 200, "{}", got.text);
-        assert_eq!(got.json()["content"], "done", "{}", got.text);
+    // Much follows on each other here.
+    let story = async { tokio::join!(join_all(answers), story) };
+    let told = tokio::time::timeout(3 * TEST_TIMEOUT, story).await;
+    let (runs, successor) = told.expect("all answers");
+    for run in &runs {
+        assert_eq!(run["content"], "done", "{run}");
     }
     app.daemon = successor;
-    let id = answers[0].json()["id"].as_str().expect("an id").to_owned();
+    let id = runs[0]["id"].as_str().expect("an id").to_owned();
     assert_eq!(
         count(&app.find(&id).await.events().await, "run.completed"),
         1

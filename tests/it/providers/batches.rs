@@ -133,7 +133,7 @@ async fn a_run_in_a_batch_uses_no_time_permit_or_request_slot() {
     app.provider
         .will("parent", [delegates([("claude", "x")]), says("all done")]);
     let first = app
-        .start_with("claude", json!({"input": "go", "timeout": 1}))
+        .start_with("claude", json!({"input": "go", "timeout": 3}))
         .await;
     waits(&app, &first).await;
     // A slot is free for another one, whose child is in a batch of the same provider.
@@ -145,7 +145,7 @@ async fn a_run_in_a_batch_uses_no_time_permit_or_request_slot() {
     assert_eq!(got.json()["waiting_for"], "batch");
     assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
     // Longer than its timeout.
-    let slow = app.start_with("slow", json!({"timeout": 1})).await;
+    let slow = app.start_with("slow", json!({"timeout": 3})).await;
     assert_eq!(slow.wait_for_end().await.failure().0, "timeout");
     gate.open();
     assert_eq!(first.wait_for_end().await.output(), "first");

@@ -393,7 +393,9 @@ async fn a_suspended_tree_keeps_the_key() {
     let db = app.database();
     db.refuse_entries("1 = 1");
     gate.open();
-    app.get_until("/readyz", |got| got.status == 503).await;
+    app.daemon
+        .wait_for_log("is suspended until the store works")
+        .await;
     db.accept_entries();
     assert_eq!(run.wait_for_end().await.output(), "done");
     let seen = app.provider.requests_for("own");

@@ -1,10 +1,10 @@
 //! The scripted provider, as its writers use it: files of replies, no network, no key.
 
-use serde_json::json;
+use reqwest::Method;
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::daemon::axed_command;
-use crate::support::events::Event;
+use crate::support::events::{Event, Events};
 use crate::support::within_timeout;
 
 /// A daemon with one scripted agent of that name, and its script.
@@ -92,18 +92,13 @@ async fn scripted_errors_are_retried_until_the_reply() {
 
 #[tokio::test]
 async fn a_streaming_run_gets_the_text_in_deltas() {
-    // The wait of the first response gives the subscriber time to connect before the text arrives.
-    let script = r#"
-    [[replies]]
-    errors = [{ category = "overloaded", retry_after_ms = 1000 }]
-    text = "one two three"
-    "#;
+    let script = "[[replies]]\ntext = \"one two three\"\n";
     let app = scripted("talker", "", script).spawn().await;
-    let run = app
-        .start_with("talker", json!({"input": "talk", "stream": true}))
-        .await;
+    let request = app.request(Method::POST, "/agents/talker/runs");
+    let request = request.header("accept", "text/event-stream").send();
+    let response = within_timeout("the stream's head", request).await;
 
-    let events = app.events(&run).await.rest().await;
+    let events = Events::new(response.expect("a head")).rest().await;
 
     let words: Vec<&str> = events
         .iter()

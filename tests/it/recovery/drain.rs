@@ -54,7 +54,7 @@ fn waiting(app: &TestApp, agent: &str, clients: usize) -> JoinSet<ApiResponse> {
 #[tokio::test]
 async fn runs_end_or_are_resumed_after_a_drain_under_load() {
     let mut app = TestApp::setup()
-        .server("drain_timeout = 6")
+        .server(LONG)
         .agent("quick", "")
         .agent("slow", "")
         .spawn()
@@ -96,6 +96,7 @@ async fn runs_end_or_are_resumed_after_a_drain_under_load() {
     for stream in quick_streams {
         assert_eq!(kinds(&stream.rest().await).last(), Some(&"run.completed"));
     }
+    app.daemon.signal("TERM");
     // A client that waits for an unfinished run gets its state, and a subscriber sees the stream's end.
     let mut parked = Vec::new();
     for got in slow_waiting.join_all().await {
