@@ -134,7 +134,7 @@ pub fn offer(context: &RunContext) {
     let root = run.scope.root;
     engine.active_runs.remove(root);
     engine.cluster_permits.tree_ended(root);
-    follow::release(engine, root, 0);
+    follow::release(engine, root);
     run.publish_end(None);
     if let Some(cluster) = engine.journal.store().cluster() {
         cluster.send(None, NodeMessage::FreeTrees);

@@ -16,7 +16,7 @@ use crate::domain::run::{RunId, now};
 use crate::engine::cluster::followed_trees::{FollowInput, FollowedTree, NewFollowed};
 use crate::engine::cluster::text_gate::TextGate;
 use crate::engine::context::Engine;
-use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::engine::record::journal::{ShownTurns, StreamEvent, Subscription};
 use crate::engine::state::live_text::PartialReply;
 use crate::store::StoreError;
 use crate::store::cluster::{Cluster, TreeOwner, TreePosition};
@@ -92,7 +92,7 @@ async fn join(
     let (tree, mut subscription, new) = engine.followed.join(root, position.last_event, text);
     on_position(cluster, &tree, position, true);
     match new {
-        Some(new) => start(engine, new, 0),
+        Some(new) => start(engine, new, ShownTurns::default()),
         None => {
             // What happened before the subscription is not part of it.
             let mut cursor = tree.cursor.subscribe();
@@ -115,36 +115,33 @@ async fn join(
     Some((tree, subscription))
 }
 
-/// This node drives a tree no more: ends the subscriptions to it, or goes on with them if other nodes may drive it. The
-/// subscribers may have text of the root's turn `last_turn`; 0 if they have none.
-pub fn release(engine: &Arc<Engine>, root: RunId, last_turn: u32) {
+/// This node drives a tree no more: ends the subscriptions to it, or goes on with them if other nodes may drive it.
+pub fn release(engine: &Arc<Engine>, root: RunId) {
     let broadcaster = engine.journal.broadcaster();
     let is_clustered = engine.journal.store().cluster().is_some();
     if !is_clustered || engine.draining.is_cancelled() {
         return broadcaster.close(root);
     }
-    let Some((sender, last_event)) = broadcaster.take(root) else {
+    let Some((sender, last_event, shown)) = broadcaster.take(root) else {
         return;
     };
     if sender.receiver_count() > 0
         && let Some(new) = engine.followed.adopt(root, last_event, sender)
     {
-        start(engine, new, last_turn);
+        start(engine, new, shown);
     }
 }
 
-/// The followers may have text of the root's turn `last_turn` that this task has not published.
-fn start(engine: &Arc<Engine>, new: NewFollowed, last_turn: u32) {
+/// The followers may have texts of the turns `shown`.
+fn start(engine: &Arc<Engine>, new: NewFollowed, shown: ShownTurns) {
     let NewFollowed { tree, inputs } = new;
     let cursor = *tree.cursor.borrow();
-    let mut gate = TextGate::default();
-    gate.on_shown(tree.root, last_turn);
     let relay = Relay {
         engine: Arc::clone(engine),
         cursor,
         tree,
         here: None,
-        gate,
+        gate: TextGate::new(shown),
     };
     engine.followed.tasks.spawn(relay.run(inputs));
 }
@@ -275,7 +272,7 @@ impl Relay {
                 return;
             }
             if self.here.is_none()
-                && let Progress::Ended = self.begin_here().await
+                && let Progress::Ended = self.begin_here(&mut needs_store).await
             {
                 return;
             }
@@ -358,8 +355,8 @@ impl Relay {
         }
     }
 
-    /// Subscribes to the tree if this process drives it.
-    async fn begin_here(&mut self) -> Progress {
+    /// Subscribes to the tree if this process drives it, and reads the store.
+    async fn begin_here(&mut self, needs_store: &mut Option<u64>) -> Progress {
         let active_run = self.engine.active_runs.get(self.tree.root);
         let Some(active_run) = active_run.filter(|it| !it.is_suspended()) else {
             return Progress::Continues;
@@ -370,6 +367,7 @@ impl Relay {
             return Progress::Continues;
         };
         self.here = Some(subscription);
+        *needs_store = None;
         if let Progress::Ended = self.read_store(u64::MAX).await {
             return Progress::Ended;
         }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use crate::domain::run::RunId;
+use crate::engine::record::journal::ShownTurns;
 
 #[derive(Debug, Default)]
 pub struct TextGate {
@@ -14,12 +15,20 @@ pub struct TextGate {
     /// The turns of which nothing more is shown.
     muted: HashMap<RunId, u32>,
     /// The last turn of each run of which something was shown.
-    shown: HashMap<RunId, u32>,
+    shown: ShownTurns,
     /// The last turn of each run that is recorded.
     recorded: HashMap<RunId, u32>,
 }
 
 impl TextGate {
+    /// After others have shown these turns.
+    pub fn new(shown: ShownTurns) -> Self {
+        Self {
+            shown,
+            ..Self::default()
+        }
+    }
+
     /// Notes the number of a message. A sender that begins has called [`Self::begin`] before its first, which is 1.
     pub fn on_number(&mut self, number: u64) {
         if number != self.last_number + 1 {

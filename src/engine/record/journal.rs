@@ -47,7 +47,11 @@ struct Channel {
     sender: broadcast::Sender<StreamEvent>,
     /// The number of the last event that was published; 0 if none was.
     last_event: u64,
+    shown: ShownTurns,
 }
+
+/// The last turn of each run of which a text was published and not withdrawn.
+pub type ShownTurns = HashMap<RunId, u32>;
 
 /// A channel with its first subscription.
 pub fn channel() -> (broadcast::Sender<StreamEvent>, Subscription) {
@@ -75,6 +79,7 @@ impl EventBroadcaster {
             .or_insert_with(|| Channel {
                 sender: broadcast::Sender::new(BROADCAST_CAPACITY),
                 last_event: 0,
+                shown: ShownTurns::default(),
             })
             .sender
             .subscribe()
@@ -86,10 +91,31 @@ impl EventBroadcaster {
     }
 
     /// Stops publishing to the subscriptions to a tree, and returns where somebody else may go on, with the number of the last
-    /// event that they have: 0 if they have none.
-    pub fn take(&self, root: RunId) -> Option<(broadcast::Sender<StreamEvent>, u64)> {
+    /// event that they have, 0 if they have none, and with the texts.
+    pub fn take(&self, root: RunId) -> Option<(broadcast::Sender<StreamEvent>, u64, ShownTurns)> {
         let channel = self.lock().remove(&root)?;
-        Some((channel.sender, channel.last_event))
+        Some((channel.sender, channel.last_event, channel.shown))
+    }
+
+    /// Whether the subscribers may have a text of this turn, of an earlier request.
+    pub fn has_shown(&self, root: RunId, run: RunId, turn: u32) -> bool {
+        let channels = self.lock();
+        let channel = channels.get(&root);
+        channel.is_some_and(|it| it.shown.get(&run) == Some(&turn))
+    }
+
+    fn note_shown(&self, root: RunId, run: RunId, kind: &EventKind) {
+        let mut channels = self.lock();
+        let Some(channel) = channels.get_mut(&root) else {
+            return;
+        };
+        match kind {
+            EventKind::TextWithdrawn { .. } => drop(channel.shown.remove(&run)),
+            EventKind::TextDelta { turn, .. }
+            | EventKind::ReasoningDelta { turn, .. }
+            | EventKind::ReasoningStarted { turn } => drop(channel.shown.insert(run, *turn)),
+            _ => {}
+        }
     }
 
     fn send<I: IntoIterator<Item = StreamEvent>>(
@@ -291,6 +317,7 @@ impl Journal {
             return;
         }
         let name = kind.name();
+        self.broadcaster.note_shown(root, run.scope.run, &kind);
         let data = serde_json::to_string(&run.event(kind)).unwrap_or_default();
         let event = StreamEvent::Ephemeral {
             run_id: run.scope.run,

@@ -113,7 +113,7 @@ async fn resume_trees(
             Ok(TreeState::Ended(run)) => {
                 drop(engine.orphans.take_tree(id));
                 engine.cluster_permits.tree_ended(id);
-                follow::release(engine, id, tree.root.live_text.last_turn());
+                follow::release(engine, id);
                 tree.root.publish_end(run);
             }
             Err(error) => {

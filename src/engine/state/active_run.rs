@@ -369,8 +369,6 @@ impl ActiveRun {
             .set((Instant::now(), attempts));
         let keys = &self.tree.provider_keys;
         keys.restore_from(&suspended.tree.provider_keys);
-        self.live_text
-            .continue_from(suspended.live_text.last_turn());
     }
 
     /// Keeps a result that could not be recorded until the tree is resumed.

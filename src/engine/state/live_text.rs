@@ -1,15 +1,10 @@
 //! The text of the reply that a model is writing, for clients that begin to follow it before its end.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The text of a reply that is not recorded yet.
 #[derive(Debug, Default)]
-pub struct LiveText {
-    reply: Mutex<Option<Box<PartialReply>>>,
-    /// The last turn of which something was published; 0 if nothing was.
-    last_turn: AtomicU32,
-}
+pub struct LiveText(Mutex<Option<Box<PartialReply>>>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartialReply {
@@ -22,7 +17,6 @@ pub struct PartialReply {
 impl LiveText {
     /// Adds a piece and publishes it. A reader has each piece either in its text or in its subscription.
     pub fn push(&self, turn: u32, piece: &str, publish: impl FnOnce()) {
-        self.continue_from(turn);
         let mut reply = self.lock();
         let reply = reply.get_or_insert_default();
         if reply.turn != turn {
@@ -65,16 +59,6 @@ impl LiveText {
         *self.lock() = None;
     }
 
-    /// The last turn of which something was published, also if it was cleared since; 0 if nothing was.
-    pub fn last_turn(&self) -> u32 {
-        self.last_turn.load(Ordering::Relaxed)
-    }
-
-    /// Notes that something of a turn was published.
-    pub fn continue_from(&self, turn: u32) {
-        self.last_turn.store(turn, Ordering::Relaxed);
-    }
-
     /// Subscribes, and returns the text that was published before.
     pub fn read<T>(&self, subscribe: impl FnOnce() -> T) -> (T, Option<PartialReply>) {
         let reply = self.lock();
@@ -82,7 +66,7 @@ impl LiveText {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Box<PartialReply>>> {
-        self.reply.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,6 +92,6 @@ mod tests {
         live.push(2, "zwei", || ());
         assert_eq!(text(), Some(reply("zwei", true)));
         live.clear();
-        assert_eq!((text(), live.last_turn()), (None, 2));
+        assert_eq!(text(), None);
     }
 }
