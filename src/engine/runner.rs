@@ -453,9 +453,9 @@ impl Runner {
         }
     }
 
-    /// Whether another node may drive the tree, whose texts may get lost on their way.
-    pub fn may_lose_texts(&self, root: RunId) -> bool {
-        self.store().cluster().is_some() && self.engine.active_runs.get(root).is_none()
+    /// Whether other nodes may drive trees: what their models write may get lost on its way.
+    pub fn may_lose_texts(&self) -> bool {
+        self.store().cluster().is_some()
     }
 
     /// Subscribes to a tree; `None` if nothing drives it, and the store has all its events. Subscribe first, then read the

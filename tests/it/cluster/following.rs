@@ -98,6 +98,24 @@ async fn a_run_is_followed_at_another_daemon() {
     assert_eq!(resumed, here[2..]);
 }
 
+/// A response whose text has begun, with the streams of a client here and of one at another daemon.
+async fn begun_response(app: &TestApp, other: &Daemon) -> (Events, Events) {
+    let body = json!({"model": "solo", "input": "x", "stream": true, "background": true});
+    let request = app.request(Method::POST, "/v1/responses").json(&body);
+    let mut here = Events::new(request.send().await.expect("a response"));
+    let begun = here.until("response.output_text.delta").await;
+    let id = begun[0]["response"]["id"].as_str().expect("an id");
+    let path = format!("{}/v1/responses/{id}?stream=true", other.url);
+    let response = Client::new().get(path).send().await.expect("a response");
+    (here, Events::new(response))
+}
+
+/// The texts in a field of the events of this type.
+fn texts_of(events: &[Event], kind: &str, field: &str) -> String {
+    let events = events.iter().filter(|event| event.kind() == kind);
+    events.filter_map(|event| event[field].as_str()).collect()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_gets_the_text_that_was_written_before() {
     let setup = TestApp::setup().agent("solo", "stream = true");
@@ -107,25 +125,34 @@ async fn a_follower_gets_the_text_that_was_written_before() {
     let gate = Gate::closed();
     let answer = says("one two three four").pausing_at(&gate);
     app.provider.will("solo", [answer]);
-    let body = json!({"model": "solo", "input": "x", "stream": true, "background": true});
-    let request = app.request(Method::POST, "/v1/responses").json(&body);
-    let mut here = Events::new(request.send().await.expect("a response"));
-    let begun = here.until("response.output_text.delta").await;
-    let id = begun[0]["response"]["id"]
-        .as_str()
-        .expect("an id")
-        .to_owned();
-    let path = format!("{}/v1/responses/{id}?stream=true", second.url);
-    let response = Client::new().get(path).send().await.expect("a response");
-    let mut there = Events::new(response);
+    let (_here, mut there) = begun_response(&app, &second).await;
     let mut events = there.until("response.output_text.delta").await;
     gate.open();
     events.extend(there.until("response.completed").await);
-    let deltas = events
-        .iter()
-        .filter(|event| event.kind() == "response.output_text.delta");
-    let text: String = deltas.filter_map(|it| it["delta"].as_str()).collect();
+    let text = texts_of(&events, "response.output_text.delta", "delta");
     assert_eq!(text, "one two three four");
+}
+
+/// Its reply begins anew at the daemon of the client, who has a part of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_is_whole_when_its_run_comes_to_the_daemon_of_its_client() {
+    let setup = TestApp::setup().agent("solo", "stream = true");
+    let Some((mut app, second, _)) = pair(setup).await else {
+        return;
+    };
+    let text = "one two three four";
+    let answers = [says(text).pausing_at(&Gate::closed()), says(text)];
+    app.provider.will("solo", answers);
+    let (_here, mut there) = begun_response(&app, &second).await;
+    let mut events = there.until("response.output_text.delta").await;
+    app.daemon.kill().await;
+    events.extend(there.until("response.completed").await);
+    let shown = texts_of(&events, "response.output_text.delta", "delta");
+    assert_eq!(shown, text);
+    let done = texts_of(&events, "response.output_text.done", "text");
+    assert_eq!(done, text);
+    let numbers = events.iter().map(|it| it["sequence_number"].as_u64());
+    assert!(numbers.is_sorted(), "{events:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -119,6 +119,11 @@ impl Frames {
 
     /// Returns whether the text is short enough to be sent in pieces.
     pub fn push_text(&mut self, text: &str) -> bool {
+        self.push_text_after(text, self.numbers.last_event())
+    }
+
+    /// As [`Self::push_text`], after an event.
+    pub fn push_text_after(&mut self, text: &str, event: u64) -> bool {
         let Some(open) = self.open.as_mut().filter(|_| !text.is_empty()) else {
             return true;
         };
@@ -127,8 +132,7 @@ impl Frames {
         }
         open.text.push_str(text);
         let place = numbers::live_text(open.text.len());
-        let last_event = self.numbers.last_event();
-        self.push_delta(text, last_event, place);
+        self.push_delta(text, event, place);
         true
     }
 

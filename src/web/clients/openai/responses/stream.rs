@@ -243,8 +243,7 @@ impl ResponseStream {
 
     /// The reply of a turn is recorded.
     fn on_reply(&mut self, turn: u32, event: u64) {
-        let may_lack = self.state.runner.may_lose_texts(self.record.run.root_id);
-        if self.muted_turn == Some(turn) || may_lack {
+        if self.muted_turn == Some(turn) || self.state.runner.may_lose_texts() {
             self.needs_record = true;
         } else if self.frames.is_open(turn) {
             self.frames.end_text("completed", event);
@@ -337,6 +336,13 @@ impl ResponseStream {
         for (turn, text) in &record.texts {
             self.push_reply(*turn, text);
         }
+        // The record has no text of a blank reply.
+        if let Some(open) = &self.frames.open
+            && let Some(event) = self.replies.event(open.turn)
+        {
+            self.closed_turns.push(open.turn);
+            self.frames.end_text("completed", event);
+        }
         Ok(())
     }
 
@@ -377,7 +383,8 @@ impl ResponseStream {
         } else if let Some(open) = &self.frames.open
             && let Some(rest) = text.strip_prefix(open.text.as_str())
         {
-            self.push_text(rest);
+            // Before the frames that end the item, and after those that were sent.
+            self.frames.push_text_after(rest, event.saturating_sub(1));
         }
         self.frames.set_text(text);
         self.frames.end_text("completed", event);
