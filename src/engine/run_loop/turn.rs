@@ -30,6 +30,9 @@ pub async fn request(
     if let Some(playback) = context.model_playback() {
         return Box::pin(played_turn::request(context, &turn_request, &playback)).await;
     }
+    if turn_request.is_turn {
+        withdraw_lost(context, turn_request.turn);
+    }
     let (agent, started_at) = (&context.run.agent, Instant::now());
     let mut last_error: Option<ProviderError> = None;
     let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);
@@ -159,6 +162,18 @@ async fn request_with_retries(
         };
         announce_retry(context, turn_request.turn, streamed, retry).await?;
         limits::within_deadline(&context.run, tokio::time::sleep(wait)).await?;
+    }
+}
+
+/// Withdraws what subscribers have of this turn: its reply could not be recorded, and is requested again.
+fn withdraw_lost(context: &RunContext, turn: u32) {
+    let (journal, scope) = (&context.engine.journal, context.run.scope);
+    if journal.broadcaster().has_shown(scope.root, scope.run, turn) {
+        let reason = "the reply could not be recorded".to_owned();
+        let event = EventKind::TextWithdrawn { turn, reason };
+        context.run.live_text.withdraw(turn, || {
+            journal.publish_ephemeral(&context.run, event);
+        });
     }
 }
 

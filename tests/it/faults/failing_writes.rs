@@ -11,10 +11,11 @@ use tokio::task::JoinSet;
 
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::daemon::{AXED, Daemon};
-use crate::support::events::{assert_complete, count, kinds};
+use crate::support::events::{Events, assert_complete, count, kinds};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, hangs, says};
 use crate::support::run::Run;
+use crate::support::within_timeout;
 
 /// From now on no entry can be written whose column contains the text.
 fn refuse(app: &TestApp, column: &str, text: &str) {
@@ -79,6 +80,40 @@ async fn agents_behind_a_gate() -> (TestApp, Gate) {
     app.provider.will("slow", [hangs()]);
     app.provider.always("slow", |_| hangs());
     (app, gate)
+}
+
+/// Its clients have a text that is not in the record: the model may say another one.
+#[tokio::test]
+async fn a_text_that_could_not_be_recorded_is_withdrawn() {
+    let app = TestApp::setup()
+        .agent("solo", "stream = true")
+        .spawn()
+        .await;
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [says("lost").pausing_at(&gate), says("kept")]);
+    let request = app.request(Method::POST, "/agents/solo/runs");
+    let request = request.header("accept", "text/event-stream").send();
+    let response = within_timeout("the stream's head", request).await;
+    let mut stream = Events::new(response.expect("a head"));
+    let mut events = stream.until("text.delta").await;
+    let db = app.database();
+    db.refuse_entries("1 = 1");
+    gate.open();
+    app.daemon
+        .wait_for_log("is suspended until the store works")
+        .await;
+    db.accept_entries();
+    events.extend(stream.rest().await);
+    let texts = events.iter().filter(|it| it.kind().starts_with("text."));
+    let texts: Vec<_> = texts.map(|it| (it.kind(), it["text"].as_str())).collect();
+    let expected = [
+        ("text.delta", Some("lost")),
+        ("text.withdrawn", None),
+        ("text.delta", Some("kept")),
+    ];
+    assert_eq!(texts, expected);
+    assert_eq!(kinds(&events).last(), Some(&"run.completed"));
 }
 
 #[tokio::test]
