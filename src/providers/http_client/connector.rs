@@ -56,9 +56,18 @@ enum Route {
     Tunnel(HttpsConnector<Tunnel<Direct>>),
 }
 
+/// The proxy on the way to a service.
+#[derive(Clone)]
+pub struct Proxy {
+    /// `host:port`
+    pub authority: String,
+    /// `Proxy-Authorization`, if it requires that of each request.
+    pub authorization: Option<HeaderValue>,
+}
+
 impl Connector {
-    /// For the service at `uri`, with what a proxy requires of each request: `Proxy-Authorization`.
-    pub fn new(uri: &Uri, is_loopback: bool) -> Result<(Self, Option<HeaderValue>), SetupError> {
+    /// For the service at `uri`, with the proxy on the way.
+    pub fn new(uri: &Uri, is_loopback: bool) -> Result<(Self, Option<Proxy>), SetupError> {
         let proxy = match is_loopback {
             true => None,
             false => Matcher::from_system().intercept(uri),
@@ -76,19 +85,28 @@ impl Connector {
         };
         let tls = tls_config(is_https || is_https_proxy)?;
         let connector = HttpsConnector::from((tcp_connector(), tls.clone()));
-        Ok(match is_https {
+        let authority = proxy.uri().authority();
+        let authority = authority.map(|it| match it.port() {
+            Some(port) => format!("{}:{port}", it.host()),
+            None => it.host().to_owned(),
+        });
+        let authority = authority.unwrap_or_default();
+        let (route, authorization) = match is_https {
             true => {
                 let tunnel = (tunnel(&proxy, connector), service_tls(tls));
-                let route = Route::Tunnel(HttpsConnector::from(tunnel));
-                (Self { route }, None)
+                (Route::Tunnel(HttpsConnector::from(tunnel)), None)
             }
             false => {
                 let authorization = proxy.basic_auth().cloned();
                 let proxy = proxy.uri().clone();
-                let route = Route::Forward { connector, proxy };
-                (Self { route }, authorization)
+                (Route::Forward { connector, proxy }, authorization)
             }
-        })
+        };
+        let proxy = Proxy {
+            authority,
+            authorization,
+        };
+        Ok((Self { route }, Some(proxy)))
     }
 
     async fn connect(mut self, uri: Uri) -> Result<ServiceStream, BoxError> {

@@ -13,7 +13,7 @@ use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, timeout_at};
 
-use crate::providers::http_client::connector::Connector;
+use crate::providers::http_client::connector::{Connector, Proxy};
 use crate::providers::setup_error::SetupError;
 use crate::ssrf::root_cause;
 
@@ -28,12 +28,13 @@ pub struct Transport {
     client: Client<Connector, Full<Bytes>>,
     /// For a request and its whole response.
     timeout: Option<Duration>,
-    proxy_authorization: Option<HeaderValue>,
+    proxy: Option<Proxy>,
 }
 
 #[derive(Debug)]
 pub enum TransportError {
     Connect {
+        /// By the service itself.
         is_refused: bool,
         cause: String,
     },
@@ -64,7 +65,7 @@ impl Transport {
         is_loopback: bool,
         timeout: Option<Duration>,
     ) -> Result<Self, SetupError> {
-        let (connector, proxy_authorization) = Connector::new(uri, is_loopback)?;
+        let (connector, proxy) = Connector::new(uri, is_loopback)?;
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -75,7 +76,7 @@ impl Transport {
         Ok(Self {
             client,
             timeout,
-            proxy_authorization,
+            proxy,
         })
     }
 
@@ -88,7 +89,8 @@ impl Transport {
         headers
             .entry(ACCEPT)
             .or_insert(HeaderValue::from_static("*/*"));
-        if let Some(value) = &self.proxy_authorization {
+        let authorization = self.proxy.as_ref().and_then(|it| it.authorization.as_ref());
+        if let Some(value) = authorization {
             headers
                 .entry(PROXY_AUTHORIZATION)
                 .or_insert_with(|| value.clone());
@@ -99,7 +101,7 @@ impl Transport {
         let (head, body) = timeout_at(next_limit(deadline), self.client.request(request))
             .await
             .map_err(|_| TransportError::Timeout)?
-            .map_err(|error| TransportError::from(&error))?
+            .map_err(|error| self.error(&error))?
             .into_parts();
         Ok(HttpResponse {
             status: head.status,
@@ -107,6 +109,21 @@ impl Transport {
             body: ResponseBody::Network(body),
             deadline,
         })
+    }
+
+    fn error(&self, error: &legacy::Error) -> TransportError {
+        let cause = cause(error);
+        match &self.proxy {
+            _ if !error.is_connect() => TransportError::Broken { cause },
+            Some(proxy) => TransportError::Connect {
+                is_refused: false,
+                cause: format!("through the proxy {}: {cause}", proxy.authority),
+            },
+            None => TransportError::Connect {
+                is_refused: is_refused(error),
+                cause,
+            },
+        }
     }
 }
 
@@ -165,19 +182,6 @@ impl HttpResponse {
 fn next_limit(deadline: Option<Instant>) -> Instant {
     let idle = Instant::now() + IDLE_TIMEOUT;
     deadline.map_or(idle, |deadline| deadline.min(idle))
-}
-
-impl From<&legacy::Error> for TransportError {
-    fn from(error: &legacy::Error) -> Self {
-        let cause = cause(error);
-        match error.is_connect() {
-            true => Self::Connect {
-                is_refused: is_refused(error),
-                cause,
-            },
-            false => Self::Broken { cause },
-        }
-    }
 }
 
 fn is_refused(error: &legacy::Error) -> bool {

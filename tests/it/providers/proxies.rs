@@ -77,6 +77,24 @@ async fn a_service_in_no_proxy_is_reached_directly() {
 }
 
 #[tokio::test]
+async fn a_proxy_that_refuses_is_named() {
+    for status in [407, 502] {
+        let proxy = ReplayServer::start([CannedResponse::json(status, "{}")]);
+        let app = with_service("https://provider.test/v1")
+            .environment("HTTPS_PROXY", &with_user(&proxy.base_url()))
+            .spawn()
+            .await;
+        let run = app.run("solo", "go").await;
+        let (code, message) = run.failure();
+        assert_eq!(code, "provider_server", "{message}");
+        let address = proxy.base_url().replace("http://", "");
+        let expected = format!("could not connect to provider.test: through the proxy {address}: ");
+        assert!(message.contains(&expected), "{message}");
+        assert!(!message.contains("secret"), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn a_proxy_of_another_protocol_makes_only_its_providers_unavailable() {
     let app = with_service("http://provider.test/v1")
         .environment("ALL_PROXY", "socks5://127.0.0.1:1080")
