@@ -73,8 +73,8 @@ async fn many_waiters_need_few_transactions_and_get_their_answers_when_the_runs_
     };
     // Much follows on each other here.
     let story = async { tokio::join!(join_all(answers), story) };
-    let told = tokio::time::timeout(3 * TEST_TIMEOUT, story).await;
-    let (runs, successor) = told.expect("all answers");
+    let all = tokio::time::timeout(3 * TEST_TIMEOUT, story).await;
+    let (runs, successor) = all.expect("all answers");
     for run in &runs {
         assert_eq!(run["content"], "done", "{run}");
     }
