@@ -93,7 +93,7 @@ properties.days = { type = "integer", default = 3 }
 `,
   "scripts/weather.toml": `[[replies]]\ntext = "Rain: {{input}}"\n`,
   "agents/broken.toml": `name = "broken"\nmodle = "scripted/writer"\n`,
-  "scripts/writer.toml": `delay_ms = 12\n[[replies]]\nmatch = "short"\ntext = "A short story."\ndelay_ms = 1\n[[replies]]\ntext = "${LONG}"\n`,
+  "scripts/writer.toml": `delay_ms = 40\n[[replies]]\nmatch = "short"\ntext = "A short story."\ndelay_ms = 1\n[[replies]]\ntext = "${LONG}"\n`,
   "scripts/editor.toml": `
 delay_ms = 4
 [[replies]]

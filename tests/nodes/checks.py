@@ -36,7 +36,7 @@ class Schedules:
         """Pauses the schedules once each time since the begin has one run, which counts as started by the client."""
         names = [it["name"] for it in self.cluster.get("/schedules?agent=timed")["data"]]
         # Between two times, so that none is at work when the pause comes.
-        while (missing := self.expected(names) - set(started := self.started())) or not 5 < time.time() % MINUTE < MINUTE - 5:
+        while (missing := self.expected(names) - set(started := self.started())) or not 5 < time.time() % MINUTE < MINUTE - 20:
             oldest = min((at for _, at in missing), default=time.time())
             assert time.time() < oldest + LATE_SECONDS, f"no run at {oldest}: {self.cluster.get('/schedules')}, {started}"
             time.sleep(0.5)

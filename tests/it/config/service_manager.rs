@@ -1,6 +1,7 @@
 //! A service manager such as systemd, as the daemon's parent: a datagram socket that gets its states.
 
 use tokio::net::UnixDatagram;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::support::app::TestApp;
 use crate::support::gate::Gate;
@@ -8,13 +9,25 @@ use crate::support::provider::answer::says;
 use crate::support::within_timeout;
 use crate::tools::run_command::{is_confined, reported, worker};
 
+type Notifications = UnboundedReceiver<String>;
+
+/// What arrives at the socket. It is always read, because a sender waits for space.
+fn received(socket: UnixDatagram) -> Notifications {
+    let (sender, notifications) = unbounded_channel();
+    tokio::spawn(async move {
+        let mut buffer = [0; 4096];
+        while let Ok(length) = socket.recv(&mut buffer).await {
+            let _ = sender.send(String::from_utf8_lossy(&buffer[..length]).into_owned());
+        }
+    });
+    notifications
+}
+
 /// The next notification that contains this line.
-async fn notification(socket: &UnixDatagram, line: &str) -> String {
+async fn notification(notifications: &mut Notifications, line: &str) -> String {
     within_timeout(line, async {
         loop {
-            let mut buffer = [0; 4096];
-            let length = socket.recv(&mut buffer).await.expect("a datagram");
-            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            let text = notifications.recv().await.expect("a datagram");
             if text.lines().any(|one| one == line) {
                 return text;
             }
@@ -27,22 +40,22 @@ async fn notification(socket: &UnixDatagram, line: &str) -> String {
 async fn a_service_manager_is_notified_of_every_state() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("notify");
-    let socket = UnixDatagram::bind(&path).expect("a socket");
+    let mut socket = received(UnixDatagram::bind(&path).expect("a socket"));
     let mut app = worker("")
         .environment("NOTIFY_SOCKET", &path.display().to_string())
         .environment("WATCHDOG_USEC", "200000")
         .agent("slow", "")
         .spawn()
         .await;
-    let ready = notification(&socket, "READY=1").await;
+    let ready = notification(&mut socket, "READY=1").await;
     let status = format!("STATUS=Listening on {}", app.daemon.url);
     assert!(ready.lines().any(|line| line == status), "{ready}");
-    notification(&socket, "WATCHDOG=1").await;
+    notification(&mut socket, "WATCHDOG=1").await;
 
     app.daemon.signal("HUP");
-    let reloading = notification(&socket, "RELOADING=1").await;
+    let reloading = notification(&mut socket, "RELOADING=1").await;
     assert!(reloading.contains("\nMONOTONIC_USEC="), "{reloading}");
-    notification(&socket, "READY=1").await;
+    notification(&mut socket, "READY=1").await;
 
     if is_confined(&app) {
         let env = reported(&app, &["env"]).await.remove(0);
@@ -55,9 +68,9 @@ async fn a_service_manager_is_notified_of_every_state() {
     app.start("slow", "go").await;
     app.provider.wait_for_request("slow", 1).await;
     app.daemon.signal("TERM");
-    notification(&socket, "STOPPING=1").await;
+    notification(&mut socket, "STOPPING=1").await;
     // A daemon that waits for runs is not stuck.
-    notification(&socket, "WATCHDOG=1").await;
+    notification(&mut socket, "WATCHDOG=1").await;
     gate.open();
     assert!(app.daemon.wait_for_exit().await.success());
 }

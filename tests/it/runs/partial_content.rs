@@ -68,7 +68,7 @@ async fn a_cancelled_stream_keeps_its_text_and_its_known_tokens() {
 
 #[tokio::test]
 async fn a_stream_past_its_deadline_keeps_its_text() {
-    let app = wires("timeout = 2").spawn().await;
+    let app = wires("timeout = 4").spawn().await;
     for (wire, usage) in WIRES {
         let shut = Gate::closed();
         app.provider.will(

@@ -143,7 +143,7 @@ async fn a_pause_survives_restarts_and_stops_the_clock() {
         [reads().after_gate(&gate), says("too early"), says("done")],
     );
     app.provider.will("other", [hangs()]);
-    let body = json!({"input": "go", "timeout": 1});
+    let body = json!({"input": "go", "timeout": 3});
     let run = app.start_with("solo", body).await;
     app.provider.wait_for_request("solo", 1).await;
     pause(&app, run.id()).await;
@@ -285,7 +285,7 @@ async fn a_call_that_is_approved_during_a_pause_waits_for_the_resume() {
 
 #[tokio::test]
 async fn the_time_for_an_approval_is_paused_too() {
-    let mut app = careful("approve_timeout = 2").spawn().await;
+    let mut app = careful("approve_timeout = 5").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
     let id = app.start("careful", "go").await.id().to_owned();
     let request = requests(&app, &id, 1).await.remove(0);
@@ -293,7 +293,7 @@ async fn the_time_for_an_approval_is_paused_too() {
     for _ in 0..2 {
         // As much time passes as a person has.
         app.provider.will("solo", [hangs()]);
-        let other = app.start_with("solo", json!({"timeout": 2})).await;
+        let other = app.start_with("solo", json!({"timeout": 5})).await;
         assert_eq!(other.wait_for_end().await.failure().0, "timeout");
         app.crash_and_restart().await;
     }

@@ -9,7 +9,7 @@ use crate::support::provider::recorded_request::Wire;
 
 #[tokio::test]
 async fn a_run_past_its_deadline_fails_and_closes_its_connection() {
-    let app = TestApp::setup().agent("slow", "timeout = 1").spawn().await;
+    let app = TestApp::setup().agent("slow", "timeout = 3").spawn().await;
     app.provider.will("slow", [hangs()]);
 
     let run = app.run("slow", "go").await;
@@ -26,7 +26,7 @@ async fn the_deadline_applies_while_a_body_is_read() {
         for stream in [false, true] {
             let agent = format!("{}-{stream}", wire.name());
             let model = format!("model = \"{}/{agent}\"", wire.name());
-            setup = setup.agent(&agent, &format!("{model}\nstream = {stream}\ntimeout = 1"));
+            setup = setup.agent(&agent, &format!("{model}\nstream = {stream}\ntimeout = 5"));
         }
     }
     let app = setup.spawn().await;
@@ -54,7 +54,7 @@ async fn each_call_has_the_callers_timeout() {
     let app = TestApp::setup()
         .agent(
             "planner",
-            "sub_agents = [\"slow\", \"quick\"]\n[sub_agents_config]\ntimeout = 1",
+            "sub_agents = [\"slow\", \"quick\"]\n[sub_agents_config]\ntimeout = 3",
         )
         .agent("slow", "")
         .agent("quick", "")
@@ -74,7 +74,7 @@ async fn each_call_has_the_callers_timeout() {
     assert_eq!(
         reported.tool_results(),
         [
-            "Error: sub-agent \"slow\" failed - timeout after 1s. You may retry or proceed without this result.",
+            "Error: sub-agent \"slow\" failed - timeout after 3s. You may retry or proceed without this result.",
             "quick",
         ]
     );
@@ -116,7 +116,7 @@ async fn a_child_never_outlives_its_parents_deadline() {
     let app = TestApp::setup()
         .agent(
             "root",
-            "timeout = 1\nsub_agents = [\"middle\"]\n[sub_agents_config]\ntimeout = 60",
+            "timeout = 3\nsub_agents = [\"middle\"]\n[sub_agents_config]\ntimeout = 60",
         )
         .agent("middle", "timeout = 60\nsub_agents = [\"leaf\"]")
         .agent("leaf", "timeout = 60")
@@ -167,8 +167,8 @@ async fn the_server_has_a_default_and_a_maximum_timeout() {
 async fn time_in_the_queue_does_not_count() {
     let app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
-        .agent("slow", "timeout = 1")
-        .agent("next", "timeout = 1")
+        .agent("slow", "timeout = 3")
+        .agent("next", "timeout = 3")
         .spawn()
         .await;
     app.provider.will("slow", [hangs()]);

@@ -69,7 +69,7 @@ async fn usage_of_failed_and_timed_out_descendants_is_counted() {
     let app = TestApp::setup()
         .agent(
             "root",
-            "sub_agents = [\"failing\", \"overdue\", \"looping\"]\n[sub_agents_config]\ntimeout = 2",
+            "sub_agents = [\"failing\", \"overdue\", \"looping\"]\n[sub_agents_config]\ntimeout = 5",
         )
         .agent("failing", "sub_agents = [\"leaf\"]\n[retry]\nmax_retries = 0")
         .agent("overdue", "sub_agents = [\"leaf\"]")

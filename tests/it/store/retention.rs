@@ -184,7 +184,7 @@ async fn runs_expire_by_age_and_active_runs_stay() {
         .agent("reader", "")
         .agent("broken", "")
         .agent("slow", "")
-        .config("[data.retention]\ncompleted = { age = 1 }")
+        .config("[data.retention]\ncompleted = { age = 5 }")
         .spawn()
         .await;
     let gate = Gate::closed();

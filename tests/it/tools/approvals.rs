@@ -244,11 +244,11 @@ async fn a_parent_waits_while_all_its_children_wait() {
 
 #[tokio::test]
 async fn time_is_paused_for_a_waiting_run_and_its_parent() {
-    let app = careful("").agent("other", "timeout = 1").spawn().await;
+    let app = careful("").agent("other", "timeout = 3").spawn().await;
     app.provider
         .will("planner", [delegates([("careful", "write")]), says("done")]);
     app.provider.will("careful", [writes("a"), says("written")]);
-    let body = json!({"input": "go", "timeout": 1});
+    let body = json!({"input": "go", "timeout": 3});
     let id = app
         .start_with("planner", body.clone())
         .await
@@ -301,8 +301,10 @@ async fn the_command_line_decides_and_waiting_runs_do_not_count_as_running() {
     );
     for (decision, file) in [("approve", "a"), ("deny", "b")] {
         let (id, request) = sent(&app, "careful").await;
-        let metrics = app.get("/metrics").await.text;
-        assert!(metrics.contains("\naxed_runs_running 0\n"), "{metrics}");
+        app.get_until("/metrics", |got| {
+            got.text.contains("\naxed_runs_running 0\n")
+        })
+        .await;
         let call = request["tool_call_id"].as_str().expect("an id");
         let arguments = ["runs", decision, &id, call, "--reason", "so"];
         let mut command = axed_command(&app.path(""), &arguments);
@@ -374,8 +376,8 @@ async fn a_waiting_run_can_be_cancelled() {
 
 #[tokio::test]
 async fn waiting_does_not_count_in_a_time_quota() {
-    let quota = "[subagent]\nenabled = true\nmax_total_time = 1";
-    let app = careful(quota).agent("other", "timeout = 1").spawn().await;
+    let quota = "[subagent]\nenabled = true\nmax_total_time = 3";
+    let app = careful(quota).agent("other", "timeout = 3").spawn().await;
     let task = |task: &str| {
         let task = json!({"label": "look", "task_prompt": task});
         calls([("subagent", task)])

@@ -52,13 +52,15 @@ async fn a_long_run_is_a_task_that_survives_a_restart() {
 #[tokio::test]
 async fn a_short_run_is_answered_at_once() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
-    app.provider.will("solo", [says("done")]);
+    app.provider.always("solo", |_| says("done"));
     let client = client(&app).with_tasks();
-    let result = client.call("solo", json!({ "input": "go" })).await;
-    assert_eq!(
-        (&result["resultType"], text(&result)),
-        (&json!("complete"), "done")
-    );
+    // A busy machine may need longer than the second after which a call becomes a task.
+    let result = eventually("an answer at once", async || {
+        let result = client.call("solo", json!({ "input": "go" })).await;
+        (result["resultType"] == "complete").then_some(result)
+    })
+    .await;
+    assert_eq!(text(&result), "done");
 }
 
 #[tokio::test]
