@@ -46,6 +46,8 @@ pub struct ResponseStream {
     muted_turn: Option<u32>,
     /// Whether the record has a text that the deltas lack.
     needs_record: bool,
+    /// The last turn of which a reply was seen.
+    last_reply: u32,
     /// Whether deltas and events were lost since the record was read.
     has_lagged: bool,
     heartbeat_at: Instant,
@@ -107,6 +109,7 @@ impl ResponseStream {
             closed_turns: Vec::new(),
             muted_turn: None,
             needs_record: false,
+            last_reply: 0,
             has_lagged: false,
             heartbeat_at: Instant::now() + KEEP_ALIVE_INTERVAL,
         };
@@ -157,7 +160,15 @@ impl ResponseStream {
             return self.catch_up(reply).await;
         }
         if std::mem::take(&mut self.needs_record) {
-            return self.push_recorded().await;
+            let is_shown = !self.has_lagged && self.muted_turn.is_none();
+            return match self.push_recorded().await {
+                // The store fails: what was shown is most likely the whole text.
+                Err(_) if is_shown => {
+                    self.end_recorded_text();
+                    Ok(())
+                }
+                done => done,
+            };
         }
         let Some(stopped) = &mut self.stopped else {
             return Ok(());
@@ -243,6 +254,10 @@ impl ResponseStream {
 
     /// The reply of a turn is recorded.
     fn on_reply(&mut self, turn: u32, event: u64) {
+        if self.is_whole || self.closed_turns.contains(&turn) {
+            return;
+        }
+        self.last_reply = turn;
         if self.muted_turn == Some(turn) || self.state.runner.may_lose_texts() {
             self.needs_record = true;
         } else if self.frames.is_open(turn) {
@@ -317,16 +332,19 @@ impl ResponseStream {
         let Some(record) = record else {
             return Ok(());
         };
+        // The deltas of later replies are still to come.
+        let mut last_turn = self.last_reply;
         if std::mem::take(&mut self.has_lagged) {
-            self.muted_turn = Some(record.last_turn() + 1);
+            last_turn = record.last_turn();
+            self.muted_turn = Some(last_turn + 1);
         }
         match self.is_whole {
             true => Ok(()),
-            false => self.push_texts(&record).await,
+            false => self.push_texts(&record, last_turn).await,
         }
     }
 
-    async fn push_texts(&mut self, record: &ResponseRecord) -> Result<(), Problem> {
+    async fn push_texts(&mut self, record: &ResponseRecord, last_turn: u32) -> Result<(), Problem> {
         let is_known = |(turn, _): &(u32, String)| {
             self.closed_turns.contains(turn) || self.replies.event(*turn).is_some()
         };
@@ -334,16 +352,23 @@ impl ResponseStream {
             self.replies = Replies::read(&self.state, &record.run).await?;
         }
         for (turn, text) in &record.texts {
-            self.push_reply(*turn, text);
+            if *turn <= last_turn {
+                self.push_reply(*turn, text);
+            }
         }
         // The record has no text of a blank reply.
+        self.end_recorded_text();
+        Ok(())
+    }
+
+    /// Ends the open text as it is, if its reply is recorded.
+    fn end_recorded_text(&mut self) {
         if let Some(open) = &self.frames.open
             && let Some(event) = self.replies.event(open.turn)
         {
             self.closed_turns.push(open.turn);
             self.frames.end_text("completed", event);
         }
-        Ok(())
     }
 
     /// Sends what is not sent of a recorded reply.
@@ -410,7 +435,7 @@ impl ResponseStream {
     }
 
     async fn push_end(&mut self, record: &ResponseRecord) -> Result<(), Problem> {
-        self.push_texts(record).await?;
+        self.push_texts(record, u32::MAX).await?;
         let last_event = self.last_event(record).await?;
         self.frames.end_text("incomplete", last_event);
         for (at, call) in record.calls.iter().enumerate() {
