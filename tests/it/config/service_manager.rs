@@ -2,6 +2,7 @@
 
 use tokio::net::UnixDatagram;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::JoinSet;
 
 use crate::support::app::TestApp;
 use crate::support::gate::Gate;
@@ -11,16 +12,17 @@ use crate::tools::run_command::{is_confined, reported, worker};
 
 type Notifications = UnboundedReceiver<String>;
 
-/// What arrives at the socket. It is always read, because a sender waits for space.
-fn received(socket: UnixDatagram) -> Notifications {
+/// What arrives at the socket, as long as the task works. It is always read, because a sender waits for space.
+fn received(socket: UnixDatagram) -> (Notifications, JoinSet<()>) {
     let (sender, notifications) = unbounded_channel();
-    tokio::spawn(async move {
+    let mut reader = JoinSet::new();
+    reader.spawn(async move {
         let mut buffer = [0; 4096];
         while let Ok(length) = socket.recv(&mut buffer).await {
             let _ = sender.send(String::from_utf8_lossy(&buffer[..length]).into_owned());
         }
     });
-    notifications
+    (notifications, reader)
 }
 
 /// The next notification that contains this line.
@@ -40,7 +42,7 @@ async fn notification(notifications: &mut Notifications, line: &str) -> String {
 async fn a_service_manager_is_notified_of_every_state() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("notify");
-    let mut socket = received(UnixDatagram::bind(&path).expect("a socket"));
+    let (mut socket, _reader) = received(UnixDatagram::bind(&path).expect("a socket"));
     let mut app = worker("")
         .environment("NOTIFY_SOCKET", &path.display().to_string())
         .environment("WATCHDOG_USEC", "200000")
