@@ -30,6 +30,15 @@ for version in 1.27 1.34; do
       "$tools/bin/kubernetes-validate" --quiet --strict --kubernetes-version "$version" "$file"
   done
 done
+if has kubectl "kubectl kustomize"; then
+  # What is applied is valid too, with the patches of three nodes.
+  for folder in deploy/kubernetes deploy/cluster/kubernetes; do
+    kubectl kustomize "$folder" >"$work/rendered.yaml"
+    "$tools/bin/kubernetes-validate" --quiet --strict --kubernetes-version 1.34 "$work/rendered.yaml"
+  done
+  grep -q '^  replicas: 3$' "$work/rendered.yaml"
+  grep -q 'name: AXED_DATA__URL_FILE' "$work/rendered.yaml"
+fi
 "$tools/bin/python" tests/deploy_files.py kubernetes "$axed" "$work"
 
 check "Traefik"

@@ -43,11 +43,11 @@ def kubernetes(axed, folder):
     require(budget == labels, "the PodDisruptionBudget does not select the pods")
     require(("Service", stateful["serviceName"]) in objects, "the StatefulSet names a Service that does not exist")
 
-    nodes = yaml.safe_load((manifests / "cluster/statefulset.yaml").read_text())
+    nodes = yaml.safe_load((manifests.parent / "cluster/kubernetes/statefulset.yaml").read_text())
     own = objects["StatefulSet", "axed"]
-    require(nodes["metadata"]["name"] == own["metadata"]["name"], "cluster/statefulset.yaml changes no StatefulSet")
+    require(nodes["metadata"]["name"] == own["metadata"]["name"], "cluster/kubernetes/statefulset.yaml changes no StatefulSet")
     patched = nodes["spec"]["template"]["spec"]["containers"][0]
-    require(patched["name"] == pod["containers"][0]["name"], "cluster/statefulset.yaml changes no container")
+    require(patched["name"] == pod["containers"][0]["name"], "cluster/kubernetes/statefulset.yaml changes no container")
     container = pod["containers"][0]
     mounts = {it["mountPath"]: it["name"] for it in container["volumeMounts"]}
     volumes = {it["name"]: it for it in pod["volumes"]}
