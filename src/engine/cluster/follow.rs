@@ -512,10 +512,15 @@ impl Relay {
 
     /// Publishes an event without a number, if it does not follow on a hole.
     fn publish_live(&mut self, run: RunId, name: &'static str, data: Arc<str>) {
+        let is_withdrawal = name == "text.withdrawn";
         if let Ok(TurnOf { turn }) = serde_json::from_str(&data)
-            && self.gate.admits(run, turn, name == "text.withdrawn")
+            && self.gate.admits(run, turn, is_withdrawal)
         {
-            self.gate.on_shown(run, turn);
+            if is_withdrawal {
+                self.gate.on_withdrawn(run);
+            } else {
+                self.gate.on_shown(run, turn);
+            }
             self.publish_text(run, name, data);
         }
     }

@@ -14,7 +14,7 @@ pub struct TextGate {
     has_gap: bool,
     /// The turns of which nothing more is shown.
     muted: HashMap<RunId, u32>,
-    /// The last turn of each run of which something was shown.
+    /// The last turn of each run of which something was shown and not withdrawn.
     shown: ShownTurns,
     /// The last turn of each run that is recorded.
     recorded: HashMap<RunId, u32>,
@@ -48,6 +48,11 @@ impl TextGate {
     /// Notes that something of a turn is shown.
     pub fn on_shown(&mut self, run: RunId, turn: u32) {
         self.shown.insert(run, turn);
+    }
+
+    /// Notes that what was shown of a run's turn is withdrawn: it may be shown again from its beginning.
+    pub fn on_withdrawn(&mut self, run: RunId) {
+        self.shown.remove(&run);
     }
 
     /// Whether a piece of a turn may be shown; `is_withdrawal` if it says that the text so far counts no more.
@@ -102,5 +107,18 @@ mod tests {
         // What was admitted and not shown is new to the next sender too.
         gate.begin();
         assert!(gate.admits(run, 2, false));
+    }
+
+    #[test]
+    fn a_withdrawn_text_may_begin_at_the_next_sender() {
+        let (run, mut gate) = (RunId::new(), TextGate::default());
+        gate.on_number(1);
+        gate.on_shown(run, 1);
+        gate.on_number(2);
+        assert!(gate.admits(run, 1, true));
+        gate.on_withdrawn(run);
+        gate.begin();
+        gate.on_number(1);
+        assert!(gate.admits(run, 1, false));
     }
 }

@@ -50,6 +50,18 @@ struct Channel {
     shown: ShownTurns,
 }
 
+impl Channel {
+    fn note_shown(&mut self, run: RunId, kind: &EventKind) {
+        match kind {
+            EventKind::TextWithdrawn { .. } => drop(self.shown.remove(&run)),
+            EventKind::TextDelta { turn, .. }
+            | EventKind::ReasoningDelta { turn, .. }
+            | EventKind::ReasoningStarted { turn } => drop(self.shown.insert(run, *turn)),
+            _ => {}
+        }
+    }
+}
+
 /// The last turn of each run of which a text was published and not withdrawn.
 pub type ShownTurns = HashMap<RunId, u32>;
 
@@ -65,11 +77,14 @@ impl EventBroadcaster {
 
     pub fn publish(&self, root: RunId, events: Vec<StoredEvent>) {
         let last_event = events.last().map_or(0, |event| event.seq);
-        self.send(root, last_event, || {
-            events
-                .into_iter()
-                .map(|event| StreamEvent::Stored(Arc::new(event)))
+        let sender = self.sender(root, |channel| {
+            channel.last_event = channel.last_event.max(last_event);
         });
+        let Some(sender) = sender else { return };
+        for event in events {
+            // A send without receivers fails, which is no error here.
+            let _ = sender.send(StreamEvent::Stored(Arc::new(event)));
+        }
     }
 
     pub fn subscribe(&self, root: RunId) -> Subscription {
@@ -104,38 +119,16 @@ impl EventBroadcaster {
         channel.is_some_and(|it| it.shown.get(&run) == Some(&turn))
     }
 
-    fn note_shown(&self, root: RunId, run: RunId, kind: &EventKind) {
-        let mut channels = self.lock();
-        let Some(channel) = channels.get_mut(&root) else {
-            return;
-        };
-        match kind {
-            EventKind::TextWithdrawn { .. } => drop(channel.shown.remove(&run)),
-            EventKind::TextDelta { turn, .. }
-            | EventKind::ReasoningDelta { turn, .. }
-            | EventKind::ReasoningStarted { turn } => drop(channel.shown.insert(run, *turn)),
-            _ => {}
-        }
-    }
-
-    fn send<I: IntoIterator<Item = StreamEvent>>(
+    /// The sender to the subscribers of a tree, after noting in its channel what will be sent; none without subscribers.
+    fn sender(
         &self,
         root: RunId,
-        last_event: u64,
-        events: impl FnOnce() -> I,
-    ) {
-        let sender = {
-            let mut channels = self.lock();
-            let Some(channel) = channels.get_mut(&root) else {
-                return;
-            };
-            channel.last_event = channel.last_event.max(last_event);
-            channel.sender.clone()
-        };
-        for event in events() {
-            // A send without receivers fails, which is no error here.
-            let _ = sender.send(event);
-        }
+        note: impl FnOnce(&mut Channel),
+    ) -> Option<broadcast::Sender<StreamEvent>> {
+        let mut channels = self.lock();
+        let channel = channels.get_mut(&root)?;
+        note(channel);
+        Some(channel.sender.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Channel>> {
@@ -312,19 +305,15 @@ impl Journal {
 
     /// Publishes an event without a number, which may be lost.
     pub fn publish_ephemeral(&self, run: &ActiveRun, kind: EventKind) {
-        let root = run.scope.root;
-        if !self.broadcaster.has_subscribers(root) {
+        let run_id = run.scope.run;
+        let note = |channel: &mut Channel| channel.note_shown(run_id, &kind);
+        let Some(sender) = self.broadcaster.sender(run.scope.root, note) else {
             return;
-        }
-        let name = kind.name();
-        self.broadcaster.note_shown(root, run.scope.run, &kind);
-        let data = serde_json::to_string(&run.event(kind)).unwrap_or_default();
-        let event = StreamEvent::Ephemeral {
-            run_id: run.scope.run,
-            name,
-            data: data.into(),
         };
-        self.broadcaster.send(root, 0, || [event]);
+        let name = kind.name();
+        let data = serde_json::to_string(&run.event(kind)).unwrap_or_default();
+        let data = data.into();
+        let _ = sender.send(StreamEvent::Ephemeral { run_id, name, data });
     }
 }
 

@@ -165,16 +165,20 @@ async fn request_with_retries(
     }
 }
 
-/// Withdraws what subscribers have of this turn: its reply could not be recorded, and is requested again.
+/// Withdraws what subscribers have of this turn, if its reply could not be recorded and is requested again.
 fn withdraw_lost(context: &RunContext, turn: u32) {
-    let (journal, scope) = (&context.engine.journal, context.run.scope);
-    if journal.broadcaster().has_shown(scope.root, scope.run, turn) {
-        let reason = "the reply could not be recorded".to_owned();
-        let event = EventKind::TextWithdrawn { turn, reason };
-        context.run.live_text.withdraw(turn, || {
-            journal.publish_ephemeral(&context.run, event);
-        });
+    let (broadcaster, scope) = (context.engine.journal.broadcaster(), context.run.scope);
+    if broadcaster.has_shown(scope.root, scope.run, turn) {
+        withdraw(context, turn, "the reply could not be recorded".to_owned());
     }
+}
+
+/// Withdraws what subscribers have of this turn.
+fn withdraw(context: &RunContext, turn: u32, reason: String) {
+    let (journal, run) = (&context.engine.journal, &context.run);
+    let event = EventKind::TextWithdrawn { turn, reason };
+    run.live_text
+        .withdraw(turn, || journal.publish_ephemeral(run, event));
 }
 
 /// The next request of a turn, after one that failed.
@@ -193,15 +197,10 @@ async fn announce_retry(
     streamed: &mut StreamedReply,
     retry: Retry<'_>,
 ) -> Result<(), StoreError> {
-    let journal = &context.engine.journal;
     let reason = retry.error.to_string();
     if streamed.has_reasoning || !streamed.text.is_empty() {
         *streamed = StreamedReply::default();
-        let reason = reason.clone();
-        let event = EventKind::TextWithdrawn { turn, reason };
-        context.run.live_text.withdraw(turn, || {
-            journal.publish_ephemeral(&context.run, event);
-        });
+        withdraw(context, turn, reason.clone());
     }
     let event = EventKind::RetryScheduled {
         turn,
@@ -210,6 +209,7 @@ async fn announce_retry(
         wait_ms: u64::try_from(retry.wait.as_millis()).unwrap_or(u64::MAX),
         reason,
     };
+    let journal = &context.engine.journal;
     journal
         .enqueue(&context.run, Change::Unchanged, Vec::new(), vec![event])
         .await

@@ -228,7 +228,7 @@ async fn no_text_is_shown_twice_when_a_daemon_loses_the_run() {
     let responses = format!("{}/v1/responses", app.daemon.url);
     let response = app.client.post(responses).json(&request).send();
     let response = within_timeout("the response's head", response).await;
-    let mut response = response.expect("a response");
+    let mut response = Events::new(response.expect("a response"));
     app.provider.wait_for_request("solo", 1).await;
     let runs = app.get("/runs?limit=1").await.json();
     let id = runs["data"][0]["id"].as_str().expect("an id").to_owned();
@@ -236,12 +236,7 @@ async fn no_text_is_shown_twice_when_a_daemon_loses_the_run() {
     let mut events = stream.until("turn.started").await;
     start.open();
     events.extend(stream.until("text.delta").await);
-    let mut frames = String::new();
-    while !frames.contains("response.output_text.delta") {
-        let chunk = within_timeout("a frame", response.chunk()).await;
-        let chunk = chunk.expect("a whole stream").expect("a frame");
-        frames.push_str(&String::from_utf8_lossy(&chunk));
-    }
+    let mut frames = response.until("response.output_text.delta").await;
     let first = std::mem::replace(&mut app.daemon, second);
     first.signal("STOP");
     app.provider.wait_for_request("solo", 2).await;
@@ -250,24 +245,16 @@ async fn no_text_is_shown_twice_when_a_daemon_loses_the_run() {
     let mut again = stream_at(&first, &id, 0).await;
     again.until("run.resumed").await;
     gate.open();
-    let rest = async { tokio::join!(stream.rest(), response.text()) };
-    let (rest, last_frames) = within_timeout("the streams' ends", rest).await;
+    let (rest, last_frames) = tokio::join!(stream.rest(), response.until("response.completed"));
     events.extend(rest);
+    frames.extend(last_frames);
     let shown = live_text(&events);
     assert!(!shown.is_empty() && text.starts_with(&shown), "{shown}");
     assert_eq!(count(&events, "run.completed"), 1);
     assert_complete(&without_live(events));
-    frames.push_str(&last_frames.expect("a whole stream"));
-    let data = frames.lines().filter_map(|it| it.strip_prefix("data: "));
-    let frames: Vec<Value> = data
-        .filter_map(|it| serde_json::from_str(it).ok())
-        .collect();
-    let fields = |kind: &str, field: &str| -> String {
-        let frames = frames.iter().filter(|frame| frame["type"] == kind);
-        frames.filter_map(|frame| frame[field].as_str()).collect()
-    };
-    assert_eq!(fields("response.output_text.delta", "delta"), text);
-    assert_eq!(fields("response.output_text.done", "text"), text);
+    let deltas = texts_of(&frames, "response.output_text.delta", "delta");
+    let whole = texts_of(&frames, "response.output_text.done", "text");
+    assert_eq!((deltas.as_str(), whole.as_str()), (text, text));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
