@@ -33,8 +33,14 @@ impl DatabaseName {
 
     /// An error while the database is opened.
     pub fn error(&self, error: &Error) -> StoreError {
+        let hint = match error.code() {
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                "; the user of data.url has to own the database, or may create tables in its schema"
+            }
+            _ => "",
+        };
         match store_error(error) {
-            StoreError::Backend(why) => StoreError::Backend(format!("{self}: {why}")),
+            StoreError::Backend(why) => StoreError::Backend(format!("{self}: {why}{hint}")),
             other => other,
         }
     }

@@ -145,7 +145,8 @@ impl NodeStatus {
     pub fn mark_replaced(&self) {
         if !self.is_replaced.replace(true) {
             error!(
-                "Other nodes have taken over the runs of this one, which showed no sign of life: they stop here, and this node joins again"
+                "Other nodes have taken over the runs of this one, which showed no sign of life, or a process that started under its name \
+                 has, by cluster.unique_names: they stop here, and this node joins again"
             );
             self.replaced.notify_one();
         }

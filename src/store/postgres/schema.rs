@@ -12,6 +12,8 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/3.sql"),
     include_str!("migrations/4.sql"),
 ];
+/// The advisory lock of who migrates: `axed` in ASCII.
+const MIGRATION_LOCK: i64 = 0x6178_6564;
 /// The oldest version of the tables whose programs can use those of this version.
 const OLDEST_READER: i64 = 2;
 
@@ -40,7 +42,11 @@ pub async fn migrate(client: &mut Client, name: &DatabaseName) -> Result<(), Sto
 
 async fn apply(transaction: &Transaction<'_>, name: &DatabaseName) -> Result<(), StoreError> {
     let error = |error| name.error(&error);
-    // Two processes that create this table at once: one of them fails, and its error says so.
+    // Of two that create a table at once one would fail, whether it may exist or not.
+    transaction
+        .execute("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK])
+        .await
+        .map_err(error)?;
     transaction
         .batch_execute(
             "CREATE TABLE IF NOT EXISTS axed_schema (version bigint NOT NULL, oldest_reader bigint NOT NULL)",

@@ -19,6 +19,8 @@ mod workdirs;
 
 use std::process::Stdio;
 
+use futures_util::future::join_all;
+
 use crate::support::app::{Setup, TestApp};
 use crate::support::daemon::{Daemon, axed_command};
 use crate::support::database::Database;
@@ -71,6 +73,23 @@ pub async fn pair(setup: Setup) -> Option<(TestApp, Daemon, String)> {
     let (app, url) = spawn(setup).await?;
     let second = Daemon::start(other(&app, &url, "second")).await;
     Some((app, second, url))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn daemons_that_start_at_once_on_an_empty_database_all_serve() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    app.daemon.kill().await;
+    let empty = "DROP SCHEMA public CASCADE; CREATE SCHEMA public";
+    postgres::with_client(&url, async |client| client.batch_execute(empty).await);
+    let nodes = ["one", "two", "three", "four"];
+    let starts = nodes.map(|node| Daemon::start(other(&app, &url, node)));
+    for mut daemon in join_all(starts).await {
+        std::mem::swap(&mut app.daemon, &mut daemon);
+        assert_eq!(app.run("solo", "x").await.output(), "done");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
