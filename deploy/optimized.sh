@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds a daemon that takes about a third less processor time for a run than that of `cargo build --release`: the compiler gets counts
+# Builds a daemon that takes 25 to 35 % less processor time for a run than that of `cargo build --release`: the compiler gets counts
 # of what a daemon executes under a load of runs (deploy/training_load.py), and inlines and places the code by them.
 #
 #   deploy/optimized.sh [--out FILE]
 #
-# Writes target/optimized/axed, or FILE. Compiles everything twice, which takes about 45 minutes on two cores. Needs Python 3 and
+# Writes target/optimized/axed, or FILE. Compiles everything twice, which takes about 50 minutes on two cores. Needs Python 3 and
 # llvm-profdata of the compiler's version of LLVM or a newer one; without it, rustup is called for its component llvm-tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
