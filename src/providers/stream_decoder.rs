@@ -18,6 +18,14 @@ pub enum StreamFormat {
 #[error("response too large")]
 pub struct ReplyTooLarge;
 
+/// As [`String::from_utf8_lossy`], which takes twenty times as many instructions for valid ASCII.
+pub fn decode_text(bytes: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => String::from_utf8_lossy(bytes),
+    }
+}
+
 pub struct StreamDecoder {
     format: StreamFormat,
     /// Size limit of one message.
@@ -91,7 +99,7 @@ impl StreamDecoder {
             };
             if is_complete {
                 self.is_data_consumed = true;
-                return Ok(Some(String::from_utf8_lossy(&self.data)));
+                return Ok(Some(decode_text(&self.data)));
             }
         }
         Ok(None)
@@ -102,7 +110,7 @@ impl StreamDecoder {
         self.clear_consumed_data();
         let line = std::mem::take(&mut self.line);
         let is_complete = self.push_line(&line) || self.has_data;
-        is_complete.then(|| String::from_utf8_lossy(&self.data))
+        is_complete.then(|| decode_text(&self.data))
     }
 
     /// Adds one line, without its line break, to `data`. Returns whether `data` now holds a complete message.

@@ -23,7 +23,7 @@ use crate::providers::http_client::transport::{
     HttpResponse, IDLE_TIMEOUT, Transport, TransportError,
 };
 use crate::providers::setup_error::SetupError;
-use crate::providers::stream_decoder::{ReplyTooLarge, StreamDecoder, StreamFormat};
+use crate::providers::stream_decoder::{ReplyTooLarge, StreamDecoder, StreamFormat, decode_text};
 use crate::providers::wire_json::UnreadableJson;
 use crate::providers::{ErrorCategory, ProviderError, error_mapping};
 
@@ -315,7 +315,7 @@ impl HttpClient {
         let result = match is_stream(&response, format, stream) {
             true => self.read_stream(&mut response, format, &mut on_part).await,
             false => match self.read_full_body(&mut response).await {
-                Ok(body) => on_part(BodyPart::Document(&String::from_utf8_lossy(&body)))
+                Ok(body) => on_part(BodyPart::Document(&decode_text(&body)))
                     .map(drop)
                     .map_err(ProviderError::from),
                 Err(error) => Err(error.into()),
