@@ -21,7 +21,7 @@ use crate::store::node_messages::NodeMessage;
 use crate::store::runs::UnfinishedRun;
 
 /// Trees that are claimed at once: other nodes take the rest meanwhile.
-const MAX_CLAIMED: usize = 32;
+const MAX_CLAIMED: usize = 16;
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 /// How many times as long until this node looks for trees that it owns and does not drive.
 const ROUNDS_PER_CHECK: u32 = 4;
@@ -54,7 +54,8 @@ pub async fn run(engine: Arc<Engine>) {
             true => take_undriven(&engine, cluster, &mut undriven, &mut given_up).await,
             false => claim(&engine, cluster).await.map(|claimed| {
                 if claimed == MAX_CLAIMED {
-                    // There may be more.
+                    // There may be more, for every node.
+                    cluster.send(None, NodeMessage::FreeTrees);
                     engine.free_trees.notify_one();
                 }
             }),

@@ -120,7 +120,7 @@ async fn two_daemons_work_side_by_side() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_runs_of_a_killed_daemon_go_on_at_another() {
+async fn the_runs_of_a_killed_daemon_go_on_at_the_others() {
     let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
         return;
     };
@@ -128,11 +128,12 @@ async fn the_runs_of_a_killed_daemon_go_on_at_another() {
     app.provider
         .always("solo", move |_| says("done").after_gate(&gate));
     let second = Daemon::start(other(&app, &url, "second")).await;
+    let third = Daemon::start(other(&app, &url, "third")).await;
     let mut ids = Vec::new();
-    for _ in 0..50 {
+    for _ in 0..100 {
         ids.push(app.start("solo", "x").await.id().to_owned());
     }
-    app.provider.wait_for_requests(50).await;
+    app.provider.wait_for_requests(100).await;
     app.provider.always("solo", |_| says("resumed"));
     app.daemon.kill().await;
     app.daemon = second;
@@ -141,6 +142,9 @@ async fn the_runs_of_a_killed_daemon_go_on_at_another() {
         assert_eq!(run.output(), "resumed");
         assert_complete(&run.events().await);
     }
+    let others = [&app.daemon, &third];
+    let takeovers = others.map(|daemon| daemon.log().matches("Taking over").count());
+    assert!(takeovers.iter().all(|count| *count > 0), "{takeovers:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
