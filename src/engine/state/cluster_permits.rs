@@ -2,7 +2,6 @@
 //! until a node gives them their permit, fair between keys as within one process.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,20 +15,18 @@ use crate::store::StoreError;
 use crate::store::cluster::{Cluster, PermitDemand, PermitLoad, RunningTrees};
 use crate::store::node_messages::NodeMessage;
 
-/// After this part of all permits was taken, the load is read again.
-const REFRESH_PARTS: usize = 20;
+/// A node starts at most this part of all permits at once of which the others may not know yet. So many nodes cannot pass the limit by
+/// the fifth that is free then (see [`FairQueue::is_far_from_limits`]); each more can by as much as it may start.
+const UNREAD_PARTS: usize = 20;
 /// The pause while another node gives permits, which takes it less.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// What this node knows of the permits. Without other nodes it is not used.
 pub struct ClusterPermits {
     limits: Limits,
+    /// Locked before `entering`.
     view: Mutex<View>,
-    /// New runs so far, and how many there were when the load was last read.
-    added: AtomicU64,
-    refreshed: AtomicU64,
-    /// New runs that a load which is being read may not have, with their numbers.
-    entering: Arc<Mutex<HashMap<u64, CountedRun>>>,
+    entering: Arc<Mutex<EnteringRuns>>,
     /// The trees of this node that wait for a permit.
     waiting: Mutex<HashMap<RunId, oneshot::Sender<()>>>,
     /// Loads are read one after the other: an older one does not replace a newer one.
@@ -56,9 +53,19 @@ pub struct EnteringRun {
     pub is_behind: bool,
 }
 
+/// New runs that a load which is being read may not have, by their numbers.
+#[derive(Default)]
+struct EnteringRuns {
+    runs: HashMap<u64, CountedRun>,
+    /// How many of them have started at once.
+    started: usize,
+    last_number: u64,
+}
+
 /// A new run that is counted beside the loads.
 struct CountedRun {
     run: EnteringRun,
+    has_permit: bool,
     /// Whether the store has it, or will never have it: then a load that is read from now on is right.
     is_settled: bool,
 }
@@ -69,23 +76,24 @@ pub struct Entry {
     /// Whether it starts at once. If not, it waits for its permit.
     pub has_permit: bool,
     number: u64,
-    entering: Arc<Mutex<HashMap<u64, CountedRun>>>,
+    entering: Arc<Mutex<EnteringRuns>>,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if let Some(counted) = lock(&self.entering).get_mut(&self.number) {
+        if let Some(counted) = lock(&self.entering).runs.get_mut(&self.number) {
             counted.is_settled = true;
         }
     }
 }
 
 impl View {
-    /// Counts a new run; returns whether it starts at once.
-    fn add(&mut self, run: &EnteringRun) -> Result<bool, QueueFull> {
+    /// Counts a new run; returns whether it starts at once, which it does only if it `may_start`.
+    fn add(&mut self, run: &EnteringRun, may_start: bool) -> Result<bool, QueueFull> {
         let queue = &mut self.queue;
         let quota_key = queue.quota_key(run.owner.as_deref(), &run.agent);
-        if !run.has_session && !run.is_behind && queue.is_far_from_limits(quota_key) {
+        let is_free = may_start && !run.has_session && !run.is_behind;
+        if is_free && queue.is_far_from_limits(quota_key) {
             queue.add_running(quota_key, 1);
             return Ok(true);
         }
@@ -113,8 +121,6 @@ impl ClusterPermits {
                 has_waiting: false,
             }),
             limits,
-            added: AtomicU64::new(0),
-            refreshed: AtomicU64::new(0),
             entering: Arc::default(),
             waiting: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
@@ -141,17 +147,22 @@ impl ClusterPermits {
     }
 
     fn try_enter(&self, run: &EnteringRun) -> Result<Entry, QueueFull> {
-        let has_permit = lock(&self.view).add(run)?;
-        let number = self.added.fetch_add(1, Ordering::Relaxed);
-        let unread = number.saturating_sub(self.refreshed.load(Ordering::Relaxed));
-        if unread > (self.limits.max_running / REFRESH_PARTS) as u64 {
-            self.wake.notify_one();
-        }
+        let max_unread = self.limits.max_running / UNREAD_PARTS;
+        let mut view = lock(&self.view);
+        let mut entering = lock(&self.entering);
+        let has_permit = view.add(run, entering.started < max_unread)?;
         let counted = CountedRun {
             run: run.clone(),
+            has_permit,
             is_settled: false,
         };
-        lock(&self.entering).insert(number, counted);
+        entering.last_number += 1;
+        entering.started += usize::from(has_permit);
+        let number = entering.last_number;
+        entering.runs.insert(number, counted);
+        if entering.runs.len() > max_unread / 2 {
+            self.wake.notify_one();
+        }
         Ok(Entry {
             has_permit,
             number,
@@ -203,7 +214,10 @@ impl ClusterPermits {
 
     /// To be called before the load is read.
     fn forget_settled(&self) {
-        lock(&self.entering).retain(|_, counted| !counted.is_settled);
+        let mut entering = lock(&self.entering);
+        entering.runs.retain(|_, counted| !counted.is_settled);
+        let started = entering.runs.values().filter(|it| it.has_permit).count();
+        entering.started = started;
     }
 
     fn set_load(&self, load: &[PermitLoad]) {
@@ -221,14 +235,21 @@ impl ClusterPermits {
             }
             has_waiting |= *waiting_at_nodes > 0;
         }
+        let mut known = lock(&self.view);
         let mut view = View { queue, has_waiting };
-        for counted in lock(&self.entering).values() {
-            // Those beyond the limits were accepted by what this node knew.
-            let _ = view.add(&counted.run);
+        for CountedRun {
+            run, has_permit, ..
+        } in lock(&self.entering).runs.values()
+        {
+            if *has_permit {
+                let quota_key = view.queue.quota_key(run.owner.as_deref(), &run.agent);
+                view.queue.add_running(quota_key, 1);
+            } else {
+                // Those beyond the limits were accepted by what this node knew.
+                let _ = view.add(run, false);
+            }
         }
-        *lock(&self.view) = view;
-        let added = self.added.load(Ordering::Relaxed);
-        self.refreshed.store(added, Ordering::Relaxed);
+        *known = view;
     }
 
     /// Gives permits, and lets those trees of this node start that got one from any node.
@@ -324,6 +345,34 @@ mod tests {
         assert!(!permits.is_waiting(root));
     }
 
+    fn solo_run() -> EnteringRun {
+        EnteringRun {
+            owner: None,
+            agent: "solo".to_owned(),
+            has_session: false,
+            is_behind: false,
+        }
+    }
+
+    #[test]
+    fn only_a_few_runs_start_before_other_nodes_know_of_them() {
+        let permits = ClusterPermits::new(Limits {
+            max_running: 100,
+            ..Limits::default()
+        });
+        let enter = || permits.try_enter(&solo_run()).expect("a place");
+        let entries: Vec<Entry> = std::iter::repeat_with(enter).take(7).collect();
+        let started = entries.iter().filter(|entry| entry.has_permit).count();
+        assert_eq!(started, 5);
+        permits.forget_settled();
+        permits.set_load(&[]);
+        assert!(!enter().has_permit, "none of them is committed");
+        drop(entries);
+        permits.forget_settled();
+        permits.set_load(&[]);
+        assert!(enter().has_permit);
+    }
+
     #[test]
     fn a_run_that_is_committed_while_the_load_is_read_counts() {
         let permits = ClusterPermits::new(Limits {
@@ -331,12 +380,7 @@ mod tests {
             max_queued: 0,
             ..Limits::default()
         });
-        let run = EnteringRun {
-            owner: None,
-            agent: "solo".to_owned(),
-            has_session: false,
-            is_behind: false,
-        };
+        let run = solo_run();
         let entry = permits.try_enter(&run).expect("a place");
         permits.forget_settled();
         let load = [];

@@ -1,6 +1,7 @@
 //! Limits and the order of sessions hold for all daemons together.
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use serde_json::json;
 
@@ -40,6 +41,36 @@ async fn limits_hold_over_all_daemons() {
     }
     assert_eq!(app.provider.max_concurrency("planner"), 1);
     assert!(app.provider.max_concurrency("solo") <= 3);
+}
+
+/// More than the daemons may start together arrives at all of them at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_at_all_daemons_stays_within_the_limit() {
+    let setup = TestApp::setup()
+        .config("[runs]\nmax_running = 40")
+        .agent("solo", "");
+    let Some((app, second, url)) = pair(setup).await else {
+        return;
+    };
+    let third = Daemon::start(other(&app, &url, "third")).await;
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after_gate(&door));
+    let daemons = [&app.daemon, &second, &third];
+    let starts = daemons.iter().flat_map(|daemon| {
+        let path = format!("{}/agents/solo/runs", daemon.url);
+        std::iter::repeat_n(path, 40).map(|path| {
+            let request = app.client.post(path).json(&json!({"input": "x"}));
+            async { request.send().await.expect("an answer").status() }
+        })
+    });
+    let statuses = join_all(starts).await;
+    assert!(statuses.iter().all(|status| *status == 202), "{statuses:?}");
+    app.provider.wait_for_requests(40).await;
+    gate.open();
+    app.provider.wait_for_requests(120).await;
+    assert!(app.provider.max_concurrency("solo") <= 40);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
