@@ -27,6 +27,8 @@ pub struct Suspension {
     pub resume_lock: RwLock<()>,
     /// Notified when runs are driven again, or will not be.
     pub changed: Notify,
+    /// Notified when the store fails: the next probe may have been planned for much later, for a single tree.
+    pub store_failed: Notify,
 }
 
 #[derive(Default)]
@@ -71,7 +73,9 @@ impl Suspension {
     /// Adds a tree; returns whether the supervising task is to be spawned.
     pub fn add(&self, tree: SuspendedTree) -> bool {
         let mut trees = self.lock();
-        trees.is_store_down |= !tree.is_probed;
+        if !tree.is_probed && !std::mem::replace(&mut trees.is_store_down, true) {
+            self.store_failed.notify_one();
+        }
         trees.waiting.push(tree);
         !std::mem::replace(&mut trees.is_supervised, true)
     }

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::daemon::{AXED, Daemon};
 use crate::support::events::{Events, assert_complete, count, kinds};
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, hangs, says};
 use crate::support::run::Run;
@@ -114,6 +115,36 @@ async fn a_text_that_could_not_be_recorded_is_withdrawn() {
     ];
     assert_eq!(texts, expected);
     assert_eq!(kinds(&events).last(), Some(&"run.completed"));
+}
+
+/// A run whose entries are always refused waits longer and longer; the store is probed at once for another one.
+#[tokio::test]
+async fn a_run_does_not_wait_for_one_that_fails_again_and_again() {
+    const ATTEMPTS: usize = 7;
+    let app = TestApp::setup()
+        .agent("solo", "")
+        .agent("planner", "")
+        .spawn()
+        .await;
+    app.provider.always("planner", |_| says("cursed"));
+    app.provider.will("solo", [says("unlucky"), says("done")]);
+    let db = app.database();
+    let cursed = db.contains("new.steps", "cursed");
+    db.refuse_entries(&format!(
+        "{cursed} OR {}",
+        db.contains("new.steps", "unlucky")
+    ));
+    let cursed = app.start("planner", "x").await;
+    let suspended = format!("{} is suspended until", cursed.id());
+    let is_waiting = async || {
+        let count = app.daemon.log().matches(&suspended).count();
+        (count == ATTEMPTS).then_some(())
+    };
+    eventually("a run that was suspended again and again", is_waiting).await;
+    assert_eq!(app.run("solo", "x").await.output(), "done");
+    assert_eq!(app.provider.requests_for("planner").len(), ATTEMPTS);
+    db.accept_entries();
+    assert_eq!(cursed.wait_for_end().await.output(), "cursed");
 }
 
 #[tokio::test]
