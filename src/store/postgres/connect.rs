@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream, stream};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio_postgres::config::{Config, SslMode};
+use tokio_postgres::config::{Config, SslMode, TargetSessionAttrs};
 use tokio_postgres::{AsyncMessage, Client};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -26,7 +26,8 @@ const KEEPALIVES_IDLE: Duration = Duration::from_secs(15);
 /// A process that is paused in a transaction, or a machine that is gone, keeps its locks for a shorter time than others take to see
 /// that it is dead.
 const SESSION_OPTIONS: &str = "-c statement_timeout=60000 -c lock_timeout=10000 \
-     -c idle_in_transaction_session_timeout=5000 -c jit=off -c client_min_messages=warning";
+     -c idle_in_transaction_session_timeout=5000 -c jit=off -c client_min_messages=warning \
+     -c default_transaction_isolation=read\\ committed";
 
 /// How the database is reached.
 #[derive(Clone)]
@@ -72,7 +73,8 @@ impl Connector {
         Ok((client, messages))
     }
 
-    async fn connect_driven(&self) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
+    /// A connection with the task that drives it: to abort the task closes the connection.
+    pub async fn connect_driven(&self) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
         let (client, connection) = self.config.connect(self.tls.clone()).await?;
         // The connection's end shows in the client's next call.
         let driver = self.runtime.spawn(connection.map(drop));
@@ -129,6 +131,9 @@ pub fn configure(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
         config.tcp_user_timeout(TCP_USER_TIMEOUT);
     }
     config.keepalives_idle(KEEPALIVES_IDLE);
+    // After a failover, a name may lead to the old server for a while, or to a standby: what is read there is old, and nothing can be
+    // written.
+    config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     let tls = MakeRustlsConnect::new(tls::client_config(&mode)?);
     Ok((config, tls))
 }

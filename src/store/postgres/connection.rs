@@ -1,14 +1,21 @@
 //! The writer's connection: its prepared statements, and how many of them are sent at once.
 
 use std::cell::RefCell;
+use std::pin::pin;
+use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use futures_util::future::{MaybeDone, maybe_done, try_join_all};
+use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Error, Row, RowStream, Statement};
+use tracing::warn;
 
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::sql::{NamedSql, Value};
 use crate::store::postgres::statements::{STATEMENTS, Sql};
+
+/// How long an answer may take; more than the server waits for a lock.
+const MAX_ANSWER_TIME: Duration = Duration::from_secs(20);
 
 /// A statement with its parameters, to be sent.
 #[derive(Debug)]
@@ -47,6 +54,7 @@ pub struct Outcome {
 
 pub struct Connection {
     client: Client,
+    driver: JoinHandle<()>,
     statements: Vec<PreparedStatement>,
 }
 
@@ -59,7 +67,7 @@ struct PreparedStatement {
 
 impl Connection {
     pub async fn open(connector: &Connector) -> Result<Self, Error> {
-        let client = connector.connect().await?;
+        let (client, driver) = connector.connect_driven().await?;
         let prepare = STATEMENTS.iter().map(|sql| {
             let sql = NamedSql::parse(sql);
             let client = &client;
@@ -72,7 +80,11 @@ impl Connection {
             }
         });
         let statements = try_join_all(prepare).await?;
-        Ok(Self { client, statements })
+        Ok(Self {
+            client,
+            driver,
+            statements,
+        })
     }
 
     pub fn is_closed(&self) -> bool {
@@ -80,6 +92,28 @@ impl Connection {
     }
 
     pub async fn execute(&self, query: &Query<'_>) -> Result<Outcome, Error> {
+        self.answered(self.send(query)).await
+    }
+
+    /// What the server answers. If it does not answer in time, the connection is closed, which is an error.
+    async fn answered<T>(
+        &self,
+        answer: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let mut answer = pin!(answer);
+        match tokio::time::timeout(MAX_ANSWER_TIME, answer.as_mut()).await {
+            Ok(answered) => answered,
+            Err(_) => {
+                warn!(
+                    "The database did not answer the writer within {MAX_ANSWER_TIME:?}: closing the connection"
+                );
+                self.driver.abort();
+                answer.await
+            }
+        }
+    }
+
+    async fn send(&self, query: &Query<'_>) -> Result<Outcome, Error> {
         let prepared = &self.statements[query.sql as usize];
         let values = prepared.bind(&query.params);
         let rows = self.client.query_raw(&prepared.statement, values).await?;
@@ -89,9 +123,13 @@ impl Connection {
     /// Sends all statements before it waits for the first: one round trip. The first error is returned; the statements
     /// after it had none or the transaction's.
     pub async fn execute_all(&self, queries: &[Query<'_>]) -> Result<Vec<Outcome>, Error> {
+        self.answered(self.send_all(queries)).await
+    }
+
+    async fn send_all(&self, queries: &[Query<'_>]) -> Result<Vec<Outcome>, Error> {
         let mut pending = Vec::with_capacity(queries.len());
         for query in queries {
-            let mut execution = Box::pin(maybe_done(self.execute(query)));
+            let mut execution = Box::pin(maybe_done(self.send(query)));
             // The first poll sends it.
             let _ = futures_util::poll!(execution.as_mut());
             pending.push(execution);

@@ -82,6 +82,11 @@ pub fn is_transient(error: &Error) -> bool {
     )
 }
 
+/// Whether the session cannot write: its server is a standby, or its database or role is set so.
+pub fn is_read_only(error: &Error) -> bool {
+    error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
 /// With the causes: the error itself names only its kind.
 pub fn describe(error: &Error) -> String {
     if let Some(server) = error.as_db_error() {

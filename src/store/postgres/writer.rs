@@ -23,7 +23,7 @@ use crate::store::postgres::commit::{
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::connection::{Connection, Query};
 use crate::store::postgres::delete::DeleteProgress;
-use crate::store::postgres::error::{is_transient, store_error};
+use crate::store::postgres::error::{is_read_only, is_transient, store_error};
 use crate::store::postgres::explain::{self, Explanation, explain};
 use crate::store::postgres::node::{self, NodeStatus};
 use crate::store::postgres::permits;
@@ -38,6 +38,8 @@ const MAX_BATCH_JOBS: usize = 256;
 /// Attempts to commit what conflicts with another transaction.
 const MAX_ATTEMPTS: u32 = 5;
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
+/// How long it may take to connect and to read what belongs to this node, or to join again.
+const MAX_OPEN_TIME: Duration = Duration::from_secs(10);
 
 pub struct Writer<'c> {
     connector: &'c Connector,
@@ -316,6 +318,12 @@ impl<'c> Writer<'c> {
         if let Err(CommitError::Refused(Refusal::Node)) = committed {
             self.status.mark_replaced();
         }
+        if let Err(CommitError::Database(error)) = &committed
+            && is_read_only(error)
+        {
+            // The next connection may find a server that takes writes.
+            self.disconnect();
+        }
         let rollback = Query::new(Sql::Rollback, Vec::new());
         if let Some(db) = &self.connection
             && let Err(error) = db.execute(&rollback).await
@@ -336,9 +344,12 @@ impl<'c> Writer<'c> {
     async fn connected(&mut self) -> Result<(&Connection, &mut WriterState), CommitError> {
         if self.connection.as_ref().is_none_or(Connection::is_closed) {
             self.disconnect();
-            let opened = self.open().await;
-            let unavailable = |error| CommitError::Unavailable(self.connector.name.error(&error));
-            self.connection = Some(opened.map_err(unavailable)?);
+            let name = &self.connector.name;
+            let opened = match tokio::time::timeout(MAX_OPEN_TIME, self.open()).await {
+                Ok(opened) => opened.map_err(|error| name.error(&error)),
+                Err(_) => Err(name.no_answer()),
+            };
+            self.connection = Some(opened.map_err(CommitError::Unavailable)?);
             self.status.is_cut_off.set(false);
         }
         let lost = || CommitError::Unavailable(StoreError::Closed);
@@ -385,11 +396,16 @@ impl<'c> Writer<'c> {
 
     /// Joins as a new node without trees.
     async fn join_again(&mut self) {
+        let name = &self.connector.name;
         let joined = async {
             let mut client = self.connector.connect().await?;
             node::join_again(&mut client, self.cluster).await
         };
-        match joined.await {
+        let joined = match tokio::time::timeout(MAX_OPEN_TIME, joined).await {
+            Ok(joined) => joined.map_err(|error| name.error(&error)),
+            Err(_) => Err(name.no_answer()),
+        };
+        match joined {
             Ok(node) => {
                 info!("This node has joined again");
                 self.is_join_failing = false;
@@ -399,7 +415,6 @@ impl<'c> Writer<'c> {
                 self.status.is_replaced.set(false);
             }
             Err(error) => {
-                let error = self.connector.name.error(&error);
                 if !std::mem::replace(&mut self.is_join_failing, true) {
                     warn!(error = %error, "This node could not join again, trying on: {error}");
                 }

@@ -1,5 +1,7 @@
 //! The database is away for a while: nothing moves, nothing is lost, and the log says so once.
 
+use std::process::Command;
+
 use serde_json::{Value, json};
 
 use crate::cluster::spawn;
@@ -55,6 +57,83 @@ async fn runs_continue_after_the_database_was_away() {
         assert_complete(&run.events().await);
     }
     assert_eq!(app.run("quick", "x").await.output(), "quick");
+}
+
+/// As after a failover, when the name of the database leads to a standby for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_does_not_stay_at_a_database_that_takes_no_writes() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    let (address, _) = url.split_once('?').expect("parameters");
+    let (_, name) = address.rsplit_once('/').expect("a path");
+    let server = postgres::server().expect("a server");
+    let execute = |sql: &str| {
+        postgres::with_client(&server, async |client| client.batch_execute(sql).await);
+    };
+    execute(&format!(
+        "ALTER DATABASE {name} SET default_transaction_read_only = on"
+    ));
+    execute(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+    ));
+    let got = app.get_until("/readyz", |got| got.status == 503).await;
+    assert_eq!(got.json()["checks"]["store"]["ok"], false, "{}", got.text);
+    let request = json!({"input": "x"});
+    let refused = app.post("/agents/solo/runs", &request).await;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    execute(&format!(
+        "ALTER DATABASE {name} RESET default_transaction_read_only"
+    ));
+    app.get_until("/readyz", |got| got.status == 200).await;
+    assert_eq!(app.run("solo", "x").await.output(), "done");
+}
+
+/// A process of the server that is stopped until this is dropped.
+struct Stopped(String);
+
+impl Stopped {
+    fn new(process: i32) -> Self {
+        let stopped = Self(process.to_string());
+        assert!(stopped.signal("-STOP"));
+        stopped
+    }
+
+    fn signal(&self, signal: &str) -> bool {
+        let sent = Command::new("kill").args([signal, &self.0]).status();
+        sent.expect("kill").success()
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.signal("-CONT");
+    }
+}
+
+/// Its connection is open, and nothing answers: a server whose disk hangs, or a proxy that has forgotten it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_gets_no_answer_connects_again() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    app.run("solo", "x").await;
+    // Readers commit too, and are connected later.
+    let writer = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
+         AND application_name = 'axed' AND query = 'COMMIT' ORDER BY backend_start LIMIT 1";
+    let process: i32 = postgres::with_client(&url, async |client| {
+        client.query_one(writer, &[]).await?.try_get(0)
+    });
+    let _stopped = Stopped::new(process);
+    let refused = app.post("/agents/solo/runs", &json!({"input": "x"})).await;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    app.daemon
+        .wait_for_log("did not answer the writer within 20s")
+        .await;
+    app.get_until("/readyz", |got| got.status == 200).await;
+    assert_eq!(app.run("solo", "x").await.output(), "done");
 }
 
 /// What a load balancer does must not keep a node out.
