@@ -98,7 +98,7 @@ impl EventLines {
                 usual("resumed".to_owned() + &by(event))
             }
             "run.forked" => usual(describe_fork(event)),
-            "run.resumed" => usual("resumed after a restart of the daemon".to_owned()),
+            "run.resumed" => usual("resumed, after a restart or at another node".to_owned()),
             "run.failed" => {
                 let message = text_field(&event["error"], "message");
                 Some((Some(Color::Red), format!("failed: {message}")))
