@@ -15,9 +15,10 @@ use crate::store::StoreError;
 use crate::store::cluster::{Cluster, PermitDemand, PermitLoad, RunningTrees};
 use crate::store::node_messages::NodeMessage;
 
-/// A node starts at most this part of all permits at once of which the others may not know yet. So many nodes cannot pass the limit by
-/// the fifth that is free then (see [`FairQueue::is_far_from_limits`]); each more can by as much as it may start.
+/// A node starts at most this part of all permits at once of which the others may not know yet: so much may be passed by each node. With
+/// fewer permits than these in all, every run waits until it is given one.
 const UNREAD_PARTS: usize = 20;
+const MIN_RUNNING: usize = 200;
 /// The pause while another node gives permits, which takes it less.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
@@ -147,7 +148,10 @@ impl ClusterPermits {
     }
 
     fn try_enter(&self, run: &EnteringRun) -> Result<Entry, QueueFull> {
-        let max_unread = self.limits.max_running / UNREAD_PARTS;
+        let max_unread = match self.limits.max_running {
+            ..MIN_RUNNING => 0,
+            max_running => max_running / UNREAD_PARTS,
+        };
         let mut view = lock(&self.view);
         let mut entering = lock(&self.entering);
         let has_permit = view.add(run, entering.started < max_unread)?;
@@ -357,13 +361,13 @@ mod tests {
     #[test]
     fn only_a_few_runs_start_before_other_nodes_know_of_them() {
         let permits = ClusterPermits::new(Limits {
-            max_running: 100,
+            max_running: 200,
             ..Limits::default()
         });
         let enter = || permits.try_enter(&solo_run()).expect("a place");
-        let entries: Vec<Entry> = std::iter::repeat_with(enter).take(7).collect();
+        let entries: Vec<Entry> = std::iter::repeat_with(enter).take(12).collect();
         let started = entries.iter().filter(|entry| entry.has_permit).count();
-        assert_eq!(started, 5);
+        assert_eq!(started, 10);
         permits.forget_settled();
         permits.set_load(&[]);
         assert!(!enter().has_permit, "none of them is committed");
