@@ -14,7 +14,7 @@ use crate::store::postgres::connect::Connector;
 use crate::store::postgres::sql::{NamedSql, Value};
 use crate::store::postgres::statements::{STATEMENTS, Sql};
 
-/// How long an answer may take; more than the server waits for a lock.
+/// How long the answer to one statement may take; more than the server waits for a lock.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(20);
 
 /// A statement with its parameters, to be sent.
@@ -95,11 +95,8 @@ impl Connection {
         self.answered(self.send(query)).await
     }
 
-    /// What the server answers. If it does not answer in time, the connection is closed, which is an error.
-    async fn answered<T>(
-        &self,
-        answer: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Error> {
+    /// Waits for the answer to one statement. If there is none in time, the connection is closed, so that the answer is an error.
+    async fn answered<T>(&self, answer: impl Future<Output = T>) -> T {
         let mut answer = pin!(answer);
         match tokio::time::timeout(MAX_ANSWER_TIME, answer.as_mut()).await {
             Ok(answered) => answered,
@@ -123,10 +120,6 @@ impl Connection {
     /// Sends all statements before it waits for the first: one round trip. The first error is returned; the statements
     /// after it had none or the transaction's.
     pub async fn execute_all(&self, queries: &[Query<'_>]) -> Result<Vec<Outcome>, Error> {
-        self.answered(self.send_all(queries)).await
-    }
-
-    async fn send_all(&self, queries: &[Query<'_>]) -> Result<Vec<Outcome>, Error> {
         let mut pending = Vec::with_capacity(queries.len());
         for query in queries {
             let mut execution = Box::pin(maybe_done(self.send(query)));
@@ -137,7 +130,7 @@ impl Connection {
         let mut outcomes = Vec::with_capacity(queries.len());
         for mut execution in pending {
             if matches!(*execution, MaybeDone::Future(_)) {
-                execution.as_mut().await;
+                self.answered(execution.as_mut()).await;
             }
             if let Some(outcome) = execution.as_mut().take_output() {
                 outcomes.push(outcome?);
