@@ -164,7 +164,7 @@ impl ClusterPermits {
         entering.started += usize::from(has_permit);
         let number = entering.last_number;
         entering.runs.insert(number, counted);
-        if entering.runs.len() > max_unread / 2 {
+        if max_unread > 0 && entering.runs.len() > max_unread / 2 {
             self.wake.notify_one();
         }
         Ok(Entry {
@@ -234,8 +234,11 @@ impl ClusterPermits {
         } in load
         {
             let quota_key = queue.quota_key(running.owner.as_deref(), &running.agent);
-            for _ in 0..*waiting {
-                queue.add_deferred(quota_key);
+            for number in 0..*waiting {
+                // Those that a node has are given a free permit next.
+                if number >= *waiting_at_nodes || !queue.try_acquire(quota_key) {
+                    queue.add_deferred(quota_key);
+                }
             }
             has_waiting |= *waiting_at_nodes > 0;
         }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use futures_util::future::{MaybeDone, maybe_done, try_join_all};
-use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Error, Row, RowStream, Statement};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use crate::store::postgres::connect::Connector;
@@ -54,7 +54,8 @@ pub struct Outcome {
 
 pub struct Connection {
     client: Client,
-    driver: JoinHandle<()>,
+    /// Would keep a connection on which something is unanswered.
+    driver: AbortOnDropHandle<()>,
     statements: Vec<PreparedStatement>,
 }
 
@@ -68,6 +69,7 @@ struct PreparedStatement {
 impl Connection {
     pub async fn open(connector: &Connector) -> Result<Self, Error> {
         let (client, driver) = connector.connect_driven().await?;
+        let driver = AbortOnDropHandle::new(driver);
         let prepare = STATEMENTS.iter().map(|sql| {
             let sql = NamedSql::parse(sql);
             let client = &client;

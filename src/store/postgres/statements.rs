@@ -118,7 +118,8 @@ macro_rules! statements {
 // In the order: transactions, new runs, changes of a run, what belongs to a run, sessions, attachments, deliveries, deletions,
 // batches, schedules, requests, memories, usage.
 statements! {
-    Begin: "BEGIN",
+    /// The user of the database may have another default.
+    Begin: "BEGIN ISOLATION LEVEL READ COMMITTED",
     Commit: "COMMIT",
     Rollback: "ROLLBACK",
     /// Nothing is written for a node that another one has replaced.
@@ -129,6 +130,8 @@ statements! {
          FROM nodes n, runs r WHERE n.incarnation = :node AND r.id = :root ON CONFLICT (root) DO NOTHING",
     /// The trees of this node.
     OwnTrees: "SELECT root, epoch FROM trees WHERE node = :node",
+    /// Those of these trees that belong to the node.
+    OwnTreesOf: "SELECT root, epoch FROM trees WHERE node = :node AND root = ANY(:roots)",
     /// Trees without a node that can drive them, in the order of acceptance. The own row is locked: nothing is claimed for a node
     /// that was removed.
     ClaimTrees: "WITH alive AS MATERIALIZED (SELECT incarnation, labels FROM nodes WHERE incarnation = :node FOR KEY SHARE), \

@@ -1,6 +1,6 @@
 //! The writer: takes the queued jobs, commits them together, publishes their events and replies.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,6 +10,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_postgres::{Error, Row};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::config::cluster::Cluster;
@@ -50,6 +51,8 @@ pub struct Writer<'c> {
     status: Rc<NodeStatus>,
     /// When it tries next to connect or to join again, whatever jobs come until then.
     retry_at: Instant,
+    /// Why it could not connect the last time.
+    open_error: Option<StoreError>,
     /// Whether the last attempt to join again failed: logged once.
     is_join_failing: bool,
     failed_runs: FailedRuns,
@@ -72,6 +75,7 @@ impl<'c> Writer<'c> {
             state,
             status,
             retry_at: Instant::now(),
+            open_error: None,
             is_join_failing: false,
             failed_runs: FailedRuns::default(),
             callbacks,
@@ -149,10 +153,7 @@ impl<'c> Writer<'c> {
         while let Some(job) = batch.get(results.len()) {
             let rest = &batch[results.len()..];
             match &job.task {
-                Task::ClearFailed(roots) => {
-                    roots.iter().for_each(|root| self.failed_runs.remove(*root));
-                    results.push(Ok(0));
-                }
+                Task::ClearFailed(roots) => results.push(self.clear_failed(roots).await),
                 Task::Delete(root) => results.push(self.delete(*root).await),
                 Task::Vacuum => results.push(self.vacuum().await),
                 Task::ClaimTrees(max, claimed) => {
@@ -168,6 +169,20 @@ impl<'c> Writer<'c> {
             }
         }
         results
+    }
+
+    /// These trees are about to be resumed. What they belong to is read again: a commit of which the outcome was unknown when this
+    /// writer connected may have come after that.
+    async fn clear_failed(&mut self, roots: &[RunId]) -> JobResult {
+        let (db, state) = self.connected().await.map_err(commit_error)?;
+        let ids: Vec<_> = roots.iter().map(|root| root.0).collect();
+        let values = values! {":node": state.node.0, ":roots": ids};
+        let owned = read_trees(db, &Query::new(Sql::OwnTreesOf, values.into())).await;
+        state
+            .trees
+            .extend(owned.map_err(|error| store_error(&error))?);
+        roots.iter().for_each(|root| self.failed_runs.remove(*root));
+        Ok(0)
     }
 
     async fn commit_part(&mut self, jobs: &[Job]) -> Vec<JobResult> {
@@ -344,11 +359,21 @@ impl<'c> Writer<'c> {
     async fn connected(&mut self) -> Result<(&Connection, &mut WriterState), CommitError> {
         if self.connection.as_ref().is_none_or(Connection::is_closed) {
             self.disconnect();
+            if Instant::now() < self.retry_at
+                && let Some(error) = &self.open_error
+            {
+                // Each attempt may take long, and many jobs may wait.
+                return Err(CommitError::Unavailable(error.clone()));
+            }
             let name = &self.connector.name;
             let opened = match tokio::time::timeout(MAX_OPEN_TIME, self.open()).await {
                 Ok(opened) => opened.map_err(|error| name.error(&error)),
                 Err(_) => Err(name.no_answer()),
             };
+            if opened.is_err() {
+                self.retry_later();
+            }
+            self.open_error = opened.as_ref().err().cloned();
             self.connection = Some(opened.map_err(CommitError::Unavailable)?);
             self.status.is_cut_off.set(false);
         }
@@ -361,10 +386,7 @@ impl<'c> Writer<'c> {
     async fn open(&mut self) -> Result<Connection, Error> {
         let db = Connection::open(self.connector).await?;
         let values = values! {":node": self.state.node.0};
-        let owned = Query::new(Sql::OwnTrees, values.into());
-        let trees = db.execute(&owned).await?;
-        let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
-        let owned = trees.rows.iter().map(tree).collect::<Result<_, Error>>()?;
+        let owned = read_trees(&db, &Query::new(Sql::OwnTrees, values.into())).await?;
         let mut lost = std::mem::replace(&mut self.state.trees, owned);
         lost.retain(|root, _| !self.state.trees.contains_key(root));
         self.stop(lost.into_keys());
@@ -398,7 +420,9 @@ impl<'c> Writer<'c> {
     async fn join_again(&mut self) {
         let name = &self.connector.name;
         let joined = async {
-            let mut client = self.connector.connect().await?;
+            let (mut client, driver) = self.connector.connect_driven().await?;
+            // A server that hangs would keep the connection.
+            let _driver = AbortOnDropHandle::new(driver);
             node::join_again(&mut client, self.cluster).await
         };
         let joined = match tokio::time::timeout(MAX_OPEN_TIME, joined).await {
@@ -528,6 +552,12 @@ impl<'c> Writer<'c> {
             }
         }
     }
+}
+
+async fn read_trees(db: &Connection, query: &Query<'_>) -> Result<HashMap<RunId, i64>, Error> {
+    let trees = db.execute(query).await?;
+    let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
+    trees.rows.iter().map(tree).collect()
 }
 
 /// Tasks that are not committed together with others.
