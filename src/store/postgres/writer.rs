@@ -51,8 +51,8 @@ pub struct Writer<'c> {
     status: Rc<NodeStatus>,
     /// When it tries next to connect or to join again, whatever jobs come until then.
     retry_at: Instant,
-    /// Why it could not connect the last time.
-    open_error: Option<StoreError>,
+    /// Whether nothing answered the last attempt to connect.
+    is_unanswered: bool,
     /// Whether the last attempt to join again failed: logged once.
     is_join_failing: bool,
     failed_runs: FailedRuns,
@@ -75,7 +75,7 @@ impl<'c> Writer<'c> {
             state,
             status,
             retry_at: Instant::now(),
-            open_error: None,
+            is_unanswered: false,
             is_join_failing: false,
             failed_runs: FailedRuns::default(),
             callbacks,
@@ -359,21 +359,20 @@ impl<'c> Writer<'c> {
     async fn connected(&mut self) -> Result<(&Connection, &mut WriterState), CommitError> {
         if self.connection.as_ref().is_none_or(Connection::is_closed) {
             self.disconnect();
-            if Instant::now() < self.retry_at
-                && let Some(error) = &self.open_error
-            {
-                // Each attempt may take long, and many jobs may wait.
-                return Err(CommitError::Unavailable(error.clone()));
-            }
             let name = &self.connector.name;
-            let opened = match tokio::time::timeout(MAX_OPEN_TIME, self.open()).await {
-                Ok(opened) => opened.map_err(|error| name.error(&error)),
-                Err(_) => Err(name.no_answer()),
-            };
-            if opened.is_err() {
-                self.retry_later();
+            if self.is_unanswered && Instant::now() < self.retry_at {
+                // Each attempt takes long, and many jobs may wait.
+                return Err(CommitError::Unavailable(name.no_answer()));
             }
-            self.open_error = opened.as_ref().err().cloned();
+            let opened = tokio::time::timeout(MAX_OPEN_TIME, self.open()).await;
+            self.is_unanswered = opened.is_err();
+            let opened = match opened {
+                Ok(opened) => opened.map_err(|error| name.error(&error)),
+                Err(_) => {
+                    self.retry_later();
+                    Err(name.no_answer())
+                }
+            };
             self.connection = Some(opened.map_err(CommitError::Unavailable)?);
             self.status.is_cut_off.set(false);
         }

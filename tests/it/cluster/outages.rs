@@ -119,15 +119,22 @@ async fn a_writer_that_gets_no_answer_connects_again() {
         return;
     };
     app.provider.always("solo", |_| says("done"));
-    app.run("solo", "x").await;
-    // Readers commit too, and are connected later.
-    let writer = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
-         AND application_name = 'axed' AND query = 'COMMIT' ORDER BY backend_start LIMIT 1";
-    let process: i32 = postgres::with_client(&url, async |client| {
-        client.query_one(writer, &[]).await?.try_get(0)
-    });
-    let _stopped = Stopped::new(process);
-    let refused = app.post("/agents/solo/runs", &json!({"input": "x"})).await;
+    let lock = app.database().lock();
+    let request = json!({"input": "x"});
+    let refused = app.post("/agents/solo/runs", &request);
+    let waiting = "SELECT min(pid) FROM pg_stat_activity \
+         WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let stopped = async {
+        let writer = eventually("a writer that waits", async || {
+            postgres::with_client(&url, async |client| {
+                client.query_one(waiting, &[]).await?.try_get(0)
+            })
+        });
+        let stopped = Stopped::new(writer.await);
+        lock.release();
+        stopped
+    };
+    let (refused, _stopped) = tokio::join!(refused, stopped);
     assert_eq!(refused.status, 503, "{}", refused.text);
     app.daemon
         .wait_for_log("did not answer the writer within 20s")
