@@ -234,11 +234,8 @@ impl ClusterPermits {
         } in load
         {
             let quota_key = queue.quota_key(running.owner.as_deref(), &running.agent);
-            for number in 0..*waiting {
-                // Those that a node has are given a free permit next.
-                if number >= *waiting_at_nodes || !queue.try_acquire(quota_key) {
-                    queue.add_deferred(quota_key);
-                }
+            for _ in 0..*waiting {
+                queue.add_deferred(quota_key);
             }
             has_waiting |= *waiting_at_nodes > 0;
         }
