@@ -28,9 +28,6 @@ use crate::engine::state::turn_log::TurnLog;
 use crate::engine::state::usage::UsageCounter;
 use crate::store::{Progress, StoreError};
 
-/// After this many suspensions in a row, about a minute, an unreadable record counts as damaged.
-const MAX_READ_ATTEMPTS: u32 = 8;
-
 pub struct ActiveRun {
     pub scope: Scope,
     /// The agent as the run started with it, including the request's overrides.
@@ -344,17 +341,10 @@ impl ActiveRun {
         root.cancel_token.cancel();
     }
 
-    /// Whether a read error is final for the run: the record is damaged, or could repeatedly not be read although the
-    /// store works. A failed write suspends the tree and is not final.
+    /// Whether a read error is final for the run: its record is damaged. After any other error the tree is suspended, as
+    /// after a failed write: its record may be readable again later.
     pub fn is_unreadable(&self, error: &StoreError) -> bool {
-        let last_resume = self.tree.suspension.last_resume.get();
-        let attempts = last_resume.map_or(0, |(_, attempts)| *attempts);
-        let is_final = match error {
-            StoreError::Corrupt(_) => true,
-            StoreError::Backend(_) => attempts >= MAX_READ_ATTEMPTS,
-            _ => false,
-        };
-        is_final && !self.is_suspended()
+        matches!(error, StoreError::Corrupt(_)) && !self.is_suspended()
     }
 
     /// Takes over what the suspended tree could not record.
