@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::{Catalog, Watch};
 use crate::catalog::{Agents, LoadError, Rules};
+use crate::config::cluster::Cluster;
 use crate::config::document::{Problem, ProblemKind};
 use crate::config::environment::process_environment;
 use crate::config::known_keys::quote_key;
@@ -166,7 +167,7 @@ impl Services {
             mcp: Arc::clone(&mcp),
             journal,
             memories,
-            settings: settings(config, data.cluster.labels),
+            settings: settings(config, data.cluster),
             period_budgets,
             leadership: leadership.clone(),
             traces,
@@ -322,10 +323,11 @@ pub fn config_problems(config: &Config, positions: &Positions) -> Vec<Problem> {
     problems
 }
 
-fn settings(config: &Config, node_labels: Vec<String>) -> Settings {
+fn settings(config: &Config, cluster: Cluster) -> Settings {
     Settings {
         config_dir: config.config_dir.clone(),
-        node_labels,
+        node: cluster.node,
+        node_labels: cluster.labels,
         runs: config.runs.clone(),
         default_timeout: config.server.default_timeout,
         max_timeout: config.server.max_timeout,

@@ -64,6 +64,13 @@ impl Runner {
         run_blocking(move || Overview::of(&engine)).await
     }
 
+    /// The name of this node; `None` if no other process can share the store.
+    pub fn node(&self) -> Option<&str> {
+        let engine = &self.engine;
+        let is_shared = engine.journal.store().cluster().is_some();
+        is_shared.then_some(engine.settings.node.as_str())
+    }
+
     /// The nodes whose agents, providers or roots differ from those of this one, with what differs; `None` if no other process can
     /// share the store.
     pub fn differing_nodes(&self) -> Option<Vec<String>> {

@@ -13,6 +13,8 @@ use crate::ssrf::SsrfGuard;
 pub struct Settings {
     /// The directory that relative skill paths are resolved against.
     pub config_dir: PathBuf,
+    /// The name of this node.
+    pub node: String,
     /// The labels of this node.
     pub node_labels: Vec<String>,
     /// How many runs may run and wait.

@@ -150,6 +150,7 @@ pub fn served_at(url: String) -> Provider {
 
 pub fn settings(place: &Path) -> Settings {
     Settings {
+        node: String::new(),
         node_labels: Vec::new(),
         config_dir: place.to_owned(),
         runs: Runs {

@@ -62,6 +62,9 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         ),
         ("Version", text(env!("CARGO_PKG_VERSION"))),
     ];
+    if let Some(node) = runner.node() {
+        now.insert(0, ("This node", text(node)));
+    }
     now.extend(differing.map(|nodes| ("Nodes that differ", nodes)));
     let overview = match request.may(Admin) && request.principal.can_see_all_runs() {
         true => Some(runner.overview().await),
