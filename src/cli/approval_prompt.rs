@@ -11,6 +11,7 @@ use crate::cli::client::{Client, ClientError};
 use crate::cli::edit_arguments;
 use crate::cli::output;
 use crate::cli::pending::PendingCall;
+use crate::cli::reconnects::Reconnects;
 use crate::domain::run::{RunId, Status};
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 
@@ -61,8 +62,12 @@ impl<'a> ApprovalPrompt<'a> {
     /// Waits for the end of a run and returns its record. Meanwhile has its pending calls decided.
     pub async fn wait_until_finished(&mut self, id: &str) -> anyhow::Result<Value> {
         let mut wait = 0;
+        let mut reconnects = Reconnects::default();
         loop {
-            let run = self.client.get_run(id, wait).await?;
+            let run = self.client.get_run(id, wait).await;
+            let Some(run) = reconnects.result(run).await? else {
+                continue;
+            };
             wait = MAX_WAIT_SECONDS;
             let status = run["status"].as_str().unwrap_or_default();
             if status.parse().is_ok_and(Status::is_terminal) {

@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::cli::client::Client;
 use crate::cli::output;
+use crate::cli::reconnects::Reconnects;
 use crate::cli::server::DaemonArgs;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -119,8 +120,12 @@ fn read(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
 /// Waits for the end of the batch; a line on stderr for each change.
 async fn wait(client: &Client, id: &str) -> anyhow::Result<Counts> {
     let mut shown = None;
+    let mut reconnects = Reconnects::default();
     loop {
-        let batch: BatchView = client.read(client.get(&["batches", id])).await?;
+        let batch = client.read(client.get(&["batches", id])).await;
+        let Some(batch): Option<BatchView> = reconnects.result(batch).await? else {
+            continue;
+        };
         let counts = batch.counts;
         let ended =
             counts.completed + counts.failed + counts.cancelled + counts.rejected + counts.deleted;

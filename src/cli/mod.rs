@@ -40,6 +40,7 @@ mod pages;
 mod pending;
 mod problem;
 mod progress;
+mod reconnects;
 mod run;
 mod run_input;
 mod runs;

@@ -14,6 +14,7 @@ use crate::cli::client::{Client, RunView};
 use crate::cli::exit::{self, InvalidInput};
 use crate::cli::output::FormatArgs;
 use crate::cli::progress::{Progress, Totals};
+use crate::cli::reconnects::Reconnects;
 use crate::cli::server::OptionalDaemonArgs;
 use crate::cli::signals::Signals;
 use crate::cli::sources::Sources;
@@ -21,6 +22,9 @@ use crate::cli::temp_dir::TempDir;
 use crate::cli::{dry_run, in_process, output, run_input};
 use crate::config::Config;
 use crate::domain::run::Status;
+
+/// How long the daemon keeps a request for a run that has not ended.
+const MAX_WAIT_SECONDS: u64 = 30;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -175,8 +179,13 @@ async fn cancel_run(client: &Client, id: &str) -> anyhow::Result<Value> {
 
 /// Returns the run's final record.
 pub async fn wait_until_finished(client: &Client, id: &str) -> anyhow::Result<Value> {
+    let mut reconnects = Reconnects::default();
+    let mut wait = 0;
     loop {
-        let run = client.get_run(id, 30).await?;
+        let Some(run) = reconnects.result(client.get_run(id, wait).await).await? else {
+            continue;
+        };
+        wait = MAX_WAIT_SECONDS;
         let status = run["status"].as_str().unwrap_or_default();
         if status.parse().is_ok_and(Status::is_terminal) {
             return Ok(run);

@@ -6,19 +6,16 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::cli::age::parse_seconds;
-use crate::cli::client::{Client, ClientError, RunView};
+use crate::cli::client::{Client, RunView};
 use crate::cli::event_lines::EventLines;
 use crate::cli::output::{self, FormatArgs};
+use crate::cli::reconnects::Reconnects;
 use crate::cli::run;
 use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
 use crate::cli::signals::Signals;
 use crate::cli::table::{Cell, Column, Table};
 use crate::domain::event;
-
-/// How often a broken stream is opened again without an event in between, and the pause before each time.
-const MAX_RECONNECTS: u32 = 15;
-const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -111,7 +108,7 @@ async fn follow_to_end(client: &Client, id: &str, json: bool) -> anyhow::Result<
     let mut lines = EventLines::default();
     let mut last = 0;
     let mut has_ended = false;
-    let mut reconnects = 0;
+    let mut reconnects = Reconnects::default();
     loop {
         let before = last;
         let mut printed = Ok(());
@@ -126,17 +123,16 @@ async fn follow_to_end(client: &Client, id: &str, json: bool) -> anyhow::Result<
         });
         let followed = followed.await;
         printed?;
-        match followed {
-            _ if has_ended => return Ok(()),
-            Ok(()) | Err(ClientError::Unreachable { .. }) if reconnects < MAX_RECONNECTS => {}
-            Ok(()) => anyhow::bail!("the event stream of {id} breaks off again and again"),
-            Err(error) => return Err(error.into()),
+        if has_ended {
+            return Ok(());
         }
-        reconnects = if last > before { 0 } else { reconnects + 1 };
-        output::eprint_line(format_args!(
-            "axed: the event stream broke off; connecting again"
-        ));
-        tokio::time::sleep(RECONNECT_PAUSE).await;
+        if last > before {
+            reconnects.on_success();
+        }
+        match followed {
+            Ok(()) => reconnects.pause_after_end(id).await?,
+            Err(error) => reconnects.pause_after(error).await?,
+        }
     }
 }
 

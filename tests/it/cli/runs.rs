@@ -1,17 +1,25 @@
 //! `axed runs`, as a person at a terminal and a script use it.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::daemon::axed_command;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{delegates, fails, says};
+use crate::support::relay::Relay;
 use crate::support::within_timeout;
 
 /// What a command ended with: its code, stdout and stderr.
 async fn ended(app: &TestApp, server: &str, arguments: &[&str]) -> (i32, String, String) {
+    ended_in(&app.path("."), server, arguments).await
+}
+
+/// What a command in this directory ended with.
+async fn ended_in(home: &Path, server: &str, arguments: &[&str]) -> (i32, String, String) {
     let arguments = [&["runs"], arguments, &["--server", server]].concat();
-    let mut command = axed_command(&app.path("."), &arguments);
+    let mut command = axed_command(home, &arguments);
     let output = within_timeout("the command's end", command.output())
         .await
         .expect("run axed");
@@ -295,6 +303,37 @@ async fn waiting_ends_with_the_runs_code_or_after_a_time() {
     );
     gate.open();
     slow.wait_for_end().await;
+}
+
+#[tokio::test]
+async fn waiting_goes_on_at_the_daemon_that_is_started_next() {
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
+    let relay = Relay::start(&app.daemon.url).await;
+    let gate = Gate::closed();
+    let answer = || says("late").after_gate(&gate);
+    app.provider.will("solo", [answer(), answer()]);
+    let id = app.start("solo", "go").await.id().to_owned();
+    let (home, server) = (app.path("."), relay.url.clone());
+    let arguments = ["wait", id.as_str()];
+    let restart = async {
+        relay.wait_for_response().await;
+        app.daemon.kill().await;
+        app.restart_after_end().await;
+        relay.set_daemon(&app.daemon.url);
+        gate.open();
+    };
+    let ((code, out, err), ()) = tokio::join!(ended_in(&home, &server, &arguments), restart);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(out, format!("{id} is completed\n"));
+    assert!(err.contains("; connecting again"), "{err}");
+
+    // Where nobody has answered yet the address may be wrong.
+    app.daemon.kill().await;
+    for command in ["wait", "watch"] {
+        let (code, _, err) = ended(&app, &app.daemon.url, &[command, &id]).await;
+        assert_eq!(code, 3, "{command}: {err}");
+        assert!(!err.contains("connecting again"), "{command}: {err}");
+    }
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ pub mod hostile;
 pub mod oauth_server;
 pub mod postgres;
 pub mod provider;
+pub mod relay;
 pub mod replay;
 pub mod run;
 pub mod usage_sums;

@@ -1,0 +1,90 @@
+//! A TCP proxy with an address that stays, as a proxy or a service in front of daemons has.
+
+use std::sync::Arc;
+
+use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::support::within_timeout;
+
+/// The proxy. Goes away with the story.
+pub struct Relay {
+    /// `http://<addr>`.
+    pub url: String,
+    state: Arc<State>,
+    _server: JoinSet<()>,
+}
+
+struct State {
+    /// The address of the daemon that new connections go to.
+    target: watch::Sender<String>,
+    /// Bytes that clients have got.
+    sent: watch::Sender<usize>,
+}
+
+impl Relay {
+    /// Starts one on a free port, to the daemon with this URL.
+    pub async fn start(daemon: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let addr = listener.local_addr().expect("an address");
+        let state = Arc::new(State {
+            target: watch::Sender::new(address(daemon)),
+            sent: watch::Sender::new(0),
+        });
+        let mut server = JoinSet::new();
+        let shared = Arc::clone(&state);
+        server.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let state = Arc::clone(&shared);
+                // A daemon that is away is a connection that ends at once.
+                connections.spawn(async move { drop(relay(client, &state).await) });
+            }
+        });
+        Self {
+            url: format!("http://{addr}"),
+            state,
+            _server: server,
+        }
+    }
+
+    /// New connections go to the daemon with this URL.
+    pub fn set_daemon(&self, url: &str) {
+        self.state.target.send_replace(address(url));
+    }
+
+    /// Waits until a client has got something.
+    pub async fn wait_for_response(&self) {
+        let mut sent = self.state.sent.subscribe();
+        let any = within_timeout("a response", sent.wait_for(|sent| *sent > 0)).await;
+        drop(any.expect("it lives"));
+    }
+}
+
+fn address(url: &str) -> String {
+    url.trim_start_matches("http://").to_owned()
+}
+
+async fn relay(client: TcpStream, state: &State) -> io::Result<()> {
+    let target = state.target.borrow().clone();
+    let daemon = TcpStream::connect(target).await?;
+    let (mut requests, mut to_client) = client.into_split();
+    let (mut responses, mut to_daemon) = daemon.into_split();
+    let pass_responses = async {
+        let mut buffer = [0; 4096];
+        loop {
+            let count = responses.read(&mut buffer).await?;
+            if count == 0 {
+                return io::Result::Ok(());
+            }
+            to_client.write_all(&buffer[..count]).await?;
+            state.sent.send_modify(|sent| *sent += count);
+        }
+    };
+    tokio::select! {
+        passed = pass_responses => passed,
+        passed = io::copy(&mut requests, &mut to_daemon) => passed.map(drop),
+    }
+}
