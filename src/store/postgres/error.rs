@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::fmt;
 
+use tokio::time::error::Elapsed;
 use tokio_postgres::Error;
 use tokio_postgres::config::{Config, Host};
 use tokio_postgres::error::SqlState;
@@ -42,6 +43,14 @@ impl DatabaseName {
         match store_error(error) {
             StoreError::Backend(why) => StoreError::Backend(format!("{self}: {why}{hint}")),
             other => other,
+        }
+    }
+
+    /// The outcome of something that had a time limit.
+    pub fn in_time<T>(&self, outcome: Result<Result<T, Error>, Elapsed>) -> Result<T, StoreError> {
+        match outcome {
+            Ok(outcome) => outcome.map_err(|error| self.error(&error)),
+            Err(_) => Err(self.no_answer()),
         }
     }
 

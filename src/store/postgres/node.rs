@@ -366,8 +366,8 @@ pub async fn beat(connector: &Connector, status: &NodeStatus) {
         let (node, agents, sent) = (status.node.get(), status.node.agents(), uptime());
         let beaten =
             tokio::time::timeout(DEAD_AFTER, raise(connector, &mut client, node, agents)).await;
-        let error = match beaten {
-            Ok(Ok(is_raised)) => {
+        let error = match connector.name.in_time(beaten) {
+            Ok(is_raised) => {
                 if std::mem::take(&mut is_failing) {
                     info!("{}: this node shows again that it is alive", connector.name);
                 }
@@ -378,8 +378,7 @@ pub async fn beat(connector: &Connector, status: &NodeStatus) {
                 }
                 continue;
             }
-            Ok(Err(error)) => connector.name.error(&error),
-            Err(_) => connector.name.no_answer(),
+            Err(error) => error,
         };
         client = None;
         if !std::mem::replace(&mut is_failing, true) {

@@ -366,14 +366,10 @@ impl<'c> Writer<'c> {
             }
             let opened = tokio::time::timeout(MAX_OPEN_TIME, self.open()).await;
             self.is_unanswered = opened.is_err();
-            let opened = match opened {
-                Ok(opened) => opened.map_err(|error| name.error(&error)),
-                Err(_) => {
-                    self.retry_later();
-                    Err(name.no_answer())
-                }
-            };
-            self.connection = Some(opened.map_err(CommitError::Unavailable)?);
+            if self.is_unanswered {
+                self.retry_later();
+            }
+            self.connection = Some(name.in_time(opened).map_err(CommitError::Unavailable)?);
             self.status.is_cut_off.set(false);
         }
         let lost = || CommitError::Unavailable(StoreError::Closed);
@@ -424,11 +420,8 @@ impl<'c> Writer<'c> {
             let _driver = AbortOnDropHandle::new(driver);
             node::join_again(&mut client, self.cluster).await
         };
-        let joined = match tokio::time::timeout(MAX_OPEN_TIME, joined).await {
-            Ok(joined) => joined.map_err(|error| name.error(&error)),
-            Err(_) => Err(name.no_answer()),
-        };
-        match joined {
+        let joined = tokio::time::timeout(MAX_OPEN_TIME, joined).await;
+        match name.in_time(joined) {
             Ok(node) => {
                 info!("This node has joined again");
                 self.is_join_failing = false;

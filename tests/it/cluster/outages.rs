@@ -12,19 +12,25 @@ use crate::support::gate::Gate;
 use crate::support::postgres;
 use crate::support::provider::answer::says;
 
-/// Nobody can connect to the database while it is away.
-fn set_away(url: &str, is_away: bool) {
+/// Alters the database, and ends its sessions if `ends_sessions`.
+fn alter(url: &str, change: &str, ends_sessions: bool) {
     let (address, _) = url.split_once('?').expect("parameters");
     let (_, name) = address.rsplit_once('/').expect("a path");
     let end = format!(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND {is_away}"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND {ends_sessions}"
     );
     let server = postgres::server().expect("a server");
     postgres::with_client(&server, async |client| {
-        let alter = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {}", !is_away);
+        let alter = format!("ALTER DATABASE {name} {change}");
         client.batch_execute(&alter).await?;
         client.batch_execute(&end).await
     });
+}
+
+/// Nobody can connect to the database while it is away.
+fn set_away(url: &str, is_away: bool) {
+    let change = format!("ALLOW_CONNECTIONS {}", !is_away);
+    alter(url, &change, is_away);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -66,26 +72,13 @@ async fn a_daemon_does_not_stay_at_a_database_that_takes_no_writes() {
         return;
     };
     app.provider.always("solo", |_| says("done"));
-    let (address, _) = url.split_once('?').expect("parameters");
-    let (_, name) = address.rsplit_once('/').expect("a path");
-    let server = postgres::server().expect("a server");
-    let execute = |sql: &str| {
-        postgres::with_client(&server, async |client| client.batch_execute(sql).await);
-    };
-    execute(&format!(
-        "ALTER DATABASE {name} SET default_transaction_read_only = on"
-    ));
-    execute(&format!(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
-    ));
+    alter(&url, "SET default_transaction_read_only = on", true);
     let got = app.get_until("/readyz", |got| got.status == 503).await;
     assert_eq!(got.json()["checks"]["store"]["ok"], false, "{}", got.text);
     let request = json!({"input": "x"});
     let refused = app.post("/agents/solo/runs", &request).await;
     assert_eq!(refused.status, 503, "{}", refused.text);
-    execute(&format!(
-        "ALTER DATABASE {name} RESET default_transaction_read_only"
-    ));
+    alter(&url, "RESET default_transaction_read_only", false);
     app.get_until("/readyz", |got| got.status == 200).await;
     assert_eq!(app.run("solo", "x").await.output(), "done");
 }
