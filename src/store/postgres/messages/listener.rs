@@ -37,11 +37,13 @@ pub async fn run(
         let opened = tokio::time::timeout(PROBE_TIMEOUT, connector.connect_listening()).await;
         let why = match opened {
             Ok(Ok((client, messages))) => {
-                if std::mem::take(&mut is_failing) {
-                    info!("{}: listening to the other nodes again", connector.name);
-                }
-                pause = MIN_RETRY_INTERVAL;
-                listen(&client, messages, node, received).await
+                let on_listening = || {
+                    if std::mem::take(&mut is_failing) {
+                        info!("{}: listening to the other nodes again", connector.name);
+                    }
+                    pause = MIN_RETRY_INTERVAL;
+                };
+                listen(&client, messages, node, received, on_listening).await
             }
             Ok(Err(error)) => describe(&error),
             Err(_) => "the database did not answer in time".to_owned(),
@@ -57,12 +59,13 @@ pub async fn run(
     }
 }
 
-/// Returns why the connection is of no use any more.
+/// Calls `on_listening` whenever the connection has shown that it works. Returns why it is of no use any more.
 async fn listen(
     client: &Client,
     messages: impl Stream<Item = Result<AsyncMessage, Error>>,
     node: &CurrentNode,
     received: &broadcast::Sender<Arc<NodeMessage>>,
+    on_listening: impl FnMut(),
 ) -> String {
     let read = async {
         let mut messages = pin!(messages);
@@ -82,12 +85,16 @@ async fn listen(
     };
     tokio::select! {
         why = read => why,
-        why = keep_subscribed(client, node) => why,
+        why = keep_subscribed(client, node, on_listening) => why,
     }
 }
 
 /// Listens to the channels of this node, also after it has joined again, and looks now and then whether the connection works.
-async fn keep_subscribed(client: &Client, node: &CurrentNode) -> String {
+async fn keep_subscribed(
+    client: &Client,
+    node: &CurrentNode,
+    mut on_listening: impl FnMut(),
+) -> String {
     let mut subscribed: Option<NodeId> = None;
     let mut ticks = tokio::time::interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -108,7 +115,10 @@ async fn keep_subscribed(client: &Client, node: &CurrentNode) -> String {
             continue;
         };
         match tokio::time::timeout(PROBE_TIMEOUT, client.batch_execute(&sql)).await {
-            Ok(Ok(())) => subscribed = Some(current),
+            Ok(Ok(())) => {
+                subscribed = Some(current);
+                on_listening();
+            }
             Ok(Err(error)) => return describe(&error),
             Err(_) => return "the database did not answer in time".to_owned(),
         }
