@@ -28,6 +28,9 @@ use crate::engine::state::turn_log::TurnLog;
 use crate::engine::state::usage::UsageCounter;
 use crate::store::{Progress, StoreError};
 
+/// After this many suspensions in a row, about a minute, a run that is to end anyway does not wait for its record any more.
+const MAX_READ_ATTEMPTS: u32 = 8;
+
 pub struct ActiveRun {
     pub scope: Scope,
     /// The agent as the run started with it, including the request's overrides.
@@ -341,10 +344,26 @@ impl ActiveRun {
         root.cancel_token.cancel();
     }
 
-    /// Whether a read error is final for the run: its record is damaged. After any other error the tree is suspended, as
-    /// after a failed write: its record may be readable again later.
+    /// Whether a read error is final for the run: its record is damaged, or could again and again not be read, and the run is to
+    /// end in any case. Otherwise the tree is suspended, as after a failed write.
     pub fn is_unreadable(&self, error: &StoreError) -> bool {
-        matches!(error, StoreError::Corrupt(_)) && !self.is_suspended()
+        let last_resume = self.tree.suspension.last_resume.get();
+        let attempts = last_resume.map_or(0, |(_, attempts)| *attempts);
+        let is_final = match error {
+            StoreError::Corrupt(_) => true,
+            StoreError::Backend(_) => attempts >= MAX_READ_ATTEMPTS && self.is_to_end(),
+            _ => false,
+        };
+        is_final && !self.is_suspended()
+    }
+
+    /// Whether its deadline has passed, or it was cancelled.
+    fn is_to_end(&self) -> bool {
+        let is_overdue = |deadline: Deadline| deadline.at <= Instant::now();
+        self.deadline().is_some_and(is_overdue)
+            || self
+                .self_and_ancestors()
+                .any(|run| matches!(*lock(&run.phase), Phase::Cancelling { .. }))
     }
 
     /// Takes over what the suspended tree could not record.
