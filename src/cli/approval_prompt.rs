@@ -26,6 +26,8 @@ const QUESTION: &str = "Approve? [y/n/e] ";
 /// Most seconds of one request for the run. If a call has come to wait just before the request, the daemon responds only at
 /// the end of this time.
 const MAX_WAIT_SECONDS: u64 = 2;
+/// Most seconds of one request while a question is shown.
+const DECISION_WAIT_SECONDS: u64 = 30;
 
 type CallKey = (RunId, String);
 
@@ -62,10 +64,11 @@ impl<'a> ApprovalPrompt<'a> {
     /// Waits for the end of a run and returns its record. Meanwhile has its pending calls decided.
     pub async fn wait_until_finished(&mut self, id: &str) -> anyhow::Result<Value> {
         let mut wait = 0;
-        let mut reconnects = Reconnects::default();
+        let mut reconnects = Reconnects::to_known_daemon();
         loop {
             let run = self.client.get_run(id, wait).await;
-            let Some(run) = reconnects.result(run).await? else {
+            let Some(run) = reconnects.response_or_pause(run).await? else {
+                wait = 0;
                 continue;
             };
             wait = MAX_WAIT_SECONDS;
@@ -245,8 +248,15 @@ impl<'a> ApprovalPrompt<'a> {
 
 /// Returns once the call does not wait any more.
 async fn until_decided(client: &Client, root: &str, call: &PendingCall) -> anyhow::Result<()> {
+    let mut reconnects = Reconnects::to_known_daemon();
+    let mut wait = DECISION_WAIT_SECONDS;
     loop {
-        let run = client.get_run(root, 30).await?;
+        let run = client.get_run(root, wait).await;
+        let Some(run) = reconnects.response_or_pause(run).await? else {
+            wait = 0;
+            continue;
+        };
+        wait = DECISION_WAIT_SECONDS;
         let mut pending = PendingCall::all_of(&run)?.into_iter();
         if !pending.any(|it| it.run_id == call.run_id && it.tool_call_id == call.tool_call_id) {
             return Ok(());

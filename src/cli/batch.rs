@@ -123,7 +123,7 @@ async fn wait(client: &Client, id: &str) -> anyhow::Result<Counts> {
     let mut reconnects = Reconnects::default();
     loop {
         let batch = client.read(client.get(&["batches", id])).await;
-        let Some(batch): Option<BatchView> = reconnects.result(batch).await? else {
+        let Some(batch): Option<BatchView> = reconnects.response_or_pause(batch).await? else {
             continue;
         };
         let counts = batch.counts;

@@ -1,5 +1,6 @@
-//! Attempts to reach a daemon again that a command follows a run at: it may be restarted, or another one may take its place.
+//! Reconnects to a daemon while a command waits for a run: the daemon may be restarted, or another one may take its place.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use crate::cli::client::ClientError;
@@ -13,28 +14,32 @@ const PAUSE: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub struct Reconnects {
     attempts: u32,
-    /// Before the first success an error is final: the address may be wrong.
-    has_succeeded: bool,
+    /// Until something has answered, an error is final: the address may be wrong.
+    has_answered: bool,
 }
 
 impl Reconnects {
-    /// A success: later errors are those of a daemon that was there.
-    pub fn on_success(&mut self) {
-        *self = Self {
+    /// For a daemon that has answered before.
+    pub fn to_known_daemon() -> Self {
+        Self {
             attempts: 0,
-            has_succeeded: true,
-        };
+            has_answered: true,
+        }
     }
 
-    /// What the daemon sent; `None` after a pause if it is to be requested again.
+    pub fn on_success(&mut self) {
+        *self = Self::to_known_daemon();
+    }
+
+    /// The response; `None` after a pause if the request is to be sent again.
     ///
     /// # Errors
     /// As for [`Self::pause_after`].
-    pub async fn result<T>(
+    pub async fn response_or_pause<T>(
         &mut self,
-        result: Result<T, ClientError>,
+        response: Result<T, ClientError>,
     ) -> Result<Option<T>, ClientError> {
-        match result {
+        match response {
             Ok(value) => {
                 self.on_success();
                 Ok(Some(value))
@@ -54,10 +59,10 @@ impl Reconnects {
             ClientError::ErrorResponse { status, .. } => matches!(status, 502..=504),
             _ => false,
         };
-        if !is_away || !self.has_succeeded || self.attempts == MAX_ATTEMPTS {
+        if !is_away || !self.has_answered || self.attempts == MAX_ATTEMPTS {
             return Err(error);
         }
-        self.pause(&error.to_string()).await;
+        self.pause(&format!("the daemon is away ({error})")).await;
         Ok(())
     }
 
@@ -69,13 +74,17 @@ impl Reconnects {
         if self.attempts == MAX_ATTEMPTS {
             anyhow::bail!("the event stream of {run} breaks off again and again");
         }
-        self.has_succeeded = true;
+        self.has_answered = true;
         self.pause("the event stream broke off").await;
         Ok(())
     }
 
     async fn pause(&mut self, why: &str) {
         if self.attempts == 0 {
+            if std::io::stderr().is_terminal() {
+                // There may be a status line, or a question.
+                output::eprint_status(format_args!(""));
+            }
             output::eprint_line(format_args!("axed: {why}; connecting again"));
         }
         self.attempts += 1;

@@ -177,12 +177,15 @@ async fn cancel_run(client: &Client, id: &str) -> anyhow::Result<Value> {
     wait_until_finished(client, id).await
 }
 
-/// Returns the run's final record.
+/// Returns the final record of a run at a daemon that has answered before.
 pub async fn wait_until_finished(client: &Client, id: &str) -> anyhow::Result<Value> {
-    let mut reconnects = Reconnects::default();
-    let mut wait = 0;
+    let mut reconnects = Reconnects::to_known_daemon();
+    let mut wait = MAX_WAIT_SECONDS;
     loop {
-        let Some(run) = reconnects.result(client.get_run(id, wait).await).await? else {
+        let run = client.get_run(id, wait).await;
+        let Some(run) = reconnects.response_or_pause(run).await? else {
+            // A proxy that keeps no request so long lets this one pass.
+            wait = 0;
             continue;
         };
         wait = MAX_WAIT_SECONDS;

@@ -153,7 +153,11 @@ fn print_event(lines: &mut EventLines, event: &Value, json: bool) -> anyhow::Res
 pub async fn wait(args: &Wait) -> anyhow::Result<ExitCode> {
     let client = args.daemon.client()?;
     let id = args.id.resolve(&client).await?;
-    let finished = run::wait_until_finished(&client, &id);
+    let finished = async {
+        // A wrong address is an error at once.
+        client.get_run(&id, 0).await?;
+        run::wait_until_finished(&client, &id).await
+    };
     let run = match args.timeout {
         None => finished.await?,
         Some(seconds) => match tokio::time::timeout(Duration::from_secs(seconds), finished).await {

@@ -10,6 +10,7 @@ use crate::support::app::TestApp;
 use crate::support::daemon::axed_command;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, fails, says};
+use crate::support::relay::Relay;
 use crate::support::within_timeout;
 use serde_json::json;
 
@@ -135,4 +136,26 @@ async fn an_interrupt_cancels_the_run_and_not_the_chat() {
     let output = output.expect("wait");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "second\n");
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[tokio::test]
+async fn a_chat_goes_on_at_the_daemon_that_is_started_next() {
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
+    let relay = Relay::start(&app.daemon.url).await;
+    let gate = Gate::closed();
+    let late = || says("late").after_gate(&gate);
+    app.provider.will("solo", [late(), late(), says("second")]);
+    let arguments = ["chat", "solo", "--server", &relay.url];
+    let command = axed_command(&app.path("."), &arguments);
+    let restart = async {
+        app.provider.wait_for_concurrency("solo", 1).await;
+        relay.wait_for("run.started").await;
+        app.daemon.kill().await;
+        app.restart_after_end().await;
+        relay.set_daemon(&app.daemon.url);
+        gate.open();
+    };
+    let (ended, ()) = tokio::join!(chat(command, "first\nnext\n"), restart);
+    assert_eq!(ended.with(0), "late\nsecond\n");
+    assert!(ended.err.contains("; connecting again"), "{}", ended.err);
 }

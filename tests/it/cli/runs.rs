@@ -316,7 +316,7 @@ async fn waiting_goes_on_at_the_daemon_that_is_started_next() {
     let (home, server) = (app.path("."), relay.url.clone());
     let arguments = ["wait", id.as_str()];
     let restart = async {
-        relay.wait_for_response().await;
+        relay.wait_for("\"status\"").await;
         app.daemon.kill().await;
         app.restart_after_end().await;
         relay.set_daemon(&app.daemon.url);

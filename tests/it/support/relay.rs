@@ -20,8 +20,8 @@ pub struct Relay {
 struct State {
     /// The address of the daemon that new connections go to.
     target: watch::Sender<String>,
-    /// Bytes that clients have got.
-    sent: watch::Sender<usize>,
+    /// What clients have got.
+    sent: watch::Sender<String>,
 }
 
 impl Relay {
@@ -31,7 +31,7 @@ impl Relay {
         let addr = listener.local_addr().expect("an address");
         let state = Arc::new(State {
             target: watch::Sender::new(address(daemon)),
-            sent: watch::Sender::new(0),
+            sent: watch::Sender::default(),
         });
         let mut server = JoinSet::new();
         let shared = Arc::clone(&state);
@@ -55,11 +55,11 @@ impl Relay {
         self.state.target.send_replace(address(url));
     }
 
-    /// Waits until a client has got something.
-    pub async fn wait_for_response(&self) {
+    /// Waits until clients have got `text`.
+    pub async fn wait_for(&self, text: &str) {
         let mut sent = self.state.sent.subscribe();
-        let any = within_timeout("a response", sent.wait_for(|sent| *sent > 0)).await;
-        drop(any.expect("it lives"));
+        let found = within_timeout(text, sent.wait_for(|sent| sent.contains(text))).await;
+        drop(found.expect("it lives"));
     }
 }
 
@@ -80,7 +80,8 @@ async fn relay(client: TcpStream, state: &State) -> io::Result<()> {
                 return io::Result::Ok(());
             }
             to_client.write_all(&buffer[..count]).await?;
-            state.sent.send_modify(|sent| *sent += count);
+            let text = String::from_utf8_lossy(&buffer[..count]);
+            state.sent.send_modify(|sent| sent.push_str(&text));
         }
     };
     tokio::select! {
