@@ -9,9 +9,11 @@ use std::process::{Command, Stdio};
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=deploy/link_order.ld");
-    // A compiler that has counts of what was executed places the functions itself (deploy/optimized.sh).
+    println!("cargo:rerun-if-env-changed=AXED_LINK_ORDER");
     let flags = variable("CARGO_ENCODED_RUSTFLAGS");
-    if variable("PROFILE") != "release" || flags.contains("profile-") {
+    // A compiler that has counts of what was executed places the functions itself (deploy/optimized.sh).
+    let has_counts = flags.contains("profile-generate") || flags.contains("profile-use");
+    if variable("PROFILE") != "release" || has_counts || variable("AXED_LINK_ORDER") == "off" {
         return;
     }
     let script = Path::new(&variable("CARGO_MANIFEST_DIR")).join("deploy/link_order.ld");
@@ -25,23 +27,32 @@ fn main() {
 fn can_link(flags: &str, argument: &str) -> bool {
     let folder = variable("OUT_DIR");
     let source = Path::new(&folder).join("nothing.rs");
+    let program = Path::new(&folder).join("nothing");
     if fs::write(&source, "fn main() {}\n").is_err() {
         return false;
     }
     let mut compiler = Command::new(variable("RUSTC"));
-    compiler
-        .args(flags.split('\u{1f}').filter(|flag| !flag.is_empty()))
-        .args(["--edition=2024", "--target", &variable("TARGET")])
-        .args(["--out-dir", &folder])
-        .arg(format!("-Clink-arg={argument}"))
-        .arg(&source)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    compiler.args([
+        "--edition=2024",
+        "--cap-lints=allow",
+        "--target",
+        &variable("TARGET"),
+    ]);
     let linker = variable("RUSTC_LINKER");
     if !linker.is_empty() {
         compiler.arg(format!("-Clinker={linker}"));
     }
-    compiler.status().is_ok_and(|status| status.success())
+    // In the order of Cargo: the last linker wins.
+    compiler
+        .args(flags.split('\u{1f}').filter(|flag| !flag.is_empty()))
+        .arg(format!("-Clink-arg={argument}"))
+        .arg("-o")
+        .args([&program, &source])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let is_linked = compiler.status().is_ok_and(|status| status.success());
+    let _ = fs::remove_file(program);
+    is_linked
 }
 
 /// A variable that Cargo sets, or nothing.

@@ -42,7 +42,11 @@ def executed_functions(folder, axed):
             daemon.wait(REST)
         except subprocess.TimeoutExpired:
             daemon.send_signal(signal.SIGTERM)
-        if daemon.wait(60) != 0:
+        try:
+            code = daemon.wait(60)
+        finally:
+            daemon.kill()
+        if code != 0:
             sys.exit(f"link_order: the daemon failed: {(folder / 'log').read_text()[-2000:]}")
     # A name is in the file once: where its function is executed, or called, first.
     names = re.findall(r"^c?fn=\(\d+\) (\S+)", counts.read_text(errors="replace"), re.MULTILINE)
