@@ -66,11 +66,7 @@ impl<'a> ApprovalPrompt<'a> {
         let mut wait = 0;
         let mut reconnects = Reconnects::to_known_daemon();
         loop {
-            let run = self.client.get_run(id, wait).await;
-            let Some(run) = reconnects.response_or_pause(run).await? else {
-                wait = 0;
-                continue;
-            };
+            let run = reconnects.get_run(self.client, id, wait).await?;
             wait = MAX_WAIT_SECONDS;
             let status = run["status"].as_str().unwrap_or_default();
             if status.parse().is_ok_and(Status::is_terminal) {
@@ -249,14 +245,10 @@ impl<'a> ApprovalPrompt<'a> {
 /// Returns once the call does not wait any more.
 async fn until_decided(client: &Client, root: &str, call: &PendingCall) -> anyhow::Result<()> {
     let mut reconnects = Reconnects::to_known_daemon();
-    let mut wait = DECISION_WAIT_SECONDS;
     loop {
-        let run = client.get_run(root, wait).await;
-        let Some(run) = reconnects.response_or_pause(run).await? else {
-            wait = 0;
-            continue;
-        };
-        wait = DECISION_WAIT_SECONDS;
+        let run = reconnects
+            .get_run(client, root, DECISION_WAIT_SECONDS)
+            .await?;
         let mut pending = PendingCall::all_of(&run)?.into_iter();
         if !pending.any(|it| it.run_id == call.run_id && it.tool_call_id == call.tool_call_id) {
             return Ok(());

@@ -122,10 +122,14 @@ async fn wait(client: &Client, id: &str) -> anyhow::Result<Counts> {
     let mut shown = None;
     let mut reconnects = Reconnects::default();
     loop {
-        let batch = client.read(client.get(&["batches", id])).await;
-        let Some(batch): Option<BatchView> = reconnects.response_or_pause(batch).await? else {
-            continue;
+        let batch: BatchView = match client.read(client.get(&["batches", id])).await {
+            Ok(batch) => batch,
+            Err(error) => {
+                reconnects.pause_after(error).await?;
+                continue;
+            }
         };
+        reconnects.on_success();
         let counts = batch.counts;
         let ended =
             counts.completed + counts.failed + counts.cancelled + counts.rejected + counts.deleted;

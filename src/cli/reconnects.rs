@@ -3,7 +3,9 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use crate::cli::client::ClientError;
+use serde_json::Value;
+
+use crate::cli::client::{Client, ClientError};
 use crate::cli::output;
 
 /// How often it is tried without success, and the pause before each attempt.
@@ -31,20 +33,26 @@ impl Reconnects {
         *self = Self::to_known_daemon();
     }
 
-    /// The response; `None` after a pause if the request is to be sent again.
+    /// The run's record at the latest after `wait` seconds at a daemon, or at its end.
     ///
     /// # Errors
     /// As for [`Self::pause_after`].
-    pub async fn response_or_pause<T>(
+    pub async fn get_run(
         &mut self,
-        response: Result<T, ClientError>,
-    ) -> Result<Option<T>, ClientError> {
-        match response {
-            Ok(value) => {
-                self.on_success();
-                Ok(Some(value))
+        client: &Client,
+        id: &str,
+        mut wait: u64,
+    ) -> Result<Value, ClientError> {
+        loop {
+            match client.get_run(id, wait).await {
+                Ok(run) => {
+                    self.on_success();
+                    return Ok(run);
+                }
+                Err(error) => self.pause_after(error).await?,
             }
-            Err(error) => self.pause_after(error).await.map(|()| None),
+            // A proxy that keeps no request so long lets this one pass.
+            wait = 0;
         }
     }
 

@@ -180,15 +180,8 @@ async fn cancel_run(client: &Client, id: &str) -> anyhow::Result<Value> {
 /// Returns the final record of a run at a daemon that has answered before.
 pub async fn wait_until_finished(client: &Client, id: &str) -> anyhow::Result<Value> {
     let mut reconnects = Reconnects::to_known_daemon();
-    let mut wait = MAX_WAIT_SECONDS;
     loop {
-        let run = client.get_run(id, wait).await;
-        let Some(run) = reconnects.response_or_pause(run).await? else {
-            // A proxy that keeps no request so long lets this one pass.
-            wait = 0;
-            continue;
-        };
-        wait = MAX_WAIT_SECONDS;
+        let run = reconnects.get_run(client, id, MAX_WAIT_SECONDS).await?;
         let status = run["status"].as_str().unwrap_or_default();
         if status.parse().is_ok_and(Status::is_terminal) {
             return Ok(run);
