@@ -1,4 +1,4 @@
-//! Waits for runs that another node drives.
+//! Waits for runs that another node drives, or that nothing does while the daemon stops.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,17 +20,22 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MIN_READ_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_READS_PER_SECOND: usize = 50;
 
-/// The first record of a run that is `awaited`, whichever node drives the run. `None` if there is no such run, if no other node
-/// shares the database, or if the daemon stops.
+/// The first record of a run that is `awaited`, whichever node drives the run. `None` if there is no such run, if the daemon shuts
+/// down, or if it neither stops nor shares the database with other nodes: then nothing drives the run.
+///
+/// While the daemon stops, this node drives no run that it has put aside. Clients wait on nevertheless, until the end of the
+/// drain: a response without a change would only make them send the request again.
 pub async fn wait(
     engine: &Arc<Engine>,
     id: RunId,
     awaited: impl Fn(&Run) -> bool,
 ) -> Option<Arc<Run>> {
-    engine.journal.store().cluster()?;
+    if engine.journal.store().cluster().is_none() && !engine.draining.is_cancelled() {
+        return None;
+    }
     tokio::select! {
         found = wait_for_record(engine, id, awaited) => found,
-        () = engine.draining.cancelled() => None,
+        () = engine.shutdown.cancelled() => None,
     }
 }
 

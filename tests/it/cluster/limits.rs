@@ -3,10 +3,11 @@
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use reqwest::Method;
 use serde_json::json;
 
 use crate::cluster::{other, pair, spawn};
-use crate::support::app::TestApp;
+use crate::support::app::{TestApp, send};
 use crate::support::daemon::Daemon;
 use crate::support::events::assert_complete;
 use crate::support::gate::Gate;
@@ -101,8 +102,17 @@ async fn queued_runs_of_a_daemon_that_stops_start_at_others() {
     }
     app.daemon.signal("TERM");
     app.daemon.wait_for_log("Stopping: ").await;
+    let clients: Vec<_> = ids
+        .iter()
+        .map(|id| app.request(Method::GET, &format!("/runs/{id}?wait=300")))
+        .map(|request| tokio::spawn(send(request)))
+        .collect();
     let mut first = std::mem::replace(&mut app.daemon, second);
     other_gate.open();
+    for client in clients {
+        let got = client.await.expect("a response");
+        assert_eq!(got.json()["content"], "at last", "{}", got.text);
+    }
     for id in &ids {
         let run = app.find(id).await.wait_for_end().await;
         assert_eq!(run.output(), "at last");

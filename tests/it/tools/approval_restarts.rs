@@ -1,11 +1,13 @@
 //! Pending approvals over restarts and drains.
 
+use crate::support::app::send;
 use crate::support::events::assert_complete;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{delegates, hangs, says};
 use crate::tools::approvals::{
     approve, careful, decide, ended_well, find, requests, sent, writes, wrote,
 };
+use reqwest::Method;
 use serde_json::json;
 
 #[tokio::test]
@@ -106,6 +108,10 @@ async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
     let behind = app.start_with("careful", talk("2")).await.id().to_owned();
     let busy = app.start("solo", "go").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
+    let clients = [&waits, &behind].map(|id| {
+        let request = app.request(Method::GET, &format!("/runs/{id}?wait=300"));
+        tokio::spawn(send(request))
+    });
     app.daemon.signal("TERM");
     for id in [&waits, &behind] {
         app.daemon
@@ -121,6 +127,11 @@ async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
     }
 
     app.daemon.signal("TERM");
+    // They waited on when their runs were put aside.
+    for client in clients {
+        let got = client.await.expect("a response");
+        assert_eq!(got.json()["status"], "cancelling", "{}", got.text);
+    }
     app.daemon.wait_for_exit().await;
     app.restart_after_end().await;
     for id in [&waits, &behind] {
