@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use tokio_postgres::Error;
+use tracing::{error, info};
 use uuid::Uuid;
 
 use crate::domain::node::NodeId;
@@ -13,6 +14,7 @@ use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::integers::{signed, unsigned};
 use crate::store::encoding::notified_event::{NotifiedEvent, ROOT_EVENTS};
 use crate::store::postgres::connection::{Connection, Outcome, Query};
+use crate::store::postgres::error::describe;
 use crate::store::postgres::run_changes::Ownership;
 use crate::store::postgres::sql::values;
 use crate::store::postgres::statements::Sql;
@@ -36,6 +38,8 @@ pub struct WriterState {
     pub deletions: Deletions,
     /// Whether events made push notifications due since the last report.
     pub has_new_notifications: bool,
+    /// Whether a statement found no space on the server's disk, and no check has found some since.
+    is_disk_full: bool,
 }
 
 /// Why a transaction was not committed.
@@ -83,6 +87,7 @@ impl WriterState {
             usage: UsageRollup::default(),
             deletions,
             has_new_notifications: false,
+            is_disk_full: false,
         }
     }
 
@@ -90,6 +95,17 @@ impl WriterState {
     pub fn reset(&mut self) {
         self.memory.reset();
         self.usage.reset();
+    }
+
+    /// A statement failed for want of space: from now on checks need some too.
+    pub fn report_full_disk(&mut self, error: &Error) {
+        if !std::mem::replace(&mut self.is_disk_full, true) {
+            let error = describe(error);
+            error!(
+                error,
+                "The disk of the database's server is full: until there is space again most writes are refused: {error}"
+            );
+        }
     }
 
     /// Commits these tasks, without the writes of `left_out` among the others of the first task. Returns their results.
@@ -148,6 +164,10 @@ impl WriterState {
             }
         } else {
             queries.extend(task_plan::plan(task, self.node));
+            if self.is_disk_full && matches!(task, Task::Check) {
+                queries.push(Query::new(Sql::TakeSpace, Vec::new()));
+                queries.push(Query::new(Sql::ReturnSpace, Vec::new()));
+            }
         }
         PlannedTask {
             task,
@@ -258,6 +278,10 @@ impl WriterState {
                 runs if runs >= task_plan::SESSION_PART_RUNS.into() => ForgetProgress::More as u64,
                 _ => ForgetProgress::Done as u64,
             },
+            Task::Check if std::mem::take(&mut self.is_disk_full) => {
+                info!("The disk of the database's server has space again");
+                0
+            }
             _ => 0,
         })
     }

@@ -68,7 +68,7 @@ impl fmt::Display for DatabaseName {
 /// Maps an error of the server or of its connection to the contract's.
 pub fn store_error(error: &Error) -> StoreError {
     match error.code() {
-        Some(&SqlState::DISK_FULL) => StoreError::DiskFull,
+        _ if is_disk_full(error) => StoreError::DiskFull,
         Some(&(SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED)) => {
             StoreError::Corrupt(describe(error))
         }
@@ -94,6 +94,11 @@ pub fn is_transient(error: &Error) -> bool {
 /// Whether the session cannot write: its server is a standby, or its database or role is set so.
 pub fn is_read_only(error: &Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
+/// Whether the server found no space for what a statement writes.
+pub fn is_disk_full(error: &Error) -> bool {
+    error.code() == Some(&SqlState::DISK_FULL)
 }
 
 /// With the causes: the error itself names only its kind.

@@ -183,6 +183,9 @@ statements! {
     HandOverDuty: "UPDATE duties SET node = NULL WHERE name = :name AND node = :node \
          AND EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation <> :node)",
     WriteCheck: "INSERT INTO checks (id, at) VALUES (1, :now) ON CONFLICT (id) DO UPDATE SET at = excluded.at",
+    /// More rows than fit into the pages of the table and its index.
+    TakeSpace: "INSERT INTO checks (id, at) SELECT -n, 0 FROM generate_series(1, 2000) AS n ON CONFLICT (id) DO NOTHING",
+    ReturnSpace: "DELETE FROM checks WHERE id < 0",
     InsertRoot: concat!(
         "WITH alive AS (SELECT incarnation FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
          fence AS (INSERT INTO trees (root, node, epoch, last_event, owner, agent, session, permit, labels) \

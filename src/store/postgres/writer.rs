@@ -24,7 +24,7 @@ use crate::store::postgres::commit::{
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::connection::{Connection, Query};
 use crate::store::postgres::delete::DeleteProgress;
-use crate::store::postgres::error::{is_read_only, is_transient, store_error};
+use crate::store::postgres::error::{is_disk_full, is_read_only, is_transient, store_error};
 use crate::store::postgres::explain::{self, Explanation, explain};
 use crate::store::postgres::node::{self, NodeStatus};
 use crate::store::postgres::permits;
@@ -161,6 +161,8 @@ impl<'c> Writer<'c> {
                 }
                 Task::ClaimUnserved(root) => results.push(self.claim_unserved(*root).await),
                 Task::GivePermits(decide) => results.push(self.give_permits(decide).await),
+                // It may need space that the other tasks do not need.
+                Task::Check => results.extend(self.commit_part(&rest[..1]).await),
                 _ => {
                     let len = rest.iter().position(|job| is_alone(&job.task));
                     let part = &rest[..len.unwrap_or(rest.len())];
@@ -333,11 +335,13 @@ impl<'c> Writer<'c> {
         if let Err(CommitError::Refused(Refusal::Node)) = committed {
             self.status.mark_replaced();
         }
-        if let Err(CommitError::Database(error)) = &committed
-            && is_read_only(error)
-        {
+        match &committed {
             // The next connection may find a server that takes writes.
-            self.disconnect();
+            Err(CommitError::Database(error)) if is_read_only(error) => self.disconnect(),
+            Err(CommitError::Database(error)) if is_disk_full(error) => {
+                self.state.report_full_disk(error);
+            }
+            _ => {}
         }
         let rollback = Query::new(Sql::Rollback, Vec::new());
         if let Some(db) = &self.connection
@@ -562,6 +566,7 @@ fn is_alone(task: &Task) -> bool {
             | Task::ClaimTrees(..)
             | Task::ClaimUnserved(_)
             | Task::GivePermits(_)
+            | Task::Check
     )
 }
 

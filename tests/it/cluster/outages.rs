@@ -83,6 +83,37 @@ async fn a_daemon_does_not_stay_at_a_database_that_takes_no_writes() {
     assert_eq!(app.run("solo", "x").await.output(), "done");
 }
 
+const FULL_DISK: &str = "\
+    CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
+        $$ BEGIN RAISE EXCEPTION USING MESSAGE = 'could not extend file', ERRCODE = 'disk_full'; END $$; \
+    CREATE TRIGGER full_disk BEFORE INSERT ON runs FOR EACH ROW EXECUTE FUNCTION full_disk(); \
+    CREATE TRIGGER full_disk BEFORE INSERT ON checks FOR EACH ROW WHEN (NEW.id <> 1) EXECUTE FUNCTION full_disk()";
+
+/// What has its place in a page can still be written, and so can the row that every check writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_is_not_ready_while_the_disk_of_the_database_is_full() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    let execute = |sql| postgres::with_client(&url, async |client| client.batch_execute(sql).await);
+    execute(FULL_DISK);
+    for code in ["store_full", "store_unavailable"] {
+        let request = json!({"input": "x"});
+        let refused = app.post("/agents/solo/runs", &request).await;
+        assert_eq!(refused.json()["code"], code, "{}", refused.text);
+        let got = app.get("/readyz").await;
+        assert_eq!(got.status, 503, "{}", got.text);
+        let why = &got.json()["checks"]["store"]["detail"];
+        assert!(why.as_str().expect("a reason").contains("full"), "{why}");
+    }
+    let log = app.daemon.log();
+    assert_eq!(log.matches("s server is full: ").count(), 1, "{log}");
+    execute("DROP FUNCTION full_disk CASCADE");
+    app.get_until("/readyz", |got| got.status == 200).await;
+    assert_eq!(app.run("solo", "x").await.output(), "done");
+}
+
 /// A process of the server that is stopped until this is dropped.
 struct Stopped(String);
 
