@@ -5,6 +5,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use reqwest::Method;
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use crate::cluster::{other, pair, spawn};
 use crate::support::app::{TestApp, send};
@@ -102,15 +103,14 @@ async fn queued_runs_of_a_daemon_that_stops_start_at_others() {
     }
     app.daemon.signal("TERM");
     app.daemon.wait_for_log("Stopping: ").await;
-    let clients: Vec<_> = ids
-        .iter()
-        .map(|id| app.request(Method::GET, &format!("/runs/{id}?wait=300")))
-        .map(|request| tokio::spawn(send(request)))
-        .collect();
+    let mut clients = JoinSet::new();
+    for id in &ids {
+        let request = app.request(Method::GET, &format!("/runs/{id}?wait=300"));
+        clients.spawn(send(request));
+    }
     let mut first = std::mem::replace(&mut app.daemon, second);
     other_gate.open();
-    for client in clients {
-        let got = client.await.expect("a response");
+    for got in clients.join_all().await {
         assert_eq!(got.json()["content"], "at last", "{}", got.text);
     }
     for id in &ids {

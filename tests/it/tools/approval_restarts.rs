@@ -9,6 +9,7 @@ use crate::tools::approvals::{
 };
 use reqwest::Method;
 use serde_json::json;
+use tokio::task::JoinSet;
 
 #[tokio::test]
 async fn a_restarted_daemon_accepts_decisions_at_once() {
@@ -108,10 +109,11 @@ async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
     let behind = app.start_with("careful", talk("2")).await.id().to_owned();
     let busy = app.start("solo", "go").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
-    let clients = [&waits, &behind].map(|id| {
+    let mut clients = JoinSet::new();
+    for id in [&waits, &behind] {
         let request = app.request(Method::GET, &format!("/runs/{id}?wait=300"));
-        tokio::spawn(send(request))
-    });
+        clients.spawn(send(request));
+    }
     app.daemon.signal("TERM");
     for id in [&waits, &behind] {
         app.daemon
@@ -128,8 +130,7 @@ async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
 
     app.daemon.signal("TERM");
     // They waited on when their runs were put aside.
-    for client in clients {
-        let got = client.await.expect("a response");
+    for got in clients.join_all().await {
         assert_eq!(got.json()["status"], "cancelling", "{}", got.text);
     }
     app.daemon.wait_for_exit().await;
