@@ -114,7 +114,6 @@ impl PostgresStore {
         let (queue, writer_end) = WriteQueue::new(publish, has_subscribers);
         let (opened, result) = std::sync::mpsc::channel();
         let cluster = cluster.clone();
-        let has_listen_url = listen_url != url;
         let messages = Messages::new();
         let served = messages.clone();
         let thread = std::thread::Builder::new()
@@ -122,7 +121,7 @@ impl PostgresStore {
             .spawn(move || {
                 let connectors = (connector, listen_connector);
                 runtime.block_on(async {
-                    let joined = startup::start(&connectors.0, has_listen_url, &cluster).await;
+                    let joined = startup::start(&connectors.0, &cluster).await;
                     match joined {
                         Ok(joined) => {
                             serve(connectors, joined, &cluster, writer_end, &served, &opened).await;
@@ -181,7 +180,7 @@ async fn serve(
         () = node::beat(&connector, &status) => None,
         () = node::watch(&connector, &status) => None,
         () = sender::run(&connector, &messages.queue) => None,
-        () = listener::run(&listen_connector, &current, &messages.received) => None,
+        () = listener::run(&listen_connector, &current, &messages.queue, &messages.received) => None,
     };
     if let Some(reply) = reply {
         let _ = reply.send(Ok(0));

@@ -1,4 +1,4 @@
-//! What a pooler before the database may not keep: prepared statements, notifications, the settings of a session.
+//! What a pooler before the database may not keep: prepared statements, the settings of a session.
 
 use std::time::Duration;
 
@@ -12,15 +12,10 @@ use crate::store::postgres::connect::Connector;
 /// A pooler with a single session has none for the second client.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Fails if prepared statements are lost between transactions: their names could be those of another node's. Warns of what else is
-/// lost. `has_listen_url`: messages of other nodes arrive by another way.
-pub async fn check(
-    connector: &Connector,
-    client: &Client,
-    has_listen_url: bool,
-) -> Result<(), StoreError> {
+/// Fails if prepared statements are lost between transactions: their names could be those of another node's. Warns of lost settings.
+pub async fn check(connector: &Connector, client: &Client) -> Result<(), StoreError> {
     let name = &connector.name;
-    let is_shared = is_session_shared(connector, client).await.map_err(|error| {
+    check_statements(connector, client).await.map_err(|error| {
         if matches!(
             error.code(),
             Some(
@@ -34,11 +29,6 @@ pub async fn check(
         }
         name.error(&error)
     })?;
-    if is_shared && !has_listen_url {
-        warn!(
-            "{name} is behind a pooler that passes no notifications on, so what other nodes do is seen up to a second later: set data.listen_url"
-        );
-    }
     if !has_settings(client)
         .await
         .map_err(|error| name.error(&error))?
@@ -50,19 +40,16 @@ pub async fn check(
     Ok(())
 }
 
-/// Whether another client gets the session of this one between its transactions.
-async fn is_session_shared(connector: &Connector, client: &Client) -> Result<bool, Error> {
+/// Executes a prepared statement after another client may have got the session in which it was prepared.
+async fn check_statements(connector: &Connector, client: &Client) -> Result<(), Error> {
     let session = client.prepare("SELECT pg_backend_pid()").await?;
-    let before: i32 = client.query_one(&session, &[]).await?.try_get(0)?;
+    client.query_one(&session, &[]).await?;
     let other = connector.connect().await?;
     // Keeps the session that was free last.
     other.batch_execute("BEGIN").await?;
     let again = tokio::time::timeout(CHECK_TIMEOUT, client.query_one(&session, &[])).await;
     other.batch_execute("ROLLBACK").await?;
-    match again {
-        Ok(again) => Ok(again?.try_get::<_, i32>(0)? != before),
-        Err(_) => Ok(true),
-    }
+    again.map_or(Ok(()), |again| again.map(drop))
 }
 
 /// Whether the session has the time limits that it was opened with.

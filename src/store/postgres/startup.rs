@@ -19,14 +19,13 @@ use crate::store::write_queue::deletions::Deletions;
 /// How long the database may take for its first answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Connects, migrates the database and joins it. Returns the other nodes too. `has_listen_url`: messages of other nodes arrive by another way.
+/// Connects, migrates the database and joins it. Returns the other nodes too.
 pub async fn start(
     connector: &Connector,
-    has_listen_url: bool,
     cluster: &Cluster,
 ) -> Result<(WriterState, Vec<OtherNode>), StoreError> {
     let name = &connector.name;
-    let opened = tokio::time::timeout(ANSWER_TIMEOUT, open(connector, has_listen_url)).await;
+    let opened = tokio::time::timeout(ANSWER_TIMEOUT, open(connector)).await;
     let mut client = opened.unwrap_or_else(|_| {
         Err(StoreError::Backend(format!(
             "{name} did not answer within {} s; a pooler there may have too few connections",
@@ -42,7 +41,7 @@ pub async fn start(
     Ok((WriterState::new(node, deletions), others))
 }
 
-async fn open(connector: &Connector, has_listen_url: bool) -> Result<Client, StoreError> {
+async fn open(connector: &Connector) -> Result<Client, StoreError> {
     let name = &connector.name;
     let connected = connector.connect().await;
     let client = connected.map_err(|error| {
@@ -53,7 +52,7 @@ async fn open(connector: &Connector, has_listen_url: bool) -> Result<Client, Sto
             "{why}; check data.url, and that the server runs and lets this user in"
         ))
     })?;
-    pooler::check(connector, &client, has_listen_url).await?;
+    pooler::check(connector, &client).await?;
     Ok(client)
 }
 

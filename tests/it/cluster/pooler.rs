@@ -39,6 +39,21 @@ async fn output(command: &mut Command) -> (bool, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_says_that_no_messages_arrive() {
+    let Some((app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let mut elsewhere = other(&app, &url, "second");
+    let another_database = postgres::server().expect("a server");
+    elsewhere.env("AXED_DATA__LISTEN_URL", another_database);
+    let second = Daemon::start(elsewhere).await;
+    second
+        .wait_for_log("set data.listen_url to the database's own address")
+        .await;
+    assert!(!app.daemon.log().contains("no messages arrive"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn daemons_work_behind_a_pooler() {
     let setup = TestApp::setup()
         .agent("solo", "stream = true")
