@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, RecyclingMethod};
+use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream, stream};
 use tokio::runtime::Handle;
@@ -16,8 +16,12 @@ use crate::store::StoreError;
 use crate::store::postgres::error::DatabaseName;
 use crate::store::postgres::tls::{self, TlsMode};
 
-/// Connections for reading.
+/// Connections for reading, and how long a caller waits for one, which may have to be opened.
 const MAX_READERS: usize = 8;
+const MAX_READER_WAIT: Duration = Duration::from_secs(30);
+const MAX_READER_OPEN_TIME: Duration = Duration::from_secs(10);
+/// A server that works ends a statement when its time is over, and says so within this time.
+const MAX_ANSWER_DELAY: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// After this time without an acknowledgement a connection is broken.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -89,9 +93,26 @@ impl Connector {
         let manager = Manager::from_connect(self.config.clone(), self.clone(), config);
         Pool::builder(manager)
             .max_size(MAX_READERS)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(MAX_READER_WAIT))
+            .create_timeout(Some(MAX_READER_OPEN_TIME))
             .build()
             .map_err(|error| StoreError::Backend(error.to_string()))
     }
+
+    /// How long a server that works may take to answer a statement; `None` if the URL allows it any time.
+    pub fn max_answer_time(&self) -> Option<Duration> {
+        let limit = statement_timeout(self.config.get_options()?)?;
+        Some(limit + MAX_ANSWER_DELAY)
+    }
+}
+
+/// The last of these options that limits a statement, if it is in milliseconds, and not 0: that is no limit.
+fn statement_timeout(options: &str) -> Option<Duration> {
+    let options = options.replace('-', "_");
+    let (_, limit) = options.rsplit_once("statement_timeout=")?;
+    let limit = limit.split_whitespace().next()?.parse().ok()?;
+    (limit > 0).then(|| Duration::from_millis(limit))
 }
 
 /// What a URL says. Opens no connection. An error follows the key that has the URL.
@@ -154,5 +175,21 @@ impl Connect for Connector {
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_limit_of_a_statement_holds() {
+        let limit = |options: &str| statement_timeout(&format!("{SESSION_OPTIONS} {options}"));
+        let milliseconds = |it| Some(Duration::from_millis(it));
+        assert_eq!(limit(""), milliseconds(60_000));
+        assert_eq!(limit("-c statement_timeout=5000"), milliseconds(5000));
+        assert_eq!(limit("--statement-timeout=7 -c jit=on"), milliseconds(7));
+        assert_eq!(limit("-c statement_timeout=0"), None);
+        assert_eq!(limit("-c statement_timeout=5min"), None);
     }
 }

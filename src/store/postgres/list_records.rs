@@ -34,7 +34,7 @@ impl SessionIndex for PostgresStore {
     fn sessions(&self, query: SessionListQuery) -> BoxFuture<'_, Result<SessionPage, StoreError>> {
         Box::pin(
             self.readers
-                .read(move |db| Box::pin(async move { sessions::list(db, &query).await })),
+                .read_long(move |db| Box::pin(async move { sessions::list(db, &query).await })),
         )
     }
 
@@ -51,7 +51,7 @@ impl ChangedRuns for PostgresStore {
     fn changed_runs(&self, query: ChangedQuery) -> BoxFuture<'_, Result<ChangedPage, StoreError>> {
         Box::pin(
             self.readers
-                .read(move |db| Box::pin(async move { changed_runs::list(db, &query).await })),
+                .read_long(move |db| Box::pin(async move { changed_runs::list(db, &query).await })),
         )
     }
 }

@@ -152,7 +152,7 @@ fn prepare(
 ) -> Result<((Connector, Connector), ReaderPool), StoreError> {
     let connector = Connector::new("data.url", url, runtime.clone())?;
     let listen_connector = Connector::new("data.listen_url", listen_url, runtime.clone())?;
-    let readers = ReaderPool::new(connector.reader_pool()?);
+    let readers = ReaderPool::new(connector.reader_pool()?, connector.max_answer_time());
     Ok(((connector, listen_connector), readers))
 }
 

@@ -1,9 +1,14 @@
 //! The connections for reading. Each read is a task of its own: a caller that has begun one and is not polled, such as a stream
 //! with several reads, would otherwise keep its connection from all others.
 
-use deadpool_postgres::{Object, Pool};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
+use tokio::sync::Semaphore;
 use tokio_postgres::Row;
 use tokio_util::task::TaskTracker;
 
@@ -11,9 +16,17 @@ use crate::store::StoreError;
 use crate::store::postgres::error::store_error;
 use crate::store::postgres::sql::{NamedSql, Params};
 
+/// How many reads at once may take long, and how long another one waits.
+const MAX_LONG_READS: usize = 3;
+const MAX_LONG_READ_WAIT: Duration = Duration::from_secs(30);
+
 pub struct ReaderPool {
     pool: Pool,
+    /// How long a server that works may take to answer a statement.
+    max_answer_time: Option<Duration>,
     tasks: TaskTracker,
+    /// Permits of reads that may take long.
+    long_reads: Arc<Semaphore>,
 }
 
 /// A connection on which one caller reads.
@@ -22,14 +35,40 @@ pub struct Reader {
     client: Option<Object>,
     /// Whether a transaction has begun and not ended.
     is_in_transaction: bool,
+    max_answer_time: Option<Duration>,
+    /// Whether a statement got no answer in time: one may still come.
+    is_unanswered: AtomicBool,
 }
 
 impl ReaderPool {
-    pub fn new(pool: Pool) -> Self {
+    pub fn new(pool: Pool, max_answer_time: Option<Duration>) -> Self {
         Self {
             pool,
+            max_answer_time,
             tasks: TaskTracker::new(),
+            long_reads: Arc::new(Semaphore::new(MAX_LONG_READS)),
         }
+    }
+
+    /// As [`Self::read`], for what reads more the more a tenant has stored: a few at a time, so that others find connections.
+    pub async fn read_long<T: Send + 'static>(
+        &self,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let permit = Arc::clone(&self.long_reads).acquire_owned();
+        let permit = tokio::time::timeout(MAX_LONG_READ_WAIT, permit).await;
+        let Ok(Ok(permit)) = permit else {
+            let why = "others read long lists, and did not end in time";
+            return Err(StoreError::Backend(why.to_owned()));
+        };
+        let (pool, max_answer_time) = (self.pool.clone(), self.max_answer_time);
+        self.run(async move {
+            // Also if the caller gives up: the server goes on.
+            let _permit = permit;
+            let reader = Reader::take(&pool, max_answer_time).await?;
+            read(&reader).await
+        })
+        .await
     }
 
     /// Calls `read`, which executes one statement.
@@ -37,9 +76,9 @@ impl ReaderPool {
         &self,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let pool = self.pool.clone();
+        let (pool, max_answer_time) = (self.pool.clone(), self.max_answer_time);
         self.run(async move {
-            let reader = Reader::take(&pool).await?;
+            let reader = Reader::take(&pool, max_answer_time).await?;
             read(&reader).await
         })
         .await
@@ -50,9 +89,9 @@ impl ReaderPool {
         &self,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let pool = self.pool.clone();
+        let (pool, max_answer_time) = (self.pool.clone(), self.max_answer_time);
         self.run(async move {
-            let mut reader = Reader::take(&pool).await?;
+            let mut reader = Reader::take(&pool, max_answer_time).await?;
             reader
                 .execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 .await?;
@@ -84,11 +123,13 @@ impl ReaderPool {
 }
 
 impl Reader {
-    async fn take(pool: &Pool) -> Result<Self, StoreError> {
+    async fn take(pool: &Pool, max_answer_time: Option<Duration>) -> Result<Self, StoreError> {
         let client = pool.get().await.map_err(pool_error)?;
         Ok(Self {
             client: Some(client),
             is_in_transaction: false,
+            max_answer_time,
+            is_unanswered: AtomicBool::new(false),
         })
     }
 
@@ -97,13 +138,15 @@ impl Reader {
         let sql = NamedSql::parse(sql);
         let positions = sql.positions(params);
         let values: Vec<_> = positions.iter().map(|at| &params[*at].1).collect();
-        let statement = client.prepare_cached(&sql.text).await;
-        let statement = statement.map_err(|error| store_error(&error))?;
-        let rows = client.query_raw(&statement, values).await;
-        let rows = rows.map_err(|error| store_error(&error))?;
-        rows.try_collect()
-            .await
-            .map_err(|error| store_error(&error))
+        self.answered(async {
+            let statement = client.prepare_cached(&sql.text).await?;
+            client
+                .query_raw(&statement, values)
+                .await?
+                .try_collect()
+                .await
+        })
+        .await
     }
 
     /// The first row; `None` if there is none.
@@ -113,15 +156,30 @@ impl Reader {
 
     async fn execute(&self, sql: &str) -> Result<(), StoreError> {
         let client = self.client.as_ref().ok_or(StoreError::Closed)?;
-        let done = client.batch_execute(sql).await;
-        done.map_err(|error| store_error(&error))
+        self.answered(client.batch_execute(sql)).await
+    }
+
+    /// The answer to a statement. A server that hangs would keep the connection, and its caller, for ever.
+    async fn answered<T>(
+        &self,
+        answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, StoreError> {
+        let answered = match self.max_answer_time {
+            Some(limit) => tokio::time::timeout(limit, answer).await,
+            None => Ok(answer.await),
+        };
+        let answered = answered.map_err(|_| {
+            self.is_unanswered.store(true, Ordering::Relaxed);
+            StoreError::Backend("the database did not answer in time".to_owned())
+        })?;
+        answered.map_err(|error| store_error(&error))
     }
 }
 
 impl Drop for Reader {
-    /// A caller that gave up within a transaction leaves a connection that nobody else can use.
+    /// A caller that gave up within a transaction, or without an answer, leaves a connection that nobody else can use.
     fn drop(&mut self) {
-        if self.is_in_transaction
+        if (self.is_in_transaction || *self.is_unanswered.get_mut())
             && let Some(client) = self.client.take()
         {
             drop(Object::take(client));
@@ -129,10 +187,16 @@ impl Drop for Reader {
     }
 }
 
-fn pool_error(error: deadpool_postgres::PoolError) -> StoreError {
+fn pool_error(error: PoolError) -> StoreError {
     match error {
-        deadpool_postgres::PoolError::Backend(error) => store_error(&error),
-        deadpool_postgres::PoolError::Closed => StoreError::Closed,
+        PoolError::Backend(error) => store_error(&error),
+        PoolError::Closed => StoreError::Closed,
+        PoolError::Timeout(TimeoutType::Wait) => {
+            StoreError::Backend("no connection to the database became free in time".to_owned())
+        }
+        PoolError::Timeout(_) => {
+            StoreError::Backend("the database did not answer in time".to_owned())
+        }
         other => StoreError::Backend(other.to_string()),
     }
 }

@@ -4,8 +4,10 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::cluster::spawn;
+use crate::cluster::{other, spawn};
 use crate::support::app::TestApp;
+use crate::support::daemon::Daemon;
+use crate::support::database::lock_tables;
 use crate::support::events::assert_complete;
 use crate::support::eventually;
 use crate::support::gate::Gate;
@@ -136,6 +138,20 @@ impl Drop for Stopped {
     }
 }
 
+/// Stops the process of the server that waits for a lock for such a query.
+async fn stop_waiting(url: &str, query: &str) -> Stopped {
+    let waiting = format!(
+        "SELECT min(pid) FROM pg_stat_activity \
+         WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '{query}'"
+    );
+    let process = eventually("a statement that waits", async || {
+        postgres::with_client(url, async |client| {
+            client.query_one(&waiting, &[]).await?.try_get(0)
+        })
+    });
+    Stopped::new(process.await)
+}
+
 /// Its connection is open, and nothing answers: a server whose disk hangs, or a proxy that has forgotten it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_that_gets_no_answer_connects_again() {
@@ -146,15 +162,8 @@ async fn a_writer_that_gets_no_answer_connects_again() {
     let lock = app.database().lock();
     let request = json!({"input": "x"});
     let refused = app.post("/agents/solo/runs", &request);
-    let waiting = "SELECT min(pid) FROM pg_stat_activity \
-         WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let stopped = async {
-        let writer = eventually("a writer that waits", async || {
-            postgres::with_client(&url, async |client| {
-                client.query_one(waiting, &[]).await?.try_get(0)
-            })
-        });
-        let stopped = Stopped::new(writer.await);
+        let stopped = stop_waiting(&url, "%").await;
         lock.release();
         stopped
     };
@@ -165,6 +174,29 @@ async fn a_writer_that_gets_no_answer_connects_again() {
         .await;
     app.get_until("/readyz", |got| got.status == 200).await;
     assert_eq!(app.run("solo", "x").await.output(), "done");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_gets_no_answer_gives_up() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    let id = app.run("solo", "x").await.id().to_owned();
+    // The server ends a statement after this time. A process that is stopped does not.
+    let limited = format!("{url}&options=-c%20statement_timeout%3D4000");
+    app.daemon = Daemon::start(other(&app, &limited, "second")).await;
+    let path = format!("/runs/{id}");
+    let lock = lock_tables(&url, "runs");
+    let stopped = async {
+        let stopped = stop_waiting(&url, "SELECT r.%").await;
+        lock.release();
+        stopped
+    };
+    let (refused, _stopped) = tokio::join!(app.get(&path), stopped);
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    app.daemon.wait_for_log("did not answer in time").await;
+    assert_eq!(app.get(&path).await.status, 200);
 }
 
 /// What a load balancer does must not keep a node out.

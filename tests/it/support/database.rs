@@ -8,6 +8,23 @@ use rusqlite::Connection;
 
 use crate::support::postgres::with_client;
 
+/// Locks these tables of a PostgreSQL database.
+pub fn lock_tables(url: &str, tables: &str) -> Lock {
+    let (locked, wait_for_lock) = std::sync::mpsc::channel();
+    let (release, released) = tokio::sync::oneshot::channel::<()>();
+    let (url, lock) = (url.to_owned(), format!("BEGIN; LOCK TABLE {tables}"));
+    let holder = std::thread::spawn(move || {
+        with_client(&url, async |client| {
+            client.batch_execute(&lock).await?;
+            locked.send(()).expect("a story that waits");
+            let _ = released.await;
+            client.batch_execute("ROLLBACK").await
+        });
+    });
+    wait_for_lock.recv().expect("the lock");
+    Lock::Postgres(release, holder)
+}
+
 pub enum Database {
     /// The file.
     Sqlite(PathBuf),
@@ -107,21 +124,7 @@ impl Database {
                 Lock::Sqlite(db)
             }
             Self::Postgres(url) => {
-                let (locked, wait_for_lock) = std::sync::mpsc::channel();
-                let (release, released) = tokio::sync::oneshot::channel::<()>();
-                let url = url.clone();
-                let holder = std::thread::spawn(move || {
-                    with_client(&url, async |client| {
-                        let lock =
-                            "BEGIN; LOCK TABLE trees, runs, entries, checks IN EXCLUSIVE MODE";
-                        client.batch_execute(lock).await?;
-                        locked.send(()).expect("a story that waits");
-                        let _ = released.await;
-                        client.batch_execute("ROLLBACK").await
-                    });
-                });
-                wait_for_lock.recv().expect("the lock");
-                Lock::Postgres(release, holder)
+                lock_tables(url, "trees, runs, entries, checks IN EXCLUSIVE MODE")
             }
         }
     }
