@@ -16,6 +16,7 @@ use crate::store::encoding::notified_event::{NotifiedEvent, ROOT_EVENTS};
 use crate::store::postgres::connection::{Connection, Outcome, Query};
 use crate::store::postgres::error::describe;
 use crate::store::postgres::run_changes::Ownership;
+use crate::store::postgres::run_inserts;
 use crate::store::postgres::sql::values;
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::usage_rollup::{self, UsageRollup};
@@ -39,7 +40,7 @@ pub struct WriterState {
     /// Whether events made push notifications due since the last report.
     pub has_new_notifications: bool,
     /// Whether a statement found no space on the server's disk, and no check has found some since.
-    is_disk_full: bool,
+    pub is_disk_full: bool,
 }
 
 /// Why a transaction was not committed.
@@ -91,6 +92,11 @@ impl WriterState {
         }
     }
 
+    /// Discards what is remembered of a transaction that was refused. It had counted no usage yet.
+    pub fn reset_after_refusal(&mut self) {
+        self.memory.reset();
+    }
+
     /// Discards what is remembered of a transaction that was rolled back, or may have been.
     pub fn reset(&mut self) {
         self.memory.reset();
@@ -121,6 +127,7 @@ impl WriterState {
         if tasks.iter().filter(is_write).count() < tasks.len() {
             queries.push(self.guard());
         }
+        queries.extend(run_inserts::lock_sessions(tasks));
         let planned: Vec<_> = tasks
             .iter()
             .map(|task| self.plan(task, left_out, &mut queries))

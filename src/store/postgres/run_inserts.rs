@@ -1,5 +1,6 @@
 //! The statements of new runs: with their definition, labels and idempotency key.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -17,7 +18,8 @@ use crate::store::postgres::run_changes::{self, Ownership};
 use crate::store::postgres::sql::{NamedValue, free_text, free_text_or_null, values};
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::task_plan::insert_request;
-use crate::store::{IdempotencyClaim, NewRun, ResumeState};
+use crate::store::write_queue::job::Task;
+use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState};
 
 /// `trees.permit` of a tree that waits for a permit, and of one that has one.
 const WANTED: i64 = 1;
@@ -53,10 +55,8 @@ impl RunInserts {
         if let Some(pinned_agents) = &new_run.pinned_agents {
             queries.extend(self.store_definition(pinned_agents, run.id).1);
         }
-        if let (None, Some(session)) = (run.parent_id, &run.session) {
-            let session = values! {
-                ":owner": run.owner.as_deref().unwrap_or_default(), ":session": free_text(session), ":root": run.id,
-            };
+        if let Some((owner, name)) = entered_session(run) {
+            let session = values! {":owner": owner, ":session": name, ":root": run.id};
             queries.push(Query::required(Sql::EnterSession, session.to_vec()));
             if let Some(known) = &new_run.entry.known_runs {
                 let known: Vec<Uuid> = known.iter().map(|run| run.0).collect();
@@ -117,6 +117,30 @@ impl RunInserts {
         };
         (hash, Some(Query::new(Sql::UpsertDefinition, values.into())))
     }
+}
+
+/// Locks the sessions that these tasks enter, if there are several.
+pub fn lock_sessions<'a>(tasks: &[&'a Task]) -> Option<Query<'a>> {
+    let entered = tasks.iter().filter_map(|task| match task {
+        Task::Write(write) => match &write.change {
+            Change::Create(new_run) => entered_session(&new_run.run),
+            _ => None,
+        },
+        _ => None,
+    });
+    let sessions: BTreeSet<(&str, &[u8])> = entered.collect();
+    if sessions.len() < 2 {
+        return None;
+    }
+    let (owners, names): (Vec<_>, Vec<_>) = sessions.into_iter().unzip();
+    let values = values! {":owners": owners, ":names": names};
+    Some(Query::new(Sql::LockSessions, values.into()))
+}
+
+/// Its owner and name.
+fn entered_session(run: &Run) -> Option<(&str, &[u8])> {
+    let session = run.session.as_ref().filter(|_| run.parent_id.is_none())?;
+    Some((run.owner.as_deref().unwrap_or_default(), session.as_bytes()))
 }
 
 fn row<'a>(

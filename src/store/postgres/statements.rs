@@ -151,6 +151,9 @@ statements! {
     LeaveTree: "UPDATE trees SET node = NULL, labels = ARRAY(SELECT unnest(labels) UNION SELECT unnest(:labels::text[])) \
          WHERE root = :root AND node = :node",
     /// The next run of a session: its id is greater than that of the one before.
+    /// Before a transaction enters them one by one: nodes lock sessions in the same order, so that none waits for the other.
+    LockSessions: "SELECT 1 FROM sessions s JOIN unnest(:owners::text[], :names::bytea[]) AS b (owner, name) \
+         ON s.owner = b.owner AND s.name = b.name ORDER BY s.owner, s.name FOR UPDATE OF s",
     EnterSession: "INSERT INTO sessions AS s (owner, name, last_run) VALUES (:owner, :session, :root) \
          ON CONFLICT (owner, name) DO UPDATE SET last_run = excluded.last_run WHERE s.last_run < excluded.last_run",
     /// Affects a row if all other runs of the session have ended, but for known ones.
@@ -274,12 +277,13 @@ statements! {
     DeleteApproval: "DELETE FROM approvals WHERE run = :run AND call = :call",
     DeleteSessions: "DELETE FROM sessions s USING runs r WHERE r.id = ANY(:runs) AND s.owner = coalesce(r.owner, '') \
          AND s.name = r.session AND s.last_run = r.id",
+    LockSession: "SELECT 1 FROM sessions WHERE owner = :owner AND name = :session FOR UPDATE",
     DeleteFreeSession: "DELETE FROM sessions s WHERE s.owner = :owner AND s.name = :session \
          AND NOT EXISTS (SELECT 1 FROM trees t WHERE t.session = s.name AND coalesce(t.owner, '') = s.owner)",
     ForgetOwnedSession: "UPDATE runs SET session = NULL WHERE id IN (SELECT id FROM runs WHERE session IS NOT NULL \
-         AND owner = :owner AND session = :session ORDER BY id LIMIT :limit)",
+         AND owner = :owner AND session = :session AND finished_at IS NOT NULL ORDER BY id LIMIT :limit)",
     ForgetSession: "UPDATE runs SET session = NULL WHERE id IN (SELECT id FROM runs WHERE session IS NOT NULL \
-         AND owner IS NULL AND session = :session ORDER BY id LIMIT :limit)",
+         AND owner IS NULL AND session = :session AND finished_at IS NOT NULL ORDER BY id LIMIT :limit)",
     /// Bytes that exist are only locked, so that another node does not remove them before this run uses them.
     InsertAttachment: "INSERT INTO attachments (hash, data) VALUES (:hash, :data) \
          ON CONFLICT (hash) DO UPDATE SET data = excluded.data WHERE false",

@@ -38,6 +38,8 @@ use crate::store::write_queue::job::{Job, JobResult, Task};
 const MAX_BATCH_JOBS: usize = 256;
 /// Attempts to commit what conflicts with another transaction.
 const MAX_ATTEMPTS: u32 = 5;
+/// The longest pause before another attempt.
+const MAX_PAUSE: Duration = Duration::from_millis(50);
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long it may take to connect and to read what belongs to this node, or to join again.
 const MAX_OPEN_TIME: Duration = Duration::from_secs(10);
@@ -161,11 +163,10 @@ impl<'c> Writer<'c> {
                 }
                 Task::ClaimUnserved(root) => results.push(self.claim_unserved(*root).await),
                 Task::GivePermits(decide) => results.push(self.give_permits(decide).await),
-                // It may need space that the other tasks do not need.
-                Task::Check => results.extend(self.commit_part(&rest[..1]).await),
                 _ => {
-                    let len = rest.iter().position(|job| is_alone(&job.task));
-                    let part = &rest[..len.unwrap_or(rest.len())];
+                    let is_full = self.state.is_disk_full;
+                    let len = (rest.iter()).position(|job| is_alone(&job.task, is_full));
+                    let part = &rest[..len.unwrap_or(rest.len()).max(1)];
                     results.extend(self.commit_part(part).await);
                 }
             }
@@ -319,6 +320,8 @@ impl<'c> Writer<'c> {
                     if attempt < MAX_ATTEMPTS && is_transient(&error) =>
                 {
                     attempt += 1;
+                    // Otherwise the two would meet again.
+                    tokio::time::sleep(MAX_PAUSE.mul_f64(fastrand::f64())).await;
                 }
                 settled => return settled,
             }
@@ -331,11 +334,12 @@ impl<'c> Writer<'c> {
             self.commit_count.fetch_add(1, Ordering::Relaxed);
             return committed;
         }
-        self.state.reset();
-        if let Err(CommitError::Refused(Refusal::Node)) = committed {
-            self.status.mark_replaced();
+        match &committed {
+            Err(CommitError::Refused(_)) => self.state.reset_after_refusal(),
+            _ => self.state.reset(),
         }
         match &committed {
+            Err(CommitError::Refused(Refusal::Node)) => self.status.mark_replaced(),
             // The next connection may find a server that takes writes.
             Err(CommitError::Database(error)) if is_read_only(error) => self.disconnect(),
             Err(CommitError::Database(error)) if is_disk_full(error) => {
@@ -557,17 +561,18 @@ async fn read_trees(db: &Connection, query: &Query<'_>) -> Result<HashMap<RunId,
 }
 
 /// Tasks that are not committed together with others.
-fn is_alone(task: &Task) -> bool {
-    matches!(
-        task,
+fn is_alone(task: &Task, is_disk_full: bool) -> bool {
+    match task {
         Task::ClearFailed(_)
-            | Task::Delete(_)
-            | Task::Vacuum
-            | Task::ClaimTrees(..)
-            | Task::ClaimUnserved(_)
-            | Task::GivePermits(_)
-            | Task::Check
-    )
+        | Task::Delete(_)
+        | Task::Vacuum
+        | Task::ClaimTrees(..)
+        | Task::ClaimUnserved(_)
+        | Task::GivePermits(_) => true,
+        // It needs space then, which others may not need.
+        Task::Check => is_disk_full,
+        _ => false,
+    }
 }
 
 fn commit_error(error: CommitError) -> StoreError {

@@ -9,6 +9,7 @@ use crate::cluster::pair;
 use crate::support::app::{TestApp, send};
 use crate::support::daemon::Daemon;
 use crate::support::gate::Gate;
+use crate::support::postgres;
 use crate::support::provider::answer::says;
 use crate::support::within_timeout;
 
@@ -24,12 +25,12 @@ async fn accepted_at_once(
     app: &TestApp,
     second: &Daemon,
     count: usize,
-    body: &Value,
+    body: impl Fn(usize) -> Value,
 ) -> Vec<String> {
     let requests = (0..count).map(|number| {
         let daemon = [&app.daemon, second][number % 2];
         let url = format!("{}/agents/solo/runs", daemon.url);
-        send(app.client.post(url).json(body))
+        send(app.client.post(url).json(&body(number)))
     });
     let mut ids = Vec::new();
     for got in within_timeout("all answers", join_all(requests)).await {
@@ -46,8 +47,8 @@ async fn requests_at_once_are_all_accepted_and_follow_each_other_without_a_pause
         return;
     };
     app.provider.always("solo", |_| says("done"));
-    let body = json!({"input": "x", "session": "s"});
-    let ids = accepted_at_once(&app, &second, RUNS, &body).await;
+    let body = |_| json!({"input": "x", "session": "s"});
+    let ids = accepted_at_once(&app, &second, RUNS, body).await;
     let runs = join_all(ids.iter().map(|id| wait_at(&second, id))).await;
     let mut pauses = Vec::new();
     for (run, next) in runs.iter().zip(&runs[1..]) {
@@ -73,8 +74,8 @@ async fn a_run_cancels_all_that_were_accepted_before_it_in_its_session() {
         .always("solo", move |_| says("done").after_gate(&door));
     let mut last_ids = Vec::new();
     for session in ["a", "b", "c"] {
-        let body = json!({"input": "x", "session": session, "on_busy": "cancel_previous"});
-        let mut ids = accepted_at_once(&app, &second, 6, &body).await;
+        let body = |_| json!({"input": "x", "session": session, "on_busy": "cancel_previous"});
+        let mut ids = accepted_at_once(&app, &second, 6, body).await;
         last_ids.extend(ids.pop());
         for run in join_all(ids.iter().map(|id| wait_at(&second, id))).await {
             assert_eq!(run["status"], "cancelled", "{run}");
@@ -84,4 +85,36 @@ async fn a_run_cancels_all_that_were_accepted_before_it_in_its_session() {
     for run in join_all(last_ids.iter().map(|id| wait_at(&second, id))).await {
         assert_eq!(run["status"], "completed", "{run}");
     }
+}
+
+/// Each daemon commits many runs together, and their sessions are locked until then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn daemons_that_enter_the_same_sessions_do_not_wait_for_each_other() {
+    let setup = TestApp::setup()
+        .config("[runs]\nmax_queued = 2000")
+        .agent("solo", "");
+    let Some((app, second, url)) = pair(setup).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    // The second one enters them in the opposite order.
+    let body = |number| {
+        let (at_second, session) = (number % 2 == 1, number / 2 % 5);
+        let session = if at_second { 4 - session } else { session };
+        json!({"input": "x", "session": format!("s{session}")})
+    };
+    for _ in 0..2 {
+        let ids = accepted_at_once(&app, &second, 200, body).await;
+        join_all(ids.iter().map(|id| wait_at(&second, id))).await;
+    }
+    // A server process counts what has happened to it at the end of a transaction, at most once a second.
+    postgres::with_client(&url, async |client| {
+        client.execute("SELECT pg_sleep(1.1)", &[]).await
+    });
+    accepted_at_once(&app, &second, 2, body).await;
+    let deadlocks: i64 = postgres::with_client(&url, async |client| {
+        let counted = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+        client.query_one(counted, &[]).await?.try_get(0)
+    });
+    assert_eq!(deadlocks, 0);
 }
