@@ -11,6 +11,7 @@ use crate::catalog::reload::Catalog;
 use crate::engine::admission::sessions::Sessions;
 use crate::engine::cluster::followed_trees::FollowedTrees;
 use crate::engine::cluster::remote_followers::RemoteFollowers;
+use crate::engine::cluster::sent_requests::SentRequests;
 use crate::engine::cluster::watched_runs::WatchedRuns;
 use crate::engine::memory::memories::Memories;
 use crate::engine::record::agent_pins::AgentPins;
@@ -74,6 +75,8 @@ pub struct Engine {
     pub followed: FollowedTrees,
     /// Trees of this node that other nodes follow.
     pub remote_followers: RemoteFollowers,
+    /// Requests to runs of other nodes.
+    pub sent_requests: Arc<SentRequests>,
     /// Runs of other nodes that somebody waits for.
     pub watched_runs: WatchedRuns,
     /// The task that resumes suspended trees; it ends when none is left.

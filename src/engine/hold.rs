@@ -37,6 +37,12 @@ pub async fn set_held(
     }
     let (change, event) = entry(&run, is_held, by);
     let active_run = engine.active_runs.get(id);
+    if active_run
+        .as_ref()
+        .is_some_and(|run| run.is_held_itself() == is_held)
+    {
+        return Ok(false);
+    }
     let journal = &engine.journal;
     let written = match &active_run {
         Some(active_run) => {

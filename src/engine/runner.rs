@@ -110,6 +110,7 @@ impl Runner {
             suspension: Suspension::default(),
             followed: FollowedTrees::default(),
             remote_followers: RemoteFollowers::default(),
+            sent_requests: Arc::default(),
             watched_runs: WatchedRuns::default(),
             supervise_suspended: resume_suspended::supervise,
             metrics: Arc::default(),
@@ -563,8 +564,7 @@ impl Runner {
     }
 
     pub fn gauges(&self) -> GaugeSnapshot {
-        let (_, queued) = self.queue_load();
-        let queued = queued + self.engine.cluster_permits.waiting_count();
+        let queued = self.queue_load().1 + self.engine.cluster_permits.waiting_count();
         GaugeSnapshot {
             // The active runs include those that are queued and those that are idle.
             running: (self.engine.active_runs.count())

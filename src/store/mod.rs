@@ -389,6 +389,11 @@ pub enum StoreError {
     /// No node that drives the run has taken the request.
     #[error("no node has taken the request to {0} in time, and nothing has happened; try again")]
     NotTaken(RunId),
+    /// Many requests of the same owner to runs of other nodes wait for their answers.
+    #[error(
+        "too many requests to runs of other nodes, such as {0}, are being done, and nothing has happened; try again"
+    )]
+    TooManyRequests(RunId),
     /// A node has taken the request and has not answered.
     #[error(
         "the node that drives {0} has not said in time whether it has done this; look at the run"

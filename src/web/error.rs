@@ -287,7 +287,9 @@ impl From<StoreError> for Problem {
                 ProblemCode::IdempotencyConflict,
                 error.to_string(),
             ),
-            StoreError::NotTaken(_) | StoreError::Unanswered(_) => Self::new(
+            StoreError::NotTaken(_)
+            | StoreError::TooManyRequests(_)
+            | StoreError::Unanswered(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 ProblemCode::StoreUnavailable,
                 error.to_string(),

@@ -14,6 +14,7 @@ pub mod remote_followers;
 pub mod retry_log;
 pub mod run_change;
 pub mod send_change;
+pub mod sent_requests;
 pub mod serve_follower;
 pub mod text_gate;
 pub mod unserved;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::domain::run::RunId;
+use crate::domain::run::{Run, RunId};
 use crate::engine::cluster::perform_change;
 use crate::engine::cluster::run_change::RunChange;
 use crate::engine::cluster::wake_up;
@@ -19,10 +19,10 @@ use crate::store::run_requests::{OpenRequest, RequestState};
 
 /// How long a request waits until a node takes it: longer than the takeover of a dead node's trees.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(15);
+/// The same while this node drains, which waits for it: others take over what it leaves to them within a second.
+const DRAIN_TAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long it waits for its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
-/// How often the answer is looked for if messages of its node are lost.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Sends a change to the node that drives the run, and returns what it has answered. `None` if no other node drives the run:
 /// then this one makes the change.
@@ -45,9 +45,12 @@ async fn try_send<A: DeserializeOwned>(
     let Some(cluster) = engine.journal.store().cluster() else {
         return Ok(None);
     };
-    let Some((root, owner)) = find_elsewhere(engine, cluster, run).await? else {
+    let Some((run_record, owner)) = find_elsewhere(engine, cluster, run).await? else {
         return Ok(None);
     };
+    let root = run_record.root_id;
+    let sent = engine.sent_requests.begin(run_record.owner);
+    let _sent = sent.ok_or(StoreError::TooManyRequests(run))?;
     let change = change();
     let request = NewRequest {
         id: RequestId::new(),
@@ -77,12 +80,12 @@ async fn try_send<A: DeserializeOwned>(
     })
 }
 
-/// The root of an unfinished run that this node does not drive, and who owns the tree.
+/// An unfinished run that this node does not drive, and who owns the tree.
 async fn find_elsewhere(
     engine: &Engine,
     cluster: &dyn Cluster,
     id: RunId,
-) -> Result<Option<(RunId, TreeOwner)>, StoreError> {
+) -> Result<Option<(Run, TreeOwner)>, StoreError> {
     if engine.active_runs.get(id).is_some() {
         return Ok(None);
     }
@@ -92,7 +95,7 @@ async fn find_elsewhere(
     };
     Ok(match cluster.tree_owner(run.root_id).await? {
         TreeOwner::ThisNode | TreeOwner::Ended => None,
-        owner @ (TreeOwner::Node(_) | TreeOwner::Nobody) => Some((run.root_id, owner)),
+        owner @ (TreeOwner::Node(_) | TreeOwner::Nobody) => Some((run, owner)),
     })
 }
 
@@ -119,7 +122,7 @@ async fn await_answer(
         let id = request.id.0;
         let is_answer = |it: &NodeMessage| matches!(it, NodeMessage::Answered(it) if *it == id);
         let answered = wake_up::wait_for(&mut messages, is_answer);
-        let _ = tokio::time::timeout(POLL_INTERVAL, answered).await;
+        let _ = tokio::time::timeout(engine.sent_requests.poll_interval(), answered).await;
     }
 }
 
@@ -144,7 +147,11 @@ async fn try_answer(
             RunChange::decode(content).map_err(|error| StoreError::Backend(error.to_string()))?;
         return Ok(perform_change::perform(engine, request, change).await);
     }
-    let is_over = start.elapsed() >= TAKE_TIMEOUT || engine.draining.is_cancelled();
+    let timeout = match engine.draining.is_cancelled() {
+        true => DRAIN_TAKE_TIMEOUT,
+        false => TAKE_TIMEOUT,
+    };
+    let is_over = start.elapsed() >= timeout;
     if is_over && !request.is_taken && cluster.withdraw_request(request.id).await? {
         return Err(StoreError::NotTaken(request.run));
     }

@@ -14,8 +14,10 @@ use crate::store::postgres::sql::params;
 use crate::store::run_requests::{OpenRequest, RequestChange, RequestState, RunRequests};
 use crate::store::write_queue::job::Task;
 
-const OPEN_REQUESTS: &str = "SELECT r.id, r.run, r.root, r.asker, r.kind, r.is_taken FROM requests r \
-     JOIN trees t ON t.root = r.root WHERE t.node = :node AND r.answer IS NULL ORDER BY r.number LIMIT 256";
+/// Of those that wait for each other the first one.
+const OPEN_REQUESTS: &str = "SELECT id, run, root, asker, kind, is_taken FROM (SELECT DISTINCT ON (r.root, r.kind) \
+     r.id, r.number, r.run, r.root, r.asker, r.kind, r.is_taken FROM requests r JOIN trees t ON t.root = r.root \
+     WHERE t.node = :node AND r.answer IS NULL ORDER BY r.root, r.kind, r.number) first ORDER BY number LIMIT 256";
 const CONTENT: &str = "SELECT body, blobs FROM requests WHERE id = :id";
 const STATE: &str = "SELECT is_taken, answer FROM requests WHERE id = :id";
 
