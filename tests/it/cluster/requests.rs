@@ -11,7 +11,7 @@ use crate::support::daemon::Daemon;
 use crate::support::events::{Event, assert_complete, count};
 use crate::support::gate::Gate;
 use crate::support::postgres;
-use crate::support::provider::answer::{calls, says};
+use crate::support::provider::answer::{calls, hangs, says};
 use crate::tools::approvals::{careful, decide, ended_well, sent, writes, wrote};
 
 /// An agent that reads a file, once the gate opens.
@@ -100,6 +100,54 @@ async fn any_daemon_cancels_a_run() {
         add(&app, nobody, json!("x")).await.problem(404);
     }
     assert_eq!(request_count(&url), 0);
+}
+
+/// Its daemon may still have a long time to drain.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_is_approved_while_its_daemon_drains_goes_on_at_another() {
+    let Some((mut app, second, _)) = pair(careful("").server("drain_timeout = 3600")).await else {
+        return;
+    };
+    app.provider.will("careful", [writes("a"), says("done")]);
+    app.provider.will("solo", [hangs()]);
+    let (id, request) = sent(&app, "careful").await;
+    app.start("solo", "go").await;
+    app.provider.wait_for_request("solo", 1).await;
+    app.daemon.signal("TERM");
+    app.daemon.wait_for_log("stays as last committed").await;
+    // The one that drains answers too.
+    let decided = decide(&app, &request, json!({"decision": "approve"})).await;
+    assert_eq!(decided.status, 202, "{}", decided.text);
+    let _first = std::mem::replace(&mut app.daemon, second);
+    ended_well(&app.find(&id).await, 1).await;
+    assert!(wrote(&app, "a"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_requests_to_one_run_do_not_keep_others_waiting() {
+    let Some((mut app, second, url)) = pair(reader()).await else {
+        return;
+    };
+    app.provider.always("solo", |_| hangs());
+    let busy = app.start("solo", "go").await.id().to_owned();
+    let other = app.start("solo", "go").await.id().to_owned();
+    app.provider.wait_for_request("solo", 2).await;
+    let _first = std::mem::replace(&mut app.daemon, second);
+    let busy = app.database().id(&busy);
+    execute(
+        &url,
+        &format!(
+            "INSERT INTO requests (id, root, run, asker, kind, body, blobs) \
+             SELECT gen_random_uuid(), {busy}, {busy}, gen_random_uuid(), 'hold', '', '{{}}' FROM generate_series(1, 1000)"
+        ),
+    );
+    let got = steer(&app, &other, "pause").await;
+    assert_eq!(got.status, 202, "{}", got.text);
+    let open: i64 = postgres::with_client(&url, async |client| {
+        let open = "SELECT count(*) FROM requests WHERE answer IS NULL";
+        client.query_one(open, &[]).await?.try_get(0)
+    });
+    assert!(open > 300, "{open} of 1000");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
