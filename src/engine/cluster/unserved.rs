@@ -36,8 +36,11 @@ pub async fn run(engine: Arc<Engine>) {
         }
         let looked = async {
             for tree in cluster.unserved_trees(max_wait, MAX_TREES).await? {
-                if cluster.claim_unserved(tree.root).await? {
-                    handle(&engine, cluster, &tree).await?;
+                if cluster.claim_unserved(tree.root).await?
+                    && let Err(error) = handle(&engine, cluster, &tree).await
+                {
+                    let root = tree.root;
+                    tracing::warn!(run.id = %root, run.root = %root, error = %error, "{root}, which no node can drive, is looked at again: {error}");
                 }
             }
             Ok::<_, StoreError>(())

@@ -110,13 +110,14 @@ impl Scheduler {
             let sleep = async {
                 match pass.next {
                     Some(next) => tokio::time::sleep(next.min(MAX_SLEEP)).await,
-                    // Another node may resume a paused schedule.
-                    None => leadership.poll().await,
+                    None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = sleep => {}
+                // Another node may resume a paused schedule.
+                () = leadership.poll() => {}
                 () = self.changed.notified() => {}
                 Ok(()) = reloads.changed() => {}
                 Some(run) = waits.next() => drop(awaited.remove(&run)),
