@@ -14,6 +14,8 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::signals::{SignalAction, Signals};
 use crate::cli::sources::Sources;
 use crate::cli::{output, service_manager};
+use crate::config::Config;
+use crate::config::document::{self, ProblemKind};
 use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
 use crate::store::open;
@@ -53,8 +55,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         ..args.sources.flags()
     };
     let config = load::load(&flags, &process_environment())?;
-    let checked = open::check_urls(&config.data);
-    checked.map_err(|(key, why)| InvalidInput(format!("{key} {why}")))?;
+    check_urls(&config, &flags)?;
     telemetry::init(&config.telemetry).map_err(InvalidInput)?;
     let signals = Signals::new()?;
     let daemon = Daemon::start(config, args.insecure_no_auth).await?;
@@ -68,6 +69,18 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         never = handle_signals(signals, catalog, stop, stop_now) => match never {},
         never = service_manager::feed_watchdog() => match never {},
     }
+}
+
+/// The error names the file and line, or the variable, that has the URL.
+fn check_urls(config: &Config, flags: &Flags) -> anyhow::Result<()> {
+    let Err((key, why)) = open::check_urls(&config.data) else {
+        return Ok(());
+    };
+    let loaded = load::load_with_sources(flags, &process_environment())?;
+    let text = format!("{key} {why}");
+    let problem = (loaded.positions).problem(key, text, ProblemKind::RuleViolation);
+    let text = document::format_problems(&[problem], &loaded.file, "\n");
+    Err(InvalidInput(text).into())
 }
 
 async fn handle_signals(
