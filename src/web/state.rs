@@ -1,6 +1,7 @@
 //! The state that all handlers share.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -36,6 +37,8 @@ pub struct AppState {
     /// The last OpenAPI document that was built.
     pub openapi: Arc<Mutex<Option<Arc<OpenApiDocument>>>>,
     pub ticket_signer: Arc<TicketSigner>,
+    /// Whether the last check of the store has failed, so that the log says it once.
+    pub store_failed: Arc<AtomicBool>,
     /// The calls of MCP clients that may cancel them by a notification.
     pub mcp_calls: Arc<OpenCalls>,
 }
@@ -51,6 +54,7 @@ impl AppState {
             openapi: Arc::default(),
             feeder: Arc::default(),
             ticket_signer: Arc::default(),
+            store_failed: Arc::default(),
             mcp_calls: Arc::default(),
         }
     }

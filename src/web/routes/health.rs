@@ -1,5 +1,6 @@
 //! `/livez`, `/readyz` and `/version`, which need no key and reveal nothing secret.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -93,7 +94,10 @@ pub async fn livez() -> Response {
 /// agent file does not make the daemon unready, nor do agents of other nodes that differ.
 pub async fn readyz(State(state): State<AppState>) -> Response {
     let store = state.runner.store().check();
-    let store = match tokio::time::timeout(STORE_TIMEOUT, store).await {
+    let store = tokio::time::timeout(STORE_TIMEOUT, store).await;
+    let has_failed = matches!(store, Ok(Err(_)));
+    let had_failed = state.store_failed.swap(has_failed, Ordering::Relaxed);
+    let store = match store {
         Ok(Ok(())) if state.runner.is_store_down() => {
             Check::failed("a write failed, and the runs that it stopped have not gone on yet")
         }
@@ -102,7 +106,9 @@ pub async fn readyz(State(state): State<AppState>) -> Response {
             Check::failed("the disk is full: runs can be read and deleted, and nothing else")
         }
         Ok(Err(error)) => {
-            warn!("The store is not ready: {error}");
+            if !had_failed {
+                warn!("The store is not ready: {error}");
+            }
             Check::failed("the store cannot be read or written; the log has the cause")
         }
         Err(_) => Check::failed("the store did not answer in time"),

@@ -59,6 +59,8 @@ async fn runs_continue_after_the_database_was_away() {
     assert_eq!(refused.status, 503, "{}", refused.text);
     set_away(&url, false);
     app.get_until("/readyz", |got| got.status == 200).await;
+    let log = app.daemon.log();
+    assert!(log.matches("The store is not ready").count() <= 1, "{log}");
     for id in runs {
         let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "done");
