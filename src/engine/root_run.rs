@@ -367,11 +367,14 @@ pub fn keep_suspended(context: &RunContext, session_guard: Option<SessionGuard>)
     }
 }
 
-/// Suspends a root run while the daemon drains. Another node goes on with it: at once if it waits for a permit, or when a person
-/// has decided.
+/// Suspends a root run while the daemon drains.
 async fn park(context: &RunContext) {
+    let (engine, root) = (&context.engine, context.run.scope.run);
+    let is_queued = engine.cluster_permits.is_waiting(root);
     suspend(context);
-    permits::hand_over(&context.engine, context.run.scope.run).await;
+    if is_queued {
+        permits::hand_over(engine, root).await;
+    }
 }
 
 /// Suspends a root run until the next start of the daemon.

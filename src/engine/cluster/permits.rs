@@ -60,7 +60,7 @@ pub async fn give_up(
     Ok(())
 }
 
-/// Leaves a tree in which nothing is at work to other nodes: this one drains, and would not go on with it.
+/// Leaves a tree that waits for a permit to other nodes: this one drains, and would not start it.
 pub async fn hand_over(engine: &Engine, root: RunId) {
     if let Some(cluster) = engine.journal.store().cluster() {
         match cluster.change_permit(root, PermitChange::HandOver).await {

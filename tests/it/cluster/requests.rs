@@ -102,27 +102,6 @@ async fn any_daemon_cancels_a_run() {
     assert_eq!(request_count(&url), 0);
 }
 
-/// Its daemon may still have a long time to drain.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_that_is_approved_while_its_daemon_drains_goes_on_at_another() {
-    let Some((mut app, second, _)) = pair(careful("").server("drain_timeout = 3600")).await else {
-        return;
-    };
-    app.provider.will("careful", [writes("a"), says("done")]);
-    app.provider.will("solo", [hangs()]);
-    let (id, request) = sent(&app, "careful").await;
-    app.start("solo", "go").await;
-    app.provider.wait_for_request("solo", 1).await;
-    app.daemon.signal("TERM");
-    app.daemon.wait_for_log("stays as last committed").await;
-    // The one that drains answers too.
-    let decided = decide(&app, &request, json!({"decision": "approve"})).await;
-    assert_eq!(decided.status, 202, "{}", decided.text);
-    let _first = std::mem::replace(&mut app.daemon, second);
-    ended_well(&app.find(&id).await, 1).await;
-    assert!(wrote(&app, "a"));
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_to_one_run_do_not_keep_others_waiting() {
     let Some((mut app, second, url)) = pair(reader()).await else {
