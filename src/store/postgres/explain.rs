@@ -79,12 +79,13 @@ pub async fn explain(
     }
     let epoch = state.trees.get(&write.root).copied();
     let is_owned = refused.node == Some(state.node.0) && refused.epoch == epoch;
-    if creates_root || (refused.node.is_some() && !is_owned) {
-        // A new root is refused only if the node was replaced.
+    let has_tree = refused.epoch.is_some();
+    if creates_root || (has_tree && !is_owned) {
+        // A new root is refused only if the node was replaced. A tree without a node was left to others.
         return Ok(Explanation::Rejected(StoreError::Fenced));
     }
     let is_create = matches!(write.change, Change::Create(_));
-    if refused.node.is_none() && (is_create || refused.is_found && !refused.has_ended) {
+    if !has_tree && (is_create || refused.is_found && !refused.has_ended) {
         return Ok(Explanation::TreeEnded);
     }
     Ok(refused.explain(write))

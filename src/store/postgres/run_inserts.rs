@@ -119,17 +119,20 @@ impl RunInserts {
     }
 }
 
-/// Locks the sessions that these tasks enter, if there are several.
+/// Locks the sessions that these tasks enter or delete.
 pub fn lock_sessions<'a>(tasks: &[&'a Task]) -> Option<Query<'a>> {
     let entered = tasks.iter().filter_map(|task| match task {
         Task::Write(write) => match &write.change {
             Change::Create(new_run) => entered_session(&new_run.run),
             _ => None,
         },
+        Task::ForgetSession(owner, name) => {
+            Some((owner.as_deref().unwrap_or_default(), name.as_bytes()))
+        }
         _ => None,
     });
     let sessions: BTreeSet<(&str, &[u8])> = entered.collect();
-    if sessions.len() < 2 {
+    if sessions.is_empty() {
         return None;
     }
     let (owners, names): (Vec<_>, Vec<_>) = sessions.into_iter().unzip();

@@ -151,11 +151,13 @@ statements! {
     LeaveTree: "UPDATE trees SET node = NULL, labels = ARRAY(SELECT unnest(labels) UNION SELECT unnest(:labels::text[])) \
          WHERE root = :root AND node = :node",
     /// The next run of a session: its id is greater than that of the one before.
-    /// Before a transaction enters them one by one: nodes lock sessions in the same order, so that none waits for the other.
-    LockSessions: "SELECT 1 FROM sessions s JOIN unnest(:owners::text[], :names::bytea[]) AS b (owner, name) \
-         ON s.owner = b.owner AND s.name = b.name ORDER BY s.owner, s.name FOR UPDATE OF s",
     EnterSession: "INSERT INTO sessions AS s (owner, name, last_run) VALUES (:owner, :session, :root) \
          ON CONFLICT (owner, name) DO UPDATE SET last_run = excluded.last_run WHERE s.last_run < excluded.last_run",
+    /// Before a transaction enters sessions one by one: nodes lock them in the same order, so that none waits for the other. New
+    /// ones are made, before all runs.
+    LockSessions: "INSERT INTO sessions AS s (owner, name, last_run) SELECT owner, name, '00000000-0000-0000-0000-000000000000' \
+         FROM unnest(:owners::text[], :names::bytea[]) AS b (owner, name) ORDER BY b.owner COLLATE \"C\", b.name \
+         ON CONFLICT (owner, name) DO UPDATE SET last_run = excluded.last_run WHERE false",
     /// Affects a row if all other runs of the session have ended, but for known ones.
     RequireKnownRuns: "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM trees WHERE session = :session \
          AND coalesce(owner, '') = :owner AND root <> :root AND root <> ALL(:known::uuid[]))",
@@ -277,7 +279,6 @@ statements! {
     DeleteApproval: "DELETE FROM approvals WHERE run = :run AND call = :call",
     DeleteSessions: "DELETE FROM sessions s USING runs r WHERE r.id = ANY(:runs) AND s.owner = coalesce(r.owner, '') \
          AND s.name = r.session AND s.last_run = r.id",
-    LockSession: "SELECT 1 FROM sessions WHERE owner = :owner AND name = :session FOR UPDATE",
     DeleteFreeSession: "DELETE FROM sessions s WHERE s.owner = :owner AND s.name = :session \
          AND NOT EXISTS (SELECT 1 FROM trees t WHERE t.session = s.name AND coalesce(t.owner, '') = s.owner)",
     ForgetOwnedSession: "UPDATE runs SET session = NULL WHERE id IN (SELECT id FROM runs WHERE session IS NOT NULL \

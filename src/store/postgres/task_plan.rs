@@ -145,7 +145,7 @@ fn upsert_push_config(run: RunId, config: &PushConfig) -> Query<'_> {
 }
 
 /// Removes a session's name from the oldest of its runs: the conversation is that of the last one, so it is either whole or
-/// gone. A run that another node accepts meanwhile keeps it. The last statement affects as many rows as runs lost the name.
+/// gone. The session is locked: what the statements see has all runs that other nodes have accepted in it. The last statement affects as many rows as runs lost the name.
 fn forget_session<'a>(owner: Option<&'a str>, name: &'a str) -> Vec<Query<'a>> {
     let limit = i64::from(SESSION_PART_RUNS);
     let free = values! {":owner": owner.unwrap_or_default(), ":session": free_text(name)};
@@ -159,12 +159,7 @@ fn forget_session<'a>(owner: Option<&'a str>, name: &'a str) -> Vec<Query<'a>> {
             Query::new(Sql::ForgetSession, values.into())
         }
     };
-    vec![
-        // What the next statements see has all runs that have entered the session.
-        Query::new(Sql::LockSession, free.to_vec()),
-        Query::new(Sql::DeleteFreeSession, free.into()),
-        runs,
-    ]
+    vec![Query::new(Sql::DeleteFreeSession, free.into()), runs]
 }
 
 fn add_batch_lines(id: BatchId, lines: &[BatchLine]) -> Vec<Query<'_>> {

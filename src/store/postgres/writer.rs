@@ -568,7 +568,9 @@ fn is_alone(task: &Task, is_disk_full: bool) -> bool {
         | Task::Vacuum
         | Task::ClaimTrees(..)
         | Task::ClaimUnserved(_)
-        | Task::GivePermits(_) => true,
+        | Task::GivePermits(_)
+        // It resets the sums that the ends of runs add to.
+        | Task::TrimUsage(_) => true,
         // It needs space then, which others may not need.
         Task::Check => is_disk_full,
         _ => false,
