@@ -372,7 +372,12 @@ pub fn build_write(
     steps: Vec<Step>,
     kinds: Vec<EventKind>,
 ) -> Write {
-    let events: Vec<Event> = kinds.into_iter().map(|kind| run.event(kind)).collect();
+    let mut events: Vec<Event> = kinds.into_iter().map(|kind| run.event(kind)).collect();
+    if let Change::Finish(finished) = &change {
+        // The end has one time, in the record, its event and its webhook.
+        let times = events.iter_mut().map(|event| &mut event.time);
+        times.for_each(|time| *time = finished.finished_at);
+    }
     let webhooks = &run.tree.webhooks;
     let deliveries = match run.parent.is_none() && !webhooks.is_empty() {
         true => {
