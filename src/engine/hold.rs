@@ -37,10 +37,8 @@ pub async fn set_held(
     }
     let (change, event) = entry(&run, is_held, by);
     let active_run = engine.active_runs.get(id);
-    if active_run
-        .as_ref()
-        .is_some_and(|run| run.is_held_itself() == is_held)
-    {
+    let is_paused = active_run.as_ref().is_some_and(|it| it.is_held_itself());
+    if is_held && is_paused && run.status != Status::Cancelling {
         return Ok(false);
     }
     let journal = &engine.journal;

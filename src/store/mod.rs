@@ -391,7 +391,7 @@ pub enum StoreError {
     NotTaken(RunId),
     /// Many requests of the same owner to runs of other nodes wait for their answers.
     #[error(
-        "too many requests to runs of other nodes, such as {0}, are being done, and nothing has happened; try again"
+        "too many requests of this key to runs of other nodes, such as {0}, wait for their answers; nothing has happened, try again"
     )]
     TooManyRequests(RunId),
     /// A node has taken the request and has not answered.

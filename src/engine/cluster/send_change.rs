@@ -19,7 +19,7 @@ use crate::store::run_requests::{OpenRequest, RequestState};
 
 /// How long a request waits until a node takes it: longer than the takeover of a dead node's trees.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The same while this node drains, which waits for it: others take over what it leaves to them within a second.
+/// The same while this node drains: the drain waits for the answer. Others take what it leaves to them within a second.
 const DRAIN_TAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long it waits for its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);

@@ -8,8 +8,9 @@ use std::time::Duration;
 /// For each owner of runs.
 const MAX_REQUESTS: usize = 256;
 /// How often an answer is looked for in case the message of its node is lost: the more rarely, the more requests there are.
-const MIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
-const MAX_POLLS_PER_SECOND: usize = 100;
+const MIN_POLL_SECONDS: usize = 1;
+const MAX_POLL_SECONDS: usize = 5;
+const REQUESTS_PER_SECOND: usize = 100;
 
 #[derive(Default)]
 pub struct SentRequests {
@@ -38,8 +39,8 @@ impl SentRequests {
 
     pub fn poll_interval(&self) -> Duration {
         let requests: usize = self.lock().values().sum();
-        let seconds = u64::try_from(requests / MAX_POLLS_PER_SECOND).unwrap_or(u64::MAX);
-        MIN_POLL_INTERVAL.max(Duration::from_secs(seconds))
+        let seconds = requests.div_ceil(REQUESTS_PER_SECOND);
+        Duration::from_secs(seconds.clamp(MIN_POLL_SECONDS, MAX_POLL_SECONDS) as u64)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Option<String>, usize>> {
@@ -71,7 +72,7 @@ mod tests {
         assert!(sent.iter().all(Option::is_some));
         assert!(all.begin(owner()).is_none());
         assert!(all.begin(None).is_some());
-        assert_eq!(all.poll_interval(), Duration::from_secs(2));
+        assert_eq!(all.poll_interval(), Duration::from_secs(3));
         sent.pop();
         assert!(all.begin(owner()).is_some());
         sent.clear();

@@ -35,15 +35,14 @@ pub async fn run(engine: Arc<Engine>) {
             continue;
         }
         let looked = async {
+            let mut outcome = Ok(());
             for tree in cluster.unserved_trees(max_wait, MAX_TREES).await? {
-                if cluster.claim_unserved(tree.root).await?
-                    && let Err(error) = handle(&engine, cluster, &tree).await
-                {
-                    let root = tree.root;
-                    tracing::warn!(run.id = %root, run.root = %root, error = %error, "{root}, which no node can drive, is looked at again: {error}");
+                if cluster.claim_unserved(tree.root).await? {
+                    // One that cannot be read does not keep the others waiting.
+                    outcome = handle(&engine, cluster, &tree).await.and(outcome);
                 }
             }
-            Ok::<_, StoreError>(())
+            outcome
         };
         log.add(&looked.await);
     }

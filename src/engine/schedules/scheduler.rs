@@ -23,7 +23,7 @@ use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 
 /// The longest sleep while there are schedules: the clock may be set.
-const MAX_SLEEP: Duration = Duration::from_secs(30);
+const MAX_SLEEP: Duration = Duration::from_secs(10);
 /// When a start is tried again that the store or a full queue prevented.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// How long one wait for the end of a run takes at most.
@@ -110,14 +110,13 @@ impl Scheduler {
             let sleep = async {
                 match pass.next {
                     Some(next) => tokio::time::sleep(next.min(MAX_SLEEP)).await,
-                    None => std::future::pending().await,
+                    // Another node may resume a paused schedule.
+                    None => leadership.poll().await,
                 }
             };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = sleep => {}
-                // Another node may resume a paused schedule.
-                () = leadership.poll() => {}
                 () = self.changed.notified() => {}
                 Ok(()) = reloads.changed() => {}
                 Some(run) = waits.next() => drop(awaited.remove(&run)),

@@ -100,7 +100,7 @@ impl Connector {
             .map_err(|error| StoreError::Backend(error.to_string()))
     }
 
-    /// How long a server that works may take to answer a statement; `None` if the URL allows it any time.
+    /// How long a server that works may take to answer a statement; `None` if the URL allows it any time, or says it in another unit than milliseconds.
     pub fn max_answer_time(&self) -> Option<Duration> {
         let limit = statement_timeout(self.config.get_options()?)?;
         Some(limit + MAX_ANSWER_DELAY)

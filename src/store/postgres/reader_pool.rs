@@ -97,6 +97,9 @@ impl ReaderPool {
                 .await?;
             reader.is_in_transaction = true;
             let result = read(&reader).await;
+            if reader.is_unanswered.load(Ordering::Relaxed) {
+                return result;
+            }
             reader.execute("COMMIT").await?;
             reader.is_in_transaction = false;
             result

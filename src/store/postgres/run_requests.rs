@@ -14,7 +14,7 @@ use crate::store::postgres::sql::params;
 use crate::store::run_requests::{OpenRequest, RequestChange, RequestState, RunRequests};
 use crate::store::write_queue::job::Task;
 
-/// Of those that wait for each other the first one.
+/// The first open request of each kind to each tree.
 const OPEN_REQUESTS: &str = "SELECT id, run, root, asker, kind, is_taken FROM (SELECT DISTINCT ON (r.root, r.kind) \
      r.id, r.number, r.run, r.root, r.asker, r.kind, r.is_taken FROM requests r JOIN trees t ON t.root = r.root \
      WHERE t.node = :node AND r.answer IS NULL ORDER BY r.root, r.kind, r.number) first ORDER BY number LIMIT 256";

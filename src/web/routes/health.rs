@@ -94,19 +94,19 @@ pub async fn livez() -> Response {
 /// agent file does not make the daemon unready, nor do agents of other nodes that differ.
 pub async fn readyz(State(state): State<AppState>) -> Response {
     let store = state.runner.store().check();
-    let store = tokio::time::timeout(STORE_TIMEOUT, store).await;
-    let has_failed = matches!(store, Ok(Err(_)));
-    let had_failed = state.store_failed.swap(has_failed, Ordering::Relaxed);
-    let store = match store {
+    let store = match tokio::time::timeout(STORE_TIMEOUT, store).await {
         Ok(Ok(())) if state.runner.is_store_down() => {
             Check::failed("a write failed, and the runs that it stopped have not gone on yet")
         }
-        Ok(Ok(())) => Check::passed(),
+        Ok(Ok(())) => {
+            state.store_failed.store(false, Ordering::Relaxed);
+            Check::passed()
+        }
         Ok(Err(StoreError::DiskFull)) => {
             Check::failed("the disk is full: runs can be read and deleted, and nothing else")
         }
         Ok(Err(error)) => {
-            if !had_failed {
+            if !state.store_failed.swap(true, Ordering::Relaxed) {
                 warn!("The store is not ready: {error}");
             }
             Check::failed("the store cannot be read or written; the log has the cause")

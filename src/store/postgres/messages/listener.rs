@@ -27,7 +27,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const CHECKS_PER_PROBE: u32 = 10;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// After how many messages of this node to itself, of which none has arrived, the log says so. There is one in each interval.
-const MAX_LOST_MESSAGES: u32 = 5;
+const MAX_LOST_MESSAGES: u32 = 15;
 
 /// Whether what this node sends itself arrives.
 #[derive(Default)]
