@@ -22,7 +22,7 @@ use crate::engine::schedules::plan::{self, Due};
 use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 
-/// The longest sleep while there are schedules: the clock may be set.
+/// The longest sleep while there are schedules: the clock may be set, and another node may resume a paused schedule.
 const MAX_SLEEP: Duration = Duration::from_secs(10);
 /// When a start is tried again that the store or a full queue prevented.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
