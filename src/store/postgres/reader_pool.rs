@@ -61,12 +61,13 @@ impl ReaderPool {
             let why = "others read long lists, and did not end in time";
             return Err(StoreError::Backend(why.to_owned()));
         };
-        let (pool, max_answer_time) = (self.pool.clone(), self.max_answer_time);
-        self.run(async move {
-            // Also if the caller gives up: the server goes on.
-            let _permit = permit;
-            let reader = Reader::take(&pool, max_answer_time).await?;
-            read(&reader).await
+        self.read(move |db| {
+            let reading = read(db);
+            Box::pin(async move {
+                // Also if the caller gives up: the server goes on.
+                let _permit = permit;
+                reading.await
+            })
         })
         .await
     }

@@ -145,7 +145,8 @@ fn upsert_push_config(run: RunId, config: &PushConfig) -> Query<'_> {
 }
 
 /// Removes a session's name from the oldest of its runs: the conversation is that of the last one, so it is either whole or
-/// gone. The session is locked: what the statements see has all runs that other nodes have accepted in it. The last statement affects as many rows as runs lost the name.
+/// gone. The session is locked: what the statements see has all runs that other nodes have accepted in it. The last statement
+/// affects as many rows as runs lost the name.
 fn forget_session<'a>(owner: Option<&'a str>, name: &'a str) -> Vec<Query<'a>> {
     let limit = i64::from(SESSION_PART_RUNS);
     let free = values! {":owner": owner.unwrap_or_default(), ":session": free_text(name)};
