@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use futures_util::StreamExt;
 use reqwest::header::CONTENT_TYPE;
 use serde::Deserialize;
 
@@ -16,6 +15,8 @@ use crate::cli::reconnects::Reconnects;
 use crate::cli::server::DaemonArgs;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Most bytes of a result.
+const MAX_RESULT: usize = 256 << 20;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -147,20 +148,34 @@ async fn wait(client: &Client, id: &str) -> anyhow::Result<Counts> {
     }
 }
 
+/// Prints each result once, also if the daemon is restarted meanwhile.
 async fn print_results(client: &Client, id: &str) -> anyhow::Result<()> {
-    let response = client.send(client.get(&["batches", id, "results"])).await?;
-    let mut parts = response.bytes_stream();
-    let mut line = Vec::new();
-    while let Some(part) = parts.next().await {
-        let part = part.context("the results ended early")?;
-        for piece in part.split_inclusive(|byte| *byte == b'\n') {
-            line.extend_from_slice(piece);
-            if line.ends_with(b"\n") {
-                let result: serde_json::Value = serde_json::from_slice(&line)?;
-                output::print_json_line(&result)?;
-                line.clear();
+    let mut reconnects = Reconnects::to_known_daemon();
+    let mut printed = 0;
+    loop {
+        let before = printed;
+        let (mut line_number, mut outcome) = (0, Ok(()));
+        let on_line = |line: &[u8]| {
+            line_number += 1;
+            if line_number > printed && outcome.is_ok() {
+                outcome = print_result(line);
+                printed = line_number;
             }
+        };
+        let request = client.get(&["batches", id, "results"]);
+        let read = client.read_lines(request, MAX_RESULT, on_line).await;
+        outcome?;
+        let Err(error) = read else {
+            return Ok(());
+        };
+        if printed > before {
+            reconnects.on_success();
         }
+        reconnects.pause_after(error).await?;
     }
-    Ok(())
+}
+
+fn print_result(line: &[u8]) -> anyhow::Result<()> {
+    let result: serde_json::Value = serde_json::from_slice(line)?;
+    output::print_json_line(&result)
 }

@@ -80,7 +80,7 @@ impl RunView {
 }
 
 /// Maximum length of an event's line in bytes.
-const MAX_LINE: usize = 16 << 20;
+const MAX_EVENT_LINE: usize = 16 << 20;
 
 impl Client {
     /// The path of `url` is the daemon's `path_prefix`; the default scheme is `http`. Ignores proxies of the
@@ -382,6 +382,21 @@ impl Client {
         mut on_event: impl FnMut(&Value),
     ) -> Result<(), ClientError> {
         let request = request.header(ACCEPT, "text/event-stream");
+        let on_line = |line: &[u8]| {
+            if let Some(event) = parse_event(line) {
+                on_event(&event);
+            }
+        };
+        self.read_lines(request, MAX_EVENT_LINE, on_line).await
+    }
+
+    /// Calls `on_line` for every line of the response, until its end or until it breaks off. A line may have `max` bytes.
+    pub async fn read_lines(
+        &self,
+        request: RequestBuilder,
+        max: usize,
+        mut on_line: impl FnMut(&[u8]),
+    ) -> Result<(), ClientError> {
         let mut bytes = self.send(request).await?.bytes_stream();
         let mut line = Vec::new();
         while let Some(chunk) = bytes.next().await {
@@ -389,12 +404,10 @@ impl Client {
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
                 line.extend_from_slice(part);
                 if line.ends_with(b"\n") {
-                    if let Some(event) = parse_event(&line) {
-                        on_event(&event);
-                    }
+                    on_line(&line);
                     line.clear();
-                } else if line.len() > MAX_LINE {
-                    return Err(self.invalid_response("an event is too long"));
+                } else if line.len() > max {
+                    return Err(self.invalid_response("a line is too long"));
                 }
             }
         }

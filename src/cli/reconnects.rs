@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::cli::client::{Client, ClientError};
 use crate::cli::output;
+use crate::domain::event;
 
 /// How often it is tried without success, and the pause before each attempt.
 const MAX_ATTEMPTS: u32 = 15;
@@ -18,19 +19,63 @@ pub struct Reconnects {
     attempts: u32,
     /// Until something has answered, an error is final: the address may be wrong.
     has_answered: bool,
+    is_silent: bool,
 }
 
 impl Reconnects {
     /// For a daemon that has answered before.
     pub fn to_known_daemon() -> Self {
         Self {
-            attempts: 0,
             has_answered: true,
+            ..Self::default()
+        }
+    }
+
+    /// For a daemon that something else says is away.
+    pub fn silent() -> Self {
+        Self {
+            is_silent: true,
+            ..Self::to_known_daemon()
         }
     }
 
     pub fn on_success(&mut self) {
-        *self = Self::to_known_daemon();
+        self.attempts = 0;
+        self.has_answered = true;
+    }
+
+    /// Calls `on_event` for every event of a run's tree until the last one. Opens a stream that breaks off again.
+    ///
+    /// # Errors
+    /// As for [`Self::pause_after`].
+    pub async fn follow(
+        &mut self,
+        client: &Client,
+        id: &str,
+        mut on_event: impl FnMut(&Value),
+    ) -> anyhow::Result<()> {
+        let mut last = 0;
+        let mut has_ended = false;
+        loop {
+            let before = last;
+            let followed = client.follow(id, last, |event| {
+                last = event["seq"].as_u64().unwrap_or(last);
+                let name = event["type"].as_str().unwrap_or_default();
+                has_ended |= event["run_id"] == id && event::is_terminal(name);
+                on_event(event);
+            });
+            let followed = followed.await;
+            if has_ended {
+                return Ok(());
+            }
+            if last > before {
+                self.on_success();
+            }
+            match followed {
+                Ok(()) => self.pause_after_end(id).await?,
+                Err(error) => self.pause_after(error).await?,
+            }
+        }
     }
 
     /// The run's record at the latest after `wait` seconds at a daemon, or at its end.
@@ -75,10 +120,7 @@ impl Reconnects {
     }
 
     /// Pauses after an event stream of the run that ended before the run.
-    ///
-    /// # Errors
-    /// There were enough attempts.
-    pub async fn pause_after_end(&mut self, run: &str) -> anyhow::Result<()> {
+    async fn pause_after_end(&mut self, run: &str) -> anyhow::Result<()> {
         if self.attempts == MAX_ATTEMPTS {
             anyhow::bail!("the event stream of {run} breaks off again and again");
         }
@@ -88,7 +130,7 @@ impl Reconnects {
     }
 
     async fn pause(&mut self, why: &str) {
-        if self.attempts == 0 {
+        if self.attempts == 0 && !self.is_silent {
             if std::io::stderr().is_terminal() {
                 // There may be a status line, or a question.
                 output::eprint_status(format_args!(""));

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Map, Value, json};
@@ -25,6 +26,8 @@ use crate::domain::run::Status;
 
 /// How long the daemon keeps a request for a run that has not ended.
 const MAX_WAIT_SECONDS: u64 = 30;
+/// How long the progress of a run that has ended is waited for.
+const LAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -159,17 +162,25 @@ async fn run_on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<Ex
 async fn follow_run(client: &Client, id: &str, progress: &mut Progress) -> anyhow::Result<Value> {
     let is_asking = Cell::new(false);
     let mut prompt = ApprovalPrompt::new(client, &is_asking);
-    let show_progress = async {
-        if !matches!(progress, Progress::Silent) {
-            // Progress is optional: if the stream breaks off, the run is still waited for.
-            let on_event = |event: &Value| progress.on_event(event, is_asking.get());
-            let _ = client.follow(id, 0, on_event).await;
+    let finished = prompt.wait_until_finished(id);
+    if matches!(progress, Progress::Silent) {
+        return finished.await;
+    }
+    // Progress is optional: without its events the run is waited for all the same, and its daemon's absence is reported.
+    let mut reconnects = Reconnects::silent();
+    let on_event = |event: &Value| progress.on_event(event, is_asking.get());
+    let followed = reconnects.follow(client, id, on_event);
+    tokio::pin!(finished, followed);
+    tokio::select! {
+        run = &mut finished => {
+            if run.is_ok() {
+                // The last events are shown before the end.
+                let _ = tokio::time::timeout(LAST_EVENTS_TIMEOUT, followed).await;
+            }
+            run
         }
-        anyhow::Ok(())
-    };
-    // The last events are shown before the end; an error ends the command at once.
-    let (run, ()) = tokio::try_join!(prompt.wait_until_finished(id), show_progress)?;
-    Ok(run)
+        _ = &mut followed => finished.await,
+    }
 }
 
 async fn cancel_run(client: &Client, id: &str) -> anyhow::Result<Value> {

@@ -15,7 +15,6 @@ use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
 use crate::cli::signals::Signals;
 use crate::cli::table::{Cell, Column, Table};
-use crate::domain::event;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -103,37 +102,19 @@ pub async fn watch_run(client: &Client, id: &str, json: bool) -> anyhow::Result<
     }
 }
 
-/// Prints events until the run's last one. Opens a stream that breaks off again.
+/// Prints events until the run's last one.
 async fn follow_to_end(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
     let mut lines = EventLines::default();
-    let mut last = 0;
-    let mut has_ended = false;
+    let mut printed = Ok(());
     let mut reconnects = Reconnects::default();
-    loop {
-        let before = last;
-        let mut printed = Ok(());
-        let followed = client.follow(id, last, |event| {
-            last = event["seq"].as_u64().unwrap_or(last);
-            let name = event["type"].as_str().unwrap_or_default();
-            has_ended |= event["run_id"] == id && event::is_terminal(name);
-            let result = print_event(&mut lines, event, json);
-            if printed.is_ok() {
-                printed = result;
-            }
-        });
-        let followed = followed.await;
-        printed?;
-        if has_ended {
-            return Ok(());
+    let followed = reconnects.follow(client, id, |event| {
+        let result = print_event(&mut lines, event, json);
+        if printed.is_ok() {
+            printed = result;
         }
-        if last > before {
-            reconnects.on_success();
-        }
-        match followed {
-            Ok(()) => reconnects.pause_after_end(id).await?,
-            Err(error) => reconnects.pause_after(error).await?,
-        }
-    }
+    });
+    let followed = followed.await;
+    printed.and(followed)
 }
 
 fn print_event(lines: &mut EventLines, event: &Value, json: bool) -> anyhow::Result<()> {

@@ -11,6 +11,7 @@ use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::daemon::axed_command;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{fails, hangs, says};
+use crate::support::relay::Relay;
 use crate::support::within_timeout;
 
 fn setup() -> Setup {
@@ -245,6 +246,28 @@ async fn the_command_prints_results_and_fails_if_a_line_does() {
     let bad = run("{}\nno json\n").await;
     assert_eq!(bad.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&bad.stderr).contains("1 were rejected"));
+}
+
+#[tokio::test]
+async fn results_that_break_off_are_printed_once() {
+    let app = app().await;
+    let relay = Relay::start(&app.daemon.url).await;
+    app.write("lines.jsonl", &lines(50));
+    relay.break_after("reply to line 3");
+    let home = app.path("");
+    let arguments = ["batch", "solo", "lines.jsonl", "--server", &relay.url];
+    let mut command: Command = axed_command(&home, &arguments);
+    let output = within_timeout("the command", command.output()).await;
+    let output = output.expect("an output");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    assert!(err.contains("; connecting again"), "{err}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let printed = printed.lines().map(|line| {
+        let result: Value = serde_json::from_str(line).expect("JSON");
+        result["index"].as_u64().expect("an index")
+    });
+    assert_eq!(printed.collect::<Vec<_>>(), Vec::from_iter(0..50));
 }
 
 #[tokio::test]

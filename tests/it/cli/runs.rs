@@ -337,6 +337,46 @@ async fn waiting_goes_on_at_the_daemon_that_is_started_next() {
 }
 
 #[tokio::test]
+async fn progress_goes_on_at_the_daemon_that_is_started_next() {
+    let mut app = TestApp::setup()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let relay = Relay::start(&app.daemon.url).await;
+    let gate = Gate::closed();
+    let late = || says("read").after_gate(&gate);
+    app.provider
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
+    app.provider.will("reader", [late(), late()]);
+    let (home, server) = (app.path("."), relay.url.clone());
+    let arguments = ["run", "planner", "go", "--verbose", "--server", &server];
+    let mut command = axed_command(&home, &arguments);
+    let restart = async {
+        app.provider.wait_for_concurrency("reader", 1).await;
+        relay.wait_for("\"agent\":\"reader\"").await;
+        app.daemon.kill().await;
+        app.restart_after_end().await;
+        relay.set_daemon(&app.daemon.url);
+        gate.open();
+    };
+    let output = within_timeout("the command's end", command.output());
+    let (output, ()) = tokio::join!(output, restart);
+    let output = output.expect("run axed");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n");
+    for line in [
+        "; connecting again",
+        "reader (depth 1)",
+        "planner: resumed",
+        "turn 2: end_turn",
+    ] {
+        assert_eq!(err.matches(line).count(), 1, "{line}: {err}");
+    }
+}
+
+#[tokio::test]
 async fn a_conversation_is_printed_and_a_run_deleted() {
     let app = TestApp::setup()
         .agent(

@@ -1,6 +1,6 @@
 //! A TCP proxy with an address that stays, as a proxy or a service in front of daemons has.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,6 +22,8 @@ struct State {
     target: watch::Sender<String>,
     /// What clients have got.
     sent: watch::Sender<String>,
+    /// The next connection in which a client gets this breaks off.
+    breaks_after: Mutex<Option<String>>,
 }
 
 impl Relay {
@@ -32,6 +34,7 @@ impl Relay {
         let state = Arc::new(State {
             target: watch::Sender::new(address(daemon)),
             sent: watch::Sender::default(),
+            breaks_after: Mutex::default(),
         });
         let mut server = JoinSet::new();
         let shared = Arc::clone(&state);
@@ -55,11 +58,31 @@ impl Relay {
         self.state.target.send_replace(address(url));
     }
 
+    /// Breaks off one connection once its client has got `text`.
+    pub fn break_after(&self, text: &str) {
+        *self.state.lock_break() = Some(text.to_owned());
+    }
+
     /// Waits until clients have got `text`.
     pub async fn wait_for(&self, text: &str) {
         let mut sent = self.state.sent.subscribe();
         let found = within_timeout(text, sent.wait_for(|sent| sent.contains(text))).await;
         drop(found.expect("it lives"));
+    }
+}
+
+impl State {
+    fn lock_break(&self) -> MutexGuard<'_, Option<String>> {
+        self.breaks_after
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the connection whose client has just got `text` breaks off.
+    fn breaks_off(&self, text: &str) -> bool {
+        let mut breaks_after = self.lock_break();
+        let found = breaks_after.take_if(|searched| text.contains(searched.as_str()));
+        found.is_some()
     }
 }
 
@@ -82,6 +105,9 @@ async fn relay(client: TcpStream, state: &State) -> io::Result<()> {
             to_client.write_all(&buffer[..count]).await?;
             let text = String::from_utf8_lossy(&buffer[..count]);
             state.sent.send_modify(|sent| sent.push_str(&text));
+            if state.breaks_off(&text) {
+                return Ok(());
+            }
         }
     };
     tokio::select! {
