@@ -3,14 +3,18 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use secrecy::ExposeSecret;
 use serde_json::json;
 
 use crate::catalog::Rules;
 use crate::catalog::reload::Catalog;
+use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::config::Data;
 use crate::config::load::Flags;
+use crate::domain::agent::Agent;
+use crate::store::StoreError;
 use crate::store::migrate::{self, Direction};
 use crate::store::open;
 
@@ -66,8 +70,8 @@ pub struct Backup {
 #[derive(Debug, clap::Args)]
 #[command(
     next_line_help = true,
-    after_help = "The database of PostgreSQL is that of data.url, the one of SQLite is in data.dir. The target must be empty; the
-source stays as it is.
+    after_help = "The database of PostgreSQL is that of data.url, the one of SQLite is in data.dir. The target must
+be empty; the source stays as it is.
 
 Examples:
   AXED_DATA__URL=postgres://axed@db/axed axed data migrate --to postgres --data /var/lib/axed
@@ -119,7 +123,8 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Check(args) => check(&args.data_dir.resolve("pg_amcheck")?, args.format),
         Command::Backup(args) => {
-            let bytes = open::backup(&args.data_dir.resolve("pg_dump")?, &args.file, args.force)?;
+            let dir = args.data_dir.resolve("pg_dump")?;
+            let bytes = open::backup(&dir, &args.file, args.force).map_err(described)?;
             output::print_line(format_args!(
                 "Copied the database to {} ({bytes} bytes)",
                 args.file.display()
@@ -127,6 +132,15 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Migrate(args) => migrate(args),
+    }
+}
+
+/// The error of a command that has no other task than what failed.
+fn described(error: StoreError) -> anyhow::Error {
+    match error {
+        StoreError::Backend(why) => anyhow::anyhow!(why),
+        error @ StoreError::NoDatabase(_) => InvalidInput(error.to_string()).into(),
+        other => other.into(),
     }
 }
 
@@ -141,7 +155,19 @@ fn migrate(Migrate { to, sources, data }: Migrate) -> anyhow::Result<ExitCode> {
         Engine::Postgres => Direction::ToPostgres,
         Engine::Sqlite => Direction::ToSqlite,
     };
-    let copied = migrate::migrate(&config.data, direction, &|agent| agents.node_labels(agent))?;
+    let url = config.data.url.as_ref().ok_or_else(|| {
+        InvalidInput(
+            "data.url is not set; set it, or AXED_DATA__URL, to the PostgreSQL database".to_owned(),
+        )
+    })?;
+    let node_labels = |agent: &Agent| agents.node_labels(agent);
+    let copied = migrate::migrate(
+        &config.data.dir,
+        url.expose_secret(),
+        direction,
+        &node_labels,
+    )
+    .map_err(described)?;
     for table in copied.iter().filter(|table| table.rows > 0) {
         output::print_line(format_args!("{:>12} {}", table.rows, table.name))?;
     }
@@ -155,7 +181,7 @@ fn migrate(Migrate { to, sources, data }: Migrate) -> anyhow::Result<ExitCode> {
 }
 
 fn check(dir: &Path, format: FormatArgs) -> anyhow::Result<ExitCode> {
-    let findings = open::check(dir)?;
+    let findings = open::check(dir).map_err(described)?;
     if format.is_json() {
         output::print_json(&json!({"dir": dir.to_string_lossy(), "data": findings}))?;
         return Ok(match findings.is_empty() {

@@ -31,6 +31,10 @@ pub fn lint(config: &Config, positions: &Positions) -> Vec<Problem> {
         let text = "server.default_timeout is above server.max_timeout, which holds for all runs";
         warn("server.default_timeout", text.to_owned(), None);
     }
+    if config.data.listen_url.is_some() && config.data.url.is_none() {
+        let text = "data.listen_url has no effect without data.url: runs are recorded in data.dir";
+        warn("data.listen_url", text.to_owned(), None);
+    }
     let (loop_warn, loop_stop) = (config.limits.loop_warn, config.limits.loop_stop);
     if loop_stop > 0 && loop_warn >= loop_stop {
         let text = "limits.loop_warn is not below limits.loop_stop, so that runs fail without a hint before";

@@ -36,6 +36,15 @@ pub fn root_label(root: &Path) -> String {
     format!("root {}", root.display())
 }
 
+/// What a node with these labels has, as a part of a sentence: `label gpu, provider acme`.
+pub fn describe_labels(labels: &[String]) -> String {
+    let described = labels.iter().map(|label| match is_service(label) {
+        true => label.clone(),
+        false => format!("label {label}"),
+    });
+    described.collect::<Vec<_>>().join(", ")
+}
+
 /// Whether it is no configured label.
 pub fn is_service(label: &str) -> bool {
     label.contains(' ')

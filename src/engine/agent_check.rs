@@ -18,6 +18,7 @@ use crate::config::{ClientKey, Config};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::{McpServer, McpTransport, Template};
+use crate::domain::node::describe_labels;
 use crate::domain::period_budget::PeriodLimit;
 use crate::domain::skill;
 use crate::domain::suggestion;
@@ -336,9 +337,9 @@ impl EntryCheck<'_> {
         let is_own = missing.iter().any(|label| self.agent.node.contains(label));
         let path = if is_own { "node" } else { "sub_agents" };
         let text = format!(
-            "{path}: runs need a node with the labels {}, which this daemon has not, and are refused; set labels in [cluster] of \
+            "{path}: runs need a node with {}, which this daemon has not, and are refused; set labels in [cluster] of \
              the server's configuration",
-            missing.join(", ")
+            describe_labels(&missing)
         );
         self.warn(path, text);
     }

@@ -20,6 +20,7 @@ use crate::domain::content::Content;
 use crate::domain::context::ContextSettings;
 use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::message::{Message, ToolSpec};
+use crate::domain::node::describe_labels;
 use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
 use crate::domain::warning::RunWarning;
@@ -133,7 +134,7 @@ pub enum StartError {
     )]
     Unpriced(ModelRef),
     /// This node has not the labels that the agent requires, and no other node can take the run.
-    #[error("runs of agent {agent} need a node with the labels {}; {why}", .labels.join(", "))]
+    #[error("runs of agent {agent} need a node with {}; {why}", describe_labels(.labels))]
     NoNode {
         agent: String,
         labels: Arc<[String]>,

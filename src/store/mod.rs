@@ -401,13 +401,15 @@ pub enum StoreError {
     Unanswered(RunId),
     /// The database does not contain what was written.
     #[error(
-        "the database is damaged: {0}; axed data check shows what else is, and a backup or sqlite3's .recover mends it"
+        "the database is damaged: {0}; axed data check (PostgreSQL: pg_amcheck) shows what else is, and a backup or sqlite3's .recover mends it"
     )]
     Corrupt(String),
     #[error(
         "the disk is full: nothing but deletions is taken until there is space again; delete runs, or other files"
     )]
     DiskFull,
+    #[error("there is no database {0}; --data names the data directory")]
+    NoDatabase(String),
     /// The storage engine failed.
     #[error("the store failed: {0}")]
     Backend(String),

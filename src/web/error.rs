@@ -315,6 +315,7 @@ impl From<StoreError> for Problem {
             | StoreError::MessagesChanged(_)
             | StoreError::SessionChanged
             | StoreError::Locked { .. }
+            | StoreError::NoDatabase(_)
             | StoreError::Backend(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 ProblemCode::StoreUnavailable,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 use crate::domain::agent::Agent;
+use crate::domain::node::describe_labels;
 use crate::domain::run::RunId;
 use crate::engine::admission::placement;
 use crate::engine::cluster::permits;
@@ -114,7 +115,7 @@ async fn leave_to_others(
             }
         }
         if let Some(labels) = placement::elsewhere(engine, &agent, &needed) {
-            tracing::info!(run.id = %root, run.root = %root, "{root} is left to a node with {}", labels.join(", "));
+            tracing::info!(run.id = %root, run.root = %root, "{root} is left to a node with {}", describe_labels(&labels));
             cluster.hand_over_tree(root, labels).await?;
             left.insert(root);
         }

@@ -2,6 +2,7 @@
 
 use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::message::shorten;
+use crate::domain::node::describe_labels;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::BudgetExceeded;
 use crate::engine::state::deadline::Deadline;
@@ -36,7 +37,7 @@ pub fn interrupted(message: &str) -> Failure {
 }
 
 pub fn no_node(labels: &[String]) -> Failure {
-    let message = format!("no node had the labels {} in time", labels.join(", "));
+    let message = format!("no node had {} in time", describe_labels(labels));
     failure(FailureCode::NoNode, "config", message, true)
 }
 

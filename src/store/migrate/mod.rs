@@ -9,10 +9,8 @@ mod to_sqlite;
 
 use std::path::Path;
 
-use secrecy::ExposeSecret;
 use tokio::runtime::Builder;
 
-use crate::config::Data;
 use crate::store::StoreError;
 use crate::store::migrate::node_labels::NodeLabels;
 use crate::store::postgres;
@@ -28,9 +26,9 @@ pub struct CopiedTable {
 /// Which way a store is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the data directory to the database of `data.url`.
+    /// From the data directory to the PostgreSQL database.
     ToPostgres,
-    /// From the database of `data.url` to the data directory.
+    /// From the PostgreSQL database to the data directory.
     ToSqlite,
 }
 
@@ -38,16 +36,11 @@ pub enum Direction {
 /// has a row already. The labels that nodes need for unfinished runs are in PostgreSQL only: `node_labels` finds them for a copy
 /// that goes there.
 pub fn migrate(
-    data: &Data,
+    dir: &Path,
+    url: &str,
     direction: Direction,
     node_labels: NodeLabels<'_>,
 ) -> Result<Vec<CopiedTable>, StoreError> {
-    let url = data.url.as_ref().ok_or_else(|| {
-        StoreError::Backend(
-            "data.url is not set; set it, or AXED_DATA__URL, to the PostgreSQL database".to_owned(),
-        )
-    })?;
-    let (dir, url) = (&data.dir, url.expose_secret());
     let copy = || {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| StoreError::Backend(error.to_string()))?;
@@ -72,9 +65,10 @@ async fn copy(
             to_postgres::copy(&source, dir, &mut target, node_labels).await
         }
         Direction::ToSqlite => {
+            // A source that cannot be opened leaves no empty database behind.
+            let mut source = postgres::offline::Offline::open(url).await?;
             let mut target = sqlite::offline::create(dir)?;
             to_sqlite::check_empty(&target, dir)?;
-            let mut source = postgres::offline::Offline::open(url).await?;
             to_sqlite::copy(&mut source, &mut target, dir).await
         }
     }

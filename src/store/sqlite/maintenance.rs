@@ -99,10 +99,7 @@ fn open_existing(dir: &Path) -> Result<Connection, StoreError> {
     let file = dir.join(DATABASE_FILE);
     files::check_wal_has_database(&file)?;
     if files::file_size(&file).is_none() {
-        return Err(StoreError::Backend(format!(
-            "there is no database {}; --data names the data directory",
-            file.display()
-        )));
+        return Err(StoreError::NoDatabase(file.display().to_string()));
     }
     let db = schema::open_reader(&file)?;
     schema::check_version(&db, &file)?;

@@ -20,10 +20,7 @@ pub struct Offline {
 pub fn open(dir: &Path) -> Result<Offline, StoreError> {
     let file = dir.join(DATABASE_FILE);
     if files::file_size(&file).is_none() {
-        return Err(StoreError::Backend(format!(
-            "there is no database {}; --data names the data directory",
-            file.display()
-        )));
+        return Err(StoreError::NoDatabase(file.display().to_string()));
     }
     create(dir)
 }

@@ -43,7 +43,7 @@ async fn a_daemon_that_shares_no_database_refuses_runs_for_other_nodes() {
         assert_eq!(refused.json()["code"], "no_node");
         let detail = refused.problem(422);
         assert!(
-            detail.contains("a node with the labels eu, gpu"),
+            detail.contains("a node with label eu, label gpu"),
             "{detail}"
         );
     }
