@@ -21,7 +21,6 @@ use crate::engine::context::{Engine, RunContext};
 use crate::engine::prepare::RunInput;
 use crate::engine::record::journal;
 use crate::engine::record::run_record;
-use crate::engine::replay::recovery;
 use crate::engine::replay::recovery::RecoveredRun;
 use crate::engine::replay::run_log;
 use crate::engine::replay::suspension::SuspendedTree;
@@ -198,7 +197,7 @@ pub struct ResumedRoot {
 }
 
 impl ResumedRoot {
-    /// Drives the run until it ends or the daemon shuts down, then fails the children of its tree that no call reached.
+    /// Drives the run until it ends or the daemon shuts down.
     pub async fn run_task(mut self) {
         let context = self.context.clone();
         let mut session_guard = self.session_guard.take();
@@ -207,11 +206,6 @@ impl ResumedRoot {
             () = self.run_to_end(&mut session_guard) => {}
             () = context.engine.shutdown.cancelled() => return suspend(&context),
             () = pause::suspended(&context, session_suspended) => return park(&context).await,
-        }
-        if !context.run.is_suspended()
-            && let Err(error) = recovery::fail_orphans(&context.engine, context.run.scope.run).await
-        {
-            context.run.suspend(&error);
         }
         if context.run.is_suspended() {
             keep_suspended(&context, session_guard);

@@ -53,7 +53,7 @@ pub struct OtherNode {
 pub struct UnservedTree {
     pub root: RunId,
     pub labels: Vec<String>,
-    /// Whether it has waited long enough.
+    /// Whether it has waited for longer than `max_wait`: its run fails.
     pub is_overdue: bool,
 }
 
@@ -97,6 +97,10 @@ pub trait TreeOwners: Send + Sync + 'static {
         max_wait: Option<Duration>,
         max: usize,
     ) -> BoxFuture<'_, Result<Vec<UnservedTree>, StoreError>>;
+
+    /// Trees that have ended with their root although runs of them have not, at most `max`. An older version could leave such runs
+    /// behind.
+    fn abandoned_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
 
     /// Lets this node write to a tree whose labels no node has, although it cannot drive it, until a node with the labels claims it.
     /// False if there is such a node, or no such tree.

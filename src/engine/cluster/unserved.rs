@@ -1,14 +1,18 @@
-//! Trees whose labels no node has: they wait with a warning, and fail in the end. One node does this for all.
+//! Trees whose labels no node has: they wait with a warning, and fail in the end. And runs whose tree has ended without them. One
+//! node does this for all.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
+use crate::domain::node::describe_labels;
 use crate::domain::run::{RunId, Status};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::cluster::claims;
 use crate::engine::cluster::retry_log::RetryLog;
 use crate::engine::context::Engine;
-use crate::engine::replay::recovery;
+use crate::engine::replay::interrupted_runs;
 use crate::engine::state::failures;
 use crate::engine::state::run_warnings::RunWarnings;
 use crate::store::StoreError;
@@ -16,6 +20,8 @@ use crate::store::cluster::{Cluster, UnservedTree};
 use crate::store::node_messages::NodeMessage;
 
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it looks for runs whose tree has ended.
+const ABANDONED_INTERVAL: Duration = Duration::from_secs(60);
 /// Trees in one look.
 const MAX_TREES: usize = 64;
 
@@ -26,6 +32,7 @@ pub async fn run(engine: Arc<Engine>) {
     };
     let max_wait = engine.settings.runs.unserved;
     let mut log = RetryLog::new("Looking for runs that no node can drive");
+    let mut next_abandoned = Instant::now();
     loop {
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
@@ -42,10 +49,24 @@ pub async fn run(engine: Arc<Engine>) {
                     outcome = handle(&engine, cluster, &tree).await.and(outcome);
                 }
             }
+            if Instant::now() >= next_abandoned {
+                next_abandoned = Instant::now() + ABANDONED_INTERVAL;
+                outcome = interrupt_abandoned(&engine, cluster).await.and(outcome);
+            }
             outcome
         };
         log.add(&looked.await);
     }
+}
+
+/// Fails runs that no node will ever drive, because their root has ended.
+async fn interrupt_abandoned(engine: &Engine, cluster: &dyn Cluster) -> Result<(), StoreError> {
+    let roots = cluster.abandoned_trees(MAX_TREES).await?;
+    if roots.is_empty() {
+        return Ok(());
+    }
+    let unfinished = cluster.unfinished_trees(roots).await?;
+    interrupted_runs::interrupt_all(engine, unfinished).await
 }
 
 /// Does what is to be done for a tree that this node may write to now.
@@ -63,7 +84,7 @@ async fn handle(
         Some(_) if tree.is_overdue => {
             let unfinished = cluster.unfinished_trees(vec![root]).await?;
             let failure = |_: &_| failures::no_node(&tree.labels);
-            recovery::fail_all(engine, unfinished, failure).await?;
+            interrupted_runs::fail_all(engine, unfinished, failure).await?;
         }
         Some(run) => {
             let mut warnings = RunWarnings::restored(run.warnings.clone());
@@ -83,8 +104,8 @@ async fn handle(
 
 fn warning(root: RunId, labels: &[String]) -> Warning {
     let message = format!(
-        "no node has the labels {}: the run waits for one",
-        labels.join(", ")
+        "no node has {}: the run waits for one that has",
+        describe_labels(labels)
     );
     tracing::warn!(run.id = %root, run.root = %root, "{root}: {message}");
     Warning::new(WarningCode::NoNode, &message)

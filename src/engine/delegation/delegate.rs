@@ -17,6 +17,7 @@ use crate::engine::delegation::ad_hoc;
 use crate::engine::delegation::child_result;
 use crate::engine::delegation::child_run::{self, ChildRun};
 use crate::engine::prepare::RunInput;
+use crate::engine::replay::interrupted_runs;
 use crate::engine::replay::recovery;
 use crate::engine::replay::run_log::{self, RecordedCalls};
 use crate::engine::run_loop::finish;
@@ -272,7 +273,7 @@ impl RunDelegate {
         let handle_store_error = |error| self.handle_store_error(error);
         // From here on the child is driven to its end, which also unregisters it.
         let Some((child, run)) = recovery::recover_child(context, child.id, &account_ids) else {
-            let interrupted = recovery::interrupt(engine, child.id).await;
+            let interrupted = interrupted_runs::interrupt(engine, child.id).await;
             interrupted.map_err(handle_store_error)?;
             let stored_run = engine.journal.store().run(child.id).await;
             let stored_run = stored_run.map_err(handle_store_error)?;

@@ -2,6 +2,7 @@
 
 pub mod held_time;
 pub mod history;
+pub mod interrupted_runs;
 pub mod playback;
 pub mod recording;
 pub mod recovery;

@@ -8,18 +8,15 @@ use std::sync::{Arc, OnceLock};
 use tokio::time::Instant;
 
 use crate::domain::agent::Agent;
-use crate::domain::failure::Failure;
 use crate::domain::run::{Run, RunId, Scope, Status, now};
-use crate::domain::webhook::Webhook;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::agent_snapshots;
-use crate::engine::run_loop::finish;
+use crate::engine::replay::interrupted_runs;
 use crate::engine::state::active_run::{ActiveRun, RestoredState};
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
 use crate::engine::state::deadline::{self, Deadline};
-use crate::engine::state::failures;
 use crate::engine::state::inbox::Inbox;
 use crate::engine::state::pause::{Calls, Pause};
 use crate::engine::state::provider_keys::ProviderKeys;
@@ -44,18 +41,6 @@ pub fn recover_child(
         engine.suspension.changed.notify_waiters();
         Some((active_run, orphan.run))
     })
-}
-
-/// Fails the remaining orphans of a tree whose root has ended, deepest first: a child that could not be resumed may
-/// have left children.
-pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError> {
-    let mut orphans = engine.orphans.take_tree(root);
-    orphans.sort_by_key(|orphan| (orphan.run.depth, orphan.run.id));
-    engine.suspension.changed.notify_waiters();
-    for orphan in orphans.into_iter().rev() {
-        interrupt(engine, orphan.run.id).await?;
-    }
-    Ok(())
 }
 
 /// A root run that can be resumed.
@@ -99,7 +84,7 @@ pub async fn recover_all(
             Some(_) => orphans.push(unfinished_run),
         }
     }
-    fail_all(engine, orphans, interruption).await?;
+    interrupted_runs::interrupt_all(engine, orphans).await?;
     Ok(recovered)
 }
 
@@ -110,68 +95,6 @@ async fn pin(engine: &Engine, root: &ActiveRun) -> Result<(), StoreError> {
         .agent_pins
         .load(&**store, root.scope.run, &root.agent);
     root.tree.pin(pinned.await?);
-    Ok(())
-}
-
-/// Fails runs that no process drives, which have parents before their children: children first.
-pub async fn fail_all(
-    engine: &Engine,
-    unfinished: Vec<UnfinishedRun>,
-    failure: impl Fn(&Run) -> Failure,
-) -> Result<(), StoreError> {
-    for orphan in unfinished.into_iter().rev() {
-        let webhooks = orphan.resume_state.as_ref();
-        let webhooks = webhooks.map_or(&[][..], |continuation| &continuation.webhooks);
-        fail(engine, orphan.run.id, webhooks, &failure).await?;
-    }
-    Ok(())
-}
-
-/// Why a run fails that was at work when the daemon stopped and cannot be resumed.
-fn interruption(run: &Run) -> Failure {
-    let status = run.status.as_str();
-    failures::interrupted(&format!("the daemon stopped while this run was {status}"))
-}
-
-/// Fails a child run that cannot be resumed.
-pub async fn interrupt(engine: &Engine, id: RunId) -> Result<(), StoreError> {
-    fail(engine, id, &[], interruption).await
-}
-
-async fn fail(
-    engine: &Engine,
-    id: RunId,
-    webhooks: &[Arc<Webhook>],
-    failure: impl Fn(&Run) -> Failure,
-) -> Result<(), StoreError> {
-    let run = match engine.journal.store().run(id).await {
-        Ok(Some(run)) => run,
-        Ok(None) => return Ok(()),
-        // Its end cannot be recorded either; it must not delay other runs.
-        Err(error @ StoreError::Corrupt(_)) => {
-            tracing::error!(run.id = %id, error = %error, "{id} cannot be failed: {error}");
-            return Ok(());
-        }
-        Err(error) => return Err(error),
-    };
-    let failure = failure(&run);
-    let journal = &engine.journal;
-    journal
-        .close_orphan(&run, webhooks, failure.clone())
-        .await?;
-    engine
-        .metrics
-        .run_finished(&run.agent, Status::Failed, None);
-    tracing::warn!(
-        run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-        "{} was {} and nothing can resume it; it fails as {}: {}", run.id, run.status.as_str(), failure.code, failure.message
-    );
-    finish::log_end(&Run {
-        status: Status::Failed,
-        error: Some(failure),
-        finished_at: Some(now()),
-        ..run
-    });
     Ok(())
 }
 

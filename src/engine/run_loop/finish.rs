@@ -11,6 +11,8 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::child_result;
+use crate::engine::replay::interrupted_runs;
+use crate::engine::run_loop::end_log;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
 use crate::engine::run_spans;
 use crate::engine::state::active_run::ActiveRun;
@@ -42,6 +44,12 @@ pub async fn commit_end(
     };
     if run.is_suspended() {
         return Err(StoreError::Suspended);
+    }
+    if run.parent.is_none()
+        && let Err(error) = interrupted_runs::fail_orphans(&context.engine, run.scope.run).await
+    {
+        run.suspend(&error);
+        return Err(error);
     }
     let messages = close_inbox(run, state.progress.turns).await;
     let is_incomplete = matches!(loop_outcome, LoopOutcome::Incomplete);
@@ -255,7 +263,7 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
     match &end_result {
         Ok(run) => {
             run_spans::end_run(&context.run, run);
-            log_end(run);
+            end_log::log_end(run);
             if let Some(error) = &run.error {
                 tracing::warn!(
                     run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
@@ -273,20 +281,6 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
     let run = end_result.ok();
     context.run.publish_end(run.clone());
     run
-}
-
-/// One line for each run that ended, without any text of a client or a model.
-pub fn log_end(run: &Run) {
-    let status = run.status.as_str();
-    let usage = &run.usage;
-    let duration_ms = run.duration_ms(now());
-    tracing::info!(
-        run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0, status,
-        error = run.error.as_ref().map(|error| error.code.to_string()),
-        duration_ms, turns = run.turns, input_tokens = usage.tokens.input, output_tokens = usage.tokens.output,
-        tool_calls = usage.tool_calls, cost_usd = usage.cost.map(|cost| cost.to_usd()),
-        "{} of agent {} is {status} after {duration_ms} ms", run.id, run.agent
-    );
 }
 
 /// Ends a run without the loop: it was cancelled before its clock started, or its record cannot be read. Its permits

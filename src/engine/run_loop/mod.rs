@@ -6,6 +6,7 @@ pub mod compaction;
 pub mod context_window;
 pub mod conversation;
 pub mod drive;
+pub mod end_log;
 pub mod ending;
 pub mod exchange;
 pub mod final_text;

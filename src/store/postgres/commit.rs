@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::domain::node::NodeId;
 use crate::domain::run::{RunId, now};
+use crate::store::cluster::PermitChange;
 use crate::store::encoding::clock_skew;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::integers::{signed, unsigned};
@@ -285,8 +286,22 @@ impl WriterState {
                 runs if runs >= task_plan::SESSION_PART_RUNS.into() => ForgetProgress::More as u64,
                 _ => ForgetProgress::Done as u64,
             },
-            Task::Check if std::mem::take(&mut self.is_disk_full) => {
-                info!("The disk of the database's server has space again");
+            Task::HandOverTree(root, _) | Task::ChangePermit(root, PermitChange::HandOver) => {
+                if affected > 0 {
+                    self.trees.remove(root);
+                }
+                0
+            }
+            Task::ChangePermit(root, PermitChange::GiveUp) => {
+                if outcomes[task.end - 1].affected > 0 {
+                    self.trees.remove(root);
+                }
+                0
+            }
+            Task::Check => {
+                if std::mem::take(&mut self.is_disk_full) {
+                    info!("The disk of the database's server has space again");
+                }
                 0
             }
             _ => 0,
@@ -329,7 +344,7 @@ impl WriterState {
         Ok(Some(progress))
     }
 
-    /// Takes a tree whose root has ended, but not all of its runs.
+    /// Takes a tree whose root has ended, but not all of its runs, unless another node is quicker or the root is deleted.
     pub async fn revive(&mut self, db: &Connection, root: RunId) -> Result<(), CommitError> {
         let queries = [
             Query::new(Sql::Begin, Vec::new()),
@@ -341,10 +356,12 @@ impl WriterState {
             Query::new(Sql::Commit, Vec::new()),
         ];
         let outcomes = db.execute_all(&queries).await?;
-        if outcomes[1].affected == 0 || outcomes[2].affected == 0 {
+        if outcomes[1].affected == 0 {
             return Err(CommitError::Refused(Refusal::Node));
         }
-        self.trees.insert(root, FIRST_EPOCH);
+        if outcomes[2].affected > 0 {
+            self.trees.insert(root, FIRST_EPOCH);
+        }
         Ok(())
     }
 

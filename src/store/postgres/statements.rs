@@ -115,7 +115,7 @@ macro_rules! statements {
     };
 }
 
-// In the order: transactions, new runs, changes of a run, what belongs to a run, sessions, attachments, deliveries, deletions,
+// In the order: transactions, owners and permits of trees, sessions, duties, checks, new runs, changes of a run, what belongs to a run, sessions, attachments, deliveries, deletions,
 // batches, schedules, requests, memories, usage.
 statements! {
     /// The user of the database may have another default.
@@ -125,8 +125,8 @@ statements! {
     /// Nothing is written for a node that another one has replaced.
     GuardNode: "SELECT 1 FROM nodes WHERE incarnation = :node FOR KEY SHARE",
     /// A tree whose root has ended, but not all of its runs.
-    ReviveTree: "INSERT INTO trees (root, node, epoch, last_event, owner, agent) SELECT :root, n.incarnation, 1, \
-         coalesce((SELECT last_seq FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT 1), 0), r.owner, r.agent \
+    ReviveTree: "INSERT INTO trees (root, node, epoch, last_event, owner, agent, permit) SELECT :root, n.incarnation, 1, \
+         coalesce((SELECT last_seq FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT 1), 0), r.owner, r.agent, 0 \
          FROM nodes n, runs r WHERE n.incarnation = :node AND r.id = :root ON CONFLICT (root) DO NOTHING",
     /// The trees of this node.
     OwnTrees: "SELECT root, epoch FROM trees WHERE node = :node",
@@ -178,6 +178,9 @@ statements! {
     ReleasePermit: "UPDATE trees SET permit = 0 WHERE root = :root AND node = :node",
     /// The runs behind it in its session go on.
     GiveUpTree: "UPDATE trees SET permit = 0, session = NULL WHERE root = :root AND node = :node",
+    /// All runs of a tree whose root had ended before them have ended.
+    RemoveEndedTree: "DELETE FROM trees WHERE root = :root AND node = :node \
+         AND NOT EXISTS (SELECT 1 FROM runs WHERE root = :root AND finished_at IS NULL)",
     HandOverTree: "UPDATE trees t SET node = NULL WHERE t.root = :root AND t.node = :node \
          AND EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation <> :node AND (t.labels IS NULL OR t.labels <@ n.labels))",
     /// It comes before those that have not started.
@@ -210,7 +213,7 @@ statements! {
          WHERE c.expires <= :now OR EXISTS (SELECT 1 FROM deletions d WHERE d.root = c.run)",
     /// Removes several, so that a backlog shrinks while new ones arrive.
     DeleteExpiredClaims: "DELETE FROM claims WHERE (credential, route, key) IN \
-         (SELECT credential, route, key FROM claims WHERE expires <= :now ORDER BY expires LIMIT 4)",
+         (SELECT credential, route, key FROM claims WHERE expires <= :now ORDER BY expires LIMIT 4 FOR UPDATE SKIP LOCKED)",
     /// A root that is not being deleted.
     HasRoot: "SELECT 1 FROM runs WHERE id = :id AND parent IS NULL \
          AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = :id)",
@@ -219,7 +222,8 @@ statements! {
          VALUES (:hash, :body, :used_until, :run) ON CONFLICT (hash) \
          DO UPDATE SET used_until = greatest(d.used_until, excluded.used_until), only_run = NULL",
     InsertLabel: "INSERT INTO labels (key, value, run) VALUES (:key, :value, :run)",
-    RaiseClockSkew: "UPDATE clock SET lead = greatest(lead, :lead), lag = greatest(lag, :lag) WHERE id = 1",
+    RaiseClockSkew: "UPDATE clock SET lead = greatest(lead, :lead), lag = greatest(lag, :lag) \
+         WHERE id = 1 AND (lead < :lead OR lag < :lag)",
     StartRun: change!(
         concat!(", started_at = coalesce(r.started_at, :started_at), deadline_at = ", by_database_clock!(":deadline_at"), ", \
          deadline_seconds = :deadline_seconds, status = CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END"),

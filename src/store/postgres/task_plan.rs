@@ -87,7 +87,7 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
             let values = values! {":root": root, ":node": node.0, ":labels": labels};
             vec![Query::new(Sql::LeaveTree, values.into())]
         }
-        Task::ChangePermit(root, change) => vec![change_permit(node, *root, *change)],
+        Task::ChangePermit(root, change) => change_permit(node, *root, *change),
         Task::TakeDuty(name, holder) => {
             let holder = holder.map(|holder| holder.0);
             let values = values! {":name": *name, ":node": node.0, ":holder": holder};
@@ -101,6 +101,23 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
             let values = values! {":now": now().as_millisecond()};
             vec![Query::new(Sql::WriteCheck, values.into())]
         }
+    }
+}
+
+/// Tasks that are not committed together with others.
+pub fn is_alone(task: &Task, is_disk_full: bool) -> bool {
+    match task {
+        Task::ClearFailed(_)
+        | Task::Delete(_)
+        | Task::Vacuum
+        | Task::ClaimTrees(..)
+        | Task::ClaimUnserved(_)
+        | Task::GivePermits(_)
+        // It resets the sums that the ends of runs add to.
+        | Task::TrimUsage(_) => true,
+        // It needs space then, which others may not need.
+        Task::Check => is_disk_full,
+        _ => false,
     }
 }
 
@@ -259,15 +276,19 @@ fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange, node: Nod
     Query::new(sql, values)
 }
 
-/// The statement of a change to the permit of a tree of this node.
-fn change_permit(node: NodeId, root: RunId, change: PermitChange) -> Query<'static> {
+/// The statements of a change to the permit of a tree of this node.
+fn change_permit(node: NodeId, root: RunId, change: PermitChange) -> Vec<Query<'static>> {
     let sql = match change {
         PermitChange::Release => Sql::ReleasePermit,
         PermitChange::Return => Sql::ReturnToQueue,
         PermitChange::GiveUp => Sql::GiveUpTree,
         PermitChange::HandOver => Sql::HandOverTree,
     };
-    Query::new(sql, values! {":root": root, ":node": node.0}.into())
+    let query = |sql| Query::new(sql, values! {":root": root, ":node": node.0}.into());
+    match change {
+        PermitChange::GiveUp => vec![query(sql), query(Sql::RemoveEndedTree)],
+        _ => vec![query(sql)],
+    }
 }
 
 /// The statement of a change that `node` makes.

@@ -33,6 +33,9 @@ const UNSERVED: &str = "SELECT root, labels, is_overdue FROM (SELECT t.root, t.l
      AND NOT EXISTS (SELECT 1 FROM nodes n WHERE t.labels <@ n.labels)) u \
      WHERE is_overdue OR node IS DISTINCT FROM :node OR status = 'cancelling' \
      OR coalesce(warnings, '') NOT LIKE '%\"no_node\"%' ORDER BY root LIMIT :max";
+const ABANDONED: &str = "SELECT DISTINCT r.root FROM runs r WHERE r.finished_at IS NULL \
+     AND NOT EXISTS (SELECT 1 FROM trees t WHERE t.root = r.root) \
+     AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) LIMIT :max";
 const LOAD: &str = "SELECT owner, agent, count(*) FILTER (WHERE permit = 2) AS running, \
      count(*) FILTER (WHERE permit = 1) AS waiting, \
      count(*) FILTER (WHERE permit = 1 AND node IS NOT NULL AND unserved_at IS NULL) AS at_nodes \
@@ -133,6 +136,16 @@ impl TreeOwners for PostgresStore {
                     })
                 };
                 db.rows(UNSERVED, params).await?.iter().map(tree).collect()
+            })
+        }))
+    }
+
+    fn abandoned_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move {
+                let params = params! {":max": signed(max as u64)};
+                let found = db.rows(ABANDONED, params).await?;
+                found.iter().map(|row| rows::id(row, "root")).collect()
             })
         }))
     }

@@ -30,12 +30,15 @@ use crate::store::postgres::node::{self, NodeStatus};
 use crate::store::postgres::permits;
 use crate::store::postgres::sql::values;
 use crate::store::postgres::statements::Sql;
+use crate::store::postgres::task_plan;
 use crate::store::write_queue::callbacks::WriterCallbacks;
 use crate::store::write_queue::failed_runs::FailedRuns;
 use crate::store::write_queue::job::{Job, JobResult, Task};
 
 /// Largest number of jobs of one commit.
 const MAX_BATCH_JOBS: usize = 256;
+/// Most bytes that the jobs of one commit have together, if they are more than one: all is sent before the first answer.
+const MAX_BATCH_BYTES: usize = 8 << 20;
 /// Attempts to commit what conflicts with another transaction.
 const MAX_ATTEMPTS: u32 = 5;
 /// The longest pause before another attempt.
@@ -165,8 +168,7 @@ impl<'c> Writer<'c> {
                 Task::GivePermits(decide) => results.push(self.give_permits(decide).await),
                 _ => {
                     let is_full = self.state.is_disk_full;
-                    let len = (rest.iter()).position(|job| is_alone(&job.task, is_full));
-                    let part = &rest[..len.unwrap_or(rest.len()).max(1)];
+                    let part = &rest[..part_len(rest, is_full)];
                     results.extend(self.commit_part(part).await);
                 }
             }
@@ -454,6 +456,8 @@ impl<'c> Writer<'c> {
         let roots = state.claim_trees(db, max).await;
         let roots = self.settle(roots).await.map_err(commit_error)?;
         for root in &roots {
+            // Nothing here has driven it since it was lost.
+            self.failed_runs.remove(*root);
             // The caller may have given up: the next one that looks for its trees finds them.
             let _ = claimed.send(*root);
         }
@@ -466,10 +470,12 @@ impl<'c> Writer<'c> {
         }
         let (db, state) = self.connected().await.map_err(commit_error)?;
         let claimed = state.claim_unserved(db, root).await;
-        self.settle(claimed)
-            .await
-            .map(u64::from)
-            .map_err(commit_error)
+        let is_claimed = self.settle(claimed).await.map_err(commit_error)?;
+        if is_claimed {
+            // Nothing here has driven it since it was lost.
+            self.failed_runs.remove(root);
+        }
+        Ok(u64::from(is_claimed))
     }
 
     async fn give_permits(&mut self, decide: &DecidePermits) -> JobResult {
@@ -554,27 +560,21 @@ impl<'c> Writer<'c> {
     }
 }
 
+/// How many of the first jobs are committed together.
+fn part_len(jobs: &[Job], is_disk_full: bool) -> usize {
+    let mut bytes = 0;
+    let ends_part = |job: &Job| {
+        bytes += job.task.bytes();
+        bytes > MAX_BATCH_BYTES || task_plan::is_alone(&job.task, is_disk_full)
+    };
+    let len = jobs.iter().position(ends_part).unwrap_or(jobs.len());
+    len.max(1)
+}
+
 async fn read_trees(db: &Connection, query: &Query<'_>) -> Result<HashMap<RunId, i64>, Error> {
     let trees = db.execute(query).await?;
     let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
     trees.rows.iter().map(tree).collect()
-}
-
-/// Tasks that are not committed together with others.
-fn is_alone(task: &Task, is_disk_full: bool) -> bool {
-    match task {
-        Task::ClearFailed(_)
-        | Task::Delete(_)
-        | Task::Vacuum
-        | Task::ClaimTrees(..)
-        | Task::ClaimUnserved(_)
-        | Task::GivePermits(_)
-        // It resets the sums that the ends of runs add to.
-        | Task::TrimUsage(_) => true,
-        // It needs space then, which others may not need.
-        Task::Check => is_disk_full,
-        _ => false,
-    }
 }
 
 fn commit_error(error: CommitError) -> StoreError {

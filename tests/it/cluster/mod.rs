@@ -21,13 +21,14 @@ use std::process::Stdio;
 
 use futures_util::future::join_all;
 
-use crate::support::app::{Setup, TestApp};
+use crate::support::app::{ApiResponse, Setup, TestApp};
 use crate::support::daemon::{Daemon, axed_command};
 use crate::support::database::Database;
 use crate::support::events::{assert_complete, count};
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::postgres;
-use crate::support::provider::answer::says;
+use crate::support::provider::answer::{delegates, hangs, says};
 use crate::support::within_timeout;
 use tokio::process::Command;
 
@@ -216,4 +217,36 @@ async fn messages_about_the_database_do_not_contain_its_password() {
         };
         assert!(text.contains(expected), "{text}");
     }
+}
+
+/// An older version ended a root before the children that it had not reached, and may have died between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_whose_tree_has_ended_without_them_fail() {
+    let setup = TestApp::setup()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "");
+    let Some((mut app, _)) = spawn(setup).await else {
+        return;
+    };
+    app.provider
+        .will("planner", [delegates([("reader", "x")]), says("planned")]);
+    app.provider.will("reader", [hangs()]);
+    let id = app.start("planner", "go").await.id().to_owned();
+    app.provider.wait_for_request("reader", 1).await;
+    let is_recorded = |got: &ApiResponse| got.json()["data"][0].is_object();
+    app.get_until(&format!("/runs/{id}/children"), is_recorded)
+        .await;
+    app.daemon.kill().await;
+    let db = app.database();
+    db.execute(&format!(
+        "UPDATE runs SET status = 'failed', finished_at = created_at WHERE id = {}; DELETE FROM trees",
+        db.id(&id)
+    ));
+    app.restart_after_end().await;
+    let child = app.find(&id).await.children().await.remove(0);
+    let child = child.wait_for_end().await;
+    assert_eq!(child.failure().0, "interrupted");
+    // What stood for the tree while that was written goes away.
+    let is_gone = async || (db.number("SELECT count(*) FROM trees") == Some(0)).then_some(());
+    eventually("no tree is left", is_gone).await;
 }

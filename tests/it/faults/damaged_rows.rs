@@ -97,6 +97,36 @@ async fn a_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
 }
 
 #[tokio::test]
+async fn children_that_a_damaged_root_does_not_reach_end_before_it() {
+    let mut app = TestApp::setup()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [delegates([("reader", "x")]), says("planned")]);
+    app.provider.will("reader", [hangs()]);
+    let id = app.start("planner", "go").await.id().to_owned();
+    app.provider.wait_for_request("reader", 1).await;
+    let children = format!("/runs/{id}/children");
+    let is_recorded = |got: &ApiResponse| got.json()["data"][0].is_object();
+    app.get_until(&children, is_recorded).await;
+    app.daemon.kill().await;
+    damage_steps(&app, &id);
+    app.restart_after_end().await;
+
+    let run = app.find(&id).await.wait_for_end().await;
+    is_damage(&run);
+    let children = run.children().await;
+    assert_eq!(children[0].failure().0, "interrupted");
+    // Nothing follows the end of the root: who follows the tree has seen everything then.
+    let events = run.events().await;
+    assert_complete(&events);
+    let last = events.last().expect("events");
+    assert_eq!((last.kind(), &last["run_id"]), ("run.failed", &json!(id)));
+}
+
+#[tokio::test]
 async fn a_suspended_run_whose_row_is_damaged_delays_no_other() {
     // On PostgreSQL a damaged run keeps its place in its session until it is deleted.
     let app = TestApp::setup().sqlite().agent("solo", "").spawn().await;
