@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +26,8 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 const BATCH_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Trees that are deleted at once: the store commits concurrent writes together.
 const DELETE_BATCH: usize = 8;
+/// Trees of one status that may fail to be deleted before the store is taken to be out of order.
+const MAX_FAILURES: usize = 16;
 /// Roots counted in one read.
 const COUNT_PAGE: usize = 5_000;
 
@@ -41,19 +43,19 @@ pub async fn run(
     let passes = async {
         loop {
             leadership.gained().await;
-            let pass = async {
-                trim_usage(store.as_ref(), usage_retention).await?;
-                trim_batches(store.as_ref()).await?;
-                run_pass(store.as_ref(), &retention).await
-            };
-            match pass.await {
-                Ok(0) => {}
-                Ok(removed) => {
-                    tracing::info!("Removed {removed} ended root runs with their trees: retention");
-                }
-                Err(StoreError::Closed) => return,
-                Err(error) => {
-                    tracing::warn!(error = %error, "Retention was interrupted and continues in {interval:?}: {error}");
+            let mut pass = Pass::default();
+            pass.add(trim_usage(store.as_ref(), usage_retention).await);
+            pass.add(trim_batches(store.as_ref()).await);
+            run_pass(store.as_ref(), &retention, &mut pass).await;
+            if pass.removed > 0 {
+                let removed = pass.removed;
+                tracing::info!("Removed {removed} ended root runs with their trees: retention");
+            }
+            match pass.error {
+                None => {}
+                Some(StoreError::Closed) => return,
+                Some(error) => {
+                    tracing::warn!(error = %error, "Retention could not remove everything and tries again in {interval:?}: {error}");
                 }
             }
             tokio::time::sleep(interval).await;
@@ -74,23 +76,54 @@ fn interval(retention: &Retention) -> Duration {
     })
 }
 
-/// Deletes all expired trees and frees their space; returns the number of roots.
-async fn run_pass(store: &dyn RunRetention, retention: &Retention) -> Result<usize, StoreError> {
-    let mut removed = 0;
+/// What a pass has done.
+#[derive(Default)]
+struct Pass {
+    removed: usize,
+    /// The last error: what it did not concern was done nevertheless.
+    error: Option<StoreError>,
+}
+
+impl Pass {
+    fn add(&mut self, result: Result<(), StoreError>) {
+        if let Err(error) = result {
+            self.error = Some(error);
+        }
+    }
+}
+
+/// Deletes all expired trees and frees their space.
+async fn run_pass(store: &dyn RunRetention, retention: &Retention, pass: &mut Pass) {
     for (status, policy) in [
         (Status::Completed, retention.completed),
         (Status::Failed, retention.failed),
         (Status::Cancelled, retention.cancelled),
     ] {
-        for cutoff in cutoffs(store, status, policy).await? {
-            removed += delete_before(store, status, cutoff).await?;
-        }
+        let deleted = delete_expired(store, status, policy, pass).await;
+        pass.add(deleted);
     }
+    let freed = free_space(store).await;
+    pass.add(freed);
+}
+
+async fn delete_expired(
+    store: &dyn RunRetention,
+    status: Status,
+    policy: RetentionLimit,
+    pass: &mut Pass,
+) -> Result<(), StoreError> {
+    for cutoff in cutoffs(store, status, policy).await? {
+        delete_before(store, status, cutoff, pass).await?;
+    }
+    Ok(())
+}
+
+async fn free_space(store: &dyn RunRetention) -> Result<(), StoreError> {
     let mut step_started = Instant::now();
     while store.vacuum().await? {
         throttle(&mut step_started).await;
     }
-    Ok(removed)
+    Ok(())
 }
 
 /// Removes the sums of usage that are older than `max_age`.
@@ -166,14 +199,14 @@ async fn oldest_retained(
     Ok(before)
 }
 
-/// Deletes expired trees; returns the number of roots.
+/// Deletes expired trees. A few that cannot be deleted do not keep the others.
 async fn delete_before(
     store: &dyn RunRetention,
     status: Status,
     cutoff: Cutoff,
-) -> Result<usize, StoreError> {
-    let mut removed = 0;
-    let mut after = None;
+    pass: &mut Pass,
+) -> Result<(), StoreError> {
+    let (mut after, mut failures) = (None, 0);
     let mut step_started = Instant::now();
     loop {
         let query = ExpiredQuery {
@@ -183,13 +216,23 @@ async fn delete_before(
         };
         let page = store.expired_roots(query).await?;
         for roots in page.roots.chunks(DELETE_BATCH) {
-            let deleted = try_join_all(roots.iter().map(|root| store.delete(*root))).await?;
-            removed += deleted.into_iter().filter(|gone| *gone).count();
+            let deleted = join_all(roots.iter().map(|root| store.delete(*root))).await;
+            for deleted in deleted {
+                match deleted {
+                    Ok(is_gone) => pass.removed += usize::from(is_gone),
+                    Err(StoreError::Closed) => return Err(StoreError::Closed),
+                    Err(error) if failures == MAX_FAILURES => return Err(error),
+                    Err(error) => {
+                        failures += 1;
+                        pass.error = Some(error);
+                    }
+                }
+            }
             throttle(&mut step_started).await;
         }
         after = page.next;
         if after.is_none() {
-            return Ok(removed);
+            return Ok(());
         }
     }
 }

@@ -229,6 +229,37 @@ async fn runs_expire_by_age_and_active_runs_stay() {
 }
 
 #[tokio::test]
+async fn a_run_that_cannot_be_deleted_keeps_no_other() {
+    let app = TestApp::setup()
+        .sqlite()
+        .agent("solo", "")
+        .agent("broken", "")
+        .config("[data.retention]\nage = 1")
+        .spawn()
+        .await;
+    app.provider.will("broken", [fails(400, "no")]);
+    app.provider.always("solo", |_| says("done"));
+    let stuck = app.run("solo", "go").await.id().to_owned();
+    let db = app.database();
+    db.execute(&format!(
+        "CREATE TRIGGER stuck BEFORE DELETE ON runs WHEN old.id = {} BEGIN SELECT RAISE(ABORT, 'stuck'); END",
+        db.id(&stuck)
+    ));
+    let ids = [
+        app.run("solo", "go").await.id().to_owned(),
+        app.run("broken", "go").await.id().to_owned(),
+    ];
+    for id in &ids {
+        app.get_until(&format!("/runs/{id}"), |got| got.status == 404)
+            .await;
+    }
+    app.daemon
+        .wait_for_log("Retention could not remove everything")
+        .await;
+    assert_eq!(app.find(&stuck).await.output(), "done");
+}
+
+#[tokio::test]
 async fn the_newest_runs_stay_and_the_next_start_deletes_the_rest() {
     let mut app = TestApp::setup()
         .agent("solo", "")
