@@ -45,7 +45,11 @@ const LIVE_EVENTS: [&str; 4] = [
 
 /// A subscription to a tree that this process drives; `None` if it does not.
 pub fn subscribe_here(engine: &Engine, root: RunId) -> Option<Subscription> {
-    engine.active_runs.get(root)?;
+    let active_run = engine.active_runs.get(root)?;
+    if active_run.is_suspended() && engine.journal.store().cluster().is_some() {
+        // It may be another node's by now.
+        return None;
+    }
     let broadcaster = engine.journal.broadcaster();
     let subscription = broadcaster.subscribe(root);
     if engine.active_runs.get(root).is_none() {
@@ -388,9 +392,6 @@ impl Relay {
     /// Publishes what the store has up to the event with the number `last`: texts that another node has sent come before
     /// the events after them. Tries again until it works.
     async fn read_store(&mut self, last: u64) -> Progress {
-        if last == 0 {
-            self.tree.changed.notify_waiters();
-        }
         while last > self.cursor {
             let query = EventQuery {
                 root: self.tree.root,

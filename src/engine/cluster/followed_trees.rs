@@ -19,8 +19,7 @@ const MAX_INPUTS: usize = 1024;
 /// What the task of a followed tree is to do.
 #[derive(Debug)]
 pub enum FollowInput {
-    /// There are events up to this number, or this process drives the tree, or nobody follows it any more; 0 if a run has
-    /// changed without an event.
+    /// There are events up to this number, or this process drives the tree, or nobody follows it any more.
     Events(u64),
     /// The tree has ended, or was deleted.
     Ended,

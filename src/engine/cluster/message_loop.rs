@@ -44,7 +44,10 @@ fn on_message(engine: &Arc<Engine>, message: &NodeMessage) {
         NodeMessage::Events(trees) => {
             for (root, last) in trees {
                 if let Some(tree) = followed(*root) {
-                    tree.push(FollowInput::Events(*last));
+                    match *last {
+                        0 => tree.changed.notify_waiters(),
+                        last => tree.push(FollowInput::Events(last)),
+                    }
                 }
             }
         }

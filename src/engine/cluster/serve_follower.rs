@@ -69,6 +69,8 @@ async fn serve(engine: &Arc<Engine>, mut request: Follow, mut requests: mpsc::Re
                     follower.request = request.clone();
                     let Some(begun) = follower.begin(engine).await else { return };
                     events = begun;
+                    // A run may have come to wait meanwhile.
+                    follower.send_events(0);
                 }
             }
             event = events.recv() => match event {
@@ -159,8 +161,8 @@ impl Follower<'_> {
     }
 
     fn send_live_event(&mut self, run: RunId, name: &str, data: &str) {
-        if let Ok(data) = RawValue::from_string(data.to_owned())
-            && self.request.text
+        if self.request.text
+            && let Ok(data) = RawValue::from_string(data.to_owned())
         {
             let name = name.to_owned();
             self.send_text(TextPiece::Event { run, name, data });

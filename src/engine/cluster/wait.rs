@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 
@@ -93,12 +94,14 @@ async fn watch_run(engine: &Arc<Engine>, id: RunId, root: RunId, records: &Recor
     let mut events = None;
     loop {
         if events.is_none() {
-            // First the subscription, then the record: no change is missed.
+            // First the subscriptions, then the record: no change is missed.
             events = match follow::subscribe_here(engine, root) {
                 Some(events) => Some(events),
                 None => follow::subscribe(engine, root, false).await,
             };
         }
+        let tree = engine.followed.get(root);
+        let changed = tree.as_ref().map(|tree| tree.changed.notified());
         let run = read(engine, id).await;
         let has_ended = run.as_ref().is_none_or(|run| run.status.is_terminal());
         records.send_replace(run);
@@ -111,7 +114,7 @@ async fn watch_run(engine: &Arc<Engine>, id: RunId, root: RunId, records: &Recor
                     events = None;
                 }
             }
-            () = changed(engine, root) => {}
+            Some(()) = OptionFuture::from(changed) => {}
             () = records.closed() => {}
             () = tokio::time::sleep(read_interval(engine.watched_runs.count())) => {}
         }
@@ -143,11 +146,4 @@ fn may_matter(event: &StoredEvent, id: RunId) -> bool {
     let is_own = event.run_id == id;
     (is_own && (event.name.starts_with("run.") || event.name == "turn.completed"))
         || event.name.starts_with("approval.")
-}
-
-async fn changed(engine: &Engine, root: RunId) {
-    match engine.followed.get(root) {
-        Some(tree) => tree.changed.notified().await,
-        None => std::future::pending().await,
-    }
 }

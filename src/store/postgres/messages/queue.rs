@@ -76,7 +76,11 @@ fn is_merged(
                 match &mut other.message {
                     NodeMessage::Events(queued) if queued.len() + trees.len() <= MAX_TREES => {
                         for (root, last) in trees {
-                            match queued.iter_mut().find(|(it, _)| it == root) {
+                            // 0 is no number: it says that a run has changed without an event.
+                            let is_same = |(it, queued): &&mut (RunId, u64)| {
+                                it == root && (*queued == 0) == (*last == 0)
+                            };
+                            match queued.iter_mut().find(is_same) {
                                 Some((_, queued)) => *queued = (*queued).max(*last),
                                 None => queued.push((*root, *last)),
                             }
@@ -131,14 +135,16 @@ mod tests {
         queue.push(None, NodeMessage::Requests);
         queue.push(node, NodeMessage::Requests);
         queue.push(node, NodeMessage::Events(vec![(one, 2)]));
+        queue.push(node, NodeMessage::Events(vec![(one, 0)]));
         queue.push(node, NodeMessage::Events(vec![(one, 3)]));
+        queue.push(node, NodeMessage::Events(vec![(one, 0)]));
         queue.push(node, text);
         queue.push(node, NodeMessage::Events(vec![(other, 7)]));
         queue.push(node, NodeMessage::Events(vec![(one, 4)]));
         let expected = [
             "Requests",
             "Requests",
-            "events up to [3, 7]",
+            "events up to [3, 0, 7]",
             "text",
             "events up to [4]",
         ];
