@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
 use crate::domain::run::RunId;
 use crate::fair::Limits;
@@ -15,8 +16,8 @@ use crate::store::StoreError;
 use crate::store::cluster::{Cluster, PermitDemand, PermitLoad, RunningTrees};
 use crate::store::node_messages::NodeMessage;
 
-/// A node starts at most this part of all permits at once of which the others may not know yet: so much may be passed by each node. With
-/// fewer permits than these in all, every run waits until it is given one.
+/// How far each node may pass the limits: it starts at most this part of all permits before the others see it. With fewer permits than
+/// `MIN_RUNNING` in all, every run waits until it is given one.
 const UNREAD_PARTS: usize = 20;
 const MIN_RUNNING: usize = 200;
 /// The pause while another node gives permits, which takes it less.
@@ -41,6 +42,8 @@ pub struct ClusterPermits {
 struct View {
     queue: FairQueue<RunId>,
     has_waiting: bool,
+    /// When the load began to be read; `None` if none was read.
+    read_at: Option<Instant>,
 }
 
 /// A new run.
@@ -120,6 +123,7 @@ impl ClusterPermits {
             view: Mutex::new(View {
                 queue: FairQueue::new(limits.clone()),
                 has_waiting: false,
+                read_at: None,
             }),
             limits,
             entering: Arc::default(),
@@ -209,10 +213,17 @@ impl ClusterPermits {
         lock(&self.waiting).len()
     }
 
+    /// Reads the load, unless somebody else has begun to read it since the call: one read serves all who wait for it.
     async fn refresh(&self, cluster: &dyn Cluster) -> Result<(), StoreError> {
+        let called_at = Instant::now();
         let _reading = self.reading.lock().await;
+        if lock(&self.view).read_at.is_some_and(|at| at >= called_at) {
+            return Ok(());
+        }
+        let read_at = Instant::now();
         self.forget_settled();
         self.set_load(&cluster.permit_load().await?);
+        lock(&self.view).read_at = Some(read_at);
         Ok(())
     }
 
@@ -240,7 +251,11 @@ impl ClusterPermits {
             has_waiting |= *waiting_at_nodes > 0;
         }
         let mut known = lock(&self.view);
-        let mut view = View { queue, has_waiting };
+        let mut view = View {
+            queue,
+            has_waiting,
+            read_at: None,
+        };
         for CountedRun {
             run, has_permit, ..
         } in lock(&self.entering).runs.values()

@@ -83,7 +83,7 @@ impl RunRetention for PostgresStore {
 
 impl UsageLog for PostgresStore {
     fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
-        Box::pin(self.readers.read_snapshot(move |db| {
+        Box::pin(self.readers.read_long_snapshot(move |db| {
             Box::pin(async move { usage_queries::report(db, &query).await })
         }))
     }

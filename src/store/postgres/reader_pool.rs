@@ -8,7 +8,7 @@ use std::time::Duration;
 use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
 use tokio_util::task::TaskTracker;
 
@@ -55,21 +55,27 @@ impl ReaderPool {
         &self,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
+        let permit = self.long_read_permit().await?;
+        self.read(move |db| with_permit(permit, read(db))).await
+    }
+
+    /// As [`Self::read_snapshot`], a few at a time as [`Self::read_long`].
+    pub async fn read_long_snapshot<T: Send + 'static>(
+        &self,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let permit = self.long_read_permit().await?;
+        self.read_snapshot(move |db| with_permit(permit, read(db)))
+            .await
+    }
+
+    async fn long_read_permit(&self) -> Result<OwnedSemaphorePermit, StoreError> {
         let permit = Arc::clone(&self.long_reads).acquire_owned();
         let permit = tokio::time::timeout(MAX_LONG_READ_WAIT, permit).await;
-        let Ok(Ok(permit)) = permit else {
+        permit.ok().and_then(Result::ok).ok_or_else(|| {
             let why = "others read long lists, and did not end in time";
-            return Err(StoreError::Backend(why.to_owned()));
-        };
-        self.read(move |db| {
-            let reading = read(db);
-            Box::pin(async move {
-                // Also if the caller gives up: the server goes on.
-                let _permit = permit;
-                reading.await
-            })
+            StoreError::Backend(why.to_owned())
         })
-        .await
     }
 
     /// Calls `read`, which executes one statement.
@@ -124,6 +130,17 @@ impl ReaderPool {
             Err(_) => Err(StoreError::Closed),
         }
     }
+}
+
+/// Keeps the permit until the read has ended, also if the caller gives up: the server goes on.
+fn with_permit<'r, T: Send + 'r>(
+    permit: OwnedSemaphorePermit,
+    read: BoxFuture<'r, T>,
+) -> BoxFuture<'r, T> {
+    Box::pin(async move {
+        let _permit = permit;
+        read.await
+    })
 }
 
 impl Reader {
