@@ -264,13 +264,14 @@ impl Runner {
     async fn admit_fork(&self, request: ForkRequest) -> Result<NewFork, ForkError> {
         let engine = &self.engine;
         self.check_accepting()?;
+        let source = SourceTree::load(engine, request.source).await?;
+        let source = source.ok_or(ForkError::NotFound(request.source))?;
+        // As late as possible: if another node accepts a run of the session before the fork is committed, the fork is refused.
         let EnteredSession {
             id,
             guard: session_guard,
             predecessors,
         } = self.enter_session(&request.new_run).await?;
-        let source = SourceTree::load(engine, request.source).await?;
-        let source = source.ok_or(ForkError::NotFound(request.source))?;
         let plan = fork_plan::plan(engine, &request, source, id).await?;
         let root = &plan.root().run;
         let period_budgets = engine.period_budgets.of_run(root);

@@ -73,7 +73,7 @@ pub struct BatchQuery {
 #[derive(Clone, Copy, Debug)]
 pub struct LineQuery {
     pub batch: BatchId,
-    /// The first line.
+    /// The first line, counted from 0.
     pub from: u32,
     pub limit: usize,
     /// Only lines that have no result: no run, or one that has not ended.

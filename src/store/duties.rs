@@ -4,7 +4,7 @@ use futures_util::future::BoxFuture;
 
 use crate::store::StoreError;
 
-/// Schedules, retention, webhooks and batches.
+/// Schedules, retention, webhooks, batches, and runs that no node can drive.
 pub const LEADER: &str = "leader";
 
 pub trait Duties: Send + Sync + 'static {

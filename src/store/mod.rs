@@ -64,7 +64,7 @@ pub struct NewRun {
     pub entry: QueueEntry,
     /// The labels that a node needs to drive the tree of this root.
     pub node_labels: Arc<[String]>,
-    /// The definitions that this root's names by their digest. Stored once for each content.
+    /// The definitions that this root's definition names by their digest. Stored once for each content.
     pub pinned_agents: Option<Arc<str>>,
 }
 
@@ -189,7 +189,7 @@ pub struct NewDelivery {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetAlertId {
     pub budget: String,
-    /// Its first quarter hour.
+    /// Its first quarter hour, counted from 1970.
     pub period_start: i64,
     /// In thousandths.
     pub share: u32,
@@ -308,7 +308,8 @@ pub enum Step {
         at: Timestamp,
     },
     /// A message to the model after a reply that did not end the run.
-    Said { content: String },
+    #[serde(rename = "said")]
+    Followup { content: String },
     /// A message that was sent to the run. Its number is its position among these steps, from 1.
     Message { content: Content },
     /// The conversation has all messages up to this number, from the request of this turn on.
@@ -338,7 +339,7 @@ impl Step {
             Self::Message { content } => content.attachments().collect(),
             Self::Reply { .. }
             | Self::Remembers { .. }
-            | Self::Said { .. }
+            | Self::Followup { .. }
             | Self::MessagesRead { .. }
             | Self::ArgumentsChanged { .. }
             | Self::Compacting

@@ -30,7 +30,7 @@ pub enum NodeMessage {
     Text(FollowedText),
     /// Trees were given permits.
     Permits,
-    /// Trees were accepted for nodes with their labels.
+    /// There may be trees that nobody owns.
     FreeTrees,
     /// This node drives these trees from now on.
     Taken(NodeId, Vec<RunId>),

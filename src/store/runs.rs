@@ -19,7 +19,8 @@ pub const TASK_CHARS: usize = 2_048;
 /// A child run, and the id of the tool call that started it.
 pub type ChildCall = (RunId, Option<String>);
 
-/// Called with the root of each fire-and-forget write that failed, on the store's own thread. It must not block.
+/// Called with the root of each fire-and-forget write that failed, and of each tree that this node has lost to others, on the
+/// store's own thread. It must not block.
 pub type WriteFailedFn = Box<dyn Fn(RunId) + Send + Sync>;
 
 /// Writes of one caller are committed in the order in which they were passed.
@@ -40,7 +41,7 @@ pub trait RunRecords: Send + Sync + 'static {
     /// until [`RunRecords::clear_failed`], so that the record has no gap.
     fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Sets the callback for failed fire-and-forget writes. Only the first call has an effect.
+    /// Sets the callback for failed fire-and-forget writes and lost trees. Only the first call has an effect.
     fn on_write_failed(&self, callback: WriteFailedFn);
 
     /// Accepts writes to these trees again. They continue from the last commit.

@@ -104,7 +104,7 @@ pub struct UsageRow {
     pub sums: UsageSums,
 }
 
-/// A period of a budget, from quarter hour `start` to before `end`.
+/// A period of a budget, from quarter hour `start` to before `end`, both counted from 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetPeriod {
     pub start: i64,

@@ -99,8 +99,10 @@ pub fn enter_own_queue(
     placement: &Placement,
 ) -> Result<Admission, StartError> {
     let queue = &engine.queue;
+    if !placement.is_here {
+        return Ok(queue.enter_accepted_deferred(owner, agent));
+    }
     let entered = match session_guard.is_some_and(SessionGuard::is_waiting) {
-        _ if !placement.is_here => Ok(queue.enter_accepted_deferred(owner, agent)),
         true => queue.enter_deferred(owner, agent),
         false => queue.enter(owner, agent),
     };

@@ -107,8 +107,10 @@ pub fn place(
     agent: &Agent,
 ) -> Result<Placement, StartError> {
     let placement = Placement::new(engine, agent);
+    if placement.is_here {
+        return Ok(placement);
+    }
     let why = match engine.journal.store().cluster() {
-        _ if placement.is_here => return Ok(placement),
         None if request.playback.is_some() => {
             return Ok(Placement {
                 is_here: true,

@@ -14,7 +14,10 @@ pub async fn run(engine: Arc<Engine>) {
     let Some(cluster) = engine.journal.store().cluster() else {
         return;
     };
-    while !engine.period_budgets.is_empty() {
+    if engine.period_budgets.is_empty() {
+        return;
+    }
+    loop {
         tokio::select! {
             () = tokio::time::sleep(REFRESH_INTERVAL) => {}
             () = engine.draining.cancelled() => return,

@@ -131,7 +131,7 @@ fn kept(mut steps: Vec<Step>, open_call: &Option<String>) -> KeptSteps {
 
 /// Whether the model is requested again after a text.
 fn continues_text(step: &Step) -> bool {
-    matches!(step, Step::Said { .. } | Step::MessagesRead { .. })
+    matches!(step, Step::Followup { .. } | Step::MessagesRead { .. })
 }
 
 /// Drops the messages that no kept request has.

@@ -85,7 +85,7 @@ impl RecordedConversation {
                         .extend(read.map(|content| Message::User { content }));
                     read_count = last as usize;
                 }
-                Step::Said { content } => conversation.messages.push(Message::user(content)),
+                Step::Followup { content } => conversation.messages.push(Message::user(content)),
                 Step::Compacted { compaction } => conversation.compaction = Some(compaction),
                 Step::Result { .. } | Step::ArgumentsChanged { .. } | Step::Compacting => {}
             }

@@ -234,7 +234,7 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
                 let turn_compaction = recorded.turns.last_mut().map(|it| &mut it.compaction);
                 *turn_compaction.unwrap_or(&mut recorded.compaction) = Some(compaction);
             }
-            Step::Said { content } => {
+            Step::Followup { content } => {
                 if let Some(reply) = recorded.turns.last_mut() {
                     reply.followup = Some(content);
                 }

@@ -72,7 +72,7 @@ pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(),
         }
         OutputCheck::Invalid(errors) => {
             let repair_prompt = structured::repair_prompt(&errors);
-            unrecorded.steps.push(Step::Said {
+            unrecorded.steps.push(Step::Followup {
                 content: repair_prompt.clone(),
             });
             unrecorded.record(turn_loop).await?;
@@ -117,7 +117,7 @@ async fn summarize_task(
         turn,
         message: message.clone(),
     };
-    let followup = Step::Said {
+    let followup = Step::Followup {
         content: summary_prompt.to_owned(),
     };
     if let Err(error) = turn_loop

@@ -178,7 +178,7 @@ async fn restore_final_text(
         return Err(Ending::failed(failures::output_invalid(&errors)));
     }
     let followup = structured::repair_prompt(&errors);
-    let step = Step::Said {
+    let step = Step::Followup {
         content: followup.clone(),
     };
     turn_loop.record(vec![step], Vec::new()).await?;

@@ -307,7 +307,7 @@ impl Account {
     }
 }
 
-/// A reached limit that no account counts.
+/// The error of a reached limit.
 pub fn exceeded(used: impl ToString, limit: impl ToString, unit: &'static str) -> BudgetExceeded {
     BudgetExceeded {
         used: used.to_string(),

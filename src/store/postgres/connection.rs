@@ -54,7 +54,7 @@ pub struct Outcome {
 
 pub struct Connection {
     client: Client,
-    /// Would keep a connection on which something is unanswered.
+    /// Drives the connection. Aborting it closes the connection, also if an answer is outstanding.
     driver: AbortOnDropHandle<()>,
     statements: Vec<PreparedStatement>,
 }

@@ -77,7 +77,7 @@ pub enum Task {
     ChangeRequest(NodeId, RequestChange),
     /// Gives permits to trees, and returns their number.
     GivePermits(DecidePermits),
-    /// Makes a tree wait for a permit (true) or takes its permit, and returns 0.
+    /// Changes what a tree of this node has or waits for, and returns 0.
     ChangePermit(RunId, PermitChange),
     /// Gives a duty to this node, if its node is still this one, which is gone. Returns 1, or 0 if another was quicker.
     TakeDuty(&'static str, Option<NodeId>),

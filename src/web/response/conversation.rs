@@ -159,7 +159,7 @@ mod tests {
         let rest = serde_json::to_value(Conversation::page(&recorded, 3)).expect("JSON");
         assert_eq!(rest["data"][0]["content"], "done");
         assert_eq!(rest["data"].as_array().map(Vec::len), Some(1));
-        let long = || Step::Said {
+        let long = || Step::Followup {
             content: "x".repeat(PAGE_BYTES),
         };
         let recorded = RecordedConversation::from_steps(vec![long(), long()]);

@@ -134,7 +134,7 @@ pub fn call_ids(steps: &[Step]) -> Vec<String> {
         .filter_map(|step| match step {
             Step::Reply { message, .. } => Some(&message.tool_calls),
             Step::Prompt { .. }
-            | Step::Said { .. }
+            | Step::Followup { .. }
             | Step::Message { .. }
             | Step::MessagesRead { .. }
             | Step::ArgumentsChanged { .. }

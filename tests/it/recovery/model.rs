@@ -471,7 +471,7 @@ impl Life {
                     | Step::ArgumentsChanged { .. } => {
                         unreachable!("no client sends any")
                     }
-                    Step::Said { .. } => unreachable!("no run requests a shape"),
+                    Step::Followup { .. } => unreachable!("no run requests a shape"),
                     // A time.
                     Step::Remembers { .. } => continue,
                     Step::Compacting | Step::Compacted { .. } => {

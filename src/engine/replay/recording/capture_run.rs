@@ -216,7 +216,7 @@ fn add_step(recording: &mut RunRecording, step: Step) {
                 ..ResultRecording::default()
             });
         }
-        Step::Said { content } => {
+        Step::Followup { content } => {
             if let Some(turn) = recording.turns.last_mut() {
                 turn.followup = Some(content);
             }

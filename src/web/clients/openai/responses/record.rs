@@ -315,7 +315,7 @@ fn texts(steps: &[Step], after: u32, end: Option<u32>) -> Vec<(u32, String)> {
             {
                 texts.push((*turn, message.content.clone()));
             }
-            Step::Said { .. } => drop(texts.pop()),
+            Step::Followup { .. } => drop(texts.pop()),
             _ => {}
         }
     }
