@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::context::ContextStrategy;
 use crate::domain::failure::Failure;
+use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{ForkedFrom, Reused, RunId};
 use crate::domain::timestamp_text;
@@ -33,23 +34,36 @@ pub struct Event {
 
 impl Event {
     /// Appends what `Serialize` writes in less time: a flattened kind is written through another serializer.
-    pub fn append_json(&self, json: &mut Vec<u8>) -> serde_json::Result<()> {
+    pub fn append_json(&self, json: &mut JsonBuffer) -> serde_json::Result<()> {
+        self.append_head(json)?;
+        self.append_rest(json)
+    }
+
+    /// Appends the beginning of the JSON, which all events of a run have.
+    pub fn append_head(&self, json: &mut JsonBuffer) -> serde_json::Result<()> {
         // Ids and times have nothing to escape.
-        json.extend_from_slice(br#"{"run_id":""#);
-        json.extend_from_slice(self.run_id.encode(&mut [0; 40]).as_bytes());
-        json.extend_from_slice(br#"","root_id":""#);
-        json.extend_from_slice(self.root_id.encode(&mut [0; 40]).as_bytes());
-        json.extend_from_slice(br#"","depth":"#);
+        json.0.extend_from_slice(br#"{"run_id":""#);
+        json.0
+            .extend_from_slice(self.run_id.encode(&mut [0; 40]).as_bytes());
+        json.0.extend_from_slice(br#"","root_id":""#);
+        json.0
+            .extend_from_slice(self.root_id.encode(&mut [0; 40]).as_bytes());
+        json.0.extend_from_slice(br#"","depth":"#);
         serde_json::to_writer(&mut *json, &self.depth)?;
-        json.extend_from_slice(br#","agent":"#);
+        json.0.extend_from_slice(br#","agent":"#);
         serde_json::to_writer(&mut *json, &*self.agent)?;
-        json.extend_from_slice(br#","time":""#);
-        timestamp_text::append(self.time, json);
-        json.push(b'"');
+        json.0.extend_from_slice(br#","time":""#);
+        Ok(())
+    }
+
+    /// Appends the JSON behind [`Self::append_head`].
+    pub fn append_rest(&self, json: &mut JsonBuffer) -> serde_json::Result<()> {
+        timestamp_text::append(self.time, &mut json.0);
+        json.0.push(b'"');
         // The beginning of the kind's object becomes a comma.
-        let end = json.len();
+        let end = json.0.len();
         serde_json::to_writer(&mut *json, &self.kind)?;
-        json[end] = b',';
+        json.0[end] = b',';
         Ok(())
     }
 }

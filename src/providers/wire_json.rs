@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::domain::json_buffer::JsonBuffer;
 use crate::providers::{ErrorCategory, ProviderError};
+
+/// As much as a short request takes.
+const USUAL_BYTES: usize = 1024;
 
 /// The JSON is malformed, or does not have the expected fields.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +24,7 @@ pub fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, UnreadableJson>
 }
 
 pub fn serialize(body: &impl Serialize) -> Result<Vec<u8>, ProviderError> {
-    serde_json::to_vec(body).map_err(|error| {
+    JsonBuffer::json(body, USUAL_BYTES).map_err(|error| {
         let message = format!("the request cannot be written as JSON: {error}");
         ProviderError::new(ErrorCategory::BadRequest, message)
     })

@@ -1,8 +1,11 @@
 //! The steps and the events of an entry: what one write adds to the record.
 
+use std::fmt::Display;
+
 use serde::Deserialize;
 
 use crate::domain::event::{self, Event, StoredEvent};
+use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::run::RunId;
 use crate::store::{Step, StoreError};
 
@@ -11,9 +14,10 @@ pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
     if steps.is_empty() {
         return Ok(None);
     }
-    serde_json::to_string(steps)
-        .map(Some)
-        .map_err(|error| StoreError::Backend(format!("a step could not be written: {error}")))
+    let error =
+        |error: &dyn Display| StoreError::Backend(format!("a step could not be written: {error}"));
+    let json = JsonBuffer::json(&steps, steps.len() * 256).map_err(|why| error(&why))?;
+    String::from_utf8(json).map(Some).map_err(|why| error(&why))
 }
 
 pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
@@ -21,24 +25,28 @@ pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
         .map_err(|error| StoreError::Corrupt(format!("a stored step could not be read: {error}")))
 }
 
-/// The events of an entry, one a line: the name, a space, and the JSON without a number. `None` if there are none.
+/// The events of an entry, all of one run, one a line: the name, a space, and the JSON without a number. `None` if there are none.
 // serde_json writes no line breaks, and event names have no spaces.
 pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
-    if events.is_empty() {
+    let Some(first) = events.first() else {
         return Ok(None);
-    }
-    let mut lines = Vec::with_capacity(events.len() * 320);
+    };
+    let error = |error: &dyn Display| {
+        StoreError::Backend(format!("an event could not be written: {error}"))
+    };
+    let mut head = JsonBuffer::with_capacity(256);
+    first.append_head(&mut head).map_err(|why| error(&why))?;
+    let mut lines = JsonBuffer::with_capacity(events.len() * 320);
     for event in events {
-        lines.extend_from_slice(event.kind.name().as_bytes());
-        lines.push(b' ');
-        event.append_json(&mut lines).map_err(|error| {
-            StoreError::Backend(format!("an event could not be written: {error}"))
-        })?;
-        lines.push(b'\n');
+        lines.0.extend_from_slice(event.kind.name().as_bytes());
+        lines.0.push(b' ');
+        lines.0.extend_from_slice(&head.0);
+        event.append_rest(&mut lines).map_err(|why| error(&why))?;
+        lines.0.push(b'\n');
     }
-    String::from_utf8(lines)
+    String::from_utf8(lines.0)
         .map(Some)
-        .map_err(|error| StoreError::Backend(format!("an event could not be written: {error}")))
+        .map_err(|why| error(&why))
 }
 
 /// The agent and the depth of the run whose events these are.

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::agent::params::Effort;
+use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::request_head::RequestHead;
 use crate::domain::usage::{Cost, TokenUsage};
 use crate::store::StoreError;
@@ -90,8 +91,8 @@ pub fn turns_value(turns: Vec<TurnEntry>) -> StoreResult<Option<Vec<u8>>> {
             common: body.common,
             ..header(record)
         };
-        let header =
-            serde_json::to_vec(&header).map_err(|error| StoreError::Backend(error.to_string()))?;
+        let header = JsonBuffer::json(&header, 256)
+            .map_err(|error| StoreError::Backend(error.to_string()))?;
         let mut row = Vec::with_capacity(header.len() + body.pieces.len() + 8);
         push_number(&mut row, header.len() as u64);
         row.extend(header);

@@ -251,8 +251,13 @@ impl<'c> Executor<'c> {
         let last_seq = previous_seq + joined.event_count();
         let run_seq = if last_seq > previous_seq { last_seq } else { 0 };
         let (id, last_event) = (rows::id_bytes(&joined.run), integers::signed(run_seq));
-        let calls = joined.tool_calls();
-        if run_changes::add_events(&mut self.sql, id, last_event, calls)? == 0 {
+        let is_changed = match joined.tool_calls() {
+            0 if joined.run == joined.root => {
+                self.sql.has_unfinished_run.exists(&[(":id", &id)])?
+            }
+            calls => run_changes::add_events(&mut self.sql, id, last_event, calls)? > 0,
+        };
+        if !is_changed {
             self.explain_unchanged(joined.first())?;
             return Ok(vec![0; joined.count()]);
         }
@@ -288,6 +293,11 @@ impl<'c> Executor<'c> {
         if let Change::Finish(finished) = &write.change {
             if let Some(ended) = run_changes::finish(&mut self.sql, id, last_event, finished)? {
                 self.usage.count(&mut self.sql, write.root, ended)?;
+                return Ok(true);
+            }
+        } else if write.run == write.root && matches!(write.change, Change::Unchanged) {
+            // Readers take the last event of a root from the log.
+            if self.sql.has_unfinished_run.exists(&[(":id", &id)])? {
                 return Ok(true);
             }
         } else if run_changes::update(&mut self.sql, id, last_event, &write.change)? > 0 {

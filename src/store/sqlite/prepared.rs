@@ -1,7 +1,7 @@
 //! A prepared statement whose parameters are bound by name. SQLite looks a name up by comparing it with each of them, so
 //! the positions are kept from one execution to the next.
 
-use rusqlite::{Connection, Error, Row, Rows, Statement, ToSql};
+use rusqlite::{Connection, Error, PrepFlags, Row, Rows, Statement, ToSql};
 
 /// Names, each with its colon, and values: what `rusqlite::named_params!` makes.
 pub type Named<'a> = &'a [(&'static str, &'a dyn ToSql)];
@@ -15,8 +15,10 @@ pub struct PreparedStatement<'c> {
 
 impl<'c> PreparedStatement<'c> {
     pub fn new(connection: &'c Connection, sql: &str) -> rusqlite::Result<Self> {
+        // Else each statement keeps some of the connection's memory for short-lived values for itself, and none is left.
+        let flags = PrepFlags::SQLITE_PREPARE_PERSISTENT;
         Ok(Self {
-            statement: connection.prepare(sql)?,
+            statement: connection.prepare_with_flags(sql, flags)?,
             positions: Vec::new(),
         })
     }

@@ -7,7 +7,11 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::domain::json_buffer::JsonBuffer;
 use crate::web::error::Problem;
+
+/// More than the JSON of most runs.
+const USUAL_BYTES: usize = 1536;
 
 /// A complete list.
 #[derive(Serialize, JsonSchema)]
@@ -18,7 +22,7 @@ pub struct ListResponse<T> {
 }
 
 pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
-    match serde_json::to_vec(value) {
+    match JsonBuffer::json(value, USUAL_BYTES) {
         Ok(body) => {
             let mut response = (status, Body::from(body)).into_response();
             response
