@@ -238,10 +238,10 @@ impl Runner {
     }
 
     fn check_accepting(&self) -> Result<(), StartError> {
-        match self.is_store_down() {
+        match self.store_error() {
             _ if self.is_draining() => Err(StartError::Draining),
-            true => Err(StoreError::Suspended.into()),
-            false => Ok(()),
+            Some(error) => Err(error.into()),
+            None => Ok(()),
         }
     }
 
@@ -555,9 +555,9 @@ impl Runner {
         Ok(count)
     }
 
-    /// Whether a write failed and no probe has succeeded since. No run is accepted then.
-    pub fn is_store_down(&self) -> bool {
-        self.engine.suspension.is_store_down()
+    /// Why no run is accepted: a write failed and no probe has succeeded since.
+    pub fn store_error(&self) -> Option<StoreError> {
+        self.engine.suspension.store_error()
     }
 
     pub fn metrics(&self) -> &Arc<Metrics> {

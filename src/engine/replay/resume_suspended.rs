@@ -46,14 +46,14 @@ pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {
 async fn probe(engine: &Arc<Engine>) -> Result<bool, StoreError> {
     let suspension = &engine.suspension;
     if let Err(error) = engine.journal.store().check().await {
-        suspension.mark_store_failed(Vec::new());
+        suspension.mark_store_failed(&error, Vec::new());
         return Err(error);
     }
     let due = suspension.take_due();
     if !due.is_empty()
         && let Err((error, due)) = resume_trees(engine, due).await
     {
-        suspension.mark_store_failed(due);
+        suspension.mark_store_failed(&error, due);
         return Err(error);
     }
     Ok(suspension.mark_store_working())

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::state::active_run::ActiveRun;
 use crate::fair::admission::RunPermit;
+use crate::store::StoreError;
 
 /// The first delay before the store is probed; it doubles while the store fails.
 pub const INITIAL_PROBE_INTERVAL: Duration = Duration::from_millis(100);
@@ -36,6 +37,8 @@ struct SuspendedTrees {
     waiting: Vec<SuspendedTree>,
     is_supervised: bool,
     is_store_down: bool,
+    /// Whether the last probe found no space.
+    is_disk_full: bool,
 }
 
 /// A tree whose tasks have ended.
@@ -85,9 +88,19 @@ impl Suspension {
         self.lock().is_store_down
     }
 
-    /// Records that a probe failed, and takes back the trees that were due.
-    pub fn mark_store_failed(&self, returned: Vec<SuspendedTree>) {
+    /// Why no run is accepted while the store is down.
+    pub fn store_error(&self) -> Option<StoreError> {
+        let trees = self.lock();
+        trees.is_store_down.then(|| match trees.is_disk_full {
+            true => StoreError::DiskFull,
+            false => StoreError::Suspended,
+        })
+    }
+
+    /// Records that a probe failed with `error`, and takes back the trees that were due.
+    pub fn mark_store_failed(&self, error: &StoreError, returned: Vec<SuspendedTree>) {
         let mut trees = self.lock();
+        trees.is_disk_full = matches!(error, StoreError::DiskFull);
         trees.waiting.splice(0..0, returned);
         trees.is_store_down = true;
     }
@@ -96,6 +109,7 @@ impl Suspension {
     /// ends.
     pub fn mark_store_working(&self) -> bool {
         let mut trees = self.lock();
+        trees.is_disk_full = false;
         trees.is_store_down = trees.waiting.iter().any(|tree| !tree.is_probed);
         trees.is_supervised = !trees.waiting.is_empty();
         !trees.is_supervised

@@ -212,8 +212,8 @@ async fn check_accepts(state: &AppState, batch: &Batch) -> Result<(), Problem> {
     if state.runner.is_draining() {
         return Err(StartError::Draining.into());
     }
-    if state.runner.is_store_down() {
-        return Err(StoreError::Suspended.into());
+    if let Some(error) = state.runner.store_error() {
+        return Err(error.into());
     }
     let unfinished = state.runner.store().unfinished_batches().await?;
     let own = unfinished.iter().filter(|it| it.owner == batch.owner);

@@ -95,7 +95,7 @@ pub async fn livez() -> Response {
 pub async fn readyz(State(state): State<AppState>) -> Response {
     let store = state.runner.store().check();
     let store = match tokio::time::timeout(STORE_TIMEOUT, store).await {
-        Ok(Ok(())) if state.runner.is_store_down() => {
+        Ok(Ok(())) if state.runner.store_error().is_some() => {
             Check::failed("a write failed, and the runs that it stopped have not gone on yet")
         }
         Ok(Ok(())) => {

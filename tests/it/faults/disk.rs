@@ -119,6 +119,13 @@ async fn runs_can_be_read_and_deleted_on_a_full_disk_also_after_a_restart() {
     assert_eq!(refused.status, 503);
     assert_eq!(app.get("/readyz").await.status, 503);
     assert_eq!(app.find(&ids[0]).await.output(), "done");
+    eventually("a refusal that names the disk", async || {
+        let refused = app.post("/agents/solo/runs", &json!({"input": "x"})).await;
+        (code(&refused).1 == "store_full").then_some(())
+    })
+    .await;
+    let again = app.post("/agents/solo/runs", &json!({"input": "x"})).await;
+    assert_eq!(code(&again).1, "store_full", "{}", again.text);
 
     app.crash_and_restart().await;
     assert_eq!(app.get("/readyz").await.status, 503);

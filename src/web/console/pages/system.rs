@@ -20,7 +20,7 @@ pub async fn page(request: ConsoleRequest) -> Response {
 async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     request.query(&[])?;
     let runner = &request.state.runner;
-    let is_store_fine = runner.store().check().await.is_ok() && !runner.is_store_down();
+    let is_store_fine = runner.store().check().await.is_ok() && runner.store_error().is_none();
     let gauges = runner.gauges();
     let agents = runner.catalog().current();
     let invalid = agents
