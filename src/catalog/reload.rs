@@ -479,7 +479,12 @@ fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
     match fs::metadata(path) {
         Ok(meta) if !meta.is_file() => return None,
         Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => return None,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            // Or it was removed meanwhile.
+            let target = fs::read_link(path).ok()?;
+            let why = format!("is a link to {}, which does not exist", target.display());
+            return Some(Err(why));
+        }
         Err(error) => return Some(Err(error.to_string())),
     }
     let mut bytes = Vec::new();

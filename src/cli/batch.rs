@@ -10,6 +10,7 @@ use reqwest::header::CONTENT_TYPE;
 use serde::Deserialize;
 
 use crate::cli::client::Client;
+use crate::cli::exit::InvalidInput;
 use crate::cli::output;
 use crate::cli::reconnects::Reconnects;
 use crate::cli::server::DaemonArgs;
@@ -24,9 +25,10 @@ const MAX_RESULT: usize = 256 << 20;
     after_help = "Each line of the file is the JSON body of a request for a run, such as
   {\"input\": \"Sum up ticket 1\"}
 
-The results are lines of JSON on stdout, in the order of the file: index, status,
-run, problem. The progress is on stderr. If this command is interrupted, the batch
-continues: axed batch --results BATCH prints its results.
+The results are lines of JSON on stdout, in the order of the file: index, from 0
+and without blank lines, status, run, problem. The progress is on stderr. If this
+command is interrupted, the batch continues: axed batch --results BATCH prints
+its results.
 
 Examples:
   axed batch planner tickets.jsonl > results.jsonl
@@ -60,7 +62,6 @@ pub struct Args {
 
 #[derive(Deserialize)]
 struct BatchView {
-    id: String,
     lines: u64,
     counts: Counts,
     finished_at: Option<String>,
@@ -115,7 +116,8 @@ fn read(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
             .context("stdin cannot be read")?;
         return Ok(bytes);
     }
-    std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))
+    let error = |why| InvalidInput(format!("{} cannot be read: {why}", file.display()));
+    Ok(std::fs::read(file).map_err(error)?)
 }
 
 /// Waits for the end of the batch; a line on stderr for each change.
@@ -137,8 +139,8 @@ async fn wait(client: &Client, id: &str) -> anyhow::Result<Counts> {
         if shown != Some(counts) {
             shown = Some(counts);
             output::eprint_line(format_args!(
-                "axed: {}: {ended} of {} lines have ended; {} failed, {} were rejected",
-                batch.id, batch.lines, counts.failed, counts.rejected
+                "axed: {ended} of {} lines have ended; {} failed, {} were rejected",
+                batch.lines, counts.failed, counts.rejected
             ));
         }
         if batch.finished_at.is_some() {

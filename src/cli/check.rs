@@ -66,15 +66,11 @@ impl Report {
             errors,
             warnings,
         } = self;
-        let count = |number: usize, noun: &str| match number {
-            1 => format!("1 {noun}"),
-            _ => format!("{number} {noun}s"),
-        };
         output::eprint_line(format_args!(
             "axed: {} checked: {}, {}",
-            count(files.len(), "file"),
-            count(errors, "error"),
-            count(warnings, "warning")
+            output::count(files.len(), "file"),
+            output::count(errors, "error"),
+            output::count(warnings, "warning")
         ));
         if format.is_json() {
             output::print_json(&json!({"data": files, "errors": errors, "warnings": warnings}))?;

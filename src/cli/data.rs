@@ -139,6 +139,11 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
 fn described(error: StoreError) -> anyhow::Error {
     match error {
         StoreError::Backend(why) => anyhow::anyhow!(why),
+        StoreError::Corrupt(why) => {
+            anyhow::anyhow!(
+                "the database is damaged: {why}; a backup or sqlite3's .recover mends it"
+            )
+        }
         error @ StoreError::NoDatabase(_) => InvalidInput(error.to_string()).into(),
         other => other.into(),
     }

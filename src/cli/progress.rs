@@ -40,7 +40,10 @@ impl Progress {
                 } = totals;
                 if !is_asking {
                     output::eprint_status(format_args!(
-                        "{runs} runs, {turns} turns, {tokens} tokens …"
+                        "{}, {}, {} …",
+                        output::count(*runs, "run"),
+                        output::count(*turns, "turn"),
+                        output::count(*tokens, "token")
                     ));
                 }
             }

@@ -44,7 +44,8 @@ impl Reconnects {
         self.has_answered = true;
     }
 
-    /// Calls `on_event` for every event of a run's tree until the last one. Opens a stream that breaks off again.
+    /// Calls `on_event` for every event of a run's tree after the one with this number, until the last one. Opens a stream that
+    /// breaks off again.
     ///
     /// # Errors
     /// As for [`Self::pause_after`].
@@ -52,9 +53,10 @@ impl Reconnects {
         &mut self,
         client: &Client,
         id: &str,
+        after: u64,
         mut on_event: impl FnMut(&Value),
     ) -> anyhow::Result<()> {
-        let mut last = 0;
+        let mut last = after;
         let mut has_ended = false;
         loop {
             let before = last;

@@ -27,7 +27,7 @@ use crate::domain::run::Status;
 /// How long the daemon keeps a request for a run that has not ended.
 const MAX_WAIT_SECONDS: u64 = 30;
 /// How long the progress of a run that has ended is waited for.
-const LAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
+pub const LAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -169,7 +169,7 @@ async fn follow_run(client: &Client, id: &str, progress: &mut Progress) -> anyho
     // Progress is optional: without its events the run is waited for all the same, and its daemon's absence is reported.
     let mut reconnects = Reconnects::silent();
     let on_event = |event: &Value| progress.on_event(event, is_asking.get());
-    let followed = reconnects.follow(client, id, on_event);
+    let followed = reconnects.follow(client, id, 0, on_event);
     tokio::pin!(finished, followed);
     tokio::select! {
         run = &mut finished => {

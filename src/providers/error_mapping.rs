@@ -31,7 +31,13 @@ pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>
     };
     let message = parsed
         .message
-        .or_else(|| status.canonical_reason().map(str::to_owned))
+        .or_else(|| {
+            let reason = status.canonical_reason()?;
+            Some(match status.is_redirection() {
+                true => format!("{reason}: redirects are not followed; check base_url"),
+                false => reason.to_owned(),
+            })
+        })
         .unwrap_or_else(|| format!("HTTP {}", status.as_u16()));
     ProviderError {
         category,

@@ -107,7 +107,7 @@ async fn follow_to_end(client: &Client, id: &str, json: bool) -> anyhow::Result<
     let mut lines = EventLines::default();
     let mut printed = Ok(());
     let mut reconnects = Reconnects::default();
-    let followed = reconnects.follow(client, id, |event| {
+    let followed = reconnects.follow(client, id, 0, |event| {
         let result = print_event(&mut lines, event, json);
         if printed.is_ok() {
             printed = result;
@@ -186,7 +186,7 @@ pub async fn events(args: &Events) -> anyhow::Result<()> {
                 Cell::new(
                     lines
                         .plain_line(&event)
-                        .unwrap_or_else(|| format!("{}:", text("agent"))),
+                        .unwrap_or_else(|| text("agent").to_owned()),
                 ),
             ]);
         }

@@ -62,12 +62,19 @@ pub struct List {
     #[arg(long)]
     all: bool,
     /// Maximum number of runs
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = parse_limit)]
     limit: usize,
     #[command(flatten)]
     format: FormatArgs,
     #[command(flatten)]
     daemon: DaemonArgs,
+}
+
+fn parse_limit(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("use a number from 1 on".to_owned()),
+        Ok(limit) => Ok(limit),
+    }
 }
 
 pub async fn list(args: &List) -> anyhow::Result<()> {

@@ -35,7 +35,7 @@ impl Progress {
         // If stdout is closed, the exit code still says how the tests ended.
         let _ = output::print_safe(describe(result).as_str());
         if self.has_status_line {
-            output::eprint_status(format_args!("{} tests …", self.ended));
+            output::eprint_status(format_args!("{} …", output::count(self.ended, "test")));
         }
     }
 

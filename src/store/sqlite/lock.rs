@@ -4,11 +4,17 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use crate::store::StoreError;
 
 /// Enough for a process id and a name; a longer file was not written by axed.
 const MAX_HOLDER_BYTES: u64 = 300;
+
+/// Attempts to lock, and the pause between two.
+const MAX_ATTEMPTS: u32 = 20;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(25);
 
 /// A lock on a data directory, released when it is dropped.
 #[derive(Debug)]
@@ -41,15 +47,20 @@ pub fn acquire(dir: &Path) -> Result<Lock, StoreError> {
         .mode(0o600)
         .open(&path)
         .map_err(|error| io_error("open", &path, &error))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            return Err(StoreError::Locked {
-                dir: dir.display().to_string(),
-                holder: read_holder(&file),
-            });
+    let mut attempts = MAX_ATTEMPTS;
+    while let Err(error) = file.try_lock() {
+        attempts -= 1;
+        match error {
+            // A process that was just killed has it until it is gone.
+            TryLockError::WouldBlock if attempts > 0 => thread::sleep(ATTEMPT_INTERVAL),
+            TryLockError::WouldBlock => {
+                return Err(StoreError::Locked {
+                    dir: dir.display().to_string(),
+                    holder: read_holder(&file),
+                });
+            }
+            TryLockError::Error(error) => return Err(io_error("lock", &path, &error)),
         }
-        Err(TryLockError::Error(error)) => return Err(io_error("lock", &path, &error)),
     }
     write_holder(&mut file).map_err(|error| io_error("write", &path, &error))?;
     Ok(Lock { file })

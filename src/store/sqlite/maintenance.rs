@@ -64,10 +64,14 @@ pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreEr
     }
     let partial = partial_path(target);
     let copied = copy_database(&source, &partial)
+        .map_err(|error| match error {
+            StoreError::Backend(why) => write_error(&why),
+            other => other,
+        })
         .and_then(|()| fs::rename(&partial, target).map_err(|error| write_error(&error)));
     if let Err(error) = copied {
         let _ = fs::remove_file(&partial);
-        return Err(write_error(&error));
+        return Err(error);
     }
     Ok(files::file_size(target).unwrap_or_default())
 }

@@ -175,10 +175,7 @@ async fn a_run_that_no_node_can_drive_fails_in_the_end() {
     for id in [queued, started] {
         let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run["error"]["code"], "no_node", "{run:?}");
-        assert_eq!(
-            run["error"]["message"],
-            "no node had the labels gpu in time"
-        );
+        assert_eq!(run["error"]["message"], "no node had label gpu in time");
         for child in run.children().await {
             assert_eq!(child["error"]["code"], "no_node", "{child:?}");
         }

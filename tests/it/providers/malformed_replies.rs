@@ -394,7 +394,8 @@ async fn redirects_are_not_followed() {
         let (service, served) = replay_client(kind, moved);
         let (reply, _) = complete_hello(&served, false).await;
         let error = reply.expect_err("no reply");
-        assert_eq!(error.to_string(), "server: Temporary Redirect", "{kind:?}");
+        let expected = "server: Temporary Redirect: redirects are not followed; check base_url";
+        assert_eq!(error.to_string(), expected, "{kind:?}");
         assert_eq!(service.requests().len(), 1);
     }
 }
