@@ -1,8 +1,9 @@
-//! Tables of commands: on a terminal as wide as it is, otherwise columns separated by tabs.
+//! Tables of commands: on a terminal as wide as it is, or a row after the other if it is too narrow; otherwise columns separated by
+//! tabs.
 
 use std::io::IsTerminal;
 
-use comfy_table::{Attribute, CellAlignment, ColumnConstraint, ContentArrangement, presets};
+use comfy_table::{Attribute, CellAlignment, ColumnConstraint, ContentArrangement, Width, presets};
 
 use crate::cli::output;
 use crate::cli::style::{self, Color};
@@ -10,11 +11,17 @@ use crate::domain::terminal_text;
 
 /// The width where the terminal does not report one.
 const DEFAULT_WIDTH: u16 = 80;
+/// The space between two columns.
+const GAP: u16 = 2;
+/// The least width of a column whose texts are broken: with less, nobody can read them.
+const MIN_FLEXIBLE_WIDTH: u16 = 8;
 
 pub struct Table {
     columns: Vec<Column>,
     titles: Vec<String>,
     rows: Vec<Vec<Cell>>,
+    /// Whether the rows belong together, such as those of a tree: they stay a table if the terminal is too narrow.
+    keeps_rows: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +98,15 @@ impl Table {
             titles: columns.iter().map(|it| it.title.to_owned()).collect(),
             columns,
             rows: Vec::new(),
+            keeps_rows: false,
+        }
+    }
+
+    /// It stays a table if the terminal is too narrow.
+    pub fn keep_rows(self) -> Self {
+        Self {
+            keeps_rows: true,
+            ..self
         }
     }
 
@@ -125,15 +141,41 @@ impl Table {
 
     pub fn for_terminal(&self, width: u16) -> String {
         let full = self.laid_out(width, |cell| &cell.text);
-        let columns = full.column_max_content_widths();
-        let gaps = 2 * columns.len().saturating_sub(1);
-        let content: usize = columns.iter().map(|column| usize::from(*column)).sum();
-        let table = match content + gaps > usize::from(width) {
-            true => self.laid_out(width, |cell| cell.short.as_ref().unwrap_or(&cell.text)),
-            false => full,
-        };
-        let lines = table.lines().map(|line| format!("{}\n", line.trim_end()));
-        lines.collect()
+        if self.width_of(&full, |_, content| content) <= width {
+            return lines(&full);
+        }
+        let short = self.laid_out(width, |cell| cell.short.as_ref().unwrap_or(&cell.text));
+        let min_width = self.width_of(&short, |column, content| match column.is_flexible {
+            true => content.min(MIN_FLEXIBLE_WIDTH),
+            false => content,
+        });
+        match min_width > width && !self.keeps_rows {
+            true => self.records(),
+            false => lines(&short),
+        }
+    }
+
+    /// The width of the whole table, if that of each column is `width` of its content's.
+    fn width_of(&self, table: &comfy_table::Table, width: impl Fn(&Column, u16) -> u16) -> u16 {
+        let contents = table.column_max_content_widths();
+        let columns = self.columns.iter().zip(contents);
+        let widths = columns.map(|(column, content)| width(column, content).saturating_add(GAP));
+        let sum = widths.fold(0, u16::saturating_add);
+        sum.saturating_sub(GAP)
+    }
+
+    /// A line for each value, and an empty one between two rows.
+    fn records(&self) -> String {
+        let title_width = self.titles.iter().map(|title| title.chars().count()).max();
+        let title_width = title_width.unwrap_or_default();
+        let records = self.rows.iter().map(|row| {
+            let values = self.titles.iter().zip(row);
+            let values = values.filter(|(_, cell)| !cell.text.is_empty());
+            let lines =
+                values.map(|(title, cell)| format!("{title:title_width$}  {}\n", cell.text));
+            lines.collect::<String>()
+        });
+        records.collect::<Vec<_>>().join("\n")
     }
 
     fn laid_out<'t>(
@@ -161,21 +203,32 @@ impl Table {
                 }
             }));
         }
+        let contents = table.column_max_content_widths();
         let last = self.columns.len().saturating_sub(1);
         for (index, column) in self.columns.iter().enumerate() {
             let Some(shown) = table.column_mut(index) else {
                 continue;
             };
-            shown.set_padding((0, if index == last { 0 } else { 2 }));
+            let padding = if index == last { 0 } else { GAP };
+            shown.set_padding((0, padding));
             if column.is_number {
                 shown.set_cell_alignment(CellAlignment::Right);
             }
-            if !column.is_flexible {
-                shown.set_constraint(ColumnConstraint::ContentWidth);
-            }
+            shown.set_constraint(match column.is_flexible {
+                true => {
+                    let least = contents[index].min(MIN_FLEXIBLE_WIDTH);
+                    ColumnConstraint::LowerBoundary(Width::Fixed(least + padding))
+                }
+                false => ColumnConstraint::ContentWidth,
+            });
         }
         table
     }
+}
+
+fn lines(table: &comfy_table::Table) -> String {
+    let lines = table.lines().map(|line| format!("{}\n", line.trim_end()));
+    lines.collect()
 }
 
 /// Whether tables are laid out for people.
@@ -190,5 +243,43 @@ fn terminal_color(color: Color) -> comfy_table::Color {
         Color::Yellow => comfy_table::Color::DarkYellow,
         Color::Cyan => comfy_table::Color::DarkCyan,
         Color::Dim => comfy_table::Color::Reset,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cell, Column, Table};
+
+    fn table() -> Table {
+        let columns = ["id", "agent", "error"];
+        let mut table = Table::new([
+            Column::text(columns[0]),
+            Column::flexible(columns[1]),
+            Column::flexible(columns[2]),
+        ]);
+        let cells = ["run_0123456789", "researcher", "no such file or directory"];
+        table.row(cells.map(Cell::new));
+        table.row(["run_9876543210", "solo", ""].map(Cell::new));
+        table
+    }
+
+    #[test]
+    fn a_narrow_terminal_breaks_texts_and_a_narrower_one_shows_one_row_after_the_other() {
+        let widest = |text: &str| text.lines().map(str::len).max();
+        let shown = |table: Table, width| {
+            let text = table.for_terminal(width);
+            anstream::adapter::strip_str(&text).to_string()
+        };
+        let broken = shown(table(), 40);
+        assert!(broken.starts_with("id "), "{broken}");
+        assert!(widest(&broken) <= Some(40), "{broken}");
+        let records = shown(table(), 33);
+        assert_eq!(
+            records,
+            "id     run_0123456789\nagent  researcher\nerror  no such file or directory\n\n\
+             id     run_9876543210\nagent  solo\n"
+        );
+        let kept = shown(table().keep_rows(), 33);
+        assert!(kept.starts_with("id "), "{kept}");
     }
 }

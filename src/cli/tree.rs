@@ -55,7 +55,7 @@ fn build(root: &TreeNode, details: Details) -> Table {
     if details == Details::Wide {
         columns.extend(["task", "error"].map(Column::flexible));
     }
-    let mut table = Table::new(columns);
+    let mut table = Table::new(columns).keep_rows();
     let mut turns = 0;
     let mut sum = UsageView::default();
     let runs = in_order(root);
