@@ -13,12 +13,14 @@ use crate::cli::age::parse_seconds;
 use crate::cli::approval_prompt::ApprovalPrompt;
 use crate::cli::chat_input::{ChatInput, Typed};
 use crate::cli::chat_view::ChatView;
-use crate::cli::client::{Client, RunView};
+use crate::cli::client::{Client, ClientError, RunView};
+use crate::cli::reconnects::Reconnects;
 use crate::cli::server::OptionalDaemonArgs;
 use crate::cli::signals::Signals;
 use crate::cli::sources::Sources;
 use crate::cli::style::{Color, Styled};
 use crate::cli::{in_process, output, run};
+use crate::domain::event;
 use crate::domain::run::{RunId, Status};
 
 #[derive(Debug, clap::Args)]
@@ -167,16 +169,7 @@ impl<'a> Chat<'a> {
         let is_asking = Cell::new(false);
         let mut prompt = ApprovalPrompt::new(self.client, &is_asking);
         let (started, mut id) = watch::channel(None);
-        let on_event = |event: &Value| {
-            if started.borrow().is_none() {
-                started.send_replace(event["run_id"].as_str().map(str::to_owned));
-            }
-            view.borrow_mut().on_event(event);
-        };
-        let stream = self
-            .client
-            .create_streamed_run(&self.args.agent, &body, on_event);
-        let mut stream = pin!(stream);
+        let mut stream = pin!(self.show_run(&body, &view, &started));
         let mut is_stopped = false;
         let streamed = tokio::select! {
             streamed = async {
@@ -184,7 +177,8 @@ impl<'a> Chat<'a> {
                     streamed = &mut stream => Ok(streamed),
                     decided = decide_calls(&mut prompt, id.clone()) => {
                         decided?;
-                        anyhow::Ok((&mut stream).await)
+                        let shown = tokio::time::timeout(run::LAST_EVENTS_TIMEOUT, &mut stream);
+                        anyhow::Ok(shown.await.unwrap_or(Ok(())))
                     }
                 }
             } => streamed?,
@@ -210,7 +204,7 @@ impl<'a> Chat<'a> {
                 Ok(()) => anyhow::bail!("the daemon sent no events of the run"),
             };
         };
-        // If the stream broke off, the run still ends.
+        // The run ends also if nothing of it can be shown.
         let run = prompt.wait_until_finished(&id).await?;
         prompt.release_stdin().await;
         view.borrow_mut().finish(run["content"].as_str())?;
@@ -222,6 +216,39 @@ impl<'a> Chat<'a> {
             true => Turn::Stopped,
             false => Turn::Ended(run::exit_code(&run)),
         })
+    }
+
+    /// Starts a run and shows its events until the last one. Opens a stream that breaks off again.
+    async fn show_run(
+        &self,
+        body: &Value,
+        view: &RefCell<ChatView>,
+        started: &watch::Sender<Option<String>>,
+    ) -> Result<(), ClientError> {
+        let (last, has_ended) = (Cell::new(0), Cell::new(false));
+        let on_event = |event: &Value| {
+            if started.borrow().is_none() {
+                started.send_replace(event["run_id"].as_str().map(str::to_owned));
+            }
+            last.set(event["seq"].as_u64().unwrap_or(last.get()));
+            let name = event["type"].as_str().unwrap_or_default();
+            has_ended.set(has_ended.get() || event["depth"] == 0 && event::is_terminal(name));
+            view.borrow_mut().on_event(event);
+        };
+        let agent = &self.args.agent;
+        let streamed = self.client.create_streamed_run(agent, body, on_event).await;
+        let id = started.borrow().clone();
+        if let Some(id) = id
+            && !has_ended.get()
+        {
+            view.borrow_mut().begin_text_again();
+            // Who waits for the run reports an error.
+            let mut reconnects = Reconnects::silent();
+            let _ = reconnects
+                .follow(self.client, &id, last.get(), on_event)
+                .await;
+        }
+        streamed
     }
 
     /// Cancels the run as soon as its id is known.

@@ -57,6 +57,12 @@ impl ChatView {
         }
     }
 
+    /// The rest of the text that is being shown may be lost.
+    pub fn begin_text_again(&mut self) {
+        self.end_line();
+        self.shown.clear();
+    }
+
     /// Shows what is not on the terminal yet of a run that has ended.
     pub fn finish(&mut self, content: Option<&str>) -> anyhow::Result<()> {
         let content = content.unwrap_or_default();

@@ -157,5 +157,7 @@ async fn a_chat_goes_on_at_the_daemon_that_is_started_next() {
     };
     let (ended, ()) = tokio::join!(chat(command, "first\nnext\n"), restart);
     assert_eq!(ended.with(0), "late\nsecond\n");
-    assert!(ended.err.contains("; connecting again"), "{}", ended.err);
+    for line in ["; connecting again", "solo: resumed"] {
+        assert_eq!(ended.err.matches(line).count(), 1, "{line}: {}", ended.err);
+    }
 }
