@@ -80,7 +80,7 @@ fn interval(retention: &Retention) -> Duration {
 #[derive(Default)]
 struct Pass {
     removed: usize,
-    /// The last error: what it did not concern was done nevertheless.
+    /// The last error. Everything that it did not affect was done.
     error: Option<StoreError>,
 }
 
@@ -217,9 +217,10 @@ async fn delete_before(
         let page = store.expired_roots(query).await?;
         for roots in page.roots.chunks(DELETE_BATCH) {
             let deleted = join_all(roots.iter().map(|root| store.delete(*root))).await;
+            pass.removed += deleted.iter().filter(|it| matches!(it, Ok(true))).count();
             for deleted in deleted {
                 match deleted {
-                    Ok(is_gone) => pass.removed += usize::from(is_gone),
+                    Ok(_) => {}
                     Err(StoreError::Closed) => return Err(StoreError::Closed),
                     Err(error) if failures == MAX_FAILURES => return Err(error),
                     Err(error) => {

@@ -238,11 +238,10 @@ impl Runner {
     }
 
     fn check_accepting(&self) -> Result<(), StartError> {
-        match self.store_error() {
-            _ if self.is_draining() => Err(StartError::Draining),
-            Some(error) => Err(error.into()),
-            None => Ok(()),
+        if self.is_draining() {
+            return Err(StartError::Draining);
         }
+        self.store_error().map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Like [`Runner::start`], of a fork.

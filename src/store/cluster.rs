@@ -98,9 +98,13 @@ pub trait TreeOwners: Send + Sync + 'static {
         max: usize,
     ) -> BoxFuture<'_, Result<Vec<UnservedTree>, StoreError>>;
 
-    /// Trees that have ended with their root although runs of them have not, at most `max`. An older version could leave such runs
-    /// behind.
-    fn abandoned_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
+    /// Trees that have ended with their root a minute ago or earlier although runs of them have not, at most `max`, without
+    /// those of `except`. An older version could leave such runs behind.
+    fn abandoned_trees(
+        &self,
+        except: Vec<RunId>,
+        max: usize,
+    ) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
 
     /// Lets this node write to a tree whose labels no node has, although it cannot drive it, until a node with the labels claims it.
     /// False if there is such a node, or no such tree.

@@ -31,6 +31,7 @@ async fn receive(engine: Arc<Engine>, mut messages: ReceivedMessages) {
             Err(RecvError::Lagged(_)) => {
                 for tree in engine.followed.all() {
                     tree.push(FollowInput::Events(u64::MAX));
+                    tree.changed.notify_waiters();
                 }
             }
             Err(RecvError::Closed) => return,

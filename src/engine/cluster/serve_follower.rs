@@ -1,11 +1,13 @@
 //! Serves the other nodes that follow trees of this one: sends word of new events, and what the models are writing.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::sync::mpsc;
+use tokio::sync::futures::OwnedNotified;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::domain::message::truncate_to_bytes;
@@ -56,9 +58,19 @@ async fn serve(engine: &Arc<Engine>, mut request: Follow, mut requests: mpsc::Re
         return;
     };
     let mut forgotten_at = Instant::now() + FORGOTTEN_AFTER;
+    let mut changes: Option<Changes> = None;
     loop {
         let Some(root) = engine.active_runs.get(request.root) else {
             return follower.send_rest(events);
+        };
+        let notify = &root.tree.root_permit.changed;
+        let changes = match changes.take() {
+            Some(known) if Arc::ptr_eq(&known.notify, notify) => changes.insert(known),
+            // What has changed before may not have been sent.
+            _ => {
+                follower.send_events(0);
+                changes.insert(Changes::new(notify))
+            }
         };
         tokio::select! {
             received = requests.recv() => {
@@ -79,8 +91,28 @@ async fn serve(engine: &Arc<Engine>, mut request: Follow, mut requests: mpsc::Re
                 Err(RecvError::Closed) => return follower.send_events(u64::MAX),
             },
             // A run may come to wait without an event.
-            () = root.tree.root_permit.changed.notified() => follower.send_events(0),
+            () = changes.next.as_mut() => {
+                *changes = Changes::new(notify);
+                follower.send_events(0);
+            }
             () = tokio::time::sleep_until(forgotten_at) => return,
+        }
+    }
+}
+
+/// Changes of a tree of which there may be no event.
+struct Changes {
+    notify: Arc<Notify>,
+    /// Resolves after the next change.
+    next: Pin<Box<OwnedNotified>>,
+}
+
+impl Changes {
+    /// Those from now on.
+    fn new(notify: &Arc<Notify>) -> Self {
+        Self {
+            next: Box::pin(Arc::clone(notify).notified_owned()),
+            notify: Arc::clone(notify),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Trees whose labels no node has: they wait with a warning, and fail in the end. And runs whose tree has ended without them. One
 //! node does this for all.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub async fn run(engine: Arc<Engine>) {
     };
     let max_wait = engine.settings.runs.unserved;
     let mut log = RetryLog::new("Looking for runs that no node can drive");
-    let mut next_abandoned = Instant::now();
+    let (mut next_abandoned, mut tried) = (Instant::now(), HashSet::new());
     loop {
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
@@ -51,7 +52,9 @@ pub async fn run(engine: Arc<Engine>) {
             }
             if Instant::now() >= next_abandoned {
                 next_abandoned = Instant::now() + ABANDONED_INTERVAL;
-                outcome = interrupt_abandoned(&engine, cluster).await.and(outcome);
+                outcome = interrupt_abandoned(&engine, cluster, &mut tried)
+                    .await
+                    .and(outcome);
             }
             outcome
         };
@@ -60,13 +63,21 @@ pub async fn run(engine: Arc<Engine>) {
 }
 
 /// Fails runs that no node will ever drive, because their root has ended.
-async fn interrupt_abandoned(engine: &Engine, cluster: &dyn Cluster) -> Result<(), StoreError> {
-    let roots = cluster.abandoned_trees(MAX_TREES).await?;
-    if roots.is_empty() {
-        return Ok(());
+/// `tried` has those of earlier looks: what could not be read then is damaged.
+async fn interrupt_abandoned(
+    engine: &Engine,
+    cluster: &dyn Cluster,
+    tried: &mut HashSet<RunId>,
+) -> Result<(), StoreError> {
+    let except = tried.iter().copied().collect();
+    let mut outcome = Ok(());
+    for root in cluster.abandoned_trees(except, MAX_TREES).await? {
+        tried.insert(root);
+        let unfinished = cluster.unfinished_trees(vec![root]).await?;
+        let interrupted = interrupted_runs::interrupt_all(engine, unfinished).await;
+        outcome = interrupted.and(outcome);
     }
-    let unfinished = cluster.unfinished_trees(roots).await?;
-    interrupted_runs::interrupt_all(engine, unfinished).await
+    outcome
 }
 
 /// Does what is to be done for a tree that this node may write to now.

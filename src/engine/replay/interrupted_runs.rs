@@ -19,11 +19,12 @@ pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError
         return Ok(());
     }
     orphans.sort_by_key(|orphan| (orphan.run.depth, orphan.run.id));
-    engine.suspension.changed.notify_waiters();
+    let mut outcome = Ok(());
     for orphan in orphans.into_iter().rev() {
-        interrupt(engine, orphan.run.id).await?;
+        // One that cannot be failed does not keep the others.
+        outcome = interrupt(engine, orphan.run.id).await.and(outcome);
     }
-    Ok(())
+    outcome
 }
 
 /// Fails runs that no process drives, which have parents before their children: children first.
@@ -77,9 +78,18 @@ async fn fail(
     };
     let failure = failure(&run);
     let journal = &engine.journal;
-    journal
-        .close_orphan(&run, webhooks, failure.clone())
-        .await?;
+    let closed = journal.close_orphan(&run, webhooks, failure.clone()).await;
+    // Who waits for it looks at its record again.
+    engine.suspension.changed.notify_waiters();
+    match closed {
+        Ok(()) => {}
+        Err(StoreError::AlreadyTerminal(_) | StoreError::RunNotFound(_)) => return Ok(()),
+        Err(error @ StoreError::Corrupt(_)) => {
+            tracing::error!(run.id = %id, error = %error, "{id} cannot be failed: {error}");
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    }
     engine
         .metrics
         .run_finished(&run.agent, Status::Failed, None);

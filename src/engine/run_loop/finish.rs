@@ -47,6 +47,7 @@ pub async fn commit_end(
     }
     if run.parent.is_none()
         && let Err(error) = interrupted_runs::fail_orphans(&context.engine, run.scope.run).await
+        && !run.is_unreadable(&error)
     {
         run.suspend(&error);
         return Err(error);

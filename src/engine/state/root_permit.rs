@@ -1,7 +1,7 @@
 //! The permit of a tree's root, and who waits for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
@@ -18,7 +18,7 @@ pub struct RootPermit {
     /// Held while waiting for the permit.
     pub acquire_lock: tokio::sync::Mutex<()>,
     /// Notified when a run was paused or resumed, or a cancel was decided.
-    pub changed: Notify,
+    pub changed: Arc<Notify>,
 }
 
 /// The permit, and the child runs that count with it.

@@ -115,8 +115,8 @@ macro_rules! statements {
     };
 }
 
-// In the order: transactions, owners and permits of trees, sessions, duties, checks, new runs, changes of a run, what belongs to a run, sessions, attachments, deliveries, deletions,
-// batches, schedules, requests, memories, usage.
+// In the order: transactions, owners and permits of trees, sessions, duties, checks, new runs, changes of a run, what belongs to a
+// run, sessions, attachments, deliveries, deletions, batches, schedules, requests, memories, usage.
 statements! {
     /// The user of the database may have another default.
     Begin: "BEGIN ISOLATION LEVEL READ COMMITTED",

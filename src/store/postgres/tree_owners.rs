@@ -33,7 +33,8 @@ const UNSERVED: &str = "SELECT root, labels, is_overdue FROM (SELECT t.root, t.l
      AND NOT EXISTS (SELECT 1 FROM nodes n WHERE t.labels <@ n.labels)) u \
      WHERE is_overdue OR node IS DISTINCT FROM :node OR status = 'cancelling' \
      OR coalesce(warnings, '') NOT LIKE '%\"no_node\"%' ORDER BY root LIMIT :max";
-const ABANDONED: &str = "SELECT DISTINCT r.root FROM runs r WHERE r.finished_at IS NULL \
+const ABANDONED: &str = "SELECT DISTINCT r.root FROM runs r JOIN runs root ON root.id = r.root WHERE r.finished_at IS NULL \
+     AND root.finished_at < extract(epoch FROM now() - interval '1 minute') * 1000 AND r.root <> ALL(:except::uuid[]) \
      AND NOT EXISTS (SELECT 1 FROM trees t WHERE t.root = r.root) \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) LIMIT :max";
 const LOAD: &str = "SELECT owner, agent, count(*) FILTER (WHERE permit = 2) AS running, \
@@ -140,10 +141,15 @@ impl TreeOwners for PostgresStore {
         }))
     }
 
-    fn abandoned_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
+    fn abandoned_trees(
+        &self,
+        except: Vec<RunId>,
+        max: usize,
+    ) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
+        let except: Vec<Uuid> = except.into_iter().map(|root| root.0).collect();
         Box::pin(self.readers.read(move |db| {
             Box::pin(async move {
-                let params = params! {":max": signed(max as u64)};
+                let params = params! {":except": except, ":max": signed(max as u64)};
                 let found = db.rows(ABANDONED, params).await?;
                 found.iter().map(|row| rows::id(row, "root")).collect()
             })

@@ -456,8 +456,6 @@ impl<'c> Writer<'c> {
         let roots = state.claim_trees(db, max).await;
         let roots = self.settle(roots).await.map_err(commit_error)?;
         for root in &roots {
-            // Nothing here has driven it since it was lost.
-            self.failed_runs.remove(*root);
             // The caller may have given up: the next one that looks for its trees finds them.
             let _ = claimed.send(*root);
         }
@@ -472,7 +470,7 @@ impl<'c> Writer<'c> {
         let claimed = state.claim_unserved(db, root).await;
         let is_claimed = self.settle(claimed).await.map_err(commit_error)?;
         if is_claimed {
-            // Nothing here has driven it since it was lost.
+            // Nothing here drives it, so that nobody else says that its writes are to be accepted again.
             self.failed_runs.remove(root);
         }
         Ok(u64::from(is_claimed))

@@ -107,7 +107,15 @@ impl Task {
     /// About how many bytes it writes.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Write(write) => write.bytes(),
+            Self::Write(write) => {
+                let others = write.others.iter().map(|(other, _)| other.bytes());
+                write.bytes() + others.sum::<usize>()
+            }
+            Self::AddBatchLines(_, lines) => {
+                let bodies = lines.iter().filter_map(|line| line.body.as_ref());
+                bodies.map(String::len).sum()
+            }
+            Self::AddToMemory(_, entry) => entry.text.len(),
             Self::Delete(_) | Self::ForgetSession(..) | Self::Vacuum | Self::TrimUsage(_) => {
                 64 << 10
             }

@@ -239,7 +239,7 @@ async fn runs_whose_tree_has_ended_without_them_fail() {
     app.daemon.kill().await;
     let db = app.database();
     db.execute(&format!(
-        "UPDATE runs SET status = 'failed', finished_at = created_at WHERE id = {}; DELETE FROM trees",
+        "UPDATE runs SET status = 'failed', finished_at = 0 WHERE id = {}; DELETE FROM trees",
         db.id(&id)
     ));
     app.restart_after_end().await;

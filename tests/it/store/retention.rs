@@ -234,17 +234,18 @@ async fn a_run_that_cannot_be_deleted_keeps_no_other() {
         .sqlite()
         .agent("solo", "")
         .agent("broken", "")
+        .agent("stuck", "")
         .config("[data.retention]\nage = 1")
         .spawn()
         .await;
     app.provider.will("broken", [fails(400, "no")]);
     app.provider.always("solo", |_| says("done"));
-    let stuck = app.run("solo", "go").await.id().to_owned();
-    let db = app.database();
-    db.execute(&format!(
-        "CREATE TRIGGER stuck BEFORE DELETE ON runs WHEN old.id = {} BEGIN SELECT RAISE(ABORT, 'stuck'); END",
-        db.id(&stuck)
-    ));
+    app.provider.always("stuck", |_| says("done"));
+    app.database().execute(
+        "CREATE TRIGGER stuck BEFORE DELETE ON runs WHEN old.agent = 'stuck' \
+         BEGIN SELECT RAISE(ABORT, 'stuck'); END",
+    );
+    let stuck = app.run("stuck", "go").await.id().to_owned();
     let ids = [
         app.run("solo", "go").await.id().to_owned(),
         app.run("broken", "go").await.id().to_owned(),
