@@ -19,7 +19,7 @@ use crate::cli::output::FormatArgs;
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
-use crate::config::document::{Problem, ProblemKind};
+use crate::config::document::Problem;
 use crate::domain::agent::is_agent_name;
 
 #[derive(Debug, clap::Subcommand)]
@@ -221,10 +221,10 @@ fn check(
     let requested = paths.iter().map(|path| RequestedPath::new(path));
     let requested = requested.collect::<anyhow::Result<Vec<_>>>()?;
     let mut report = Report::new(format);
-    for dir in config.agents.dirs.iter().filter(|dir| !dir.is_dir()) {
-        let text = "there is no such directory of agents";
-        let problem = Problem::of_file(ProblemKind::Warning, text);
-        report.add_file(&dir.display().to_string(), [&problem])?;
+    if requested.is_empty() {
+        for dir in config.agents.dirs.iter().filter(|dir| !dir.is_dir()) {
+            report.add_missing_dir(dir)?;
+        }
     }
     check_agents(&mut report, &config, &requested)?;
     report.finish(strict)

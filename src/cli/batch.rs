@@ -159,10 +159,11 @@ async fn print_results(client: &Client, id: &str) -> anyhow::Result<()> {
         let (mut line_number, mut outcome) = (0, Ok(()));
         let on_line = |line: &[u8]| {
             line_number += 1;
-            if line_number > printed && outcome.is_ok() {
+            if line_number > printed {
                 outcome = print_result(line);
                 printed = line_number;
             }
+            outcome.is_ok()
         };
         let request = client.get(&["batches", id, "results"]);
         let read = client.read_lines(request, MAX_RESULT, on_line).await;

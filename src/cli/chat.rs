@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
@@ -172,23 +172,14 @@ impl<'a> Chat<'a> {
         let mut stream = pin!(self.show_run(&body, &view, &started));
         let mut is_stopped = false;
         let streamed = tokio::select! {
-            streamed = async {
-                tokio::select! {
-                    streamed = &mut stream => Ok(streamed),
-                    decided = decide_calls(&mut prompt, id.clone()) => {
-                        decided?;
-                        let shown = tokio::time::timeout(run::LAST_EVENTS_TIMEOUT, &mut stream);
-                        anyhow::Ok(shown.await.unwrap_or(Ok(())))
-                    }
-                }
-            } => streamed?,
+            streamed = wait_for_end(&mut prompt, id.clone(), stream.as_mut()) => streamed?,
             is_interrupt = signals.wait_for_interrupt() => {
                 is_stopped = !is_interrupt;
                 tokio::select! {
                     streamed = &mut stream => streamed,
                     cancelled = self.cancel(id.clone()) => {
                         cancelled?;
-                        stream.await
+                        wait_for_end(&mut prompt, id.clone(), stream).await?
                     }
                 }
             }
@@ -261,6 +252,22 @@ impl<'a> Chat<'a> {
             self.client.cancel(id, reason).await?;
         }
         Ok(())
+    }
+}
+
+/// Waits for the end of a run, and for that of its stream; meanwhile has its calls decided.
+async fn wait_for_end(
+    prompt: &mut ApprovalPrompt<'_>,
+    id: watch::Receiver<Option<String>>,
+    mut stream: Pin<&mut impl Future<Output = Result<(), ClientError>>>,
+) -> anyhow::Result<Result<(), ClientError>> {
+    tokio::select! {
+        streamed = stream.as_mut() => Ok(streamed),
+        decided = decide_calls(prompt, id) => {
+            decided?;
+            let streamed = tokio::time::timeout(run::LAST_EVENTS_TIMEOUT, stream).await;
+            Ok(streamed.unwrap_or(Ok(())))
+        }
     }
 }
 

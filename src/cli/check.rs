@@ -58,6 +58,18 @@ impl Report {
         Ok(())
     }
 
+    /// Prints a warning about a directory of agents that does not exist.
+    pub fn add_missing_dir(&mut self, dir: &Path) -> anyhow::Result<()> {
+        self.warnings += 1;
+        if self.format.is_json() {
+            return Ok(());
+        }
+        let dir = dir.display();
+        output::print_line(format_args!(
+            "{dir}: warning: there is no agents directory {dir}"
+        ))
+    }
+
     /// Prints the sum on stderr. The exit code is 2 if there are errors, or, if `strict`, warnings.
     pub fn finish(self, strict: bool) -> anyhow::Result<ExitCode> {
         let Self {

@@ -386,16 +386,18 @@ impl Client {
             if let Some(event) = parse_event(line) {
                 on_event(&event);
             }
+            true
         };
         self.read_lines(request, MAX_EVENT_LINE, on_line).await
     }
 
-    /// Calls `on_line` for every line of the response, until its end or until it breaks off. A line may have `max` bytes.
+    /// Calls `on_line` for every line of the response, until that returns false, or until the response ends or breaks off. A line
+    /// may have `max` bytes.
     pub async fn read_lines(
         &self,
         request: RequestBuilder,
         max: usize,
-        mut on_line: impl FnMut(&[u8]),
+        mut on_line: impl FnMut(&[u8]) -> bool,
     ) -> Result<(), ClientError> {
         let mut bytes = self.send(request).await?.bytes_stream();
         let mut line = Vec::new();
@@ -404,7 +406,9 @@ impl Client {
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
                 line.extend_from_slice(part);
                 if line.ends_with(b"\n") {
-                    on_line(&line);
+                    if !on_line(&line) {
+                        return Ok(());
+                    }
                     line.clear();
                 } else if line.len() > max {
                     return Err(self.invalid_response("a line is too long"));

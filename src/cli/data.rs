@@ -124,7 +124,7 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
         Command::Check(args) => check(&args.data_dir.resolve("pg_amcheck")?, args.format),
         Command::Backup(args) => {
             let dir = args.data_dir.resolve("pg_dump")?;
-            let bytes = open::backup(&dir, &args.file, args.force).map_err(described)?;
+            let bytes = open::backup(&dir, &args.file, args.force).map_err(describe)?;
             output::print_line(format_args!(
                 "Copied the database to {} ({bytes} bytes)",
                 args.file.display()
@@ -136,12 +136,12 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 /// The error of a command that has no other task than what failed.
-fn described(error: StoreError) -> anyhow::Error {
+fn describe(error: StoreError) -> anyhow::Error {
     match error {
         StoreError::Backend(why) => anyhow::anyhow!(why),
         StoreError::Corrupt(why) => {
             anyhow::anyhow!(
-                "the database is damaged: {why}; a backup or sqlite3's .recover mends it"
+                "the database is damaged: {why}; a backup mends it, or for SQLite .recover of sqlite3"
             )
         }
         error @ StoreError::NoDatabase(_) => InvalidInput(error.to_string()).into(),
@@ -172,7 +172,7 @@ fn migrate(Migrate { to, sources, data }: Migrate) -> anyhow::Result<ExitCode> {
         direction,
         &node_labels,
     )
-    .map_err(described)?;
+    .map_err(describe)?;
     for table in copied.iter().filter(|table| table.rows > 0) {
         output::print_line(format_args!("{:>12} {}", table.rows, table.name))?;
     }
@@ -186,7 +186,7 @@ fn migrate(Migrate { to, sources, data }: Migrate) -> anyhow::Result<ExitCode> {
 }
 
 fn check(dir: &Path, format: FormatArgs) -> anyhow::Result<ExitCode> {
-    let findings = open::check(dir).map_err(described)?;
+    let findings = open::check(dir).map_err(describe)?;
     if format.is_json() {
         output::print_json(&json!({"dir": dir.to_string_lossy(), "data": findings}))?;
         return Ok(match findings.is_empty() {

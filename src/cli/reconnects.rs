@@ -31,7 +31,7 @@ impl Reconnects {
         }
     }
 
-    /// For a daemon that something else says is away.
+    /// Prints nothing: another wait for the same daemon reports that it is away.
     pub fn silent() -> Self {
         Self {
             is_silent: true,

@@ -144,15 +144,19 @@ impl Table {
         if self.width_of(&full, |_, content| content) <= width {
             return lines(&full);
         }
-        let short = self.laid_out(width, |cell| cell.short.as_ref().unwrap_or(&cell.text));
+        let mut short = self.laid_out(width, |cell| cell.short.as_ref().unwrap_or(&cell.text));
+        if self.width_of(&short, |_, content| content) <= width {
+            return lines(&short);
+        }
         let min_width = self.width_of(&short, |column, content| match column.is_flexible {
             true => content.min(MIN_FLEXIBLE_WIDTH),
             false => content,
         });
-        match min_width > width && !self.keeps_rows {
-            true => self.records(),
-            false => lines(&short),
+        if min_width > width && !self.keeps_rows && !self.rows.is_empty() {
+            return self.records();
         }
+        self.allow_breaks(&mut short);
+        lines(&short)
     }
 
     /// The width of the whole table, if that of each column is `width` of its content's.
@@ -178,6 +182,19 @@ impl Table {
         records.collect::<Vec<_>>().join("\n")
     }
 
+    /// Has the texts of flexible columns broken where there is too little space.
+    fn allow_breaks(&self, table: &mut comfy_table::Table) {
+        let contents = table.column_max_content_widths();
+        for (index, column) in self.columns.iter().enumerate() {
+            if let Some(shown) = table.column_mut(index).filter(|_| column.is_flexible) {
+                // With its padding, which the last column does not have.
+                let least = contents[index].min(MIN_FLEXIBLE_WIDTH) + shown.padding_width();
+                shown.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least)));
+            }
+        }
+    }
+
+    /// A table in which no text is broken.
     fn laid_out<'t>(
         &'t self,
         width: u16,
@@ -203,7 +220,6 @@ impl Table {
                 }
             }));
         }
-        let contents = table.column_max_content_widths();
         let last = self.columns.len().saturating_sub(1);
         for (index, column) in self.columns.iter().enumerate() {
             let Some(shown) = table.column_mut(index) else {
@@ -214,13 +230,7 @@ impl Table {
             if column.is_number {
                 shown.set_cell_alignment(CellAlignment::Right);
             }
-            shown.set_constraint(match column.is_flexible {
-                true => {
-                    let least = contents[index].min(MIN_FLEXIBLE_WIDTH);
-                    ColumnConstraint::LowerBoundary(Width::Fixed(least + padding))
-                }
-                false => ColumnConstraint::ContentWidth,
-            });
+            shown.set_constraint(ColumnConstraint::ContentWidth);
         }
         table
     }
@@ -279,6 +289,9 @@ mod tests {
             "id     run_0123456789\nagent  researcher\nerror  no such file or directory\n\n\
              id     run_9876543210\nagent  solo\n"
         );
+        // No text is broken where all fit.
+        let width = "run_0123456789  researcher  no such file or directory".len() as u16;
+        assert_eq!(shown(table(), width).lines().count(), 3);
         let kept = shown(table().keep_rows(), 33);
         assert!(kept.starts_with("id "), "{kept}");
     }

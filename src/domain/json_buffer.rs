@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 
-/// `serde_json` writes most of a text in pieces of one byte. A `Vec` is called for each of them; this is not.
+/// `serde_json` writes most of a text in pieces of one byte. Each is a call of a function that writes any number of bytes to a
+/// `Vec`; here it is inlined.
 #[derive(Default)]
 pub struct JsonBuffer(pub Vec<u8>);
 

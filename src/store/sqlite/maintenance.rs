@@ -66,6 +66,7 @@ pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreEr
     let copied = copy_database(&source, &partial)
         .map_err(|error| match error {
             StoreError::Backend(why) => write_error(&why),
+            StoreError::DiskFull => write_error(&"its disk is full"),
             other => other,
         })
         .and_then(|()| fs::rename(&partial, target).map_err(|error| write_error(&error)));

@@ -261,7 +261,7 @@ async fn results_that_break_off_are_printed_once() {
     let output = output.expect("an output");
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{err}");
-    assert!(err.contains("; connecting again"), "{err}");
+    assert_eq!(err.matches("; connecting again").count(), 1, "{err}");
     let printed = String::from_utf8_lossy(&output.stdout);
     let printed = printed.lines().map(|line| {
         let result: Value = serde_json::from_str(line).expect("JSON");

@@ -117,6 +117,41 @@ async fn the_demo_can_keep_serving() {
 }
 
 #[tokio::test]
+async fn what_does_not_exist_is_no_failure_of_the_daemon() {
+    let home = Home::new();
+    home.agent("echo", "", ECHO);
+    for (arguments, message) in [
+        (
+            &["agents", "check", "--agents", "nowhere", "--strict"][..],
+            "",
+        ),
+        (&["runs", "list", "--limit", "0"], "use a number from 1 on"),
+        (
+            &["batch", "echo", "nowhere.jsonl"],
+            "nowhere.jsonl cannot be read",
+        ),
+        (
+            &["data", "check", "--data", "nowhere"],
+            "axed: there is no database",
+        ),
+        (
+            &["data", "migrate", "--to", "sqlite"],
+            "axed: data.url is not set",
+        ),
+    ] {
+        let ended = home.axed(arguments).await;
+        assert_eq!(ended.code, 2, "{arguments:?}: {}", ended.err);
+        assert!(ended.err.contains(message), "{arguments:?}: {}", ended.err);
+    }
+    let checked = home.axed(&["agents", "check", "--agents", "nowhere"]).await;
+    assert!(
+        checked
+            .with(0)
+            .contains("nowhere: warning: there is no agents directory")
+    );
+}
+
+#[tokio::test]
 async fn a_new_agent_file_is_valid_and_never_overwrites() {
     let home = Home::new();
     let ended = home.axed(&["agents", "init", "helper"]).await;

@@ -391,6 +391,8 @@ async fn a_rejected_write_affects_no_other(opened: &Opened) {
     assert!(matches!(orphan, Err(StoreError::RunNotFound(id)) if id == nobody.run));
     let log = store.events(whole_log(&root)).await.expect("a log");
     assert_eq!(numbers(&log), (1..=number).collect::<Vec<_>>());
+    // Also if only events were added since it was opened.
+    assert_eq!(stored(store, &root).await.last_event, number);
 }
 
 /// Nobody waits for a posted write; when it fails its run takes no further one, and other runs are as before.
