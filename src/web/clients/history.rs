@@ -1,6 +1,8 @@
 //! A conversation as clients of other protocols send it, in full: becomes the instructions, the earlier messages and the
 //! input of a run, in the order that providers require.
 
+use std::collections::{HashMap, HashSet};
+
 use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::web::error::{Problem, quote};
@@ -76,6 +78,10 @@ fn invalid(pointer: &str, why: String) -> Problem {
 struct Builder {
     instructions: Vec<String>,
     messages: Vec<Message>,
+    /// The calls of the last reply, by id, each with its position.
+    calls: HashMap<String, usize>,
+    /// Those of them that have a result.
+    answered: HashSet<String>,
 }
 
 impl Builder {
@@ -103,11 +109,11 @@ impl Builder {
                 Ok(())
             }
             Entry::Call(call) => {
-                let reply = self.reply()?;
-                if reply.tool_calls.iter().any(|it| it.id == call.id) {
+                let position = self.reply()?.tool_calls.len();
+                if self.calls.insert(call.id.clone(), position).is_some() {
                     return Err(format!("repeats the call {}", quote(&call.id)));
                 }
-                reply.tool_calls.push(call);
+                self.reply()?.tool_calls.push(call);
                 Ok(())
             }
             Entry::Result(result) => self.add_result(result),
@@ -123,6 +129,8 @@ impl Builder {
             }
             let reply = AssistantMessage::default();
             self.messages.push(Message::Assistant(reply));
+            self.calls.clear();
+            self.answered.clear();
         }
         match self.messages.last_mut() {
             Some(Message::Assistant(reply)) => Ok(reply),
@@ -137,41 +145,36 @@ impl Builder {
             let tool_results = Vec::new();
             self.messages.push(Message::Tool { tool_results });
         }
-        let [
-            ..,
-            Message::Assistant(reply),
-            Message::Tool { tool_results },
-        ] = self.messages.as_mut_slice()
-        else {
+        let Some(Message::Tool { tool_results }) = self.messages.last_mut() else {
             return Err(format!("answers {id}, which no reply before it calls"));
         };
-        if !reply.tool_calls.iter().any(|it| it.id == result.call_id) {
+        if !self.calls.contains_key(&result.call_id) {
             return Err(format!(
                 "answers {id}, which the reply before it does not call"
             ));
         }
-        if tool_results.iter().any(|it| it.call_id == result.call_id) {
+        if !self.answered.insert(result.call_id.clone()) {
             return Err(format!("is a second result of the call {id}"));
         }
         tool_results.push(result);
-        let position = |id: &str| reply.tool_calls.iter().position(|it| it.id == id);
-        tool_results.sort_by_key(|result| position(&result.call_id));
         Ok(())
     }
 
-    /// All calls of the last reply have results.
-    fn require_results(&self) -> Result<(), String> {
-        let (calls, results) = match self.messages.as_slice() {
-            [.., Message::Assistant(reply)] => (&reply.tool_calls, &[][..]),
+    /// All calls of the last reply have results, which get the order of the calls.
+    fn require_results(&mut self) -> Result<(), String> {
+        let calls = match self.messages.as_mut_slice() {
+            [.., Message::Assistant(reply)] => &reply.tool_calls,
             [
                 ..,
                 Message::Assistant(reply),
                 Message::Tool { tool_results },
-            ] => (&reply.tool_calls, tool_results.as_slice()),
+            ] => {
+                tool_results.sort_by_key(|result| self.calls.get(&result.call_id).copied());
+                &reply.tool_calls
+            }
             _ => return Ok(()),
         };
-        let is_missing = |call: &&ToolCall| !results.iter().any(|it| it.call_id == call.id);
-        match calls.iter().find(is_missing) {
+        match calls.iter().find(|call| !self.answered.contains(&call.id)) {
             None => Ok(()),
             Some(call) => Err(format!(
                 "the call {} before it has no result",
@@ -180,7 +183,7 @@ impl Builder {
         }
     }
 
-    fn require_results_unless_reply(&self) -> Result<(), String> {
+    fn require_results_unless_reply(&mut self) -> Result<(), String> {
         match self.messages.last() {
             Some(Message::Assistant(_)) => Ok(()),
             _ => self.require_results(),
@@ -243,6 +246,17 @@ mod tests {
         let entries = entries.into_iter().enumerate();
         build(entries.map(|(at, it)| (format!("/{at}"), it)).collect())
             .map_err(|problem| problem.detail().to_owned())
+    }
+
+    #[test]
+    fn many_calls_take_no_longer_than_their_number_asks_for() {
+        let ids: Vec<String> = (0..40_000).map(|n| format!("call_{n}")).collect();
+        let calls = ids.iter().map(|id| call(id));
+        let results = ids.iter().rev().map(|id| result(id));
+        let history = try_build([user("a")].into_iter().chain(calls).chain(results));
+        let history = history.expect("a history");
+        let answered = history.new_results.iter().map(|it| &it.call_id);
+        assert!(answered.eq(&ids), "in the order of the calls");
     }
 
     #[test]
