@@ -85,6 +85,29 @@ async fn a_run_is_the_events_of_a_chat() {
 }
 
 #[tokio::test]
+async fn a_repeated_request_shows_the_run_of_the_first() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider
+        .will("solo", [says("Hello Ada"), says("again")]);
+    let body = input("r1", &[user("m1", "I am Ada")]);
+    let send = async |body: &Value| {
+        let request = app.request(Method::POST, "/agents/solo/ag-ui");
+        let request = request.header("accept", "text/event-stream");
+        send(request.header("idempotency-key", "k1").json(body)).await
+    };
+    for _ in 0..2 {
+        let got = send(&body).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+        assert!(got.text.contains("Hello Ada"), "{}", got.text);
+        assert!(got.text.contains("RUN_FINISHED"), "{}", got.text);
+    }
+    assert_eq!(app.provider.requests().len(), 1);
+    let other = send(&input("r1", &[user("m1", "I am Bob")])).await;
+    assert_eq!(other.status, 422, "{}", other.text);
+    assert!(other.text.contains("with another body"), "{}", other.text);
+}
+
+#[tokio::test]
 async fn pictures_and_documents_are_attachments_of_the_run() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [says("a dot"), says("the same")]);

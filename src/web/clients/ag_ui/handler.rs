@@ -24,6 +24,7 @@ use crate::web::clients::results;
 use crate::web::clients::start;
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
+use crate::web::extract::idempotency;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::run_request::check_session_name;
 use crate::web::problem_code::ProblemCode;
@@ -46,23 +47,35 @@ pub async fn post(
 ) -> Result<Response, Problem> {
     let ParsedRequest {
         body,
+        idempotency_key,
         trace,
         provider_keys,
         ..
     } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
     let mut input: RunAgentInput = body.json()?;
     drop(body);
+    let claim = idempotency_key.map(|(key, body)| {
+        let route = format!("POST /agents/{agent}/ag-ui");
+        idempotency::new_claim(principal.key_name(), route, key, body)
+    });
     let session = check_session_name(input.thread_id.clone()).map_err(|_| {
         let why = "must be 1 to 64 letters, digits, '.', '_' and '-': it is the session";
         Problem::invalid_field("/threadId", why)
     })?;
-    let found = if input.resume.is_empty() {
+    let found = if let Some(existing) = start::find(&state, claim.as_ref()).await? {
+        FoundRun {
+            run: existing.run,
+            subscription: existing.subscription,
+            recorded: Vec::new(),
+        }
+    } else if input.resume.is_empty() {
         let new = input.new_messages(state.settings.attachments)?;
         match find_waiting_run(&state, &principal, &agent, &new).await? {
             Some(found) => found,
             None => {
                 let run_request = RunRequest {
                     agent,
+                    claim,
                     owner: principal.key_name().map(str::to_owned),
                     input: Some(required_content(new)?),
                     context: input.context_text(),
