@@ -76,6 +76,7 @@ pub async fn send(
         streamed,
         exchange,
         is_batch: request.is_batch(),
+        is_sent: request.is_batch(),
         reported_usage: None,
         billed_service: request.service(),
     };
@@ -84,6 +85,7 @@ pub async fn send(
         .await
         .map_err(|error| request.with_advice(error));
     let (reported_usage, billed_service) = (deltas.reported_usage, deltas.billed_service);
+    let is_sent = deltas.is_sent;
     exchange.end(result.as_ref().err());
     if exchange.sent.is_some() {
         exchange.blobs = blobs;
@@ -91,7 +93,7 @@ pub async fn send(
     if let Some(chat_span) = chat_span {
         chat_span.end(run, turn_request, target.model, &result);
     }
-    if let Some(billed) = BilledTokens::of(&result, reported_usage) {
+    if let Some(billed) = BilledTokens::of(&result, reported_usage, is_sent) {
         let usage = billed.usage(request.price(billed_service));
         let replied_model = result.as_ref().ok().and_then(|reply| reply.model.as_ref());
         run.add_model_usage(replied_model.unwrap_or(&target.model.model), &usage);
@@ -317,6 +319,8 @@ struct DeltaReceiver<'a> {
     streamed: &'a mut StreamedReply,
     exchange: &'a mut Exchange,
     is_batch: bool,
+    /// Whether the request may have been sent: it may have waited for its permit until the run was cancelled.
+    is_sent: bool,
     reported_usage: Option<TokenUsage>,
     billed_service: Service,
 }
@@ -324,6 +328,7 @@ struct DeltaReceiver<'a> {
 impl DeltaReceiver<'_> {
     fn receive(&mut self, delta: Delta<'_>) {
         let turn = self.turn_request.turn;
+        self.is_sent |= matches!(delta, Delta::Sending(_));
         let is_recorded =
             self.turn_request.is_turn && !self.context.engine.settings.requests.is_off;
         if is_recorded || !matches!(delta, Delta::Sending(_)) {
@@ -383,11 +388,16 @@ struct BilledTokens {
 }
 
 impl BilledTokens {
-    /// `None` if the request was rejected without cost.
-    fn of(result: &Result<Reply, TurnError>, reported: Option<TokenUsage>) -> Option<Self> {
+    /// `None` if the request was rejected without cost, or not sent.
+    fn of(
+        result: &Result<Reply, TurnError>,
+        reported: Option<TokenUsage>,
+        is_sent: bool,
+    ) -> Option<Self> {
         let (tokens, is_complete) = match result {
             Ok(reply) => (reply.usage, true),
             Err(TurnError::Provider(error)) if !error.may_be_billed => return None,
+            Err(_) if !is_sent => return None,
             // A complete reply that was rejected counts as a request.
             Err(TurnError::Provider(error)) if error.has_final_usage => (reported, true),
             // The request was interrupted: what the service had reported counts, the rest stays unknown.

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::database::Database;
+use crate::support::events::count;
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::postgres;
 use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
@@ -257,6 +259,29 @@ async fn all_keys_share_a_providers_request_slots() {
         assert_eq!(run.wait_for_end().await.output(), "done");
     }
     assert_eq!(app.provider.max_concurrency("own"), 1);
+}
+
+#[tokio::test]
+async fn a_request_that_was_never_sent_costs_nothing() {
+    let app = TestApp::setup()
+        .config(
+            "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nmax_concurrent = 1",
+        )
+        .agent("own", &format!("model = \"bare/own\"\n{ALLOWED}"))
+        .spawn()
+        .await;
+    app.provider.always("own", |_| hangs());
+    let first = start(&app, "own", &[&bare(OWN)]).await;
+    app.provider.wait_for_concurrency("own", 1).await;
+    let second = start(&app, "own", &[&bare(OTHER)]).await;
+    eventually("its turn", async || {
+        (count(&second.events().await, "turn.started") == 1).then_some(())
+    })
+    .await;
+    let second = second.cancel("no more").await;
+    assert_eq!(second["tree"]["complete"], true, "{second:?}");
+    let first = first.cancel("no more").await;
+    assert_eq!(first["tree"]["complete"], false, "{first:?}");
 }
 
 #[tokio::test]
