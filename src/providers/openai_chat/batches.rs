@@ -23,6 +23,9 @@ use crate::providers::{
 
 /// How long OpenAI keeps the files of a batch: longer than any batch takes.
 const FILE_EXPIRY_SECS: u64 = 172_800;
+/// Pages of the list of batches that are searched for one, and how each is requested.
+const MAX_PAGES: usize = 50;
+const LIST_QUERY: &str = "limit=100";
 /// The metadata key by which a batch is found again after a restart.
 const METADATA_KEY: &str = "axed_item";
 
@@ -165,14 +168,24 @@ impl BatchClient for OpenAiBatches {
         key: Option<&'a SecretString>,
     ) -> BoxFuture<'a, Result<Option<String>, ProviderError>> {
         Box::pin(async move {
-            let request = ApiRequest {
-                query: Some("limit=100"),
-                ..ApiRequest::get("/batches")
-            };
-            let list = self.call(request, key).await?;
-            let list: BatchList = parse_body(&list)?;
-            let matched = list.data.into_iter().find(|batch| batch.is_usable(name));
-            matched.map(|batch| check_id(batch.id)).transpose()
+            let mut query = LIST_QUERY.to_owned();
+            for _ in 0..MAX_PAGES {
+                let request = ApiRequest {
+                    query: Some(&query),
+                    ..ApiRequest::get("/batches")
+                };
+                let list = self.call(request, key).await?;
+                let mut list: BatchList = parse_body(&list)?;
+                let found = list.data.iter().position(|batch| batch.is_usable(name));
+                if let Some(index) = found {
+                    return check_id(list.data.swap_remove(index).id).map(Some);
+                }
+                let Some(last) = list.data.pop().filter(|_| list.has_more) else {
+                    break;
+                };
+                query = format!("{LIST_QUERY}&after={}", check_id(last.id)?);
+            }
+            Ok(None)
         })
     }
 
@@ -204,7 +217,10 @@ impl BatchClient for OpenAiBatches {
 
 #[derive(Deserialize)]
 struct BatchList {
+    /// The newest first.
     data: Vec<BatchInfo>,
+    #[serde(default)]
+    has_more: bool,
 }
 
 #[derive(Deserialize)]
