@@ -9,10 +9,8 @@ use jiff::fmt::{rfc2822, strtime};
 use jiff::tz::TimeZone;
 use serde_json::Value;
 
-use crate::providers::{ErrorCategory, ProviderError};
+use crate::providers::{ErrorCategory, MAX_MESSAGE_CHARS, ProviderError};
 
-/// Longer messages of a service are truncated.
-const MAX_MESSAGE_CHARS: usize = 1000;
 /// The longest body, in bytes, that counts as a message although it is not JSON.
 const MAX_PLAIN_BODY: usize = 300;
 /// Longer values of `retry-after` are reduced to this.
@@ -223,7 +221,7 @@ impl ErrorBody {
 }
 
 /// Truncates the message and replaces control characters, so that it fits on one line. `None` if the result is empty.
-fn sanitize_message(text: &str) -> Option<String> {
+pub fn sanitize_message(text: &str) -> Option<String> {
     let clean: String = text
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })

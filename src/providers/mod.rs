@@ -251,6 +251,11 @@ pub enum ReplyOutcome {
     Refused,
 }
 
+/// Longer messages of a service are truncated.
+pub const MAX_MESSAGE_CHARS: usize = 1000;
+/// Stands for a secret.
+const REDACTED: &str = "[redacted]";
+
 /// Why a request has no reply. Displays as `<category>: <message>`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {message}", category.as_str())]
@@ -287,8 +292,19 @@ impl ProviderError {
     /// Removes this secret from the message: some services repeat it.
     pub fn redact(mut self, secret: &SecretString) -> Self {
         let secret = secret.expose_secret().trim();
-        if !secret.is_empty() && self.message.contains(secret) {
-            self.message = self.message.replace(secret, "[redacted]");
+        if secret.is_empty() {
+            return self;
+        }
+        // Perhaps within the secret.
+        let is_truncated = self.message.chars().count() >= MAX_MESSAGE_CHARS;
+        if self.message.contains(secret) {
+            self.message = self.message.replace(secret, REDACTED);
+        }
+        let mut ends = secret.char_indices().map(|(end, _)| end).rev();
+        let beginning = ends.find(|end| *end > 0 && self.message.ends_with(&secret[..*end]));
+        if let Some(bytes) = beginning.filter(|_| is_truncated) {
+            self.message.truncate(self.message.len() - bytes);
+            self.message.push_str(REDACTED);
         }
         self
     }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::domain::json_buffer::JsonBuffer;
+use crate::providers::error_mapping;
 use crate::providers::{ErrorCategory, ProviderError};
 
 /// As much as a short request takes.
@@ -15,7 +16,9 @@ pub struct UnreadableJson(serde_json::Error);
 
 impl From<UnreadableJson> for ProviderError {
     fn from(error: UnreadableJson) -> Self {
-        Self::new(ErrorCategory::Server, error.to_string())
+        // It quotes what the service has sent instead.
+        let message = error_mapping::sanitize_message(&error.to_string());
+        Self::new(ErrorCategory::Server, message.unwrap_or_default())
     }
 }
 

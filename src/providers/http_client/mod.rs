@@ -461,14 +461,8 @@ impl HttpClient {
     }
 
     /// Removes the configured secrets from the message: some services repeat them.
-    fn redact_secrets(&self, mut error: ProviderError) -> ProviderError {
-        for secret in &self.secrets {
-            let secret = secret.expose_secret().trim();
-            if error.message.contains(secret) {
-                error.message = error.message.replace(secret, "[redacted]");
-            }
-        }
-        error
+    fn redact_secrets(&self, error: ProviderError) -> ProviderError {
+        self.secrets.iter().fold(error, ProviderError::redact)
     }
 }
 

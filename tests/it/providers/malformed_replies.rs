@@ -457,6 +457,17 @@ async fn a_key_repeated_by_the_service_is_redacted() {
         );
         let error = expect_error(kind, CannedResponse::json(200, &wrong), false).await;
         assert!(error.message.contains("[redacted]"), "{error}");
+        // Long ones are truncated, also within the key.
+        let long = "x".repeat(995);
+        let body = format!("{{\"error\":{{\"message\":\"{long}{KEY}\"}}}}");
+        let error = expect_error(kind, CannedResponse::json(401, &body), false).await;
+        assert_eq!(error.message, format!("{long}[redacted]"));
+        let wrong = format!(
+            "{{\"choices\":\"{long}{KEY}\",\"content\":\"{long}{KEY}\",\"message\":\"{long}{KEY}\",\"output\":\"{long}{KEY}\"}}"
+        );
+        let error = expect_error(kind, CannedResponse::json(200, &wrong), false).await;
+        assert!(error.message.chars().count() <= 1000, "{error}");
+        assert!(!error.message.contains("sk-"), "{error}");
     }
 }
 
