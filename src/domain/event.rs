@@ -33,13 +33,8 @@ pub struct Event {
 }
 
 impl Event {
-    /// Appends what `Serialize` writes in less time: a flattened kind is written through another serializer.
-    pub fn append_json(&self, json: &mut JsonBuffer) -> serde_json::Result<()> {
-        self.append_head(json)?;
-        self.append_rest(json)
-    }
-
-    /// Appends the beginning of the JSON, which all events of a run have.
+    /// Appends the beginning of the JSON, which all events of a run have. With [`Self::append_rest`] it is what `Serialize` writes,
+    /// in less time: a flattened kind is written through another serializer.
     pub fn append_head(&self, json: &mut JsonBuffer) -> serde_json::Result<()> {
         // Ids and times have nothing to escape.
         json.0.extend_from_slice(br#"{"run_id":""#);

@@ -238,15 +238,18 @@ async fn keys_of_concurrent_runs_do_not_mix() {
     }
 }
 
-#[tokio::test]
-async fn all_keys_share_a_providers_request_slots() {
-    let app = TestApp::setup()
+/// A provider that is sent one request at a time.
+fn one_slot() -> Setup {
+    TestApp::setup()
         .config(
             "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nmax_concurrent = 1",
         )
         .agent("own", &format!("model = \"bare/own\"\n{ALLOWED}"))
-        .spawn()
-        .await;
+}
+
+#[tokio::test]
+async fn all_keys_share_a_providers_request_slots() {
+    let app = one_slot().spawn().await;
     let gate = Gate::closed();
     let door = gate.clone();
     app.provider
@@ -263,13 +266,7 @@ async fn all_keys_share_a_providers_request_slots() {
 
 #[tokio::test]
 async fn a_request_that_was_never_sent_costs_nothing() {
-    let app = TestApp::setup()
-        .config(
-            "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nmax_concurrent = 1",
-        )
-        .agent("own", &format!("model = \"bare/own\"\n{ALLOWED}"))
-        .spawn()
-        .await;
+    let app = one_slot().spawn().await;
     app.provider.always("own", |_| hangs());
     let first = start(&app, "own", &[&bare(OWN)]).await;
     app.provider.wait_for_concurrency("own", 1).await;
