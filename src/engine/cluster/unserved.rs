@@ -62,8 +62,8 @@ pub async fn run(engine: Arc<Engine>) {
     }
 }
 
-/// Fails runs that no node will ever drive, because their root has ended.
-/// `tried` has those of earlier looks: what could not be read then is damaged.
+/// Fails runs that no node will ever drive, because their root has ended. `tried` has the trees of earlier looks: what is left of
+/// them is damaged.
 async fn interrupt_abandoned(
     engine: &Engine,
     cluster: &dyn Cluster,
@@ -72,9 +72,11 @@ async fn interrupt_abandoned(
     let except = tried.iter().copied().collect();
     let mut outcome = Ok(());
     for root in cluster.abandoned_trees(except, MAX_TREES).await? {
-        tried.insert(root);
         let unfinished = cluster.unfinished_trees(vec![root]).await?;
         let interrupted = interrupted_runs::interrupt_all(engine, unfinished).await;
+        if interrupted.is_ok() {
+            tried.insert(root);
+        }
         outcome = interrupted.and(outcome);
     }
     outcome
