@@ -84,14 +84,20 @@ impl EncodedWrite {
         })
     }
 
-    /// About how many bytes it writes.
+    /// About how many bytes it writes, with its writes to other runs.
     pub fn bytes(&self) -> usize {
         let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let data = self.attachments.iter().filter_map(|it| it.data.as_ref());
         let data_bytes: usize = data.map(Bytes::len).sum();
         let shared = self.shared_texts.iter().map(|it| it.text.len());
         let turn_bytes = self.turns.as_ref().map_or(0, Vec::len) + shared.sum::<usize>();
-        len(&self.steps) + len(&self.events) + turn_bytes + self.change_bytes() + data_bytes
+        let others: usize = self.others.iter().map(|(other, _)| other.bytes()).sum();
+        len(&self.steps)
+            + len(&self.events)
+            + turn_bytes
+            + self.change_bytes()
+            + data_bytes
+            + others
     }
 
     fn change_bytes(&self) -> usize {

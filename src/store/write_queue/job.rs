@@ -107,10 +107,7 @@ impl Task {
     /// About how many bytes it writes.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Write(write) => {
-                let others = write.others.iter().map(|(other, _)| other.bytes());
-                write.bytes() + others.sum::<usize>()
-            }
+            Self::Write(write) => write.bytes(),
             Self::AddBatchLines(_, lines) => {
                 let bodies = lines.iter().filter_map(|line| line.body.as_ref());
                 bodies.map(String::len).sum()
