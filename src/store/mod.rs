@@ -138,8 +138,16 @@ pub struct ClaimedRun {
     pub run: RunId,
     /// See [`IdempotencyClaim::body_hash`].
     pub body_hash: [u8; 32],
-    /// The number of the message that the request added; `None` if it started the run.
-    pub message: Option<u32>,
+    /// See [`RequestClaim::number`]; `None` if the request started the run.
+    pub number: Option<u32>,
+}
+
+/// The idempotency key of a request that continued a run.
+#[derive(Debug)]
+pub struct RequestClaim {
+    pub claim: IdempotencyClaim,
+    /// What the request gave the run: the number of its message, or the turn whose calls it had results for; 0 if it decided on calls.
+    pub number: u32,
 }
 
 /// A message that is added to an unfinished run.
@@ -221,6 +229,8 @@ pub enum Change {
     Resume,
     /// Only steps and events are added.
     Unchanged,
+    /// As `Unchanged`, for a request with an idempotency key. Fails with [`StoreError::AlreadyClaimed`] if an earlier request had it.
+    Claim(Box<RequestClaim>),
     Progress(Progress),
     /// Increments the number of tool calls; concurrent calls may be written in any order.
     CountToolCall,
@@ -239,6 +249,17 @@ pub enum Change {
     /// The run has ended. Fails with [`StoreError::MessagesChanged`] if it has other messages than the writer knows, and
     /// with [`StoreError::AlreadyTerminal`] if it had ended before: a final status is written once.
     Finish(Box<FinishedRun>),
+}
+
+impl Change {
+    /// The idempotency key of the request that continued the run with this change, and what it gave the run.
+    pub fn request_claim(&self) -> Option<(&IdempotencyClaim, u32)> {
+        match self {
+            Self::AddMessage(message) => Some((message.claim.as_ref()?, message.number)),
+            Self::Claim(request) => Some((&request.claim, request.number)),
+            _ => None,
+        }
+    }
 }
 
 /// The progress of a run: totals, not differences.

@@ -220,7 +220,7 @@ async fn add_message(
         if let Some(claimed) = claimed.await?
             && claimed.run == request.run
             && claimed.body_hash == claim.body_hash
-            && let Some(number) = claimed.message
+            && let Some(number) = claimed.number
         {
             return Ok(number);
         }

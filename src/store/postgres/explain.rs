@@ -116,8 +116,7 @@ pub async fn is_removed(db: &Connection, state: &WriterState) -> Result<bool, Er
 fn claim(change: &Change) -> Option<&IdempotencyClaim> {
     match change {
         Change::Create(new_run) => new_run.claim.as_ref(),
-        Change::AddMessage(message) => message.claim.as_ref(),
-        _ => None,
+        other => other.request_claim().map(|(claim, _)| claim),
     }
 }
 
@@ -139,10 +138,10 @@ async fn find_claim(
         return Ok(None);
     };
     let body: Vec<u8> = row.try_get("body")?;
-    let message: Option<i64> = row.try_get("message")?;
+    let number: Option<i64> = row.try_get("message")?;
     Ok(Some(ClaimedRun {
         run: RunId(row.try_get("run")?),
         body_hash: body.try_into().unwrap_or_default(),
-        message: message.and_then(|number| u32::try_from(number).ok()),
+        number: number.and_then(|number| u32::try_from(number).ok()),
     }))
 }

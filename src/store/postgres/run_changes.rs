@@ -78,7 +78,9 @@ fn change_values(write: &EncodedWrite) -> (Sql, Vec<NamedValue<'_>>) {
         ),
         Change::Resume => (Sql::ResumeRun, Vec::new()),
         // Inserted runs have a statement of their own.
-        Change::Unchanged | Change::Create(_) => (Sql::UpdateLastEvent, Vec::new()),
+        Change::Unchanged | Change::Claim(_) | Change::Create(_) => {
+            (Sql::UpdateLastEvent, Vec::new())
+        }
         Change::Progress(progress) => (Sql::UpdateProgress, progress_values(progress)),
         Change::CountToolCall => (Sql::CountToolCall, Vec::new()),
         Change::RequestCancel { reason } => (

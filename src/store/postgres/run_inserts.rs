@@ -224,8 +224,8 @@ fn resume_values(resume_state: &ResumeState, definition: Hash) -> [NamedValue<'s
     }
 }
 
-/// `message` is the number of the message that the key belongs to; `None` if it started the run. Nothing is committed if the
-/// key has accepted another run.
+/// `message` is what the request of the key gave the run; `None` if it started it. Nothing is committed if an earlier request
+/// had the key.
 pub fn insert_claim<'a>(
     claim: &'a IdempotencyClaim,
     run: RunId,

@@ -328,11 +328,11 @@ pub fn resumed_models(row: &Row, run: &Run) -> StoreResult<Vec<ModelUsage>> {
 
 /// Reads the columns `run`, `body` and `message` of a claim.
 pub fn claimed_run(row: &Row) -> StoreResult<ClaimedRun> {
-    let message: Option<i64> = rows::get(row, "message")?;
+    let number: Option<i64> = rows::get(row, "message")?;
     Ok(ClaimedRun {
         run: rows::id(row, "run")?,
         body_hash: rows::hash(row, "body")?.unwrap_or_default(),
-        message: message.and_then(|number| u32::try_from(number).ok()),
+        number: number.and_then(|number| u32::try_from(number).ok()),
     })
 }
 

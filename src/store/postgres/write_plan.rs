@@ -67,10 +67,8 @@ impl WriteMemory {
         } else {
             queries.push(run_changes::change(write, owner));
         }
-        if let Change::AddMessage(message) = &write.change
-            && let Some(claim) = &message.claim
-        {
-            run_inserts::insert_claim(claim, write.run, Some(message.number), queries);
+        if let Some((claim, number)) = write.change.request_claim() {
+            run_inserts::insert_claim(claim, write.run, Some(number), queries);
         }
         for delivery in &write.deliveries {
             queries.extend(alert_delivery(write.run, delivery));

@@ -283,10 +283,7 @@ impl<'c> Executor<'c> {
             self.inserts.insert(connection, sql, new_run, last_event)?;
             return Ok(true);
         }
-        let claim = match &write.change {
-            Change::AddMessage(message) => message.claim.as_ref().zip(Some(message.number)),
-            _ => None,
-        };
+        let claim = write.change.request_claim();
         if let Some((claim, _)) = claim {
             run_inserts::check_unclaimed(&mut self.sql, claim)?;
         }

@@ -234,7 +234,7 @@ pub fn claimed_run(row: &Row<'_>) -> rusqlite::Result<ClaimedRun> {
     Ok(ClaimedRun {
         run: id(row, "run")?,
         body_hash: row.get("body")?,
-        message: row.get("message")?,
+        number: row.get("message")?,
     })
 }
 

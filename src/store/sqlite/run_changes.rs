@@ -43,7 +43,7 @@ pub fn update(
             ":deadline_seconds": integers::signed(deadline.1),
         }),
         Change::Resume => sql.resume_run.execute(only_event),
-        Change::Unchanged => sql.update_last_event.execute(only_event),
+        Change::Unchanged | Change::Claim(_) => sql.update_last_event.execute(only_event),
         Change::Progress(progress) => update_progress(sql, id, last_event, progress),
         Change::CountToolCall => add_events(sql, id, last_event, 1),
         Change::RequestCancel { reason } => sql.request_cancel.execute(named_params! {

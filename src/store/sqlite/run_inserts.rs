@@ -202,7 +202,7 @@ fn check_exists(sql: &mut Statements<'_>, source: RunId) -> Result<(), WriteErro
     }
 }
 
-/// `message` is the number of the message that the key belongs to; `None` if it started the run.
+/// `message` is what the request of the key gave the run; `None` if it started it.
 pub fn insert_claim(
     sql: &mut Statements<'_>,
     claim: &IdempotencyClaim,

@@ -71,7 +71,7 @@ pub fn check_same_body(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result
         ProblemCode::IdempotencyMismatch,
         format!(
             "this {HEADER} has {} {} with another body or content type; send a new key for a new one",
-            claimed.message.map_or("started", |_| "added a message to"),
+            claimed.number.map_or("started", |_| "continued"),
             claimed.run
         ),
     ))

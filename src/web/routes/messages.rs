@@ -91,7 +91,7 @@ fn added_response(run_id: RunId, number: u32) -> Response {
 
 fn replay(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result<Response, Problem> {
     idempotency::check_same_body(claim, claimed)?;
-    let mut response = added_response(claimed.run, claimed.message.unwrap_or_default());
+    let mut response = added_response(claimed.run, claimed.number.unwrap_or_default());
     response
         .headers_mut()
         .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));

@@ -48,7 +48,7 @@ async fn a_reopened_file_has_every_record() {
     let claimed = ClaimedRun {
         run: ended.run,
         body_hash: [1; 32],
-        message: None,
+        number: None,
     };
     let found = again.claimed_run(key.key.clone()).await;
     assert_eq!(found.expect("a read"), Some(claimed));

@@ -1,10 +1,10 @@
 //! Idempotency keys in the store.
 
-use axed::domain::run::now;
-use axed::store::{Change, ClaimedRun, IdempotencyKey, StoreError};
+use axed::domain::run::{Scope, now};
+use axed::store::{Change, ClaimedRun, IdempotencyKey, RequestClaim, StoreError};
 
 use crate::store::fixtures::{
-    Opened, claim, claiming, count, in_an_hour, listed, page, root, sql, sqlite, write,
+    Opened, claim, claiming, count, in_an_hour, listed, opening, page, root, sql, sqlite, write,
 };
 
 /// Of fifty identical simultaneous requests one creates a run, and the others get that run's id.
@@ -21,7 +21,7 @@ async fn a_key_accepts_one_run(opened: &Opened) {
     let wanted = ClaimedRun {
         run: scopes[won].run,
         body_hash: [won as u8; 32],
-        message: None,
+        number: None,
     };
     for (n, result) in results.iter().enumerate() {
         let refused = matches!(result, Err(StoreError::AlreadyClaimed(by)) if *by == wanted);
@@ -75,7 +75,43 @@ async fn a_key_expires(opened: &Opened) {
     assert_eq!(listed(store, page()).await.len(), 21);
 }
 
-shared_stories!(a_key_accepts_one_run, a_key_expires,);
+/// A request that continues a run has its key committed with what it brings, or brings nothing.
+async fn a_key_continues_a_run_once(opened: &Opened) {
+    let store = &*opened.store;
+    let (first, second) = (root(), root());
+    for scope in [&first, &second] {
+        store.write(opening(scope, "writer")).await.expect("opened");
+    }
+    let continuing = |scope: &Scope, turn: u32| {
+        let request = RequestClaim {
+            claim: claim("k", 1, in_an_hour()),
+            number: turn,
+        };
+        write(scope, Change::Claim(Box::new(request)), 1)
+    };
+    assert_eq!(store.write(continuing(&first, 3)).await.expect("added"), 2);
+    let wanted = ClaimedRun {
+        run: first.run,
+        body_hash: [1; 32],
+        number: Some(3),
+    };
+    for scope in [&first, &second] {
+        let refused = store.write(continuing(scope, 4)).await;
+        assert!(matches!(refused, Err(StoreError::AlreadyClaimed(by)) if by == wanted));
+    }
+    let found = store.claimed_run(claim("k", 1, in_an_hour()).key).await;
+    assert_eq!(found.expect("a read"), Some(wanted));
+    for (scope, last) in [(&first, 3), (&second, 2)] {
+        let next = store.write(write(scope, Change::Unchanged, 1)).await;
+        assert_eq!(next.expect("added"), last, "a refused request has no event");
+    }
+}
+
+shared_stories!(
+    a_key_accepts_one_run,
+    a_key_expires,
+    a_key_continues_a_run_once,
+);
 
 /// Expired keys go as new ones come, and a deleted run takes its keys along.
 #[tokio::test]
