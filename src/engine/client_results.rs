@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::run::RunId;
 use crate::engine::context::Engine;
-use crate::engine::state::client_calls::{ClientResult, ResultsDelivery};
+use crate::engine::state::client_calls::{ClientResults, ResultsDelivery};
 use crate::store::StoreError;
 
 /// How long results wait until their run has reached its calls again after a restart.
@@ -35,15 +35,14 @@ pub enum ClientResultsError {
 pub async fn deliver(
     engine: &Engine,
     id: RunId,
-    turn: u32,
-    results: &[ClientResult],
+    given: &ClientResults,
 ) -> Result<(), ClientResultsError> {
     let delivered = async {
         loop {
             // Subscribe before looking, so that no run is missed.
             let mut registered = pin!(engine.client_calls.registered.notified());
             registered.as_mut().enable();
-            match engine.client_calls.deliver(id, turn, results) {
+            match engine.client_calls.deliver(id, given) {
                 ResultsDelivery::Delivered(committed) => return Ok(committed),
                 ResultsDelivery::Missing(position) => {
                     return Err(ClientResultsError::Missing(position));
@@ -52,7 +51,7 @@ pub async fn deliver(
                 ResultsDelivery::Unknown => {}
             }
             let run = engine.journal.store().run(id).await?;
-            if !run.is_some_and(|run| run.waits_for_client() && run.turns == turn) {
+            if !run.is_some_and(|run| run.waits_for_client() && run.turns == given.turn) {
                 return Err(ClientResultsError::NotWaiting(id));
             }
             tokio::select! {

@@ -25,7 +25,7 @@ use crate::engine::record::agent_snapshots;
 use crate::engine::record::journal::Subscription;
 use crate::engine::runner::Runner;
 use crate::engine::state::approval_decision::ApprovalDecision;
-use crate::engine::state::client_calls::ClientResult;
+use crate::engine::state::client_calls::ClientResults;
 use crate::engine::state::live_text::PartialReply;
 use crate::ssrf::SsrfGuard;
 use crate::store::StoreError;
@@ -140,17 +140,13 @@ impl Runner {
     pub async fn add_client_results(
         &self,
         id: RunId,
-        turn: u32,
-        results: &[ClientResult],
+        given: &ClientResults,
     ) -> Result<(), ClientResultsError> {
         let engine = &self.engine;
-        let change = || RunChange::AddClientResults {
-            turn,
-            results: results.to_vec(),
-        };
+        let change = || RunChange::AddClientResults(given.clone());
         match send_change::send(engine, id, change).await {
             Some(delivered) => delivered,
-            None => client_results::deliver(engine, id, turn, results).await,
+            None => client_results::deliver(engine, id, given).await,
         }
     }
 

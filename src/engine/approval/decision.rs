@@ -9,7 +9,6 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
@@ -26,7 +25,7 @@ use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_approvals::{DeliveryResult, PendingApproval, WaitingTool};
 use crate::engine::state::turn_error::TurnError;
-use crate::store::{Change, StoreError};
+use crate::store::StoreError;
 use crate::tools::toolbox::Toolbox;
 
 /// How long other arguments for a call wait until its run has reached the call again after a restart.
@@ -191,33 +190,39 @@ async fn receive_decision(
             None => std::future::pending().await,
         }
     };
-    let received = async {
-        tokio::select! {
-            biased;
-            message = &mut pending.receiver => message.ok(),
-            () = timeout => None,
+    let mut timeout = pin!(timeout);
+    loop {
+        let received = async {
+            tokio::select! {
+                biased;
+                message = &mut pending.receiver => message.ok(),
+                () = &mut timeout => None,
+            }
+        };
+        let message = pause::within_deadline(&context.run, received).await?;
+        let (decision, ack) = match message {
+            Some(message) => (message.decision, Some(message.ack)),
+            None => (ApprovalDecision::timed_out(), None),
+        };
+        let (steps, event) = (decision.to_step(call), decision.to_event(call));
+        let steps = steps.into_iter().collect();
+        let journal = &context.engine.journal;
+        let committed = journal.append(&context.run, decision.to_change(), steps, vec![event]);
+        let committed = committed.await.map(drop);
+        context.run.tree.root_permit.changed.notify_waiters();
+        let is_repeated = matches!(committed, Err(StoreError::AlreadyClaimed(_)));
+        if is_repeated {
+            pending.renew();
         }
-    };
-    let message = pause::within_deadline(&context.run, received).await?;
-    let (decision, ack) = match message {
-        Some(message) => (message.decision, Some(message.ack)),
-        None => (ApprovalDecision::timed_out(), None),
-    };
-    let (steps, event) = (decision.to_step(call), decision.to_event(call));
-    let steps = steps.into_iter().collect();
-    let committed = context
-        .engine
-        .journal
-        .append(&context.run, Change::Unchanged, steps, vec![event])
-        .await
-        .map(drop);
-    context.run.tree.root_permit.changed.notify_waiters();
-    if let Some(ack) = ack {
-        // The decision counts even if its client has disconnected.
-        let _ = ack.send(committed.clone());
+        if let Some(ack) = ack {
+            // The decision counts even if its client has disconnected.
+            let _ = ack.send(committed.clone());
+        }
+        if !is_repeated {
+            committed?;
+            return Ok(decision);
+        }
     }
-    committed?;
-    Ok(decision)
 }
 
 /// How much later it is by this node's clock than by that of the node that recorded the requests: the run waits since one of them, and
@@ -234,21 +239,8 @@ fn clock_difference(
 async fn time_out(context: &RunContext, deadline: Timestamp) {
     let run = &context.run;
     let limit = run.agent.approve_timeout.unwrap_or_default();
-    let mut remaining = deadline::remaining_time(now().duration_until(deadline), limit.as_secs());
-    loop {
-        // Subscribe before looking, so that no change is missed.
-        let mut changed = pin!(run.tree.root_permit.changed.notified());
-        changed.as_mut().enable();
-        if run.is_held() {
-            changed.await;
-            continue;
-        }
-        let since = Instant::now();
-        tokio::select! {
-            () = tokio::time::sleep(remaining) => return,
-            () = changed => remaining = remaining.saturating_sub(since.elapsed()),
-        }
-    }
+    let remaining = deadline::remaining_time(now().duration_until(deadline), limit.as_secs());
+    pause::sleep_unless_held(run, remaining).await;
 }
 
 /// Decides on a call, and returns once the decision is committed. A call of an earlier process can be decided before
@@ -344,13 +336,14 @@ async fn decide_early(
     match active_run {
         Some(active_run) => {
             let journal = &engine.journal;
-            let commit = journal.append_request(&active_run, Change::Unchanged, Vec::new(), event);
+            let change = decision.to_change();
+            let commit = journal.append_request(&active_run, change, Vec::new(), event);
             commit.await?;
             active_run.tree.root_permit.changed.notify_waiters();
         }
         None => {
             let journal = &engine.journal;
-            let commit = journal.append_inactive(&run, Change::Unchanged, Vec::new(), event);
+            let commit = journal.append_inactive(&run, decision.to_change(), Vec::new(), event);
             commit.await?;
         }
     }

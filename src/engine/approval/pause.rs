@@ -1,8 +1,9 @@
 //! Pauses a tree that only waits: the time limits of its paused runs are suspended, and its root's permit is released.
 
 use std::pin::pin;
+use std::time::Duration;
 
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
@@ -142,6 +143,24 @@ pub async fn within_deadline<T>(
             output = &mut work => return Ok(output),
             () = &mut changed => {}
             () = deadline_passed => return Err(TurnError::DeadlineExceeded),
+        }
+    }
+}
+
+/// Sleeps for this time, to which the time does not count for which a client has paused the run.
+pub async fn sleep_unless_held(run: &ActiveRun, mut remaining: Duration) {
+    loop {
+        // Subscribe before looking, so that no change is missed.
+        let mut changed = pin!(run.tree.root_permit.changed.notified());
+        changed.as_mut().enable();
+        if run.is_held() {
+            changed.await;
+            continue;
+        }
+        let since = Instant::now();
+        tokio::select! {
+            () = tokio::time::sleep(remaining) => return,
+            () = changed => remaining = remaining.saturating_sub(since.elapsed()),
         }
     }
 }

@@ -161,9 +161,9 @@ pub async fn perform(
             let changed = hold::set_held(engine, run, is_held, by).await;
             answer(&changed.map(|is_changed| is_changed || request.is_taken))
         }
-        RunChange::AddClientResults { turn, results } => {
+        RunChange::AddClientResults(given) => {
             // Its caller looks for the results in the record if the run does not wait for them.
-            answer(&client_results::deliver(engine, run, turn, &results).await)
+            answer(&client_results::deliver(engine, run, &given).await)
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use crate::domain::attachment::{Attachment, Blobs, Digest};
 use crate::engine::add_message::MessageRequest;
 use crate::engine::state::approval_decision::ApprovalDecision;
-use crate::engine::state::client_calls::ClientResult;
+use crate::engine::state::client_calls::ClientResults;
 use crate::store::StoreError;
 use crate::store::new_request::RequestContent;
 
@@ -29,10 +29,7 @@ pub enum RunChange {
         is_held: bool,
         by: Option<String>,
     },
-    AddClientResults {
-        turn: u32,
-        results: Vec<ClientResult>,
-    },
+    AddClientResults(ClientResults),
 }
 
 impl RunChange {
@@ -43,7 +40,7 @@ impl RunChange {
             Self::Decide { .. } => "decide",
             Self::AddMessage(_) => "add_message",
             Self::SetHeld { .. } => "set_held",
-            Self::AddClientResults { .. } => "add_client_results",
+            Self::AddClientResults(_) => "add_client_results",
         }
     }
 
@@ -69,8 +66,9 @@ impl RunChange {
     fn attachments(&self) -> Vec<&Attachment> {
         match self {
             Self::AddMessage(message) => message.content.attachments().collect(),
-            Self::AddClientResults { results, .. } => {
-                results.iter().flat_map(|it| &it.attachments).collect()
+            Self::AddClientResults(given) => {
+                let results = given.results.iter();
+                results.flat_map(|it| &it.attachments).collect()
             }
             Self::Cancel { .. } | Self::Decide { .. } | Self::SetHeld { .. } => Vec::new(),
         }
@@ -79,10 +77,10 @@ impl RunChange {
     fn attachments_mut(&mut self) -> Vec<&mut Attachment> {
         match self {
             Self::AddMessage(message) => message.content.attachments_mut().collect(),
-            Self::AddClientResults { results, .. } => results
-                .iter_mut()
-                .flat_map(|it| &mut it.attachments)
-                .collect(),
+            Self::AddClientResults(given) => {
+                let results = given.results.iter_mut();
+                results.flat_map(|it| &mut it.attachments).collect()
+            }
             Self::Cancel { .. } | Self::Decide { .. } | Self::SetHeld { .. } => Vec::new(),
         }
     }
@@ -133,6 +131,7 @@ mod tests {
                 reason: None,
                 arguments: arguments.clone(),
                 by: None,
+                claim: None,
             },
             arguments,
         };

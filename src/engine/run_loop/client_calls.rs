@@ -3,18 +3,20 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::now;
 use crate::engine::approval::pause;
 use crate::engine::cancel;
+use crate::engine::replay::held_time;
 use crate::engine::run_loop::tool_calls::{self, BatchContext, CompletedCall};
-use crate::engine::state::client_calls::{ClientResult, WaitingCalls};
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::client_calls::{ClientResult, ResultsMessage, WaitingCalls};
 use crate::engine::state::failures;
 use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
-use crate::store::{Change, StoreError};
+use crate::store::{Change, IdempotencyClaim, RequestClaim, StoreError};
 
 /// The results of all calls, in their order; `results` has those of the agent's own tools.
 pub async fn await_results(
@@ -53,47 +55,67 @@ async fn wait(
     let mut registration =
         WaitingCalls::register(&engine.client_calls, id, batch.turn, positions.clone());
     pause::pause(&batch.context, PauseReason::ClientTools, None).await?;
+    loop {
+        let (received, claim, ack) = match receive(batch, calls, &mut registration).await {
+            Ok(message) => (message.results, message.claim, Some(message.ack)),
+            Err(TurnError::Store(error)) => return Err(error),
+            Err(error) => (refuse(run, &positions, &error), None, None),
+        };
+        let committed = record(batch, calls, received, claim, results).await;
+        let is_repeated = matches!(committed, Err(StoreError::AlreadyClaimed(_)));
+        if is_repeated {
+            registration.renew();
+        }
+        if let Some(ack) = ack {
+            // The results count even if their client has disconnected.
+            let _ = ack.send(committed.clone());
+        }
+        if !is_repeated {
+            committed?;
+            return pause::unpause(&batch.context, PauseReason::ClientTools).await;
+        }
+    }
+}
+
+/// The results, unless the run ends first: also when none came within the limit.
+async fn receive(
+    batch: &BatchContext,
+    calls: &[ToolCall],
+    registration: &mut WaitingCalls<'_>,
+) -> Result<ResultsMessage, TurnError> {
+    let (engine, run) = (&batch.context.engine, &batch.context.run);
     let limit = engine.settings.client_tool_wait;
+    let remaining = remaining_wait(batch, calls, limit).await?;
     let received = async {
         tokio::select! {
             biased;
             message = &mut registration.receiver => message.ok(),
-            () = tokio::time::sleep(remaining_wait(batch, calls, limit)) => None,
+            () = pause::sleep_unless_held(run, remaining) => None,
         }
     };
-    let received = match pause::within_deadline(run, received).await {
-        Ok(None) => {
+    match pause::within_deadline(run, received).await? {
+        Some(message) => Ok(message),
+        None => {
             let reason = format!(
                 "no results of the client's tools within {}s (clients.tool_wait)",
                 limit.as_secs()
             );
-            cancel::cancel(engine, id, &reason).await?;
+            cancel::cancel(engine, run.scope.run, &reason).await?;
             Err(TurnError::Cancelled)
         }
-        Ok(Some(message)) => Ok(message),
-        Err(error) => Err(error),
-    };
-    let (received, ack) = match received {
-        Err(TurnError::Store(error)) => return Err(error),
-        Err(error) => {
-            let content = failures::interruption_message(run, &error);
-            let refused = positions.iter().map(|position| ClientResult {
-                position: *position,
-                content: content.clone(),
-                is_error: true,
-                attachments: Vec::new(),
-            });
-            (refused.collect(), None)
-        }
-        Ok(message) => (message.results, Some(message.ack)),
-    };
-    let committed = record(batch, calls, received, results).await;
-    if let Some(ack) = ack {
-        // The results count even if their client has disconnected.
-        let _ = ack.send(committed.clone());
     }
-    committed?;
-    pause::unpause(&batch.context, PauseReason::ClientTools).await
+}
+
+/// Results for the model that say why there are none.
+fn refuse(run: &ActiveRun, positions: &[u32], error: &TurnError) -> Vec<ClientResult> {
+    let content = failures::interruption_message(run, error);
+    let refused = positions.iter().map(|position| ClientResult {
+        position: *position,
+        content: content.clone(),
+        is_error: true,
+        attachments: Vec::new(),
+    });
+    refused.collect()
 }
 
 /// Commits the results that are missing, all at once.
@@ -101,16 +123,19 @@ async fn record(
     batch: &BatchContext,
     calls: &[ToolCall],
     received: Vec<ClientResult>,
+    claim: Option<IdempotencyClaim>,
     results: &mut [Option<ToolResult>],
 ) -> Result<(), StoreError> {
     let run = &batch.context.run;
     let (mut steps, mut events) = (Vec::new(), Vec::new());
+    let mut recorded: Vec<(usize, ToolResult)> = Vec::new();
     for result in received {
         let position = result.position as usize;
-        let (Some(call), Some(slot)) = (calls.get(position), results.get_mut(position)) else {
+        let is_missing = matches!(results.get(position), Some(None));
+        let (Some(call), true) = (calls.get(position), is_missing) else {
             continue;
         };
-        if slot.is_some() {
+        if recorded.iter().any(|(other, _)| *other == position) {
             continue;
         }
         let duration = now().duration_since(started_at(batch, call));
@@ -127,11 +152,21 @@ async fn record(
         let (step, event) = completed.records(batch.turn, run.refused_by());
         steps.push(step);
         events.push(event);
-        *slot = Some(result);
+        recorded.push((position, result));
     }
+    let change = match claim {
+        Some(claim) => Change::Claim(Box::new(RequestClaim {
+            claim,
+            number: batch.turn,
+        })),
+        None => Change::Unchanged,
+    };
     let journal = &batch.context.engine.journal;
-    let committed = journal.append(run, Change::Unchanged, steps, events);
-    committed.await.map(drop)
+    journal.append(run, change, steps, events).await?;
+    for (position, result) in recorded {
+        results[position] = Some(result);
+    }
+    Ok(())
 }
 
 /// When the call was given to the client: now, unless an earlier process did.
@@ -140,10 +175,19 @@ fn started_at(batch: &BatchContext, call: &ToolCall) -> Timestamp {
     recorded.unwrap_or(batch.started_at)
 }
 
-/// How long the client may still take.
-fn remaining_wait(batch: &BatchContext, calls: &[ToolCall], limit: Duration) -> Duration {
-    let started = calls.iter().map(|call| started_at(batch, call)).max();
-    let waited = started.map(|started| now().duration_since(started));
-    let waited = waited.and_then(|waited| Duration::try_from(waited).ok());
-    limit.saturating_sub(waited.unwrap_or_default())
+/// How long the client may still take. The time for which the run was paused does not count.
+async fn remaining_wait(
+    batch: &BatchContext,
+    calls: &[ToolCall],
+    limit: Duration,
+) -> Result<Duration, StoreError> {
+    let Some(started) = calls.iter().map(|call| started_at(batch, call)).max() else {
+        return Ok(limit);
+    };
+    let mut waited = now().duration_since(started);
+    // An earlier process may have waited, or this one before results that were refused.
+    if waited > SignedDuration::from_secs(1) {
+        waited = waited.saturating_sub(held_time::since(&batch.context, started).await?);
+    }
+    Ok(limit.saturating_sub(Duration::try_from(waited).unwrap_or_default()))
 }

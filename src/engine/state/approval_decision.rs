@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
-use crate::store::Step;
+use crate::store::{Change, IdempotencyClaim, RequestClaim, Step};
 
 /// The longest arguments in an event; the run's steps have all of them.
 pub const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
@@ -22,6 +22,9 @@ pub struct ApprovalDecision {
     pub arguments: Option<Arc<RawValue>>,
     /// The name of the deciding key; `None` without keys.
     pub by: Option<String>,
+    /// The idempotency key of the request, committed with the decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Box<IdempotencyClaim>>,
 }
 
 impl ApprovalDecision {
@@ -31,6 +34,7 @@ impl ApprovalDecision {
             reason: None,
             arguments: None,
             by: None,
+            claim: None,
         }
     }
 
@@ -44,6 +48,16 @@ impl ApprovalDecision {
             decision: self.decision,
             reason: self.reason.clone(),
             by: self.by.clone(),
+        }
+    }
+
+    pub fn to_change(&self) -> Change {
+        match &self.claim {
+            Some(claim) => Change::Claim(Box::new(RequestClaim {
+                claim: IdempotencyClaim::clone(claim),
+                number: 0,
+            })),
+            None => Change::Unchanged,
         }
     }
 

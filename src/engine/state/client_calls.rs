@@ -8,7 +8,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::domain::attachment::Attachment;
 use crate::domain::run::RunId;
-use crate::store::StoreError;
+use crate::store::{IdempotencyClaim, StoreError};
 
 #[derive(Default)]
 pub struct ClientCalls {
@@ -35,9 +35,21 @@ pub struct ClientResult {
     pub attachments: Vec<Attachment>,
 }
 
+/// The results of the calls of a turn, as a request gives them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClientResults {
+    pub turn: u32,
+    pub results: Vec<ClientResult>,
+    /// Committed with the results.
+    #[serde(default)]
+    pub claim: Option<IdempotencyClaim>,
+}
+
 /// The results of all calls, and where to confirm their commit.
 pub struct ResultsMessage {
     pub results: Vec<ClientResult>,
+    /// See [`ClientResults::claim`].
+    pub claim: Option<IdempotencyClaim>,
     pub ack: oneshot::Sender<Result<(), StoreError>>,
 }
 
@@ -53,15 +65,15 @@ pub enum ResultsDelivery {
 }
 
 impl ClientCalls {
-    pub fn deliver(&self, run: RunId, turn: u32, results: &[ClientResult]) -> ResultsDelivery {
+    pub fn deliver(&self, run: RunId, given: &ClientResults) -> ResultsDelivery {
         let mut waiters = self.lock();
         let Some(waiter) = waiters.get_mut(&run) else {
             return ResultsDelivery::Unknown;
         };
-        if waiter.turn != turn {
+        if waiter.turn != given.turn {
             return ResultsDelivery::TooLate;
         }
-        let has_result = |position: &&u32| results.iter().any(|it| it.position == **position);
+        let has_result = |position: &&u32| given.results.iter().any(|it| it.position == **position);
         if let Some(missing) = waiter.positions.iter().find(|it| !has_result(it)) {
             return ResultsDelivery::Missing(*missing);
         }
@@ -69,9 +81,13 @@ impl ClientCalls {
             return ResultsDelivery::TooLate;
         };
         let (ack, committed) = oneshot::channel();
-        let results = results.to_vec();
+        let message = ResultsMessage {
+            results: given.results.clone(),
+            claim: given.claim.clone(),
+            ack,
+        };
         // If the run has just given up, the receiver of `ack` fails at once.
-        let _ = sender.send(ResultsMessage { results, ack });
+        let _ = sender.send(message);
         ResultsDelivery::Delivered(committed)
     }
 
@@ -102,6 +118,16 @@ impl<'c> WaitingCalls<'c> {
             run,
             receiver,
         }
+    }
+
+    /// Waits for other results, because those that came were refused.
+    pub fn renew(&mut self) {
+        let (sender, receiver) = oneshot::channel();
+        self.receiver = receiver;
+        if let Some(waiter) = self.calls.lock().get_mut(&self.run) {
+            waiter.sender = Some(sender);
+        }
+        self.calls.registered.notify_waiters();
     }
 }
 

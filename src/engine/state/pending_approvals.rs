@@ -115,6 +115,19 @@ impl<'d> PendingApproval<'d> {
             receiver,
         }
     }
+
+    /// Waits for another decision, because the one that came was refused.
+    pub fn renew(&mut self) {
+        let (sender, receiver) = oneshot::channel();
+        let settled = CancellationToken::new();
+        self.receiver = receiver;
+        if let Some(waiter) = self.approvals.lock().get_mut(&self.key) {
+            waiter.sender = Some(sender);
+            waiter.settled = settled.clone();
+        }
+        self.approvals.registered.notify_waiters();
+        std::mem::replace(&mut self.settled, settled).cancel();
+    }
 }
 
 impl Drop for PendingApproval<'_> {

@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
+use crate::domain::attachment::Digest;
 use crate::domain::content::Content;
 use crate::domain::message::ToolResult;
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::TokenUsage;
-use crate::engine::add_message::MessageRequest;
+use crate::engine::add_message::{AddMessageError, MessageRequest};
 use crate::engine::client_results::ClientResultsError;
-use crate::engine::state::client_calls::ClientResult;
-use crate::store::Step;
+use crate::engine::state::client_calls::{ClientResult, ClientResults};
+use crate::store::{IdempotencyClaim, Step, StoreError};
 use crate::web::clients::call_id::CallRef;
+use crate::web::clients::stop;
 use crate::web::error::Problem;
+use crate::web::extract::idempotency;
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::AppState;
 
@@ -24,15 +27,22 @@ pub struct ContinuedRun {
     pub baseline: TokenUsage,
 }
 
+/// What a request gives a run.
+pub struct NewInput<'a> {
+    pub results: &'a [ToolResult],
+    /// A message after the results.
+    pub message: Option<&'a Content>,
+    pub claim: Option<&'a IdempotencyClaim>,
+}
+
 /// Gives results to their run; `None` if no run of this key and agent waits for them.
 pub async fn continue_run(
     state: &AppState,
     owner: Option<&str>,
     agent: &str,
-    results: &[ToolResult],
-    new_message: Option<&Content>,
+    input: NewInput<'_>,
 ) -> Result<Option<ContinuedRun>, Problem> {
-    let Some((id, turn, results)) = client_results(results) else {
+    let Some((id, turn, results)) = client_results(input.results) else {
         return Ok(None);
     };
     let Some(run) = state.runner.store().run(id).await? else {
@@ -41,29 +51,30 @@ pub async fn continue_run(
     if run.owner.as_deref() != owner || run.agent != agent || run.status.is_terminal() {
         return Ok(None);
     }
-    let continued = |run: Run| ContinuedRun {
-        baseline: run.tree.usage.tokens,
-        turn,
-        run: Arc::new(run),
-    };
     if !(run.waits_for_client() && run.turns == turn) {
-        // A repeated request joins the run that its results have reached.
-        let is_same = has_results(state, id, turn, &results).await?;
-        return Ok(is_same.then(|| continued(run)));
+        return repeated(state, run, turn, &results).await;
     }
-    if let Some(content) = new_message {
-        let message = MessageRequest {
-            content: content.clone(),
-            by: owner.map(str::to_owned),
-            claim: None,
-        };
-        state.runner.add_message(id, message).await?;
+    if let Some(content) = input.message {
+        add_message(state, &run, content).await?;
     }
-    match state.runner.add_client_results(id, turn, &results).await {
-        Ok(()) => Ok(Some(continued(run))),
-        Err(ClientResultsError::NotWaiting(_)) => {
-            let is_same = has_results(state, id, turn, &results).await?;
-            Ok(is_same.then(|| continued(run)))
+    let given = ClientResults {
+        turn,
+        results,
+        claim: input.claim.cloned(),
+    };
+    match state.runner.add_client_results(id, &given).await {
+        Ok(()) => Ok(Some(ContinuedRun {
+            baseline: run.tree.usage.tokens,
+            turn,
+            run: Arc::new(run),
+        })),
+        Err(ClientResultsError::NotWaiting(_)) => repeated(state, run, turn, &given.results).await,
+        Err(ClientResultsError::Store(StoreError::AlreadyClaimed(claimed))) => {
+            // Another request with the same key was quicker.
+            if let Some(claim) = input.claim {
+                idempotency::check_same_body(claim, &claimed)?;
+            }
+            repeated(state, run, turn, &given.results).await
         }
         Err(ClientResultsError::Missing(position)) => {
             let call = CallRef {
@@ -81,6 +92,54 @@ pub async fn continue_run(
                 why,
             ))
         }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A request whose results the run has: it joins the run.
+async fn repeated(
+    state: &AppState,
+    run: Run,
+    turn: u32,
+    results: &[ClientResult],
+) -> Result<Option<ContinuedRun>, Problem> {
+    if !has_results(state, run.id, turn, results).await? {
+        return Ok(None);
+    }
+    Ok(Some(ContinuedRun {
+        baseline: tokens_until(state, &run, turn).await?,
+        turn,
+        run: Arc::new(run),
+    }))
+}
+
+/// What the tree of the run had used when it waited for the results of a turn.
+pub async fn tokens_until(state: &AppState, run: &Run, turn: u32) -> Result<TokenUsage, Problem> {
+    let steps = state.runner.store().steps(run.id).await?;
+    stop::tokens_in(state, run, &steps, 0, Some(turn)).await
+}
+
+/// Adds the message that comes with the results of the last turn, unless an earlier request has.
+async fn add_message(state: &AppState, run: &Run, content: &Content) -> Result<(), Problem> {
+    let json = serde_json::to_vec(content).map_err(|error| Problem::internal(error.to_string()))?;
+    let fingerprint = idempotency::fingerprint(b"", &json);
+    let claim = idempotency::new_claim(
+        run.owner.as_deref(),
+        // No route of a client has such a name.
+        format!(
+            "message with the results of turn {} of {}",
+            run.turns, run.id
+        ),
+        Digest(fingerprint).to_string(),
+        fingerprint,
+    );
+    let message = MessageRequest {
+        content: content.clone(),
+        by: run.owner.clone(),
+        claim: Some(claim),
+    };
+    match state.runner.add_message(run.id, message).await {
+        Ok(_) | Err(AddMessageError::Store(StoreError::AlreadyClaimed(_))) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

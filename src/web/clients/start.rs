@@ -16,9 +16,11 @@ pub struct StartedRun {
     pub run: Arc<Run>,
     /// Began before the run's first event; `None` without `subscribes`, or if an earlier request started the run.
     pub subscription: Option<Subscription>,
+    /// The turn whose calls the earlier request had results for; `None` if it started the run.
+    pub seen_turn: Option<u32>,
 }
 
-/// The run that an earlier request with this key started. Looked up before the request is checked: a repetition gets its
+/// The run that an earlier request with this key started or continued. Looked up before the request is checked: a repetition gets its
 /// response also where a new run would be refused.
 pub async fn find(
     state: &AppState,
@@ -35,6 +37,7 @@ pub async fn find(
     Ok(Some(StartedRun {
         run: Arc::new(run),
         subscription: None,
+        seen_turn: claimed.number,
     }))
 }
 
@@ -66,7 +69,13 @@ pub async fn start_once(
             .map(|run| (run, None)),
     };
     let error = match started {
-        Ok((run, subscription)) => return Ok(StartedRun { run, subscription }),
+        Ok((run, subscription)) => {
+            return Ok(StartedRun {
+                run,
+                subscription,
+                seen_turn: None,
+            });
+        }
         Err(error) => error,
     };
     let may_be_claimed = matches!(

@@ -16,6 +16,7 @@ use tracing::info;
 use crate::domain::event::Decision;
 use crate::domain::run::{PendingApproval, Run, RunId, now};
 use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::store::IdempotencyClaim;
 use crate::store::approvals::{ApprovalPage, ApprovalQuery};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
@@ -155,7 +156,7 @@ pub async fn decide(
         let request_body = request_body::read(&parts.headers, body, settings.body_limits());
         request_body.await?.json()?
     };
-    let run = apply(&state, &principal, id, &call, decision_request).await?;
+    let run = apply(&state, &principal, id, &call, decision_request, None).await?;
     let view = RunView::new(&run, &links, now());
     Ok(json_response(StatusCode::ACCEPTED, &view))
 }
@@ -167,6 +168,7 @@ pub async fn apply(
     id: RunId,
     call: &str,
     decision_request: DecisionRequest,
+    claim: Option<Box<IdempotencyClaim>>,
 ) -> Result<Run, Problem> {
     let verdict = decision_request.decision.ok_or_else(|| {
         let why = "is required: \"approve\" or \"deny\"";
@@ -181,6 +183,7 @@ pub async fn apply(
         },
         reason: check_reason(decision_request.reason)?,
         by: principal.key_name().map(str::to_owned),
+        claim,
     };
     let run = state.runner.decide(id, call, decision).await?;
     info!(

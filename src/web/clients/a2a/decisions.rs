@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::domain::run::{PendingApproval, Run};
+use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::clients::a2a::message::PartInput;
 use crate::web::error::{Problem, quote};
@@ -96,6 +97,7 @@ pub async fn apply(
     principal: &Principal,
     run: &Run,
     parts: &[PartInput],
+    claim: &IdempotencyClaim,
 ) -> Result<(), Problem> {
     let mut decisions = Vec::new();
     for (at, input) in read(parts)? {
@@ -104,9 +106,12 @@ pub async fn apply(
         decisions.push((approval, decision(input, &pointer)?));
     }
     let mut is_decided = false;
-    for (approval, decision) in decisions {
+    let last = decisions.len().saturating_sub(1);
+    for (at, (approval, decision)) in decisions.into_iter().enumerate() {
         let call = &approval.request.tool_call_id;
-        match approvals::apply(state, principal, approval.run_id, call, decision).await {
+        // A repetition must not decide on another call that waits by then.
+        let claim = (at == last).then(|| Box::new(claim.clone()));
+        match approvals::apply(state, principal, approval.run_id, call, decision, claim).await {
             Ok(_) => is_decided = true,
             // Somebody else was quicker.
             Err(problem) if problem.code() == ProblemCode::NothingWaits.as_str() => {}

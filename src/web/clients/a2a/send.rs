@@ -300,7 +300,13 @@ async fn continue_task(
     let run = &accepted.run;
     match message.body {
         MessageBody::Decision(parts) if waits => {
-            decisions::apply(state, principal, run, &parts).await?;
+            let applied = decisions::apply(state, principal, run, &parts, &claim).await;
+            if let Err(problem) = applied
+                // A request with the same id was quicker.
+                && start::find(state, Some(&claim)).await?.is_none()
+            {
+                return Err(problem);
+            }
             accepted.is_decided = true;
         }
         MessageBody::Decision(_) => return Err(decisions::nothing_waits(run)),

@@ -10,17 +10,17 @@ use bytes::Bytes;
 use futures_util::stream::unfold;
 
 use crate::domain::content::Content;
-use crate::domain::run::Run;
+use crate::domain::run::{Run, RunId};
 use crate::engine::admission::sessions::OnBusy;
 use crate::engine::record::journal::Subscription;
 use crate::engine::request::{Overrides, RunRequest};
-use crate::store::Step;
+use crate::store::{IdempotencyClaim, Step};
 use crate::web::auth::Principal;
 use crate::web::clients::ag_ui::input::{NewMessages, RunAgentInput};
 use crate::web::clients::ag_ui::interrupts;
 use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream};
 use crate::web::clients::call_id::CallRef;
-use crate::web::clients::results;
+use crate::web::clients::results::{self, NewInput};
 use crate::web::clients::start;
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
@@ -63,14 +63,18 @@ pub async fn post(
         Problem::invalid_field("/threadId", why)
     })?;
     let found = if let Some(existing) = start::find(&state, claim.as_ref()).await? {
+        let recorded = match existing.seen_turn {
+            Some(turn) => steps_until(&state, existing.run.id, turn).await?,
+            None => Vec::new(),
+        };
         FoundRun {
             run: existing.run,
             subscription: existing.subscription,
-            recorded: Vec::new(),
+            recorded,
         }
     } else if input.resume.is_empty() {
         let new = input.new_messages(state.settings.attachments)?;
-        match find_waiting_run(&state, &principal, &agent, &new).await? {
+        match find_waiting_run(&state, &principal, &agent, &new, claim.as_ref()).await? {
             Some(found) => found,
             None => {
                 let run_request = RunRequest {
@@ -125,6 +129,7 @@ async fn find_waiting_run(
     principal: &Principal,
     agent: &str,
     new: &NewMessages,
+    claim: Option<&IdempotencyClaim>,
 ) -> Result<Option<FoundRun>, Problem> {
     let calls = new.results.iter();
     let mut calls = calls.filter_map(|result| CallRef::parse(&result.call_id));
@@ -144,22 +149,30 @@ async fn find_waiting_run(
     let mut results = new.results.clone();
     results.retain(|result| calls.iter().any(|call| call.id == result.call_id));
     let subscription = state.runner.subscribe(run.id).await;
-    let continued =
-        results::continue_run(state, owner, agent, &results, new.content.as_ref()).await?;
+    let input = NewInput {
+        results: &results,
+        message: new.content.as_ref(),
+        claim,
+    };
+    let continued = results::continue_run(state, owner, agent, input).await?;
     let Some(continued) = continued else {
         return Ok(None);
     };
-    // Replies that come after the results are not in it, because they are of later turns.
-    let mut recorded = state.runner.store().steps(run.id).await?;
-    recorded.retain(|step| match step {
-        Step::Reply { turn, .. } | Step::Result { turn, .. } => *turn <= continued.turn,
-        _ => true,
-    });
     Ok(Some(FoundRun {
+        recorded: steps_until(state, run.id, continued.turn).await?,
         run: continued.run,
         subscription,
-        recorded,
     }))
+}
+
+/// The steps of the run without the replies that come after the results of a turn.
+async fn steps_until(state: &AppState, run: RunId, last: u32) -> Result<Vec<Step>, Problem> {
+    let mut steps = state.runner.store().steps(run).await?;
+    steps.retain(|step| match step {
+        Step::Reply { turn, .. } | Step::Result { turn, .. } => *turn <= last,
+        _ => true,
+    });
+    Ok(steps)
 }
 
 fn required_content(new: NewMessages) -> Result<Content, Problem> {

@@ -97,7 +97,7 @@ pub async fn decide(
             continue;
         };
         let call = &approval.request.tool_call_id;
-        match approvals::apply(state, principal, approval.run_id, call, decision).await {
+        match approvals::apply(state, principal, approval.run_id, call, decision, None).await {
             // Somebody else may have been quicker.
             Err(problem) if problem.code() != ProblemCode::NothingWaits.as_str() => {
                 return Err(problem);

@@ -125,7 +125,7 @@ pub async fn apply(
             continue;
         };
         let call = &approval.request.tool_call_id;
-        match approvals::apply(state, principal, approval.run_id, call, decision).await {
+        match approvals::apply(state, principal, approval.run_id, call, decision, None).await {
             Ok(_) => is_decided = true,
             // Somebody else was quicker.
             Err(problem) if problem.code() == ProblemCode::NothingWaits.as_str() => {}

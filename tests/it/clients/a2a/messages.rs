@@ -226,6 +226,33 @@ async fn input_that_a_task_requires_is_an_approval() {
 }
 
 #[tokio::test]
+async fn a_repeated_decision_is_not_one_on_the_next_call() {
+    let mut app = careful("").spawn().await;
+    app.provider
+        .will("careful", [writes("a"), writes("b"), says("done")]);
+    let task = task_of(&app, "careful", &message("m1", "write")).await;
+    let approve = to_task(message("m2", "approve"), &task);
+    let waits_for_b = |task: &Value| {
+        let parts = task["status"]["message"]["parts"]
+            .as_array()
+            .expect("parts");
+        let mut requests = parts.iter().map(|part| &part["data"]["arguments"]["path"]);
+        assert_eq!(state(task), "TASK_STATE_INPUT_REQUIRED", "{task:#}");
+        requests.any(|path| path == "b")
+    };
+    assert!(waits_for_b(&task_of(&app, "careful", &approve).await));
+    // Its client has not got the response.
+    assert!(waits_for_b(&task_of(&app, "careful", &approve).await));
+    app.crash_and_restart().await;
+    assert!(waits_for_b(&task_of(&app, "careful", &approve).await));
+    assert!(wrote(&app, "a") && !wrote(&app, "b"));
+    let next = to_task(message("m3", "approve"), &task);
+    let task = task_of(&app, "careful", &next).await;
+    assert_eq!(state(&task), "TASK_STATE_COMPLETED", "{task:#}");
+    assert!(wrote(&app, "b"));
+}
+
+#[tokio::test]
 async fn several_approvals_are_decided_by_their_ids() {
     let app = careful("").spawn().await;
     let write = |path: &str| ("write_file", json!({ "path": path, "content": "new" }));

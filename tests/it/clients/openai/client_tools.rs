@@ -1,9 +1,11 @@
 //! Tools that the client executes: the run waits for their results, also over a restart.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::clients::openai::chat::{chunks, text};
-use crate::support::app::{ApiResponse, TestApp};
+use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::eventually;
 use crate::support::provider::answer::{calls, says};
 
 fn tools() -> Value {
@@ -180,6 +182,84 @@ async fn all_calls_of_a_reply_are_answered_at_once() {
     assert_eq!(got.json()["choices"][0]["message"]["content"], "Both.");
     let sent = app.provider.wait_for_request("solo", 2).await;
     assert_eq!(sent.tool_results(), ["rain", "sun"]);
+}
+
+#[tokio::test]
+async fn results_with_a_key_are_given_once() {
+    let app = solo().await;
+    let (mut messages, call, id) = waiting(&app).await;
+    app.provider
+        .will("solo", [says("It rains.").with_usage(30, 4)]);
+    messages.push(result(&call, "rain"));
+    let continue_run = async |content: &str| {
+        let mut messages = messages.clone();
+        messages.push(user(content));
+        let body = json!({"model": "solo", "messages": messages, "tools": tools()});
+        let request = app.request(Method::POST, "/v1/chat/completions");
+        send(request.header("Idempotency-Key", "k").json(&body)).await
+    };
+    let first = continue_run("Be brief.").await;
+    assert_eq!((first.status, first.header("x-run-id")), (200, id.as_str()));
+    assert_eq!(app.find(&id).await["status"], "completed");
+    // The run has ended: without its key the request would start another one.
+    let again = continue_run("Be brief.").await;
+    assert_eq!(again.header("x-run-id"), id, "{}", again.text);
+    assert_eq!(again.json(), first.json());
+    let other = continue_run("Be long.").await;
+    assert_eq!(other.status, 400, "{}", other.text);
+    assert_eq!(app.provider.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_message_after_refused_results_is_added_once() {
+    let app = solo().await;
+    let weather = |city: &str| ("weather", json!({"city": city}));
+    app.provider.will(
+        "solo",
+        [calls([weather("Bonn"), weather("Rome")]), says("Both.")],
+    );
+    let mut messages = vec![user("How is it?")];
+    let message = chat(&app, &messages, false).await.json()["choices"][0]["message"].clone();
+    let all = message["tool_calls"].as_array().expect("calls").clone();
+    messages.push(message);
+    let with = |results: &[Value]| {
+        let mut messages = messages.clone();
+        messages.extend_from_slice(results);
+        messages.push(user("Be brief."));
+        messages
+    };
+    let (rain, sun) = (result(&all[0], "rain"), result(&all[1], "sun"));
+    for _ in 0..2 {
+        let refused = chat(&app, &with(&[sun.clone()]), false).await;
+        assert_eq!(refused.status, 400, "{}", refused.text);
+    }
+    let got = chat(&app, &with(&[sun.clone(), rain]), false).await;
+    assert_eq!(got.json()["choices"][0]["message"]["content"], "Both.");
+    let sent = app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(sent.user_messages(), ["How is it?", "Be brief."]);
+}
+
+#[tokio::test]
+async fn the_time_for_results_stands_still_while_a_run_is_paused() {
+    let mut app = TestApp::setup()
+        .agent("solo", "tools = [\"list_directory\"]\nworkdir = \".\"")
+        .config("[clients]\ntool_wait = 3")
+        .spawn()
+        .await;
+    let (mut messages, call, id) = waiting(&app).await;
+    app.post(&format!("/runs/{id}/pause"), &json!({})).await;
+    let later = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(4);
+    eventually("four seconds", async || {
+        (jiff::Timestamp::now() > later).then_some(())
+    })
+    .await;
+    app.crash_and_restart().await;
+    app.post(&format!("/runs/{id}/resume"), &json!({})).await;
+    app.provider.will("solo", [says("It rains.")]);
+    messages.push(result(&call, "rain"));
+    let got = chat(&app, &messages, false).await;
+    assert_eq!(got.header("x-run-id"), id, "{}", got.text);
+    assert_eq!(got.json()["choices"][0]["message"]["content"], "It rains.");
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! `/v1/responses`.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::{ApiResponse, TestApp};
+use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, fails, says};
 
@@ -166,6 +167,33 @@ async fn results_make_the_next_response_of_the_same_run() {
     assert_eq!(output_text(&other.json()), "Snow.");
     let sent = app.provider.wait_for_request("solo", 3).await;
     assert_eq!(sent.tool_results(), ["snow"]);
+}
+
+#[tokio::test]
+async fn results_and_a_message_continue_the_run_once() {
+    let app = solo().await;
+    let call = calls([("weather", json!({"city": "Bonn"}))]);
+    app.provider.will("solo", [call, says("Rain.")]);
+    let first = create(&app, json!({"input": "How is it?", "tools": weather()})).await;
+    let run = first.header("x-run-id").to_owned();
+    let first = first.json();
+    let input = json!([
+        {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "rain"},
+        {"role": "user", "content": "Be brief."},
+    ]);
+    let body = json!({"model": "solo", "input": input, "previous_response_id": first["id"], "tools": weather()});
+    let continue_run = async || {
+        let request = app.request(Method::POST, "/v1/responses");
+        send(request.header("Idempotency-Key", "k").json(&body)).await
+    };
+    let second = continue_run().await;
+    assert_eq!(second.header("x-run-id"), run, "{}", second.text);
+    assert_eq!(output_text(&second.json()), "Rain.");
+    let again = continue_run().await;
+    assert_eq!(again.json(), second.json());
+    let sent = app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(sent.user_messages(), ["How is it?", "Be brief."]);
+    assert_eq!(app.provider.requests().len(), 2);
 }
 
 #[tokio::test]

@@ -4,6 +4,10 @@ use std::sync::Arc;
 
 use crate::domain::run::Run;
 use crate::domain::usage::TokenUsage;
+use crate::web::clients::results;
+use crate::web::clients::start::StartedRun;
+use crate::web::error::Problem;
+use crate::web::state::AppState;
 
 /// A run whose next stop is the response.
 pub struct ChatRun {
@@ -25,6 +29,25 @@ impl ChatRun {
             seen_turn: None,
             baseline: TokenUsage::default(),
         }
+    }
+
+    /// The run of an earlier request with the same idempotency key.
+    pub async fn repeated(
+        state: &AppState,
+        existing: StartedRun,
+        model: String,
+    ) -> Result<Self, Problem> {
+        let StartedRun { run, seen_turn, .. } = existing;
+        let baseline = match seen_turn {
+            Some(turn) => results::tokens_until(state, &run, turn).await?,
+            None => TokenUsage::default(),
+        };
+        Ok(Self {
+            run,
+            model,
+            seen_turn,
+            baseline,
+        })
     }
 
     /// Another one for each request that continues the run.

@@ -17,7 +17,7 @@ use crate::web::clients::openai::chat::request::{ChatRequest, PreparedChat, Stre
 use crate::web::clients::openai::chat::stream::ChatStream;
 use crate::web::clients::openai::create_request::CreateRequest;
 use crate::web::clients::openai::error::failure_response;
-use crate::web::clients::results::{self, ContinuedRun};
+use crate::web::clients::results::{self, ContinuedRun, NewInput};
 use crate::web::clients::start;
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
@@ -47,7 +47,7 @@ pub async fn create(
     drop(body);
     let stream = chat.stream_settings()?;
     if let Some(existing) = start::find(&state, claim.as_ref()).await? {
-        let chat_run = ChatRun::new(existing.run, chat.model);
+        let chat_run = ChatRun::repeated(&state, existing, chat.model).await?;
         return respond(&state, chat_run, stream, None).await;
     }
     let PreparedChat {
@@ -66,8 +66,11 @@ pub async fn create(
             &state,
             owner.as_deref(),
             &agent,
-            &new_results,
-            new_message.as_ref(),
+            NewInput {
+                results: &new_results,
+                message: new_message.as_ref(),
+                claim: claim.as_ref(),
+            },
         )
         .await?
     {
@@ -88,8 +91,9 @@ pub async fn create(
         ..run_request
     };
     let started = start::start(&state, run_request, stream.is_some()).await?;
+    let subscription = started.subscription;
     let chat_run = ChatRun::new(started.run, model);
-    respond(&state, chat_run, stream, started.subscription).await
+    respond(&state, chat_run, stream, subscription).await
 }
 
 async fn respond(

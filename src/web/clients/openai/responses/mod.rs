@@ -9,17 +9,17 @@ use bytes::Bytes;
 use futures_util::stream::unfold;
 use serde_json::{Value, json};
 
-use crate::domain::message::ToolResult;
 use crate::domain::run::Run;
 use crate::engine::request::RunRequest;
+use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::clients::openai::create_request::CreateRequest;
 use crate::web::clients::openai::responses::numbers::Cursor;
 use crate::web::clients::openai::responses::record::ResponseRecord;
 use crate::web::clients::openai::responses::reference::ResponseRef;
-use crate::web::clients::openai::responses::request::ResponsesRequest;
+use crate::web::clients::openai::responses::request::{ReadInput, ResponsesRequest};
 use crate::web::clients::openai::responses::stream::{LiveEvents, ResponseStream};
-use crate::web::clients::results::{self, ContinuedRun};
+use crate::web::clients::results::{self, ContinuedRun, NewInput};
 use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop;
 use crate::web::error::Problem;
@@ -78,13 +78,11 @@ pub async fn create(
         is_stored: input.stores(),
     };
     if let Some(existing) = start::find(&state, claim.as_ref()).await? {
-        let open = OpenResponse::first(&state, existing).await;
+        let open = OpenResponse::new(&state, existing).await?;
         return respond(&state, open, delivery).await;
     }
     let read = input.read_input(&principal, &state)?;
-    if let Some(open) =
-        continue_run(&state, owner.as_deref(), &read.agent, &read.new_results()).await?
-    {
+    if let Some(open) = continue_run(&state, owner.as_deref(), &read, claim.as_ref()).await? {
         return respond(&state, open, delivery).await;
     }
     let previous = match input.previous_response_id() {
@@ -103,17 +101,23 @@ pub async fn create(
         ..run_request
     };
     let started = start::start(&state, run_request, delivery.is_stream).await?;
-    let open = OpenResponse::first(&state, started).await;
+    let open = OpenResponse::new(&state, started).await?;
     respond(&state, open, delivery).await
 }
 
 async fn continue_run(
     state: &AppState,
     owner: Option<&str>,
-    agent: &str,
-    new_results: &[ToolResult],
+    read: &ReadInput,
+    claim: Option<&IdempotencyClaim>,
 ) -> Result<Option<OpenResponse>, Problem> {
-    let continued = results::continue_run(state, owner, agent, new_results, None).await?;
+    let (results, message) = read.new_results();
+    let input = NewInput {
+        results: &results,
+        message,
+        claim,
+    };
+    let continued = results::continue_run(state, owner, &read.agent, input).await?;
     let Some(ContinuedRun { run, turn, .. }) = continued else {
         return Ok(None);
     };
@@ -142,16 +146,20 @@ async fn previous_response(
 }
 
 impl OpenResponse {
-    async fn first(state: &AppState, started: StartedRun) -> Self {
+    async fn new(state: &AppState, started: StartedRun) -> Result<Self, Problem> {
         let live = match started.subscription {
             Some(subscription) => LiveEvents::FromStart(subscription),
             None => LiveEvents::Joined(state.runner.subscribe_with_text(started.run.id).await),
         };
-        Self {
+        let number = match started.seen_turn {
+            Some(turn) => ResponseRecord::number_after(state, &started.run, turn).await?,
+            None => 1,
+        };
+        Ok(Self {
             run: started.run,
-            number: 1,
+            number,
             live,
-        }
+        })
     }
 
     async fn record(&self, state: &AppState, run: Arc<Run>) -> Result<ResponseRecord, Problem> {

@@ -12,6 +12,7 @@ use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::overrides::ParamsOverride;
 use crate::domain::agent::params::Effort;
 use crate::domain::agent::response_format::FormatKind;
+use crate::domain::content::Content;
 use crate::domain::message::{Message, ToolResult};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
@@ -239,14 +240,18 @@ impl ResponsesRequest {
 }
 
 impl ReadInput {
-    /// The results at the end of the input, or all of it.
-    pub fn new_results(&self) -> Vec<ToolResult> {
-        let entries = self.entries.iter().rev();
-        let results = entries.map_while(|(_, entry)| match entry {
+    /// The results at the end of the input, and what the user says after them.
+    pub fn new_results(&self) -> (Vec<ToolResult>, Option<&Content>) {
+        let mut entries = self.entries.iter().rev().map(|(_, entry)| entry).peekable();
+        let message = match entries.next_if(|entry| matches!(entry, Entry::User(_))) {
+            Some(Entry::User(content)) if !content.is_blank() => Some(content),
+            _ => None,
+        };
+        let results = entries.map_while(|entry| match entry {
             Entry::Result(result) => Some(result.clone()),
             _ => None,
         });
-        results.collect()
+        (results.collect(), message)
     }
 }
 
