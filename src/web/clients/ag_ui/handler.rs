@@ -16,7 +16,7 @@ use crate::engine::record::journal::Subscription;
 use crate::engine::request::{Overrides, RunRequest};
 use crate::store::{IdempotencyClaim, Step};
 use crate::web::auth::Principal;
-use crate::web::clients::ag_ui::input::{NewMessages, RunAgentInput};
+use crate::web::clients::ag_ui::input::{NewMessages, ResumeEntry, RunAgentInput};
 use crate::web::clients::ag_ui::interrupts;
 use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream};
 use crate::web::clients::call_id::CallRef;
@@ -104,16 +104,7 @@ pub async fn post(
         }
     } else {
         let entries = std::mem::take(&mut input.resume);
-        let run = interrupts::interrupted_run(&state, &principal, &agent, &entries).await?;
-        let subscription = state.runner.subscribe(run.id).await;
-        let recorded = state.runner.store().steps(run.id).await?;
-        interrupts::decide(&state, &principal, &run, entries).await?;
-        let run = Arc::new(run);
-        FoundRun {
-            run,
-            subscription,
-            recorded,
-        }
+        resume(&state, &principal, &agent, entries).await?
     };
     let request = AgUiRequest {
         thread: input.thread_id,
@@ -121,6 +112,24 @@ pub async fn post(
         messages: input.messages,
     };
     Ok(respond(&state, request, found))
+}
+
+/// The run that waits for these decisions, with the decisions.
+async fn resume(
+    state: &AppState,
+    principal: &Principal,
+    agent: &str,
+    entries: Vec<ResumeEntry>,
+) -> Result<FoundRun, Problem> {
+    let run = interrupts::interrupted_run(state, principal, agent, &entries).await?;
+    let subscription = state.runner.subscribe(run.id).await;
+    let recorded = state.runner.store().steps(run.id).await?;
+    interrupts::decide(state, principal, &run, entries).await?;
+    Ok(FoundRun {
+        run: Arc::new(run),
+        subscription,
+        recorded,
+    })
 }
 
 /// The run that waits for these results, with the results in its record; `None` without results.
