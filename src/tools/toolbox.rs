@@ -185,16 +185,29 @@ impl Toolbox {
         })
     }
 
-    /// Whether the tool exists and accepts the arguments. `key` is the API key that the run was accepted with.
-    pub async fn can_call(&self, call: &ToolCall, key: Option<&str>) -> bool {
-        let Some(tool) = self.tools.get(&call.name) else {
-            return false;
-        };
+    /// Checks that the tool exists and accepts the arguments. `key` is the API key that the run was accepted with.
+    ///
+    /// # Errors
+    /// The text that the model gets as the result of the call.
+    pub async fn check_call(&self, call: &ToolCall, key: Option<&str>) -> Result<(), String> {
+        let tool = self.tools.get(&call.name);
+        let tool = tool.ok_or_else(|| self.missing_tool(&call.name))?;
         let is_delegation = tool.effect() == Effect::Delegating;
         let schema = tool.schema().filter(|_| !is_delegation);
         match schema {
-            Some(schema) => coerce_arguments(call, schema, key).await.is_ok(),
-            None => true,
+            Some(schema) => match coerce_arguments(call, schema, key).await {
+                Ok(_) => Ok(()),
+                Err(why) => Err(truncate_with_notice(why, self.max_result)),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Why there is no tool with this name.
+    fn missing_tool(&self, name: &str) -> String {
+        match self.unavailable_server(name) {
+            Some(server) => server.reason.clone(),
+            None => format!("Unknown tool: \"{}\"", shorten(name, 200)),
         }
     }
 
@@ -229,10 +242,7 @@ impl Toolbox {
         delegate: &dyn Delegate,
     ) -> Result<ToolOutput, String> {
         let Some(tool) = self.tools.get(&call.name) else {
-            if let Some(server) = self.unavailable_server(&call.name) {
-                return Err(server.reason.clone());
-            }
-            return Err(format!("Unknown tool: \"{}\"", shorten(&call.name, 200)));
+            return Err(self.missing_tool(&call.name));
         };
         let context = CallContext {
             scope,

@@ -246,15 +246,21 @@ async fn execute_when_approved(
     if let Some(playback) = &playback {
         playback.begin_call(context.run.scope.run, *turn, position + 1, call);
     }
-    let needs_approval = context.run.agent.approve.contains(&call.name)
-        && !batch.has_started(call)
-        // A call that would be rejected anyway needs no approval.
-        && Box::pin(batch.toolbox.can_call(call, context.run.tree.owner.as_deref())).await;
+    // What an earlier process began after a decision is not decided again. Without one, that process had rejected the call.
+    let is_decided = batch.has_started(call) && recorded_calls.decisions.contains_key(&call.id);
+    let mut needs_approval = context.run.agent.approve.contains(&call.name) && !is_decided;
+    let mut rejection = None;
+    if needs_approval {
+        let owner = context.run.tree.owner.as_deref();
+        // A call that is rejected needs no approval. It is not checked again: the check could end otherwise then.
+        rejection = Box::pin(batch.toolbox.check_call(call, owner)).await.err();
+        needs_approval = rejection.is_none();
+    }
     if let Some(playback) = playback {
         let refusal = playback.refusal(context.run.scope.run, call, needs_approval);
         return match refusal {
             Some(reason) => record_refusal(batch, position, call, reason).await,
-            None => execute_call(batch, position, call, "").await,
+            None => execute_call(batch, position, call, Execution::new(rejection)).await,
         };
     }
     let permission = match needs_approval {
@@ -268,7 +274,10 @@ async fn execute_when_approved(
     };
     let reason = match permission {
         Permission::Granted(changed) => match wait_while_held(batch, call).await {
-            Ok(()) => return execute_permitted(batch, position, call, changed).await,
+            Ok(()) => {
+                let execution = Execution::new(rejection);
+                return execute_permitted(batch, position, call, changed, execution).await;
+            }
             Err(TurnError::Store(error)) => return Err(error),
             Err(error) => failures::interruption_message(&context.run, &error),
         },
@@ -296,16 +305,36 @@ async fn execute_permitted(
     position: usize,
     call: &ToolCall,
     changed: Option<Arc<RawValue>>,
+    execution: Execution,
 ) -> Result<ToolResult, StoreError> {
     let Some(arguments) = changed else {
-        return execute_call(batch, position, call, "").await;
+        return execute_call(batch, position, call, execution).await;
     };
     let note = format!("Note: a person changed the arguments of this call to {arguments}.\n");
     let call = ToolCall {
         arguments,
         ..call.clone()
     };
-    Box::pin(execute_call(batch, position, &call, &note)).await
+    let execution = Execution { note, ..execution };
+    Box::pin(execute_call(batch, position, &call, execution)).await
+}
+
+/// How a call is executed.
+#[derive(Default)]
+struct Execution {
+    /// What comes before the result.
+    note: String,
+    /// Why its tool does not get the call.
+    rejection: Option<String>,
+}
+
+impl Execution {
+    fn new(rejection: Option<String>) -> Self {
+        Self {
+            rejection,
+            ..Self::default()
+        }
+    }
 }
 
 /// Does not begin a call while a client has paused the run. What an earlier process began is not held: it ends first.
@@ -316,12 +345,11 @@ async fn wait_while_held(batch: &BatchContext, call: &ToolCall) -> Result<(), Tu
     }
 }
 
-/// `note` is put before the result.
 async fn execute_call(
     batch: &BatchContext,
     position: usize,
     call: &ToolCall,
-    note: &str,
+    execution: Execution,
 ) -> Result<ToolResult, StoreError> {
     let run = &batch.context.run;
     let start_time = Instant::now();
@@ -339,14 +367,14 @@ async fn execute_call(
     connection::wait_until_connected(&batch.context).await?;
     let outcome = match exhausted_attempts(batch, call, effect) {
         Some(why) => ToolOutcome::Interrupted(why),
-        None => run_tool(batch, call, effect).await,
+        None => run_tool(batch, call, effect, execution.rejection).await,
     };
     let duration = start_time.elapsed();
     batch.context.engine.metrics.tool_call_completed(duration);
     let must_stash =
         matches!(outcome, ToolOutcome::Finished(_)) && effect == Some(Effect::Mutating);
     let mut result = outcome.into_result(call);
-    result.content.insert_str(0, note);
+    result.content.insert_str(0, &execution.note);
     if effect == Some(Effect::Delegating)
         && let Some(playback) = batch.context.playback()
     {
@@ -439,7 +467,12 @@ impl ToolOutcome {
     }
 }
 
-async fn run_tool(batch: &BatchContext, call: &ToolCall, effect: Option<Effect>) -> ToolOutcome {
+async fn run_tool(
+    batch: &BatchContext,
+    call: &ToolCall,
+    effect: Option<Effect>,
+    rejection: Option<String>,
+) -> ToolOutcome {
     let run = &batch.context.run;
     if let Some(playback) = batch.context.playback() {
         let is_played = match effect {
@@ -449,6 +482,9 @@ async fn run_tool(batch: &BatchContext, call: &ToolCall, effect: Option<Effect>)
         if is_played {
             return ToolOutcome::Finished(playback.result(run.scope.run, call));
         }
+    }
+    if let Some(why) = rejection {
+        return ToolOutcome::Finished(Err(why));
     }
     let (owner, delegate) = (run.tree.owner.as_deref(), batch.delegate.as_ref());
     let work = batch.toolbox.call(call, &run.scope, owner, delegate);
