@@ -1,13 +1,16 @@
 //! Removes and copies whole directories, entry by entry and by handle, so the work can be stopped and no link is
 //! followed.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use cap_fs_ext::DirExt;
 use cap_std::fs::{Dir, File, Metadata, MetadataExt, Permissions, PermissionsExt};
 use cap_tempfile::TempFile;
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
+use uuid::Uuid;
 
 use crate::tools::files::workdir_fs::{OpenedEntry, WorkdirFs};
 
@@ -54,6 +57,8 @@ pub struct CopyProgress {
     pub skipped: usize,
     directories: usize,
     bytes: u64,
+    /// Device and inode of the new directory.
+    target: Option<(u64, u64)>,
 }
 
 /// Copies a directory with its contents to a new one called `name`.
@@ -82,6 +87,8 @@ fn copy_recursive(
     parent.create_dir(name)?;
     let to = parent.open_dir_nofollow(name)?;
     progress.directories += 1;
+    let meta = to.dir_metadata()?;
+    let target = *progress.target.get_or_insert((meta.dev(), meta.ino()));
     for entry in from.entries()? {
         fs.stop.check()?;
         if progress.files + progress.directories > MAX_COPIED_ENTRIES {
@@ -93,6 +100,10 @@ fn copy_recursive(
         let path = Path::new(&name);
         if kind.is_dir() {
             let from = fs.access.enter_in(from, path)?;
+            let meta = from.dir_metadata()?;
+            if (meta.dev(), meta.ino()) == target {
+                return Err(io::Error::other("a directory cannot be copied into itself"));
+            }
             copy_recursive(fs, &from, &to, path, progress, depth + 1)?;
             continue;
         }
@@ -144,8 +155,33 @@ pub fn copy_file(
     let mode = Permissions::from_mode(meta.mode() & 0o777);
     to.as_file().set_permissions(mode)?;
     fs.stop.check()?;
+    // The temporary file replaces what has its name, so it gets a name that nothing has, and then its own.
+    let unique = OsString::from(format!(".{}.tmp", Uuid::now_v7().as_simple()));
+    to.replace(&unique)?;
+    let renamed = rename_new(fs, (dir, &unique), (dir, name));
+    if renamed.is_err() {
+        dir.remove_file(&unique)?;
+    }
     progress.files += 1;
-    to.replace(name)
+    renamed
+}
+
+/// Renames an entry of a directory to a name that nothing has.
+///
+/// # Errors
+/// [`io::ErrorKind::AlreadyExists`], or another error of the system.
+pub fn rename_new(fs: &WorkdirFs, from: (&Dir, &OsStr), to: (&Dir, &OsStr)) -> io::Result<()> {
+    match rustix::fs::renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE) {
+        // The file system cannot.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        renamed => return Ok(renamed?),
+    }
+    let _lock = fs.lock(to.0, to.1);
+    match to.0.symlink_metadata(to.1) {
+        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => from.0.rename(from.1, to.0, to.1),
+        Err(error) => Err(error),
+    }
 }
 
 fn check_depth(depth: usize) -> io::Result<()> {

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
+use cap_fs_ext::MetadataExt;
 use cap_std::fs::Dir;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -71,8 +72,11 @@ pub fn move_path(fs: &WorkdirFs, arguments: MovePath) -> Result<String, String> 
     let checked = meta.and_then(|meta| fs.access.check_recursive(&meta));
     checked.map_err(|error| describe_error(&from, &error))?;
     let (to_dir, to_name) = prepare_destination(fs, &from, &to)?;
-    let renamed = from_dir.rename(&from_name, &to_dir, &to_name);
-    renamed.map_err(|error| describe_error(&from, &error))?;
+    let renamed = dir_ops::rename_new(fs, (&from_dir, &from_name), (&to_dir, &to_name));
+    renamed.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => exists_already(&to),
+        _ => describe_error(&from, &error),
+    })?;
     Ok(format!("moved {} to {}", from.display(), to.display()))
 }
 
@@ -92,7 +96,10 @@ pub fn copy_path(fs: &WorkdirFs, arguments: CopyPath) -> Result<String, String> 
             dir_ops::copy_file(fs, file, &meta, &to_dir, &to_name, &mut progress)
         }
     };
-    result.map_err(|error| describe_error(&from, &error))?;
+    result.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => exists_already(&to),
+        _ => describe_error(&from, &error),
+    })?;
     let skipped_note = match progress.skipped {
         0 => String::new(),
         count => format!("; left out {count} link(s) and special file(s)"),
@@ -120,7 +127,7 @@ pub fn create_directory(fs: &WorkdirFs, arguments: CreateDirectory) -> Result<St
 /// Checks that `to` does not exist and is not within `from`, and creates the directories above it. Returns its parent
 /// directory and its name there.
 fn prepare_destination(fs: &WorkdirFs, from: &Path, to: &Path) -> Result<(Dir, OsString), String> {
-    if to.starts_with(from) || from == Path::new(".") {
+    if to.starts_with(from) || from == Path::new(".") || is_through_link(fs, from, to) {
         return Err(format!(
             "{} cannot go into itself, {}",
             from.display(),
@@ -130,12 +137,25 @@ fn prepare_destination(fs: &WorkdirFs, from: &Path, to: &Path) -> Result<(Dir, O
     match fs.access.symlink_metadata(to) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(describe_error(to, &error)),
-        Ok(_) => {
-            return Err(format!(
-                "{} exists already; delete it first, or give another path",
-                to.display()
-            ));
-        }
+        Ok(_) => return Err(exists_already(to)),
     }
     fs.new_entry(to)
+}
+
+fn exists_already(path: &Path) -> String {
+    let path = path.display();
+    format!("{path} exists already; delete it first, or give another path")
+}
+
+/// Whether `from` is a link to a directory above `to`.
+fn is_through_link(fs: &WorkdirFs, from: &Path, to: &Path) -> bool {
+    let Ok(source) = fs.access.metadata(from) else {
+        return false;
+    };
+    let above = to.ancestors().skip(1).map(|path| match path {
+        path if path.as_os_str().is_empty() => Path::new("."),
+        path => path,
+    });
+    let mut above = above.filter_map(|path| fs.access.metadata(path).ok());
+    source.is_dir() && above.any(|meta| (meta.dev(), meta.ino()) == (source.dev(), source.ino()))
 }

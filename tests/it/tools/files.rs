@@ -1,6 +1,7 @@
 //! The file tools from outside: calls of a model, their results, and the files on disk.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use serde_json::json;
 
@@ -408,4 +409,63 @@ async fn a_search_ends_with_its_run() {
         .until_matches(|events| count(events, "tool.started") == 1)
         .await;
     assert_eq!(run.cancel("enough").await.status(), "cancelled");
+}
+
+/// Calls of one reply run side by side; only one of them gets a name.
+#[tokio::test]
+async fn what_exists_is_never_replaced() {
+    let mut setup = worker(&ALL);
+    for n in 0..20 {
+        setup = setup.file(&format!("work/from/{n}.md"), &n.to_string());
+    }
+    let app = setup.spawn().await;
+    let calls: Vec<_> = (0..20)
+        .map(|n| {
+            let tool = if n % 2 == 0 { "move_path" } else { "copy_path" };
+            (tool, json!({"from": format!("from/{n}.md"), "to": "to.md"}))
+        })
+        .collect();
+    let reported = call_results(&app, &calls).await;
+    let done = |text: &&String| !text.starts_with("error: ");
+    assert_eq!(reported.iter().filter(done).count(), 1, "{reported:#?}");
+    let winner = reported.iter().position(|text| done(&text)).expect("one");
+    let refused = reported.iter().filter(|text| !done(text));
+    for text in refused {
+        assert!(text.contains("to.md exists already"), "{text}");
+    }
+    let read = |path: &str| fs::read_to_string(app.path(path)).ok();
+    assert_eq!(read("work/to.md"), Some(winner.to_string()));
+    for n in 0..20 {
+        let is_moved = n == winner && n % 2 == 0;
+        let left = read(&format!("work/from/{n}.md"));
+        assert_eq!(left, (!is_moved).then(|| n.to_string()), "{n}");
+    }
+    let all = fs::read_dir(app.path("work")).expect("a directory");
+    assert_eq!(all.count(), 3, "no temporary file is left");
+}
+
+#[tokio::test]
+async fn a_directory_is_not_copied_into_itself_through_a_link() {
+    let app = worker(&ALL).spawn().await;
+    symlink(".", app.path("work/here")).expect("a link");
+    symlink("notes", app.path("work/same")).expect("a link");
+    let reported = call_results(
+        &app,
+        &[
+            ("copy_path", json!({"from": "here", "to": "backup"})),
+            ("copy_path", json!({"from": "same", "to": "notes/backup"})),
+            ("copy_path", json!({"from": "same", "to": "copy"})),
+        ],
+    )
+    .await;
+    assert_eq!(
+        reported,
+        [
+            "error: here cannot go into itself, backup",
+            "error: same cannot go into itself, notes/backup",
+            "copied same to copy (1 file(s))",
+        ]
+    );
+    assert!(!app.path("work/backup").exists());
+    assert!(!app.path("work/notes/backup").exists());
 }
