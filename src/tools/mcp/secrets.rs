@@ -10,6 +10,8 @@ use crate::domain::mcp::Template;
 
 /// A shorter value is not secret, and would match in any text.
 const MIN_SECRET_BYTES: usize = 8;
+/// Stands for a secret.
+const MASK: &str = "***";
 
 /// The environment with the secrets of files that these templates need.
 ///
@@ -86,23 +88,40 @@ impl Secrets {
         }
     }
 
-    /// The text with every secret replaced by `***`.
+    /// The text with every secret replaced by `***`, also where the text was cut within one.
     pub fn redact(&self, text: &str) -> String {
-        let mut text = text.to_owned();
-        for value in &self.values {
-            if text.contains(value) {
-                text = text.replace(value, "***");
-            }
-        }
-        text
+        let values = self.values.iter();
+        values.fold(text.to_owned(), |text, value| redact_value(text, value))
     }
+}
+
+/// Replaces a secret by `***`, and also its beginning if that has at least half of it: the rest may have been cut off.
+pub fn redact_value(mut text: String, value: &str) -> String {
+    if text.contains(value) {
+        text = text.replace(value, MASK);
+    }
+    let half = value.floor_char_boundary(MIN_SECRET_BYTES.max(value.len().div_ceil(2)));
+    let beginning = &value[..half];
+    if beginning.len() < MIN_SECRET_BYTES || !text.contains(beginning) {
+        return text;
+    }
+    let mut redacted = String::with_capacity(text.len());
+    let mut rest = text.as_str();
+    while let Some(at) = rest.find(beginning) {
+        redacted.push_str(&rest[..at]);
+        redacted.push_str(MASK);
+        let found = rest[at..].chars().zip(value.chars());
+        let same = found.take_while(|(found, wanted)| found == wanted);
+        rest = &rest[at + same.map(|(found, _)| found.len_utf8()).sum::<usize>()..];
+    }
+    redacted + rest
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::Secrets;
+    use super::{Secrets, redact_value};
     use crate::domain::mcp::Template;
 
     #[test]
@@ -131,5 +150,19 @@ mod tests {
             missing.expect_err("not set"),
             "its headers.Authorization needs the variable TOKEN, which the daemon's environment does not have"
         );
+    }
+
+    #[test]
+    fn a_secret_that_was_cut_leaves_no_long_beginning() {
+        let redact = |text: &str| redact_value(text.to_owned(), "0123456789abcdefghij");
+        assert_eq!(redact("key: 0123456789abcdefghi"), "key: ***");
+        assert_eq!(
+            redact("0123456789abcdefghij and 0123456789a…"),
+            "*** and ***…"
+        );
+        assert_eq!(redact("0123456789 is less"), "*** is less");
+        assert_eq!(redact("012345678 is less"), "012345678 is less");
+        let umlauts = |text: &str| redact_value(text.to_owned(), "äöüäöüäöü");
+        assert_eq!(umlauts("äöüäöüß"), "***ß");
     }
 }

@@ -337,8 +337,10 @@ async fn read_response(
                 Some(bytes) => format!("{bytes} bytes"),
                 None => "of unknown size".to_owned(),
             };
+            // An HTTP tool may have a secret in its query.
+            let shown = ssrf::redact_query(url.as_str());
             return Err(format!(
-                "{url} is {type_name} ({size}), and url_fetch reads text only"
+                "{shown} is {type_name} ({size}), and only text is read"
             ));
         }
         // The status of an error says enough.

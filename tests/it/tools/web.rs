@@ -176,7 +176,7 @@ async fn binary_and_unsuccessful_responses_are_errors() {
         reported,
         [
             format!(
-                "error: {} is image/png (1234 bytes), and url_fetch reads text only",
+                "error: {} is image/png (1234 bytes), and only text is read",
                 web.url("/image")
             ),
             format!(

@@ -7,6 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::tools::mcp::secrets::redact_value;
+
 /// A token is renewed this long before it expires, or earlier in a short life.
 const MAX_MARGIN: Duration = Duration::from_secs(30);
 /// The longest life of a token that is believed.
@@ -77,12 +79,10 @@ impl IssuedSecrets {
     }
 
     /// The text with every secret replaced by `***`.
-    pub fn redact(&self, mut text: String) -> String {
-        for value in self.values.lock().iter() {
-            if text.contains(value) {
-                text = text.replace(value, "***");
-            }
-        }
-        text
+    pub fn redact(&self, text: String) -> String {
+        let values = self.values.lock();
+        values
+            .iter()
+            .fold(text, |text, value| redact_value(text, value))
     }
 }
