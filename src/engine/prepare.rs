@@ -17,7 +17,7 @@ use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::Message;
-use crate::domain::run::Scope;
+use crate::domain::run::{Scope, now};
 use crate::domain::skill::READ_SKILL;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::placement::Placement;
@@ -246,6 +246,17 @@ pub fn period_budgets(engine: &Engine, request: &RunRequest, agent: &str) -> Tre
     }
     let owner = request.owner.as_deref();
     engine.period_budgets.of_root(owner, agent, &request.labels)
+}
+
+/// Whether a new root run may start.
+pub async fn check_period_budgets(
+    engine: &Engine,
+    budgets: &TreeBudgets,
+) -> Result<(), StartError> {
+    let now = now();
+    let store = engine.journal.store().as_ref();
+    budgets.read_new_periods(store, now).await?;
+    Ok(budgets.check(now)?)
 }
 
 /// The time limit of a root run.

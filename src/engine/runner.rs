@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
 use crate::domain::memory_entry::MemoryEntry;
-use crate::domain::run::{Run, RunId, Scope, now};
+use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
 use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::enter::{self, EnteredSession};
@@ -168,7 +168,7 @@ impl Runner {
         }
         let message = prepare::check_input(&agent, &mut request).await?;
         let period_budgets = prepare::period_budgets(engine, &request, &agent.name);
-        period_budgets.check(now())?;
+        prepare::check_period_budgets(engine, &period_budgets).await?;
         let warnings = prepare::check_prices(engine, &request, &agent, &period_budgets)?;
         let timeout = prepare::root_timeout(&engine.settings, &request, &agent);
         let webhooks = match request.playback {
@@ -274,7 +274,7 @@ impl Runner {
         let plan = fork_plan::plan(engine, &request, source, id).await?;
         let root = &plan.root().run;
         let period_budgets = engine.period_budgets.of_run(root);
-        period_budgets.check(now()).map_err(StartError::from)?;
+        prepare::check_period_budgets(engine, &period_budgets).await?;
         let settings = RootSettings::new(engine, &request, &plan)?;
         let agent = &plan.root().agent;
         let placement = placement::place(engine, &request.new_run, agent)?;

@@ -18,6 +18,8 @@ pub const MAX_SESSIONS: usize = 10_000;
 pub const MAX_LABEL_NAMES: usize = 100;
 /// Days of which the charges of a budget are kept: two of the longest periods.
 pub const KEPT_BUDGET_DAYS: i64 = 62;
+/// Old charges are removed only if there are others of at least so many days ago: a clock that is ahead for a while removes nothing.
+pub const SETTLED_BUDGET_DAYS: i64 = 7;
 /// Stands for all values above the limits.
 pub const OTHER: &str = "(other)";
 

@@ -14,6 +14,9 @@ use crate::engine::state::budget::Amount;
 use crate::store::StoreError;
 use crate::store::usage::{BudgetPeriod, BudgetUsage, SharedBudgets, UsageLog};
 
+/// Ledgers of other periods that are kept.
+const MAX_FORMER: usize = 3;
+
 /// A used-up budget refuses new root runs. Displays as the problem of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -66,6 +69,28 @@ struct Ledger {
     others: Amount,
     /// The shares whose alerts are recorded, in thousandths.
     alerted: Vec<u32>,
+    /// Whether `others` was read from the store.
+    is_read: bool,
+    /// Those of other periods: a clock that was wrong for a while comes back to one of them.
+    former: Vec<Ledger>,
+}
+
+impl Ledger {
+    /// A ledger of a period in which nothing is charged, as far as is known.
+    fn new(period: BudgetPeriod) -> Self {
+        Self {
+            period,
+            own: Amount::default(),
+            others: Amount::default(),
+            alerted: Vec::new(),
+            is_read: false,
+            former: Vec::new(),
+        }
+    }
+
+    fn contains(&self, quarter: i64) -> bool {
+        (self.period.start..self.period.end).contains(&quarter)
+    }
 }
 
 impl PeriodBudgets {
@@ -77,24 +102,27 @@ impl PeriodBudgets {
     ) -> Result<Self, StoreError> {
         let mut accounts = Vec::with_capacity(budgets.len());
         for settings in budgets {
-            let period = current_period(settings, now);
-            let recorded = store.budget_usage(settings.name.clone(), period).await?;
-            let ledger = Ledger {
-                period,
-                own: Amount::default(),
-                others: amount(&recorded),
-                alerted: recorded.alerts,
-            };
+            let ledger = Ledger::new(current_period(settings, now));
             accounts.push(Arc::new(Account {
                 settings: settings.clone(),
                 ledger: Mutex::new(ledger),
             }));
         }
+        read_new_periods(&accounts, store, now).await?;
         Ok(Self(accounts))
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Reads what was used in a period that has begun since: nothing, unless the clock was wrong.
+    pub async fn read_new_periods(
+        &self,
+        store: &dyn UsageLog,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        read_new_periods(&self.0, store, now).await
     }
 
     /// Reads again what others have charged.
@@ -151,6 +179,15 @@ impl TreeBudgets {
         let accounts = self.0.iter().map(|account| &account.settings);
         let in_usd = accounts.filter(|it| matches!(it.limit, PeriodLimit::Usd(_)));
         in_usd.map(|settings| settings.name.as_str())
+    }
+
+    /// See [`PeriodBudgets::read_new_periods`].
+    pub async fn read_new_periods(
+        &self,
+        store: &dyn UsageLog,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        read_new_periods(&self.0, store, now).await
     }
 
     /// Whether a new root run may start. The error is that of the budget whose period ends last.
@@ -238,13 +275,18 @@ impl Account {
     fn ledger(&self, now: Timestamp) -> MutexGuard<'_, Ledger> {
         let mut ledger = self.lock();
         let quarter = quarter_of(now);
-        if !(ledger.period.start..ledger.period.end).contains(&quarter) {
-            *ledger = Ledger {
-                period: current_period(&self.settings, now),
-                own: Amount::default(),
-                others: Amount::default(),
-                alerted: Vec::new(),
+        if !ledger.contains(quarter) {
+            let mut former = std::mem::take(&mut ledger.former);
+            let known = former.iter().position(|it| it.contains(quarter));
+            let next = match known {
+                Some(at) => former.remove(at),
+                None => Ledger::new(current_period(&self.settings, now)),
             };
+            former.push(std::mem::replace(&mut *ledger, next));
+            if former.len() > MAX_FORMER {
+                former.remove(0);
+            }
+            ledger.former = former;
         }
         ledger
     }
@@ -266,6 +308,37 @@ impl BudgetStatus {
     }
 }
 
+async fn read_new_periods(
+    accounts: &[Arc<Account>],
+    store: &dyn UsageLog,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    for account in accounts {
+        let period = {
+            let ledger = account.ledger(now);
+            if ledger.is_read {
+                continue;
+            }
+            ledger.period
+        };
+        let recorded = store.budget_usage(account.settings.name.clone(), period);
+        let recorded = recorded.await?;
+        let mut ledger = account.lock();
+        if ledger.period.start == period.start && !ledger.is_read {
+            // What this process has charged since is in it.
+            ledger.others = Amount {
+                tokens: recorded.tokens.saturating_sub(ledger.own.tokens),
+                cost: Cost(recorded.cost.saturating_sub(ledger.own.cost.0)),
+            };
+            let new = recorded.alerts.into_iter();
+            let new: Vec<u32> = new.filter(|it| !ledger.alerted.contains(it)).collect();
+            ledger.alerted.extend(new);
+            ledger.is_read = true;
+        }
+    }
+    Ok(())
+}
+
 fn amount(recorded: &BudgetUsage) -> Amount {
     Amount {
         tokens: recorded.tokens,
@@ -276,4 +349,115 @@ fn amount(recorded: &BudgetUsage) -> Amount {
 fn current_period(settings: &PeriodBudget, now: Timestamp) -> BudgetPeriod {
     let (start, end) = settings.per.quarters(&settings.time_zone, now);
     BudgetPeriod { start, end }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
+    use jiff::Timestamp;
+    use jiff::tz::TimeZone;
+
+    use super::{Amount, PeriodBudgets};
+    use crate::domain::calendar::{Period, quarter_of};
+    use crate::domain::period_budget::{PeriodBudget, PeriodLimit};
+    use crate::store::StoreError;
+    use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
+
+    /// Has tokens that were charged on one day.
+    struct Charged {
+        at: Timestamp,
+        tokens: AtomicU64,
+    }
+
+    impl UsageLog for Charged {
+        fn usage(&self, _: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
+            async { Err(StoreError::Closed) }.boxed()
+        }
+
+        fn budget_usage(
+            &self,
+            _: String,
+            period: BudgetPeriod,
+        ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
+            let is_in = (period.start..period.end).contains(&quarter_of(self.at));
+            let tokens = match is_in {
+                true => self.tokens.load(Ordering::Relaxed),
+                false => 0,
+            };
+            let usage = BudgetUsage {
+                tokens,
+                ..BudgetUsage::default()
+            };
+            async { Ok(usage) }.boxed()
+        }
+
+        fn trim_usage(&self, _: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+            async { Err(StoreError::Closed) }.boxed()
+        }
+    }
+
+    fn at(time: &str) -> Timestamp {
+        time.parse().expect("a time")
+    }
+
+    fn daily() -> PeriodBudget {
+        PeriodBudget {
+            name: "all".to_owned(),
+            key: None,
+            agent: None,
+            labels: BTreeMap::new(),
+            limit: PeriodLimit::Tokens(100),
+            per: Period::Day,
+            time_zone: TimeZone::UTC,
+            alert_at: Vec::new(),
+            webhook: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_comes_back_finds_what_was_used() {
+        let (today, ahead) = (at("2026-05-05T10:00:00Z"), at("2026-07-07T10:00:00Z"));
+        let store = Charged {
+            at: today,
+            tokens: AtomicU64::new(60),
+        };
+        let budgets = PeriodBudgets::load(&[daily()], &store, today).await;
+        let budgets = budgets.expect("a read");
+        let tree = budgets.of_root(None, "solo", &BTreeMap::new());
+        let used = |tokens| Amount {
+            tokens,
+            ..Amount::default()
+        };
+        tree.charge(used(50), today);
+        assert!(tree.check(today).is_err());
+        assert!(tree.check(ahead).is_ok());
+        tree.charge(used(1), ahead);
+        assert!(tree.check(today).is_err(), "nothing is forgotten");
+        assert_eq!(budgets.statuses(ahead)[0].used.tokens, 1);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_started_with_a_wrong_clock_reads_what_was_used() {
+        let (today, past) = (at("2026-05-05T10:00:00Z"), at("1970-01-01T00:00:10Z"));
+        let store = Charged {
+            at: today,
+            tokens: AtomicU64::new(60),
+        };
+        let budgets = PeriodBudgets::load(&[daily()], &store, past).await;
+        let budgets = budgets.expect("a read");
+        let tree = budgets.of_root(None, "solo", &BTreeMap::new());
+        let used = Amount {
+            tokens: 40,
+            ..Amount::default()
+        };
+        tree.charge(used, today);
+        store.tokens.fetch_add(40, Ordering::Relaxed);
+        tree.read_new_periods(&store, today).await.expect("a read");
+        assert_eq!(budgets.statuses(today)[0].used.tokens, 100);
+        assert!(tree.check(today).is_err());
+    }
 }

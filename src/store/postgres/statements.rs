@@ -418,8 +418,10 @@ statements! {
          cost = b.cost + least(excluded.cost, 9223372036854775807 - b.cost)",
     InsertBudgetAlert: "INSERT INTO budget_alerts (budget, period, share) VALUES (:budget, :period, :share) \
          ON CONFLICT DO NOTHING",
-    TrimBudgetUsage: "DELETE FROM budget_usage WHERE budget = :budget AND quarter < :before",
-    TrimBudgetAlerts: "DELETE FROM budget_alerts WHERE budget = :budget AND period < :before",
+    TrimBudgetUsage: "DELETE FROM budget_usage WHERE budget = :budget AND quarter < :before \
+         AND EXISTS (SELECT 1 FROM budget_usage WHERE budget = :budget AND quarter BETWEEN :before AND :settled)",
+    TrimBudgetAlerts: "DELETE FROM budget_alerts WHERE budget = :budget AND period < :before \
+         AND EXISTS (SELECT 1 FROM budget_usage WHERE budget = :budget AND quarter BETWEEN :before AND :settled)",
     InsertRequest: "INSERT INTO requests (id, root, run, asker, kind, body, blobs) \
          VALUES (:id, :root, :run, :asker, :kind, :body, :blobs)",
     /// Only for a tree that no other node owns.

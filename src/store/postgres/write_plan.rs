@@ -19,7 +19,7 @@ use crate::store::postgres::run_changes::{self, Ownership};
 use crate::store::postgres::run_inserts::{self, RunInserts};
 use crate::store::postgres::sql::{NamedValue, free_text, values};
 use crate::store::postgres::statements::Sql;
-use crate::store::usage::KEPT_BUDGET_DAYS;
+use crate::store::usage::{KEPT_BUDGET_DAYS, SETTLED_BUDGET_DAYS};
 use crate::store::{Change, NewDelivery};
 
 /// What the writer remembers from one write to the next. After a rollback it is reset.
@@ -117,8 +117,11 @@ impl WriteMemory {
                 .trimmed_budgets
                 .insert(charge.budget.clone(), charge.quarter);
             if trimmed != Some(charge.quarter) {
-                let before = charge.quarter - KEPT_BUDGET_DAYS * QUARTERS_PER_DAY;
-                let old = values! {":budget": &charge.budget, ":before": before};
+                let old = values! {
+                    ":budget": &charge.budget,
+                    ":before": charge.quarter - KEPT_BUDGET_DAYS * QUARTERS_PER_DAY,
+                    ":settled": charge.quarter - SETTLED_BUDGET_DAYS * QUARTERS_PER_DAY,
+                };
                 queries.push(Query::new(Sql::TrimBudgetUsage, old.to_vec()));
                 queries.push(Query::new(Sql::TrimBudgetAlerts, old.into()));
             }

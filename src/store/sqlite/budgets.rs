@@ -6,7 +6,7 @@ use crate::domain::calendar::QUARTERS_PER_DAY;
 use crate::store::encoding::integers;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::statements::Statements;
-use crate::store::usage::{BudgetPeriod, BudgetUsage, KEPT_BUDGET_DAYS};
+use crate::store::usage::{BudgetPeriod, BudgetUsage, KEPT_BUDGET_DAYS, SETTLED_BUDGET_DAYS};
 use crate::store::{Change, StoreError};
 
 /// Adds the charges of a change, within the transaction that records it.
@@ -30,8 +30,11 @@ pub fn charge(sql: &mut Statements<'_>, change: &Change) -> rusqlite::Result<()>
                 ":share": share,
             })?;
         }
-        let before = charge.quarter - KEPT_BUDGET_DAYS * QUARTERS_PER_DAY;
-        let old = named_params! {":budget": charge.budget, ":before": before};
+        let old = named_params! {
+            ":budget": charge.budget,
+            ":before": charge.quarter - KEPT_BUDGET_DAYS * QUARTERS_PER_DAY,
+            ":settled": charge.quarter - SETTLED_BUDGET_DAYS * QUARTERS_PER_DAY,
+        };
         sql.trim_budget_usage.execute(old)?;
         sql.trim_budget_alerts.execute(old)?;
     }

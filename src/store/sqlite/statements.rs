@@ -241,8 +241,10 @@ statements! {
              cost = cost + min(excluded.cost, 9223372036854775807 - cost)",
         insert_budget_alert: "INSERT OR IGNORE INTO budget_alerts (budget, period, share) \
              VALUES (:budget, :period, :share)",
-        trim_budget_usage: "DELETE FROM budget_usage WHERE budget = :budget AND quarter < :before",
-        trim_budget_alerts: "DELETE FROM budget_alerts WHERE budget = :budget AND period < :before",
+        trim_budget_usage: "DELETE FROM budget_usage WHERE budget = :budget AND quarter < :before \
+         AND EXISTS (SELECT 1 FROM budget_usage WHERE budget = :budget AND quarter BETWEEN :before AND :settled)",
+        trim_budget_alerts: "DELETE FROM budget_alerts WHERE budget = :budget AND period < :before \
+         AND EXISTS (SELECT 1 FROM budget_usage WHERE budget = :budget AND quarter BETWEEN :before AND :settled)",
         trim_usage_quarters: "DELETE FROM usage_quarters WHERE (start, series) IN \
              (SELECT start, series FROM usage_quarters WHERE start < :before ORDER BY start, series LIMIT :limit)",
         trim_usage_days: "DELETE FROM usage_days WHERE (start, series) IN \

@@ -163,7 +163,10 @@ pub async fn visible_usage(
     principal: &Principal,
     query: UsageQuery,
 ) -> Result<Option<UsageView>, Problem> {
-    let budgets = state.runner.period_budgets().statuses(now()).into_iter();
+    let (budgets, now) = (state.runner.period_budgets(), now());
+    let store = state.runner.store().as_ref();
+    budgets.read_new_periods(store, now).await?;
+    let budgets = budgets.statuses(now).into_iter();
     let budgets = budgets.filter(|status| may_see(principal, status));
     let budgets = budgets.map(BudgetView::from).collect();
     let by = query.by.clone();

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axed::domain::calendar::{quarter_from, quarter_of, quarter_start, time_zone};
+use axed::domain::period_budget::BudgetCharge;
 use axed::domain::run::{Run, Scope};
 use axed::domain::usage::Cost;
 use axed::domain::usage_sums::UsageSums;
-use axed::store::Change;
 use axed::store::run_store::RunStore;
-use axed::store::usage::{MAX_VALUES, OTHER, UsageDimension, UsageQuery};
+use axed::store::usage::{BudgetPeriod, MAX_VALUES, OTHER, UsageDimension, UsageQuery};
+use axed::store::{Change, Progress};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::store::fixtures::{
-    Opened, completing, count, fresh, record, root, sql, sqlite, sqlite_in, write,
+    Opened, completing, count, fresh, opening, record, root, sql, sqlite, sqlite_in, write,
 };
 use crate::store::migrations::STEPS_FROM_15;
 
@@ -267,4 +268,49 @@ async fn expired_sums_are_removed_by_whole_days() {
     );
 }
 
-shared_stories!(days_of_any_zone_have_the_sums_of_their_runs);
+shared_stories!(
+    days_of_any_zone_have_the_sums_of_their_runs,
+    charges_are_kept,
+);
+
+/// What was charged to a budget stays while the clock is wrong, and is removed when it is old.
+async fn charges_are_kept(opened: &Opened) {
+    let store = &*opened.store;
+    let scope = root();
+    store.write(opening(&scope, "solo")).await.expect("opened");
+    let charge = async |day: i64| {
+        let charge = BudgetCharge {
+            budget: "all".to_owned(),
+            quarter: day * 96,
+            tokens: 10,
+            cost: 0,
+            period_start: day * 96,
+            alerts: vec![500],
+        };
+        let progress = Progress {
+            charges: vec![charge],
+            ..Progress::default()
+        };
+        let charged = store.write(write(&scope, Change::Progress(progress), 1));
+        charged.await.expect("charged");
+    };
+    let used = async |day: i64| {
+        let period = BudgetPeriod {
+            start: day * 96,
+            end: (day + 1) * 96,
+        };
+        let usage = store.budget_usage("all".to_owned(), period).await;
+        let usage = usage.expect("a read");
+        (usage.tokens, usage.alerts)
+    };
+    charge(1000).await;
+    // For a moment the clock is a year ahead.
+    charge(1365).await;
+    charge(1365).await;
+    charge(1000).await;
+    assert_eq!(used(1000).await, (20, vec![500]));
+    charge(1062).await;
+    charge(1070).await;
+    assert_eq!(used(1000).await, (0, Vec::new()));
+    assert_eq!(used(1062).await, (10, vec![500]));
+}
