@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::catalog::context_files::{self, ContextFile, ContextFiles};
 use crate::catalog::skills;
 use crate::config::environment::{expand_home, home_dir};
+use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::content::Content;
 use crate::workdirs::registry::Workdirs;
 use crate::workdirs::workdir::Workdir;
@@ -16,6 +17,7 @@ use crate::workdirs::workdir::Workdir;
 /// Separates the parts of a system prompt.
 const SECTION_SEPARATOR: &str = "\n\n---\n\n";
 const MEMORY_HEADING: &str = "## Memory";
+const INSTRUCTIONS_HEADING: &str = "## Instructions";
 /// The input of a run whose request has none.
 pub const DEFAULT_INPUT: &str = "Execute the task described in your instructions.";
 
@@ -118,24 +120,35 @@ fn list_skills(parts: &PromptParts<'_>) -> Result<String, PromptError> {
     Ok(skills::list(&read))
 }
 
-/// Splits a system prompt into what precedes the agent's memory, and the memory; `None` if it has none.
-pub fn split_memory(system: &str) -> Option<(&str, &str)> {
-    let heading = memory_heading();
-    let split = system.rsplit_once(&format!("{SECTION_SEPARATOR}{heading}"));
-    split.or_else(|| Some(("", system.strip_prefix(&heading)?)))
+/// The prompt with what the client of the run adds to it.
+pub fn append_instructions(prompt: String, client: Option<&ClientAdditions>) -> String {
+    match instructions_section(client) {
+        None => prompt,
+        Some(section) if prompt.is_empty() => section,
+        Some(section) => format!("{}\n\n{section}", prompt.trim_end()),
+    }
 }
 
-/// Reverses [`split_memory`].
-pub fn join_memory(before: &str, memory: &str) -> String {
-    let separator = match before.is_empty() {
-        true => "",
-        false => SECTION_SEPARATOR,
+fn instructions_section(client: Option<&ClientAdditions>) -> Option<String> {
+    let instructions = client?.instructions.as_deref()?;
+    Some(format!("{INSTRUCTIONS_HEADING}\n\n{instructions}"))
+}
+
+/// Splits a system prompt into what is not the agent's memory, and the memory; `None` if it has none. The instructions of the
+/// run's client, which follow the memory, are not a part of it.
+pub fn split_memory(system: &str, client: Option<&ClientAdditions>) -> Option<(String, String)> {
+    let section = instructions_section(client);
+    let own = section.and_then(|it| system.strip_suffix(it.as_str())?.strip_suffix("\n\n"));
+    let prompt = own.unwrap_or(system);
+    let heading = format!("{MEMORY_HEADING}\n\n");
+    let split = prompt.rsplit_once(&format!("{SECTION_SEPARATOR}{heading}"));
+    let (before, memory) = split.or_else(|| Some(("", prompt.strip_prefix(&heading)?)))?;
+    let before = before.to_owned();
+    let rest = match own {
+        Some(_) => append_instructions(before, client),
+        None => before,
     };
-    format!("{before}{separator}{}{memory}", memory_heading())
-}
-
-fn memory_heading() -> String {
-    format!("{MEMORY_HEADING}\n\n")
+    Some((rest, memory.to_owned()))
 }
 
 /// The absolute path of `own` (from the definition), or else of the daemon's directory.
@@ -270,8 +283,10 @@ mod tests {
     use crate::domain::content::Content;
 
     use super::{
-        PromptParts, SystemPrompt, child_message, root_message, skill_path, system_prompt, workdir,
+        PromptParts, SystemPrompt, append_instructions, child_message, root_message, skill_path,
+        split_memory, system_prompt, workdir,
     };
+    use crate::domain::agent::client_additions::ClientAdditions;
 
     #[test]
     fn the_prompt_has_these_bytes() {
@@ -332,6 +347,28 @@ mod tests {
             why.starts_with("failed to resolve files for agent \"x\": the context files hold"),
             "{why}"
         );
+    }
+
+    #[test]
+    fn instructions_of_a_client_are_no_part_of_the_memory() {
+        let client = ClientAdditions {
+            instructions: Some("Be brief.".to_owned()),
+            ..ClientAdditions::default()
+        };
+        let pair = |rest: &str, memory: &str| Some((rest.to_owned(), memory.to_owned()));
+        let own = "Be kind.\n\n---\n\n## Memory\n\nAda\n\n";
+        assert_eq!(split_memory(own, None), pair("Be kind.", "Ada\n\n"));
+        assert_eq!(
+            split_memory(own, Some(&client)),
+            pair("Be kind.", "Ada\n\n")
+        );
+        let with_client = append_instructions(own.to_owned(), Some(&client));
+        let rest = "Be kind.\n\n## Instructions\n\nBe brief.";
+        assert_eq!(split_memory(&with_client, Some(&client)), pair(rest, "Ada"));
+        let only_memory = append_instructions("## Memory\n\nAda".to_owned(), Some(&client));
+        let rest = "## Instructions\n\nBe brief.";
+        assert_eq!(split_memory(&only_memory, Some(&client)), pair(rest, "Ada"));
+        assert_eq!(split_memory("Be kind.", Some(&client)), None);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! A recording: what the models of a tree of runs were sent and what came back, and what a test of it expects. Only data;
 //! `engine/replay/recording` writes and reads its file.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::expect::Expect;
 use crate::domain::usage::TokenUsage;
 
@@ -25,7 +26,8 @@ pub struct Recording {
     /// Regular expressions of texts that differ each time, such as times and ids.
     #[serde(default)]
     pub ignore: Vec<String>,
-    /// What the request set besides the input, as in the body of `POST /agents/{name}/runs`.
+    /// What the request set besides the input, as in the body of `POST /agents/{name}/runs`; and `client`, a
+    /// [`ClientRecording`].
     #[serde(default)]
     pub request: Map<String, Value>,
     #[serde(default)]
@@ -36,6 +38,30 @@ pub struct Recording {
     pub mcp: Vec<McpRecording>,
     #[serde(default)]
     pub tools: Vec<ToolRecording>,
+}
+
+impl Recording {
+    /// The tool with this id, of a server or not.
+    pub fn tool(&self, id: &str) -> Option<&ToolRecording> {
+        let of_servers = self.mcp.iter().flat_map(|server| &server.tools);
+        let mut tools = self.tools.iter().chain(of_servers);
+        tools.find(|tool| tool.id == id)
+    }
+}
+
+/// What a client of another protocol added to the agent of the root run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClientRecording {
+    /// Appended to the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
+    /// The ids of the tools that the client executed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<String>,
+    /// What the first reply has to call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_choice: Option<ToolChoice>,
 }
 
 /// A run of the tree.

@@ -341,14 +341,7 @@ fn assemble_prompt_blocking(
         max_file_bytes: engine.settings.max_context_file_bytes,
         memory: &memory.text,
     })?;
-    let text = match agent
-        .client
-        .as_ref()
-        .and_then(|it| it.instructions.as_deref())
-    {
-        Some(instructions) => append_instructions(text, instructions),
-        None => text,
-    };
+    let text = prompt::append_instructions(text, agent.client.as_deref());
     let omissions = omissions.iter();
     let warnings = omissions.map(|it| Warning::new(WarningCode::ContextFileLeftOut, it));
     Ok(Prompt {
@@ -365,17 +358,6 @@ fn readable_skills(agent: &Agent) -> &[String] {
     let allowed = ad_hoc.and_then(|ad_hoc| ad_hoc.allowed_tools.as_ref());
     let can_read = allowed.is_none_or(|it| it.iter().any(|name| name == READ_SKILL));
     if can_read { &agent.skills } else { &[] }
-}
-
-/// Appends the instructions of the run's client to the agent's prompt.
-fn append_instructions(mut prompt: String, instructions: &str) -> String {
-    if !prompt.is_empty() {
-        prompt.truncate(prompt.trim_end().len());
-        prompt.push_str("\n\n");
-    }
-    prompt.push_str("## Instructions\n\n");
-    prompt.push_str(instructions);
-    prompt
 }
 
 /// Tools in the agent's file that the model is not offered.

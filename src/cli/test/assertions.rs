@@ -1,5 +1,7 @@
 //! Checks `[expect]` of a recording. Pure.
 
+use std::collections::VecDeque;
+
 use serde_json::Value;
 
 use crate::domain::expect::{Expect, ExpectedCall, Order};
@@ -96,38 +98,17 @@ fn check_limits(expect: &Expect, run: &Run) -> Vec<Failed> {
 }
 
 fn check_calls(expect: &Expect, calls: &[PlayedCall]) -> Vec<Failed> {
-    let mut failed = Vec::new();
-    let mut used = vec![false; calls.len()];
-    let mut next = 0;
-    for expected in &expect.calls {
-        let first = match expect.order {
-            Order::AsListed => next,
-            Order::Any => 0,
-        };
-        let found = (first..calls.len()).find(|it| !used[*it] && is_match(expected, &calls[*it]));
-        match found {
-            Some(index) => {
-                used[index] = true;
-                next = index + 1;
-            }
-            None => {
-                let made: Vec<_> = calls.iter().map(|call| call.tool.as_str()).collect();
-                let after = match next {
-                    0 => String::new(),
-                    _ if expect.order == Order::Any => String::new(),
-                    index => format!(" after call {index}"),
-                };
-                failed.push(Failed {
-                    assertion: "calls",
-                    message: format!(
-                        "no call of {}{after}; the calls are: {}",
-                        describe(expected),
-                        shorten(&made.join(", "), MAX_SHOWN)
-                    ),
-                });
-            }
-        }
-    }
+    let missing = match expect.order {
+        Order::AsListed => missing_in_order(&expect.calls, calls),
+        Order::Any => missing_in_any_order(&expect.calls, calls),
+    };
+    let made: Vec<_> = calls.iter().map(|call| call.tool.as_str()).collect();
+    let made = shorten(&made.join(", "), MAX_SHOWN);
+    let missing = missing.into_iter().map(|missing| Failed {
+        assertion: "calls",
+        message: format!("no {missing}; the calls are: {made}"),
+    });
+    let mut failed: Vec<Failed> = missing.collect();
     for forbidden in &expect.no_call {
         let mut made = calls.iter();
         if let Some(call) = made.find(|call| is_match(forbidden, call)) {
@@ -144,6 +125,95 @@ fn check_calls(expect: &Expect, calls: &[PlayedCall]) -> Vec<Failed> {
         }
     }
     failed
+}
+
+fn missing_in_order(expected: &[ExpectedCall], calls: &[PlayedCall]) -> Vec<String> {
+    let mut missing = Vec::new();
+    let mut next = 0;
+    for expected in expected {
+        let found = (next..calls.len()).find(|it| is_match(expected, &calls[*it]));
+        match found {
+            Some(index) => next = index + 1,
+            None if next == 0 => missing.push(format!("call of {}", describe(expected))),
+            None => missing.push(format!("call of {} after call {next}", describe(expected))),
+        }
+    }
+    missing
+}
+
+fn missing_in_any_order(expected: &[ExpectedCall], calls: &[PlayedCall]) -> Vec<String> {
+    let matches = expected.iter().map(|expected| {
+        let indexes = 0..calls.len();
+        let matching = indexes.filter(|index| is_match(expected, &calls[*index]));
+        matching.collect::<Vec<usize>>()
+    });
+    let mut matching = Matching::new(matches.collect(), calls.len());
+    let mut missing = Vec::new();
+    for (index, expected) in expected.iter().enumerate() {
+        if !matching.add(index) {
+            let another = match matching.matches[index].is_empty() {
+                true => "call",
+                false => "other call",
+            };
+            missing.push(format!("{another} of {}", describe(expected)));
+        }
+    }
+    missing
+}
+
+/// Gives each expected call a call of its own, as many as there can be.
+struct Matching {
+    /// The calls that match each expected one.
+    matches: Vec<Vec<usize>>,
+    /// The call of each expected one.
+    calls: Vec<Option<usize>>,
+    /// The expected one of each call.
+    expected: Vec<Option<usize>>,
+}
+
+impl Matching {
+    fn new(matches: Vec<Vec<usize>>, calls: usize) -> Self {
+        Self {
+            calls: vec![None; matches.len()],
+            expected: vec![None; calls],
+            matches,
+        }
+    }
+
+    /// Gives this expected one a call; others may get another one for it. Returns false if there is none. Looks at each call
+    /// once.
+    fn add(&mut self, expected: usize) -> bool {
+        // The expected one from which the search came to each call.
+        let mut origins = vec![None; self.expected.len()];
+        let mut pending = VecDeque::from([expected]);
+        while let Some(expected) = pending.pop_front() {
+            for &call in &self.matches[expected] {
+                if origins[call].is_some() {
+                    continue;
+                }
+                origins[call] = Some(expected);
+                match self.expected[call] {
+                    Some(other) => pending.push_back(other),
+                    None => {
+                        self.shift(call, &origins);
+                        return true;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// Gives the free call to the expected one at its origin, the call that this one had to the one at that call's origin,
+    /// and so on.
+    fn shift(&mut self, free: usize, origins: &[Option<usize>]) {
+        let mut next = Some(free);
+        while let Some(call) = next {
+            let origin = origins[call];
+            self.expected[call] = origin;
+            next = origin.and_then(|expected| self.calls[expected].replace(call));
+        }
+    }
 }
 
 fn is_match(expected: &ExpectedCall, call: &PlayedCall) -> bool {
@@ -176,4 +246,75 @@ fn describe(call: &ExpectedCall) -> String {
 
 fn quote(text: &str) -> String {
     format!("\"{}\"", shorten(text, MAX_SHOWN))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::check_calls;
+    use crate::domain::expect::{Expect, ExpectedCall, Order};
+    use crate::engine::replay::playback::PlayedCall;
+
+    /// The messages about calls of `read_file` with these paths, in any order; an expected one without a path is any call.
+    fn failures(expected: &[Option<&str>], made: &[&str]) -> Vec<String> {
+        let calls = expected.iter().map(|path| {
+            let arguments = match path {
+                Some(path) => json!({"path": path}),
+                None => json!({}),
+            };
+            ExpectedCall {
+                tool: "read_file".to_owned(),
+                arguments: arguments.as_object().cloned().unwrap_or_default(),
+                agent: None,
+            }
+        });
+        let expect = Expect {
+            calls: calls.collect(),
+            order: Order::Any,
+            ..Expect::default()
+        };
+        let made: Vec<PlayedCall> = (1..)
+            .zip(made)
+            .map(|(turn, path)| call(turn, path))
+            .collect();
+        let failed = check_calls(&expect, &made);
+        failed.into_iter().map(|failed| failed.message).collect()
+    }
+
+    fn call(turn: u32, path: &str) -> PlayedCall {
+        let arguments: Value = json!({"path": path});
+        PlayedCall {
+            path: "solo".to_owned(),
+            turn,
+            position: 1,
+            tool: "read_file".to_owned(),
+            arguments: arguments.to_string(),
+        }
+    }
+
+    #[test]
+    fn in_any_order_each_expected_call_gets_its_own() {
+        let none: Vec<String> = Vec::new();
+        assert_eq!(failures(&[None, Some("a")], &["a", "b"]), none);
+        assert_eq!(failures(&[Some("a"), None], &["b", "a"]), none);
+        assert_eq!(
+            failures(&[None, None, Some("b"), Some("a")], &["a", "b", "c", "d"]),
+            none
+        );
+        let calls = "the calls are: read_file";
+        assert_eq!(
+            failures(&[Some("b")], &["a"]),
+            [format!(
+                "no call of read_file with {{\"path\":\"b\"}}; {calls}"
+            )]
+        );
+        assert_eq!(
+            failures(&[None, Some("a")], &["a"]),
+            [format!(
+                "no other call of read_file with {{\"path\":\"a\"}}; {calls}"
+            )]
+        );
+        assert_eq!(failures(&[None; 301], &["a"; 300]).len(), 1);
+    }
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::domain::agent::client_additions::ClientAdditions;
+use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::agent::overrides::{BudgetOverride, ParamsOverride};
 use crate::domain::agent::response_format::ResponseFormat;
-use crate::domain::recording::Recording;
+use crate::domain::recording::{ClientRecording, Recording};
 use crate::engine::replay::playback::Playback;
 use crate::engine::request::{Overrides, RunRequest};
 
@@ -24,6 +25,7 @@ struct RequestTable {
     timeout: Option<u64>,
     budget: BudgetOverride,
     stream: Option<bool>,
+    client: ClientRecording,
 }
 
 /// # Errors
@@ -39,6 +41,8 @@ pub fn run_request(
             format!("[request] {path}: {}", error.into_inner())
         })?;
     let budget = table.budget.into_budget();
+    let client = client_additions(recording, table.client)
+        .map_err(|error| format!("[request] client: {error}"))?;
     Ok(RunRequest {
         agent: recording.agent.clone(),
         input: Some(recording.input.as_str().into()),
@@ -50,10 +54,39 @@ pub fn run_request(
             params: table.params,
             timeout: table.timeout.map(std::time::Duration::from_secs),
             budget: budget.map_err(|error| format!("[request] budget: {error}"))?,
-            client: ClientAdditions::default(),
+            client,
         },
         stream: table.stream,
         playback,
         ..RunRequest::default()
+    })
+}
+
+fn client_additions(
+    recording: &Recording,
+    client: ClientRecording,
+) -> Result<ClientAdditions, String> {
+    let tools: Result<Vec<_>, String> = client
+        .tools
+        .iter()
+        .map(|id| client_tool(recording, id))
+        .collect();
+    Ok(ClientAdditions {
+        instructions: client.instructions,
+        tools: tools?,
+        tool_choice: client.tool_choice,
+        echo: None,
+    })
+}
+
+fn client_tool(recording: &Recording, id: &str) -> Result<ClientTool, String> {
+    let tool = recording.tool(id);
+    let tool = tool.ok_or_else(|| format!("no tool of the file has the id \"{id}\""))?;
+    let parameters = RawValue::from_string(tool.parameters.clone());
+    let parameters = parameters.map_err(|error| format!("the parameters of {id}: {error}"))?;
+    Ok(ClientTool {
+        name: tool.name().to_owned(),
+        description: tool.description.clone(),
+        parameters: Arc::from(parameters),
     })
 }

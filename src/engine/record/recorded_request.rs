@@ -14,8 +14,11 @@ use crate::engine::request::{Overrides, RunRequest};
 
 /// Most bytes of a recorded request. Instead of a larger one, `{"too_large": true}` is recorded.
 const MAX_BYTES: usize = 64 << 10;
+/// No field of a request.
+const TOO_LARGE: &str = "too_large";
 
-/// `None` if the request set nothing. Leaves out webhooks and provider keys, which may be secrets.
+/// `None` if the request set nothing. Leaves out webhooks and provider keys, which may be secrets, and what a client of another
+/// protocol adds, which is in the run's definition.
 pub fn recorded_request(request: &RunRequest) -> Option<Arc<RawValue>> {
     merged(&Map::new(), request)
 }
@@ -42,10 +45,15 @@ pub fn merged(earlier: &Map<String, Value>, request: &RunRequest) -> Option<Arc<
     fields.set("stream", request.stream.as_ref());
     let json = to_raw_value(&fields.non_empty()?).ok()?;
     if json.get().len() > MAX_BYTES {
-        let marker = to_raw_value(&serde_json::json!({ "too_large": true })).ok()?;
+        let marker = to_raw_value(&serde_json::json!({ TOO_LARGE: true })).ok()?;
         return Some(Arc::from(marker));
     }
     Some(Arc::from(json))
+}
+
+/// Whether this is what is recorded instead of a request that is too large.
+pub fn is_too_large(recorded: &Map<String, Value>) -> bool {
+    recorded.contains_key(TOO_LARGE)
 }
 
 fn param_fields(params: &ParamsOverride<ResponseFormat>) -> Fields {

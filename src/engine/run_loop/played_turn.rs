@@ -21,12 +21,12 @@ pub async fn request(
         .await?
         .map_err(TurnError::Budget)?;
     let settings = &context.engine.settings;
-    let memory = match run.agent.memory.enabled {
-        true => prompt::split_memory(turn_request.system),
+    let split = match run.agent.memory.enabled {
+        true => prompt::split_memory(turn_request.system, run.agent.client.as_deref()),
         false => None,
     };
-    let (system, memory) = match memory {
-        Some((system, memory)) => (system, Some(memory)),
+    let (system, memory) = match &split {
+        Some((system, memory)) => (system.as_str(), Some(memory.as_str())),
         None => (turn_request.system, None),
     };
     let reply = playback.reply(&PlayedRequest {

@@ -246,8 +246,11 @@ async fn execute_when_approved(
     if let Some(playback) = &playback {
         playback.begin_call(context.run.scope.run, *turn, position + 1, call);
     }
-    // What an earlier process began after a decision is not decided again. Without one, that process had rejected the call.
-    let is_decided = batch.has_started(call) && recorded_calls.decisions.contains_key(&call.id);
+    // What an earlier process began after a decision is not decided again. Without one, that process had rejected the call: only
+    // forks have delegations that began elsewhere.
+    let is_decided = batch.has_started(call)
+        && (recorded_calls.decisions.contains_key(&call.id)
+            || batch.toolbox.effect(&call.name) == Some(Effect::Delegating));
     let mut needs_approval = context.run.agent.approve.contains(&call.name) && !is_decided;
     let mut rejection = None;
     if needs_approval {
@@ -477,7 +480,8 @@ async fn run_tool(
     if let Some(playback) = batch.context.playback() {
         let is_played = match effect {
             Some(Effect::Delegating) => playback.has_result_only(run.scope.run, call),
-            _ => !playback.live.tools,
+            // A test has no client.
+            _ => !playback.live.tools || batch.toolbox.is_client_tool(&call.name),
         };
         if is_played {
             return ToolOutcome::Finished(playback.result(run.scope.run, call));

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::home::{Ended, ended};
 use crate::forks::fork;
-use crate::support::app::TestApp;
+use crate::support::app::{ApiResponse, TestApp};
 use crate::support::daemon::axed_command;
 use crate::support::provider::answer::{calls, delegates, fails, says};
 use crate::tools::approvals::{decide, requests};
@@ -433,4 +433,68 @@ async fn a_fork_with_copied_approvals_is_a_test() {
     let failed = tested(&app, 1, &[]).await;
     let divergence = &failed["attempts"][0]["divergence"];
     assert_eq!(divergence["field"], "approval of write_file", "{failed}");
+}
+
+/// A chat completion with instructions and a tool of the client.
+async fn chat(app: &TestApp, messages: &[Value]) -> ApiResponse {
+    let body = json!({
+        "model": "solo", "messages": messages, "tool_choice": "required",
+        "tools": [{"type": "function", "function": {
+            "name": "weather", "description": "The weather.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        }}],
+    });
+    let response = app.post("/v1/chat/completions", &body).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    response
+}
+
+#[tokio::test]
+async fn what_a_client_adds_to_an_agent_is_played_back() {
+    let agent = "system_prompt = \"Be kind.\"\n[memory]\nenabled = true";
+    let app = TestApp::setup().agent("solo", agent).spawn().await;
+    let weather = calls([("weather", json!({"city": "Bonn"}))]);
+    app.provider
+        .will("solo", [says("Hello"), weather, says("It rains")]);
+    app.run("solo", "I am Ada").await;
+    let mut messages = vec![
+        json!({"role": "system", "content": "Be brief."}),
+        json!({"role": "user", "content": "How is it?"}),
+    ];
+    let waiting = chat(&app, &messages).await.json();
+    let reply = waiting["choices"][0]["message"].clone();
+    let call = reply["tool_calls"][0]["id"].clone();
+    let result = json!({"role": "tool", "tool_call_id": call, "content": "rain"});
+    messages.extend([reply, result]);
+    let ended = chat(&app, &messages).await;
+    let run = app.find(ended.header("x-run-id")).await;
+    assert_eq!(run.output(), "It rains");
+    save(&app, run.id(), "tests/chat.toml").await;
+    let recording = read(&app, "tests/chat.toml");
+    for part in ["client = {", "**Task:** I am Ada", "id = \"weather\""] {
+        assert!(recording.contains(part), "{part} is not in {recording}");
+    }
+
+    tested(&app, 0, &[]).await;
+    // There is no client that could execute its tool.
+    tested(&app, 0, &["--live-tools"]).await;
+    edit(&app, "tests/chat.toml", "Be brief.", "Be exact.");
+    let failed = tested(&app, 1, &[]).await;
+    assert_eq!(failed["attempts"][0]["divergence"]["field"], "system");
+    edit(&app, "tests/chat.toml", "[\"weather\"]", "[\"climate\"]");
+    let invalid = tested(&app, 2, &[]).await;
+    let error = invalid["error"].as_str().expect("an error");
+    assert!(error.contains("has the id \"climate\""), "{error}");
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_recorded_is_not_saved() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("done")]);
+    let request = json!({"input": "go", "context": "x".repeat(70_000)});
+    let run = app.run_with("solo", request).await;
+    let refused = app.get(&format!("/runs/{}/recording", run.id())).await;
+    let why = refused.problem(409);
+    assert!(why.contains("above 64 KiB"), "{why}");
+    assert_eq!(refused.json()["code"], "not_recorded");
 }

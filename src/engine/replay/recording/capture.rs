@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
+
+use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::expect::Expect;
-use crate::domain::recording::{Recording, RunRecording, VERSION};
+use crate::domain::recording::{ClientRecording, Recording, RunRecording, VERSION};
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::run_path;
 use crate::engine::context::Engine;
+use crate::engine::record::recorded_request;
 use crate::engine::replay::recording::capture_run::{self, CapturedRun};
 use crate::engine::replay::recording::offer::ToolTable;
 use crate::engine::replay::recording::{RecordingError, redact, run_events};
@@ -28,6 +32,14 @@ pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, Reco
         return Err(RecordingError::RequestsOff(root.id));
     }
     let mut events = run_events::read(engine, root.id).await?;
+    let of_root = events.get_mut(&root.id);
+    let request = of_root.map_or_else(Map::new, |it| std::mem::take(&mut it.request));
+    if recorded_request::is_too_large(&request) {
+        return Err(RecordingError::Incomplete {
+            run: root.id,
+            reason: "its request was above 64 KiB and is not recorded".to_owned(),
+        });
+    }
     let mut children: HashMap<RunId, Vec<Run>> = HashMap::new();
     for run in engine.journal.store().tree(root.id).await? {
         if let Some(parent) = run.parent_id {
@@ -39,10 +51,7 @@ pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, Reco
         version: VERSION,
         agent: root.agent.clone(),
         input: root.input.to_plain_text().into_owned(),
-        request: events
-            .get_mut(&root.id)
-            .map(|of_root| std::mem::take(&mut of_root.request))
-            .unwrap_or_default(),
+        request,
         expect: Expect {
             completed: Some(root.status == Status::Completed),
             ..Expect::default()
@@ -58,6 +67,11 @@ pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, Reco
             recording: run_recording,
             position: tree_position,
         } = captured.await?;
+        if run.id == root.id
+            && let Some(client) = client_fields(tree_position.client(), &mut tools)
+        {
+            recording.request.insert("client".to_owned(), client);
+        }
         let tree_position = Arc::new(tree_position);
         let mut found = Vec::new();
         for child in children.remove(&run.id).unwrap_or_default() {
@@ -76,6 +90,21 @@ pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, Reco
     (recording.tools, recording.mcp) = tools.into_recordings();
     redact::redact(&mut recording, &settings.redactor);
     Ok(recording)
+}
+
+/// `client` of `[request]`; `None` if the client added nothing to the agent. It is not in the recorded request, which has the
+/// fields of a request to the agent.
+fn client_fields(client: Option<&ClientAdditions>, tools: &mut ToolTable) -> Option<Value> {
+    let client = client?;
+    let specs = client.tools.iter().map(ClientTool::spec);
+    let recording = ClientRecording {
+        instructions: client.instructions.clone(),
+        tools: specs.map(|spec| tools.id(&spec)).collect(),
+        tool_choice: client.tool_choice.clone(),
+    };
+    let fields = serde_json::to_value(recording).ok()?;
+    let is_set = fields.as_object().is_some_and(|it| !it.is_empty());
+    is_set.then_some(fields)
 }
 
 /// The turn and the position of the call that started the child.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::catalog::prompt;
 use crate::domain::agent::Agent;
+use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::context::Compaction;
 use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::message::{Message, ToolCall};
@@ -38,6 +39,13 @@ pub struct TreePosition {
     agent: Arc<Agent>,
     /// The agents that the runs of its tree could call.
     sub_agents: Arc<SubAgents>,
+}
+
+impl TreePosition {
+    /// What the client of the run added to its agent.
+    pub fn client(&self) -> Option<&ClientAdditions> {
+        self.agent.client.as_deref()
+    }
 }
 
 pub async fn capture(
@@ -97,12 +105,12 @@ pub async fn capture(
     if recording.turns.is_empty() && recording.error.is_none() {
         return Err(incomplete("it has no turn"));
     }
-    let with_memory = agent
-        .memory
-        .enabled
-        .then(|| prompt::split_memory(&recording.system));
-    if let Some((system, memory)) = with_memory.flatten() {
-        (recording.system, recording.memory) = (system.to_owned(), Some(memory.to_owned()));
+    let split = match agent.memory.enabled {
+        true => prompt::split_memory(&recording.system, agent.client.as_deref()),
+        false => None,
+    };
+    if let Some((system, memory)) = split {
+        (recording.system, recording.memory) = (system, Some(memory));
     }
     complete(&mut recording, run, events, &agent);
     recording.tools = tools.add(&offer);

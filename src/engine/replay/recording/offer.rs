@@ -73,7 +73,8 @@ impl ToolTable {
         ids.collect()
     }
 
-    fn id(&mut self, spec: &ToolSpec) -> String {
+    /// The id of this tool, which is added if it is new.
+    pub fn id(&mut self, spec: &ToolSpec) -> String {
         let tool = tool_recording(spec);
         let of_servers = self.mcp.values().flatten();
         if of_servers.into_iter().any(|known| *known == tool) {
