@@ -129,8 +129,14 @@ pub fn error_page(shell: &Shell, problem: &Problem) -> Response {
     page_response(status, frame(shell, &Page::new("", title, body)))
 }
 
-/// The page that asks for a key. Its status is 200 unless a key was sent: a browser's first request cannot have one.
-pub fn sign_in(shell: &Shell, was_key_sent: bool) -> Response {
+/// The page that asks for a key, or for another one than that which was refused. Without a refusal its status is 200: a
+/// browser's first request cannot have a key.
+pub fn sign_in(shell: &Shell, refusal: Option<&Problem>) -> Response {
+    let status = refusal.map_or(StatusCode::OK, Problem::status);
+    let why = refusal.map_or("", |problem| match status {
+        StatusCode::UNAUTHORIZED => "The server does not know this key.",
+        _ => problem.detail(),
+    });
     let body = html! {
         form.sign-in #sign-in data-sign-in {
             (mark())
@@ -138,7 +144,7 @@ pub fn sign_in(shell: &Shell, was_key_sent: bool) -> Response {
             p.muted { "This server needs a key. It is kept in this tab only, until you close it." }
             label for="key" { "Key" }
             input #key type="password" name="key" autocomplete="off" spellcheck="false" required;
-            p.error role="alert" { @if was_key_sent { "The server does not know this key." } }
+            p.error role="alert" { (why) }
             button.primary type="submit" { "Sign in" }
             noscript {
                 p.muted {
@@ -147,10 +153,6 @@ pub fn sign_in(shell: &Shell, was_key_sent: bool) -> Response {
                 }
             }
         }
-    };
-    let status = match was_key_sent {
-        true => StatusCode::UNAUTHORIZED,
-        false => StatusCode::OK,
     };
     page_response(status, frame(shell, &Page::new("", "Sign in", body)))
 }

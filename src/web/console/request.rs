@@ -1,9 +1,9 @@
 //! A request for a page: who makes it, and what it names.
 
 use axum::extract::{FromRequestParts, RawPathParams};
+use axum::http::Uri;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 
 use crate::config::KeyScope;
@@ -72,15 +72,17 @@ impl FromRequestParts<AppState> for ConsoleRequest {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Response> {
         let Ok(links) = LinkPrefix::from_request_parts(parts, state).await;
         let mut shell = Shell::new(&links, state);
-        let principal = match auth::authenticate(&state.settings, KeyScope::Read, &parts.headers) {
+        let principal = match auth::authenticate(&state.settings, &parts.headers) {
             Ok(principal) => principal,
-            Err(problem) if problem.status() == StatusCode::UNAUTHORIZED => {
+            Err(problem) => {
                 let was_sent = parts.headers.contains_key(AUTHORIZATION);
-                return Err(layout::sign_in(&shell, was_sent));
+                return Err(layout::sign_in(&shell, was_sent.then_some(&problem)));
             }
-            Err(problem) => return Err(layout::error_page(&shell, &problem)),
         };
         shell.key_name = principal.key_name().map(str::to_owned);
+        if let Err(problem) = principal.require_scope(KeyScope::Read) {
+            return Err(layout::sign_in(&shell, Some(&problem)));
+        }
         let params = RawPathParams::from_request_parts(parts, state).await;
         let params = params.map(|params| {
             let pairs = params.iter();

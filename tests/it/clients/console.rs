@@ -265,11 +265,18 @@ async fn a_page_without_a_key_is_the_form_for_one() {
     assert_eq!(page_of(&app, "nobody", "/ui/agents").await.status, 401);
     let refused = page_of(&app, "meter", "/ui/agents").await;
     assert_eq!(refused.status, 403);
-    assert!(
-        refused.text.contains("does not have the scope read"),
-        "{}",
-        refused.text
-    );
+    // The form for another key, and the button that forgets this one.
+    for part in [
+        "does not have the scope read",
+        "data-sign-in",
+        "data-sign-out",
+    ] {
+        assert!(
+            refused.text.contains(part),
+            "{part} is not in {}",
+            refused.text
+        );
+    }
     let start = page.text.find("/ui/assets/").expect("an asset");
     let address = page.text[start..].split('"').next().expect("an address");
     assert_eq!(app.get(address).await.status, 200);

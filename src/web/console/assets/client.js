@@ -3,8 +3,13 @@
 const KEY = "axed.key";
 
 export const getKey = () => sessionStorage.getItem(KEY);
-export const setKey = (key) => sessionStorage.setItem(KEY, key);
 export const dropKey = () => sessionStorage.removeItem(KEY);
+
+/** Throws an error if no request can have the key. */
+export function setKey(key) {
+  new Headers({ Authorization: `Bearer ${key}` });
+  sessionStorage.setItem(KEY, key);
+}
 
 /** Like `fetch`, for addresses of this server only. */
 export function request(address, init = {}) {

@@ -198,6 +198,15 @@ function runLink(run, text) {
   return place;
 }
 
+/** The final text of a run. If it is long, its event has only the beginning, and what has streamed may have gaps. */
+async function finalText(run, event, streamed, signal) {
+  if (!event.truncated) return event.content;
+  const prefix = document.documentElement.dataset.prefix;
+  const response = await request(`${prefix}/runs/${run}`, { signal }).catch(() => null);
+  const whole = response?.ok ? await response.json().catch(() => null) : null;
+  return whole?.content ?? (streamed || event.content);
+}
+
 /** Shows the answer of a run at the end of a conversation while it is written. */
 async function followAnswer(run, entry, text, signal, after, first) {
   const say = sentences();
@@ -215,8 +224,9 @@ async function followAnswer(run, entry, text, signal, after, first) {
     }
     if (event.name === "approval.decided") entry.querySelector("p.small")?.remove();
     if (event.name === "run.completed") {
-      if (!text.textContent) say(data.content);
-      text.textContent = data.content;
+      const streamed = text.textContent;
+      text.textContent = await finalText(run, data, streamed, signal);
+      if (!streamed) say(text.textContent);
     }
     if (event.name === "run.failed" || event.name === "run.cancelled") {
       const error = document.createElement("p");

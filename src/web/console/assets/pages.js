@@ -132,14 +132,25 @@ function follow(event) {
 async function signIn(event) {
   event.preventDefault();
   const form = event.target;
-  setKey(form.elements.key.value.trim());
-  const { page, status } = await load(location.href);
-  if (status === 401) {
+  const refuse = (why) => {
     dropKey();
-    form.querySelector(".error").textContent = "The server does not know this key.";
+    form.querySelector(".error").textContent = why;
     form.elements.key.select();
-    return;
+  };
+  try {
+    setKey(form.elements.key.value.trim());
+  } catch {
+    return refuse("The key has characters that cannot be sent.");
   }
+  let page;
+  try {
+    ({ page } = await load(location.href));
+  } catch {
+    return refuse("The server cannot be reached. Try again.");
+  }
+  // The page for a key that is refused is the form again, with the reason. Another error is a page that the key may see.
+  const again = page.querySelector("[data-sign-in] .error");
+  if (again) return refuse(again.textContent || "The server did not receive the key.");
   document.title = page.title;
   document.body.replaceWith(document.adoptNode(page.body));
   announce();
