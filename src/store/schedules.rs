@@ -28,7 +28,7 @@ pub struct ScheduleId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleRecord {
     pub id: ScheduleId,
-    /// See [`crate::domain::schedule::Schedule::times`].
+    /// See [`crate::domain::schedule::Schedule::times`]. Empty if no agent has the schedule any more.
     pub times: String,
     /// Times up to this one are started, skipped, or from before the schedule existed.
     pub handled_at: Timestamp,
@@ -45,8 +45,14 @@ pub struct ScheduleRecord {
 pub enum ScheduleChange {
     /// It exists with these times. Nothing changes if they are known.
     Seen { times: String, at: Timestamp },
-    /// A run started for a time.
-    Started { at: Timestamp, run: RunId },
+    /// No agent has it any more. If it comes back, it is as new, but still paused if it was.
+    Removed,
+    /// A run started for a time. Times up to `handled_at` are handled: after a held time others may have been skipped.
+    Started {
+        at: Timestamp,
+        handled_at: Timestamp,
+        run: RunId,
+    },
     /// A run started without a time.
     Triggered { at: Timestamp, run: RunId },
     /// No run started for a time: it is held, or there is an error, or the last run has not ended.

@@ -36,12 +36,21 @@ pub fn due(schedule: &Schedule, record: &ScheduleRecord, now: Timestamp) -> Opti
     }
 }
 
+/// Up to when times are handled after that of `at`: a held time is earlier than those that were skipped meanwhile.
+pub fn handled_at(record: &ScheduleRecord, at: Timestamp, now: Timestamp) -> Timestamp {
+    match record.handled_at > now {
+        // The clock was set back.
+        true => at,
+        false => record.handled_at.max(at),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
     use jiff::tz::TimeZone;
 
-    use super::{Due, due};
+    use super::{Due, due, handled_at};
     use crate::domain::cron::Cron;
     use crate::domain::schedule::{Missed, Overlap, Schedule};
     use crate::store::schedules::{ScheduleId, ScheduleRecord};
@@ -50,9 +59,8 @@ mod tests {
         format!("2026-03-{text}Z").parse().expect("a time")
     }
 
-    /// What is due of a schedule at half past nine.
-    fn due_at(missed: Missed, handled_at: &str, now: &str) -> Option<Due> {
-        let schedule = Schedule {
+    fn schedule(missed: Missed) -> Schedule {
+        Schedule {
             name: "morning".to_owned(),
             cron: Cron::parse("30 9 * * *").expect("a cron"),
             timezone: "UTC".to_owned(),
@@ -62,8 +70,11 @@ mod tests {
             missed,
             labels: Default::default(),
             key: None,
-        };
-        let record = ScheduleRecord {
+        }
+    }
+
+    fn record(schedule: &Schedule, handled_at: &str) -> ScheduleRecord {
+        ScheduleRecord {
             id: ScheduleId {
                 agent: "a".to_owned(),
                 name: "morning".to_owned(),
@@ -74,8 +85,13 @@ mod tests {
             is_paused: false,
             last: None,
             error: None,
-        };
-        due(&schedule, &record, time(now))
+        }
+    }
+
+    /// What is due of a schedule at half past nine.
+    fn due_at(missed: Missed, handled_at: &str, now: &str) -> Option<Due> {
+        let schedule = schedule(missed);
+        due(&schedule, &record(&schedule, handled_at), time(now))
     }
 
     #[test]
@@ -106,5 +122,21 @@ mod tests {
         let slot = Some(Due::Start(time("02T09:30:00")));
         assert_eq!(due_at(Missed::Skip, "29T00:00:00", "02T09:30:20"), slot);
         assert_eq!(due_at(Missed::Once, "29T00:00:00", "02T09:31:20"), None);
+    }
+
+    #[test]
+    fn the_start_of_a_held_time_makes_no_later_time_due_again() {
+        let schedule = schedule(Missed::Once);
+        for (recorded, at, expected) in [
+            ("02T12:00:00", "02T10:00:00", "02T12:00:00"),
+            ("02T10:00:00", "02T10:00:00", "02T10:00:00"),
+            ("02T09:00:00", "02T12:00:00", "02T12:00:00"),
+            // The clock was set back.
+            ("29T00:00:00", "02T10:00:00", "02T10:00:00"),
+        ] {
+            let record = record(&schedule, recorded);
+            let handled = handled_at(&record, time(at), time("02T12:30:00"));
+            assert_eq!(handled, time(expected), "{recorded} {at}");
+        }
     }
 }

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::catalog::Agents;
 use crate::domain::content::Content;
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::schedule::{Overlap, Schedule, ScheduleInput};
@@ -42,7 +43,7 @@ pub struct Scheduler {
 pub struct ScheduleState {
     pub agent: String,
     pub schedule: Schedule,
-    /// `None` if it is so new that the scheduler has not seen it.
+    /// `None` if the scheduler has never seen it.
     pub record: Option<ScheduleRecord>,
     /// When it starts a run; `None` while it is paused.
     pub next: Option<Timestamp>,
@@ -127,10 +128,7 @@ impl Scheduler {
     /// Starts what is due.
     async fn pass(&self) -> Pass {
         let mut pass = Pass::default();
-        let schedules = self.current();
-        if schedules.is_empty() {
-            return pass;
-        }
+        let agents = self.runner.catalog().current();
         let records = match self.records().await {
             Ok(records) => records,
             Err(error) => {
@@ -141,7 +139,14 @@ impl Scheduler {
                 return pass;
             }
         };
-        for (id, schedule) in schedules {
+        for record in records.values() {
+            if let Err(error) = self.check_removed(&agents, record).await {
+                let id = &record.id;
+                warn!(agent = %id.agent, error = %error, "It could not be recorded that agent {} has no schedule {}, trying again: {error}", id.agent, id.name);
+                pass.wake_in(RETRY_INTERVAL);
+            }
+        }
+        for (id, schedule) in schedules_of(&agents) {
             let record = records.get(&id);
             if let Err(error) = self.advance(&id, &schedule, record, &mut pass).await {
                 warn!(agent = %id.agent, error = %error, "Schedule {} of agent {} is tried again: {error}", id.name, id.agent);
@@ -149,6 +154,18 @@ impl Scheduler {
             }
         }
         pass
+    }
+
+    /// Records that no agent has a schedule any more, so that it is new if it comes back.
+    async fn check_removed(
+        &self,
+        agents: &Agents,
+        record: &ScheduleRecord,
+    ) -> Result<(), StoreError> {
+        if record.times.is_empty() || may_exist(agents, &record.id) {
+            return Ok(());
+        }
+        self.change(&record.id, ScheduleChange::Removed).await
     }
 
     /// Starts what is due of one schedule.
@@ -178,7 +195,7 @@ impl Scheduler {
             match running {
                 Some(run) => pass.awaited.push(run),
                 None => {
-                    self.start(id, schedule, held).await?;
+                    self.start(id, schedule, record, held).await?;
                     // Then the run that started now is the last one.
                     pass.wake_in(Duration::ZERO);
                     return Ok(());
@@ -187,8 +204,8 @@ impl Scheduler {
         }
         match (plan::due(schedule, record, now), running) {
             (None, _) => {}
-            (Some(Due::Missed(at)), _) => self.miss(id, at).await?,
-            (Some(Due::Start(at)), None) => self.start(id, schedule, at).await?,
+            (Some(Due::Missed(at)), _) => self.miss(record, at).await?,
+            (Some(Due::Start(at)), None) => self.start(id, schedule, record, at).await?,
             (Some(Due::Start(at)), Some(run)) => {
                 self.overlap(id, schedule, record, at, run).await?;
                 pass.awaited
@@ -228,21 +245,22 @@ impl Scheduler {
         self.change(id, change).await
     }
 
-    /// Records that a time has passed, unless a process that was killed then had started its run.
-    async fn miss(&self, id: &ScheduleId, at: Timestamp) -> Result<(), StoreError> {
-        let claimed = self.runner.store().claimed_run(claim_key(id, at)).await?;
-        let change = match claimed {
+    /// Records that a time has passed, unless a process that was killed then had started its run. A held time still waits.
+    async fn miss(&self, record: &ScheduleRecord, at: Timestamp) -> Result<(), StoreError> {
+        let key = claim_key(&record.id, at);
+        let change = match self.runner.store().claimed_run(key).await? {
             Some(claimed) => ScheduleChange::Started {
                 at,
+                handled_at: at,
                 run: claimed.run,
             },
             None => ScheduleChange::Skipped {
                 at,
-                held_at: None,
+                held_at: record.held_at,
                 error: Some("the daemon did not run at that time".to_owned()),
             },
         };
-        self.change(id, change).await
+        self.change(&record.id, change).await
     }
 
     /// Starts the run of a time. An error is one after which the start is to be tried again.
@@ -250,8 +268,10 @@ impl Scheduler {
         &self,
         id: &ScheduleId,
         schedule: &Schedule,
+        record: &ScheduleRecord,
         at: Timestamp,
     ) -> Result<(), StartError> {
+        let handled_at = plan::handled_at(record, at, now());
         let claim = IdempotencyClaim {
             key: claim_key(id, at),
             body_hash: [0; 32],
@@ -260,11 +280,16 @@ impl Scheduler {
         let change = match self.start_run(id, schedule, Some(claim)).await {
             Ok(run) => {
                 info!(run.id = %run.id, agent = %id.agent, "Schedule {} of agent {} has started {}", id.name, id.agent, run.id);
-                ScheduleChange::Started { at, run: run.id }
+                ScheduleChange::Started {
+                    at,
+                    handled_at,
+                    run: run.id,
+                }
             }
             Err(TriggerError::Start(StartError::Store(StoreError::AlreadyClaimed(claimed)))) => {
                 ScheduleChange::Started {
                     at,
+                    handled_at,
                     run: claimed.run,
                 }
             }
@@ -274,7 +299,7 @@ impl Scheduler {
             Err(error) => {
                 warn!(agent = %id.agent, error = %error, "Schedule {} of agent {} starts no run at {at}: {error}", id.name, id.agent);
                 ScheduleChange::Skipped {
-                    at,
+                    at: handled_at,
                     held_at: None,
                     error: Some(error.to_string()),
                 }
@@ -310,15 +335,14 @@ impl Scheduler {
 
     /// All schedules of agents with a definition, by agent and in the order of the file.
     pub async fn list(&self) -> Result<Vec<ScheduleState>, StoreError> {
-        let schedules = self.current();
+        let schedules = schedules_of(&self.runner.catalog().current());
         if schedules.is_empty() {
             return Ok(Vec::new());
         }
         let mut records = self.records().await?;
         let now = now();
         let states = schedules.into_iter().map(|(id, schedule)| {
-            let times = schedule.times();
-            let record = records.remove(&id).filter(|record| record.times == times);
+            let record = records.remove(&id);
             let is_paused = record.as_ref().is_some_and(|record| record.is_paused);
             let next = schedule.cron.next(&schedule.zone, now);
             ScheduleState {
@@ -395,21 +419,6 @@ impl Scheduler {
         let records = records.into_iter();
         Ok(records.map(|record| (record.id.clone(), record)).collect())
     }
-
-    fn current(&self) -> Vec<(ScheduleId, Schedule)> {
-        let agents = self.runner.catalog().current();
-        let agents = agents.entries.values().filter_map(|it| it.agent.as_ref());
-        let schedules = agents.flat_map(|agent| {
-            agent.schedules.iter().map(|schedule| {
-                let id = ScheduleId {
-                    agent: agent.name.clone(),
-                    name: schedule.name.clone(),
-                };
-                (id, schedule.clone())
-            })
-        });
-        schedules.collect()
-    }
 }
 
 impl ScheduleState {
@@ -419,6 +428,32 @@ impl ScheduleState {
             name: self.schedule.name.clone(),
         }
     }
+}
+
+/// The schedules of agents with a definition, by agent and in the order of the file.
+fn schedules_of(agents: &Agents) -> Vec<(ScheduleId, Schedule)> {
+    let agents = agents.entries.values().filter_map(|it| it.agent.as_ref());
+    let schedules = agents.flat_map(|agent| {
+        agent.schedules.iter().map(|schedule| {
+            let id = ScheduleId {
+                agent: agent.name.clone(),
+                name: schedule.name.clone(),
+            };
+            (id, schedule.clone())
+        })
+    });
+    schedules.collect()
+}
+
+/// Whether an agent has the schedule. What an agent has whose file is invalid since the start is not known.
+fn may_exist(agents: &Agents, id: &ScheduleId) -> bool {
+    let Some(entry) = agents.entries.get(&id.agent) else {
+        return false;
+    };
+    entry.agent.as_ref().is_none_or(|agent| {
+        let mut schedules = agent.schedules.iter();
+        schedules.any(|it| it.name == id.name)
+    })
 }
 
 /// The idempotency key of a time. It does not depend on the owner, who may change.

@@ -376,11 +376,16 @@ statements! {
     /// A schedule that is new, or has other times.
     UpsertSchedule: "INSERT INTO schedules AS s (agent, name, times, handled_at, is_paused) \
          VALUES (:agent, :name, :times, :at, false) ON CONFLICT (agent, name) \
-         DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL \
+         DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL, error = NULL \
          WHERE s.times <> excluded.times",
+    MarkScheduleRemoved: concat!(
+        "UPDATE schedules SET times = '', held_at = NULL WHERE agent = :agent AND name = :name",
+        as_leader!()
+    ),
+    /// The error stays if it is that of a later time.
     RecordScheduledRun: concat!(
-        "UPDATE schedules SET handled_at = :at, held_at = NULL, last_at = :at, last_run = :run, error = NULL \
-         WHERE agent = :agent AND name = :name",
+        "UPDATE schedules SET handled_at = :handled_at::bigint, held_at = NULL, last_at = :at::bigint, last_run = :run, \
+         error = CASE WHEN :handled_at::bigint > :at::bigint THEN error END WHERE agent = :agent AND name = :name",
         as_leader!()
     ),
     RecordTriggeredRun: "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \

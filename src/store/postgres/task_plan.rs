@@ -246,31 +246,40 @@ fn memory_values(memory: &MemoryId) -> [NamedValue<'_>; 2] {
 }
 
 fn change_schedule<'a>(id: &'a ScheduleId, change: &'a ScheduleChange, node: NodeId) -> Query<'a> {
-    let (sql, at) = match change {
-        ScheduleChange::Seen { at, .. } => (Sql::UpsertSchedule, at),
-        ScheduleChange::Started { at, .. } => (Sql::RecordScheduledRun, at),
-        ScheduleChange::Triggered { at, .. } => (Sql::RecordTriggeredRun, at),
-        ScheduleChange::Skipped { at, .. } => (Sql::SkipScheduledTime, at),
-        ScheduleChange::Paused { at, .. } => (Sql::PauseSchedule, at),
+    let sql = match change {
+        ScheduleChange::Seen { .. } => Sql::UpsertSchedule,
+        ScheduleChange::Removed => Sql::MarkScheduleRemoved,
+        ScheduleChange::Started { .. } => Sql::RecordScheduledRun,
+        ScheduleChange::Triggered { .. } => Sql::RecordTriggeredRun,
+        ScheduleChange::Skipped { .. } => Sql::SkipScheduledTime,
+        ScheduleChange::Paused { .. } => Sql::PauseSchedule,
     };
     let mut values = values! {
-        ":agent": &id.agent, ":name": &id.name, ":at": at.as_second(),
+        ":agent": &id.agent, ":name": &id.name, ":node": node.0, ":leader": LEADER,
     }
     .to_vec();
     match change {
-        ScheduleChange::Seen { times, .. } => values.extend(values! {":times": times}),
-        ScheduleChange::Triggered { run, .. } => values.extend(values! {":run": run}),
-        ScheduleChange::Started { run, .. } => {
-            values.extend(values! {":run": run, ":node": node.0, ":leader": LEADER});
+        ScheduleChange::Seen { times, at } => {
+            values.extend(values! {":times": times, ":at": at.as_second()});
         }
-        ScheduleChange::Skipped { held_at, error, .. } => values.extend(values! {
-            ":node": node.0,
-            ":leader": LEADER,
+        ScheduleChange::Removed => {}
+        ScheduleChange::Started {
+            at,
+            handled_at,
+            run,
+        } => values.extend(values! {
+            ":at": at.as_second(), ":handled_at": handled_at.as_second(), ":run": run,
+        }),
+        ScheduleChange::Triggered { at, run } => {
+            values.extend(values! {":at": at.as_second(), ":run": run});
+        }
+        ScheduleChange::Skipped { at, held_at, error } => values.extend(values! {
+            ":at": at.as_second(),
             ":held_at": held_at.map(|at| at.as_second()),
             ":error": error.as_deref().map(free_text),
         }),
-        ScheduleChange::Paused { is_paused, .. } => {
-            values.extend(values! {":is_paused": *is_paused});
+        ScheduleChange::Paused { is_paused, at } => {
+            values.extend(values! {":is_paused": *is_paused, ":at": at.as_second()});
         }
     }
     Query::new(sql, values)

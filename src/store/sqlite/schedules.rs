@@ -55,9 +55,16 @@ pub fn change(
         ScheduleChange::Seen { times, at } => sql.upsert_schedule.execute(named_params! {
             ":agent": agent, ":name": name, ":times": times, ":at": at.as_second(),
         }),
-        ScheduleChange::Started { at, run } => sql.record_scheduled_run.execute(named_params! {
+        ScheduleChange::Removed => sql.mark_schedule_removed.execute(named_params! {
+            ":agent": agent, ":name": name,
+        }),
+        ScheduleChange::Started {
+            at,
+            handled_at,
+            run,
+        } => sql.record_scheduled_run.execute(named_params! {
             ":agent": agent, ":name": name, ":at": at.as_second(),
-            ":run": rows::id_bytes(run),
+            ":handled_at": handled_at.as_second(), ":run": rows::id_bytes(run),
         }),
         ScheduleChange::Triggered { at, run } => sql.record_triggered_run.execute(named_params! {
             ":agent": agent, ":name": name, ":at": at.as_second(), ":run": rows::id_bytes(run),

@@ -208,10 +208,12 @@ statements! {
         /// A schedule that is new, or has other times.
         upsert_schedule: "INSERT INTO schedules (agent, name, times, handled_at, is_paused) \
              VALUES (:agent, :name, :times, :at, 0) ON CONFLICT (agent, name) \
-             DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL \
+             DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL, error = NULL \
              WHERE times <> excluded.times",
-        record_scheduled_run: "UPDATE schedules SET handled_at = :at, held_at = NULL, last_at = :at, \
-             last_run = :run, error = NULL WHERE agent = :agent AND name = :name",
+        mark_schedule_removed: "UPDATE schedules SET times = '', held_at = NULL WHERE agent = :agent AND name = :name",
+        /// The error stays if it is that of a later time.
+        record_scheduled_run: "UPDATE schedules SET handled_at = :handled_at, held_at = NULL, last_at = :at, \
+             last_run = :run, error = iif(:handled_at > :at, error, NULL) WHERE agent = :agent AND name = :name",
         record_triggered_run: "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \
              WHERE agent = :agent AND name = :name",
         skip_scheduled_time: "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \

@@ -181,6 +181,151 @@ async fn a_time_is_skipped_held_or_started_while_the_last_run_has_not_ended() {
     }
 }
 
+/// A daemon whose schedule has a run that does not end, and a held time. Further columns are as `more` says; returns the run, too.
+async fn daemon_with_a_held_time(
+    missed: &str,
+    held_at: Timestamp,
+    more: impl Fn(&TestApp) -> String,
+) -> (TestApp, String) {
+    let keys = format!("missed = \"{missed}\"\noverlap = \"queue\"");
+    let mut app = TestApp::setup()
+        .agent("solo", &schedule_at(HOUR, &keys))
+        .spawn()
+        .await;
+    app.provider.will("solo", [hangs(), hangs()]);
+    app.provider.always("solo", |_| says("done"));
+    let first = app.post("/schedules/solo/daily/trigger", &json!({})).await;
+    let first = first.json()["id"].as_str().expect("an id").to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    app.daemon.kill().await;
+    let hold = format!("UPDATE schedules SET held_at = {}", held_at.as_second());
+    app.database().execute(&format!("{hold}, {}", more(&app)));
+    app.restart_after_end().await;
+    app.provider.wait_for_request("solo", 2).await;
+    (app, first)
+}
+
+#[tokio::test]
+async fn a_held_time_starts_its_run_even_if_a_later_one_was_missed() {
+    let earlier = (Timestamp::now() - DAY).as_second();
+    let held_at = Timestamp::now() - HOUR * 2;
+    let (app, first) =
+        daemon_with_a_held_time("skip", held_at, |_| format!("handled_at = {earlier}")).await;
+    let is_skipped = |list: &ApiResponse| list.json()["data"][0]["skipped"].is_object();
+    let list = app.get_until("/schedules", is_skipped).await.json();
+    let reason = &list["data"][0]["skipped"]["reason"];
+    assert_eq!(reason, "the daemon did not run at that time");
+
+    app.post(&format!("/runs/{first}/cancel"), &json!({})).await;
+    app.get_until("/runs", |page| page.json()["data"][1].is_object())
+        .await;
+    let second = run_ids(&app).await[0].clone();
+    assert_eq!(
+        app.find(&second).await.wait_for_end().await.output(),
+        "done"
+    );
+}
+
+#[tokio::test]
+async fn the_run_of_a_held_time_makes_no_skipped_time_due_again() {
+    let handled_at = Timestamp::now().as_second() / 60 * 60;
+    let held_at = Timestamp::now() - HOUR * 2;
+    let (app, first) = daemon_with_a_held_time("once", held_at, |app| {
+        let reason = app.database().free_text("it had not ended");
+        format!("handled_at = {handled_at}, error = {reason}")
+    })
+    .await;
+    app.post(&format!("/runs/{first}/cancel"), &json!({})).await;
+    let is_other = |list: &ApiResponse| list.json()["data"][0]["last"]["run"] != json!(first);
+    let list = app.get_until("/schedules", is_other).await.json();
+    let schedule = &list["data"][0];
+    let at: Timestamp = schedule["last"]["at"]
+        .as_str()
+        .and_then(|text| text.parse().ok())
+        .expect("a time");
+    assert_eq!(at.as_second(), held_at.as_second());
+    let db = app.database();
+    assert_eq!(db.number("SELECT held_at FROM schedules"), None);
+    assert_eq!(
+        db.number("SELECT handled_at FROM schedules"),
+        Some(handled_at)
+    );
+    assert_eq!(schedule["skipped"]["reason"], "it had not ended");
+    assert_eq!(run_ids(&app).await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_schedule_that_was_taken_out_comes_back_as_new_and_paused_if_it_was() {
+    let schedule = schedule_at(HOUR, "missed = \"once\"\noverlap = \"queue\"");
+    let app = TestApp::setup().agent("solo", &schedule).spawn().await;
+    app.provider.will("solo", [hangs()]);
+    app.provider.always("solo", |_| says("done"));
+    let first = app.post("/schedules/solo/daily/trigger", &json!({})).await;
+    let first = first.json()["id"].as_str().expect("an id").to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    let db = app.database();
+    // A time waits for the end of the run.
+    let held_at = (Timestamp::now() - HOUR * 2).as_second();
+    db.execute(&format!("UPDATE schedules SET held_at = {held_at}"));
+
+    for is_paused in [false, true] {
+        if is_paused {
+            let paused = app.post("/schedules/solo/daily/pause", &json!({})).await;
+            assert_eq!(paused.status, 200, "{}", paused.text);
+        }
+        app.write_agent("solo", "");
+        eventually("the schedule to be known as removed", async || {
+            let times = db.text("SELECT times FROM schedules");
+            times.is_empty().then_some(())
+        })
+        .await;
+        assert_eq!(db.number("SELECT held_at FROM schedules"), None);
+        let list = app.get("/schedules").await.json();
+        assert_eq!(list["data"], json!([]));
+        if !is_paused {
+            app.find(&first).await.cancel("enough").await;
+        }
+        // It is out for a day, in which a time passes.
+        let earlier = (Timestamp::now() - DAY).as_second();
+        db.execute(&format!("UPDATE schedules SET handled_at = {earlier}"));
+
+        app.write_agent("solo", &schedule);
+        eventually("the schedule to be known again", async || {
+            let times = db.text("SELECT times FROM schedules");
+            (!times.is_empty()).then_some(())
+        })
+        .await;
+        let handled_at = db.number("SELECT handled_at FROM schedules");
+        let a_minute_ago = Timestamp::now().as_second() - 60;
+        assert!(handled_at > Some(a_minute_ago), "{handled_at:?}");
+        assert_eq!(only_schedule(&app).await["paused"], is_paused);
+        assert_eq!(run_ids(&app).await, [first.as_str()]);
+    }
+}
+
+#[tokio::test]
+async fn a_schedule_of_an_invalid_file_is_not_taken_out() {
+    let schedule = schedule_at(HOUR, "missed = \"once\"");
+    let mut app = TestApp::setup().agent("solo", &schedule).spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    wait_until_seen(&app).await;
+    app.daemon.kill().await;
+    move_back(&app, DAY);
+    app.write_agent("solo", &format!("colour = \"blue\"\n{schedule}"));
+    app.write_agent("other", &schedule);
+    app.restart_after_end().await;
+    let db = app.database();
+    eventually("the schedule of the other agent", async || {
+        (db.count("schedules") == 2).then_some(())
+    })
+    .await;
+    assert!(run_ids(&app).await.is_empty());
+
+    app.write_agent("solo", &schedule);
+    app.get_until("/runs", |page| page.json()["data"][0]["agent"] == "solo")
+        .await;
+}
+
 #[tokio::test]
 async fn a_pause_survives_a_restart_and_a_trigger_starts_a_run_nevertheless() {
     let mut app = TestApp::setup()
