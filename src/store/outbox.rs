@@ -22,7 +22,8 @@ pub const MAX_LISTED_DELIVERIES: usize = 1000;
 pub const MAX_STORED_ATTEMPTS: usize = 50;
 
 pub trait Outbox: Send + Sync + 'static {
-    /// Webhook deliveries that are due, longest due first, and when the next one will be.
+    /// Webhook deliveries that are due, longest due first, and when the next one will be. One whose time is further ahead than any
+    /// wait is due, too: the clock was set back.
     fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>>;
 
     /// Records an attempt. Ignored if the delivery was deleted with its run.
@@ -101,7 +102,8 @@ impl fmt::Debug for DueDelivery {
 #[derive(Clone, Debug)]
 pub struct AttemptRecord {
     pub id: DeliveryId,
-    /// Its [`DueDelivery::since`]: if the delivery was resent since, the outcome does not change it.
+    /// Its [`DueDelivery::since`]: if the delivery was resent since, the outcome does not change it. Nor does it if another
+    /// process has delivered it meanwhile.
     pub since: Timestamp,
     pub attempt: DeliveryAttempt,
     pub outcome: AttemptOutcome,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -37,16 +37,18 @@ mod signature;
 const MAX_CONCURRENT: usize = 64;
 /// Maximum number of concurrent deliveries of one key to one host, so that a host that hangs does not block the others.
 const MAX_CONCURRENT_PER_HOST: usize = 8;
-/// How long a delivery is retried.
-const MAX_DELIVERY_AGE: SignedDuration = SignedDuration::from_hours(24);
+/// How long a delivery is retried: its waits add up to this time. They are counted, because clocks jump.
+const RETRY_PERIOD: Duration = Duration::from_secs(24 * 3600);
 /// The longest wait between two attempts, without jitter.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(3600);
 /// The largest random addition to a wait, as a fraction of it, so that deliveries that failed together do not retry together.
 const JITTER: f64 = 0.2;
 /// How long attempts in progress may take when the daemon stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// The wait before the store is used again after it failed.
+/// The wait before the store is read again after it failed.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The wait before an attempt is recorded again after the store failed for the first time. It doubles up to [`MAX_SLEEP`].
+const FIRST_RECORD_RETRY: Duration = Duration::from_secs(1);
 /// The longest sleep. Deliveries are due by the wall clock, which may change during a sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(60);
 
@@ -64,6 +66,7 @@ pub struct WebhookSender {
     client: WebhookClient,
     secret_env: Option<String>,
     first_retry: Duration,
+    max_retries: u32,
     /// The names of the configured API keys.
     keys: Vec<String>,
     leadership: Leadership,
@@ -95,6 +98,7 @@ impl WebhookSender {
             client: WebhookClient::new(guard(settings)),
             secret_env: settings.secret_env.clone(),
             first_retry: settings.first_retry,
+            max_retries: max_retries(settings.first_retry),
             keys,
             leadership,
         }
@@ -115,7 +119,7 @@ impl WebhookSender {
                 continue;
             }
             let next_due = tokio::select! {
-                next = self.start_due(&mut in_flight) => next,
+                next = self.start_due(&mut in_flight, &stop) => next,
                 () = stop.cancelled() => break,
             };
             tokio::select! {
@@ -129,7 +133,7 @@ impl WebhookSender {
         // The last runs may have ended during shutdown: start their deliveries too.
         let drain = async {
             if self.leadership.is_leader() {
-                self.start_due(&mut in_flight).await;
+                self.start_due(&mut in_flight, &stop).await;
             }
             while in_flight.attempts.next().await.is_some() {}
         };
@@ -139,7 +143,11 @@ impl WebhookSender {
     }
 
     /// Starts as many due deliveries as the limits allow. Returns the time when the next one is due, if known.
-    async fn start_due<'s>(&'s self, in_flight: &mut InFlight<'s>) -> Option<Timestamp> {
+    async fn start_due<'s>(
+        &'s self,
+        in_flight: &mut InFlight<'s>,
+        stop: &CancellationToken,
+    ) -> Option<Timestamp> {
         loop {
             let capacity = MAX_CONCURRENT - in_flight.ids.len();
             if capacity == 0 {
@@ -164,10 +172,10 @@ impl WebhookSender {
             let (started, has_skipped) = in_flight.admit(due.deliveries);
             // If deliveries to one host were skipped, the store may have later ones to other hosts.
             let is_done = started.is_empty() || !has_skipped;
-            let attempts = started.into_iter().map(|delivery| self.deliver(delivery));
-            in_flight
-                .attempts
-                .extend(attempts.map(|attempt| Box::pin(attempt) as BoxFuture<'_, _>));
+            for delivery in started {
+                let attempt = self.deliver(delivery, stop.clone());
+                in_flight.attempts.push(Box::pin(attempt));
+            }
             if is_done {
                 return due.next_due_at;
             }
@@ -175,7 +183,11 @@ impl WebhookSender {
     }
 
     /// Makes one attempt and records its outcome.
-    async fn deliver(&self, delivery: DueDelivery) -> (DeliveryId, Target) {
+    async fn deliver(
+        &self,
+        delivery: DueDelivery,
+        stop: CancellationToken,
+    ) -> (DeliveryId, Target) {
         let started_at = now();
         let outcome = self.attempt(&delivery, started_at).await;
         let next_step = match &outcome {
@@ -201,12 +213,30 @@ impl WebhookSender {
             },
             outcome: next_step,
         };
-        if let Err(error) = self.store.record_attempt(record).await {
-            warn!(run.id = %delivery.run, run.root = %delivery.run, agent = %delivery.agent, depth = 0, error = %error, "Could not record the outcome of webhook delivery {} of run {}, it will be sent again: {error}", delivery.id, delivery.run);
-            // The delivery is still due: wait, so that it is not sent in a tight loop.
-            tokio::time::sleep(STORE_RETRY_INTERVAL).await;
-        }
+        self.record(record, &delivery, &stop).await;
         (delivery.id, (delivery.owner, delivery.host))
+    }
+
+    /// Records an attempt as soon as the store works. The delivery is in flight until then, because it would be sent again.
+    async fn record(
+        &self,
+        record: AttemptRecord,
+        delivery: &DueDelivery,
+        stop: &CancellationToken,
+    ) {
+        let mut failures = 0;
+        while let Err(error) = self.store.record_attempt(record.clone()).await {
+            if failures == 0 {
+                warn!(run.id = %delivery.run, run.root = %delivery.run, agent = %delivery.agent, depth = 0, error = %error, "Could not record the outcome of webhook delivery {} of run {}, trying again until the store works: {error}", delivery.id, delivery.run);
+            }
+            let wait = retry_delay(FIRST_RECORD_RETRY, failures, random()).min(MAX_SLEEP);
+            failures += 1;
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                // The next process sends the delivery again.
+                () = stop.cancelled() => return,
+            }
+        }
     }
 
     async fn attempt(&self, delivery: &DueDelivery, sent_at: Timestamp) -> PostOutcome {
@@ -250,17 +280,13 @@ impl WebhookSender {
         self.client.send(&delivery.url, message).await
     }
 
-    /// The wait for the next attempt, or giving up if that would be after [`MAX_DELIVERY_AGE`].
+    /// The wait for the next attempt, or giving up if there were enough of them.
     fn retry_or_give_up(&self, delivery: &DueDelivery) -> AttemptOutcome {
-        let delay = retry_delay(self.first_retry, delivery.attempt_count, random());
-        let deadline = delivery
-            .since
-            .checked_add(MAX_DELIVERY_AGE)
-            .unwrap_or(Timestamp::MAX);
-        match now().checked_add(delay) {
-            Ok(at) if at <= deadline => AttemptOutcome::RetryIn(delay),
-            _ => AttemptOutcome::GivenUp,
+        if delivery.attempt_count >= self.max_retries {
+            return AttemptOutcome::GivenUp;
         }
+        let delay = retry_delay(self.first_retry, delivery.attempt_count, random());
+        AttemptOutcome::RetryIn(delay)
     }
 
     /// Logs each failed attempt once.
@@ -359,6 +385,16 @@ fn retry_delay(first: Duration, attempts: u32, random: f64) -> Duration {
     doubled.min(MAX_RETRY_DELAY).mul_f64(1.0 + JITTER * random)
 }
 
+/// How many waits, of average length, add up to [`RETRY_PERIOD`].
+fn max_retries(first: Duration) -> u32 {
+    let mut sum = Duration::ZERO;
+    let waits = (0..).take_while(|attempts| {
+        sum += retry_delay(first, *attempts, 0.5);
+        sum <= RETRY_PERIOD
+    });
+    waits.count() as u32
+}
+
 fn sleep_duration(next: Option<Timestamp>) -> Duration {
     let Some(next) = next else {
         return MAX_SLEEP;
@@ -377,7 +413,7 @@ fn random() -> f64 {
 mod tests {
     use std::time::Duration;
 
-    use super::{MAX_DELIVERY_AGE, MAX_RETRY_DELAY, retry_delay};
+    use super::{MAX_RETRY_DELAY, max_retries, retry_delay};
 
     #[test]
     fn waits_double_up_to_an_hour_within_a_day() {
@@ -389,11 +425,13 @@ mod tests {
         );
         assert_eq!(retry_delay(first, 0, 1.0), Duration::from_secs(6));
         assert_eq!(retry_delay(first, u32::MAX, 0.0), MAX_RETRY_DELAY);
-        let day = Duration::try_from(MAX_DELIVERY_AGE).expect("a day");
-        let in_a_day = (0..).scan(Duration::ZERO, |sum, attempts| {
-            *sum += retry_delay(first, attempts, 0.0);
-            (*sum <= day).then_some(())
-        });
-        assert_eq!(in_a_day.count(), 32);
+        let hours = |random: f64| {
+            let waits =
+                (0..max_retries(first)).map(|attempts| retry_delay(first, attempts, random));
+            waits.sum::<Duration>().as_secs() / 3600
+        };
+        assert_eq!([0.0, 0.5, 1.0].map(hours), [21, 23, 25]);
+        let counts = [Duration::from_millis(1), first, MAX_RETRY_DELAY].map(max_retries);
+        assert_eq!(counts, [42, 30, 21]);
     }
 }

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
+use crate::store::encoding::clock_skew::MAX_RETRY_MS;
 use crate::store::encoding::integers::signed;
 use crate::store::outbox::{
     Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery, MAX_LISTED_DELIVERIES,
@@ -28,18 +29,31 @@ macro_rules! targets {
     };
 }
 
-/// The deliveries that are due in so many milliseconds, longest due first. Reads at most the limit of each owner and host: otherwise the backlog
-/// of a host that hangs would be read again for every delivery to another host.
+/// The first deliveries of a target, without those in flight, whose times are as a condition says.
+macro_rules! of_target {
+    ($($condition:expr),+) => {
+        concat!(
+            "(SELECT d.id, d.next_at FROM deliveries d WHERE d.next_at IS NOT NULL \
+             AND d.owner = targets.owner AND d.host = targets.host AND d.next_at ",
+            $($condition,)+
+            " AND d.id <> ALL(:in_flight::uuid[]) ORDER BY d.next_at LIMIT :limit)"
+        )
+    };
+}
+
+/// The deliveries that are due in so many milliseconds, longest due first, and those whose time is further ahead than any wait,
+/// because the clock was set back. Reads at most the limit of each owner and host: otherwise the backlog of a host that hangs would
+/// be read again for every delivery to another host.
 const DUE: &str = concat!(
     targets!(),
     "SELECT d.id, d.run, d.url, d.host, d.secret_env, d.body, d.event, d.created_at, d.since, d.tries, d.owner, d.push, \
      c.context, c.token, c.scheme, c.credentials, r.agent FROM \
      (SELECT due.id, due.next_at, row_number() OVER (PARTITION BY targets.owner ORDER BY due.next_at, due.id) AS number \
-     FROM targets CROSS JOIN LATERAL (SELECT d.id, d.next_at FROM deliveries d WHERE d.next_at IS NOT NULL \
-     AND d.owner = targets.owner AND d.host = targets.host AND d.next_at <= ",
-    clock!(),
-    " + :due_in::bigint AND d.id <> ALL(:in_flight::uuid[]) \
-     ORDER BY d.next_at LIMIT :limit) due) found \
+     FROM targets CROSS JOIN LATERAL (",
+    of_target!("<= ", clock!(), " + :due_in::bigint"),
+    " UNION ALL ",
+    of_target!("> ", clock!(), " + :max_wait::bigint"),
+    ") due) found \
      JOIN deliveries d ON d.id = found.id LEFT JOIN push_configs c ON c.run = d.run AND c.id = d.push \
      LEFT JOIN runs r ON r.id = d.run \
      WHERE found.number <= :limit AND (d.push IS NULL OR c.id IS NOT NULL) ORDER BY found.next_at, found.id"
@@ -67,6 +81,7 @@ pub async fn due_deliveries(db: &Reader, query: &DueQuery) -> StoreResult<DueDel
     let in_flight: Vec<Uuid> = query.in_flight.iter().map(|id| id.0).collect();
     let params = params! {
         ":due_in": due_in,
+        ":max_wait": due_in.max(MAX_RETRY_MS),
         ":owners": owners.clone(),
         ":hosts": hosts.clone(),
         ":in_flight": in_flight,

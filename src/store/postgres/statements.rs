@@ -305,9 +305,10 @@ statements! {
          INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
          tries, next_at, attempts, owner, push) SELECT :id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
          :created_at, :created_at, 0, ", clock!(), ", '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push FROM won"),
-    /// Adds an attempt. The delivery stays due if it was resent since the attempt began.
-    RecordAttempt: concat!("UPDATE deliveries SET status = CASE WHEN since = :since THEN :status ELSE status END, \
-         next_at = CASE WHEN since = :since THEN ", clock!(), " + :due_in ELSE next_at END, \
+    /// Adds an attempt. The delivery stays due if it was resent since the attempt began, and delivered if it is.
+    RecordAttempt: concat!("UPDATE deliveries SET \
+         status = CASE WHEN since = :since AND status <> 'delivered' THEN :status ELSE status END, \
+         next_at = CASE WHEN since = :since AND status <> 'delivered' THEN ", clock!(), " + :due_in ELSE next_at END, \
          tries = CASE WHEN since = :since THEN tries + 1 ELSE tries END, \
          attempts = (attempts || :attempt::text)[greatest(1, cardinality(attempts) + 2 - :max_attempts::bigint):] \
          WHERE id = :id"),

@@ -6,6 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
+use crate::store::encoding::clock_skew::MAX_RETRY_MS;
 use crate::store::outbox::{
     AttemptOutcome, AttemptRecord, Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery,
     MAX_LISTED_DELIVERIES, MAX_STORED_ATTEMPTS,
@@ -19,22 +20,24 @@ use crate::store::{NewDelivery, StoreError};
 /// The first owner and host, after the given ones, with a pending delivery.
 const NEXT_TARGET: &str = "SELECT owner, host FROM deliveries INDEXED BY deliveries_due \
      WHERE next_at IS NOT NULL AND (owner, host) > (:owner, :host) ORDER BY owner, host LIMIT 1";
-/// The deliveries of one owner to one host that are due, without those in flight.
+/// The deliveries of one owner to one host with times in a range, without those in flight.
 const DUE_DELIVERIES: &str = "SELECT next_at, id FROM deliveries INDEXED BY deliveries_due \
-     WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at <= :due_by \
+     WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at > :after AND next_at <= :until \
      AND lower(hex(id)) NOT IN (SELECT value FROM json_each(:in_flight)) ORDER BY next_at LIMIT :limit";
 /// When the next delivery of one owner to one host is due.
 const NEXT_DUE_AT: &str = "SELECT min(next_at) AS next_at FROM deliveries INDEXED BY deliveries_due \
      WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at > :due_by";
 
-/// Deliveries that are due, longest due first. Reads at most the limit of each owner and host: otherwise the backlog of a
-/// host that hangs would be read again for every delivery to another host.
+/// Deliveries that are due, longest due first, and those whose time is further ahead than any wait, because the clock was set
+/// back. Reads at most the limit of each owner and host: otherwise the backlog of a host that hangs would be read again for every
+/// delivery to another host.
 pub fn due_deliveries(db: &Connection, query: &DueQuery) -> Result<DueDeliveries, StoreError> {
     query_due(db, query).map_err(store_error)
 }
 
 fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliveries> {
     let due_by = query.due_by.as_millisecond();
+    let latest = due_by.max(now().as_millisecond() + MAX_RETRY_MS);
     let in_flight: Vec<String> = query
         .in_flight
         .iter()
@@ -54,25 +57,30 @@ fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliverie
     loop {
         if !query.excluded_hosts.contains(&target) {
             let (owner, host) = &target;
-            let rows = due_for_target.query_map(
-                named_params! {
-                    ":owner": owner,
-                    ":host": host,
-                    ":due_by": due_by,
-                    ":in_flight": in_flight,
-                    ":limit": limit,
-                },
-                |row| Ok((row.get("next_at")?, row.get("id")?)),
-            )?;
-            for row in rows {
-                found.push(row?);
-            }
-            found.sort_unstable();
-            found.truncate(query.limit);
             let target_next = next_due_at.query_row(
                 named_params! {":owner": owner, ":host": host, ":due_by": due_by},
                 |row| row.get::<_, Option<i64>>("next_at"),
             )?;
+            // Without a later one, none is far ahead.
+            let far_ahead = target_next.map(|_| (latest, i64::MAX));
+            for (after, until) in [(i64::MIN, due_by)].into_iter().chain(far_ahead) {
+                let rows = due_for_target.query_map(
+                    named_params! {
+                        ":owner": owner,
+                        ":host": host,
+                        ":after": after,
+                        ":until": until,
+                        ":in_flight": in_flight,
+                        ":limit": limit,
+                    },
+                    |row| Ok((row.get("next_at")?, row.get("id")?)),
+                )?;
+                for row in rows {
+                    found.push(row?);
+                }
+            }
+            found.sort_unstable();
+            found.truncate(query.limit);
             next = next.into_iter().chain(target_next).min();
         }
         let following = next_target
@@ -91,7 +99,17 @@ fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliverie
         }
     }
     due.sort_unstable();
-    let mut delivery_sql = db.prepare_cached(
+    let next = next.map(Timestamp::from_millisecond).transpose();
+    Ok(DueDeliveries {
+        deliveries: read_due(db, &due)?,
+        // A stored time that is out of range is ignored.
+        next_due_at: next.ok().flatten(),
+    })
+}
+
+/// Reads deliveries by their ids, which are behind the times at which they are due.
+fn read_due(db: &Connection, due: &[(i64, [u8; 16])]) -> rusqlite::Result<Vec<DueDelivery>> {
+    let mut sql = db.prepare_cached(
         "SELECT d.id AS id, d.run AS run, d.url AS url, host, secret_env, body, event, created_at, since, tries, owner, push, \
          context, token, scheme, credentials, (SELECT r.agent FROM runs r WHERE r.id = d.run) AS agent \
          FROM deliveries d LEFT JOIN push_configs c ON c.run = d.run AND c.id = d.push \
@@ -100,15 +118,10 @@ fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliverie
     let mut deliveries = Vec::with_capacity(due.len());
     for (_, id) in due {
         // The delivery may have been deleted with its run.
-        let found = delivery_sql.query_row(named_params! {":id": id}, due_row);
+        let found = sql.query_row(named_params! {":id": id}, due_row);
         deliveries.extend(found.optional()?);
     }
-    let next = next.map(Timestamp::from_millisecond).transpose();
-    Ok(DueDeliveries {
-        deliveries,
-        // A stored time that is out of range is ignored.
-        next_due_at: next.ok().flatten(),
-    })
+    Ok(deliveries)
 }
 
 /// The newest deliveries of a run, in the order in which they were made.
@@ -240,7 +253,7 @@ mod tests {
             format!("{search} ((owner,host)>(?,?))")
         );
         let due = format!("{search} (owner=? AND host=? AND next_at>? AND next_at<?)");
-        assert_eq!(plan(DUE_DELIVERIES, &["", "", "", "[]", "1"]), due);
+        assert_eq!(plan(DUE_DELIVERIES, &["", "", "", "", "[]", "1"]), due);
         assert_eq!(
             plan(NEXT_DUE_AT, &["", "", ""]),
             format!("{search} (owner=? AND host=? AND next_at>?)")

@@ -198,6 +198,47 @@ async fn attempts_change_the_status_of_a_delivery(opened: &Opened) {
     attempt(store, since, ids[0], AttemptOutcome::Delivered, 200).await;
 }
 
+/// A delivery that has arrived stays so, whatever another process records later of its own attempt.
+async fn a_late_outcome_makes_no_delivered_one_due(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let id = DeliveryId::new();
+    store.write(opening(&root, "a")).await.expect("opened");
+    let ended = with_deliveries(completing(&root, "x"), &[id]);
+    store.write(ended).await.expect("closed");
+    let soon = now() + Duration::from_secs(1);
+    let since = due(store, soon, &[], &[]).await.deliveries[0].since;
+    attempt(store, since, id, AttemptOutcome::Delivered, 200).await;
+    let late = AttemptOutcome::RetryIn(Duration::ZERO);
+    attempt(store, since, id, late, 500).await;
+    let found = due(store, soon, &[], &[]).await;
+    assert!(found.deliveries.is_empty() && found.next_due_at.is_none());
+    let listed = store.deliveries(root.run).await.expect("listed");
+    assert_eq!(listed[0].status, DeliveryStatus::Delivered);
+    assert_eq!(listed[0].attempts.len(), 2);
+}
+
+/// The clock was ahead when an attempt was recorded, and was set back since.
+async fn a_delivery_that_waits_for_a_far_time_is_due(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let ids = [DeliveryId::new(), DeliveryId::new(), DeliveryId::new()];
+    store.write(opening(&root, "a")).await.expect("opened");
+    let ended = with_deliveries(completing(&root, "x"), &ids);
+    store.write(ended).await.expect("closed");
+    let soon = now() + Duration::from_secs(1);
+    let since = due(store, soon, &[], &[]).await.deliveries[0].since;
+    for (id, hours) in [(ids[0], 48), (ids[1], 1)] {
+        let delay = Duration::from_secs(hours * 3600);
+        attempt(store, since, id, AttemptOutcome::RetryIn(delay), 500).await;
+    }
+    let found = due(store, soon, &[], &[]).await;
+    let found: Vec<_> = found.deliveries.iter().map(|it| it.id).collect();
+    assert_eq!(found, [ids[2], ids[0]], "those that are due come first");
+    let found = due(store, soon, &[ids[0]], &[]).await;
+    assert_eq!(found.deliveries.len(), 1, "one is in flight");
+    let excluded = due(store, soon, &[], &["hooks.example.com"]).await;
+    assert!(excluded.deliveries.is_empty());
+}
+
 /// The clock of the node that makes a delivery may be ahead of that of the node that sends it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delivery_of_a_node_with_another_clock_is_due_at_once() {
@@ -223,4 +264,6 @@ async fn a_delivery_of_a_node_with_another_clock_is_due_at_once() {
 shared_stories!(
     a_delivery_is_committed_with_its_write,
     attempts_change_the_status_of_a_delivery,
+    a_late_outcome_makes_no_delivered_one_due,
+    a_delivery_that_waits_for_a_far_time_is_due,
 );

@@ -94,24 +94,41 @@ impl Database {
 
     /// From now on no entry of which `condition` holds can be written; `NEW` is the entry.
     pub fn refuse_entries(&self, condition: &str) {
+        self.refuse("INSERT ON entries", condition);
+    }
+
+    pub fn accept_entries(&self) {
+        self.accept("entries");
+    }
+
+    /// From now on no attempt of a webhook delivery can be recorded.
+    pub fn refuse_attempts(&self) {
+        self.refuse("UPDATE ON deliveries", "true");
+    }
+
+    pub fn accept_attempts(&self) {
+        self.accept("deliveries");
+    }
+
+    fn refuse(&self, change: &str, condition: &str) {
         self.execute(&match self {
             Self::Sqlite(_) => format!(
-                "CREATE TRIGGER refusal BEFORE INSERT ON entries WHEN {condition} \
+                "CREATE TRIGGER refusal BEFORE {change} WHEN {condition} \
                  BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
             ),
             Self::Postgres(_) => format!(
                 "CREATE OR REPLACE FUNCTION refuse_entry() RETURNS trigger LANGUAGE plpgsql AS \
                  'BEGIN RAISE EXCEPTION USING MESSAGE = ''the disk is full'', ERRCODE = ''raise_exception''; END'; \
-                 CREATE TRIGGER refusal BEFORE INSERT ON entries FOR EACH ROW WHEN ({condition}) \
+                 CREATE TRIGGER refusal BEFORE {change} FOR EACH ROW WHEN ({condition}) \
                  EXECUTE FUNCTION refuse_entry()"
             ),
         });
     }
 
-    pub fn accept_entries(&self) {
-        self.execute(match self {
-            Self::Sqlite(_) => "DROP TRIGGER refusal",
-            Self::Postgres(_) => "DROP TRIGGER refusal ON entries",
+    fn accept(&self, table: &str) {
+        self.execute(&match self {
+            Self::Sqlite(_) => "DROP TRIGGER refusal".to_owned(),
+            Self::Postgres(_) => format!("DROP TRIGGER refusal ON {table}"),
         });
     }
 

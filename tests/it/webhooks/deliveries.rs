@@ -294,3 +294,82 @@ async fn one_keys_hanging_receivers_leave_other_keys_their_share() {
         hanging.open_connections()
     );
 }
+
+#[tokio::test]
+async fn a_message_is_sent_once_while_its_outcome_cannot_be_recorded() {
+    let receiver = WebhookReceiver::start().await;
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    app.database().refuse_attempts();
+    let run = app.run("solo", "go").await;
+    app.daemon
+        .wait_for_log("Could not record the outcome of webhook delivery")
+        .await;
+    assert_eq!(deliveries(&app, run.id()).await[0]["status"], "pending");
+    app.database().accept_attempts();
+
+    let listed = settled(&app, run.id(), "delivered").await;
+    assert_eq!(listed[0]["attempts"].as_array().map(Vec::len), Some(1));
+    assert_eq!(receiver.messages().len(), 1);
+    let metrics = app.get("/metrics").await.text;
+    let counted = "axed_webhook_deliveries_total{outcome=\"delivered\"} 1\n";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_delivery_waits_for_no_time_of_a_clock_that_was_ahead() {
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([ReceiverReply::Status(500)]);
+    let app = TestApp::setup()
+        .environment("HOOK_SECRET", SECRET)
+        .config(
+            "[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"\nfirst_retry_ms = 3600000",
+        )
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    let run = app.run("solo", "go").await;
+    let path = format!("/runs/{}/deliveries", run.id());
+    let is_tried = |got: &ApiResponse| !got.json()["data"][0]["attempts"][0].is_null();
+    app.get_until(&path, is_tried).await;
+    // The attempt was recorded while the clock was two days ahead.
+    let days = 2 * 24 * 3_600_000;
+    let move_ahead = format!("UPDATE deliveries SET next_at = next_at + {days}");
+    app.database().execute(&move_ahead);
+
+    // The sender looks again.
+    app.run("solo", "go").await;
+    settled(&app, run.id(), "delivered").await;
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_ahead_gives_up_no_delivery() {
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([
+        ReceiverReply::After(Gate::closed()),
+        ReceiverReply::Status(500),
+    ]);
+    let mut app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await.id().to_owned();
+    receiver.wait_for_messages(1).await;
+    app.daemon.kill().await;
+    let days = 2 * 24 * 3_600_000;
+    let move_back = format!(
+        "UPDATE deliveries SET since = since - {days}, created_at = created_at - {days}, next_at = next_at - {days}"
+    );
+    app.database().execute(&move_back);
+    app.restart_after_end().await;
+
+    let listed = settled(&app, &run, "delivered").await;
+    let attempts = listed[0]["attempts"].as_array().expect("attempts");
+    let statuses: Vec<_> = attempts.iter().map(|it| it["status"].clone()).collect();
+    assert_eq!(statuses, [500, 200]);
+}
