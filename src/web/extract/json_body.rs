@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
 
 use crate::web::error::{Problem, did_you_mean, quote};
@@ -61,7 +62,11 @@ fn parse_error<T: DeserializeOwned + JsonSchema>(
     let mut deserializer = serde_json::Deserializer::from_str(text);
     match serde_path_to_error::deserialize::<_, Object<T>>(&mut deserializer) {
         Err(error) if error.inner().is_data() => {
-            shape_error::<T>(error.path(), &error.inner().to_string(), other_place)
+            shape_error::<T>(error.path(), error.inner(), other_place)
+        }
+        // serde_json calls it a syntax error if one of several names is expected and the value is no text.
+        Err(error) if serde_json::from_str::<Value>(text).is_ok() => {
+            Problem::invalid_field(pointer_to(error.path()), "must be a text")
         }
         Err(error) => syntax_error(error.inner()),
         Ok(_) => Problem::new(
@@ -89,19 +94,77 @@ fn syntax_error(error: &serde_json::Error) -> Problem {
     )
 }
 
+/// Parses a part of a body that was read as raw JSON, at `pointer` in the body. 422 with the place in that part.
+pub fn parse_raw<T: DeserializeOwned>(json: &str, pointer: &str) -> Result<T, Problem> {
+    if let Ok(value) = serde_json::from_str(json) {
+        return Ok(value);
+    }
+    // Again, slowly, to find the place.
+    let mut deserializer = serde_json::Deserializer::from_str(json);
+    serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let pointer = format!("{pointer}{}", pointer_to(error.path()));
+        Problem::invalid_field(pointer, describe(error.inner()))
+    })
+}
+
+/// What is wrong with the shape of JSON, in its own words: without names of our types, and without line and column, which
+/// a pointer replaces.
+pub fn describe(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    // The place is at the end; a text that the error quotes may have the same words.
+    let message = match error.line() {
+        0 => text.as_str(),
+        _ => text
+            .rsplit_once(" at line ")
+            .map_or(text.as_str(), |(message, _)| message),
+    };
+    if message.starts_with("data did not match any variant of untagged enum ") {
+        return "has none of the forms that it can have".to_owned();
+    }
+    let mut message = message.to_owned();
+    for (words, replacement) in [
+        ("unknown variant ", "unknown value "),
+        ("invalid type: map,", "invalid type: object,"),
+        ("invalid type: sequence,", "invalid type: array,"),
+    ] {
+        if let Some(rest) = message.strip_prefix(words) {
+            message = format!("{replacement}{rest}");
+        }
+    }
+    let Some((found, expected)) = message.rsplit_once(", expected ") else {
+        return message;
+    };
+    let expected = match expected {
+        "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "i32" | "i64" => "a whole number",
+        "f64" => "a number",
+        "a sequence" => "an array",
+        "a map" => "an object",
+        "unit" => "null",
+        "string or map" => "a text",
+        name if OBJECT_TYPES.iter().any(|kind| name.starts_with(kind)) => "an object",
+        other => other,
+    };
+    format!("{found}, expected {expected}")
+}
+
+/// How serde begins the names of types that are objects in JSON.
+const OBJECT_TYPES: [&str; 4] = [
+    "struct ",
+    "unit struct ",
+    "internally tagged enum ",
+    "adjacently tagged enum ",
+];
+
 fn shape_error<T: JsonSchema>(
     path: &Path,
-    error: &str,
+    error: &serde_json::Error,
     other_place: fn(&str) -> Option<String>,
 ) -> Problem {
-    let message = error.split(" at line ").next().unwrap_or(error);
+    let message = describe(error);
     let pointer = pointer_to(path);
     if !message.starts_with("unknown field") {
-        let detail = message
-            .replace("expected u64", "expected a whole number, 0 or more")
-            .replace("expected u32", "expected a whole number, 0 or more")
-            .replace("expected f64", "expected a number");
-        return Problem::invalid_field(pointer, detail);
+        return Problem::invalid_field(pointer, message);
     }
     // serde quotes the field and the known fields in backticks; the field is also the path's last segment.
     let known = message
@@ -161,7 +224,7 @@ pub fn nesting_depth(json: &str) -> usize {
 }
 
 /// A `T` that is read only from a JSON object. serde would also read a struct from an array of its fields.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Object<T>(pub T);
 
 impl<T: JsonSchema> JsonSchema for Object<T> {
@@ -207,7 +270,7 @@ mod tests {
     use schemars::JsonSchema;
     use serde::Deserialize;
 
-    use super::{Object, nesting_depth, parse_json};
+    use super::{Object, describe, nesting_depth, parse_json, parse_raw};
 
     #[derive(Debug, Default, Deserialize, JsonSchema)]
     #[serde(deny_unknown_fields, default)]
@@ -216,6 +279,13 @@ mod tests {
         input: Option<String>,
         timeout: Option<u64>,
         params: Option<Object<Inner>>,
+        choice: Option<Choice>,
+    }
+
+    #[derive(Debug, Deserialize, JsonSchema)]
+    #[serde(rename_all = "lowercase")]
+    enum Choice {
+        Left,
     }
 
     #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -263,6 +333,60 @@ mod tests {
         let all: Vec<String> = cases.into_iter().map(refused).collect();
         insta::assert_snapshot!(all.join("\n"));
         assert!(parse_json::<Sample>(b"{\"params\": null, \"input\": null}").is_ok());
+    }
+
+    #[test]
+    fn a_name_that_is_no_text_is_an_invalid_field() {
+        let expected = "422 /choice /choice: must be a text";
+        for body in ["{\"choice\": 5}", "{\"choice\": []}"] {
+            assert_eq!(refused(body), expected);
+        }
+        let expected = "422 /choice /choice: unknown value `up`, expected `left`";
+        assert_eq!(refused("{\"choice\": \"up\"}"), expected);
+        assert!(parse_json::<Sample>(b"{\"choice\": \"left\"}").is_ok());
+    }
+
+    #[test]
+    fn errors_have_no_words_of_rust() {
+        fn error<T: serde::de::DeserializeOwned>(json: &str) -> String {
+            describe(&serde_json::from_str::<T>(json).map(drop).expect_err(json))
+        }
+
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        #[allow(dead_code, reason = "only the errors are read")]
+        enum Either {
+            Text(String),
+            Texts(Vec<String>),
+        }
+
+        #[derive(Deserialize)]
+        #[serde(tag = "type")]
+        enum Tagged {
+            One {},
+        }
+
+        let expected = "invalid type: integer `5`, expected an object";
+        assert_eq!(error::<Sample>("5"), expected);
+        assert_eq!(error::<Tagged>("5"), expected);
+        let expected = "has none of the forms that it can have";
+        assert_eq!(error::<Either>("5"), expected);
+        let expected = "invalid type: object, expected an array";
+        assert_eq!(error::<Vec<Either>>("{}"), expected);
+        let expected =
+            "invalid type: string \"a at line 1, expected u64\", expected a whole number";
+        assert_eq!(error::<i64>("\"a at line 1, expected u64\""), expected);
+        assert!(serde_json::from_str::<Tagged>("{\"type\": \"One\"}").is_ok());
+    }
+
+    #[test]
+    fn raw_json_is_parsed_with_its_place_in_the_body() {
+        let parsed = parse_raw::<Vec<Object<Inner>>>("[{}, {\"temperature\": 1}]", "/list");
+        assert_eq!(parsed.expect("a list").len(), 2);
+        let problem = parse_raw::<Vec<Object<Inner>>>("[{}, {\"temperature\": []}]", "/list");
+        let problem = problem.expect_err("a problem");
+        let expected = "/list/1/temperature: invalid type: array, expected a number";
+        assert_eq!(problem.detail(), expected);
     }
 
     #[test]

@@ -5,3 +5,4 @@ mod ag_ui;
 mod console;
 mod mcp;
 mod openai;
+mod wrong_shapes;

@@ -60,6 +60,9 @@ async fn an_invalid_field_has_a_pointer() {
         ),
         (json!({"session": "a b"}), "/session", "1 to 64 letters"),
         (json!({"on_busy": "reject"}), "/on_busy", "with a session"),
+        (json!({"on_busy": 5}), "/on_busy", "must be a text"),
+        (json!({"labels": 5}), "/labels", "expected an object"),
+        (json!({"messages": {}}), "/messages", "expected an array"),
     ] {
         let got = app.post("/agents/solo/runs", &body).await;
         got.problem(422);

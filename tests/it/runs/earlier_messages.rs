@@ -202,7 +202,7 @@ fn wrong_messages() -> Vec<(Value, &'static str, &'static str)> {
         (
             json!([user, {"role": "system", "content": "x"}]),
             "1/role",
-            "unknown variant",
+            "unknown value",
         ),
         (
             json!([user, {"role": "user", "text": "x"}]),

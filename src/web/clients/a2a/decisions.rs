@@ -10,6 +10,7 @@ use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::clients::a2a::message::PartInput;
 use crate::web::error::{Problem, quote};
+use crate::web::extract::json_body::{self, Object};
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::approvals::{self, DecisionRequest};
 use crate::web::state::AppState;
@@ -78,8 +79,8 @@ pub fn is_decision(parts: &[PartInput]) -> bool {
     };
     let has_decision = |part: &PartInput| {
         let data = part.data.as_deref();
-        data.and_then(|json| serde_json::from_str::<DecisionInput>(json.get()).ok())
-            .is_some_and(|input| !input.decision.is_empty())
+        data.and_then(|json| serde_json::from_str::<Object<DecisionInput>>(json.get()).ok())
+            .is_some_and(|Object(input)| !input.decision.is_empty())
     };
     matches!(parts, [part] if is_word(part)) || parts.iter().any(has_decision)
 }
@@ -134,9 +135,9 @@ fn read(parts: &[PartInput]) -> Result<Vec<(usize, DecisionInput)>, Problem> {
     let mut inputs = Vec::new();
     for (at, part) in parts.iter().enumerate() {
         if let Some(data) = &part.data {
-            let input = serde_json::from_str(data.get()).map_err(|error| {
-                Problem::invalid_field(format!("/message/parts/{at}/data"), error.to_string())
-            })?;
+            let pointer = format!("/message/parts/{at}/data");
+            let Object(input) =
+                json_body::parse_raw::<Object<DecisionInput>>(data.get(), &pointer)?;
             inputs.push((at, input));
         }
     }
@@ -229,5 +230,22 @@ mod tests {
         let parts: Vec<_> = serde_json::from_value(json!([{"text": "yes?"}])).expect("parts");
         let problem = read(&parts).expect_err("no decision");
         assert!(problem.detail().contains("approve or deny"));
+    }
+
+    #[test]
+    fn data_of_another_shape_is_named() {
+        let wrong = |data: Value| {
+            let parts = json!([{"data": {"decision": "deny"}}, {"data": data}]);
+            let parts: Vec<_> = serde_json::from_value(parts).expect("parts");
+            read(&parts).expect_err("a problem").detail().to_owned()
+        };
+        assert_eq!(
+            wrong(json!({"decision": 5})),
+            "/message/parts/1/data/decision: invalid type: integer `5`, expected a string"
+        );
+        assert_eq!(
+            wrong(json!(["deny"])),
+            "/message/parts/1/data: invalid type: array, expected an object"
+        );
     }
 }

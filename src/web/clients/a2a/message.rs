@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::web::clients::a2a::push_config::PushConfigInput;
 use crate::web::error::Problem;
+use crate::web::extract::json_body::Object;
 use crate::web::extract::run_request::check_session_name;
 
 /// Maximum characters of a message's id, as of an idempotency key.
@@ -15,8 +16,8 @@ const MAX_MESSAGE_ID: usize = 255;
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct SendRequest {
-    pub message: Option<MessageInput>,
-    pub configuration: Option<Configuration>,
+    pub message: Option<Object<MessageInput>>,
+    pub configuration: Option<Object<Configuration>>,
 }
 
 #[derive(Default, Deserialize, JsonSchema)]
@@ -26,7 +27,7 @@ pub struct MessageInput {
     pub context_id: Option<String>,
     pub task_id: Option<String>,
     role: String,
-    pub parts: Vec<PartInput>,
+    pub parts: Vec<Object<PartInput>>,
 }
 
 /// One of `text`, `raw`, `url` and `data`.
@@ -48,7 +49,7 @@ pub struct PartInput {
 pub struct Configuration {
     pub history_length: Option<i64>,
     pub return_immediately: bool,
-    pub task_push_notification_config: Option<PushConfigInput>,
+    pub task_push_notification_config: Option<Object<PushConfigInput>>,
 }
 
 impl SendRequest {
@@ -56,7 +57,7 @@ impl SendRequest {
     pub fn into_checked(self) -> Result<(MessageInput, Configuration), Problem> {
         let invalid =
             |field: &str, why: &str| Err(Problem::invalid_field(format!("/message{field}"), why));
-        let Some(mut message) = self.message else {
+        let Some(Object(mut message)) = self.message else {
             return invalid("", "is required");
         };
         let id = &message.message_id;
@@ -75,7 +76,7 @@ impl SendRequest {
         }
         message.task_id = message.task_id.filter(|id| !id.is_empty());
         message.context_id = message.context_id.filter(|id| !id.is_empty());
-        let configuration = self.configuration.unwrap_or_default();
+        let Object(configuration) = self.configuration.unwrap_or_default();
         check_history_length(configuration.history_length)
             .map_err(|why| Problem::invalid_field("/configuration/historyLength", why))?;
         Ok((message, configuration))

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use crate::ssrf::{self, SsrfGuard};
 use crate::store::push_configs::{PushConfig, PushTarget};
 use crate::web::error::Problem;
+use crate::web::extract::json_body::Object;
 
 /// Maximum bytes of each text.
 const MAX_BYTES: usize = 4096;
@@ -18,7 +19,7 @@ pub struct PushConfigInput {
     id: String,
     url: String,
     token: String,
-    authentication: Option<AuthenticationInput>,
+    authentication: Option<Object<AuthenticationInput>>,
 }
 
 #[derive(Clone, Default, Deserialize, JsonSchema)]
@@ -54,7 +55,7 @@ impl PushConfigInput {
             let why = format!("must be at most {MAX_ID} visible ASCII characters without a slash");
             return Err(invalid("id", why));
         }
-        let authentication = self.authentication.unwrap_or_default();
+        let Object(authentication) = self.authentication.unwrap_or_default();
         for (field, text) in [
             ("token", &self.token),
             ("authentication/scheme", &authentication.scheme),

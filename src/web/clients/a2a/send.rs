@@ -33,7 +33,7 @@ use crate::web::clients::start;
 use crate::web::error::Problem;
 use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::idempotency;
-use crate::web::extract::json_body::parse_json;
+use crate::web::extract::json_body::{Object, parse_json};
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::request_body::{self, RequestBody, unsupported_media_type};
 use crate::web::routes::create_run::ParsedRequest;
@@ -130,7 +130,7 @@ async fn accept(
     subscribes: bool,
 ) -> Result<AcceptedMessage, Problem> {
     let (id, mut accepted) = accept_message(state, principal, agent, request, subscribes).await?;
-    if let Some(input) = accepted.configuration.task_push_notification_config.take() {
+    if let Some(Object(input)) = accepted.configuration.task_push_notification_config.take() {
         push::add(state, &accepted.run, input, PUSH_CONFIG, id).await?;
     }
     Ok(accepted)
@@ -149,7 +149,7 @@ async fn accept_message(
     let bytes = json_bytes(parsed.body)?;
     let fingerprint = idempotency::fingerprint(b"", &bytes);
     let mut message = read(state, bytes).await?;
-    if let Some(input) = &message.configuration.task_push_notification_config {
+    if let Some(Object(input)) = &message.configuration.task_push_notification_config {
         // Checked before the run starts.
         let guard = state.runner.webhook_guard();
         input
@@ -226,12 +226,14 @@ async fn read(state: &AppState, bytes: Bytes) -> Result<ReadMessage, Problem> {
 
 fn parse(bytes: &[u8], limits: AttachmentLimits) -> Result<ReadMessage, Problem> {
     let (message, configuration) = parse_json::<SendRequest>(bytes)?.into_checked()?;
-    let is_decision = message.task_id.is_some() && decisions::is_decision(&message.parts);
+    let parts = message.parts.into_iter().map(|Object(part)| part);
+    let parts: Vec<PartInput> = parts.collect();
+    let is_decision = message.task_id.is_some() && decisions::is_decision(&parts);
     let body = match is_decision {
-        true => MessageBody::Decision(message.parts),
+        true => MessageBody::Decision(parts),
         false => {
             let mut counter = AttachmentCounter::new(limits);
-            MessageBody::Content(content::parse(message.parts, &mut counter)?)
+            MessageBody::Content(content::parse(parts, &mut counter)?)
         }
     };
     Ok(ReadMessage {

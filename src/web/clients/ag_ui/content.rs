@@ -8,10 +8,15 @@ use crate::domain::content::{Content, Part};
 use crate::web::clients::attachment::AttachmentInput;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{AttachmentCounter, check_name};
+use crate::web::extract::json_body;
 
 /// A part of AG-UI 1.0, or one with the type `binary` of the versions before.
 #[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
+#[serde(
+    tag = "type",
+    rename_all = "lowercase",
+    expecting = "an object with a type"
+)]
 enum PartInput {
     Text {
         text: String,
@@ -34,7 +39,11 @@ enum PartInput {
 }
 
 #[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
+#[serde(
+    tag = "type",
+    rename_all = "lowercase",
+    expecting = "an object with a type"
+)]
 enum Source {
     #[serde(rename_all = "camelCase")]
     Data { value: String, mime_type: String },
@@ -86,7 +95,8 @@ fn read(part: &Value, pointer: &str, counter: &mut AttachmentCounter) -> Result<
     }
     let part = PartInput::deserialize(part);
     let part = part.map_err(|error| {
-        Problem::invalid_field(pointer, format!("is no part of a message: {error}"))
+        let why = format!("is no part of a message: {}", json_body::describe(&error));
+        Problem::invalid_field(pointer, why)
     })?;
     match part {
         PartInput::Text { text } => Ok(Part::Text { text }),

@@ -25,6 +25,7 @@ use crate::web::clients::start;
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
 use crate::web::extract::idempotency;
+use crate::web::extract::json_body::Object;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::run_request::check_session_name;
 use crate::web::problem_code::ProblemCode;
@@ -103,7 +104,8 @@ pub async fn post(
             }
         }
     } else {
-        let entries = std::mem::take(&mut input.resume);
+        let entries = std::mem::take(&mut input.resume).into_iter();
+        let entries = entries.map(|Object(entry)| entry).collect();
         resume(&state, &principal, &agent, entries).await?
     };
     let request = AgUiRequest {

@@ -13,6 +13,7 @@ use crate::web::clients::ag_ui::content;
 use crate::web::clients::client_tools::{self, FunctionInput};
 use crate::web::error::Problem;
 use crate::web::extract::content::AttachmentCounter;
+use crate::web::extract::json_body::Object;
 
 /// Members that axed has no use for, such as `state` and `forwardedProps`, are passed over.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -21,9 +22,9 @@ pub struct RunAgentInput {
     pub thread_id: String,
     pub run_id: String,
     pub messages: Vec<Value>,
-    tools: Vec<ToolInput>,
-    context: Vec<ContextInput>,
-    pub resume: Vec<ResumeEntry>,
+    tools: Vec<Object<ToolInput>>,
+    context: Vec<Object<ContextInput>>,
+    pub resume: Vec<Object<ResumeEntry>>,
 }
 
 #[derive(Default, Deserialize, JsonSchema)]
@@ -91,7 +92,7 @@ impl RunAgentInput {
     /// The client's tools, and its system messages.
     pub fn client_additions(&mut self) -> Result<ClientAdditions, Problem> {
         let tools = std::mem::take(&mut self.tools).into_iter().enumerate();
-        let functions = tools.map(|(at, tool)| FunctionInput {
+        let functions = tools.map(|(at, Object(tool))| FunctionInput {
             pointer: format!("/tools/{at}"),
             name: tool.name,
             description: tool.description,
@@ -114,7 +115,7 @@ impl RunAgentInput {
     /// What the application knows, as text beside the user's.
     pub fn context_text(&self) -> Option<String> {
         let entries = self.context.iter();
-        let lines = entries.map(|entry| format!("{}: {}", entry.description, entry.value));
+        let lines = entries.map(|Object(entry)| format!("{}: {}", entry.description, entry.value));
         let text = lines.collect::<Vec<_>>().join("\n");
         (!text.is_empty()).then_some(text)
     }

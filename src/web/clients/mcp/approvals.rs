@@ -11,6 +11,7 @@ use crate::domain::message::shorten;
 use crate::domain::run::{PendingApproval, Run};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::json_body;
 use crate::web::json_pointer;
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::approvals::{self, DecisionRequest};
@@ -140,7 +141,8 @@ fn decision(
     approval: &PendingApproval,
     response: &Value,
 ) -> Result<Option<DecisionRequest>, String> {
-    let response = ElicitResult::deserialize(response).map_err(|error| error.to_string())?;
+    let response = ElicitResult::deserialize(response);
+    let response = response.map_err(|error| json_body::describe(&error))?;
     match response.action {
         ElicitationAction::Accept => {}
         ElicitationAction::Decline => {
@@ -149,7 +151,8 @@ fn decision(
         _ => return Ok(None),
     }
     let content = response.content.unwrap_or_default();
-    let content = FormContent::deserialize(content).map_err(|error| error.to_string())?;
+    let content = FormContent::deserialize(content);
+    let content = content.map_err(|error| json_body::describe(&error))?;
     match content.decision {
         None => Err("its content has no decision: \"approve\" or \"deny\"".to_owned()),
         Some(FormDecision::Deny) => Ok(Some(DecisionRequest::deny(content.reason))),

@@ -9,7 +9,7 @@ use tracing::{error, warn};
 
 use crate::web::error::Problem;
 use crate::web::error_shape::{ErrorShape, ShapedError};
-use crate::web::extract::json_body::decode_utf8;
+use crate::web::extract::json_body::{self, decode_utf8};
 use crate::web::problem_code::ProblemCode;
 
 /// Errors that occur before a message is read, such as an unknown key.
@@ -36,9 +36,10 @@ impl RpcRequest {
     /// The parameters as the type of the method.
     pub fn params<T: DeserializeOwned>(&self) -> Result<T, RpcError> {
         T::deserialize(&Value::Object(self.params.clone())).map_err(|error| {
+            let why = json_body::describe(&error);
             RpcError::new(
                 ErrorCode::INVALID_PARAMS,
-                format!("invalid params of {}: {error}", self.method),
+                format!("invalid params of {}: {why}", self.method),
             )
         })
     }
@@ -70,8 +71,10 @@ impl Message {
                 "batches are not supported: send each message in a request of its own",
             ));
         }
-        let envelope = Envelope::deserialize(&json)
-            .map_err(|error| invalid_request(&format!("not a JSON-RPC message: {error}")))?;
+        let envelope = Envelope::deserialize(&json).map_err(|error| {
+            let why = json_body::describe(&error);
+            invalid_request(&format!("not a JSON-RPC message: {why}"))
+        })?;
         if envelope.jsonrpc.as_deref() != Some("2.0") {
             return Err(invalid_request("\"jsonrpc\" must be \"2.0\""));
         }

@@ -7,22 +7,24 @@ use crate::domain::content::{Content, Part};
 use crate::web::clients::attachment::AttachmentInput;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{AttachmentCounter, check_name};
+use crate::web::extract::json_body::{self, Object};
 
 /// A part of a message, in the forms of chat completions (`text`, `image_url`, `file`) and of responses (`input_text`,
 /// `input_image`, `input_file`, `output_text`).
 #[derive(Deserialize)]
+#[serde(expecting = "an object with a type")]
 struct PartInput {
     r#type: String,
     text: Option<String>,
     refusal: Option<String>,
     image_url: Option<ImageUrl>,
-    file: Option<FileInput>,
+    file: Option<Object<FileInput>>,
     #[serde(flatten)]
     own_file: FileInput,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be a URL, or an object with a url")]
 enum ImageUrl {
     Text(String),
     Object { url: String },
@@ -47,15 +49,13 @@ pub fn parse(
         return Ok(Content::default());
     };
     if json.starts_with('"') {
-        let text = serde_json::from_str::<String>(json);
-        return text
-            .map(Content::Text)
-            .map_err(|error| Problem::invalid_field(pointer, format!("is no text: {error}")));
+        return json_body::parse_raw(json, pointer).map(Content::Text);
     }
-    let parts = serde_json::from_str::<Vec<PartInput>>(json).map_err(|error| {
-        let why = format!("must be a text or a list of parts, each with its type: {error}");
-        Problem::invalid_field(pointer, why)
-    })?;
+    if !json.starts_with('[') {
+        let why = "must be a text or a list of parts, each with its type";
+        return Err(Problem::invalid_field(pointer, why));
+    }
+    let parts = json_body::parse_raw::<Vec<PartInput>>(json, pointer)?;
     let parts = parts.into_iter().enumerate();
     let parts = parts.map(|(at, part)| part.into_part(&format!("{pointer}/{at}"), counter));
     let parts: Vec<Part> = parts.collect::<Result<_, _>>()?;
@@ -103,7 +103,7 @@ impl PartInput {
                 attachment(url, None, true, &format!("{pointer}/image_url"), counter)
             }
             "file" => {
-                let file = self.file.ok_or_else(|| missing("file"))?;
+                let Object(file) = self.file.ok_or_else(|| missing("file"))?;
                 file.into_part(&format!("{pointer}/file"), counter)
             }
             "input_file" => self.own_file.into_part(pointer, counter),

@@ -32,17 +32,17 @@ use crate::web::state::AppState;
 #[serde(default)]
 pub struct ChatRequest {
     pub model: String,
-    messages: Vec<MessageInput>,
+    messages: Vec<Object<MessageInput>>,
     stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
+    stream_options: Option<Object<StreamOptions>>,
     max_completion_tokens: Option<u32>,
     max_tokens: Option<u32>,
     temperature: Option<f64>,
     top_p: Option<f64>,
     stop: Option<StopInput>,
     reasoning_effort: Option<Effort>,
-    response_format: Option<FormatInput>,
-    tools: Option<Vec<ToolInput>>,
+    response_format: Option<Object<FormatInput>>,
+    tools: Option<Vec<Object<ToolInput>>>,
     tool_choice: Option<Value>,
     n: Option<u32>,
     user: Option<String>,
@@ -53,7 +53,7 @@ pub struct ChatRequest {
 struct MessageInput {
     role: Role,
     content: Option<Box<RawValue>>,
-    tool_calls: Option<Vec<ToolCallInput>>,
+    tool_calls: Option<Vec<Object<ToolCallInput>>>,
     tool_call_id: Option<String>,
 }
 
@@ -70,7 +70,7 @@ enum Role {
 #[derive(Deserialize, JsonSchema)]
 struct ToolCallInput {
     id: String,
-    function: CalledFunction,
+    function: Object<CalledFunction>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -87,7 +87,7 @@ struct StreamOptions {
 }
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be a text or a list of texts")]
 enum StopInput {
     One(String),
     Many(Vec<String>),
@@ -96,7 +96,7 @@ enum StopInput {
 #[derive(Deserialize, JsonSchema)]
 struct FormatInput {
     r#type: FormatKind,
-    json_schema: Option<SchemaInput>,
+    json_schema: Option<Object<SchemaInput>>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -107,7 +107,7 @@ struct SchemaInput {
 #[derive(Deserialize, JsonSchema)]
 struct ToolInput {
     r#type: String,
-    function: Option<FunctionDescription>,
+    function: Option<Object<FunctionDescription>>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -145,7 +145,9 @@ impl ChatRequest {
             )),
             (false, None) => Ok(None),
             (true, options) => Ok(Some(StreamSettings {
-                includes_usage: options.and_then(|it| it.include_usage).unwrap_or_default(),
+                includes_usage: options
+                    .and_then(|Object(it)| it.include_usage)
+                    .unwrap_or_default(),
             })),
         }
     }
@@ -186,7 +188,7 @@ impl ChatRequest {
         check_labels(&labels, settings.max_labels)?;
         let mut counter = AttachmentCounter::new(settings.attachments);
         let mut entries = Vec::new();
-        for (at, message) in self.messages.into_iter().enumerate() {
+        for (at, Object(message)) in self.messages.into_iter().enumerate() {
             message.add_to(&mut entries, &format!("/messages/{at}"), &mut counter)?;
         }
         let History {
@@ -201,7 +203,7 @@ impl ChatRequest {
             instructions,
             ..tool_choice::additions(functions, self.tool_choice.as_ref())?
         };
-        let format = self.response_format.map(FormatInput::into_format);
+        let format = self.response_format.map(|it| it.0.into_format());
         let params = ParamsOverride {
             temperature: self.temperature,
             max_tokens,
@@ -275,12 +277,12 @@ pub fn labels(
     labels
 }
 
-fn functions(tools: Vec<ToolInput>) -> Result<Vec<FunctionInput>, Problem> {
+fn functions(tools: Vec<Object<ToolInput>>) -> Result<Vec<FunctionInput>, Problem> {
     let tools = tools.into_iter().enumerate();
-    let functions = tools.map(|(at, tool)| {
+    let functions = tools.map(|(at, Object(tool))| {
         let pointer = format!("/tools/{at}");
         let function = tool.function.filter(|_| tool.r#type == "function");
-        let function = function.ok_or_else(|| {
+        let Object(function) = function.ok_or_else(|| {
             let why = "must be of type function, with a function";
             Problem::invalid_field(pointer.as_str(), why)
         })?;
@@ -305,7 +307,7 @@ impl StopInput {
 
 impl FormatInput {
     fn into_format(self) -> Object<ResponseFormatInput> {
-        let schema = self.json_schema.and_then(|it| it.schema);
+        let schema = self.json_schema.and_then(|Object(it)| it.schema);
         Object(ResponseFormatInput::new(self.r#type, schema))
     }
 }
@@ -333,9 +335,9 @@ impl MessageInput {
                     &content_pointer,
                     counter,
                 )?));
-                for (at, call) in self.tool_calls.into_iter().flatten().enumerate() {
+                for (at, Object(call)) in self.tool_calls.into_iter().flatten().enumerate() {
                     let call_pointer = format!("{pointer}/tool_calls/{at}");
-                    let CalledFunction { name, arguments } = call.function;
+                    let Object(CalledFunction { name, arguments }) = call.function;
                     add(Entry::Call(tool_call(
                         call.id,
                         name,

@@ -25,7 +25,7 @@ use crate::web::clients::openai::responses::record::ResponseRecord;
 use crate::web::clients::openai::tool_choice;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::AttachmentCounter;
-use crate::web::extract::json_body::Object;
+use crate::web::extract::json_body::{self, Object};
 use crate::web::extract::run_request::{
     ResponseFormatInput, check_labels, check_session_name, invalid_override,
 };
@@ -42,19 +42,19 @@ pub struct ResponsesRequest {
     pub stream: Option<bool>,
     pub background: Option<bool>,
     pub store: Option<bool>,
-    tools: Option<Vec<ToolInput>>,
+    tools: Option<Vec<Object<ToolInput>>>,
     tool_choice: Option<Value>,
     temperature: Option<f64>,
     top_p: Option<f64>,
     max_output_tokens: Option<u32>,
-    reasoning: Option<ReasoningInput>,
-    text: Option<TextInput>,
+    reasoning: Option<Object<ReasoningInput>>,
+    text: Option<Object<TextInput>>,
     user: Option<String>,
     metadata: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be a name, or an object with an id")]
 enum ConversationInput {
     Name(String),
     Object { id: String },
@@ -69,7 +69,7 @@ struct ReasoningInput {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default)]
 struct TextInput {
-    format: Option<FormatInput>,
+    format: Option<Object<FormatInput>>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -179,13 +179,14 @@ impl ResponsesRequest {
             echo: to_raw_value(&echo).ok().map(Arc::from),
             ..tool_choice::additions(functions(self.tools)?, self.tool_choice.as_ref())?
         };
-        let format = self.text.and_then(|text| text.format);
-        let format = format.map(|it| Object(ResponseFormatInput::new(it.r#type, it.schema)));
+        let format = self.text.and_then(|Object(text)| text.format);
+        let format =
+            format.map(|Object(it)| Object(ResponseFormatInput::new(it.r#type, it.schema)));
         let params = ParamsOverride {
             temperature: self.temperature,
             max_tokens: self.max_output_tokens,
             top_p: self.top_p,
-            effort: self.reasoning.and_then(|it| it.effort),
+            effort: self.reasoning.and_then(|Object(it)| it.effort),
             response_format: ResponseFormatInput::parse(format, "/text/format", owner).await?,
             ..ParamsOverride::default()
         };
@@ -217,8 +218,8 @@ impl ResponsesRequest {
             previous_response_id: self.previous_response_id.clone(),
             conversation,
             tool_choice: self.tool_choice.clone().unwrap_or_else(|| "auto".into()),
-            format: format_echo(self.text.as_ref()),
-            effort: self.reasoning.as_ref().and_then(|it| it.effort),
+            format: format_echo(self.text.as_ref().map(|Object(text)| text)),
+            effort: self.reasoning.as_ref().and_then(|Object(it)| it.effort),
             temperature: self.temperature,
             top_p: self.top_p,
             max_output_tokens: self.max_output_tokens,
@@ -256,7 +257,7 @@ impl ReadInput {
 }
 
 fn format_echo(text: Option<&TextInput>) -> Value {
-    let Some(format) = text.and_then(|text| text.format.as_ref()) else {
+    let Some(Object(format)) = text.and_then(|text| text.format.as_ref()) else {
         return serde_json::json!({"type": "text"});
     };
     match (format.r#type, &format.schema) {
@@ -268,9 +269,9 @@ fn format_echo(text: Option<&TextInput>) -> Value {
     }
 }
 
-fn functions(tools: Option<Vec<ToolInput>>) -> Result<Vec<FunctionInput>, Problem> {
+fn functions(tools: Option<Vec<Object<ToolInput>>>) -> Result<Vec<FunctionInput>, Problem> {
     let tools = tools.into_iter().flatten().enumerate();
-    let functions = tools.map(|(at, tool)| {
+    let functions = tools.map(|(at, Object(tool))| {
         let pointer = format!("/tools/{at}");
         match tool.name.filter(|_| tool.r#type == "function") {
             Some(name) => Ok(FunctionInput {
@@ -299,12 +300,13 @@ fn read_items(
         let content = content::parse(input, "/input", counter)?;
         return Ok(vec![("/input".to_owned(), Entry::User(content))]);
     }
-    let items = serde_json::from_str::<Vec<ItemInput>>(json).map_err(|error| {
-        let why = format!("must be a text or a list of items: {error}");
-        Problem::invalid_field("/input", why)
-    })?;
+    if !json.starts_with('[') {
+        let why = "must be a text or a list of items";
+        return Err(Problem::invalid_field("/input", why));
+    }
+    let items = json_body::parse_raw::<Vec<Object<ItemInput>>>(json, "/input")?;
     let mut entries = Vec::with_capacity(items.len());
-    for (at, item) in items.into_iter().enumerate() {
+    for (at, Object(item)) in items.into_iter().enumerate() {
         let pointer = format!("/input/{at}");
         if let Some(entry) = item.into_entry(&pointer, counter)? {
             entries.push((pointer, entry));
