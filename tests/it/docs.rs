@@ -7,6 +7,7 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 
+use crate::support::app::TestApp;
 use crate::support::daemon::AXED;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -80,6 +81,48 @@ fn the_index_lists_every_page() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn the_page_of_the_api_names_every_route_and_every_code() {
+    let app = TestApp::spawn().await;
+    let document = app.get("/openapi.json").await.json();
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/API.md")).expect("the page");
+    let (routes, _) = page.split_once("\n## ").expect("a heading");
+    let mut missing = Vec::new();
+    for (path, operations) in document["paths"].as_object().expect("paths") {
+        for method in operations.as_object().expect("operations").keys() {
+            let method = method.to_uppercase();
+            let mut lines = routes.lines();
+            if !lines.any(|line| line.contains(&method) && has_path(line, path)) {
+                missing.push(format!("{method} {path} in the table of routes"));
+            }
+        }
+    }
+    let (_, errors) = page.split_once("\n## Errors\n").expect("the errors");
+    let (errors, _) = errors.split_once("\n## ").expect("a heading");
+    let codes = &document["components"]["schemas"]["ProblemCode"]["enum"];
+    for code in codes.as_array().expect("codes") {
+        let code = code.as_str().expect("a text");
+        if !errors.contains(&format!("`{code}`")) {
+            missing.push(format!("{code} in the table of errors"));
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "docs/API.md lacks:\n{}",
+        missing.join("\n")
+    );
+}
+
+/// Whether the line has this path, and not only as a part of a longer one.
+fn has_path(line: &str, path: &str) -> bool {
+    let is_of_path = |letter: char| letter.is_alphanumeric() || "/{}:-_".contains(letter);
+    let mut places = line.match_indices(path);
+    places.any(|(at, _)| {
+        let end = at + path.len();
+        !line[..at].ends_with(is_of_path) && !line[end..].starts_with(is_of_path)
+    })
 }
 
 /// Every page of the documentation.
