@@ -27,7 +27,7 @@ pub struct Table {
 macro_rules! tables {
     ($($name:ident { $($kind:ident: $($column:ident)+;)+ } $(+ { $($more:ident: $more_kind:ident)+ })?)+) => {
         /// Tables whose rows are copied as they are. `clock` has one row in any case; `trees`, `nodes`, `texts` and `checks`
-        /// are made or left out.
+        /// are made or left out. Open `requests` refuse a copy, others are done.
         pub const TABLES: &[Table] = &[$(Table {
             name: stringify!($name),
             columns: &[$($((stringify!($column), Kind::$kind),)+)+],

@@ -8,6 +8,7 @@ use rusqlite::{Connection, ToSql, params_from_iter};
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
+use crate::domain::run::RunId;
 use crate::domain::usage_sums::UsageSums;
 use crate::store::StoreError;
 use crate::store::encoding::run_values::MAX_INLINE_INPUT_BYTES;
@@ -18,6 +19,9 @@ use crate::store::postgres::error::store_error;
 use crate::store::postgres::offline::Offline;
 use crate::store::sqlite;
 use crate::store::sqlite::error::store_error as sqlite_error;
+
+const OPEN_REQUEST: &str = "SELECT r.kind, r.run FROM requests r JOIN trees t ON t.root = r.root \
+     WHERE r.answer IS NULL ORDER BY r.number LIMIT 1";
 
 /// Fails if the database of the directory has rows.
 pub fn check_empty(target: &sqlite::offline::Offline, dir: &Path) -> Result<(), StoreError> {
@@ -40,6 +44,7 @@ pub async fn copy(
 ) -> Result<Vec<CopiedTable>, StoreError> {
     let transaction = target.connection.transaction().map_err(sqlite_error)?;
     let from = source.begin().await?;
+    check_requests(&from).await?;
     let memories = Memories::read(&from).await?;
     memories.check_files(dir)?;
     let mut copied = Vec::new();
@@ -57,6 +62,23 @@ pub async fn copy(
     copied.push(memories.write(dir)?);
     transaction.commit().map_err(sqlite_error)?;
     Ok(copied)
+}
+
+/// Fails if a node has not performed yet what another one has committed for an unfinished run: only nodes can. Without it, a run
+/// that a later one has replaced in its session would go on.
+async fn check_requests(source: &Transaction<'_>) -> Result<(), StoreError> {
+    let found = source.query_opt(OPEN_REQUEST, &[]).await;
+    let Some(row) = found.map_err(|error| store_error(&error))? else {
+        return Ok(());
+    };
+    let column = |error: tokio_postgres::Error| store_error(&error);
+    let kind: String = row.try_get("kind").map_err(column)?;
+    let run: Uuid = row.try_get("run").map_err(column)?;
+    Err(StoreError::Backend(format!(
+        "no node has performed the request {kind} to the unfinished run {} yet; start a node on the database for some seconds, \
+         stop it, then try again",
+        RunId(run)
+    )))
 }
 
 fn count_rows(db: &Connection, table: &Table) -> rusqlite::Result<u64> {

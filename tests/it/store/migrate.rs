@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
-use crate::cluster::other;
+use crate::cluster::{other, spawn};
 use crate::support::app::{ApiResponse, TestApp};
 use crate::support::attachments::{PNG, picture_part};
 use crate::support::daemon::{Daemon, axed_command};
@@ -256,4 +256,36 @@ async fn copied_runs_call_the_agents_that_they_were_accepted_with() {
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "planned");
     assert_eq!(app.provider.requests_for("reader")[0].system(), "Old.");
+}
+
+/// A cancel that is committed with the run that replaces another one is performed by the node that drives the other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_with_a_committed_cancel_is_copied_once_a_node_has_performed_it() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("late").after_gate(&door));
+    let id = app.start("solo", "x").await.id().to_owned();
+    app.provider.wait_for_request("solo", 1).await;
+    app.daemon.kill().await;
+    let run = app.database().id(&id);
+    app.database().execute(&format!(
+        "INSERT INTO requests (id, root, run, asker, kind, body, blobs) VALUES (gen_random_uuid(), {run}, {run}, \
+         gen_random_uuid(), 'cancel', convert_to('{{\"cancel\": {{\"reason\": \"replaced\"}}}}', 'UTF8'), '{{}}')"
+    ));
+    let refused = refusal(&migrate(&app, &url, "sqlite").await);
+    assert!(refused.contains(&id), "{refused}");
+    assert!(refused.contains("start a node"), "{refused}");
+
+    app.restart_after_end().await;
+    let cancelled = app.find(&id).await.wait_for_end().await;
+    assert_eq!(cancelled.status(), "cancelled");
+    assert_eq!(cancelled["cancel_reason"], "replaced");
+    app.daemon.signal("TERM");
+    assert!(app.daemon.wait_for_exit().await.success());
+    let copied = stdout(&migrate(&app, &url, "sqlite").await);
+    assert!(copied.contains(" 1 runs\n"), "{copied}");
 }
