@@ -30,4 +30,5 @@ pub mod schedules;
 pub mod settings;
 pub mod state;
 pub mod structured_input;
+pub mod wall_clock;
 pub mod workdir;
