@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::process::{Resource, getrlimit};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -36,6 +35,7 @@ use crate::engine::runner::Runner;
 use crate::engine::settings::{HistoryLimits, Settings};
 use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::providers::registry::ProviderRegistry;
+use crate::standing_task;
 use crate::store::leadership::{self, Election};
 use crate::store::open;
 #[cfg(feature = "otel")]
@@ -59,6 +59,7 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the export of the last traces may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+const STORE_ENDED: &str = "the store's writer has ended; the next start resumes all runs";
 
 /// The parts of a daemon without its listeners.
 pub struct Services {
@@ -219,14 +220,20 @@ fn start_store_tasks(
 ) -> (TaskTracker, DropGuard) {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     if let Some(election) = election {
-        let draining = runner.clone();
-        let is_draining = move || draining.is_draining();
-        tasks.spawn(election.run(is_draining, stop.clone()));
+        let (runner, stop) = (runner.clone(), stop.clone());
+        tasks.spawn(async move {
+            let is_draining = || runner.is_draining();
+            let elect = |stop| election.run(is_draining, stop);
+            standing_task::run("The election of a leader", &stop, elect).await;
+        });
     }
-    let store = Arc::clone(runner.store());
+    let (runner, own_stop) = (runner.clone(), stop.clone());
     let limits = (config.data.retention, config.data.usage_retention);
-    let leadership = runner.leadership().clone();
-    tasks.spawn(retention::run(store, limits, leadership, stop.clone()));
+    tasks.spawn(async move {
+        let (store, leadership) = (runner.store().as_ref(), runner.leadership());
+        let remove = |stop| retention::run(store, limits, leadership, stop);
+        standing_task::run("Retention", &own_stop, remove).await;
+    });
     tasks.close();
     (tasks, stop.drop_guard())
 }
@@ -437,17 +444,6 @@ async fn drain(runner: &Runner, timeout: Duration, stop_now: &CancellationToken)
     }
 }
 
-/// The configured limits, but at most half of the files that this process may open: the store, tools and other
-/// connections need the rest.
-fn pending_limits(config: &Config) -> PendingLimits {
-    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
-    let files = usize::try_from(files).unwrap_or(usize::MAX).max(1);
-    PendingLimits {
-        per_address: config.server.max_pending_per_address,
-        total: config.server.max_pending_connections.min(files),
-    }
-}
-
 /// A daemon that is bound to its port.
 pub struct Daemon {
     /// With the actual port.
@@ -512,7 +508,7 @@ impl Daemon {
             metrics,
             services,
             web,
-            pending_limits: pending_limits(&config),
+            pending_limits: PendingLimits::new(&config.server),
             drain_timeout: config.server.drain_timeout,
         })
     }
@@ -573,20 +569,25 @@ impl Daemon {
         );
         // Webhooks also report the end of the last runs, so the sender stops last.
         let stop_webhooks = CancellationToken::new();
-        let deliver_webhooks = services.webhook_sender.run(stop_webhooks.clone());
+        let deliver = |stop| services.webhook_sender.run(stop);
         let serve_all = async {
             tokio::join!(
                 drain,
                 serve_api,
                 serve_metrics,
                 services.runner.serve_nodes(closing.clone()),
-                state.scheduler.run(stop.clone()),
+                standing_task::run("The scheduler", &stop, |stop| state.scheduler.run(stop)),
                 feeder.run(stop.clone())
             );
             stop_webhooks.cancel();
         };
-        tokio::join!(serve_all, deliver_webhooks);
+        let deliver_all = standing_task::run("Sending webhooks", &stop_webhooks, deliver);
+        let has_store = tokio::select! {
+            _ = async { tokio::join!(serve_all, deliver_all) } => true,
+            () = services.runner.store().ended() => false,
+        };
         services.close().await;
+        anyhow::ensure!(has_store, STORE_ENDED);
         tracing::info!("Stopped");
         Ok(())
     }

@@ -9,6 +9,7 @@ pub mod engine;
 pub mod fair;
 pub mod providers;
 pub mod ssrf;
+pub mod standing_task;
 pub mod store;
 pub mod telemetry;
 pub mod tools;

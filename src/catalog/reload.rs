@@ -21,6 +21,7 @@ use crate::catalog::read::{AgentFile, InvalidFile, read_with};
 use crate::catalog::{Agents, Entry, LoadError, Rules};
 use crate::config::document::{MAX_FILE_BYTES, Problem, ProblemKind};
 use crate::domain::agent::is_agent_name;
+use crate::standing_task;
 
 /// Editors and copies write in bursts: a reload waits until nothing changed for this long.
 const DEBOUNCE_INTERVAL: Duration = Duration::from_millis(100);
@@ -175,7 +176,12 @@ impl Catalog {
         let catalog = Arc::clone(self);
         let thread = std::thread::Builder::new()
             .name("axed-agents".to_owned())
-            .spawn(move || catalog.run_watcher(watcher, &receiver))
+            .spawn(move || {
+                let mut watcher = watcher;
+                standing_task::run_thread("Watching the agents", || {
+                    catalog.run_watcher(&mut watcher, &receiver);
+                });
+            })
             .map_err(notify::Error::io)?;
         Ok(Watch {
             messages,
@@ -184,10 +190,10 @@ impl Catalog {
     }
 
     /// Handles changes until the stop message.
-    fn run_watcher(&self, mut watcher: RecommendedWatcher, receiver: &Receiver<WatchMessage>) {
+    fn run_watcher(&self, watcher: &mut RecommendedWatcher, receiver: &Receiver<WatchMessage>) {
         let mut watched = Vec::new();
         loop {
-            watch_dirs(&mut watcher, &self.dirs, &mut watched);
+            watch_dirs(watcher, &self.dirs, &mut watched);
             match receiver.recv_timeout(POLL_INTERVAL) {
                 Ok(WatchMessage::Changed) => {
                     if !debounce(receiver) {

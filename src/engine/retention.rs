@@ -1,17 +1,19 @@
 //! Deletes ended trees by age and by count, and returns the space to the disk. Works in small steps with rests, so that
 //! runs are not delayed.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Retention, RetentionLimit};
 use crate::domain::run::{RunId, Status, now};
+use crate::engine::wall_clock::WallClock;
 use crate::store::StoreError;
 use crate::store::batches::BatchRecords;
+use crate::store::encoding::clock_skew::created_ms;
 use crate::store::leadership::Leadership;
 use crate::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
@@ -34,19 +36,26 @@ const COUNT_PAGE: usize = 5_000;
 /// Runs passes until `stop` is cancelled, while this process is the leader. A later pass, also in another process, deletes
 /// what an interrupted one did not.
 pub async fn run(
-    store: Arc<dyn RunStore>,
+    store: &dyn RunStore,
     (retention, usage_retention): (Retention, Option<Duration>),
-    leadership: Leadership,
+    leadership: &Leadership,
     stop: CancellationToken,
 ) {
     let interval = interval(&retention);
+    let mut clock = None;
     let passes = async {
         loop {
             leadership.gained().await;
             let mut pass = Pass::default();
-            pass.add(trim_usage(store.as_ref(), usage_retention).await);
-            pass.add(trim_batches(store.as_ref()).await);
-            run_pass(store.as_ref(), &retention, &mut pass).await;
+            match trusted_now(store, &mut clock).await {
+                Ok(now) => pass.now = now,
+                Err(error) => pass.error = Some(error),
+            }
+            if let Some(now) = pass.now {
+                pass.add(trim_usage(store, usage_retention, now).await);
+                pass.add(trim_batches(store, now).await);
+            }
+            run_pass(store, &retention, &mut pass).await;
             if pass.removed > 0 {
                 let removed = pass.removed;
                 tracing::info!("Removed {removed} ended root runs with their trees: retention");
@@ -76,9 +85,40 @@ fn interval(retention: &Retention) -> Duration {
     })
 }
 
+/// The time by which runs are old. `None` if the clock may be wrong, by those of earlier passes, or by the newest ended run at
+/// the first pass.
+async fn trusted_now(
+    store: &dyn RunRetention,
+    clock: &mut Option<WallClock>,
+) -> Result<Option<Timestamp>, StoreError> {
+    let newest = match clock {
+        Some(_) => None,
+        None => newest_ended(store).await?,
+    };
+    let (now, at) = (now(), Instant::now());
+    let clock = clock.get_or_insert_with(|| WallClock::new(now, at, newest));
+    Ok(clock.read(now, at).then_some(now))
+}
+
+/// When the newest ended root was created.
+async fn newest_ended(store: &dyn RunRetention) -> Result<Option<Timestamp>, StoreError> {
+    let mut newest = None;
+    for status in [Status::Completed, Status::Failed, Status::Cancelled] {
+        let query = NthNewestQuery {
+            status,
+            before: None,
+            offset: 0,
+        };
+        newest = newest.max(store.nth_newest_ended(query).await?);
+    }
+    Ok(newest.and_then(|run| Timestamp::from_millisecond(created_ms(run)).ok()))
+}
+
 /// What a pass has done.
 #[derive(Default)]
 struct Pass {
+    /// See [`trusted_now`].
+    now: Option<Timestamp>,
     removed: usize,
     /// The last error. Everything that it did not affect was done.
     error: Option<StoreError>,
@@ -112,7 +152,7 @@ async fn delete_expired(
     policy: RetentionLimit,
     pass: &mut Pass,
 ) -> Result<(), StoreError> {
-    for cutoff in cutoffs(store, status, policy).await? {
+    for cutoff in cutoffs(store, status, policy, pass.now).await? {
         delete_before(store, status, cutoff, pass).await?;
     }
     Ok(())
@@ -127,8 +167,12 @@ async fn free_space(store: &dyn RunRetention) -> Result<(), StoreError> {
 }
 
 /// Removes the sums of usage that are older than `max_age`.
-async fn trim_usage(store: &dyn UsageLog, max_age: Option<Duration>) -> Result<(), StoreError> {
-    let Some(before) = max_age.and_then(|age| now().checked_sub(age).ok()) else {
+async fn trim_usage(
+    store: &dyn UsageLog,
+    max_age: Option<Duration>,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let Some(before) = max_age.and_then(|age| now.checked_sub(age).ok()) else {
         return Ok(());
     };
     let mut step_started = Instant::now();
@@ -139,8 +183,8 @@ async fn trim_usage(store: &dyn UsageLog, max_age: Option<Duration>) -> Result<(
 }
 
 /// Removes batches whose runs are all deleted, a day after their end.
-async fn trim_batches(store: &dyn BatchRecords) -> Result<(), StoreError> {
-    let Ok(before) = now().checked_sub(BATCH_AGE) else {
+async fn trim_batches(store: &dyn BatchRecords, now: Timestamp) -> Result<(), StoreError> {
+    let Ok(before) = now.checked_sub(BATCH_AGE) else {
         return Ok(());
     };
     let mut step_started = Instant::now();
@@ -155,11 +199,12 @@ async fn cutoffs(
     store: &dyn RunRetention,
     status: Status,
     policy: RetentionLimit,
+    now: Option<Timestamp>,
 ) -> Result<Vec<Cutoff>, StoreError> {
     let mut cutoffs = Vec::new();
     // An age before the beginning of time expires nothing.
-    if let Some(age) = policy.age
-        && let Ok(since) = now().checked_sub(age)
+    if let (Some(age), Some(now)) = (policy.age, now)
+        && let Ok(since) = now.checked_sub(age)
     {
         cutoffs.push(Cutoff::EndedBefore(since));
     }

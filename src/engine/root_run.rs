@@ -34,6 +34,7 @@ use crate::engine::state::cluster_permits::Entry;
 use crate::engine::state::deadline::Deadline;
 use crate::engine::workdir;
 use crate::fair::admission::{Admission, RunPermit};
+use crate::standing_task;
 use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, ResumeState, Step};
 
 /// A root run that has been checked.
@@ -356,8 +357,12 @@ pub fn keep_suspended(context: &RunContext, session_guard: Option<SessionGuard>)
     let engine = &context.engine;
     let tree = SuspendedTree::new(Arc::clone(&context.run), session_guard);
     if engine.suspension.add(tree) {
-        let supervise = (engine.supervise_suspended)(Arc::clone(engine));
-        engine.tasks.spawn(supervise);
+        let supervised = Arc::clone(engine);
+        engine.tasks.spawn(async move {
+            // While the daemon drains it is started again, too: it gives up the trees that are left.
+            let supervise = |_| (supervised.supervise_suspended)(Arc::clone(&supervised));
+            standing_task::run("Resuming runs", &supervised.shutdown, supervise).await;
+        });
     }
 }
 

@@ -21,9 +21,7 @@ use crate::engine::approval::person_wait;
 use crate::engine::cluster::followed_trees::FollowedTrees;
 use crate::engine::cluster::remote_followers::RemoteFollowers;
 use crate::engine::cluster::watched_runs::WatchedRuns;
-use crate::engine::cluster::{
-    budgets, cancel_anywhere, claims, follow, message_loop, other_agents, permits, unserved, wait,
-};
+use crate::engine::cluster::{cancel_anywhere, claims, follow, node_tasks, wait};
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
 use crate::engine::fork::plan as fork_plan;
@@ -536,12 +534,7 @@ impl Runner {
         let engine = &self.engine;
         if let Some(cluster) = self.store().cluster() {
             let count = claims::claim_all(engine, cluster).await?;
-            engine.tasks.spawn(claims::run(Arc::clone(engine)));
-            engine.tasks.spawn(permits::run(Arc::clone(engine)));
-            engine.tasks.spawn(budgets::run(Arc::clone(engine)));
-            engine.tasks.spawn(unserved::run(Arc::clone(engine)));
-            engine.tasks.spawn(other_agents::run(Arc::clone(engine)));
-            message_loop::start(engine);
+            node_tasks::start(engine);
             return Ok(count);
         }
         let unfinished = self.store().unfinished_runs().await?;

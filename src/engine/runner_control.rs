@@ -28,6 +28,7 @@ use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::client_calls::ClientResults;
 use crate::engine::state::live_text::PartialReply;
 use crate::ssrf::SsrfGuard;
+use crate::standing_task;
 use crate::store::StoreError;
 
 /// The reason of a cancellation that names none.
@@ -192,7 +193,8 @@ impl Runner {
 
     /// Performs what other nodes request of runs that this node drives, until `stop` is cancelled.
     pub async fn serve_nodes(&self, stop: CancellationToken) {
-        perform_change::serve(Arc::clone(&self.engine), stop).await;
+        let serve = |stop| perform_change::serve(Arc::clone(&self.engine), stop);
+        standing_task::run("Performing requests of other nodes", &stop, serve).await;
     }
 
     /// Deletes a session in which no run is unfinished: its name and its conversation; its runs stay.

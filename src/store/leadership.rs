@@ -84,7 +84,7 @@ pub async fn start(store: Arc<dyn RunStore>) -> (Leadership, Option<Election>) {
 
 impl Election {
     /// Goes on until `stop` is cancelled. A process that drains leaves the lead to another.
-    pub async fn run(self, is_draining: impl Fn() -> bool, stop: CancellationToken) {
+    pub async fn run(&self, is_draining: impl Fn() -> bool, stop: CancellationToken) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}

@@ -45,6 +45,11 @@ pub trait RunStore:
         None
     }
 
+    /// Resolves when the store is closed, or if it has ended by itself, which is a bug: then it commits nothing any more.
+    fn ended(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+
     /// Commits the queued writes and closes; later calls fail with [`StoreError::Closed`].
     fn close(&self) -> BoxFuture<'_, ()>;
 }

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config;
 use crate::ssrf::{is_loopback, root_cause};
+use crate::standing_task;
 use crate::telemetry::traces::{AttributeValue, Span, SpanKind, SpanReceiver};
 
 /// Largest number of spans and bytes of one request: collectors reject requests above some MiB.
@@ -94,7 +95,18 @@ impl OtlpExporter {
     }
 
     /// Sends spans until `stop`, then the rest of the queue. The caller bounds the time for the rest.
-    pub async fn run(mut self, mut spans: SpanReceiver, stop: CancellationToken) {
+    pub async fn run(self, spans: SpanReceiver, stop: CancellationToken) {
+        // Never waited for: it lends both to one start after the other.
+        let parts = &tokio::sync::Mutex::new((self, spans));
+        let start = |stop| async move {
+            let mut parts = parts.lock().await;
+            let (exporter, spans) = &mut *parts;
+            exporter.export(spans, stop).await;
+        };
+        standing_task::run("Sending traces", &stop, start).await;
+    }
+
+    async fn export(&mut self, spans: &mut SpanReceiver, stop: CancellationToken) {
         let mut batch = Vec::new();
         loop {
             tokio::select! {
@@ -106,19 +118,19 @@ impl OtlpExporter {
                 () = stop.cancelled() => break,
             }
             tokio::select! {
-                () = fill(&mut batch, &mut spans) => {}
+                () = fill(&mut batch, spans) => {}
                 () = tokio::time::sleep(BATCH_INTERVAL) => {}
                 () = stop.cancelled() => {}
             }
-            self.send(&mut batch, &spans, &stop).await;
+            self.send(&mut batch, spans, &stop).await;
         }
         spans.close();
         loop {
-            fill(&mut batch, &mut spans).await;
+            fill(&mut batch, spans).await;
             if batch.is_empty() {
                 return;
             }
-            self.send(&mut batch, &spans, &stop).await;
+            self.send(&mut batch, spans, &stop).await;
         }
     }
 

@@ -22,6 +22,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("domain", 1),
     ("fair", 1),
     ("ssrf", 1),
+    ("standing_task", 1),
     ("validation", 1),
     ("workdirs", 1),
 ];

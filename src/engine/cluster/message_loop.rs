@@ -8,19 +8,14 @@ use crate::domain::run::RunId;
 use crate::engine::cluster::followed_trees::FollowInput;
 use crate::engine::cluster::{follow, serve_follower};
 use crate::engine::context::Engine;
-use crate::store::node_messages::{NodeMessage, ReceivedMessages};
+use crate::store::node_messages::NodeMessage;
 
-/// Starts the tasks that follow trees of other nodes for clients of this one, and the other way round.
-pub fn start(engine: &Arc<Engine>) {
+/// Reads messages until the daemon shuts down. Each may be lost: it only makes this node look sooner.
+pub async fn run(engine: Arc<Engine>) {
     let Some(cluster) = engine.journal.store().cluster() else {
         return;
     };
-    let tasks = &engine.followed.tasks;
-    tasks.spawn(receive(Arc::clone(engine), cluster.messages()));
-    tasks.spawn(follow::poll(Arc::clone(engine)));
-}
-
-async fn receive(engine: Arc<Engine>, mut messages: ReceivedMessages) {
+    let mut messages = cluster.messages();
     loop {
         let received = tokio::select! {
             received = messages.recv() => received,

@@ -7,6 +7,7 @@ pub mod connection;
 pub mod follow;
 pub mod followed_trees;
 pub mod message_loop;
+pub mod node_tasks;
 pub mod other_agents;
 pub mod perform_change;
 pub mod permits;

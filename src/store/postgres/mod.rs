@@ -203,6 +203,10 @@ impl RunStore for PostgresStore {
         Some(self)
     }
 
+    fn ended(&self) -> BoxFuture<'_, ()> {
+        self.queue.ended()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.readers.close();

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use rusqlite::Connection;
 use tracing::warn;
 
+use crate::standing_task;
 use crate::store::StoreError;
 use crate::store::encoding::integers;
 use crate::store::sqlite::{files, schema};
@@ -62,13 +63,15 @@ impl Checkpointer {
         let thread = std::thread::Builder::new()
             .name("store-checkpoint".to_owned())
             .spawn(move || {
-                run_checkpoints(
-                    &connection,
-                    &wake_receiver,
-                    &thread_shared,
-                    &thread_file,
-                    &reserve,
-                )
+                standing_task::run_thread("Copying the store's log", || {
+                    run_checkpoints(
+                        &connection,
+                        &wake_receiver,
+                        &thread_shared,
+                        &thread_file,
+                        &reserve,
+                    );
+                });
             })
             .map_err(|error| {
                 StoreError::Backend(format!(

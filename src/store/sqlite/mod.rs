@@ -408,6 +408,10 @@ impl RunStore for SqliteStore {
         self.queue.commit_count()
     }
 
+    fn ended(&self) -> BoxFuture<'_, ()> {
+        self.queue.ended()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             // The writer waits for the readers: it can copy the whole log only when none of them reads.

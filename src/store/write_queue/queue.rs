@@ -122,6 +122,11 @@ impl WriteQueue {
         self.commits.load(Ordering::Relaxed)
     }
 
+    /// Resolves when the writer has ended.
+    pub fn ended(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.job_sender.closed())
+    }
+
     /// The writer ends after the jobs that are queued.
     pub fn close(&mut self) {
         let (closed, _) = mpsc::channel(1);
@@ -136,5 +141,21 @@ impl WriteQueue {
         let job = Job { task, reply };
         let sent = self.job_sender.send(job).await;
         sent.map_err(|_| StoreError::Closed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WriteQueue;
+
+    #[tokio::test]
+    async fn a_writer_that_panics_has_ended() {
+        let (queue, end) = WriteQueue::new(Box::new(|_, _| {}), Box::new(|_| false));
+        let writer = std::thread::spawn(move || {
+            let _end = end;
+            panic!("a bug");
+        });
+        queue.ended().await;
+        assert!(writer.join().is_err());
     }
 }

@@ -14,6 +14,7 @@ use crate::domain::batch::{Batch, BatchId, BatchLine};
 use crate::domain::run::{RunId, now};
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::runner::Runner;
+use crate::standing_task;
 use crate::store::batches::{BatchChange, LineQuery};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 use crate::web::batches::handle::FeederHandle;
@@ -50,6 +51,10 @@ impl Feeder {
 
     /// Feeds all batches until `stop` is cancelled, while this process is the leader. The next start, or leader, continues.
     pub async fn run(&self, stop: CancellationToken) {
+        standing_task::run("Feeding batches", &stop, |stop| self.run_until(stop)).await;
+    }
+
+    async fn run_until(&self, stop: CancellationToken) {
         let leadership = self.runner.leadership();
         let feed = async {
             leadership.gained().await;

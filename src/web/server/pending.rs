@@ -12,8 +12,11 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use rustix::process::{Resource, getrlimit};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::config;
 
 /// The minimum time of each connection, so that many clients may connect at once and send their requests then.
 const GRACE_PERIOD: Duration = Duration::from_millis(500);
@@ -23,6 +26,19 @@ pub struct PendingLimits {
     /// Per address; per /64 network for IPv6.
     pub per_address: usize,
     pub total: usize,
+}
+
+impl PendingLimits {
+    /// The configured limits, but at most half of the files that this process may open: the store, tools and other
+    /// connections need the rest.
+    pub fn new(server: &config::Server) -> Self {
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
+        let files = usize::try_from(files).unwrap_or(usize::MAX).max(1);
+        Self {
+            per_address: server.max_pending_per_address,
+            total: server.max_pending_connections.min(files),
+        }
+    }
 }
 
 /// The pending connections of one listener.

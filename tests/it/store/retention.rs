@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axed::config::{Retention, RetentionLimit};
-use axed::domain::run::{RunId, Scope, Status};
+use axed::domain::run::{Outcome, RunId, Scope, Status, now};
 use axed::engine::retention;
 use axed::store::Change;
 use axed::store::leadership::Leadership;
@@ -12,9 +13,11 @@ use axed::store::retention::NthNewestQuery;
 use axed::store::run_store::RunStore;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use uuid::Builder;
 
 use crate::store::fixtures::{
-    Opened, claim, completing, count, fresh, in_an_hour, record, root, sqlite, sqlite_in, write,
+    Opened, claim, closing, completing, count, failure, fresh, in_an_hour, opening, record, root,
+    sqlite, sqlite_in, write,
 };
 use crate::support::app::TestApp;
 use crate::support::eventually;
@@ -81,7 +84,8 @@ async fn keeping<T>(
 ) -> T {
     let stop = CancellationToken::new();
     let limits = (retention, None);
-    let keeping = retention::run(store.clone(), limits, Leadership::alone(), stop.clone());
+    let leadership = Leadership::alone();
+    let keeping = retention::run(store.as_ref(), limits, &leadership, stop.clone());
     let meanwhile = async {
         let done = meanwhile.await;
         stop.cancel();
@@ -145,6 +149,60 @@ async fn ten_thousand_runs_expire_while_others_start() {
         assert_eq!(count(home.path(), table), 300, "{table}");
     }
     assert!(before > 0);
+}
+
+/// A root run whose id is so many days old, and that has ended just now.
+async fn ended_run(store: &dyn RunStore, (days, number): (u64, u8), outcome: Outcome) -> RunId {
+    let created = now() - Duration::from_secs(days * 24 * 3600);
+    let millis = created.as_millisecond().unsigned_abs();
+    let id = Builder::from_unix_timestamp_millis(millis, &[number; 10]).into_uuid();
+    let scope = Scope::root(RunId(id), Some(5));
+    let opening = opening(&scope, "a");
+    store.write(opening).await.expect("opened");
+    let end = closing(&scope, outcome);
+    store.write(end).await.expect("closed");
+    scope.run
+}
+
+/// A daemon that starts with a clock that is far ahead deletes nothing that is not old. What `count` allows is not a matter of time.
+#[tokio::test]
+async fn a_clock_far_after_the_newest_run_deletes_nothing_by_age() {
+    let opened = sqlite();
+    let (store, failed) = (&opened.store, || Outcome::Failed {
+        failure: failure(),
+        partial: None,
+    });
+    let completed = || Outcome::Completed {
+        content: "done".to_owned(),
+        structured: false,
+    };
+    let aged = ended_run(store.as_ref(), (400, 1), completed()).await;
+    let first = ended_run(store.as_ref(), (400, 2), failed()).await;
+    ended_run(store.as_ref(), (400, 3), failed()).await;
+    let retention = Retention {
+        completed: RetentionLimit {
+            age: Some(Duration::from_millis(1)),
+            count: None,
+        },
+        failed: RetentionLimit {
+            age: None,
+            count: Some(1),
+        },
+        ..Retention::default()
+    };
+    let is_gone = async |run: RunId| store.run(run).await.expect("a read").is_none();
+    let gone = async |run: RunId| {
+        eventually("the deletion of a run", async || {
+            is_gone(run).await.then_some(())
+        })
+        .await;
+    };
+    // A pass deletes completed runs before failed ones.
+    keeping(store, retention, gone(first)).await;
+    assert!(!is_gone(aged).await, "its time is not known");
+
+    ended_run(store.as_ref(), (0, 4), completed()).await;
+    keeping(store, retention, gone(aged)).await;
 }
 
 /// A definition that many runs share is deleted once every run is newer than its last use.

@@ -1,0 +1,41 @@
+//! Starts what a node does beside its runs, as long as other nodes may share its database.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::engine::cluster::{
+    budgets, claims, follow, message_loop, other_agents, permits, unserved,
+};
+use crate::engine::context::Engine;
+use crate::standing_task;
+
+/// Who waits for a task, and what ends it.
+type Owner<'e> = (&'e TaskTracker, &'e CancellationToken);
+
+pub fn start(engine: &Arc<Engine>) {
+    let drained = (&engine.tasks, &engine.draining);
+    spawn(engine, drained, "Taking over runs", claims::run);
+    spawn(engine, drained, "Giving permits to runs", permits::run);
+    spawn(engine, drained, "Reading used budgets", budgets::run);
+    spawn(engine, drained, "Looking for unserved runs", unserved::run);
+    spawn(engine, drained, "Comparing nodes", other_agents::run);
+    let shut_down = (&engine.followed.tasks, &engine.shutdown);
+    spawn(engine, shut_down, "Reading messages", message_loop::run);
+    spawn(engine, shut_down, "Following runs", follow::poll);
+}
+
+fn spawn<F>(
+    engine: &Arc<Engine>,
+    (tasks, stop): Owner<'_>,
+    name: &'static str,
+    task: impl Fn(Arc<Engine>) -> F + Send + 'static,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (engine, stop) = (Arc::clone(engine), stop.clone());
+    tasks.spawn(async move {
+        standing_task::run(name, &stop, move |_| task(Arc::clone(&engine))).await;
+    });
+}
