@@ -265,14 +265,15 @@ pub struct ProviderError {
     pub message: String,
     /// How long the service wants the client to wait before the next request.
     pub retry_after: Option<Duration>,
-    /// Whether the service may charge for the request: it broke off after the reply had begun.
+    /// Whether the service may charge for the request: it broke off after the request was sent, without an error of the
+    /// service.
     pub may_be_billed: bool,
     /// Whether the usage that was reported through deltas is final: the reply was complete, and then rejected.
     pub has_final_usage: bool,
 }
 
 impl ProviderError {
-    /// An error without `retry_after`, from a request whose reply had not begun.
+    /// An error without `retry_after`, from a request that was not sent or that the service rejected.
     pub fn new(category: ErrorCategory, message: impl Into<String>) -> Self {
         Self {
             category,

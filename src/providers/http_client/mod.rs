@@ -425,7 +425,8 @@ impl HttpClient {
             None => host.to_owned(),
         };
         let message = match (error, &self.refused_message) {
-            (TransportError::Timeout, _) => return self.timeout_error(),
+            // The connector fails sooner, unless the configured timeout is very short.
+            (TransportError::Timeout, _) => return sent(self.timeout_error()),
             (
                 TransportError::Connect {
                     is_refused: true, ..
@@ -436,7 +437,8 @@ impl HttpClient {
                 format!("could not connect to {authority}: {cause}")
             }
             (TransportError::Broken { cause }, _) => {
-                format!("the connection to {authority} broke: {cause}")
+                let message = format!("the connection to {authority} broke: {cause}");
+                return sent(ProviderError::new(ErrorCategory::Server, message));
             }
         };
         ProviderError::new(ErrorCategory::Server, message)
@@ -469,6 +471,14 @@ impl HttpClient {
 impl From<ReplyTooLarge> for ProviderError {
     fn from(error: ReplyTooLarge) -> Self {
         Self::new(ErrorCategory::Server, error.to_string())
+    }
+}
+
+/// The error of a request that was sent and has no response: the service may have processed it, and charge for it.
+fn sent(error: ProviderError) -> ProviderError {
+    ProviderError {
+        may_be_billed: true,
+        ..error
     }
 }
 

@@ -1,8 +1,12 @@
 //! Usage of runs and trees equals the provider's ledger, however a run ends.
 
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use crate::support::app::TestApp;
+use crate::support::hanging_server::HangingServer;
 use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
 use crate::support::run::Run;
 
@@ -184,4 +188,51 @@ async fn a_provider_that_reports_nothing_makes_the_sum_incomplete() {
     assert_eq!(run["tree"]["complete"], false);
     assert_eq!(run.tree_usage(), (20, 10, 1));
     assert_eq!(run["tree"]["cost_usd"], Value::Null);
+}
+
+/// Starts a host that breaks each connection once it has read something, and returns its URL.
+async fn breaking_server() -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    let mut server = JoinSet::new();
+    server.spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            let _ = connection.read(&mut [0; 4096]).await;
+        }
+    });
+    (format!("http://127.0.0.1:{port}"), server)
+}
+
+#[tokio::test]
+async fn a_request_that_was_sent_and_has_no_response_makes_the_sum_incomplete() {
+    let hanging = HangingServer::start().await;
+    let (breaking, _server) = breaking_server().await;
+    let free = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let refusing = free.local_addr().expect("an address");
+    drop(free);
+    let mut setup = TestApp::setup();
+    for (name, url) in [
+        ("hanging", hanging.url("127.0.0.1")),
+        ("breaking", breaking),
+        ("refusing", format!("http://{refusing}")),
+    ] {
+        let provider =
+            format!("[providers.{name}]\nkind = \"anthropic\"\napi_key = \"key-of-{name}\"");
+        setup = setup
+            .config(&format!("{provider}\nbase_url = \"{url}\"\ntimeout = 1"))
+            .agent(
+                name,
+                &format!("model = \"{name}/x\"\n[retry]\nmax_retries = 0"),
+            );
+    }
+    let app = setup.spawn().await;
+    for (agent, code, is_complete) in [
+        ("hanging", "timeout", false),
+        ("breaking", "provider_server", false),
+        ("refusing", "provider_server", true),
+    ] {
+        let run = app.run(agent, "go").await;
+        assert_eq!(run.failure().0, code, "{run:?}");
+        assert_eq!(run["tree"]["complete"], is_complete, "{agent}");
+    }
 }
