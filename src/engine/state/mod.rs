@@ -22,6 +22,7 @@ pub mod provider_keys;
 pub mod root_permit;
 pub mod run_warnings;
 pub mod run_workdir;
+pub mod temporary_runs;
 pub mod tree;
 pub mod tree_trace;
 pub mod turn_error;
