@@ -28,6 +28,7 @@ use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::engine::state::pinned_agents::SubAgents;
+use crate::engine::state::temporary_runs::TemporaryRuns;
 use crate::fair::admission::AdmissionQueue;
 use crate::providers::registry::ProviderRegistry;
 use crate::store::leadership::Leadership;
@@ -96,6 +97,8 @@ pub struct Engine {
     pub free_trees: Notify,
     pub pending_approvals: PendingApprovals,
     pub client_calls: ClientCalls,
+    /// Runs that are deleted after their end.
+    pub temporary_runs: Arc<TemporaryRuns>,
     /// Held while a message is recorded for a run that is not driven, and before the record of a recovered child is read,
     /// so that it has the message.
     pub inactive_inbox_lock: tokio::sync::Mutex<()>,

@@ -10,6 +10,7 @@ pub mod client_results;
 pub mod cluster;
 pub mod context;
 pub mod delegation;
+pub mod delete_at_end;
 pub mod dry_run;
 pub mod fork;
 pub mod hold;

@@ -18,6 +18,7 @@ use crate::engine::cancel::{self, PendingCancels};
 use crate::engine::cluster::cancel_anywhere::{self, Replacement};
 use crate::engine::cluster::permits;
 use crate::engine::context::{Engine, RunContext};
+use crate::engine::delete_at_end;
 use crate::engine::prepare::RunInput;
 use crate::engine::record::journal;
 use crate::engine::record::run_record;
@@ -64,6 +65,7 @@ impl NewRoot {
     /// Commits the run, answers its caller, and drives the run until it ends or the daemon shuts down.
     pub async fn run_task(mut self: Box<Self>, entry: QueueEntry, acceptance: Acceptance) {
         let context = self.context.clone();
+        delete_at_end::track(&context, &self.run);
         let mut session_guard = self.session_guard.take();
         let session_suspended = session_guard.as_ref().map(SessionGuard::suspended);
         tokio::select! {
@@ -201,6 +203,7 @@ impl ResumedRoot {
     /// Drives the run until it ends or the daemon shuts down.
     pub async fn run_task(mut self) {
         let context = self.context.clone();
+        delete_at_end::track(&context, &self.run);
         let mut session_guard = self.session_guard.take();
         let session_suspended = session_guard.as_ref().map(SessionGuard::suspended);
         tokio::select! {

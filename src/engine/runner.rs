@@ -38,9 +38,8 @@ use crate::engine::record::recorded_request::recorded_request;
 use crate::engine::record::run_record;
 use crate::engine::record::webhook_events;
 use crate::engine::replay::recording::{RecordingError, capture, text};
-use crate::engine::replay::recovery;
-use crate::engine::replay::resume_suspended;
 use crate::engine::replay::suspension::Suspension;
+use crate::engine::replay::{recovery, resume_suspended};
 use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::root_run::{self, NewRoot};
 use crate::engine::state::active_run::ActiveRun;
@@ -119,6 +118,7 @@ impl Runner {
             free_trees: Notify::new(),
             pending_approvals: PendingApprovals::default(),
             client_calls: ClientCalls::default(),
+            temporary_runs: Arc::default(),
             inactive_inbox_lock: tokio::sync::Mutex::default(),
             hold_lock: tokio::sync::Mutex::default(),
             draining: CancellationToken::new(),

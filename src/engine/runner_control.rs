@@ -20,6 +20,7 @@ use crate::engine::cluster::perform_change;
 use crate::engine::cluster::run_change::RunChange;
 use crate::engine::cluster::send_change;
 use crate::engine::context::Engine;
+use crate::engine::delete_at_end::RunUse;
 use crate::engine::hold::{self, HoldError};
 use crate::engine::record::agent_snapshots;
 use crate::engine::record::journal::Subscription;
@@ -135,6 +136,12 @@ impl Runner {
     /// The addresses that receivers may have whose URLs clients choose.
     pub fn webhook_guard(&self) -> &SsrfGuard {
         &self.engine.settings.webhook_guard
+    }
+
+    /// Notes that a client needs the record of a run, until the value is dropped. After the end of the run and of all such uses,
+    /// the run is deleted unless the last of them has `is_kept`. `None` if it is kept anyway.
+    pub fn use_run(&self, id: RunId, is_kept: bool) -> Option<RunUse> {
+        RunUse::begin(&self.engine, id, is_kept)
     }
 
     /// Gives a run the results of the calls of a turn that its client executes. Returns once they are committed.

@@ -18,6 +18,9 @@ pub struct ClientAdditions {
     /// What the first reply has to call; `None` if the model decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoice>,
+    /// Whether the run is deleted after its end, once the client has its result.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_temporary: bool,
     /// What the protocol of the request shows of it later. Unknown to the engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub echo: Option<Arc<RawValue>>,
@@ -50,6 +53,9 @@ impl ClientTool {
 
 impl ClientAdditions {
     pub fn is_empty(&self) -> bool {
-        self.instructions.is_none() && self.tools.is_empty() && self.echo.is_none()
+        self.instructions.is_none()
+            && self.tools.is_empty()
+            && self.echo.is_none()
+            && !self.is_temporary
     }
 }

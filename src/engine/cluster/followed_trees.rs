@@ -87,7 +87,7 @@ pub struct NewFollowed {
 pub struct FollowedTrees {
     trees: Mutex<HashMap<RunId, Arc<FollowedTree>>>,
     last_number: AtomicU64,
-    /// Owns the task of every followed tree, and of every tree that another node follows.
+    /// Owns the task of every followed tree, of every tree that another node follows, and of every temporary run.
     pub tasks: TaskTracker,
 }
 

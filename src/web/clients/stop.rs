@@ -1,17 +1,20 @@
 //! What a run has come to when its client gets a response: its end, or calls for the client.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::http::header::{HeaderName, HeaderValue};
 use axum::response::Response;
+use serde::Deserialize;
 
 use crate::domain::failure::FailureCode;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{Run, Status};
 use crate::domain::usage::TokenUsage;
 use crate::store::Step;
+use crate::store::events::EventQuery;
 use crate::web::clients::call_id::CallRef;
 use crate::web::error::Problem;
 use crate::web::state::AppState;
@@ -24,6 +27,8 @@ pub const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// The time between two looks at a run that this process does not drive.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// How many events are read at once.
+const PAGE_SIZE: usize = 500;
 
 /// The words of providers for a reply that reached its limit of tokens.
 const LENGTH_REASONS: [&str; 4] = [
@@ -77,18 +82,25 @@ pub struct RunFailure {
 
 /// The run when it has ended, or waits for its client; also if the daemon is stopping. `seen_turn` is a turn for whose calls
 /// the run has results already.
+///
+/// # Errors
+/// 404 if another request has deleted the run.
 pub async fn wait_for_stop(
     state: &AppState,
     mut run: Arc<Run>,
     seen_turn: Option<u32>,
-) -> Arc<Run> {
+) -> Result<Arc<Run>, Problem> {
     loop {
         if run.status.is_terminal() || state.closing.is_cancelled() || has_calls(&run, seen_turn) {
-            return run;
+            return Ok(run);
         }
         let next = wait::wait_for_end_or_person(state, Arc::clone(&run), FOREVER).await;
         if *next == *run {
             tokio::time::sleep(POLL_INTERVAL).await;
+            // A run that is gone looks as it did before.
+            if let Ok(None) = state.runner.store().run(run.id).await {
+                return Err(Problem::run_not_found(run.id));
+            }
         }
         run = next;
     }
@@ -249,7 +261,8 @@ pub async fn tokens_since(
     })
 }
 
-/// The tokens of the turns after `after`, up to `end`, and of the child runs that their calls started.
+/// The tokens of the turns after `after`, up to `end`, of the summaries that their requests needed, and of the child runs that
+/// their calls started.
 pub async fn tokens_in(
     state: &AppState,
     run: &Run,
@@ -257,7 +270,7 @@ pub async fn tokens_in(
     after: u32,
     end: Option<u32>,
 ) -> Result<TokenUsage, Problem> {
-    let is_in = |turn: u32| turn > after && end.is_none_or(|end| turn <= end);
+    let turns = after.saturating_add(1)..=end.unwrap_or(u32::MAX);
     let mut tokens = TokenUsage::default();
     let mut add = |part: &TokenUsage| {
         tokens.input += part.input;
@@ -268,12 +281,16 @@ pub async fn tokens_in(
     };
     let store = state.runner.store();
     for turn in store.turns(run.id).await? {
-        if let Some(usage) = turn.usage.filter(|_| is_in(turn.turn) && !turn.is_copied) {
+        let is_in = turns.contains(&turn.turn) && !turn.is_copied;
+        if let Some(usage) = turn.usage.filter(|_| is_in) {
             add(&usage);
         }
     }
+    if steps.iter().any(|it| matches!(it, Step::Compacted { .. })) {
+        add(&summary_tokens(state, run, &turns).await?);
+    }
     let replies = steps.iter().filter_map(|step| match step {
-        Step::Reply { turn, message } if is_in(*turn) => Some(&message.tool_calls),
+        Step::Reply { turn, message } if turns.contains(turn) => Some(&message.tool_calls),
         _ => None,
     });
     let calls: Vec<&str> = replies.flatten().map(|call| call.id.as_str()).collect();
@@ -284,4 +301,45 @@ pub async fn tokens_in(
         }
     }
     Ok(tokens)
+}
+
+/// `context.compacted`.
+#[derive(Deserialize)]
+struct Compacted {
+    turn: u32,
+    input_tokens: u64,
+    output_tokens: u64,
+}
+
+/// The tokens of the recorded summaries that shortened the requests of these turns.
+async fn summary_tokens(
+    state: &AppState,
+    run: &Run,
+    turns: &RangeInclusive<u32>,
+) -> Result<TokenUsage, Problem> {
+    let (mut tokens, mut after) = (TokenUsage::default(), 0);
+    loop {
+        let query = EventQuery {
+            root: run.root_id,
+            run: run.id,
+            exclude_descendants: true,
+            after,
+            limit: PAGE_SIZE,
+        };
+        let events = state.runner.store().events(query).await?;
+        for event in &events {
+            after = event.seq;
+            if event.name != "context.compacted" {
+                continue;
+            }
+            let compacted = serde_json::from_str::<Compacted>(&event.data).ok();
+            if let Some(compacted) = compacted.filter(|it| turns.contains(&it.turn)) {
+                tokens.input = tokens.input.saturating_add(compacted.input_tokens);
+                tokens.output = tokens.output.saturating_add(compacted.output_tokens);
+            }
+        }
+        if events.len() < PAGE_SIZE {
+            return Ok(tokens);
+        }
+    }
 }

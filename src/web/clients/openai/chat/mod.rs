@@ -115,7 +115,7 @@ async fn respond(
         }
         None => {
             drop(subscription);
-            let stopped = stop::wait_for_stop(state, Arc::clone(&run), chat_run.seen_turn).await;
+            let stopped = stop::wait_for_stop(state, Arc::clone(&run), chat_run.seen_turn).await?;
             let tokens =
                 stop::tokens_since(state, &stopped, chat_run.baseline, chat_run.seen_turn).await?;
             match stop::stop_of(state, &stopped, chat_run.seen_turn).await? {

@@ -34,7 +34,7 @@ pub struct ChatStream {
     settings: StreamSettings,
     subscription: Option<Subscription>,
     /// Resolves when the run has stopped; `None` once it has.
-    stopped: Option<BoxFuture<'static, Arc<Run>>>,
+    stopped: Option<BoxFuture<'static, Result<Arc<Run>, Problem>>>,
     /// Whether the text is sent as a whole: the model may correct JSON that does not fit its schema.
     is_whole: bool,
     /// Frames that are not sent yet.
@@ -188,7 +188,10 @@ impl ChatStream {
             run = stopped => {
                 self.stopped = None;
                 self.drain();
-                self.finish(&run).await;
+                match run {
+                    Ok(run) => self.finish(&run).await,
+                    Err(problem) => self.push_problem(&problem),
+                }
             }
             () = tokio::time::sleep_until(self.heartbeat_at) => {
                 self.frames.push_back(KEEP_ALIVE.to_owned());
@@ -239,12 +242,16 @@ impl ChatStream {
         match ended.await {
             Ok((Stop::Failed(failure), _)) => self.push_failure(&failure),
             Ok((stop, tokens)) => self.push_end(&stop, tokens),
-            Err(problem) => self.push_failure(&RunFailure {
-                status: problem.status(),
-                code: problem.code().to_owned(),
-                message: problem.detail().to_owned(),
-            }),
+            Err(problem) => self.push_problem(&problem),
         }
+    }
+
+    fn push_problem(&mut self, problem: &Problem) {
+        self.push_failure(&RunFailure {
+            status: problem.status(),
+            code: problem.code().to_owned(),
+            message: problem.detail().to_owned(),
+        });
     }
 
     fn push_failure(&mut self, failure: &RunFailure) {

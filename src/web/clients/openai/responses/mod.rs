@@ -164,7 +164,14 @@ impl OpenResponse {
 
     async fn record(&self, state: &AppState, run: Arc<Run>) -> Result<ResponseRecord, Problem> {
         let record = ResponseRecord::load(state, run, self.number).await?;
-        record.ok_or_else(|| Problem::internal(format!("{} has no response", self.run.id)))
+        // Another request may have deleted the run.
+        record.ok_or_else(|| {
+            let reference = ResponseRef {
+                run: self.run.id,
+                number: self.number,
+            };
+            ResponseRef::not_found(&reference.to_string())
+        })
     }
 }
 
@@ -174,19 +181,19 @@ async fn respond(
     delivery: Delivery,
 ) -> Result<Response, Problem> {
     let run = Arc::clone(&open.run);
+    let run_use = state.runner.use_run(run.id, delivery.is_stored);
     let mut response = if delivery.is_stream {
         let record = open.record(state, Arc::clone(&run)).await?;
-        let (state, is_stored) = (state.clone(), delivery.is_stored);
-        let stream = ResponseStream::new(state, record, open.live, None, is_stored).await;
+        let stream = ResponseStream::new(state.clone(), record, open.live, None, run_use).await;
         event_response(stream)
     } else if delivery.is_background {
         let record = open.record(state, Arc::clone(&run)).await?;
         json_response(StatusCode::OK, &object::response(&record))
     } else {
         let record = open.record(state, Arc::clone(&run)).await?;
-        let stopped = stop::wait_for_stop(state, Arc::clone(&run), record.seen_turn()).await;
+        let stopped = stop::wait_for_stop(state, Arc::clone(&run), record.seen_turn()).await?;
         let record = open.record(state, stopped).await?;
-        record.delete_unless(state, delivery.is_stored).await?;
+        record.finish(run_use).await;
         json_response(StatusCode::OK, &object::response(&record))
     };
     stop::add_run_id(&mut response, &run);
@@ -227,7 +234,7 @@ async fn stream_again(
     }
     let cursor = starting_after.map(Cursor::new);
     let live = LiveEvents::Joined(subscription);
-    let stream = ResponseStream::new(state.clone(), record, live, cursor, true).await;
+    let stream = ResponseStream::new(state.clone(), record, live, cursor, None).await;
     let mut response = event_response(stream);
     stop::add_run_id(&mut response, &run);
     Ok(response)

@@ -9,6 +9,7 @@ use crate::domain::agent::client_additions::ClientTool;
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::run::{Run, Status};
 use crate::domain::usage::TokenUsage;
+use crate::engine::delete_at_end::RunUse;
 use crate::engine::record::agent_snapshots;
 use crate::engine::replay::history::RecordedConversation;
 use crate::store::Step;
@@ -112,12 +113,13 @@ impl ResponseRecord {
         Ok(Some(record))
     }
 
-    /// Deletes the run of a response that is not kept. A run that waits for its client is deleted after its last response.
-    pub async fn delete_unless(&self, state: &AppState, is_stored: bool) -> Result<(), Problem> {
-        if !is_stored && self.run.status.is_terminal() {
-            state.runner.store().delete(self.run.id).await?;
+    /// Ends the use of the run. A run that waits for its client is deleted after its last response, or if that never comes.
+    pub async fn finish(&self, run_use: Option<RunUse>) {
+        if let Some(run_use) = run_use
+            && self.run.status.is_terminal()
+        {
+            run_use.finish().await;
         }
-        Ok(())
     }
 
     pub fn has_ended(&self) -> bool {

@@ -172,11 +172,13 @@ impl ResponsesRequest {
         }
         let messages = (history.earlier.len() + 1).saturating_sub(inherited);
         let echo = self.echo(session.clone(), messages);
+        let is_temporary = !self.stores();
         let instructions = [self.instructions, history.instructions];
         let instructions: Vec<String> = instructions.into_iter().flatten().collect();
         let client = ClientAdditions {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
             echo: to_raw_value(&echo).ok().map(Arc::from),
+            is_temporary,
             ..tool_choice::additions(functions(self.tools)?, self.tool_choice.as_ref())?
         };
         let format = self.text.and_then(|Object(text)| text.format);

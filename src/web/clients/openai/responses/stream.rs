@@ -9,15 +9,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::Instant;
-use tracing::warn;
 
 use crate::domain::run::Run;
+use crate::engine::delete_at_end::RunUse;
 use crate::engine::record::journal::{StreamEvent, Subscription};
 use crate::engine::state::live_text::PartialReply;
 use crate::web::clients::openai::responses::frames::Frames;
 use crate::web::clients::openai::responses::numbers::{self, Cursor};
 use crate::web::clients::openai::responses::object;
 use crate::web::clients::openai::responses::record::ResponseRecord;
+use crate::web::clients::openai::responses::reference::ResponseRef;
 use crate::web::clients::openai::responses::replies::Replies;
 use crate::web::clients::stop;
 use crate::web::error::Problem;
@@ -32,10 +33,11 @@ pub struct ResponseStream {
     record: ResponseRecord,
     subscription: Option<Subscription>,
     /// Resolves when the run has stopped; `None` once it has.
-    stopped: Option<BoxFuture<'static, Arc<Run>>>,
+    stopped: Option<BoxFuture<'static, Result<Arc<Run>, Problem>>>,
     /// Whether texts are sent as a whole: the model may correct JSON that does not fit its schema.
     is_whole: bool,
-    is_stored: bool,
+    /// `None` if the run is kept.
+    run_use: Option<RunUse>,
     frames: Frames,
     /// What is recorded has to be sent before the live deltas; with the reply that was being written at the subscription.
     catch_up: Option<Option<PartialReply>>,
@@ -70,13 +72,13 @@ struct TextEvent {
 }
 
 impl ResponseStream {
-    /// The events of a response after `cursor`, or all of them. The run is deleted after it unless `is_stored`.
+    /// The events of a response after `cursor`, or all of them. `run_use` ends with it.
     pub async fn new(
         state: AppState,
         record: ResponseRecord,
         live: LiveEvents,
         cursor: Option<Cursor>,
-        is_stored: bool,
+        run_use: Option<RunUse>,
     ) -> Self {
         let (subscription, catch_up) = match live {
             LiveEvents::FromStart(subscription) => (Some(subscription), None),
@@ -92,7 +94,7 @@ impl ResponseStream {
         let stopped = async move {
             // The run may be at a later response.
             match has_ended {
-                true => run,
+                true => Ok(run),
                 false => stop::wait_for_stop(&stop_state, run, seen_turn).await,
             }
         };
@@ -103,7 +105,7 @@ impl ResponseStream {
             subscription,
             stopped: Some(Box::pin(stopped)),
             is_whole,
-            is_stored,
+            run_use,
             catch_up,
             replies: Replies::default(),
             closed_turns: Vec::new(),
@@ -189,7 +191,7 @@ impl ResponseStream {
             run = stopped => {
                 self.stopped = None;
                 self.drain();
-                self.finish(run).await?;
+                self.finish(run?).await?;
             }
             () = tokio::time::sleep_until(self.heartbeat_at) => {
                 self.frames.push_keep_alive();
@@ -417,9 +419,10 @@ impl ResponseStream {
 
     /// Sends the end of the response. Sends nothing if the daemon is stopping: the client reconnects.
     async fn finish(&mut self, run: Arc<Run>) -> Result<(), Problem> {
-        let number = self.record.reference.number;
-        let record = ResponseRecord::load(&self.state, run, number).await?;
-        let record = record.ok_or_else(|| Problem::internal("a response without its record"))?;
+        let reference = self.record.reference;
+        let record = ResponseRecord::load(&self.state, run, reference.number).await?;
+        // Another request may have deleted the run.
+        let record = record.ok_or_else(|| ResponseRef::not_found(&reference.to_string()))?;
         if !record.has_ended() {
             return Ok(());
         }
@@ -427,10 +430,7 @@ impl ResponseStream {
             self.push_end(&record).await?;
         }
         self.frames.push_end_of_stream();
-        if let Err(problem) = record.delete_unless(&self.state, self.is_stored).await {
-            let run = record.run.id;
-            warn!(run.id = %run, "Cannot delete {run}: {}", problem.detail());
-        }
+        record.finish(self.run_use.take()).await;
         Ok(())
     }
 
