@@ -196,3 +196,28 @@ async fn a_follower_gets_what_was_written_before_its_daemon_knew_the_owner() {
     assert_eq!(live_text(&events), TEXT);
     assert_complete(&without_live(events));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_whose_run_another_node_deletes_ends() {
+    let Some((app, front)) = driver_and_front().await else {
+        return;
+    };
+    let gate = Gate::closed();
+    let held = gate.clone();
+    app.provider
+        .always("solo", move |_| says(TEXT).after_gate(&held));
+    let body = json!({"model": "solo", "stream": true, "input": "x", "store": false});
+    let open = async |url: &str| {
+        let request = app.client.post(format!("{url}/v1/responses"));
+        let request = request.header("Idempotency-Key", "k").json(&body);
+        request.send().await.expect("a response")
+    };
+    let responses = [open(&app.daemon.url).await, open(&front.url).await];
+    gate.open();
+    for response in responses {
+        let text = within_timeout("the end of a response", response.text());
+        let text = text.await.expect("a stream");
+        let has_end = text.contains("response.completed") || text.contains("run_not_found");
+        assert!(has_end, "{text}");
+    }
+}

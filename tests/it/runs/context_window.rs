@@ -410,6 +410,40 @@ async fn a_summary_interrupted_by_a_kill_is_requested_again() {
 }
 
 #[tokio::test]
+async fn the_responses_of_a_run_count_its_summaries() {
+    let app = library(&[("reader", READER)]).spawn().await;
+    let (read, requests) = (reader(12), AtomicUsize::new(0));
+    app.provider.always("reader", move |seen| {
+        match requests.fetch_add(1, Ordering::SeqCst) {
+            0 => calls([("choose", json!({}))]).with_usage(tokens(seen) as u64, 20),
+            _ => read(seen),
+        }
+    });
+    let tools = json!([{"type": "function", "name": "choose", "parameters": {"type": "object"}}]);
+    let body = json!({"model": "reader", "input": "Read the book", "tools": tools});
+    let first = app.post("/v1/responses", &body).await;
+    let call = &first.json()["output"][0]["call_id"];
+    let result = json!([{"type": "function_call_output", "call_id": call, "output": "this one"}]);
+    let id = &first.json()["id"];
+    let body =
+        json!({"model": "reader", "input": result, "previous_response_id": id, "tools": tools});
+
+    let second = app.post("/v1/responses", &body).await;
+
+    let run = app.find(second.header("x-run-id")).await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(first.header("x-run-id"), run.id());
+    let events = run.events().await;
+    assert!(count(&events, "context.compacted") > 0);
+    let of = |field: &str| {
+        let responses = [&first, &second].map(|got| got.json()["usage"][field].as_u64());
+        responses.into_iter().flatten().sum::<u64>()
+    };
+    let (input, output, _) = run.usage();
+    assert_eq!((of("input_tokens"), of("output_tokens")), (input, output));
+}
+
+#[tokio::test]
 async fn a_recorded_summary_is_used_after_a_kill() {
     for strategy in ["compact", "drop_tool_results"] {
         let toml = format!("{READER}\n[context]\nstrategy = \"{strategy}\"");

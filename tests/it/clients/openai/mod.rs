@@ -6,3 +6,4 @@ mod models;
 mod response_streams;
 mod responses;
 mod tool_choice;
+mod unstored_responses;
