@@ -16,6 +16,7 @@ use crate::engine::runner::Runner;
 use crate::engine::schedules::scheduler::Scheduler;
 use crate::web::batches::handle::FeederHandle;
 use crate::web::clients::mcp::open_calls::OpenCalls;
+use crate::web::extract::large_body::DATA_FIELDS;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::tickets::TicketSigner;
@@ -107,6 +108,7 @@ impl Settings {
         BodyLimits {
             max_bytes: self.max_body,
             attachments: None,
+            data_fields: DATA_FIELDS,
             timeout: self.client_timeout,
         }
     }

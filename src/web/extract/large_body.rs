@@ -7,8 +7,61 @@ use crate::config::AttachmentLimits;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 
-/// The fields whose texts do not count towards `server.max_body`: those with Base64, and those with data URLs.
-const DATA: [&[u8]; 4] = [b"data", b"file_data", b"image_url", b"url"];
+/// The fields with data in the bodies of axed's own routes and of OpenAI's.
+pub const DATA_FIELDS: &[DataField] = &[
+    DataField::anywhere("data"),
+    DataField::anywhere("file_data"),
+    DataField::anywhere("image_url"),
+    DataField::anywhere("url"),
+];
+/// Bytes of a name that are kept; longer ones are the names of no data.
+const MAX_NAME_BYTES: usize = 9;
+
+/// A field whose text does not count towards `server.max_body`, because it has Base64 or a data URL.
+#[derive(Debug)]
+pub struct DataField {
+    name: &'static str,
+    /// The field whose object has this one; `None` for any.
+    parent: Option<&'static str>,
+}
+
+impl DataField {
+    pub const fn anywhere(name: &'static str) -> Self {
+        Self { name, parent: None }
+    }
+
+    /// Only in the object of the field `parent`, and not behind another object in it.
+    pub const fn inside(parent: &'static str, name: &'static str) -> Self {
+        Self {
+            name,
+            parent: Some(parent),
+        }
+    }
+
+    fn is_at(&self, parent: &Name, name: &Name) -> bool {
+        name.is(self.name) && self.parent.is_none_or(|it| parent.is(it))
+    }
+}
+
+/// The beginning of a string, and its length.
+#[derive(Clone, Copy, Debug, Default)]
+struct Name {
+    bytes: [u8; MAX_NAME_BYTES],
+    length: usize,
+}
+
+impl Name {
+    fn push(&mut self, byte: u8) {
+        if let Some(slot) = self.bytes.get_mut(self.length) {
+            *slot = byte;
+        }
+        self.length += 1;
+    }
+
+    fn is(&self, text: &str) -> bool {
+        self.bytes.get(..self.length) == Some(text.as_bytes())
+    }
+}
 
 /// Counts the bytes of a body as they arrive.
 #[derive(Debug)]
@@ -16,15 +69,16 @@ pub struct LargeBodyLimiter {
     /// Maximum bytes without the data.
     max_body: usize,
     limits: AttachmentLimits,
+    fields: &'static [DataField],
     other_bytes: usize,
     data_bytes: usize,
-    /// Bytes of the current `data` field.
+    /// Bytes of the current field with data.
     current_data_bytes: usize,
     state: State,
     is_escaped: bool,
-    /// The beginning of the last string, and its length.
-    last_text: [u8; 9],
-    last_text_bytes: usize,
+    last_text: Name,
+    /// The field that has the current object; empty behind an object in it.
+    parent: Name,
     /// Whether a colon followed the last string.
     has_colon: bool,
 }
@@ -37,17 +91,18 @@ enum State {
 }
 
 impl LargeBodyLimiter {
-    pub fn new(max_body: usize, limits: AttachmentLimits) -> Self {
+    pub fn new(max_body: usize, limits: AttachmentLimits, fields: &'static [DataField]) -> Self {
         Self {
             max_body,
             limits,
+            fields,
             other_bytes: 0,
             data_bytes: 0,
             current_data_bytes: 0,
             state: State::Outside,
             is_escaped: false,
-            last_text: [0; 9],
-            last_text_bytes: 0,
+            last_text: Name::default(),
+            parent: Name::default(),
             has_colon: false,
         }
     }
@@ -90,12 +145,12 @@ impl LargeBodyLimiter {
             State::Outside => self.feed_outside_text(byte),
             State::InText | State::InData if self.is_escaped => {
                 self.is_escaped = false;
-                self.push_text_byte(byte);
+                self.last_text.push(byte);
             }
             State::InText | State::InData => match byte {
                 b'\\' => self.is_escaped = true,
                 b'"' => self.state = State::Outside,
-                _ => self.push_text_byte(byte),
+                _ => self.last_text.push(byte),
             },
         }
         self.other_bytes += 1;
@@ -104,30 +159,34 @@ impl LargeBodyLimiter {
     fn feed_outside_text(&mut self, byte: u8) {
         match byte {
             b'"' => {
-                let last_text = self.last_text.get(..self.last_text_bytes);
-                let is_data = self.has_colon && last_text.is_some_and(|text| DATA.contains(&text));
-                self.state = if is_data {
+                let is_data = |field: &DataField| field.is_at(&self.parent, &self.last_text);
+                self.state = if self.has_colon && self.fields.iter().any(is_data) {
                     State::InData
                 } else {
                     State::InText
                 };
-                (
-                    self.has_colon,
-                    self.last_text_bytes,
-                    self.current_data_bytes,
-                ) = (false, 0, 0);
+                self.current_data_bytes = 0;
+                self.forget_name();
             }
             b':' => self.has_colon = true,
             b' ' | b'\t' | b'\r' | b'\n' => {}
-            _ => (self.has_colon, self.last_text_bytes) = (false, 0),
+            b'{' => {
+                self.parent = match self.has_colon {
+                    true => self.last_text,
+                    false => Name::default(),
+                };
+                self.forget_name();
+            }
+            b'}' => {
+                self.parent = Name::default();
+                self.forget_name();
+            }
+            _ => self.forget_name(),
         }
     }
 
-    fn push_text_byte(&mut self, byte: u8) {
-        if let Some(slot) = self.last_text.get_mut(self.last_text_bytes) {
-            *slot = byte;
-        }
-        self.last_text_bytes += 1;
+    fn forget_name(&mut self) {
+        (self.has_colon, self.last_text) = (false, Name::default());
     }
 }
 
@@ -158,16 +217,20 @@ fn base64_bytes(bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::LargeBodyLimiter;
+    use super::{DATA_FIELDS, DataField, LargeBodyLimiter};
     use crate::config::AttachmentLimits;
 
     fn refused(body: &str) -> Option<String> {
+        refused_with(DATA_FIELDS, body)
+    }
+
+    fn refused_with(fields: &'static [DataField], body: &str) -> Option<String> {
         let limits = AttachmentLimits {
             count: 9,
             bytes: 30,
             total: 60,
         };
-        let mut limiter = LargeBodyLimiter::new(100, limits);
+        let mut limiter = LargeBodyLimiter::new(100, limits, fields);
         let result = body
             .as_bytes()
             .chunks(7)
@@ -195,6 +258,28 @@ mod tests {
             " ".repeat(101),
         ] {
             let why = refused(&body);
+            assert!(
+                why.is_some_and(|why| why.contains("server.max_body")),
+                "{body}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_common_name_is_that_of_data_only_in_its_object() {
+        const FIELDS: &[DataField] = &[DataField::inside("source", "value")];
+        let value = "A".repeat(40);
+        let source = format!(r#"{{"source" : {{"type":"data", "value":"{value}"}}}}"#);
+        let sources = format!("[{source},{source}]");
+        assert_eq!(refused_with(FIELDS, &sources), None);
+        for body in [
+            format!(r#"{{"value":"{}"}}"#, "A".repeat(100)),
+            format!(r#"{{"source":{{"a":{{"value":"{}"}}}}}}"#, "A".repeat(100)),
+            format!(r#"{{"source":{{}},"value":"{}"}}"#, "A".repeat(100)),
+            format!(r#"["source",{{"value":"{}"}}]"#, "A".repeat(100)),
+            format!(r#"{{"data":"{}"}}"#, "A".repeat(100)),
+        ] {
+            let why = refused_with(FIELDS, &body);
             assert!(
                 why.is_some_and(|why| why.contains("server.max_body")),
                 "{body}"

@@ -15,7 +15,9 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::form::{self, Form};
 use crate::web::extract::gzip::ContentEncoding;
 use crate::web::extract::json_body::{decode_utf8, parse_json};
-use crate::web::extract::large_body::{LargeBodyLimiter, body_too_large, total_too_large};
+use crate::web::extract::large_body::{
+    DataField, LargeBodyLimiter, body_too_large, total_too_large,
+};
 use crate::web::problem_code::ProblemCode;
 
 pub const FORM_CONTENT_TYPE: &str = "multipart/form-data";
@@ -60,6 +62,8 @@ pub struct BodyLimits {
     pub max_bytes: usize,
     /// The limits of images and files in the body; `None` if it may not contain any.
     pub attachments: Option<AttachmentLimits>,
+    /// The fields of a JSON body that have the data of images and files.
+    pub data_fields: &'static [DataField],
     /// The time in which the whole body has to arrive.
     pub timeout: Duration,
 }
@@ -71,7 +75,10 @@ pub async fn read(
     body_limits: BodyLimits,
 ) -> Result<RequestBody, Problem> {
     let BodyLimits {
-        max_bytes, timeout, ..
+        max_bytes,
+        data_fields,
+        timeout,
+        ..
     } = body_limits;
     let content_length = headers
         .get(CONTENT_LENGTH)
@@ -108,7 +115,7 @@ pub async fn read(
             Some(_) => total_too_large(max_total_bytes),
         });
     }
-    let large = attachments.map(|limits| LargeBodyLimiter::new(max_bytes, limits));
+    let large = attachments.map(|limits| LargeBodyLimiter::new(max_bytes, limits, data_fields));
     let content_length = content_length.and_then(|length| usize::try_from(length).ok());
     let bytes = collect(body, max_bytes, large, content_length);
     let bytes = tokio::time::timeout(timeout, bytes)
@@ -257,6 +264,7 @@ mod tests {
         BodyLimits {
             max_bytes: 10,
             attachments: None,
+            data_fields: &[],
             timeout,
         }
     }

@@ -19,10 +19,11 @@ use crate::engine::state::provider_keys::Keys;
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::large_body::{DATA_FIELDS, DataField};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::query::Query;
-use crate::web::extract::request_body::{self, FORM_CONTENT_TYPE, RequestBody};
+use crate::web::extract::request_body::{self, BodyLimits, FORM_CONTENT_TYPE, RequestBody};
 use crate::web::extract::run_request::build_run_request;
 use crate::web::extract::{idempotency, provider_keys};
 use crate::web::response::json::json_response;
@@ -179,18 +180,26 @@ pub struct ParsedRequest {
 
 impl ParsedRequest {
     pub async fn read(settings: &Settings, request: Request) -> Result<Self, Problem> {
+        Self::read_with_data(settings, DATA_FIELDS, request).await
+    }
+
+    /// Reads a request that has the data of images and files in these fields.
+    pub async fn read_with_data(
+        settings: &Settings,
+        data_fields: &'static [DataField],
+        request: Request,
+    ) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
         let query = Query::read(&parts.uri, &["wait"])?;
         let wait = wait::requested_wait(&query, &parts.headers, settings.max_wait)?;
         let idempotency_key = idempotency::read_key(&parts.headers)?;
         let trace = trace_context(&parts.headers);
         let provider_keys = provider_keys::read(&parts.headers)?;
-        let body = request_body::read(
-            &parts.headers,
-            body,
-            settings.body_limits_with_attachments(),
-        )
-        .await?;
+        let limits = BodyLimits {
+            data_fields,
+            ..settings.body_limits_with_attachments()
+        };
+        let body = request_body::read(&parts.headers, body, limits).await?;
         let response_mode = match events::wants_stream(&parts.headers) {
             true => ResponseMode::Stream,
             false => ResponseMode::Run { wait },

@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, TestApp, send};
-use crate::support::attachments::{PDF, PNG, base64};
+use crate::support::attachments::{PDF, PNG, base64, png_with_suffix};
 use crate::support::provider::answer::{calls, fails, hangs, says};
 use crate::tools::approvals::{careful, writes, wrote};
 
@@ -140,6 +140,28 @@ async fn pictures_and_documents_are_attachments_of_the_run() {
     let sent = app.provider.requests().remove(1);
     let sent = sent.messages().last().expect("a message").to_string();
     assert_eq!(sent.matches(&base64(PNG)).count(), 2, "{sent}");
+}
+
+#[tokio::test]
+async fn pictures_do_not_count_towards_the_bound_of_the_body() {
+    let setup = TestApp::setup().agent("solo", "");
+    let app = setup.server("max_body = 900").spawn().await;
+    app.provider.will("solo", [says("the same")]);
+    let picture = base64(&png_with_suffix(&"x".repeat(2000)));
+    let url = format!("data:image/png;base64,{picture}");
+    let content = json!([
+        { "type": "image", "source": { "type": "data", "mimeType": "image/png", "value": picture } },
+        { "type": "image", "source": { "type": "url", "value": url } },
+        { "type": "binary", "mimeType": "image/png", "data": picture },
+    ]);
+    let message = json!({ "id": "m1", "role": "user", "content": content });
+    let seen = events(&app, "solo", &input("r1", &[message])).await;
+    assert_eq!(find(&seen, "RUN_FINISHED")["outcome"]["type"], "success");
+    let mut body = input("r2", &[user("m2", "x")]);
+    body["context"] = json!([{ "description": "page", "value": "x".repeat(2000) }]);
+    let refused = post(&app, "solo", &body).await;
+    assert_eq!(refused.status, 413, "{}", refused.text);
+    assert!(refused.text.contains("server.max_body"), "{}", refused.text);
 }
 
 #[tokio::test]

@@ -12,7 +12,11 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{
     AttachmentCounter, build_attachment, check_name, decode_base64,
 };
+use crate::web::extract::large_body::DataField;
 use crate::web::problem_code::ProblemCode;
+
+/// The fields with Base64. `data` is any JSON here, and `url` is no data URL.
+pub const DATA_FIELDS: &[DataField] = &[DataField::anywhere("raw")];
 
 /// What a message says.
 #[derive(Debug)]

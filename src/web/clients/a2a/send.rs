@@ -145,7 +145,9 @@ async fn accept_message(
 ) -> Result<(String, AcceptedMessage), Problem> {
     // The version may be a parameter.
     *request.uri_mut() = Uri::from_static("/");
-    let parsed = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    let (settings, fields) = (&state.settings, content::DATA_FIELDS);
+    let parsed = ParsedRequest::read_with_data(settings, fields, request);
+    let parsed = Box::pin(parsed).await?;
     let bytes = json_bytes(parsed.body)?;
     let fingerprint = idempotency::fingerprint(b"", &bytes);
     let mut message = read(state, bytes).await?;

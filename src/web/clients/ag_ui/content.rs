@@ -9,6 +9,14 @@ use crate::web::clients::attachment::AttachmentInput;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{AttachmentCounter, check_name};
 use crate::web::extract::json_body;
+use crate::web::extract::large_body::DataField;
+
+/// The fields with Base64 or data URLs.
+pub const DATA_FIELDS: &[DataField] = &[
+    DataField::inside("source", "value"),
+    DataField::anywhere("data"),
+    DataField::anywhere("url"),
+];
 
 /// A part of AG-UI 1.0, or one with the type `binary` of the versions before.
 #[derive(Deserialize)]

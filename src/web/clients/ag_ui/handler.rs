@@ -16,6 +16,7 @@ use crate::engine::record::journal::Subscription;
 use crate::engine::request::{Overrides, RunRequest};
 use crate::store::{IdempotencyClaim, Step};
 use crate::web::auth::Principal;
+use crate::web::clients::ag_ui::content;
 use crate::web::clients::ag_ui::input::{NewMessages, ResumeEntry, RunAgentInput};
 use crate::web::clients::ag_ui::interrupts;
 use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream};
@@ -46,13 +47,15 @@ pub async fn post(
     principal: Principal,
     request: Request,
 ) -> Result<Response, Problem> {
+    let (settings, fields) = (&state.settings, content::DATA_FIELDS);
+    let parsed = ParsedRequest::read_with_data(settings, fields, request);
     let ParsedRequest {
         body,
         idempotency_key,
         trace,
         provider_keys,
         ..
-    } = Box::pin(ParsedRequest::read(&state.settings, request)).await?;
+    } = Box::pin(parsed).await?;
     let mut input: RunAgentInput = body.json()?;
     drop(body);
     let claim = idempotency_key.map(|(key, body)| {

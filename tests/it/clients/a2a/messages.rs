@@ -86,6 +86,22 @@ async fn data_is_the_input_of_an_agent_that_takes_objects() {
 }
 
 #[tokio::test]
+async fn pictures_do_not_count_towards_the_bound_of_the_body() {
+    let setup = TestApp::setup().agent("solo", "");
+    let app = setup.server("max_body = 600").spawn().await;
+    app.provider.will("solo", [says("a dot")]);
+    let picture = base64(&png_with_suffix(&"x".repeat(2000)));
+    let parts = json!([{ "text": "What is it?" }, { "raw": picture, "mediaType": "image/png" }]);
+    let task = task_of(&app, "solo", &with_parts("m1", &parts)).await;
+    assert_eq!(result(&task), "a dot");
+    for part in ["text", "data", "url"] {
+        let parts = json!([{ part: "x".repeat(2000) }]);
+        let got = post(&app, "solo/message:send", &with_parts("m2", &parts)).await;
+        assert_eq!(error(&got).2, "body_too_large", "{}", got.text);
+    }
+}
+
+#[tokio::test]
 async fn pictures_reach_the_model_and_other_files_are_refused() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [says("a dot")]);
