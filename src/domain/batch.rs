@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
@@ -12,6 +13,8 @@ use crate::domain::run::RunId;
 
 /// Lines of one batch.
 pub const MAX_LINES: usize = 10_000;
+/// The time in which all lines of a batch have to be recorded, from the making of its id on.
+pub const MAX_RECORDING: Duration = Duration::from_secs(30 * 60);
 
 /// `batch_` and a UUIDv7.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Retention, RetentionLimit};
+use crate::domain::batch::MAX_RECORDING;
 use crate::domain::run::{RunId, Status, now};
 use crate::engine::wall_clock::WallClock;
 use crate::store::StoreError;
@@ -26,6 +27,10 @@ const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the results of a batch without runs are kept.
 const BATCH_AGE: Duration = Duration::from_secs(24 * 3600);
+/// How old a batch that is not accepted has to be. A younger one may be one that a node, whose clock is another, records now.
+const UNACCEPTED_AGE: Duration = MAX_RECORDING.saturating_mul(2);
+/// The time between two searches for such batches.
+const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(3600);
 /// Trees that are deleted at once: the store commits concurrent writes together.
 const DELETE_BATCH: usize = 8;
 /// Trees of one status that may fail to be deleted before the store is taken to be out of order.
@@ -44,6 +49,7 @@ pub async fn run(
     let interval = interval(&retention);
     let mut clock = None;
     let passes = async {
+        let mut next_search = Instant::now();
         loop {
             leadership.gained().await;
             let mut pass = Pass::default();
@@ -54,6 +60,13 @@ pub async fn run(
             if let Some(now) = pass.now {
                 pass.add(trim_usage(store, usage_retention, now).await);
                 pass.add(trim_batches(store, now).await);
+                if next_search <= Instant::now() {
+                    let trimmed = trim_unaccepted_lines(store, now).await;
+                    if trimmed.is_ok() {
+                        next_search = Instant::now() + UNACCEPTED_INTERVAL;
+                    }
+                    pass.add(trimmed);
+                }
             }
             run_pass(store, &retention, &mut pass).await;
             if pass.removed > 0 {
@@ -192,6 +205,14 @@ async fn trim_batches(store: &dyn BatchRecords, now: Timestamp) -> Result<(), St
         throttle(&mut step_started).await;
     }
     Ok(())
+}
+
+/// Removes the lines of batches whose requests ended early.
+async fn trim_unaccepted_lines(store: &dyn BatchRecords, now: Timestamp) -> Result<(), StoreError> {
+    match now.checked_sub(UNACCEPTED_AGE) {
+        Ok(before) => store.trim_unaccepted_lines(before).await,
+        Err(_) => Ok(()),
+    }
 }
 
 /// The newest roots that have expired, by age and by count.

@@ -1,5 +1,5 @@
 //! The contract for batches of runs. A batch exists once [`BatchRecords::accept_batch`] has committed it; lines without a batch
-//! are those of a request that ended early, and are removed later.
+//! are those of a request that ended early, and are removed by it or later.
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -22,6 +22,9 @@ pub trait BatchRecords: Send + Sync + 'static {
         batch: Batch,
         key: Option<BatchKey>,
     ) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// Removes the lines that were added to a batch, unless it was accepted.
+    fn remove_unaccepted_lines(&self, batch: BatchId) -> BoxFuture<'_, Result<(), StoreError>>;
 
     fn batch(&self, id: BatchId) -> BoxFuture<'_, Result<Option<Batch>, StoreError>>;
 
@@ -48,7 +51,7 @@ pub trait BatchRecords: Send + Sync + 'static {
     /// Removes a batch that ended before this time and of which the store has no run. Returns true if there may be more.
     fn trim_batches(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// Removes lines that were added before this time to batches that were never accepted.
+    /// Removes the lines of batches whose ids were made before this time and that were not accepted.
     fn trim_unaccepted_lines(&self, before: Timestamp) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 

@@ -372,6 +372,8 @@ statements! {
     DeleteBatch: "WITH old AS (DELETE FROM batches WHERE id = (SELECT b.id FROM batches b WHERE b.finished_at < :before \
          AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = b.id) LIMIT 1) \
          RETURNING id), lines AS (DELETE FROM batch_lines l USING old WHERE l.batch = old.id) SELECT id FROM old",
+    DeleteLinesWithoutBatch: "DELETE FROM batch_lines l WHERE l.batch = :batch \
+         AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = l.batch)",
     DeleteUnacceptedLines: "DELETE FROM batch_lines l WHERE l.batch < :before \
          AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = l.batch)",
     /// A schedule that is new, or has other times.

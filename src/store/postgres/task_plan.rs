@@ -1,5 +1,7 @@
 //! The statements of the tasks that are no writes to a tree.
 
+use jiff::Timestamp;
+
 use crate::domain::batch::{Batch, BatchId, BatchLine};
 use crate::domain::node::NodeId;
 use crate::domain::run::{RunId, now};
@@ -51,19 +53,14 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
         Task::ForgetSession(owner, name) => forget_session(owner.as_deref(), name),
         Task::TrimUsage(before) => UsageRollup::trim(*before),
         Task::AddBatchLines(id, lines) => add_batch_lines(*id, lines),
+        Task::RemoveUnacceptedLines(id) => vec![remove_unaccepted_lines(*id)],
         Task::AcceptBatch(batch, key) => accept_batch(batch, key.as_ref()),
         Task::ChangeBatch(id, change) => vec![change_batch(*id, change)],
         Task::TrimBatches(before) => {
             let values = values! {":before": before.as_millisecond()};
             vec![Query::new(Sql::DeleteBatch, values.into())]
         }
-        Task::TrimUnacceptedLines(before) => {
-            // Ids begin with the milliseconds of their creation.
-            let millis = u64::try_from(before.as_millisecond()).unwrap_or_default();
-            let first_id = uuid::Uuid::from_u128(u128::from(millis) << 80);
-            let values = values! {":before": first_id};
-            vec![Query::new(Sql::DeleteUnacceptedLines, values.into())]
-        }
+        Task::TrimUnacceptedLines(before) => vec![trim_unaccepted_lines(*before)],
         Task::ChangeSchedule(id, change) => vec![change_schedule(id, change, node)],
         Task::AddToMemory(memory, entry) => {
             let mut insert = memory_values(memory).to_vec();
@@ -192,6 +189,19 @@ fn batch_line(id: BatchId, line: &BatchLine) -> Query<'_> {
         ":problem": line.problem.as_deref().map(free_text),
     };
     Query::new(Sql::InsertBatchLine, values.into())
+}
+
+fn remove_unaccepted_lines(id: BatchId) -> Query<'static> {
+    let values = values! {":batch": id.0};
+    Query::new(Sql::DeleteLinesWithoutBatch, values.into())
+}
+
+fn trim_unaccepted_lines(before: Timestamp) -> Query<'static> {
+    // Ids begin with the milliseconds of their creation.
+    let millis = u64::try_from(before.as_millisecond()).unwrap_or_default();
+    let first_id = uuid::Uuid::from_u128(u128::from(millis) << 80);
+    let values = values! {":before": first_id};
+    Query::new(Sql::DeleteUnacceptedLines, values.into())
 }
 
 /// The last statement affects no row if the key has accepted another batch.

@@ -27,6 +27,10 @@ impl BatchRecords for SqliteStore {
             .is_positive(Task::AcceptBatch(Box::new(batch), key))
     }
 
+    fn remove_unaccepted_lines(&self, batch: BatchId) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.queue.execute(Task::RemoveUnacceptedLines(batch))
+    }
+
     fn batch(&self, id: BatchId) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
         Box::pin(self.readers.read(move |db| batches::find(db, id)))
     }

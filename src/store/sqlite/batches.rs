@@ -161,6 +161,13 @@ pub fn add_lines(
     Ok(())
 }
 
+/// Removes the lines of a batch that is not accepted.
+pub fn remove_unaccepted(sql: &mut Statements<'_>, id: BatchId) -> rusqlite::Result<()> {
+    sql.delete_lines_without_batch
+        .execute(named_params! {":batch": id.0.as_bytes()})
+        .map(drop)
+}
+
 /// Returns false if the key has accepted another batch.
 pub fn accept(
     sql: &mut Statements<'_>,

@@ -114,6 +114,10 @@ impl<'c> Executor<'c> {
                 batches::add_lines(&mut self.sql, *id, lines)?;
                 Ok(0)
             }
+            Task::RemoveUnacceptedLines(id) => {
+                batches::remove_unaccepted(&mut self.sql, *id)?;
+                Ok(0)
+            }
             Task::AcceptBatch(batch, key) => {
                 let is_new = batches::accept(&mut self.sql, batch, key.as_ref())?;
                 Ok(u64::from(is_new))
@@ -380,6 +384,12 @@ impl<'c> Executor<'c> {
 fn frees_space(task: &Task) -> bool {
     matches!(
         task,
-        Task::Delete(_) | Task::Vacuum | Task::TrimUsage(_) | Task::TrimBatches(_) | Task::Close(_)
+        Task::Delete(_)
+            | Task::Vacuum
+            | Task::TrimUsage(_)
+            | Task::TrimBatches(_)
+            | Task::TrimUnacceptedLines(_)
+            | Task::RemoveUnacceptedLines(_)
+            | Task::Close(_)
     )
 }

@@ -205,8 +205,13 @@ statements! {
              AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = b.id) LIMIT 1) \
              RETURNING id",
         delete_batch_lines: "DELETE FROM batch_lines WHERE batch = :batch",
-        delete_unaccepted_lines: "DELETE FROM batch_lines WHERE batch < :before \
-             AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = batch)",
+        delete_lines_without_batch: "DELETE FROM batch_lines WHERE batch = :batch \
+             AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = :batch)",
+        /// Finds one line of each batch, instead of reading all lines.
+        delete_unaccepted_lines: "WITH RECURSIVE ids (id) AS (SELECT min(batch) FROM batch_lines UNION ALL \
+             SELECT (SELECT min(l.batch) FROM batch_lines l WHERE l.batch > ids.id) FROM ids WHERE ids.id < :before) \
+             DELETE FROM batch_lines WHERE batch IN (SELECT ids.id FROM ids WHERE ids.id < :before \
+             AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = ids.id))",
         /// A schedule that is new, or has other times.
         upsert_schedule: "INSERT INTO schedules (agent, name, times, handled_at, is_paused) \
              VALUES (:agent, :name, :times, :at, 0) ON CONFLICT (agent, name) \

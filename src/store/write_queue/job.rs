@@ -49,6 +49,8 @@ pub enum Task {
     Vacuum,
     /// Adds lines to a batch that is not accepted yet, and returns 0.
     AddBatchLines(BatchId, Vec<BatchLine>),
+    /// Removes the lines of a batch that is not accepted, and returns 0.
+    RemoveUnacceptedLines(BatchId),
     /// Makes a batch of its lines. Returns 1, or 0 if its key has accepted another.
     AcceptBatch(Box<Batch>, Option<BatchKey>),
     /// Changes a batch or one of its lines, and returns 0.

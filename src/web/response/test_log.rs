@@ -283,6 +283,9 @@ impl BatchRecords for Log {
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
         unreachable!("a stream has no batches")
     }
+    fn remove_unaccepted_lines(&self, _: BatchId) -> BoxFuture<'_, Result<(), StoreError>> {
+        unreachable!("a stream has no batches")
+    }
     fn batch(&self, _: BatchId) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
         unreachable!("a stream has no batches")
     }

@@ -15,10 +15,10 @@ use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
-use tracing::info;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
 
-use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine, MAX_LINES};
+use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine, MAX_LINES, MAX_RECORDING};
 use crate::domain::run::now;
 use crate::engine::request::StartError;
 use crate::store::StoreError;
@@ -189,11 +189,20 @@ pub async fn create(
         return replay(&state, &links, &batch, earlier).await;
     }
     check_accepts(&state, &batch).await?;
-    let lines = add_lines(&state, &batch, &bytes).await?;
-    let batch = Batch { lines, ..batch };
     let store = state.runner.store();
+    let lines = timeout(MAX_RECORDING, add_lines(&state, &batch, &bytes)).await;
+    let lines = match lines.unwrap_or_else(|_| Err(recording_timeout())) {
+        Ok(lines) => lines,
+        Err(problem) => {
+            remove_lines(store.as_ref(), batch.id).await;
+            return Err(problem);
+        }
+    };
+    let batch = Batch { lines, ..batch };
+    // After an error its lines stay for a while: the batch may have been accepted nevertheless.
     if !store.accept_batch(batch.clone(), key.clone()).await? {
         // Another request with the same key was quicker.
+        remove_lines(store.as_ref(), batch.id).await;
         let earlier = match key {
             Some(key) => store.batch_with_key(key).await?,
             None => None,
@@ -273,6 +282,24 @@ async fn add_lines(state: &AppState, batch: &Batch, bytes: &Bytes) -> Result<u64
     }
     store.add_batch_lines(batch.id, part).await?;
     Ok(lines.len() as u64)
+}
+
+/// Removes the lines of a batch that is not accepted.
+async fn remove_lines(store: &dyn RunStore, batch: BatchId) {
+    if let Err(error) = store.remove_unaccepted_lines(batch).await {
+        warn!(error = %error, "The lines of {batch}, which was not accepted, are removed later: {error}");
+    }
+}
+
+fn recording_timeout() -> Problem {
+    Problem::new(
+        StatusCode::REQUEST_TIMEOUT,
+        ProblemCode::RequestTimeout,
+        format!(
+            "the lines were not recorded within {} s; try again later",
+            MAX_RECORDING.as_secs()
+        ),
+    )
 }
 
 /// The batch that an earlier request with the same key has made.

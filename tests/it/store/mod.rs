@@ -20,6 +20,7 @@ macro_rules! shared_stories {
     };
 }
 
+mod batch_lines;
 mod data_directory;
 mod deletion;
 mod event_log;

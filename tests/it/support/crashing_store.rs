@@ -335,6 +335,9 @@ impl BatchRecords for CrashingStore {
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.inner.accept_batch(a, b)
     }
+    fn remove_unaccepted_lines(&self, a: BatchId) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.remove_unaccepted_lines(a)
+    }
     fn batch(&self, a: BatchId) -> BoxFuture<'_, Result<Option<Batch>, StoreError>> {
         self.inner.batch(a)
     }
