@@ -7,13 +7,15 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::domain::batch::{Batch, BatchId, BatchLine};
 use crate::domain::run::{RunId, now};
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::runner::Runner;
+use crate::engine::state::period_budgets::BudgetExhausted;
 use crate::standing_task;
 use crate::store::batches::{BatchChange, LineQuery};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
@@ -27,17 +29,60 @@ const MAX_RUNS: usize = 50;
 const MAX_BATCHES: usize = 4;
 /// When a step is tried again that the store or a full queue prevented.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// When a used-up budget is looked at again, unless it resets before: the clock may have been wrong.
+const BUDGET_INTERVAL: Duration = Duration::from_secs(60);
 /// How long one wait for the end of a run takes at most.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 /// How long the idempotency key of a line is kept, unless its run is deleted before.
 const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
-/// How old lines have to be whose request ended before the batch was accepted.
-const UNACCEPTED_AGE: SignedDuration = SignedDuration::from_hours(1);
 
 pub struct Feeder {
     runner: Runner,
     settings: Arc<Settings>,
     handle: Arc<FeederHandle>,
+}
+
+/// A batch that is not fed any more: it has ended, or has no runs and waits for a budget.
+struct Fed {
+    batch: Batch,
+    exhausted: Option<BudgetExhausted>,
+}
+
+/// A line that waits for a budget.
+struct Deferred {
+    line: BatchLine,
+    exhausted: BudgetExhausted,
+}
+
+/// A wait for a budget.
+struct BudgetWait {
+    exhausted: BudgetExhausted,
+    until: Instant,
+}
+
+impl BudgetWait {
+    fn new(exhausted: BudgetExhausted) -> Self {
+        let remaining = exhausted.resets_at.duration_since(now());
+        let remaining = Duration::try_from(remaining).unwrap_or_default();
+        let pause = remaining.clamp(RETRY_INTERVAL, BUDGET_INTERVAL);
+        Self {
+            exhausted,
+            until: Instant::now() + pause,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.until <= Instant::now()
+    }
+}
+
+/// Why a line has no run.
+enum Refusal {
+    /// The queue is full, or the store does not work.
+    Busy,
+    Budget(BudgetExhausted),
+    /// For good; the JSON of the problem.
+    Rejected(String),
 }
 
 impl Feeder {
@@ -57,11 +102,6 @@ impl Feeder {
     async fn run_until(&self, stop: CancellationToken) {
         let leadership = self.runner.leadership();
         let feed = async {
-            leadership.gained().await;
-            let before = now().checked_sub(UNACCEPTED_AGE).unwrap_or(Timestamp::MIN);
-            if let Err(error) = self.runner.store().trim_unaccepted_lines(before).await {
-                warn!(error = %error, "Lines of batches that were not accepted are removed by the next start: {error}");
-            }
             loop {
                 leadership.gained().await;
                 tokio::select! {
@@ -77,9 +117,11 @@ impl Feeder {
     }
 
     async fn feed_all(&self) {
-        let mut feeds: FuturesUnordered<BoxFuture<'_, Batch>> = FuturesUnordered::new();
+        let mut feeds: FuturesUnordered<BoxFuture<'_, Fed>> = FuturesUnordered::new();
         let mut fed: HashSet<BatchId> = HashSet::new();
         let mut by_owner: HashMap<Option<String>, usize> = HashMap::new();
+        // Those of batches that have not ended.
+        let mut waits: HashMap<BatchId, BudgetWait> = HashMap::new();
         loop {
             let mut is_complete = true;
             match self.runner.store().unfinished_batches().await {
@@ -90,6 +132,10 @@ impl Feeder {
                                 // Another node may have accepted the cancel.
                                 self.handle.cancel(batch.id);
                             }
+                            continue;
+                        }
+                        let wait = waits.get(&batch.id);
+                        if batch.cancel_reason.is_none() && wait.is_some_and(|it| !it.is_over()) {
                             continue;
                         }
                         let active = by_owner.entry(batch.owner.clone()).or_default();
@@ -103,23 +149,27 @@ impl Feeder {
                 Err(StoreError::Closed) => return,
                 Err(_) => is_complete = false,
             }
+            let open_waits = waits.values().filter(|wait| !wait.is_over());
+            let next_wait = open_waits.map(|wait| wait.until).min();
             tokio::select! {
-                Some(batch) = feeds.next() => {
-                    fed.remove(&batch.id);
-                    if let Some(active) = by_owner.get_mut(&batch.owner) {
+                Some(end) = feeds.next() => {
+                    fed.remove(&end.batch.id);
+                    if let Some(active) = by_owner.get_mut(&end.batch.owner) {
                         *active -= 1;
                     }
                     by_owner.retain(|_, active| *active > 0);
+                    update_waits(&mut waits, end);
                 }
                 () = self.handle.changed() => {}
                 () = self.runner.leadership().poll() => {}
+                () = sleep_until(next_wait) => {}
                 () = tokio::time::sleep(RETRY_INTERVAL), if !is_complete => {}
             }
         }
     }
 
-    /// Feeds one batch to its end.
-    async fn feed(&self, batch: Batch) -> Batch {
+    /// Feeds one batch to its end, or until it has no runs and waits for a budget: other batches are fed meanwhile.
+    async fn feed(&self, batch: Batch) -> Fed {
         let token = self.handle.enter(batch.id);
         // Read after the token is there: a cancel in between is seen in one of both.
         if retried(|| self.runner.store().batch(batch.id))
@@ -131,8 +181,11 @@ impl Feeder {
         let mut lines = VecDeque::new();
         let mut from = Some(0);
         let mut running = FuturesUnordered::new();
+        let mut wait: Option<BudgetWait> = None;
         loop {
-            while running.len() < MAX_RUNS {
+            // A cancelled batch waits for nothing.
+            wait = wait.filter(|it| !it.is_over() && !token.is_cancelled());
+            while wait.is_none() && running.len() < MAX_RUNS {
                 if let (true, Some(start)) = (lines.is_empty(), from) {
                     lines.extend(self.open_lines(batch.id, start).await);
                     from = lines.back().map(|line: &BatchLine| line.index + 1);
@@ -142,16 +195,29 @@ impl Feeder {
                     None => break,
                 }
             }
-            if running.next().await.is_none() {
+            if running.is_empty() {
                 break;
+            }
+            tokio::select! {
+                settled = running.next() => {
+                    if let Some(Some(Deferred { line, exhausted })) = settled {
+                        lines.push_front(line);
+                        wait = Some(BudgetWait::new(exhausted));
+                    }
+                }
+                () = sleep_until(wait.as_ref().map(|wait| wait.until)) => {}
+                () = token.cancelled(), if wait.is_some() => {}
             }
         }
         drop(running);
-        let finish = BatchChange::Finish { at: now() };
-        retried(|| self.runner.store().change_batch(batch.id, finish.clone())).await;
+        let exhausted = wait.map(|wait| wait.exhausted);
+        if exhausted.is_none() {
+            let finish = BatchChange::Finish { at: now() };
+            retried(|| self.runner.store().change_batch(batch.id, finish.clone())).await;
+            info!(agent = %batch.agent, "{} has ended: {} lines", batch.id, batch.lines);
+        }
         self.handle.leave(batch.id);
-        info!(agent = %batch.agent, "{} has ended: {} lines", batch.id, batch.lines);
-        batch
+        Fed { batch, exhausted }
     }
 
     async fn open_lines(&self, batch: BatchId, from: u32) -> Vec<BatchLine> {
@@ -164,24 +230,30 @@ impl Feeder {
         retried(|| self.runner.store().batch_lines(query)).await
     }
 
-    /// Starts the run of a line, unless it has one, and waits for its end.
-    async fn settle(&self, batch: &Batch, line: BatchLine, token: &CancellationToken) {
-        let run = match (line.run, line.body) {
+    /// Starts the run of a line, unless it has one, and waits for its end. Returns the line if it has to wait for a budget.
+    async fn settle(
+        &self,
+        batch: &Batch,
+        line: BatchLine,
+        token: &CancellationToken,
+    ) -> Option<Deferred> {
+        let run = match (line.run, line.body.as_deref()) {
             (Some(run), _) => run,
             (None, Some(body)) => match self.start(batch, line.index, body, token).await {
-                Some(run) => run,
-                None => return,
+                Ok(run) => run?,
+                Err(exhausted) => return Some(Deferred { line, exhausted }),
             },
-            (None, None) => return,
+            (None, None) => return None,
         };
         tokio::select! {
-            () = wait_for_end(&self.runner, run) => return,
+            () = wait_for_end(&self.runner, run) => return None,
             () = token.cancelled() => {}
         }
         let batch = retried(|| self.runner.store().batch(batch.id)).await;
         let reason = batch.and_then(|batch| batch.cancel_reason);
         retried(|| Box::pin(self.runner.cancel(run, reason.clone()))).await;
         wait_for_end(&self.runner, run).await;
+        None
     }
 
     /// Starts the run of a line; `None` if it was rejected, or the batch is cancelled.
@@ -189,52 +261,88 @@ impl Feeder {
         &self,
         batch: &Batch,
         index: u32,
-        body: String,
+        body: &str,
         token: &CancellationToken,
-    ) -> Option<RunId> {
-        let change = loop {
+    ) -> Result<Option<RunId>, BudgetExhausted> {
+        let refusal = loop {
             if token.is_cancelled() {
-                return None;
+                break None;
             }
-            let request =
-                line::run_request(&body, &batch.agent, batch.owner.as_deref(), &self.settings);
-            let started = match Box::pin(request).await {
-                Ok(request) => {
-                    let request = RunRequest {
-                        claim: Some(claim(batch.id, index)),
-                        ..request
-                    };
-                    Box::pin(self.runner.start(request)).await.map(|run| run.id)
-                }
-                Err(problem) => {
-                    let problem = line::problem_json(&problem);
-                    break BatchChange::Rejected { index, problem };
-                }
-            };
-            match started {
-                Ok(run) => break BatchChange::Started { index, run },
-                Err(StartError::Store(StoreError::AlreadyClaimed(claimed))) => {
-                    let run = claimed.run;
-                    break BatchChange::Started { index, run };
-                }
-                // Runs of others go first as long as the queue is full.
-                Err(StartError::QueueFull(_) | StartError::Store(_) | StartError::Draining) => {
+            match self.try_start(batch, index, body).await {
+                Ok(run) => return Ok(Some(self.record_start(batch.id, index, run).await)),
+                Err(Refusal::Busy) => {
                     tokio::select! {
                         () = tokio::time::sleep(RETRY_INTERVAL) => {}
                         () = token.cancelled() => {}
                     }
                 }
-                Err(error) => {
-                    let problem = line::problem_json(&error.into());
-                    break BatchChange::Rejected { index, problem };
-                }
+                Err(refusal) => break Some(refusal),
             }
         };
-        retried(|| self.runner.store().change_batch(batch.id, change.clone())).await;
-        match change {
-            BatchChange::Started { run, .. } => Some(run),
-            _ => None,
+        // A process that died before it recorded the start has perhaps started the run that is refused now.
+        let key = claim(batch.id, index).key;
+        let claimed = retried(|| self.runner.store().claimed_run(key.clone())).await;
+        if let Some(claimed) = claimed {
+            let run = self.record_start(batch.id, index, claimed.run).await;
+            return Ok(Some(run));
         }
+        match refusal {
+            Some(Refusal::Budget(exhausted)) => return Err(exhausted),
+            Some(Refusal::Rejected(problem)) => {
+                let change = BatchChange::Rejected { index, problem };
+                retried(|| self.runner.store().change_batch(batch.id, change.clone())).await;
+            }
+            Some(Refusal::Busy) | None => {}
+        }
+        Ok(None)
+    }
+
+    async fn try_start(&self, batch: &Batch, index: u32, body: &str) -> Result<RunId, Refusal> {
+        let owner = batch.owner.as_deref();
+        let request = line::run_request(body, &batch.agent, owner, &self.settings);
+        let request = Box::pin(request).await;
+        let request = request.map_err(|it| Refusal::Rejected(line::problem_json(&it)))?;
+        let request = RunRequest {
+            claim: Some(claim(batch.id, index)),
+            ..request
+        };
+        match Box::pin(self.runner.start(request)).await {
+            Ok(run) => Ok(run.id),
+            Err(StartError::Store(StoreError::AlreadyClaimed(claimed))) => Ok(claimed.run),
+            // Runs of others go first as long as the queue is full.
+            Err(StartError::QueueFull(_) | StartError::Store(_) | StartError::Draining) => {
+                Err(Refusal::Busy)
+            }
+            Err(StartError::BudgetExhausted(exhausted)) => Err(Refusal::Budget(exhausted)),
+            Err(error) => Err(Refusal::Rejected(line::problem_json(&error.into()))),
+        }
+    }
+
+    async fn record_start(&self, batch: BatchId, index: u32, run: RunId) -> RunId {
+        let change = BatchChange::Started { index, run };
+        retried(|| self.runner.store().change_batch(batch, change.clone())).await;
+        run
+    }
+}
+
+/// Keeps the wait of a batch that is to be fed again, and says so once for each period of its budget.
+fn update_waits(waits: &mut HashMap<BatchId, BudgetWait>, fed: Fed) {
+    let Fed { batch, exhausted } = fed;
+    let earlier = waits.remove(&batch.id);
+    let Some(exhausted) = exhausted else {
+        return;
+    };
+    if earlier.is_none_or(|it| it.exhausted != exhausted) {
+        info!(agent = %batch.agent, budget.name = %exhausted.name, "{} waits: {exhausted}", batch.id);
+    }
+    waits.insert(batch.id, BudgetWait::new(exhausted));
+}
+
+/// Never ends without a time.
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -25,12 +25,14 @@ impl FeederHandle {
 
     /// Starts no more runs of a batch and cancels those that it has started. Its cancel is in the record.
     pub fn cancel(&self, id: BatchId) {
-        if let Some(token) = self.active.lock().get(&id) {
-            token.cancel();
+        match self.active.lock().get(&id) {
+            Some(token) => token.cancel(),
+            // Perhaps it waits for a budget; it is fed once more, to its end.
+            None => self.changed.notify_one(),
         }
     }
 
-    /// Waits until a batch was accepted.
+    /// Waits until a batch was accepted, or cancelled while it is not fed.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }

@@ -1,5 +1,6 @@
 //! Batches: many runs of one request.
 
+mod budgets;
 mod kills;
 mod results;
 

@@ -1,5 +1,8 @@
 //! What becomes of the lines of a batch.
 
+use std::collections::BTreeSet;
+
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -135,6 +138,17 @@ async fn a_repeated_idempotency_key_returns_the_batch_of_the_first_request() {
     let why = send_batch(&app, "k", &lines(4)).await.problem(422);
     assert!(why.contains("another body"), "{why}");
     assert_ne!(accepted(&send_batch(&app, "k2", &lines(3)).await), id);
+}
+
+#[tokio::test]
+async fn simultaneous_requests_with_one_key_leave_the_lines_of_one() {
+    let app = app().await;
+    let body = lines(300);
+    let requests = (0..8).map(|_| send_batch(&app, "k", &body));
+    let responses = join_all(requests).await;
+    let ids = responses.iter().map(|it| it.json()["id"].to_string());
+    assert_eq!(ids.collect::<BTreeSet<_>>().len(), 1);
+    assert_eq!(app.database().count("batch_lines"), 300);
 }
 
 #[tokio::test]
