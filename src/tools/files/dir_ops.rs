@@ -10,7 +10,6 @@ use cap_std::fs::{Dir, File, Metadata, MetadataExt, Permissions, PermissionsExt}
 use cap_tempfile::TempFile;
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
-use uuid::Uuid;
 
 use crate::tools::files::workdir_fs::{OpenedEntry, WorkdirFs};
 
@@ -156,7 +155,7 @@ pub fn copy_file(
     to.as_file().set_permissions(mode)?;
     fs.stop.check()?;
     // The temporary file replaces what has its name, so it gets a name that nothing has, and then its own.
-    let unique = OsString::from(format!(".{}.tmp", Uuid::now_v7().as_simple()));
+    let unique = OsString::from(format!(".{:032x}.tmp", fastrand::u128(..)));
     to.replace(&unique)?;
     let renamed = rename_new(fs, (dir, &unique), (dir, name));
     if renamed.is_err() {

@@ -100,9 +100,12 @@ pub fn redact_value(mut text: String, value: &str) -> String {
     if text.contains(value) {
         text = text.replace(value, MASK);
     }
-    let half = value.floor_char_boundary(MIN_SECRET_BYTES.max(value.len().div_ceil(2)));
-    let beginning = &value[..half];
-    if beginning.len() < MIN_SECRET_BYTES || !text.contains(beginning) {
+    let half = MIN_SECRET_BYTES.max(value.len().div_ceil(2));
+    let half = (half..value.len()).find(|at| value.is_char_boundary(*at));
+    let Some(beginning) = half.map(|half| &value[..half]) else {
+        return text;
+    };
+    if !text.contains(beginning) {
         return text;
     }
     let mut redacted = String::with_capacity(text.len());

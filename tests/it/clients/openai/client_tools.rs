@@ -230,7 +230,7 @@ async fn a_message_after_refused_results_is_added_once() {
     };
     let (rain, sun) = (result(&all[0], "rain"), result(&all[1], "sun"));
     for _ in 0..2 {
-        let refused = chat(&app, &with(&[sun.clone()]), false).await;
+        let refused = chat(&app, &with(std::slice::from_ref(&sun)), false).await;
         assert_eq!(refused.status, 400, "{}", refused.text);
     }
     let got = chat(&app, &with(&[sun.clone(), rain]), false).await;
