@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
-use crate::domain::event::EventKind;
+use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::{ArgumentsExcerpt, TextExcerpt};
 use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::{CallLimit, Usage};
@@ -246,12 +246,13 @@ async fn execute_when_approved(
     if let Some(playback) = &playback {
         playback.begin_call(context.run.scope.run, *turn, position + 1, call);
     }
-    // What an earlier process began after a decision is not decided again. Without one, that process had rejected the call: only
+    // What an earlier process began once it was approved is not decided again. Otherwise that process had rejected the call: only
     // forks have delegations that began elsewhere.
-    let is_decided = batch.has_started(call)
-        && (recorded_calls.decisions.contains_key(&call.id)
-            || batch.toolbox.effect(&call.name) == Some(Effect::Delegating));
-    let mut needs_approval = context.run.agent.approve.contains(&call.name) && !is_decided;
+    let decision = recorded_calls.decisions.get(&call.id);
+    let is_approved = decision.is_some_and(|it| it.decision == Decision::Approved)
+        || batch.toolbox.effect(&call.name) == Some(Effect::Delegating);
+    let mut needs_approval =
+        context.run.agent.approve.contains(&call.name) && !(batch.has_started(call) && is_approved);
     let mut rejection = None;
     if needs_approval {
         let owner = context.run.tree.owner.as_deref();
