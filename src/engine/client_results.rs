@@ -47,6 +47,11 @@ pub async fn deliver(
                 ResultsDelivery::Missing(position) => {
                     return Err(ClientResultsError::Missing(position));
                 }
+                // If the others are refused, these count.
+                ResultsDelivery::AlreadyGiven(settled) => {
+                    settled.cancelled().await;
+                    continue;
+                }
                 ResultsDelivery::TooLate => return Err(ClientResultsError::NotWaiting(id)),
                 ResultsDelivery::Unknown => {}
             }

@@ -139,6 +139,7 @@ pub struct ClaimedRun {
     /// See [`IdempotencyClaim::body_hash`].
     pub body_hash: [u8; 32],
     /// See [`RequestClaim::number`]; `None` if the request started the run.
+    #[serde(rename = "message")]
     pub number: Option<u32>,
 }
 

@@ -167,9 +167,29 @@ impl Journal {
         kinds: Vec<EventKind>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
+        if let Change::Claim(_) = &change {
+            return self.append_claim(run, change, steps, kinds).await;
+        }
         let (write, charge) = build_charged_write(run, change, steps, kinds);
         let result = self.store.write(complete_write(run, write)).await;
         budget_charges::settle(run, charge, result.is_ok());
+        suspend_on_error(run, result)
+    }
+
+    /// Commits what a request with an idempotency key brings. If an earlier request had the key, nothing is recorded, and the run
+    /// continues: so warnings and turns are left to the next write.
+    async fn append_claim(
+        &self,
+        run: &ActiveRun,
+        change: Change,
+        steps: Vec<Step>,
+        kinds: Vec<EventKind>,
+    ) -> Result<u64, StoreError> {
+        let write = build_write(run, change, steps.clone(), kinds);
+        let result = self.store.write(write).await;
+        if result.is_ok() {
+            run.turn_log.add_steps(&steps);
+        }
         suspend_on_error(run, result)
     }
 

@@ -333,8 +333,8 @@ impl ActiveRun {
                 | StoreError::SourceDeleted(_)
                 | StoreError::SessionChanged
         ) {
-            // Another run has its idempotency key or its place in the session, or its source is gone: this run was never
-            // accepted.
+            // Another run has its idempotency key or its place in the session, or its source is gone: this run, or what a
+            // request brought to it, was never accepted.
             return;
         }
         if self.tree.suspension.mark() {

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::attachment::Attachment;
 use crate::domain::run::RunId;
@@ -23,6 +24,7 @@ struct Waiter {
     positions: Vec<u32>,
     /// `None` if results are on their way.
     sender: Option<oneshot::Sender<ResultsMessage>>,
+    settled: CancellationToken,
 }
 
 /// The result of a call, as its client sends it.
@@ -58,7 +60,9 @@ pub enum ResultsDelivery {
     Delivered(oneshot::Receiver<Result<(), StoreError>>),
     /// The call at this position waits and has no result.
     Missing(u32),
-    /// The calls of this turn have results, or their run has ended.
+    /// Other results came first. The token is cancelled once they are committed or refused.
+    AlreadyGiven(CancellationToken),
+    /// The calls are of another turn.
     TooLate,
     /// This process does not know that the run waits.
     Unknown,
@@ -78,7 +82,7 @@ impl ClientCalls {
             return ResultsDelivery::Missing(*missing);
         }
         let Some(sender) = waiter.sender.take() else {
-            return ResultsDelivery::TooLate;
+            return ResultsDelivery::AlreadyGiven(waiter.settled.clone());
         };
         let (ack, committed) = oneshot::channel();
         let message = ResultsMessage {
@@ -100,22 +104,26 @@ impl ClientCalls {
 pub struct WaitingCalls<'c> {
     calls: &'c ClientCalls,
     run: RunId,
+    settled: CancellationToken,
     pub receiver: oneshot::Receiver<ResultsMessage>,
 }
 
 impl<'c> WaitingCalls<'c> {
     pub fn register(calls: &'c ClientCalls, run: RunId, turn: u32, positions: Vec<u32>) -> Self {
         let (sender, receiver) = oneshot::channel();
+        let settled = CancellationToken::new();
         let waiter = Waiter {
             turn,
             positions,
             sender: Some(sender),
+            settled: settled.clone(),
         };
         calls.lock().insert(run, waiter);
         calls.registered.notify_waiters();
         Self {
             calls,
             run,
+            settled,
             receiver,
         }
     }
@@ -123,16 +131,20 @@ impl<'c> WaitingCalls<'c> {
     /// Waits for other results, because those that came were refused.
     pub fn renew(&mut self) {
         let (sender, receiver) = oneshot::channel();
+        let settled = CancellationToken::new();
         self.receiver = receiver;
         if let Some(waiter) = self.calls.lock().get_mut(&self.run) {
             waiter.sender = Some(sender);
+            waiter.settled = settled.clone();
         }
         self.calls.registered.notify_waiters();
+        std::mem::replace(&mut self.settled, settled).cancel();
     }
 }
 
 impl Drop for WaitingCalls<'_> {
     fn drop(&mut self) {
         self.calls.lock().remove(&self.run);
+        self.settled.cancel();
     }
 }
