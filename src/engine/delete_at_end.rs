@@ -9,10 +9,12 @@ use crate::domain::run::{Run, RunId};
 use crate::engine::cluster::wait;
 use crate::engine::context::{Engine, RunContext};
 use crate::store::StoreError;
+use crate::store::outbox::DeliveryStatus;
 
-/// The pause after a failure.
+/// The first pause after a failure, or while a webhook is not delivered; it doubles up to [`MAX_RETRY_INTERVAL`].
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long an ended run stays of which this process has seen no client: its client may wait at another node, or come back after
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
+/// How long an ended run stays at least, unless its client has the response: a client may wait at another node, or come back after
 /// a restart.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -40,6 +42,9 @@ impl RunUse {
     /// Deletes the run, which has ended, unless another client uses it. If that fails, it is tried again later.
     pub async fn finish(mut self) {
         let (engine, run) = (Arc::clone(&self.engine), self.run);
+        if !matches!(has_pending_delivery(&engine, run).await, Ok(false)) {
+            return;
+        }
         self.is_over = engine.temporary_runs.end_unless_last(run);
         if self.is_over {
             return;
@@ -98,19 +103,30 @@ async fn delete_at_end(engine: Arc<Engine>, id: RunId) {
 }
 
 async fn delete(engine: &Engine, id: RunId) {
+    let mut pause = RETRY_INTERVAL;
     loop {
-        let Err(error) = delete_ended(engine, id).await else {
-            return;
-        };
-        warn!(run.id = %id, "Cannot delete {id}: {error}");
-        if matches!(error, StoreError::Closed | StoreError::Corrupt(_)) {
-            return;
+        match delete_ended(engine, id).await {
+            Ok(true) => return,
+            // Its webhooks are delivered first.
+            Ok(false) => {}
+            Err(error) => {
+                warn!(run.id = %id, "Cannot delete {id}: {error}");
+                if matches!(error, StoreError::Closed | StoreError::Corrupt(_)) {
+                    return;
+                }
+            }
         }
         tokio::select! {
-            () = tokio::time::sleep(RETRY_INTERVAL) => {}
+            () = tokio::time::sleep(pause) => pause = MAX_RETRY_INTERVAL.min(2 * pause),
             () = engine.shutdown.cancelled() => return,
         }
     }
+}
+
+async fn has_pending_delivery(engine: &Engine, id: RunId) -> Result<bool, StoreError> {
+    let deliveries = engine.journal.store().deliveries(id).await?;
+    let mut deliveries = deliveries.into_iter();
+    Ok(deliveries.any(|delivery| delivery.status == DeliveryStatus::Pending))
 }
 
 /// Returns when the run has ended, or if there is none.
@@ -132,10 +148,17 @@ async fn wait_for_end(engine: &Arc<Engine>, id: RunId) {
     }
 }
 
-async fn delete_ended(engine: &Engine, id: RunId) -> Result<(), StoreError> {
+/// Returns false if the run cannot be deleted yet.
+async fn delete_ended(engine: &Engine, id: RunId) -> Result<bool, StoreError> {
     let store = engine.journal.store();
     match store.run(id).await? {
-        Some(run) if run.status.is_terminal() => store.delete(id).await.map(drop),
-        _ => Ok(()),
+        Some(run) if run.status.is_terminal() => {
+            if has_pending_delivery(engine, id).await? {
+                return Ok(false);
+            }
+            store.delete(id).await?;
+            Ok(true)
+        }
+        _ => Ok(true),
     }
 }

@@ -19,7 +19,6 @@ pub struct TemporaryRuns {
 struct TemporaryRun {
     /// How many clients need its record.
     uses: usize,
-    was_used: bool,
     /// Whether the client that came last wants it to stay.
     is_kept: bool,
     /// Notified of each change of the above.
@@ -45,7 +44,6 @@ impl TemporaryRuns {
             return false;
         };
         run.uses += 1;
-        run.was_used = true;
         run.is_kept = is_kept;
         run.changed.notify_one();
         true
@@ -85,14 +83,17 @@ impl TemporaryRuns {
         (!is_used).then(|| runs.remove(&id).is_some_and(|run| !run.is_kept))
     }
 
-    /// Like [`TemporaryRuns::take_unused`] once no client uses the run. If none has, one has `grace` to come. For one caller
-    /// a run.
+    /// Like [`TemporaryRuns::take_unused`] once no client uses the run, and not before `grace` has passed: clients at other nodes are
+    /// not known here, nor those that are about to come. For one caller a run.
     pub async fn take(&self, id: RunId, grace: Duration) -> bool {
-        if let Some((changed, false)) = self.changes(id) {
-            let _ = tokio::time::timeout(grace, changed.notified()).await;
-        }
+        let removed = async {
+            while let Some(changed) = self.changes(id) {
+                changed.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(grace, removed).await;
         loop {
-            let Some((changed, _)) = self.changes(id) else {
+            let Some(changed) = self.changes(id) else {
                 return false;
             };
             if let Some(is_deleted) = self.take_unused(id) {
@@ -102,11 +103,9 @@ impl TemporaryRuns {
         }
     }
 
-    /// What is notified of changes, and whether a client has used the run.
-    fn changes(&self, id: RunId) -> Option<(Arc<Notify>, bool)> {
-        let runs = self.lock();
-        let run = runs.get(&id)?;
-        Some((Arc::clone(&run.changed), run.was_used))
+    /// What is notified of changes.
+    fn changes(&self, id: RunId) -> Option<Arc<Notify>> {
+        Some(Arc::clone(&self.lock().get(&id)?.changed))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, TemporaryRun>> {
@@ -153,7 +152,7 @@ mod tests {
             assert!(!runs.end_unless_last(id));
             runs.end_use(id);
         };
-        let (is_deleted, ()) = tokio::join!(runs.take(id, hour), use_twice);
+        let (is_deleted, ()) = tokio::join!(runs.take(id, Duration::ZERO), use_twice);
         assert!(is_deleted);
 
         runs.add(id);
