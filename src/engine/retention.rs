@@ -11,10 +11,10 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Retention, RetentionLimit};
 use crate::domain::batch::MAX_RECORDING;
 use crate::domain::run::{RunId, Status, now};
-use crate::engine::wall_clock::WallClock;
+use crate::engine::wall_clock::{self, WallClock};
 use crate::store::StoreError;
 use crate::store::batches::BatchRecords;
-use crate::store::encoding::clock_skew::created_ms;
+use crate::store::encoding::clock_skew::{created_ms, first_id};
 use crate::store::leadership::Leadership;
 use crate::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
@@ -104,22 +104,27 @@ async fn trusted_now(
     store: &dyn RunRetention,
     clock: &mut Option<WallClock>,
 ) -> Result<Option<Timestamp>, StoreError> {
+    let (now, at) = (now(), Instant::now());
     let newest = match clock {
         Some(_) => None,
-        None => newest_ended(store).await?,
+        // Those of the last hour may have been made by a clock that is wrong now.
+        None => newest_ended(store, now.checked_sub(wall_clock::PROBATION).ok()).await?,
     };
-    let (now, at) = (now(), Instant::now());
     let clock = clock.get_or_insert_with(|| WallClock::new(now, at, newest));
     Ok(clock.read(now, at).then_some(now))
 }
 
-/// When the newest ended root was created.
-async fn newest_ended(store: &dyn RunRetention) -> Result<Option<Timestamp>, StoreError> {
+/// When the newest ended root was created that is older than this time.
+async fn newest_ended(
+    store: &dyn RunRetention,
+    before: Option<Timestamp>,
+) -> Result<Option<Timestamp>, StoreError> {
+    let before = before.map(first_id);
     let mut newest = None;
     for status in [Status::Completed, Status::Failed, Status::Cancelled] {
         let query = NthNewestQuery {
             status,
-            before: None,
+            before,
             offset: 0,
         };
         newest = newest.max(store.nth_newest_ended(query).await?);

@@ -10,7 +10,7 @@ const MAX_DRIFT: SignedDuration = SignedDuration::from_mins(5);
 /// How far the first reading may be after the newest record.
 const MAX_GAP: SignedDuration = SignedDuration::from_hours(24);
 /// How long both clocks have to agree until a clock is trusted again.
-const PROBATION: Duration = Duration::from_secs(3600);
+pub const PROBATION: Duration = Duration::from_secs(3600);
 
 /// The last reading of the wall clock, and of the monotonic one. The latter stops while the machine is suspended, so
 /// that a suspended machine counts as a jump.

@@ -2,6 +2,7 @@
 //! New ids always sort after those in the store, so after the clock was set back they are ahead of it.
 
 use jiff::Timestamp;
+use uuid::Uuid;
 
 use crate::domain::run::RunId;
 use crate::store::encoding::integers::signed;
@@ -46,6 +47,12 @@ pub fn id_millis(id: u128) -> i64 {
 pub fn created_ms(run: RunId) -> i64 {
     let created = run.0.get_timestamp().map_or((0, 0), |time| time.to_unix());
     signed(created.0.saturating_mul(1000) + u64::from(created.1 / 1_000_000))
+}
+
+/// No run that was made at this time has an id before this one.
+pub fn first_id(at: Timestamp) -> RunId {
+    let milliseconds = u128::from(at.as_millisecond().max(0).unsigned_abs());
+    RunId(Uuid::from_u128(milliseconds << ID_RANDOM_BITS))
 }
 
 /// The times of acceptance that a filter allows, and the range of ids that they can have.

@@ -152,8 +152,8 @@ async fn ten_thousand_runs_expire_while_others_start() {
 }
 
 /// A root run whose id is so many days old, and that has ended just now.
-async fn ended_run(store: &dyn RunStore, (days, number): (u64, u8), outcome: Outcome) -> RunId {
-    let created = now() - Duration::from_secs(days * 24 * 3600);
+async fn ended_run(store: &dyn RunStore, (hours, number): (u64, u8), outcome: Outcome) -> RunId {
+    let created = now() - Duration::from_secs(hours * 3600);
     let millis = created.as_millisecond().unsigned_abs();
     let id = Builder::from_unix_timestamp_millis(millis, &[number; 10]).into_uuid();
     let scope = Scope::root(RunId(id), Some(5));
@@ -176,9 +176,9 @@ async fn a_clock_far_after_the_newest_run_deletes_nothing_by_age() {
         content: "done".to_owned(),
         structured: false,
     };
-    let aged = ended_run(store.as_ref(), (400, 1), completed()).await;
-    let first = ended_run(store.as_ref(), (400, 2), failed()).await;
-    ended_run(store.as_ref(), (400, 3), failed()).await;
+    let aged = ended_run(store.as_ref(), (9000, 1), completed()).await;
+    let first = ended_run(store.as_ref(), (9000, 2), failed()).await;
+    ended_run(store.as_ref(), (9000, 3), failed()).await;
     let retention = Retention {
         completed: RetentionLimit {
             age: Some(Duration::from_millis(1)),
@@ -197,11 +197,13 @@ async fn a_clock_far_after_the_newest_run_deletes_nothing_by_age() {
         })
         .await;
     };
+    // A clock that is wrong has made it.
+    ended_run(store.as_ref(), (0, 5), completed()).await;
     // A pass deletes completed runs before failed ones.
     keeping(store, retention, gone(first)).await;
     assert!(!is_gone(aged).await, "its time is not known");
 
-    ended_run(store.as_ref(), (0, 4), completed()).await;
+    ended_run(store.as_ref(), (2, 4), completed()).await;
     keeping(store, retention, gone(aged)).await;
 }
 
