@@ -89,6 +89,7 @@ async fn resume_trees(
         Ok(unfinished) => unfinished,
         Err(error) => return Err((error, trees)),
     };
+    let mut left = LeftTrees { engine, trees };
     let mut by_root: HashMap<RunId, Vec<UnfinishedRun>> = HashMap::new();
     for unfinished_run in unfinished {
         if roots.contains(&unfinished_run.run.root_id) {
@@ -100,9 +101,13 @@ async fn resume_trees(
     }
     let (mut active_runs, mut permits) = (HashMap::new(), HashMap::new());
     let (mut recovered, mut resolved) = (Vec::new(), HashSet::new());
-    for tree in trees {
+    while let Some(tree) = left.trees.last() {
         let id = tree.root.scope.run;
-        match load_tree(engine, id, by_root.remove(&id).unwrap_or_default()).await {
+        let loaded = load_tree(engine, id, by_root.remove(&id).unwrap_or_default()).await;
+        let Some(tree) = left.trees.pop() else {
+            break;
+        };
+        match loaded {
             Ok(TreeState::Resumable(recovered_root)) => {
                 recovered_root
                     .active_run
@@ -135,6 +140,20 @@ async fn resume_trees(
     root_run::resume_all(engine, recovered, permits);
     engine.suspension.changed.notify_waiters();
     Ok(())
+}
+
+/// Trees that are not looked at yet. If that panics, they stay suspended.
+struct LeftTrees<'e> {
+    engine: &'e Engine,
+    trees: Vec<SuspendedTree>,
+}
+
+impl Drop for LeftTrees<'_> {
+    fn drop(&mut self) {
+        for tree in self.trees.drain(..) {
+            self.engine.suspension.retry_later(tree);
+        }
+    }
 }
 
 /// Reads a suspended tree, of which these runs are unfinished.

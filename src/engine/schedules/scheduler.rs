@@ -1,7 +1,7 @@
 //! Waits for the times of schedules and starts their runs.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -9,6 +9,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -25,6 +26,8 @@ use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 
 /// The longest sleep while there are schedules: the clock may be set, and another node may resume a paused schedule.
 const MAX_SLEEP: Duration = Duration::from_secs(10);
+/// How long a schedule has to be in no file before it counts as taken out: files are also replaced.
+const REMOVAL_DELAY: Duration = Duration::from_secs(5);
 /// When a start is tried again that the store or a full queue prevented.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// How long one wait for the end of a run takes at most.
@@ -36,6 +39,8 @@ pub struct Scheduler {
     runner: Runner,
     owners: RunOwners,
     changed: Notify,
+    /// Since when schedules with a record are in no agent's file.
+    absent_since: Mutex<HashMap<ScheduleId, Instant>>,
 }
 
 /// A schedule as it is now.
@@ -81,6 +86,7 @@ impl Scheduler {
             runner,
             owners,
             changed: Notify::new(),
+            absent_since: Mutex::default(),
         }
     }
 
@@ -140,7 +146,7 @@ impl Scheduler {
             }
         };
         for record in records.values() {
-            if let Err(error) = self.check_removed(&agents, record).await {
+            if let Err(error) = self.check_removed(&agents, record, &mut pass).await {
                 let id = &record.id;
                 warn!(agent = %id.agent, error = %error, "It could not be recorded that agent {} has no schedule {}, trying again: {error}", id.agent, id.name);
                 pass.wake_in(RETRY_INTERVAL);
@@ -161,11 +167,27 @@ impl Scheduler {
         &self,
         agents: &Agents,
         record: &ScheduleRecord,
+        pass: &mut Pass,
     ) -> Result<(), StoreError> {
         if record.times.is_empty() || may_exist(agents, &record.id) {
+            self.absent_since().remove(&record.id);
+            return Ok(());
+        }
+        let since = *self
+            .absent_since()
+            .entry(record.id.clone())
+            .or_insert_with(Instant::now);
+        let remaining = REMOVAL_DELAY.saturating_sub(since.elapsed());
+        if !remaining.is_zero() {
+            pass.wake_in(remaining);
             return Ok(());
         }
         self.change(&record.id, ScheduleChange::Removed).await
+    }
+
+    fn absent_since(&self) -> MutexGuard<'_, HashMap<ScheduleId, Instant>> {
+        let absent = self.absent_since.lock();
+        absent.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts what is due of one schedule.

@@ -235,10 +235,15 @@ impl TreeBudgets {
     /// Takes back what could not be recorded.
     pub fn revert(&self, charges: &[BudgetCharge]) {
         for (account, charge) in self.0.iter().zip(charges) {
-            let mut ledger = account.lock();
-            if ledger.period.start != charge.period_start {
+            let mut current = account.lock();
+            let is_of = |ledger: &Ledger| ledger.period.start == charge.period_start;
+            let ledger = match is_of(&current) {
+                true => Some(&mut *current),
+                false => current.former.iter_mut().find(|it| is_of(it)),
+            };
+            let Some(ledger) = ledger else {
                 continue;
-            }
+            };
             ledger.own.tokens = ledger.own.tokens.saturating_sub(charge.tokens);
             ledger.own.cost.0 = ledger.own.cost.0.saturating_sub(charge.cost);
             ledger
@@ -314,21 +319,21 @@ async fn read_new_periods(
     now: Timestamp,
 ) -> Result<(), StoreError> {
     for account in accounts {
-        let period = {
+        let (period, own) = {
             let ledger = account.ledger(now);
             if ledger.is_read {
                 continue;
             }
-            ledger.period
+            (ledger.period, ledger.own)
         };
         let recorded = store.budget_usage(account.settings.name.clone(), period);
         let recorded = recorded.await?;
         let mut ledger = account.lock();
         if ledger.period.start == period.start && !ledger.is_read {
-            // What this process has charged since is in it.
+            // What this process had charged is in it.
             ledger.others = Amount {
-                tokens: recorded.tokens.saturating_sub(ledger.own.tokens),
-                cost: Cost(recorded.cost.saturating_sub(ledger.own.cost.0)),
+                tokens: recorded.tokens.saturating_sub(own.tokens),
+                cost: Cost(recorded.cost.saturating_sub(own.cost.0)),
             };
             let new = recorded.alerts.into_iter();
             let new: Vec<u32> = new.filter(|it| !ledger.alerted.contains(it)).collect();
