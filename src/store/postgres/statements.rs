@@ -305,10 +305,10 @@ statements! {
          INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
          tries, next_at, attempts, owner, push) SELECT :id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
          :created_at, :created_at, 0, ", clock!(), ", '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push FROM won"),
-    /// Adds an attempt. The delivery stays due if it was resent since the attempt began, and delivered if it is.
+    /// Adds an attempt. The delivery stays due if it was resent since the attempt began, and as it is if another attempt ended it, unless this one delivered.
     RecordAttempt: concat!("UPDATE deliveries SET \
-         status = CASE WHEN since = :since AND status <> 'delivered' THEN :status ELSE status END, \
-         next_at = CASE WHEN since = :since AND status <> 'delivered' THEN ", clock!(), " + :due_in ELSE next_at END, \
+         status = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN :status ELSE status END, \
+         next_at = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN ", clock!(), " + :due_in ELSE next_at END, \
          tries = CASE WHEN since = :since THEN tries + 1 ELSE tries END, \
          attempts = (attempts || :attempt::text)[greatest(1, cardinality(attempts) + 2 - :max_attempts::bigint):] \
          WHERE id = :id"),
@@ -374,8 +374,11 @@ statements! {
          RETURNING id), lines AS (DELETE FROM batch_lines l USING old WHERE l.batch = old.id) SELECT id FROM old",
     DeleteLinesWithoutBatch: "DELETE FROM batch_lines l WHERE l.batch = :batch \
          AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = l.batch)",
-    DeleteUnacceptedLines: "DELETE FROM batch_lines l WHERE l.batch < :before \
-         AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = l.batch)",
+    /// Looks at one line of each batch.
+    DeleteUnacceptedLines: "WITH RECURSIVE ids (id) AS ((SELECT l.batch FROM batch_lines l ORDER BY l.batch LIMIT 1) UNION ALL \
+         SELECT (SELECT l.batch FROM batch_lines l WHERE l.batch > ids.id ORDER BY l.batch LIMIT 1) FROM ids WHERE ids.id < :before) \
+         DELETE FROM batch_lines WHERE batch = ANY (ARRAY(SELECT ids.id FROM ids WHERE ids.id < :before \
+         AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = ids.id)))",
     /// A schedule that is new, or has other times.
     UpsertSchedule: "INSERT INTO schedules AS s (agent, name, times, handled_at, is_paused) \
          VALUES (:agent, :name, :times, :at, false) ON CONFLICT (agent, name) \

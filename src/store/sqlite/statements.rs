@@ -141,10 +141,10 @@ statements! {
              tries, next_at, attempts, owner) \
              VALUES (:id, :run, :event, :host, :url, :secret_env, :body, 'pending', :created_at, :created_at, \
              0, :created_at, '[]', coalesce((SELECT owner FROM runs WHERE id = :run), ''))",
-        /// Adds an attempt. The delivery stays due if it was resent since the attempt began, and delivered if it is.
+        /// Adds an attempt. The delivery stays due if it was resent since the attempt began, and as it is if another attempt ended it, unless this one delivered.
         record_attempt: "UPDATE deliveries SET \
-             status = iif(since = :since AND status <> 'delivered', :status, status), \
-             next_at = iif(since = :since AND status <> 'delivered', :next_at, next_at), \
+             status = iif(since = :since AND (status = 'pending' OR :status = 'delivered'), :status, status), \
+             next_at = iif(since = :since AND (status = 'pending' OR :status = 'delivered'), :next_at, next_at), \
              tries = iif(since = :since, tries + 1, tries), \
              attempts = json_insert( \
              CASE WHEN json_array_length(attempts) < :max_attempts THEN attempts ELSE json_remove(attempts, '$[0]') END, \

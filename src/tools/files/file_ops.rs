@@ -85,6 +85,9 @@ pub fn copy_path(fs: &WorkdirFs, arguments: CopyPath) -> Result<String, String> 
     let meta = fs.access.metadata(&from);
     let checked = meta.and_then(|meta| fs.access.check_recursive(&meta).map(|()| meta));
     let meta = checked.map_err(|error| describe_error(&from, &error))?;
+    if is_through_link(fs, &from, &to) {
+        return Err(into_itself(&from, &to));
+    }
     let (to_dir, to_name) = prepare_destination(fs, &from, &to)?;
     let mut progress = dir_ops::CopyProgress::default();
     let result = match meta.is_dir() {
@@ -127,12 +130,8 @@ pub fn create_directory(fs: &WorkdirFs, arguments: CreateDirectory) -> Result<St
 /// Checks that `to` does not exist and is not within `from`, and creates the directories above it. Returns its parent
 /// directory and its name there.
 fn prepare_destination(fs: &WorkdirFs, from: &Path, to: &Path) -> Result<(Dir, OsString), String> {
-    if to.starts_with(from) || from == Path::new(".") || is_through_link(fs, from, to) {
-        return Err(format!(
-            "{} cannot go into itself, {}",
-            from.display(),
-            to.display()
-        ));
+    if to.starts_with(from) || from == Path::new(".") {
+        return Err(into_itself(from, to));
     }
     match fs.access.symlink_metadata(to) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -140,6 +139,10 @@ fn prepare_destination(fs: &WorkdirFs, from: &Path, to: &Path) -> Result<(Dir, O
         Ok(_) => return Err(exists_already(to)),
     }
     fs.new_entry(to)
+}
+
+fn into_itself(from: &Path, to: &Path) -> String {
+    format!("{} cannot go into itself, {}", from.display(), to.display())
 }
 
 fn exists_already(path: &Path) -> String {

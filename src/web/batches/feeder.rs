@@ -117,6 +117,8 @@ impl Feeder {
     }
 
     async fn feed_all(&self) {
+        // Those that were fed before the leadership was lost.
+        self.handle.leave_all();
         let mut feeds: FuturesUnordered<BoxFuture<'_, Fed>> = FuturesUnordered::new();
         let mut fed: HashSet<BatchId> = HashSet::new();
         let mut by_owner: HashMap<Option<String>, usize> = HashMap::new();

@@ -44,13 +44,19 @@ impl FeederHandle {
         token
     }
 
-    /// A batch has ended, and its end is in the record.
+    /// A batch is not fed any more: its end is in the record, or it waits for a budget.
     pub fn leave(&self, id: BatchId) {
         self.active.lock().remove(&id);
         self.finished.notify_waiters();
     }
 
-    /// Resolves when a batch ends after the first poll, or after `enable`.
+    /// No batch is fed any more.
+    pub fn leave_all(&self) {
+        self.active.lock().clear();
+        self.finished.notify_waiters();
+    }
+
+    /// Resolves when a batch is left after the first poll, or after `enable`.
     pub fn finished(&self) -> Notified<'_> {
         self.finished.notified()
     }

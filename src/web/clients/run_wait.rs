@@ -29,9 +29,7 @@ pub async fn wait_for_stop(runner: Runner, mut run: Arc<Run>, stops_for_client: 
         };
         match found {
             Ok(Some(found)) => {
-                let needs_client = !found.pending_approvals.is_empty() || found.waits_for_client();
-                let is_waiting = stops_for_client && needs_client && found.waits_for_person();
-                if found.status.is_terminal() || is_waiting {
+                if found.status.is_terminal() || stops_for_client && is_waiting(&found) {
                     return found;
                 }
                 if *found != *run {
@@ -47,6 +45,12 @@ pub async fn wait_for_stop(runner: Runner, mut run: Arc<Run>, stops_for_client: 
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
     }
+}
+
+/// Whether the run does nothing more before its client decides or has given results.
+pub fn is_waiting(run: &Run) -> bool {
+    let needs_client = !run.pending_approvals.is_empty() || run.waits_for_client();
+    needs_client && run.waits_for_person()
 }
 
 /// Cancels the run when it is dropped before its end: the client has closed the request.

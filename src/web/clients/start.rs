@@ -16,7 +16,7 @@ pub struct StartedRun {
     pub run: Arc<Run>,
     /// Began before the run's first event; `None` without `subscribes`, or if an earlier request started the run.
     pub subscription: Option<Subscription>,
-    /// The turn whose calls the earlier request had results for; `None` if it started the run.
+    /// The turn whose calls the earlier request had results for; `None` if it started the run or decided on calls.
     pub seen_turn: Option<u32>,
 }
 
@@ -33,11 +33,15 @@ pub async fn find(
         return Ok(None);
     };
     idempotency::check_same_body(claim, &claimed)?;
-    let run = runs::require_run(state, claimed.run).await?;
+    let mut run = runs::require_run(state, claimed.run).await?;
+    if run.parent_id.is_some() {
+        // The request decided on a call of a sub-agent.
+        run = runs::require_run(state, run.root_id).await?;
+    }
     Ok(Some(StartedRun {
         run: Arc::new(run),
         subscription: None,
-        seen_turn: claimed.number,
+        seen_turn: claimed.number.filter(|turn| *turn > 0),
     }))
 }
 

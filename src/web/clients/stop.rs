@@ -286,9 +286,10 @@ pub async fn tokens_in(
             add(&usage);
         }
     }
-    if steps.iter().any(|it| matches!(it, Step::Compacted { .. })) {
-        add(&summary_tokens(state, run, &turns).await?);
-    }
+    let summaries = steps
+        .iter()
+        .filter(|it| matches!(it, Step::Compacted { .. }));
+    add(&summary_tokens(state, run, &turns, summaries.count()).await?);
     let replies = steps.iter().filter_map(|step| match step {
         Step::Reply { turn, message } if turns.contains(turn) => Some(&message.tool_calls),
         _ => None,
@@ -311,14 +312,15 @@ struct Compacted {
     output_tokens: u64,
 }
 
-/// The tokens of the recorded summaries that shortened the requests of these turns.
+/// The tokens of the recorded summaries that shortened the requests of these turns. `count` is how many the run has.
 async fn summary_tokens(
     state: &AppState,
     run: &Run,
     turns: &RangeInclusive<u32>,
+    mut count: usize,
 ) -> Result<TokenUsage, Problem> {
     let (mut tokens, mut after) = (TokenUsage::default(), 0);
-    loop {
+    while count > 0 {
         let query = EventQuery {
             root: run.root_id,
             run: run.id,
@@ -332,14 +334,19 @@ async fn summary_tokens(
             if event.name != "context.compacted" {
                 continue;
             }
+            count = count.saturating_sub(1);
             let compacted = serde_json::from_str::<Compacted>(&event.data).ok();
+            if compacted.as_ref().is_some_and(|it| it.turn > *turns.end()) {
+                return Ok(tokens);
+            }
             if let Some(compacted) = compacted.filter(|it| turns.contains(&it.turn)) {
                 tokens.input = tokens.input.saturating_add(compacted.input_tokens);
                 tokens.output = tokens.output.saturating_add(compacted.output_tokens);
             }
         }
         if events.len() < PAGE_SIZE {
-            return Ok(tokens);
+            break;
         }
     }
+    Ok(tokens)
 }

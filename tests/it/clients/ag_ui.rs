@@ -296,6 +296,25 @@ async fn an_approval_is_an_interrupt_and_resume_answers_it() {
 }
 
 #[tokio::test]
+async fn a_repeated_resume_shows_the_run() {
+    let app = careful("").spawn().await;
+    app.provider
+        .will("careful", [writes("a"), writes("b"), says("done")]);
+    let first = events(&app, "careful", &input("r1", &[user("m1", "write")])).await;
+    let interrupt = &find(&first, "RUN_FINISHED")["outcome"]["interrupts"][0];
+    let mut body = input("r2", &snapshot(&first));
+    body["resume"] = json!([{ "interruptId": interrupt["id"], "status": "resolved",
+        "payload": { "decision": "approve" } }]);
+    for _ in 0..2 {
+        let request = app.request(Method::POST, "/agents/careful/ag-ui");
+        let got = send(request.header("Idempotency-Key", "k").json(&body)).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+        assert!(got.text.contains("\"path\\\":\\\"b\\\""), "{}", got.text);
+    }
+    assert!(wrote(&app, "a") && !wrote(&app, "b"));
+}
+
+#[tokio::test]
 async fn the_clients_tools_are_executed_by_the_client() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let opens = calls([("open_page", json!({ "page": "map" }))]);

@@ -455,6 +455,7 @@ async fn a_directory_is_not_copied_into_itself_through_a_link() {
             ("copy_path", json!({"from": "here", "to": "backup"})),
             ("copy_path", json!({"from": "same", "to": "notes/backup"})),
             ("copy_path", json!({"from": "same", "to": "copy"})),
+            ("move_path", json!({"from": "same", "to": "notes/same"})),
         ],
     )
     .await;
@@ -464,6 +465,7 @@ async fn a_directory_is_not_copied_into_itself_through_a_link() {
             "error: here cannot go into itself, backup",
             "error: same cannot go into itself, notes/backup",
             "copied same to copy (1 file(s))",
+            "moved same to notes/same",
         ]
     );
     assert!(!app.path("work/backup").exists());

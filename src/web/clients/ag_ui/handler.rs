@@ -22,6 +22,7 @@ use crate::web::clients::ag_ui::interrupts;
 use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream};
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::results::{self, NewInput};
+use crate::web::clients::run_wait::is_waiting;
 use crate::web::clients::start;
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
@@ -39,6 +40,8 @@ struct FoundRun {
     run: Arc<Run>,
     subscription: Option<Subscription>,
     recorded: Vec<Step>,
+    /// Whether the client has not seen the run's record as it is now: then it gets what the run waits for.
+    is_unseen: bool,
 }
 
 pub async fn post(
@@ -75,6 +78,7 @@ pub async fn post(
             run: existing.run,
             subscription: existing.subscription,
             recorded,
+            is_unseen: true,
         }
     } else if input.resume.is_empty() {
         let new = input.new_messages(state.settings.attachments)?;
@@ -103,13 +107,14 @@ pub async fn post(
                     run: started.run,
                     subscription: started.subscription,
                     recorded: Vec::new(),
+                    is_unseen: false,
                 }
             }
         }
     } else {
         let entries = std::mem::take(&mut input.resume).into_iter();
         let entries = entries.map(|Object(entry)| entry).collect();
-        resume(&state, &principal, &agent, entries).await?
+        resume(&state, &principal, &agent, entries, claim.as_ref()).await?
     };
     let request = AgUiRequest {
         thread: input.thread_id,
@@ -125,15 +130,23 @@ async fn resume(
     principal: &Principal,
     agent: &str,
     entries: Vec<ResumeEntry>,
+    claim: Option<&IdempotencyClaim>,
 ) -> Result<FoundRun, Problem> {
     let run = interrupts::interrupted_run(state, principal, agent, &entries).await?;
     let subscription = state.runner.subscribe(run.id).await;
     let recorded = state.runner.store().steps(run.id).await?;
-    interrupts::decide(state, principal, &run, entries).await?;
+    let decided = interrupts::decide(state, principal, &run, entries, claim).await;
+    if let Err(problem) = decided
+        // A request with the same key was quicker.
+        && start::find(state, claim).await?.is_none()
+    {
+        return Err(problem);
+    }
     Ok(FoundRun {
         run: Arc::new(run),
         subscription,
         recorded,
+        is_unseen: false,
     })
 }
 
@@ -176,6 +189,7 @@ async fn find_waiting_run(
         recorded: steps_until(state, run.id, continued.turn).await?,
         run: continued.run,
         subscription,
+        is_unseen: false,
     }))
 }
 
@@ -209,8 +223,12 @@ fn respond(state: &AppState, request: AgUiRequest, found: FoundRun) -> Response 
         run,
         subscription,
         recorded,
+        is_unseen,
     } = found;
-    let stream = AgUiStream::new(state, request, Arc::clone(&run), subscription, &recorded);
+    let mut stream = AgUiStream::new(state, request, Arc::clone(&run), subscription, &recorded);
+    if is_unseen && is_waiting(&run) {
+        stream.stop_at(Arc::clone(&run));
+    }
     let mut response = sse::response(unfold(Box::new(stream), |mut stream| async move {
         let chunk = stream.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(chunk)), stream))

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use crate::domain::run::{PendingApproval, Run, RunId};
+use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::clients::ag_ui::input::ResumeEntry;
 use crate::web::error::{Problem, quote};
@@ -78,6 +79,7 @@ pub async fn decide(
     principal: &Principal,
     run: &Run,
     entries: Vec<ResumeEntry>,
+    claim: Option<&IdempotencyClaim>,
 ) -> Result<(), Problem> {
     let mut decisions = HashMap::new();
     for (at, entry) in entries.into_iter().enumerate() {
@@ -92,12 +94,14 @@ pub async fn decide(
         );
         return Err(Problem::invalid_field("/resume", why));
     }
-    for approval in pending {
+    let last = pending.len().saturating_sub(1);
+    for (at, approval) in pending.iter().enumerate() {
         let Some(decision) = decisions.remove(&id(approval)) else {
             continue;
         };
         let call = &approval.request.tool_call_id;
-        match approvals::apply(state, principal, approval.run_id, call, decision, None).await {
+        let claim = claim.filter(|_| at == last).cloned().map(Box::new);
+        match approvals::apply(state, principal, approval.run_id, call, decision, claim).await {
             // Somebody else may have been quicker.
             Err(problem) if problem.code() != ProblemCode::NothingWaits.as_str() => {
                 return Err(problem);

@@ -70,6 +70,11 @@ impl AgUiStream {
         }
     }
 
+    /// Ends the response with what this record of the run has come to.
+    pub fn stop_at(&mut self, run: Arc<Run>) {
+        self.stopped = Box::pin(std::future::ready(run));
+    }
+
     /// The next bytes; `None` at the end. Not cancel-safe.
     pub async fn next(&mut self) -> Option<String> {
         loop {

@@ -6,7 +6,7 @@ use crate::clients::a2a::{error, get, message, post, result, state, task_of, to_
 use crate::support::app::TestApp;
 use crate::support::attachments::{base64, png_with_suffix};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{calls, fails, says};
+use crate::support::provider::answer::{calls, delegates, fails, says};
 use crate::tools::approvals::{careful, writes, wrote};
 
 #[tokio::test]
@@ -266,6 +266,25 @@ async fn a_repeated_decision_is_not_one_on_the_next_call() {
     let task = task_of(&app, "careful", &next).await;
     assert_eq!(state(&task), "TASK_STATE_COMPLETED", "{task:#}");
     assert!(wrote(&app, "b"));
+}
+
+#[tokio::test]
+async fn a_repeated_decision_on_a_call_of_a_sub_agent_is_the_same_task() {
+    let app = careful("").spawn().await;
+    app.provider.will(
+        "planner",
+        [delegates([("careful", "write")]), says("all done")],
+    );
+    app.provider
+        .will("careful", [writes("a"), writes("b"), says("done")]);
+    let task = task_of(&app, "planner", &message("m1", "go")).await;
+    let approve = to_task(message("m2", "approve"), &task);
+    for _ in 0..2 {
+        let shown = task_of(&app, "planner", &approve).await;
+        assert_eq!(shown["id"], task["id"]);
+        assert_eq!(state(&shown), "TASK_STATE_INPUT_REQUIRED", "{shown:#}");
+    }
+    assert!(wrote(&app, "a") && !wrote(&app, "b"));
 }
 
 #[tokio::test]

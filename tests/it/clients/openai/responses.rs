@@ -179,7 +179,9 @@ async fn results_and_a_message_continue_the_run_once() {
     let first = first.json();
     let input = json!([
         {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "rain"},
+        {"role": "user", "content": " "},
         {"role": "user", "content": "Be brief."},
+        {"role": "developer", "content": "Be kind."},
     ]);
     let body = json!({"model": "solo", "input": input, "previous_response_id": first["id"], "tools": weather()});
     let continue_run = async || {

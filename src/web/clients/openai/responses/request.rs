@@ -245,9 +245,15 @@ impl ResponsesRequest {
 impl ReadInput {
     /// The results at the end of the input, and what the user says after them.
     pub fn new_results(&self) -> (Vec<ToolResult>, Option<&Content>) {
-        let mut entries = self.entries.iter().rev().map(|(_, entry)| entry).peekable();
+        let entries = self.entries.iter().rev().map(|(_, entry)| entry);
+        let is_said = |entry: &&Entry| match entry {
+            Entry::Instructions(_) => false,
+            Entry::User(content) => !content.is_blank(),
+            _ => true,
+        };
+        let mut entries = entries.filter(is_said).peekable();
         let message = match entries.next_if(|entry| matches!(entry, Entry::User(_))) {
-            Some(Entry::User(content)) if !content.is_blank() => Some(content),
+            Some(Entry::User(content)) => Some(content),
             _ => None,
         };
         let results = entries.map_while(|entry| match entry {
