@@ -1,8 +1,10 @@
 //! Probes a failed store, and resumes the suspended trees from their record once it works.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use crate::domain::run::{Run, RunId};
@@ -89,7 +91,6 @@ async fn resume_trees(
         Ok(unfinished) => unfinished,
         Err(error) => return Err((error, trees)),
     };
-    let mut left = LeftTrees { engine, trees };
     let mut by_root: HashMap<RunId, Vec<UnfinishedRun>> = HashMap::new();
     for unfinished_run in unfinished {
         if roots.contains(&unfinished_run.run.root_id) {
@@ -101,13 +102,17 @@ async fn resume_trees(
     }
     let (mut active_runs, mut permits) = (HashMap::new(), HashMap::new());
     let (mut recovered, mut resolved) = (Vec::new(), HashSet::new());
-    while let Some(tree) = left.trees.last() {
+    for tree in trees {
         let id = tree.root.scope.run;
-        let loaded = load_tree(engine, id, by_root.remove(&id).unwrap_or_default()).await;
-        let Some(tree) = left.trees.pop() else {
-            break;
+        let loaded = load_tree(engine, id, by_root.remove(&id).unwrap_or_default());
+        // The others go on also if the record of one makes this panic.
+        let loaded = AssertUnwindSafe(loaded).catch_unwind().await;
+        let panicked = |_| {
+            Err(StoreError::Backend(
+                "its record makes axed panic".to_owned(),
+            ))
         };
-        match loaded {
+        match loaded.unwrap_or_else(panicked) {
             Ok(TreeState::Resumable(recovered_root)) => {
                 recovered_root
                     .active_run
@@ -140,20 +145,6 @@ async fn resume_trees(
     root_run::resume_all(engine, recovered, permits);
     engine.suspension.changed.notify_waiters();
     Ok(())
-}
-
-/// Trees that are not looked at yet. If that panics, they stay suspended.
-struct LeftTrees<'e> {
-    engine: &'e Engine,
-    trees: Vec<SuspendedTree>,
-}
-
-impl Drop for LeftTrees<'_> {
-    fn drop(&mut self) {
-        for tree in self.trees.drain(..) {
-            self.engine.suspension.retry_later(tree);
-        }
-    }
 }
 
 /// Reads a suspended tree, of which these runs are unfinished.

@@ -72,6 +72,7 @@ async fn wait(
         }
         if !is_repeated {
             committed?;
+            registration.settle();
             return pause::unpause(&batch.context, PauseReason::ClientTools).await;
         }
     }

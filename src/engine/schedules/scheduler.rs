@@ -173,11 +173,16 @@ impl Scheduler {
             self.absent_since().remove(&record.id);
             return Ok(());
         }
-        let since = *self
-            .absent_since()
-            .entry(record.id.clone())
-            .or_insert_with(Instant::now);
-        let remaining = REMOVAL_DELAY.saturating_sub(since.elapsed());
+        let elapsed = {
+            let mut absent = self.absent_since();
+            let since = absent.entry(record.id.clone()).or_insert_with(Instant::now);
+            if since.elapsed() > REMOVAL_DELAY + MAX_SLEEP {
+                // Another node was the leader meanwhile.
+                *since = Instant::now();
+            }
+            since.elapsed()
+        };
+        let remaining = REMOVAL_DELAY.saturating_sub(elapsed);
         if !remaining.is_zero() {
             pass.wake_in(remaining);
             return Ok(());

@@ -62,7 +62,7 @@ pub enum ResultsDelivery {
     Missing(u32),
     /// Other results came first. The token is cancelled once they are committed or refused.
     AlreadyGiven(CancellationToken),
-    /// The calls are of another turn.
+    /// The calls have results, or are of another turn.
     TooLate,
     /// This process does not know that the run waits.
     Unknown,
@@ -82,7 +82,10 @@ impl ClientCalls {
             return ResultsDelivery::Missing(*missing);
         }
         let Some(sender) = waiter.sender.take() else {
-            return ResultsDelivery::AlreadyGiven(waiter.settled.clone());
+            return match waiter.settled.is_cancelled() {
+                true => ResultsDelivery::TooLate,
+                false => ResultsDelivery::AlreadyGiven(waiter.settled.clone()),
+            };
         };
         let (ack, committed) = oneshot::channel();
         let message = ResultsMessage {
@@ -126,6 +129,11 @@ impl<'c> WaitingCalls<'c> {
             settled,
             receiver,
         }
+    }
+
+    /// The results are committed.
+    pub fn settle(&self) {
+        self.settled.cancel();
     }
 
     /// Waits for other results, because those that came were refused.

@@ -16,6 +16,8 @@ use crate::store::usage::{BudgetPeriod, BudgetUsage, SharedBudgets, UsageLog};
 
 /// Ledgers of other periods that are kept.
 const MAX_FORMER: usize = 3;
+/// How often a period is read while this process charges it.
+const MAX_READS: u32 = 3;
 
 /// A used-up budget refuses new root runs. Displays as the problem of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -319,21 +321,27 @@ async fn read_new_periods(
     now: Timestamp,
 ) -> Result<(), StoreError> {
     for account in accounts {
-        let (period, own) = {
-            let ledger = account.ledger(now);
-            if ledger.is_read {
+        for attempt in 1..=MAX_READS {
+            let (period, own) = {
+                let ledger = account.ledger(now);
+                if ledger.is_read {
+                    break;
+                }
+                (ledger.period, ledger.own)
+            };
+            let recorded = store.budget_usage(account.settings.name.clone(), period);
+            let recorded = recorded.await?;
+            let mut ledger = account.lock();
+            if ledger.period.start != period.start {
+                break;
+            }
+            // What this process charges meanwhile may be in it, or not.
+            if ledger.own != own && attempt < MAX_READS {
                 continue;
             }
-            (ledger.period, ledger.own)
-        };
-        let recorded = store.budget_usage(account.settings.name.clone(), period);
-        let recorded = recorded.await?;
-        let mut ledger = account.lock();
-        if ledger.period.start == period.start && !ledger.is_read {
-            // What this process had charged is in it.
             ledger.others = Amount {
-                tokens: recorded.tokens.saturating_sub(own.tokens),
-                cost: Cost(recorded.cost.saturating_sub(own.cost.0)),
+                tokens: recorded.tokens.saturating_sub(ledger.own.tokens),
+                cost: Cost(recorded.cost.saturating_sub(ledger.own.cost.0)),
             };
             let new = recorded.alerts.into_iter();
             let new: Vec<u32> = new.filter(|it| !ledger.alerted.contains(it)).collect();

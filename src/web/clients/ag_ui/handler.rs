@@ -23,7 +23,7 @@ use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream};
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::results::{self, NewInput};
 use crate::web::clients::run_wait::is_waiting;
-use crate::web::clients::start;
+use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
 use crate::web::extract::idempotency;
@@ -70,16 +70,7 @@ pub async fn post(
         Problem::invalid_field("/threadId", why)
     })?;
     let found = if let Some(existing) = start::find(&state, claim.as_ref()).await? {
-        let recorded = match existing.seen_turn {
-            Some(turn) => steps_until(&state, existing.run.id, turn).await?,
-            None => Vec::new(),
-        };
-        FoundRun {
-            run: existing.run,
-            subscription: existing.subscription,
-            recorded,
-            is_unseen: true,
-        }
+        repeated(&state, existing).await?
     } else if input.resume.is_empty() {
         let new = input.new_messages(state.settings.attachments)?;
         match find_waiting_run(&state, &principal, &agent, &new, claim.as_ref()).await? {
@@ -122,6 +113,27 @@ pub async fn post(
         messages: input.messages,
     };
     Ok(respond(&state, request, found))
+}
+
+/// The run of an earlier request with the same key.
+async fn repeated(state: &AppState, existing: StartedRun) -> Result<FoundRun, Problem> {
+    let StartedRun {
+        run,
+        subscription,
+        seen_turn,
+    } = existing;
+    let recorded = match seen_turn {
+        Some(turn) => steps_until(state, run.id, turn).await?,
+        None => Vec::new(),
+    };
+    // A run that has results from the client waits for a place before it goes on.
+    let has_results = run.waits_for_client() && seen_turn == Some(run.turns);
+    Ok(FoundRun {
+        run,
+        subscription,
+        recorded,
+        is_unseen: !has_results,
+    })
 }
 
 /// The run that waits for these decisions, with the decisions.
