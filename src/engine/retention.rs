@@ -119,7 +119,7 @@ async fn newest_ended(
     store: &dyn RunRetention,
     before: Option<Timestamp>,
 ) -> Result<Option<Timestamp>, StoreError> {
-    let before = before.map(first_id);
+    let before = before.map(|before| RunId(first_id(before)));
     let mut newest = None;
     for status in [Status::Completed, Status::Failed, Status::Cancelled] {
         let query = NthNewestQuery {

@@ -253,6 +253,14 @@ pub enum Change {
 }
 
 impl Change {
+    /// The change by a request that adds only steps and events. `number` is [`RequestClaim::number`].
+    pub fn by_request(claim: Option<IdempotencyClaim>, number: u32) -> Self {
+        match claim {
+            Some(claim) => Self::Claim(Box::new(RequestClaim { claim, number })),
+            None => Self::Unchanged,
+        }
+    }
+
     /// The idempotency key of the request that continued the run with this change, and what it gave the run.
     pub fn request_claim(&self) -> Option<(&IdempotencyClaim, u32)> {
         match self {

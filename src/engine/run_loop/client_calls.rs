@@ -16,7 +16,7 @@ use crate::engine::state::client_calls::{ClientResult, ResultsMessage, WaitingCa
 use crate::engine::state::failures;
 use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
-use crate::store::{Change, IdempotencyClaim, RequestClaim, StoreError};
+use crate::store::{Change, IdempotencyClaim, StoreError};
 
 /// The results of all calls, in their order; `results` has those of the agent's own tools.
 pub async fn await_results(
@@ -155,13 +155,7 @@ async fn record(
         events.push(event);
         recorded.push((position, result));
     }
-    let change = match claim {
-        Some(claim) => Change::Claim(Box::new(RequestClaim {
-            claim,
-            number: batch.turn,
-        })),
-        None => Change::Unchanged,
-    };
+    let change = Change::by_request(claim, batch.turn);
     let journal = &batch.context.engine.journal;
     journal.append(run, change, steps, events).await?;
     for (position, result) in recorded {

@@ -248,11 +248,13 @@ async fn execute_when_approved(
     }
     // What an earlier process began once it was approved is not decided again. Otherwise that process had rejected the call: only
     // forks have delegations that began elsewhere.
-    let decision = recorded_calls.decisions.get(&call.id);
-    let is_approved = decision.is_some_and(|it| it.decision == Decision::Approved)
-        || batch.toolbox.effect(&call.name) == Some(Effect::Delegating);
-    let mut needs_approval =
-        context.run.agent.approve.contains(&call.name) && !(batch.has_started(call) && is_approved);
+    let is_approved = || {
+        let decision = recorded_calls.decisions.get(&call.id);
+        decision.is_some_and(|it| it.decision == Decision::Approved)
+            || batch.toolbox.effect(&call.name) == Some(Effect::Delegating)
+    };
+    let mut needs_approval = context.run.agent.approve.contains(&call.name)
+        && !(batch.has_started(call) && is_approved());
     let mut rejection = None;
     if needs_approval {
         let owner = context.run.tree.owner.as_deref();

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
-use crate::store::{Change, IdempotencyClaim, RequestClaim, Step};
+use crate::store::{Change, IdempotencyClaim, Step};
 
 /// The longest arguments in an event; the run's steps have all of them.
 pub const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
@@ -52,13 +52,7 @@ impl ApprovalDecision {
     }
 
     pub fn to_change(&self) -> Change {
-        match &self.claim {
-            Some(claim) => Change::Claim(Box::new(RequestClaim {
-                claim: IdempotencyClaim::clone(claim),
-                number: 0,
-            })),
-            None => Change::Unchanged,
-        }
+        Change::by_request(self.claim.as_deref().cloned(), 0)
     }
 
     /// What the record keeps beside the event.

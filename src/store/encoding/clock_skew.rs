@@ -49,10 +49,10 @@ pub fn created_ms(run: RunId) -> i64 {
     signed(created.0.saturating_mul(1000) + u64::from(created.1 / 1_000_000))
 }
 
-/// No run that was made at this time has an id before this one.
-pub fn first_id(at: Timestamp) -> RunId {
+/// No id that was made at this time is before this one.
+pub fn first_id(at: Timestamp) -> Uuid {
     let milliseconds = u128::from(at.as_millisecond().max(0).unsigned_abs());
-    RunId(Uuid::from_u128(milliseconds << ID_RANDOM_BITS))
+    Uuid::from_u128(milliseconds << ID_RANDOM_BITS)
 }
 
 /// The times of acceptance that a filter allows, and the range of ids that they can have.

@@ -9,6 +9,7 @@ use crate::domain::webhook::DeliveryId;
 use crate::store::batches::{BatchChange, BatchKey};
 use crate::store::cluster::PermitChange;
 use crate::store::duties::LEADER;
+use crate::store::encoding::clock_skew::first_id;
 use crate::store::encoding::integers::signed;
 use crate::store::memories::MemoryId;
 use crate::store::new_request::NewRequest;
@@ -197,10 +198,7 @@ fn remove_unaccepted_lines(id: BatchId) -> Query<'static> {
 }
 
 fn trim_unaccepted_lines(before: Timestamp) -> Query<'static> {
-    // Ids begin with the milliseconds of their creation.
-    let millis = u64::try_from(before.as_millisecond()).unwrap_or_default();
-    let first_id = uuid::Uuid::from_u128(u128::from(millis) << 80);
-    let values = values! {":before": first_id};
+    let values = values! {":before": first_id(before)};
     Query::new(Sql::DeleteUnacceptedLines, values.into())
 }
 

@@ -7,6 +7,7 @@ use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::domain::run::{RunId, now};
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey, BatchQuery, LineQuery};
+use crate::store::encoding::clock_skew::first_id;
 use crate::store::encoding::integers;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
@@ -228,11 +229,7 @@ pub fn trim(sql: &mut Statements<'_>, before: Timestamp) -> rusqlite::Result<boo
 }
 
 pub fn trim_unaccepted(sql: &mut Statements<'_>, before: Timestamp) -> rusqlite::Result<()> {
-    // Ids begin with the milliseconds of their creation.
-    let mut first_id = [0; 16];
-    let millis = u64::try_from(before.as_millisecond()).unwrap_or_default();
-    first_id[..6].copy_from_slice(&millis.to_be_bytes()[2..]);
     sql.delete_unaccepted_lines
-        .execute(named_params! {":before": first_id})
+        .execute(named_params! {":before": first_id(before).as_bytes()})
         .map(drop)
 }
