@@ -9,9 +9,7 @@ use crate::domain::event::ResumeCause;
 use crate::domain::run::{RunId, now};
 use crate::engine::context::RunContext;
 use crate::store::StoreError;
-use crate::store::events::EventQuery;
-
-const PAGE_SIZE: usize = 1000;
+use crate::store::events::EventPages;
 
 /// How long the run, or one above it, was paused since then. Until now, if it is.
 pub async fn since(context: &RunContext, start: Timestamp) -> Result<SignedDuration, StoreError> {
@@ -21,23 +19,13 @@ pub async fn since(context: &RunContext, start: Timestamp) -> Result<SignedDurat
         ..Pauses::default()
     };
     let store = context.engine.journal.store();
-    let mut query = EventQuery {
-        root: context.run.scope.root,
-        run: context.run.scope.root,
-        exclude_descendants: false,
-        after: 0,
-        limit: PAGE_SIZE,
-    };
-    loop {
-        let page = store.events(query).await?;
-        let Some(last) = page.last() else {
-            return Ok(pauses.total(start, now()));
-        };
-        query.after = last.seq;
+    let mut pages = EventPages::of_tree(&**store, context.run.scope.root);
+    while let Some(page) = pages.next().await? {
         for event in page {
             pauses.apply(&event.name, &event.data);
         }
     }
+    Ok(pauses.total(start, now()))
 }
 
 #[derive(Default)]

@@ -17,11 +17,8 @@ use crate::engine::context::Engine;
 use crate::engine::prepare::{Prompt, RunInput};
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
-use crate::store::events::EventQuery;
+use crate::store::events::EventPages;
 use crate::store::{Step, StoreError};
-
-/// Events per read.
-const PAGE_SIZE: usize = 1000;
 
 /// The events that describe the progress of a call.
 const CALL_EVENTS: [&str; 6] = [
@@ -267,25 +264,14 @@ pub async fn load_calls(
     root: RunId,
     run: RunId,
 ) -> Result<RecordedCalls, StoreError> {
-    let store = engine.journal.store();
     let mut calls = RecordedCalls::default();
-    let mut query = EventQuery {
-        root,
-        run,
-        exclude_descendants: true,
-        after: 0,
-        limit: PAGE_SIZE,
-    };
-    loop {
-        let page = store.events(query).await?;
-        let Some(last) = page.last() else {
-            return Ok(calls);
-        };
-        query.after = last.seq;
+    let mut pages = EventPages::of_run(&**engine.journal.store(), root, run);
+    while let Some(page) = pages.next().await? {
         for event in page {
             calls.apply(&event.name, &event.data);
         }
     }
+    Ok(calls)
 }
 
 impl RecordedCalls {

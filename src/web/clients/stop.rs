@@ -14,7 +14,7 @@ use crate::domain::message::ToolCall;
 use crate::domain::run::{Run, Status};
 use crate::domain::usage::TokenUsage;
 use crate::store::Step;
-use crate::store::events::EventQuery;
+use crate::store::events::EventPages;
 use crate::web::clients::call_id::CallRef;
 use crate::web::error::Problem;
 use crate::web::state::AppState;
@@ -27,8 +27,6 @@ pub const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// The time between two looks at a run that this process does not drive.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// How many events are read at once.
-const PAGE_SIZE: usize = 500;
 
 /// The words of providers for a reply that reached its limit of tokens.
 const LENGTH_REASONS: [&str; 4] = [
@@ -319,18 +317,12 @@ async fn summary_tokens(
     turns: &RangeInclusive<u32>,
     mut count: usize,
 ) -> Result<TokenUsage, Problem> {
-    let (mut tokens, mut after) = (TokenUsage::default(), 0);
-    while count > 0 {
-        let query = EventQuery {
-            root: run.root_id,
-            run: run.id,
-            exclude_descendants: true,
-            after,
-            limit: PAGE_SIZE,
-        };
-        let events = state.runner.store().events(query).await?;
-        for event in &events {
-            after = event.seq;
+    let mut tokens = TokenUsage::default();
+    let mut pages = EventPages::of_run(&**state.runner.store(), run.root_id, run.id);
+    while count > 0
+        && let Some(page) = pages.next().await?
+    {
+        for event in &page {
             if event.name != "context.compacted" {
                 continue;
             }
@@ -343,9 +335,6 @@ async fn summary_tokens(
                 tokens.input = tokens.input.saturating_add(compacted.input_tokens);
                 tokens.output = tokens.output.saturating_add(compacted.output_tokens);
             }
-        }
-        if events.len() < PAGE_SIZE {
-            break;
         }
     }
     Ok(tokens)

@@ -9,12 +9,10 @@ use crate::domain::event::{StoredEvent, is_terminal};
 use crate::domain::run::RunId;
 use crate::engine::blocking::run_blocking;
 use crate::store::StoreError;
-use crate::store::events::EventQuery;
+use crate::store::events::EventPages;
 use crate::store::run_store::RunStore;
 use crate::store::turn_record::TurnRecord;
 
-/// Events that a page reads at once.
-const PAGE: usize = 4_000;
 /// Events of a tree that are drawn.
 const MAX_EVENTS: usize = 100_000;
 
@@ -132,33 +130,22 @@ struct EventFields {
 /// Reads the log of the tree of `root`.
 pub async fn read(store: &dyn RunStore, root: RunId) -> Result<Timeline, StoreError> {
     let mut timeline = Timeline::default();
-    let (mut after, mut count) = (0, 0);
-    loop {
-        let query = EventQuery {
-            root,
-            run: root,
-            exclude_descendants: false,
-            after,
-            limit: PAGE,
-        };
-        let events = store.events(query).await?;
-        let is_last = events.len() < PAGE;
+    let mut count = 0;
+    let mut pages = EventPages::of_tree(store, root);
+    while let Some(events) = pages.next().await? {
         count += events.len();
-        after = events.last().map_or(after, |last| last.seq);
         // Other requests need this thread.
         timeline = run_blocking(move || {
             events.iter().for_each(|event| timeline.add(event));
             timeline
         })
         .await;
-        if is_last {
-            return Ok(timeline);
-        }
         if count >= MAX_EVENTS {
-            timeline.is_cut = true;
-            return Ok(timeline);
+            timeline.is_cut = !pages.is_at_end();
+            break;
         }
     }
+    Ok(timeline)
 }
 
 impl Timeline {

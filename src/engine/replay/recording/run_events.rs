@@ -11,10 +11,7 @@ use crate::domain::run::RunId;
 use crate::domain::usage::TokenUsage;
 use crate::engine::context::Engine;
 use crate::store::StoreError;
-use crate::store::events::EventQuery;
-
-/// Events per read.
-const PAGE_SIZE: usize = 1000;
+use crate::store::events::EventPages;
 
 /// What the event log says about a run.
 #[derive(Debug, Default)]
@@ -37,24 +34,14 @@ pub struct TurnEvent {
 /// The events of all runs of a tree.
 pub async fn read(engine: &Engine, root: RunId) -> Result<BTreeMap<RunId, RunEvents>, StoreError> {
     let mut runs = BTreeMap::new();
-    let mut query = EventQuery {
-        root,
-        run: root,
-        exclude_descendants: false,
-        after: 0,
-        limit: PAGE_SIZE,
-    };
-    loop {
-        let page = engine.journal.store().events(query).await?;
-        let Some(last) = page.last() else {
-            return Ok(runs);
-        };
-        query.after = last.seq;
+    let mut pages = EventPages::of_tree(&**engine.journal.store(), root);
+    while let Some(page) = pages.next().await? {
         for event in page {
             let run: &mut RunEvents = runs.entry(event.run_id).or_default();
             run.apply(&event.name, &event.data);
         }
     }
+    Ok(runs)
 }
 
 impl RunEvents {

@@ -5,10 +5,8 @@ use serde::Deserialize;
 use crate::domain::event::StoredEvent;
 use crate::domain::run::Run;
 use crate::store::StoreError;
-use crate::store::events::EventQuery;
+use crate::store::events::EventPages;
 use crate::web::state::AppState;
-
-const PAGE_SIZE: usize = 500;
 
 /// The recorded replies of a run.
 #[derive(Debug, Default)]
@@ -26,24 +24,14 @@ struct TurnCompleted {
 
 impl Replies {
     pub async fn read(state: &AppState, run: &Run) -> Result<Self, StoreError> {
-        let (mut replies, mut after) = (Self::default(), 0);
-        loop {
-            let query = EventQuery {
-                root: run.root_id,
-                run: run.id,
-                exclude_descendants: true,
-                after,
-                limit: PAGE_SIZE,
-            };
-            let events = state.runner.store().events(query).await?;
-            for event in &events {
-                after = event.seq;
+        let mut replies = Self::default();
+        let mut pages = EventPages::of_run(&**state.runner.store(), run.root_id, run.id);
+        while let Some(page) = pages.next().await? {
+            for event in &page {
                 replies.add(event);
             }
-            if events.len() < PAGE_SIZE {
-                return Ok(replies);
-            }
         }
+        Ok(replies)
     }
 
     /// Adds an event of the run. Returns the turn that it completes.
