@@ -26,7 +26,7 @@ pub trait Outbox: Send + Sync + 'static {
     /// wait is due, too: the clock was set back.
     fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>>;
 
-    /// Records an attempt. Ignored if the delivery was deleted with its run.
+    /// Records an attempt. Ignored if it is recorded already, or if the delivery was deleted with its run.
     fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The newest deliveries of a run, oldest of them first, at most [`MAX_LISTED_DELIVERIES`].

@@ -305,13 +305,14 @@ statements! {
          INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
          tries, next_at, attempts, owner, push) SELECT :id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
          :created_at, :created_at, 0, ", clock!(), ", '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push FROM won"),
-    /// Adds an attempt. The delivery stays due if it was resent since the attempt began, and as it is if another attempt ended it, unless this one delivered.
+    /// Adds an attempt, unless it is there: the commit may have succeeded although its answer was lost. The delivery stays due if
+    /// it was resent since the attempt began, and as it is if another attempt ended it, unless this one delivered.
     RecordAttempt: concat!("UPDATE deliveries SET \
          status = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN :status ELSE status END, \
          next_at = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN ", clock!(), " + :due_in ELSE next_at END, \
          tries = CASE WHEN since = :since THEN tries + 1 ELSE tries END, \
          attempts = (attempts || :attempt::text)[greatest(1, cardinality(attempts) + 2 - :max_attempts::bigint):] \
-         WHERE id = :id"),
+         WHERE id = :id AND :attempt::text <> ALL (attempts)"),
     ResendDelivery: concat!("UPDATE deliveries SET status = 'pending', next_at = ", clock!(), ", since = :now, tries = 0 \
          WHERE id = :id AND run = :run"),
     /// Only for a root run with at most so many others. Waits for a write that ends the run, or makes it wait.

@@ -148,7 +148,7 @@ statements! {
              tries = iif(since = :since, tries + 1, tries), \
              attempts = json_insert( \
              CASE WHEN json_array_length(attempts) < :max_attempts THEN attempts ELSE json_remove(attempts, '$[0]') END, \
-             '$[#]', json(:attempt)) WHERE id = :id",
+             '$[#]', json(:attempt)) WHERE id = :id AND instr(attempts, :attempt) = 0",
         resend_delivery: "UPDATE deliveries SET status = 'pending', next_at = :now, since = :now, tries = 0 \
              WHERE id = :id AND run = :run",
         /// Only for a root run with at most so many others.
