@@ -93,7 +93,13 @@ enum Turn {
 
 impl<'a> Chat<'a> {
     fn new(client: &'a Client, args: &'a Args, is_kept: bool) -> Self {
-        let new_session = || format!("chat-{}", RunId::new().0.as_simple());
+        // The end of an id is random. As short as that of a chat in the console, so that it fits a table.
+        let new_session = || {
+            format!(
+                "chat-{:012x}",
+                RunId::new().0.as_u64_pair().1 & 0xffff_ffff_ffff
+            )
+        };
         Self {
             client,
             args,

@@ -11,6 +11,7 @@ use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::temp_dir::TempDir;
 use crate::config::Config;
 use crate::config::load::Flags;
+use crate::store::StoreError;
 
 /// The configuration of a daemon in this process. Without `data`, its runs and memories are in the `TempDir`.
 pub fn private_config(
@@ -47,6 +48,16 @@ pub async fn warn_of_lost_memory(client: &Client, agent: &str) {
     }
 }
 
+/// The data directory may be that of a daemon, which can do the same.
+fn mention_server(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(StoreError::Locked { .. }) => {
+            anyhow::anyhow!("{error}; or have the daemon there do it with --server URL")
+        }
+        _ => error,
+    }
+}
+
 /// Starts a daemon on a free loopback port, runs `action` with a client of it, and stops it.
 pub async fn with_daemon<T>(
     mut config: Config,
@@ -58,7 +69,7 @@ pub async fn with_daemon<T>(
     config.agents.watch = false;
     // Only this process uses the daemon, so it needs no keys.
     config.auth.keys.clear();
-    let daemon = Daemon::start(config, false).await?;
+    let daemon = Daemon::start(config, false).await.map_err(mention_server)?;
     let client = Client::new(&format!("http://{}", daemon.address))?;
     let stop = CancellationToken::new();
     let run_action = async {

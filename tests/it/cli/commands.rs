@@ -298,6 +298,22 @@ async fn memories_are_analysed_and_trimmed() {
 }
 
 #[tokio::test]
+async fn a_data_directory_of_a_daemon_is_not_opened_and_the_daemon_can_do_the_same() {
+    let home = Home::new();
+    home.agent("notes", "[memory]\nenabled = true\nlast_n = 1\n", ECHO);
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--data", "kept"];
+    let daemon = Daemon::start(home.command(&arguments)).await;
+    for command in [&["gc", "notes"][..], &["run", "notes", "one"]] {
+        let in_use = home.axed(&[command, &["--data", "kept"]].concat()).await;
+        in_use.with(1);
+        let advice = "; or have the daemon there do it with --server URL";
+        assert!(in_use.err.contains(advice), "{}", in_use.err);
+        let server = ["--server", &daemon.url];
+        home.axed(&[command, &server].concat()).await.with(0);
+    }
+}
+
+#[tokio::test]
 async fn a_closed_stdout_causes_no_panic() {
     let home = Home::new();
     home.agent("echo", "", ECHO);
