@@ -1,5 +1,6 @@
-//! Has the linker place the functions that every daemon executes side by side, which deploy/link_order.ld lists: a daemon at rest
-//! then has fewer pages of its file in memory. A linker that cannot do so links as it always does.
+//! Makes the program smaller, in its file and in memory at rest. The linker packs the table of addresses that the start of the
+//! program adjusts, and places the functions that every daemon executes side by side, which deploy/link_order.ld lists. A
+//! linker that cannot do so links as it always does.
 
 use std::env;
 use std::fs;
@@ -11,20 +12,39 @@ fn main() {
     println!("cargo:rerun-if-changed=deploy/link_order.ld");
     println!("cargo:rerun-if-env-changed=AXED_LINK_ORDER");
     let flags = variable("CARGO_ENCODED_RUSTFLAGS");
+    let is_off = variable("AXED_LINK_ORDER") == "off";
+    let is_linux = variable("CARGO_CFG_TARGET_OS") == "linux";
+    if variable("PROFILE") != "release" || !is_linux || is_off {
+        return;
+    }
+    // The C library has to read the packed table. That of another machine may not.
+    let is_for_here =
+        variable("TARGET") == variable("HOST") && variable("CARGO_CFG_TARGET_ENV") == "gnu";
+    if is_for_here && can_link(&flags, PACKED_RELOCATIONS, Use::Run) {
+        println!("cargo:rustc-link-arg-bins={PACKED_RELOCATIONS}");
+    }
     // A compiler that has counts of what was executed places the functions itself (deploy/optimized.sh).
     let has_counts = flags.contains("profile-generate") || flags.contains("profile-use");
-    if variable("PROFILE") != "release" || has_counts || variable("AXED_LINK_ORDER") == "off" {
+    if has_counts {
         return;
     }
     let script = Path::new(&variable("CARGO_MANIFEST_DIR")).join("deploy/link_order.ld");
     let argument = format!("-T{}", script.display());
-    if variable("CARGO_CFG_TARGET_OS") == "linux" && can_link(&flags, &argument) {
+    if can_link(&flags, &argument, Use::Link) {
         println!("cargo:rustc-link-arg-bins={argument}");
     }
 }
 
-/// Whether a program that does nothing can be linked with this argument.
-fn can_link(flags: &str, argument: &str) -> bool {
+const PACKED_RELOCATIONS: &str = "-Wl,-z,pack-relative-relocs";
+
+#[derive(PartialEq)]
+enum Use {
+    Link,
+    Run,
+}
+
+/// Whether a program that does nothing can be linked with this argument, and be run if that is its use.
+fn can_link(flags: &str, argument: &str, wanted: Use) -> bool {
     let folder = variable("OUT_DIR");
     let source = Path::new(&folder).join("nothing.rs");
     let program = Path::new(&folder).join("nothing");
@@ -50,7 +70,9 @@ fn can_link(flags: &str, argument: &str) -> bool {
         .args([&program, &source])
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let is_linked = compiler.status().is_ok_and(|status| status.success());
+    let succeeds = |command: &mut Command| command.status().is_ok_and(|status| status.success());
+    let is_linked =
+        succeeds(&mut compiler) && (wanted == Use::Link || succeeds(&mut Command::new(&program)));
     let _ = fs::remove_file(program);
     is_linked
 }
