@@ -34,6 +34,7 @@ pub mod reasoning;
 pub mod registry;
 pub mod reply_builder;
 pub mod request_body;
+pub mod response_schema;
 pub mod retry;
 pub mod scripted;
 pub mod setup_error;

@@ -1,8 +1,5 @@
 //! Fields that OpenAI's chat API and Responses API share. Pure.
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
 use crate::domain::agent::params::Params;
 use crate::domain::service::Service;
 use crate::providers::Delta;
@@ -23,15 +20,4 @@ pub fn service_tier_delta(tier: Lenient<String>) -> Option<Delta<'static>> {
         _ => Service::Default,
     };
     Some(Delta::ServiceTier(service))
-}
-
-/// Whether a schema fits OpenAI's strict mode, which requires `additionalProperties: false`.
-pub fn is_strict_schema(schema: &RawValue) -> bool {
-    #[derive(Deserialize)]
-    struct Top<'a> {
-        #[serde(borrow, rename = "additionalProperties")]
-        additional_properties: Option<&'a RawValue>,
-    }
-    serde_json::from_str::<Top<'_>>(schema.get())
-        .is_ok_and(|top| top.additional_properties.map(RawValue::get) == Some("false"))
 }

@@ -13,8 +13,8 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::providers::content_parts::{self, ContentPart, DataUrl};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::openai_chat::echo_payload::{EchoPayload, Reasoning};
-use crate::providers::openai_fields::{is_strict_schema, service_tier};
-use crate::providers::{ChatRequest, tool_call_codec};
+use crate::providers::openai_fields::service_tier;
+use crate::providers::{ChatRequest, response_schema, tool_call_codec};
 
 /// How the requests to one service differ from those to another.
 #[derive(Clone, Copy)]
@@ -262,7 +262,7 @@ impl<'a> RequestBody<'a> {
                     json_schema: Schema {
                         name: "reply",
                         schema,
-                        strict: is_strict_schema(schema),
+                        strict: response_schema::is_strict(schema),
                     },
                 }),
             },

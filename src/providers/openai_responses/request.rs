@@ -12,11 +12,13 @@ use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec, truncate_to_bytes};
 use crate::providers::content_parts::{self, ContentPart, DataUrl};
 use crate::providers::echo::ReplyOrigin;
-use crate::providers::openai_fields::{is_strict_schema, service_tier};
+use crate::providers::openai_fields::service_tier;
 use crate::providers::openai_responses::model_family::may_reason;
 use crate::providers::openai_responses::reply::echo_items;
-use crate::providers::{ChatRequest, tool_call_codec};
+use crate::providers::{ChatRequest, response_schema, tool_call_codec};
 
+/// The least `max_output_tokens` that the API accepts.
+const MIN_OUTPUT_TOKENS: u32 = 16;
 /// Maximum length of a `prompt_cache_key`.
 const MAX_CACHE_KEY: usize = 64;
 
@@ -205,7 +207,9 @@ impl<'a> RequestBody<'a> {
             tool_choice: request.tool_choice.map(ToolChoiceOut::from),
             temperature: params.temperature,
             top_p: params.top_p,
-            max_output_tokens: params.max_tokens,
+            max_output_tokens: params
+                .max_tokens
+                .map(|tokens| tokens.max(MIN_OUTPUT_TOKENS)),
             reasoning: (params.effort.is_some() || summary.is_some()).then_some(Reasoning {
                 effort: params.effort,
                 summary,
@@ -216,7 +220,7 @@ impl<'a> RequestBody<'a> {
                 ResponseFormat::JsonSchema(schema) => Some(OutputFormat::JsonSchema {
                     name: "reply",
                     schema,
-                    strict: is_strict_schema(schema),
+                    strict: response_schema::is_strict(schema),
                 }),
             }
             .map(|format| TextConfig { format }),
