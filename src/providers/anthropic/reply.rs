@@ -106,6 +106,7 @@ struct PartialBlock {
 enum BlockKind {
     Text(String),
     ToolUse(ToolCall),
+    Thinking,
     Other,
 }
 
@@ -167,7 +168,7 @@ impl ReplyBuilder for AnthropicReplyBuilder {
                     is_plain &= !block.has_extra_fields;
                     tool_calls.push(call.clone());
                 }
-                BlockKind::Other => is_plain = false,
+                BlockKind::Thinking | BlockKind::Other => is_plain = false,
             }
         }
         let end = match self.stop_reason.as_deref() {
@@ -300,20 +301,18 @@ impl AnthropicReplyBuilder {
                 name: block.name.unwrap_or_default(),
                 arguments: tool_call_codec::arguments_from_json(block.input),
             }),
-            kind => {
+            "thinking" | "redacted_thinking" => {
                 match block.thinking.filter(|text| !text.is_empty()) {
                     Some(text) => deltas(Delta::Reasoning(&text)),
-                    None if matches!(kind, "thinking" | "redacted_thinking") => {
-                        deltas(Delta::ReasoningStarted);
-                    }
-                    None => {}
+                    None => deltas(Delta::ReasoningStarted),
                 }
-                BlockKind::Other
+                BlockKind::Thinking
             }
+            _ => BlockKind::Other,
         };
         self.blocks.push(PartialBlock {
             index,
-            has_extra_fields: matches!(kind, BlockKind::Other)
+            has_extra_fields: matches!(kind, BlockKind::Thinking | BlockKind::Other)
                 || block.caller.is_some()
                 || block.toolset_name.is_some()
                 || block.citations.is_some(),
@@ -387,13 +386,16 @@ impl AnthropicReplyBuilder {
             .map(with_cached_input)
     }
 
-    /// All blocks as the service sent them, without those that it would reject.
+    /// All blocks as the service sent them, without those that it would reject: empty ones, and thinking at the end. `None` if
+    /// there are no others.
     fn build_echo(&self, origin: ReplyOrigin<'_>) -> Option<Echo> {
-        let blocks: Vec<_> = self
-            .blocks
-            .iter()
-            .filter_map(PartialBlock::to_raw_json)
+        let is_thinking = |block: &PartialBlock| matches!(block.kind, BlockKind::Thinking);
+        let mut blocks: Vec<_> = (self.blocks.iter())
+            .filter_map(|block| Some((is_thinking(block), block.to_raw_json()?)))
             .collect();
+        let kept = blocks.iter().rposition(|(is_thinking, _)| !is_thinking)? + 1;
+        blocks.truncate(kept);
+        let blocks: Vec<_> = blocks.into_iter().map(|(_, json)| json).collect();
         origin.echo(&blocks)
     }
 }
@@ -414,7 +416,7 @@ impl PartialBlock {
             BlockKind::ToolUse(call) if !self.appended.json.is_empty() => {
                 call.arguments = tool_call_codec::arguments_from_text(&self.appended.json);
             }
-            BlockKind::ToolUse(_) | BlockKind::Other => {}
+            BlockKind::ToolUse(_) | BlockKind::Thinking | BlockKind::Other => {}
         }
     }
 
@@ -437,7 +439,7 @@ impl PartialBlock {
                 let input = tool_call_codec::arguments_from_text(&self.appended.json);
                 fields.push(("input", RawValue::to_owned(&input)));
             }
-            BlockKind::Text(_) | BlockKind::Other => {}
+            BlockKind::Text(_) | BlockKind::Thinking | BlockKind::Other => {}
         }
         if fields.is_empty() {
             return Some(Cow::Borrowed(&self.start));

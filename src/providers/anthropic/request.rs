@@ -13,10 +13,13 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::providers::anthropic::reply::with_unique_ids;
 use crate::providers::content_parts::{self, Base64, ContentPart, MediaData};
 use crate::providers::echo::ReplyOrigin;
-use crate::providers::{ChatRequest, tool_call_codec};
+use crate::providers::{ChatRequest, response_schema, tool_call_codec};
 
 /// The API requires `max_tokens`. If the agent sets none, it is the model's maximum, but at most this. Reasoning counts too.
 const MAX_DEFAULT_TOKENS: u32 = 32_000;
+/// Precedes a schema that the API cannot express.
+const SCHEMA_PROMPT: &str =
+    "Your final answer is JSON alone, without a code fence, and matches this JSON Schema:";
 /// The default `max_tokens` of a model whose maximum is unknown.
 const FALLBACK_MAX_TOKENS: u32 = 8192;
 
@@ -40,7 +43,7 @@ pub struct RequestBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<Thinking>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    output_config: Option<OutputConfig<'a>>,
+    output_config: Option<OutputConfig>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream: Option<bool>,
 }
@@ -48,14 +51,14 @@ pub struct RequestBody<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum System<'a> {
-    Text(&'a str),
+    Text(Cow<'a, str>),
     Cached([SystemBlock<'a>; 1]),
 }
 
 #[derive(Serialize)]
 struct SystemBlock<'a> {
     r#type: &'static str,
-    text: &'a str,
+    text: Cow<'a, str>,
     cache_control: CacheControl,
 }
 
@@ -108,11 +111,11 @@ impl<'a> From<&'a ToolChoice> for ToolChoiceOut<'a> {
 }
 
 #[derive(Serialize)]
-struct OutputConfig<'a> {
+struct OutputConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     effort: Option<Effort>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    format: Option<OutputFormat<'a>>,
+    format: Option<OutputFormat>,
 }
 
 #[derive(Serialize)]
@@ -127,9 +130,9 @@ enum Thinking {
 }
 
 #[derive(Serialize)]
-struct OutputFormat<'a> {
+struct OutputFormat {
     r#type: &'static str,
-    schema: &'a RawValue,
+    schema: Box<RawValue>,
 }
 
 #[derive(Serialize)]
@@ -233,14 +236,16 @@ impl<'a> RequestBody<'a> {
     pub fn new(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Self {
         let params = request.params;
         let cache = CacheControl::for_request(request);
-        let system = match (request.system, cache) {
-            ("", _) => None,
-            (text, Some(cache_control)) => Some(System::Cached([SystemBlock {
+        let format = output_format(request);
+        let text = system_text(request, format.is_some());
+        let system = match cache {
+            _ if text.is_empty() => None,
+            Some(cache_control) => Some(System::Cached([SystemBlock {
                 r#type: "text",
                 text,
                 cache_control,
             }])),
-            (text, None) => Some(System::Text(text)),
+            None => Some(System::Text(text)),
         };
         let mut tools: Vec<_> = request
             .tools
@@ -272,7 +277,7 @@ impl<'a> RequestBody<'a> {
             top_p: params.top_p,
             stop_sequences: &params.stop,
             thinking: thinking_config(request),
-            output_config: output_config(params),
+            output_config: output_config(params, format),
             stream: request.stream.then_some(true),
         }
     }
@@ -316,9 +321,13 @@ fn default_max_tokens(request: &ChatRequest<'_>) -> u32 {
     })
 }
 
-/// `None` if the agent sets neither an effort nor a reasoning summary, or if the model has no adaptive thinking.
+/// `None` if the agent sets neither an effort nor a reasoning summary, if the model has no adaptive thinking, or if it has to
+/// call a tool: the API rejects both together.
 fn thinking_config(request: &ChatRequest<'_>) -> Option<Thinking> {
-    let is_adaptive = request.facts.and_then(|facts| facts.adaptive_thinking);
+    let is_adaptive = match request.tool_choice {
+        Some(_) => Some(false),
+        None => request.facts.and_then(|facts| facts.adaptive_thinking),
+    };
     let display = request.params.reasoning_summary.map(|_| "summarized");
     match request.params.effort {
         Some(Effort::None) => Some(Thinking::Disabled),
@@ -327,16 +336,36 @@ fn thinking_config(request: &ChatRequest<'_>) -> Option<Thinking> {
     }
 }
 
-fn output_config(params: &Params) -> Option<OutputConfig<'_>> {
-    let effort = params.effort.filter(|effort| *effort != Effort::None);
-    let format = match &params.response_format {
-        ResponseFormat::JsonSchema(schema) => Some(OutputFormat {
+/// The format of the reply; `None` for any text, for a schema that the API cannot express, or for a model without schemas.
+fn output_format(request: &ChatRequest<'_>) -> Option<OutputFormat> {
+    match &request.params.response_format {
+        ResponseFormat::JsonSchema(schema) if takes_schema(request) => Some(OutputFormat {
             r#type: "json_schema",
-            schema,
+            schema: response_schema::for_anthropic(schema)?,
         }),
         // The API has no mode for arbitrary JSON objects: the prompt must ask for one.
-        ResponseFormat::JsonObject | ResponseFormat::Text => None,
-    };
+        _ => None,
+    }
+}
+
+fn takes_schema(request: &ChatRequest<'_>) -> bool {
+    let takes_schema = request.facts.and_then(|facts| facts.structured_output);
+    takes_schema != Some(false)
+}
+
+/// The system prompt, with the schema of the reply if that is sent nowhere else.
+fn system_text<'a>(request: &ChatRequest<'a>, has_format: bool) -> Cow<'a, str> {
+    match &request.params.response_format {
+        ResponseFormat::JsonSchema(schema) if !has_format => {
+            let prompt = [request.system, SCHEMA_PROMPT].join("\n\n");
+            Cow::Owned(format!("{}\n{}", prompt.trim_start(), schema.get()))
+        }
+        _ => Cow::Borrowed(request.system),
+    }
+}
+
+fn output_config(params: &Params, format: Option<OutputFormat>) -> Option<OutputConfig> {
+    let effort = params.effort.filter(|effort| *effort != Effort::None);
     (effort.is_some() || format.is_some()).then_some(OutputConfig { effort, format })
 }
 
@@ -352,7 +381,11 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
             Message::Assistant(reply) => {
                 last_calls = &reply.tool_calls;
                 let can_send_calls = has_tools || reply.tool_calls.is_empty();
-                let echo = origin.echo_body(reply).filter(|_| can_send_calls);
+                // An echo without text and calls is of thinking alone, which the API rejects.
+                let has_content = !reply.tool_calls.is_empty() || !reply.content.trim().is_empty();
+                let echo = origin
+                    .echo_body(reply)
+                    .filter(|_| can_send_calls && has_content);
                 is_echoed = echo.is_some();
                 let content = match echo {
                     Some(body) => Content::Echo(with_unique_ids(body, &reply.tool_calls)),

@@ -8,12 +8,15 @@ use crate::support::provider::answer::{ScriptedAnswer, delegates, fails, raw, sa
 const PLANNER: &str = "system_prompt = \"Plan.\"\nsub_agents = [\"reader\"]";
 
 fn anthropic(content: Value) -> ScriptedAnswer {
-    let body = json!({
+    raw(200, "application/json", anthropic_body(content).to_string())
+}
+
+fn anthropic_body(content: Value) -> Value {
+    json!({
         "id": "m", "type": "message", "role": "assistant", "model": "planner", "content": content,
         "stop_reason": "tool_use", "stop_sequence": null,
         "usage": {"input_tokens": 1, "output_tokens": 1},
-    });
-    raw(200, "application/json", body.to_string())
+    })
 }
 
 fn ask(id: &str, task: &str) -> Value {
@@ -47,6 +50,38 @@ async fn thinking_is_sent_back_unchanged() {
     assert_eq!(echoed, json!({"role": "assistant", "content": said}));
     let text = run.messages().await.to_string();
     assert!(text.contains("I ask the reader."), "{text}");
+}
+
+#[tokio::test]
+async fn thinking_at_the_end_is_not_sent_back() {
+    let app = TestApp::setup().agent("planner", "").spawn().await;
+    let thinking = |text: &str| json!({"type": "thinking", "thinking": text, "signature": "c2ln"});
+    let text = json!({"type": "text", "text": "So far."});
+    let ended = |content| {
+        let mut body: Value = anthropic_body(content);
+        body["stop_reason"] = json!("end_turn");
+        raw(200, "application/json", body.to_string())
+    };
+    app.provider.will(
+        "planner",
+        [
+            ended(json!([thinking("a"), {"type": "text", "text": "\n"}])),
+            ended(json!([thinking("b"), text, thinking("c")])),
+            says("done"),
+        ],
+    );
+    for input in ["one", "two", "three"] {
+        let run = app
+            .run_with("planner", json!({"input": input, "session": "s"}))
+            .await;
+        assert_eq!(run.status(), "completed");
+    }
+    let sent = &app.provider.wait_for_request("planner", 3).await.body;
+    let replies: Vec<&Value> = (sent["messages"].as_array().expect("messages").iter())
+        .filter(|message| message["role"] == "assistant")
+        .map(|message| &message["content"])
+        .collect();
+    assert_eq!(replies, [&json!([thinking("b"), text])], "{sent}");
 }
 
 #[tokio::test]
@@ -229,6 +264,49 @@ async fn a_response_format_is_sent_in_each_wires_format() {
         app.provider.wait_for_request("local", 1).await.body["format"],
         schema
     );
+}
+
+#[tokio::test]
+async fn anthropic_gets_a_schema_as_it_accepts_it_or_in_the_prompt() {
+    let with = |schema: &str| {
+        format!(
+            "system_prompt = \"Count.\"\n[params.response_format]\ntype = \"json_schema\"\nschema = {schema}"
+        )
+    };
+    let closed = "{ type = \"object\", properties = { n = { type = \"integer\", minimum = 1 } } }";
+    let open = "{ type = \"object\", properties = { n = { type = \"integer\" } }, additionalProperties = true }";
+    let app = TestApp::setup()
+        .agent("closed", &with(closed))
+        .agent("open", &with(open))
+        .spawn()
+        .await;
+    app.provider
+        .will("closed", [says("{\"n\": 0}"), says("{\"n\": 1}")]);
+    app.provider.will("open", [says("{\"m\": 1}")]);
+    for agent in ["closed", "open"] {
+        let run = app.run(agent, "go").await;
+        assert_eq!(run.status(), "completed");
+    }
+    let closed = &app.provider.wait_for_request("closed", 1).await.body;
+    let part = json!({"type": "integer", "description": "{\"minimum\":1}"});
+    assert_eq!(
+        closed["output_config"]["format"]["schema"],
+        json!({"type": "object", "properties": {"n": part}, "additionalProperties": false})
+    );
+    assert_eq!(closed["system"], "Count.");
+    let repaired = &app.provider.wait_for_request("closed", 2).await.body;
+    assert!(
+        repaired["messages"].to_string().contains("minimum"),
+        "{repaired}"
+    );
+    let open = &app.provider.wait_for_request("open", 1).await.body;
+    assert_eq!(open["output_config"], Value::Null);
+    let system = open["system"].as_str().expect("a prompt");
+    assert!(
+        system.starts_with("Count.\n\nYour final answer is JSON alone"),
+        "{system}"
+    );
+    assert!(system.contains("\"additionalProperties\":true"), "{system}");
 }
 
 /// A response with thoughts, as OpenAI's own types have it.
