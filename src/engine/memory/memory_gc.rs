@@ -6,19 +6,25 @@ use crate::domain::agent::Agent;
 use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::memory_entry::MemoryEntry;
-use crate::domain::message::Message;
+use crate::domain::message::{Message, shorten};
 use crate::engine::context::Engine;
 use crate::engine::memory::memories::{GcReport, MemoryError};
 use crate::engine::request::StartError;
+use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::turn;
 use crate::engine::state::failures;
 use crate::providers::registry::ProviderHandle;
-use crate::providers::{ChatRequest, Delta, ErrorCategory, ProviderError, Reply, retry};
+use crate::providers::{
+    ChatRequest, Delta, ErrorCategory, ProviderError, Reply, model_params, retry,
+};
 
 const PROMPT: &str = "You look after the memory of an agent. You are given its entries, oldest first: each has a time, \
 a task and a result. Answer in three short sections: Patterns (what kinds of task come again and again, and how they \
 went), Repeated work (tasks that were done more than once and what could have been reused), Recommendations (what to \
 change in the agent's instructions or files). Be concrete; quote times.";
+
+/// The most characters of a task in the request for an analysis.
+const MAX_TASK_CHARS: usize = 500;
 
 /// The agent's entries of this key, oldest first.
 pub async fn entries(
@@ -75,22 +81,19 @@ async fn analyse(
         .providers
         .get(&agent.model.provider)
         .map_err(StartError::from)?;
-    let entry_texts: Vec<String> = entries
-        .iter()
-        .map(|entry| {
-            format!(
-                "## {}\nTask: {}\nResult: {}",
-                entry.time, entry.task, entry.result
-            )
-        })
-        .collect();
-    let messages = [Message::user(entry_texts.join("\n\n"))];
-    // The analysis needs no `response_format`, and its caller waits for it.
+    let models = &engine.settings.models;
+    let window = ContextWindow::for_agent(models, agent);
+    let max_bytes = window.map_or(usize::MAX, |window| window.max_summary_request_bytes());
+    let messages = [Message::user(entries_text(entries, max_bytes))];
+    // The analysis needs neither of these, and its caller waits for it.
     let params = Params {
         response_format: ResponseFormat::Text,
+        stop: Vec::new(),
         service: None,
         ..agent.params.clone()
     };
+    let facts = models.get(&agent.model.provider, &agent.model.model);
+    let (params, _) = model_params::fit_to_model(&agent.model.to_string(), &params, facts);
     let request = ChatRequest {
         tool_choice: None,
         model: &agent.model.model,
@@ -101,10 +104,7 @@ async fn analyse(
         params: &params,
         stream: false,
         multi_turn: false,
-        facts: engine
-            .settings
-            .models
-            .get(&agent.model.provider, &agent.model.model),
+        facts,
         cache_key: "",
         trace: None,
         api_key: None,
@@ -120,6 +120,26 @@ async fn analyse(
     Ok(tokio::time::timeout(timeout, completion)
         .await
         .unwrap_or_else(|_| Err(timeout_error()))?)
+}
+
+/// The newest entries that have at most so many bytes together, oldest first. A task may be as long as a request.
+fn entries_text(entries: &[MemoryEntry], max_bytes: usize) -> String {
+    let mut texts = Vec::new();
+    let mut left = max_bytes;
+    for entry in entries.iter().rev() {
+        let task = shorten(&entry.task, MAX_TASK_CHARS);
+        let text = format!(
+            "## {}\nTask: {task}\nResult: {}\n\n",
+            entry.time, entry.result
+        );
+        match left.checked_sub(text.len()) {
+            Some(rest) => left = rest,
+            None => break,
+        }
+        texts.push(text);
+    }
+    texts.reverse();
+    texts.concat()
 }
 
 /// Sends the request until it succeeds, as often as the agent's settings allow, and counts its usage.

@@ -180,7 +180,8 @@ async fn garbage_collection_analyses_and_trims() {
 
 #[tokio::test]
 async fn an_analysis_is_free_text_whatever_the_agents_response_format() {
-    let shape = "[params.response_format]\ntype = \"json_schema\"\nschema = { type = \"object\" }";
+    let shape = "[params.response_format]\ntype = \"json_schema\"\n\
+                 schema = { type = \"object\", properties = { n = { type = \"integer\" } } }";
     let app = TestApp::setup()
         .agent("solo", &format!("{REMEMBERS}\n{shape}"))
         .spawn()
@@ -194,6 +195,36 @@ async fn an_analysis_is_free_text_whatever_the_agents_response_format() {
     let sent = |nth| app.provider.wait_for_request("solo", nth);
     assert!(sent(1).await.body.get("output_config").is_some());
     assert!(sent(2).await.body.get("output_config").is_none());
+}
+
+#[tokio::test]
+async fn an_analysis_is_sent_as_the_model_takes_it() {
+    let facts =
+        "[providers.anthropic.models.\"solo\"]\nsampling = \"never\"\ncontext_window = 8000";
+    let params = "[params]\ntemperature = 0.5\nstop = [\"END\"]";
+    let app = TestApp::setup()
+        .config(facts)
+        .agent("solo", &format!("{REMEMBERS}\nlast_n = 1\n{params}"))
+        .spawn()
+        .await;
+    let results = (1..=20).map(|n| says(format!("result {n} {}", "x".repeat(990))));
+    app.provider.will("solo", results);
+    for _ in 1..=20 {
+        app.run("solo", &"long ".repeat(800)).await;
+    }
+    app.provider.will("solo", [says("You count.")]);
+
+    let got = app.post("/agents/solo/gc", &json!({"dry_run": true})).await;
+
+    assert_eq!(got.status, 200, "{}", got.text);
+    let body = &app.provider.wait_for_request("solo", 21).await.body;
+    assert!(body.get("temperature").is_none() && body.get("stop_sequences").is_none());
+    let text = body["messages"].to_string();
+    assert!(
+        text.contains("result 20 ") && !text.contains("result 1 "),
+        "{text}"
+    );
+    assert!(text.len() < 8000 * 4, "{}", text.len());
 }
 
 #[tokio::test]
