@@ -35,6 +35,8 @@ SKIPPED = re.compile(
 )
 ONLY_TOGETHER = re.compile(r"(MiniMax-M3|Kimi-K[23]|GLM-5|DeepSeek-V4|Qwen3\.[78]|gpt-oss|Llama-3\.3)")
 EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# They reject a request that makes them call a tool; the table does not say so.
+DECIDE_ABOUT_TOOLS = {"claude-fable-5-1", "claude-mythos-5-1", "claude-opus-5-5"}
 
 
 def million(price):
@@ -112,6 +114,8 @@ def sampling(provider, name, facts):
         return "never"
     if provider == "openai" and facts.get("supports_reasoning"):
         return "without_effort" if facts.get("default_reasoning_effort") == "none" else "never"
+    if provider == "anthropic" and facts.get("supports_adaptive_thinking"):
+        return "without_effort"
     return None
 
 
@@ -145,6 +149,8 @@ def entry(provider, name, facts, today):
     if provider == "anthropic":
         lines.append(f"adaptive_thinking = {str(bool(facts.get('supports_adaptive_thinking'))).lower()}")
         lines.append(f"structured_output = {str(bool(facts.get('supports_native_structured_output'))).lower()}")
+        if name in DECIDE_ABOUT_TOOLS:
+            lines.append("forced_tools = false")
     if provider == "openai" and wants_responses(name, facts):
         lines.append("responses = true")
     return lines

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::domain::agent::model_ref::ModelRef;
-use crate::domain::agent::params::Effort;
+use crate::domain::agent::params::{Effort, Params};
 use crate::domain::service::Service;
 use crate::domain::usage::{LongPrice, Price};
 
@@ -58,6 +58,8 @@ pub struct ModelFacts {
     pub adaptive_thinking: Option<bool>,
     /// Anthropic only: whether it accepts a schema for its final text.
     pub structured_output: Option<bool>,
+    /// Anthropic only: whether a request may make it call a tool.
+    pub forced_tools: Option<bool>,
     /// OpenAI only: whether it requires the Responses API, because it rejects function tools on the other one.
     pub responses: bool,
     /// Merged into the body of each request.
@@ -90,6 +92,14 @@ impl ModelFacts {
         }
     }
 
+    /// Whether a request with these parameters may set `temperature` and `top_p`.
+    pub fn allows_sampling(&self, params: &Params) -> bool {
+        let has_summary = params.reasoning_summary.is_some();
+        let summarized =
+            (has_summary && self.adaptive_thinking == Some(true)).then_some(Effort::Low);
+        self.sampling.allows(params.effort.or(summarized))
+    }
+
     /// `None` if the price is unknown.
     pub fn price_for(&self, service: Service) -> Option<Price> {
         let price = self.price?;
@@ -112,7 +122,7 @@ impl Sampling {
     }
 
     /// Whether a request with this effort may set `temperature` and `top_p`.
-    pub fn allows(self, effort: Option<Effort>) -> bool {
+    fn allows(self, effort: Option<Effort>) -> bool {
         match self {
             Self::Always => true,
             Self::WithoutEffort => effort.is_none_or(|effort| effort == Effort::None),
@@ -144,6 +154,7 @@ struct Entry {
     sampling: Sampling,
     adaptive_thinking: Option<bool>,
     structured_output: Option<bool>,
+    forced_tools: Option<bool>,
     #[serde(default)]
     responses: bool,
 }
@@ -171,6 +182,7 @@ impl From<Entry> for ModelFacts {
             sampling: entry.sampling,
             adaptive_thinking: entry.adaptive_thinking,
             structured_output: entry.structured_output,
+            forced_tools: entry.forced_tools,
             responses: entry.responses,
             extra: Map::new(),
         }

@@ -427,13 +427,23 @@ fn check_tool_choice(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
         let handle = engine.providers.get(&model.provider);
         handle.is_ok_and(|handle| !handle.provider.takes_tool_choice())
     };
-    match models.find(takes_none) {
-        None => Ok(()),
-        Some(model) => Err(StartError::Override {
-            field: "tool_choice",
-            reason: format!("the provider of {model} lets the model decide; use auto or none"),
-        }),
-    }
+    let rejects = |model: &&ModelRef| {
+        let facts = engine.settings.models.get(&model.provider, &model.model);
+        facts.is_some_and(|facts| facts.forced_tools == Some(false))
+    };
+    let reason = match (models.clone().find(takes_none), models.find(rejects)) {
+        (Some(model), _) => {
+            format!("the provider of {model} lets the model decide; use auto or none")
+        }
+        (None, Some(model)) => {
+            format!("{model} decides itself whether it calls a tool; use auto or none")
+        }
+        (None, None) => return Ok(()),
+    };
+    Err(StartError::Override {
+        field: "tool_choice",
+        reason,
+    })
 }
 
 /// Whether the agent allows the parameters of a request, and its model is not known to reject them.
@@ -457,8 +467,9 @@ pub fn check_params(
     }
     let model = &agent.model;
     let facts = engine.settings.models.get(&model.provider, &model.model);
-    let effort = patch.effort.or(agent.params.effort);
-    if facts.is_none_or(|facts| facts.sampling.allows(effort)) {
+    let mut params = agent.params.clone();
+    patch.apply_to(&mut params);
+    if facts.is_none_or(|facts| facts.allows_sampling(&params)) {
         return Ok(());
     }
     for (field, value) in [("temperature", patch.temperature), ("top_p", patch.top_p)] {

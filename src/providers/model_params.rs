@@ -25,7 +25,7 @@ pub fn fit_to_model<'a>(
         }
     }
     let has_sampling = params.temperature.is_some() || params.top_p.is_some();
-    if has_sampling && !facts.sampling.allows(params.effort) {
+    if has_sampling && !facts.allows_sampling(&params) {
         let params = params.to_mut();
         let dropped = [
             params.temperature.take().map(|_| "temperature"),
@@ -91,7 +91,7 @@ fn effort_warning(model: &str, wanted: Effort, fitted: Option<Effort>) -> Option
 mod tests {
     use super::fit_to_model;
     use crate::config::models::{ModelFacts, Sampling};
-    use crate::domain::agent::params::{Effort, Params};
+    use crate::domain::agent::params::{Effort, Params, ReasoningSummary};
     use crate::domain::warning::{Warning, WarningCode};
 
     fn params(effort: Option<Effort>, temperature: Option<f64>) -> Params {
@@ -125,6 +125,18 @@ mod tests {
             let (fitted, messages) = fit_to_model("p/m", &requested, Some(&facts));
             assert_eq!((fitted.effort, fitted.temperature), sent);
             assert_eq!(messages.len(), warnings, "{messages:?}");
+        }
+        let summarized = Params {
+            reasoning_summary: Some(ReasoningSummary::Auto),
+            ..params(None, Some(0.5))
+        };
+        for (adaptive, sent) in [(false, Some(0.5)), (true, None)] {
+            let facts = ModelFacts {
+                adaptive_thinking: Some(adaptive),
+                ..facts.clone()
+            };
+            let (fitted, _) = fit_to_model("p/m", &summarized, Some(&facts));
+            assert_eq!(fitted.temperature, sent, "a summary makes the model think");
         }
         let plain = ModelFacts {
             effort: Some(Vec::new()),

@@ -84,11 +84,14 @@ enum Think {
     Level(&'static str),
 }
 
-impl From<Effort> for Think {
-    /// Ollama has three levels.
-    fn from(effort: Effort) -> Self {
+impl Think {
+    /// Ollama has three levels, and rejects them for models that have none.
+    fn new(effort: Effort, request: &ChatRequest<'_>) -> Self {
+        let levels = request.facts.and_then(|facts| facts.effort.as_ref());
+        let has_levels = levels.map_or(request.model.contains("gpt-oss"), |it| !it.is_empty());
         match effort {
             Effort::None => Self::Flag(false),
+            _ if !has_levels => Self::Flag(true),
             Effort::Minimal | Effort::Low => Self::Level("low"),
             Effort::Medium => Self::Level("medium"),
             Effort::High | Effort::Xhigh | Effort::Max => Self::Level("high"),
@@ -198,7 +201,7 @@ impl<'a> RequestBody<'a> {
                 ResponseFormat::JsonObject => Some(OutputFormat::Name("json")),
                 ResponseFormat::JsonSchema(schema) => Some(OutputFormat::Schema(schema)),
             },
-            think: params.effort.map(Think::from),
+            think: params.effort.map(|effort| Think::new(effort, request)),
             options: Options {
                 temperature: params.temperature,
                 num_predict: params.max_tokens,

@@ -83,6 +83,8 @@ pub struct TokenDetails {
 pub struct TokenCounts {
     pub input: TokenCount,
     pub output: TokenCount,
+    /// Of both. Some services leave reasoning out of `output`, but not out of the total.
+    pub total: TokenCount,
     pub input_details: Lenient<TokenDetails>,
     pub output_details: Lenient<TokenDetails>,
 }
@@ -94,9 +96,15 @@ impl TokenCounts {
         if totals.contains(&TokenCount::Invalid) || totals == [TokenCount::Absent; 2] {
             return None;
         }
-        let (input, output) = (self.input.or_zero(), self.output.or_zero());
+        let input = self.input.or_zero();
         let [input_details, output_details] =
             [self.input_details, self.output_details].map(|details| details.0.unwrap_or_default());
+        let reasoning = output_details.reasoning_tokens.or_zero();
+        let mut output = self.output.or_zero();
+        output = output.max(self.total.or_zero().saturating_sub(input));
+        if reasoning > output {
+            output += reasoning;
+        }
         let cache_read = input_details.cached_tokens.or_zero().min(input);
         Some(TokenUsage {
             input,
@@ -106,7 +114,7 @@ impl TokenCounts {
                 .cache_write_tokens
                 .or_zero()
                 .min(input - cache_read),
-            reasoning: output_details.reasoning_tokens.or_zero().min(output),
+            reasoning,
         })
     }
 }
@@ -141,6 +149,7 @@ mod tests {
         let counts = |input, output| TokenCounts {
             input,
             output,
+            total: TokenCount::Absent,
             input_details: Lenient(Some(TokenDetails {
                 cached_tokens: TokenCount::Reported(9),
                 cache_write_tokens: TokenCount::Invalid,
@@ -161,6 +170,30 @@ mod tests {
             counts(TokenCount::Absent, TokenCount::Absent).into_usage(),
             None
         );
+    }
+
+    #[test]
+    fn reasoning_that_is_not_part_of_the_output_is_added() {
+        let output = |output, total, reasoning| {
+            let counts = TokenCounts {
+                input: TokenCount::Reported(32),
+                output: TokenCount::Reported(output),
+                total,
+                output_details: Lenient(Some(TokenDetails {
+                    reasoning_tokens: reasoning,
+                    ..TokenDetails::default()
+                })),
+                ..TokenCounts::default()
+            };
+            counts.into_usage().map(|usage| usage.output)
+        };
+        let (absent, reported) = (TokenCount::Absent, TokenCount::Reported);
+        assert_eq!(output(9, reported(170), reported(129)), Some(138));
+        assert_eq!(output(9, reported(170), absent), Some(138));
+        assert_eq!(output(9, absent, reported(129)), Some(138));
+        assert_eq!(output(138, reported(170), reported(129)), Some(138));
+        assert_eq!(output(138, absent, reported(129)), Some(138));
+        assert_eq!(output(138, reported(12), TokenCount::Invalid), Some(138));
     }
 
     #[test]

@@ -80,6 +80,8 @@ struct UsageIn {
     #[serde(default)]
     completion_tokens: TokenCount,
     #[serde(default)]
+    total_tokens: TokenCount,
+    #[serde(default)]
     prompt_tokens_details: Lenient<TokenDetails>,
     #[serde(default)]
     completion_tokens_details: Lenient<TokenDetails>,
@@ -90,6 +92,7 @@ impl UsageIn {
         let counts = TokenCounts {
             input: self.prompt_tokens,
             output: self.completion_tokens,
+            total: self.total_tokens,
             input_details: self.prompt_tokens_details,
             output_details: self.completion_tokens_details,
         };

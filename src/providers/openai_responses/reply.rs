@@ -101,6 +101,7 @@ struct UsageIn {
 impl UsageIn {
     fn into_usage(self) -> Option<TokenUsage> {
         let counts = TokenCounts {
+            total: TokenCount::Absent,
             input: self.input_tokens,
             output: self.output_tokens,
             input_details: self.input_tokens_details,

@@ -30,13 +30,17 @@ async fn effort_is_sent_on_each_wire() {
             "model = \"responses/new\"\neffort = \"xhigh\"\n[params.extra]\ntruncation = \"auto\"",
         )
         .agent("llama", "model = \"ollama/llama\"\neffort = \"max\"")
+        .agent("gpt-oss", "model = \"ollama/gpt-oss\"\neffort = \"max\"")
         .spawn()
         .await;
-    for model in ["claude", "gpt", "new", "llama"] {
+    for model in ["claude", "gpt", "new", "llama", "gpt-oss"] {
         app.provider.will(model, [says("1"), says("2"), says("3")]);
         app.run(model, "go").await;
-        app.run_with(model, json!({"params": {"effort": "none"}}))
-            .await;
+        app.run_with(
+            model,
+            json!({"params": {"effort": "none", "max_tokens": 5}}),
+        )
+        .await;
     }
 
     let claude = app.provider.wait_for_request("claude", 1).await;
@@ -52,13 +56,23 @@ async fn effort_is_sent_on_each_wire() {
     let new = app.provider.wait_for_request("new", 1).await;
     assert_eq!(new.body["reasoning"], json!({"effort": "xhigh"}));
     assert_eq!(new.body["truncation"], "auto");
+    let short = app.provider.wait_for_request("new", 2).await;
+    assert_eq!(
+        short.body["max_output_tokens"], 16,
+        "the least that it takes"
+    );
     assert_eq!(
         app.provider.wait_for_request("llama", 1).await.body["think"],
-        "high"
+        true,
+        "the model is not known to have levels"
     );
     assert_eq!(
         app.provider.wait_for_request("llama", 2).await.body["think"],
         false
+    );
+    assert_eq!(
+        app.provider.wait_for_request("gpt-oss", 1).await.body["think"],
+        "high"
     );
 }
 

@@ -241,6 +241,25 @@ async fn usage_of_rejected_replies_counts_against_the_budget() {
     assert_eq!(run.usage(), (6000, 2, 0));
 }
 
+/// Some services report the tokens of reasoning beside those of the output.
+#[tokio::test]
+async fn reasoning_outside_of_the_output_is_counted() {
+    let app = TestApp::setup()
+        .agent("solo", "model = \"openai/solo\"")
+        .spawn()
+        .await;
+    let body = json!({
+        "choices": [{"message": {"content": "done"}, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 170,
+            "completion_tokens_details": {"reasoning_tokens": 129},
+        },
+    });
+    app.provider
+        .will("solo", [raw(200, "application/json", body.to_string())]);
+    assert_eq!(app.run("solo", "go").await.usage(), (32, 138, 0));
+}
+
 #[tokio::test]
 async fn invalid_usage_does_not_reject_the_reply() {
     let (app, agents) = on_every_wire("[retry]\nmax_retries = 0").await;

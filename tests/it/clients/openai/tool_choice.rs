@@ -71,6 +71,38 @@ async fn only_the_first_reply_has_to_call_a_tool() {
 }
 
 #[tokio::test]
+async fn a_model_that_has_to_call_a_tool_does_not_think() {
+    let app = TestApp::setup()
+        .agent("solo", "effort = \"high\"")
+        .spawn()
+        .await;
+    app.provider
+        .will("solo", [calls([("weather", json!({}))]), says("done")]);
+    complete(&app, "solo", json!("required")).await;
+    complete(&app, "solo", json!("auto")).await;
+    let first = &app.provider.wait_for_request("solo", 1).await.body;
+    assert_eq!(first["output_config"], json!({"effort": "high"}));
+    assert!(first["thinking"].is_null());
+    let second = &app.provider.wait_for_request("solo", 2).await.body;
+    assert_eq!(second["thinking"], json!({"type": "adaptive"}));
+}
+
+#[tokio::test]
+async fn a_model_that_decides_about_tools_itself_refuses_a_choice() {
+    let app = TestApp::setup()
+        .agent("solo", "model = \"anthropic/claude-opus-5-5\"")
+        .spawn()
+        .await;
+    let got = complete(&app, "solo", json!("required")).await;
+    assert_eq!(got.status, 400, "{}", got.text);
+    let message = got.json()["error"]["message"].to_string();
+    assert!(
+        message.contains("anthropic/claude-opus-5-5 decides itself whether it calls a tool"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
 async fn a_wire_without_choices_refuses_them() {
     let app = TestApp::setup()
         .agent("solo", "model = \"ollama/solo\"")
