@@ -472,7 +472,10 @@ async fn commit_queued(
             }
         }
         false if context.run.is_suspended() => {}
-        false => unregister(engine, run.id),
+        false => {
+            unregister(engine, run.id);
+            context.run.publish_end(None);
+        }
     }
     acceptance.answer(committed.map(|_| Arc::clone(run)));
     if is_committed && has_requests {

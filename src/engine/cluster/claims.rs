@@ -178,7 +178,13 @@ async fn resume_trees(
         let left = leave_to_others(engine, cluster, &mut unfinished).await?;
         roots.retain(|root| !left.contains(root));
     }
-    let recovered = recovery::recover_all(engine, unfinished).await?;
+    let recovered = recovery::recover_all(engine, unfinished).await;
+    let recovered = recovered.inspect_err(|_| {
+        // Another node may take the trees.
+        for root in &roots {
+            engine.orphans.take_tree(*root);
+        }
+    })?;
     tracing::info!("Taking over {} root runs", recovered.len());
     let resumed: HashSet<RunId> = recovered.iter().map(|root| root.run.id).collect();
     roots.retain(|root| !resumed.contains(root));

@@ -288,7 +288,10 @@ impl NewFork {
             match context.run.is_suspended() {
                 // It may be in the record nevertheless.
                 true => root_run::keep_suspended(&context, root.session_guard.take()),
-                false => root_run::unregister(engine, context.run.scope.run),
+                false => {
+                    root_run::unregister(engine, context.run.scope.run);
+                    context.run.publish_end(None);
+                }
             }
             acceptance.answer(Err(error));
             return;
