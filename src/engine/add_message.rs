@@ -113,7 +113,11 @@ async fn add_to_active(
             Ok(Some(number))
         }
         Err(StoreError::AlreadyTerminal(_)) => Err(ended(engine, id).await?),
-        Err(error) => Err(error.into()),
+        Err(error) => {
+            // The commit, or that of an earlier request with the same key, may have succeeded although its answer was lost.
+            messages.set_incomplete();
+            Err(error.into())
+        }
     }
 }
 

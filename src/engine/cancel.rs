@@ -1,6 +1,7 @@
 //! Cancels runs: the cancel is recorded first, then the run and its descendants are stopped.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::RwLockReadGuard;
 use tokio_util::sync::CancellationToken;
@@ -10,9 +11,12 @@ use crate::domain::run::{RunId, Status};
 #[cfg(doc)]
 use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::context::Engine;
-use crate::engine::record::journal::{self, Journal};
+use crate::engine::record::journal;
 use crate::engine::state::active_run::{ActiveRun, CancelState};
 use crate::store::{Change, StoreError, Write};
+
+/// The time between two looks at a record that cannot be read.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Cancels a run with its descendants. Returns once the cancel is recorded or the run has ended by itself; does nothing
 /// if there is no such run. A run that is not driven at the moment (the daemon drains, or its parent has not reached it
@@ -22,7 +26,7 @@ pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), Stor
         let _gate = engine.suspension.resume_lock.read().await;
         let run = engine.active_runs.get(id);
         match &run {
-            Some(run) => cancel_active(&engine.journal, run, reason).await?,
+            Some(run) => cancel_active(engine, run, reason).await?,
             None => cancel_inactive(engine, id, reason).await?,
         }
         run
@@ -33,20 +37,53 @@ pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), Stor
     }
 }
 
-async fn cancel_active(journal: &Journal, run: &ActiveRun, reason: &str) -> Result<(), StoreError> {
+async fn cancel_active(
+    engine: &Engine,
+    run: &Arc<ActiveRun>,
+    reason: &str,
+) -> Result<(), StoreError> {
     let Some(reason) = begin_cancel(run, reason) else {
         return Ok(());
     };
     let (change, event) = cancel_entry(&reason);
-    let recorded = journal
+    let recorded = engine
+        .journal
         .append_request(run, change, Vec::new(), event)
         .await
         .map(drop);
-    match recorded {
+    match &recorded {
         Ok(()) => run.cancel(&reason),
-        Err(_) => run.withdraw_cancel(),
+        Err(error) => {
+            run.withdraw_cancel();
+            if let StoreError::Backend(_) = error {
+                spawn_look(engine, Arc::clone(run), reason);
+            }
+        }
     }
     recorded
+}
+
+/// Stops the run if its cancel is in the record: the commit may have succeeded although its answer was lost.
+fn spawn_look(engine: &Engine, run: Arc<ActiveRun>, reason: String) {
+    let store = Arc::clone(engine.journal.store());
+    let look = async move {
+        loop {
+            match store.run(run.scope.run).await {
+                Ok(Some(record)) if record.status == Status::Cancelling => {
+                    return run.cancel(&reason);
+                }
+                Ok(_) => return,
+                Err(_) => tokio::time::sleep(LOOK_INTERVAL).await,
+            }
+        }
+    };
+    let shutdown = engine.shutdown.clone();
+    engine.tasks.spawn(async move {
+        tokio::select! {
+            () = look => {}
+            () = shutdown.cancelled() => {}
+        }
+    });
 }
 
 /// The reason to record, `None` if nothing is to be recorded. Two concurrent cancels record the reason of the first:

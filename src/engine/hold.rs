@@ -20,7 +20,8 @@ pub enum HoldError {
     Store(#[from] StoreError),
 }
 
-/// Commits the pause, or its end, and puts it in force. Returns false if the run was paused, or not paused, before.
+/// Commits the pause, or its end, and puts it in force. Returns false if the record has it already; then it is put in force too,
+/// because the commit of an earlier request may have succeeded although its answer was lost.
 pub async fn set_held(
     engine: &Engine,
     id: RunId,
@@ -37,10 +38,6 @@ pub async fn set_held(
     }
     let (change, event) = entry(&run, is_held, by);
     let active_run = engine.active_runs.get(id);
-    let is_paused = active_run.as_ref().is_some_and(|it| it.is_held_itself());
-    if is_held && is_paused && run.status != Status::Cancelling {
-        return Ok(false);
-    }
     let journal = &engine.journal;
     let written = match &active_run {
         Some(active_run) => {
@@ -54,23 +51,22 @@ pub async fn set_held(
                 .await
         }
     };
-    match written {
-        Ok(0) => return Ok(false),
-        Ok(_) => {}
+    let is_changed = match written {
+        Ok(event) => event > 0,
         Err(StoreError::AlreadyTerminal(_)) => {
             let run = engine.journal.store().run(id).await?;
             let status = run.map_or(Status::Cancelling, |run| run.status);
             return Err(HoldError::RunEnded { run: id, status });
         }
         Err(error) => return Err(error.into()),
-    }
+    };
     // The parent of an inactive run may have reached it meanwhile.
     if (active_run.is_some() || !engine.orphans.set_held(id, is_held))
         && let Some(active_run) = engine.active_runs.get(id)
     {
         active_run.set_held(is_held);
     }
-    Ok(true)
+    Ok(is_changed)
 }
 
 fn entry(run: &Run, is_held: bool, by: Option<String>) -> (Change, EventKind) {

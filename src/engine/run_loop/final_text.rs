@@ -39,7 +39,7 @@ impl From<Result<bool, Vec<String>>> for OutputCheck {
 /// # Errors
 /// The run's ending, a successful one too.
 pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(), Ending> {
-    if new_messages::needs_turn(turn_loop).await {
+    if new_messages::needs_turn(turn_loop).await? {
         return Ok(record_unfinished(turn_loop, reply).await?);
     }
     if let Some(summary_prompt) = summary::summary_prompt(&turn_loop.context.run) {
@@ -58,7 +58,7 @@ pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(),
         events: vec![completed],
     };
     match check_output(turn_loop, &message.content, &mut unrecorded).await? {
-        OutputCheck::Valid { .. } if !new_messages::close(turn_loop).await => {
+        OutputCheck::Valid { .. } if !new_messages::close(turn_loop).await? => {
             unrecorded.record(turn_loop).await?;
             turn_loop.conversation.restore_reply(turn, message);
             Ok(())

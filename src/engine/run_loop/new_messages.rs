@@ -1,6 +1,11 @@
 //! Reads the messages that clients add to a run: before each request, and before the run ends.
 
+use tokio::sync::MutexGuard;
+
+use crate::engine::context::RunContext;
+use crate::engine::replay::run_log::RecordedMessages;
 use crate::engine::run_loop::turn_loop::TurnLoop;
+use crate::engine::state::inbox::Messages;
 use crate::store::{Change, Step, StoreError};
 
 /// Adds the messages that have come to the conversation, after it is recorded that the next turn reads them: a recovered
@@ -13,7 +18,8 @@ pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
     for text in played_messages(turn_loop) {
         turn_loop.conversation.push_message(text.into());
     }
-    let Some((contents, last)) = context.run.inbox.lock().await.take_unread() else {
+    let unread = lock(context).await?.take_unread();
+    let Some((contents, last)) = unread else {
         return Ok(());
     };
     Box::pin(turn_loop.write_pending()).await?;
@@ -31,11 +37,22 @@ pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
 }
 
 /// Whether the run has to take another turn, which reads messages that are unread.
-pub async fn needs_turn(turn_loop: &TurnLoop<'_>) -> bool {
+pub async fn needs_turn(turn_loop: &TurnLoop<'_>) -> Result<bool, StoreError> {
     if !turn_loop.conversation.has_turn_left() {
-        return false;
+        return Ok(false);
     }
-    !played_messages(turn_loop).is_empty() || turn_loop.context.run.inbox.lock().await.has_unread()
+    Ok(!played_messages(turn_loop).is_empty() || lock(turn_loop.context).await?.has_unread())
+}
+
+/// The messages of the run, with those that are only in the record.
+async fn lock(context: &RunContext) -> Result<MutexGuard<'_, Messages>, StoreError> {
+    let mut messages = context.run.inbox.lock().await;
+    if messages.count().is_none() {
+        let recorded = RecordedMessages::read(&context.engine, context.run.scope.run);
+        let recorded = Box::pin(recorded).await?;
+        messages.restore(&recorded.contents, recorded.read);
+    }
+    Ok(messages)
 }
 
 /// In a test: the recorded messages for the next turn.
@@ -48,11 +65,11 @@ fn played_messages(turn_loop: &TurnLoop<'_>) -> Vec<String> {
 }
 
 /// Accepts no more messages, unless the run has to take another turn to read them; false in that case.
-pub async fn close(turn_loop: &TurnLoop<'_>) -> bool {
-    let mut messages = turn_loop.context.run.inbox.lock().await;
+pub async fn close(turn_loop: &TurnLoop<'_>) -> Result<bool, StoreError> {
+    let mut messages = lock(turn_loop.context).await?;
     if turn_loop.conversation.has_turn_left() && messages.has_unread() {
-        return false;
+        return Ok(false);
     }
     messages.close();
-    true
+    Ok(true)
 }

@@ -154,13 +154,13 @@ async fn restore_final_text(
     let context = turn_loop.context;
     // Once its memory entry may be written, the run only ends.
     let may_continue = !is_summary && memory_time.is_none();
-    if may_continue && new_messages::needs_turn(turn_loop).await {
+    if may_continue && new_messages::needs_turn(turn_loop).await? {
         turn_loop.conversation.restore_reply(turn, message);
         return Ok(());
     }
     let checked = final_text::check_recorded_output(&context.run, &content, resume_count);
     let errors = match Box::pin(checked).await? {
-        OutputCheck::Valid { .. } if may_continue && !new_messages::close(turn_loop).await => {
+        OutputCheck::Valid { .. } if may_continue && !new_messages::close(turn_loop).await? => {
             turn_loop.conversation.restore_reply(turn, message);
             return Ok(());
         }

@@ -24,7 +24,8 @@ pub struct Messages {
     last_read: u32,
     unread: BTreeMap<u32, Content>,
     is_closed: bool,
-    /// Whether an earlier process may have recorded messages that are not known here yet.
+    /// Whether the record may have messages that are not known here yet: of an earlier process, or of a commit whose outcome is
+    /// unknown.
     is_incomplete: bool,
 }
 
@@ -53,6 +54,11 @@ impl Messages {
                 self.insert(number, content.clone());
             }
         }
+    }
+
+    /// The record may have a message more.
+    pub fn set_incomplete(&mut self) {
+        self.is_incomplete = true;
     }
 
     pub fn next_number(&self) -> u32 {

@@ -3,6 +3,7 @@
 mod after_kill;
 mod clocks;
 mod drain;
+mod lost_answers;
 mod model;
 mod model_outcome;
 mod queued_runs;

@@ -295,7 +295,7 @@ impl Scenario {
 }
 
 /// The root's name; those below it are called by their calls' places.
-const ROOT: &str = "r";
+pub const ROOT: &str = "r";
 
 impl Node {
     fn children(&self, name: &str) -> impl Iterator<Item = (String, &Node)> {
@@ -353,10 +353,10 @@ impl Node {
 }
 
 /// One process's life.
-struct Life {
-    store: Arc<CrashingStore>,
-    runner: Runner,
-    provider: FakeProvider,
+pub struct Life {
+    pub store: Arc<CrashingStore>,
+    pub runner: Runner,
+    pub provider: FakeProvider,
     memory: std::path::PathBuf,
 }
 
@@ -368,6 +368,10 @@ impl Life {
             let (own, node) = (name.to_owned(), node.clone());
             provider.always(name, move |seen| node.says(&own, seen));
         });
+        Self::open(place, lets_through, provider)
+    }
+
+    pub fn open(place: &Path, lets_through: usize, provider: FakeProvider) -> Self {
         let data = Data {
             dir: place.join("data"),
             url: None,
@@ -414,7 +418,7 @@ impl Life {
     }
 
     /// Starts the root; does not return if it cannot be committed.
-    async fn start(&self) -> Arc<Run> {
+    pub async fn start(&self) -> Arc<Run> {
         let ask = RunRequest {
             agent: ROOT.to_owned(),
             input: Some("go".into()),
@@ -423,7 +427,7 @@ impl Life {
         self.runner.start(ask).await.expect("accepted")
     }
 
-    async fn ended(&self, id: RunId) {
+    pub async fn ended(&self, id: RunId) {
         within_timeout("the end", async {
             self.runner.wait(id, Duration::MAX).await.expect("a run");
             self.runner.drain();
@@ -441,7 +445,7 @@ impl Life {
     }
 
     /// Drops everything at once.
-    async fn end(self) {
+    pub async fn end(self) {
         within_timeout("the halt", self.runner.shut_down()).await;
         self.store.close().await;
     }

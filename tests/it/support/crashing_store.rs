@@ -1,8 +1,8 @@
 //! A store over the real one that accepts a number of writes and then no more, as if the process had died
-//! between two commits.
+//! between two commits. It can also lose the answer of a commit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
@@ -27,7 +27,7 @@ use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use axed::store::turn_record::{TurnEntry, TurnRecord};
 use axed::store::turns::{RecordedTurn, TurnRecords};
 use axed::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
-use axed::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
+use axed::store::{Change, ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 use futures_util::future::{BoxFuture, pending};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
@@ -38,6 +38,7 @@ pub struct CrashingStore {
     writes: AtomicUsize,
     max_writes: usize,
     attempted: watch::Sender<usize>,
+    loses_answer: AtomicBool,
 }
 
 impl CrashingStore {
@@ -48,7 +49,21 @@ impl CrashingStore {
             writes: AtomicUsize::new(0),
             max_writes,
             attempted: watch::Sender::new(0),
+            loses_answer: AtomicBool::new(false),
         }
+    }
+
+    /// The next change that a client requests is committed, and its caller gets an error.
+    pub fn lose_next_answer(&self) {
+        self.loses_answer.store(true, Ordering::SeqCst);
+    }
+
+    fn takes_loss(&self, change: &Change) -> bool {
+        let is_requested = matches!(
+            change,
+            Change::Hold | Change::Release | Change::AddMessage(_) | Change::RequestCancel { .. }
+        );
+        is_requested && self.loses_answer.swap(false, Ordering::SeqCst)
     }
 
     /// Waits until that many writes were submitted.
@@ -79,6 +94,12 @@ impl CrashingStore {
 
 impl RunRecords for CrashingStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
+        if self.takes_loss(&write.change) {
+            return Box::pin(async {
+                self.inner.write(write).await?;
+                Err(StoreError::Backend("the answer is lost".to_owned()))
+            });
+        }
         match self.admit_write() {
             true => self.inner.write(write),
             false => Box::pin(pending()),

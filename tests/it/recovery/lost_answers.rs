@@ -1,0 +1,143 @@
+//! A change that a client requests is committed, and the store's answer is lost: the client gets an error and repeats its
+//! request. The run then does what the record says.
+
+use std::fs;
+
+use axed::domain::run::{RunId, Status};
+use axed::engine::add_message::{AddMessageError, MessageRequest};
+use axed::store::runs::RunRecords;
+use axed::store::{IdempotencyClaim, IdempotencyKey, StoreError};
+use jiff::Timestamp;
+use tempfile::TempDir;
+
+use crate::recovery::model::{Life, ROOT};
+use crate::support::eventually;
+use crate::support::gate::Gate;
+use crate::support::provider::FakeProvider;
+use crate::support::provider::answer::says;
+
+/// A run whose first reply waits for the gate.
+struct Story {
+    life: Life,
+    run: RunId,
+    gate: Gate,
+    _place: TempDir,
+}
+
+impl Story {
+    async fn begin() -> Self {
+        let place = TempDir::new().expect("a directory");
+        fs::create_dir(place.path().join("agents")).expect("a directory");
+        let toml = format!("name = \"{ROOT}\"\nmodel = \"fake/{ROOT}\"\nsystem_prompt = \"Go.\"\n");
+        fs::write(place.path().join(format!("agents/{ROOT}.toml")), toml).expect("an agent");
+        let (provider, gate) = (FakeProvider::start().await, Gate::closed());
+        provider.will(ROOT, [says("one").after_gate(&gate), says("two")]);
+        let life = Life::open(place.path(), usize::MAX, provider);
+        let run = life.start().await.id;
+        life.provider.wait_for_request(ROOT, 1).await;
+        Self {
+            life,
+            run,
+            gate,
+            _place: place,
+        }
+    }
+
+    async fn hold(&self, is_held: bool) -> Option<bool> {
+        let changed = self.life.runner.set_held(self.run, is_held, None).await;
+        changed.ok().map(|(_, is_changed)| is_changed)
+    }
+
+    async fn add(&self, text: &str) -> Result<u32, AddMessageError> {
+        let key = IdempotencyKey {
+            credential: String::new(),
+            route: "messages".to_owned(),
+            key: "k".to_owned(),
+        };
+        let claim = IdempotencyClaim {
+            key,
+            body_hash: [0; 32],
+            expires_at: Timestamp::MAX,
+        };
+        let request = MessageRequest {
+            content: text.into(),
+            by: None,
+            claim: Some(claim),
+        };
+        self.life.runner.add_message(self.run, request).await
+    }
+
+    /// Waits until the record has this status.
+    async fn has_status(&self, status: Status) {
+        let look = async || {
+            let run = self.life.store.run(self.run).await.expect("a record");
+            run.filter(|run| run.status == status)
+        };
+        eventually(status.as_str(), look).await;
+    }
+
+    async fn end(self) {
+        self.life.ended(self.run).await;
+        self.life.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_is_resumed() {
+    let story = Story::begin().await;
+    assert_eq!(story.hold(true).await, Some(true));
+    assert_eq!(story.add("go on").await.expect("added"), 1);
+    story.life.store.lose_next_answer();
+    assert_eq!(story.hold(false).await, None);
+    assert_eq!(story.hold(false).await, Some(false), "it is so already");
+    story.gate.open();
+    story.has_status(Status::Completed).await;
+    story.end().await;
+}
+
+#[tokio::test]
+async fn a_run_is_paused() {
+    let story = Story::begin().await;
+    story.life.store.lose_next_answer();
+    assert_eq!(story.hold(true).await, None);
+    assert_eq!(story.hold(true).await, Some(false), "it is so already");
+    assert_eq!(story.add("go on").await.expect("added"), 1);
+    story.gate.open();
+    story.has_status(Status::Waiting).await;
+    assert_eq!(story.life.provider.requests_for(ROOT).len(), 1);
+    assert_eq!(story.hold(false).await, Some(true));
+    story.has_status(Status::Completed).await;
+    story.end().await;
+}
+
+#[tokio::test]
+async fn a_message_is_part_of_the_next_request() {
+    let story = Story::begin().await;
+    story.life.store.lose_next_answer();
+    story
+        .add("stop that")
+        .await
+        .expect_err("the answer is lost");
+    let again = story.add("stop that").await;
+    let Err(AddMessageError::Store(StoreError::AlreadyClaimed(claimed))) = again else {
+        panic!("{again:?}");
+    };
+    assert_eq!(claimed.number, Some(1));
+    story.gate.open();
+    story.has_status(Status::Completed).await;
+    let requests = story.life.provider.requests_for(ROOT);
+    assert_eq!(requests.len(), 2, "none for a run that was suspended");
+    let second = requests[1].body["messages"].to_string();
+    assert!(second.contains("stop that"), "{second}");
+    story.end().await;
+}
+
+#[tokio::test]
+async fn a_run_is_cancelled() {
+    let story = Story::begin().await;
+    story.life.store.lose_next_answer();
+    let cancelled = story.life.runner.cancel(story.run, None).await;
+    cancelled.expect_err("the answer is lost");
+    story.has_status(Status::Cancelled).await;
+    story.end().await;
+}
