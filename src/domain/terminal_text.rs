@@ -1,4 +1,5 @@
-//! Makes untrusted text safe for a terminal: removes control sequences, bidirectional controls and invisible characters.
+//! Makes untrusted text safe for a terminal and for pages: removes control sequences, bidirectional controls and invisible
+//! characters.
 
 use std::fmt::Write;
 
@@ -26,6 +27,12 @@ pub fn sanitize_line(text: &str) -> String {
         c => c,
     };
     text.replace("\r\n", "\n").chars().map(sanitize).collect()
+}
+
+/// Replaces a character that changes the order of those after it by a visible mark. Others stay, such as the marks that texts
+/// written from right to left need.
+pub fn mark_reordering(c: char) -> char {
+    if is_reordering(c) { REPLACEMENT } else { c }
 }
 
 /// Whether the line is printable ASCII, which needs no change; it may end with a line break.
@@ -90,12 +97,17 @@ fn is_joiner(c: char) -> bool {
     matches!(c, '\u{200c}' | '\u{200d}' | '\u{fe00}'..='\u{fe0f}')
 }
 
+fn is_reordering(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Terminal controls (C0, DEL, C1), bidirectional controls, other line breaks, and invisible characters.
 fn is_unsafe(c: char) -> bool {
     c.is_control()
+        || is_reordering(c)
         || matches!(c,
-            // Bidirectional controls.
-            '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            // Marks of direction.
+            '\u{061c}' | '\u{200e}' | '\u{200f}'
             // Line breaks.
             | '\u{2028}' | '\u{2029}'
             // Unicode's default-ignorable characters.
@@ -110,7 +122,10 @@ fn is_unsafe(c: char) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{escape_json, is_plain_line, sanitize_line, sanitize_lines, sanitize_log_line};
+    use super::{
+        escape_json, is_plain_line, mark_reordering, sanitize_line, sanitize_lines,
+        sanitize_log_line,
+    };
 
     /// A clear screen by C0 and by C1, a bidirectional override, a hidden tag, a soft hyphen.
     const HOSTILE: &str =
@@ -133,6 +148,15 @@ mod tests {
             let is_plain = |c: char| c == '\u{fffd}' || (' '..='~').contains(&c);
             assert!(sanitized.chars().all(is_plain), "{sanitized:?}");
         }
+    }
+
+    #[test]
+    fn a_page_shows_what_reorders_a_text() {
+        let marked: String = "a\u{202e}b\u{2069}c\u{200f}\r\n👩\u{200d}💻"
+            .chars()
+            .map(mark_reordering)
+            .collect();
+        assert_eq!(marked, "a\u{fffd}b\u{fffd}c\u{200f}\r\n👩\u{200d}💻");
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! How numbers and times are shown.
+//! How numbers, times and texts are shown.
 
 use jiff::Timestamp;
 use maud::{Markup, html};
 
 use crate::domain::run::Status;
+use crate::domain::terminal_text;
 use crate::domain::usage::Cost;
 
 /// `1.2 s`, `3 min 04 s`, `2 h 10 min`.
@@ -107,7 +108,7 @@ pub fn excerpt(text: &str, characters: usize) -> String {
                 line.push('…');
                 return line;
             }
-            line.push(letter);
+            line.push(terminal_text::mark_reordering(letter));
             count += 1;
         }
         count += 1;
@@ -115,16 +116,25 @@ pub fn excerpt(text: &str, characters: usize) -> String {
     line
 }
 
-/// JSON with line breaks, as it is if it is none.
+/// A text of a model or a client, without control over the order of its characters.
+pub fn prose(text: &str) -> String {
+    text.chars().map(terminal_text::mark_reordering).collect()
+}
+
+/// JSON with line breaks, as it is if it is none. Invisible characters and those that control a text's direction are `\uXXXX`:
+/// a person approves what is shown.
 pub fn pretty_json(json: &str) -> String {
-    serde_json::from_str::<serde_json::Value>(json)
-        .and_then(|value| serde_json::to_string_pretty(&value))
-        .unwrap_or_else(|_| json.to_owned())
+    let pretty = serde_json::from_str::<serde_json::Value>(json)
+        .and_then(|value| serde_json::to_string_pretty(&value));
+    match pretty {
+        Ok(pretty) => terminal_text::escape_json(&pretty),
+        Err(_) => terminal_text::escape_json(json),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes, count, duration, excerpt, percent, usd};
+    use super::{bytes, count, duration, excerpt, percent, pretty_json, prose, usd};
 
     #[test]
     fn numbers_are_short() {
@@ -150,5 +160,20 @@ mod tests {
     fn an_excerpt_is_one_line() {
         assert_eq!(excerpt(" a\n\tb ", 9), "a b");
         assert_eq!(excerpt("abcdef", 3), "abc…");
+        assert_eq!(excerpt("a\u{202e}b", 9), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn hidden_characters_are_shown() {
+        let json = "{\"path\": \"a\u{202e}txt.exe\u{200b}\", \"text\": \"שלום\"}";
+        let pretty = pretty_json(json);
+        assert_eq!(
+            pretty,
+            "{\n  \"path\": \"a\\u202etxt.exe\\u200b\",\n  \"text\": \"שלום\"\n}"
+        );
+        let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).ok();
+        assert_eq!(value(&pretty), value(json));
+        assert_eq!(pretty_json("no\u{2066} JSON"), "no\\u2066 JSON");
+        assert_eq!(prose("a\u{2067}b\nc"), "a\u{fffd}b\nc");
     }
 }

@@ -108,9 +108,13 @@ pub fn short_id(id: &str) -> &str {
 
 /// A text in its own box, cut if it is very long.
 pub fn text_block(text: &str) -> Markup {
+    boxed("text", text)
+}
+
+fn boxed(class: &str, text: &str) -> Markup {
     let shown = truncate_to_bytes(text, MAX_TEXT_BYTES);
     html! {
-        pre.text tabindex="0" { (shown) }
+        pre class=(class) tabindex="0" { (format::prose(shown)) }
         @if shown.len() < text.len() {
             p.muted.small { "The first " (MAX_TEXT_BYTES / 1024) " KiB of " (text.len() / 1024) " KiB." }
         }
@@ -151,7 +155,7 @@ pub fn attached(request: &ConsoleRequest, run: RunId, attachment: &Attachment) -
 
 /// JSON in its own box.
 pub fn json_block(json: &str) -> Markup {
-    text_block(&format::pretty_json(json))
+    boxed("text json", &format::pretty_json(json))
 }
 
 /// Names and values.

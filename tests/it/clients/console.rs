@@ -157,6 +157,58 @@ async fn texts_of_models_and_clients_are_text() {
 }
 
 #[tokio::test]
+async fn a_person_sees_what_they_approve() {
+    let hidden = |text: &str| {
+        let is_hidden =
+            |c: char| matches!(c, '\u{200b}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        text.contains(is_hidden)
+    };
+    let setup = TestApp::setup().agent(
+        "careful",
+        "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]",
+    );
+    let app = setup.file("work/here.txt", "here").spawn().await;
+    let arguments =
+        |content: String| json!({"path": "a\u{202e}txt.exe\u{200b}", "content": content});
+    let answer = says("see \u{2067}here\u{2069}");
+    app.provider.will(
+        "careful",
+        [
+            calls([("write_file", arguments("b".to_owned()))]),
+            answer,
+            calls([("write_file", arguments("\u{202e}b".repeat(2_000)))]),
+        ],
+    );
+    let run = app.start("careful", "go").await.id().to_owned();
+    let path = format!("/ui/runs/{run}");
+    let waits = |page: &ApiResponse| page.text.contains("Approve");
+    app.get_until(&path, waits).await;
+    for path in [&*path, "/ui/approvals"] {
+        let page = app.get(path).await.text;
+        assert!(page.contains("a\\u202etxt.exe\\u200b&quot;,\n"), "{page}");
+        assert!(!hidden(&page), "{path}");
+    }
+    let pending = app.get("/approvals").await.json();
+    let call = &pending["data"][0];
+    assert_eq!(call["arguments"]["path"], "a\u{202e}txt.exe\u{200b}");
+    let call = call["tool_call_id"].as_str().expect("an id");
+    let decision = json!({"decision": "approve"});
+    app.post(&format!("/runs/{run}/approvals/{call}"), &decision)
+        .await;
+    let ended = app.find(&run).await.wait_for_end().await;
+    assert_eq!(ended.output(), "see \u{2067}here\u{2069}");
+    let page = app.get(&path).await.text;
+    assert!(page.contains("see \u{fffd}here\u{fffd}"), "{page}");
+    assert!(!hidden(&page));
+
+    let long = app.start("careful", "go").await.id().to_owned();
+    let path = format!("/ui/runs/{long}");
+    let page = app.get_until(&path, waits).await.text;
+    assert!(page.contains("The arguments are longer"), "{page}");
+    assert!(page.contains("\\u202etxt.exe") && !hidden(&page));
+}
+
+#[tokio::test]
 async fn a_step_has_an_address() {
     let app = TestApp::setup().agent("planner", "sub_agents = [\"reader\"]");
     let app = app.agent("reader", "").spawn().await;

@@ -153,8 +153,9 @@ async function followRun(page, signal) {
     }
     if (event.name !== "text.delta") continue;
     const isKnown = streamed.turn === data.turn && "joined" in box.dataset;
-    streamed = { turn: data.turn, text: (streamed.turn === data.turn ? streamed.text : "") + data.text };
-    if (isKnown) append(box, data.text);
+    const text = prose(data.text);
+    streamed = { turn: data.turn, text: (streamed.turn === data.turn ? streamed.text : "") + text };
+    if (isKnown) append(box, text);
     else if (!showLive(box)) update();
     say(data.text);
   }
@@ -178,6 +179,9 @@ function poll(signal) {
   };
   timer = setTimeout(next, interval);
 }
+
+/** What changes the order of a text as a visible mark, as in the pages: see `terminal_text::mark_reordering`. */
+const prose = (text) => text.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
 
 function item(kind) {
   const entry = document.createElement("li");
@@ -214,7 +218,7 @@ async function followAnswer(run, entry, text, signal, after, first) {
     const data = JSON.parse(event.data);
     if (data.run_id !== run) continue;
     if (event.name === "text.delta") {
-      append(text, data.text);
+      append(text, prose(data.text));
       say(data.text);
     }
     if (event.name === "turn.started" || event.name === "text.withdrawn") text.textContent = "";
@@ -225,7 +229,7 @@ async function followAnswer(run, entry, text, signal, after, first) {
     if (event.name === "approval.decided") entry.querySelector("p.small")?.remove();
     if (event.name === "run.completed") {
       const streamed = text.textContent;
-      text.textContent = await finalText(run, data, streamed, signal);
+      text.textContent = prose(await finalText(run, data, streamed, signal));
       if (!streamed) say(text.textContent);
     }
     if (event.name === "run.failed" || event.name === "run.cancelled") {

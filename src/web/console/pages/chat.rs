@@ -9,6 +9,7 @@ use crate::config::KeyScope;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::{Run, RunId};
 use crate::store::runs::SessionQuery;
+use crate::web::console::format;
 use crate::web::console::layout::Page;
 use crate::web::console::parts::{self, text_block};
 use crate::web::console::request::ConsoleRequest;
@@ -98,7 +99,7 @@ fn exchange(request: &ConsoleRequest, run: &Run) -> Markup {
         li.user { (parts::message(request, run.id, &run.input)) }
         li.agent data-run=(run.id) data-after=(run.last_event) data-active[!run.status.is_terminal()] {
             @if let Some(answer) = answer { (text_block(answer)) }
-            @else { pre.text { (request.state.runner.partial_reply(run.id).unwrap_or_default().text) } }
+            @else { pre.text { (format::prose(&request.state.runner.partial_reply(run.id).unwrap_or_default().text)) } }
             @if let Some(error) = &run.error { p.error { (error.message) } }
             p.small.muted {
                 a href=(request.run_href(run.id)) {

@@ -126,7 +126,7 @@ fn change_view(change: &Change) -> Markup {
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "–".to_owned(),
-        Value::String(text) => text.clone(),
-        value => serde_json::to_string_pretty(value).unwrap_or_default(),
+        Value::String(text) => format::prose(text),
+        value => format::pretty_json(&value.to_string()),
     }
 }

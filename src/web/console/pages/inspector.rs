@@ -156,7 +156,7 @@ fn live_text(request: &ConsoleRequest, run: &Run, turn: Option<u32>) -> Markup {
     let reply = reply.filter(|reply| turn.is_none_or(|turn| turn == reply.turn));
     let reply = reply.unwrap_or_default();
     html! {
-        pre.text.live #live-text data-live-text=(reply.turn) role="region" aria-label="Live text" aria-live="off" tabindex="0" { (reply.text) }
+        pre.text.live #live-text data-live-text=(reply.turn) role="region" aria-label="Live text" aria-live="off" tabindex="0" { (format::prose(&reply.text)) }
     }
 }
 

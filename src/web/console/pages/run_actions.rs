@@ -85,7 +85,7 @@ pub fn approval(request: &ConsoleRequest, approval: &PendingApproval) -> Markup 
                 }
             }
             @if call.truncated {
-                (parts::text_block(call.arguments.get()))
+                (parts::json_block(call.arguments.get()))
                 p.muted.small { "The arguments are longer. They cannot be edited here." }
             }
             @if request.may(KeyScope::Run) { (decision(request, approval)) }
