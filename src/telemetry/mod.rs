@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::config::{LogFormat, Telemetry};
 use crate::domain::terminal_text;
@@ -17,6 +18,7 @@ pub mod traces;
 
 /// The filter if the configuration has none.
 const DEFAULT_FILTER: &str = "info";
+const LEVELS: &str = "off, error, warn, info, debug, trace";
 
 /// Starts logging to stderr. Only the first call in a process has an effect. Fails if `telemetry.log` is not a valid filter.
 pub fn init(settings: &Telemetry) -> Result<(), String> {
@@ -55,9 +57,24 @@ pub fn check(settings: &Telemetry) -> Result<(), String> {
 
 fn parse_filter(settings: &Telemetry) -> Result<EnvFilter, String> {
     let directives = settings.log.as_deref().unwrap_or(DEFAULT_FILTER);
-    let filter = EnvFilter::builder().parse(directives).map_err(|error| {
-        format!("telemetry.log: \"{directives}\" is not a filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
-    })?;
+    let invalid = |why: &str| {
+        format!(
+            "telemetry.log: \"{directives}\" is not a filter ({why}); write one such as \"info\" or \"axed=debug,warn\""
+        )
+    };
+    // The parser takes the spaces for a part of the names.
+    let words = directives.split(',').map(str::trim);
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    if words.is_empty() {
+        return Err(invalid(&format!("it is empty; levels are {LEVELS}")));
+    }
+    if let Some(word) = words.iter().find(|word| !is_level_or_target(word)) {
+        let why = format!("\"{word}\" is no level; levels are {LEVELS}");
+        return Err(invalid(&why));
+    }
+    let filter = EnvFilter::builder()
+        .parse(words.join(","))
+        .map_err(|error| invalid(&error.to_string()))?;
     // We log their errors ourselves. The MCP library logs whole messages, which may contain secrets, and the pool of connections each
     // one that has broken.
     let own_errors = [("rmcp", "rmcp=off"), ("deadpool", "deadpool=off")];
@@ -69,6 +86,15 @@ fn parse_filter(settings: &Telemetry) -> Result<EnvFilter, String> {
                 _ => filter,
             }
         }))
+}
+
+/// A word without a level is the name of a module to the parser, which enables its lines and no others: a mistyped level would
+/// silence the log. Only our own modules, and paths, are accepted without one.
+fn is_level_or_target(directive: &str) -> bool {
+    directive.contains(['=', '['])
+        || directive.contains("::")
+        || directive.starts_with("axed")
+        || directive.parse::<LevelFilter>().is_ok()
 }
 
 /// Writes log lines to stderr without control characters: names and errors in them come from models and servers.
@@ -95,13 +121,43 @@ impl Write for TerminalSafeStderr {
 mod tests {
     use crate::config::Telemetry;
 
+    fn with_filter(filter: &str) -> Telemetry {
+        Telemetry {
+            log: Some(filter.to_owned()),
+            ..Telemetry::default()
+        }
+    }
+
+    #[test]
+    fn a_mistyped_level_is_no_filter() {
+        for filter in [
+            "info",
+            "WARN",
+            "off",
+            "4",
+            "axed=debug, warn",
+            "axed",
+            "hyper=trace",
+            "info,rmcp=debug",
+            "hyper::proto",
+            "error,[run{id}]=trace",
+        ] {
+            assert_eq!(super::check(&with_filter(filter)), Ok(()), "{filter}");
+        }
+        for filter in ["inof", "axed=debug,inof", "warning", "9", ",", " "] {
+            let error = super::check(&with_filter(filter)).expect_err(filter);
+            let start = format!("telemetry.log: \"{filter}\" is not a filter (");
+            assert!(error.starts_with(&start), "{error}");
+            assert!(
+                error.contains("levels are off, error, warn, info, debug, trace"),
+                "{error}"
+            );
+        }
+    }
+
     #[test]
     fn filters_are_checked_and_init_is_idempotent() {
-        let invalid = Telemetry {
-            log: Some("=,=/[".to_owned()),
-            ..Telemetry::default()
-        };
-        let error = super::init(&invalid).expect_err("not a filter");
+        let error = super::init(&with_filter("=,=/[")).expect_err("not a filter");
         assert!(error.starts_with("telemetry.log: \"=,=/[\""), "{error}");
         assert_eq!(super::init(&Telemetry::default()), Ok(()));
         assert_eq!(super::init(&Telemetry::default()), Ok(()));
