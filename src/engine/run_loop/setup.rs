@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::domain::event::EventKind;
 use crate::domain::failure::Failure;
 use crate::domain::run::Run;
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::context::RunContext;
 use crate::engine::memory::memories::PromptMemory;
 use crate::engine::prepare::{self, Prompt, RunInput};
@@ -15,6 +16,7 @@ use crate::engine::run_loop::ending::{Ending, error_ending};
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::start::{PendingWrite, RunStart, start_run};
 use crate::engine::state::failures;
+use crate::engine::state::turn_error::TurnError;
 use crate::engine::workdir;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::mcp::McpToolset;
@@ -220,9 +222,11 @@ async fn list_mcp_tools(
     let run = &context.run;
     let listed = context.engine.mcp.list_tools(&run.agent.mcp_servers);
     // On a cancel or a passed deadline the run ends before its next turn.
-    let mut offer = limits::within_deadline(run, listed)
-        .await
-        .unwrap_or_default();
+    let mut offer = match limits::within_deadline(run, listed).await {
+        Ok(offer) => offer,
+        Err(TurnError::DeadlineExceeded) => unlisted_servers(context),
+        Err(_) => McpToolset::default(),
+    };
     for warning in std::mem::take(&mut offer.skipped) {
         run.warn(warning, None);
     }
@@ -238,4 +242,18 @@ async fn list_mcp_tools(
         return Err(Ending::failed(failures::config(&reason)));
     }
     Ok(offer)
+}
+
+/// No tools, and a warning that names the servers that the run waited for until its deadline.
+fn unlisted_servers(context: &RunContext) -> McpToolset {
+    let servers = &context.run.agent.mcp_servers;
+    let starting = context.engine.mcp.starting_servers(servers);
+    let warning = |name: &str| {
+        let message = format!("MCP server \"{name}\" had not started when the run's time was over");
+        Warning::new(WarningCode::McpServerUnavailable, &message)
+    };
+    McpToolset {
+        warnings: starting.into_iter().map(warning).collect(),
+        ..McpToolset::default()
+    }
 }

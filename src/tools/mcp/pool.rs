@@ -88,6 +88,18 @@ impl McpConnectionPool {
         (connection.state(), tool_list.map(|list| list.tools.len()))
     }
 
+    /// The names of those servers that have neither failed nor listed their tools yet.
+    pub fn starting_servers<'s>(&self, servers: &'s [McpServer]) -> Vec<&'s str> {
+        let is_starting = |server: &&McpServer| {
+            matches!(
+                self.state(server),
+                (ConnectionState::Opening, _) | (ConnectionState::Open, None)
+            )
+        };
+        let starting = servers.iter().filter(is_starting);
+        starting.map(|server| server.name.as_str()).collect()
+    }
+
     /// Where the operator's logins are.
     pub fn logins(&self) -> &LoginStore {
         self.shared.token_sources.logins()

@@ -241,6 +241,21 @@ async fn a_cancelled_run_notifies_the_server() {
 }
 
 #[tokio::test]
+async fn a_timeout_names_the_servers_that_were_starting() {
+    let app = with_mode("silent", "").agent("b", "").spawn().await;
+    let run = app
+        .run_with("a", json!({"input": "go", "timeout": 2}))
+        .await;
+    assert_eq!(run.failure().0, "timeout");
+    let warnings = run["warnings"].as_array().expect("warnings");
+    let expected = "MCP server \"s\" had not started when the run's time was over";
+    assert!(
+        warnings.iter().any(|it| it["message"] == expected),
+        "{warnings:?}"
+    );
+}
+
+#[tokio::test]
 async fn an_unavailable_server_costs_only_its_tools() {
     let app = with_mode(
         "silent",
