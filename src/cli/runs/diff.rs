@@ -113,11 +113,13 @@ fn print(diff: &RunDiff) -> anyhow::Result<()> {
 }
 
 fn print_node(node: &Node) -> anyhow::Result<()> {
+    let turns = node.turns.iter().map(ShownTurn::new);
+    let turns: Vec<ShownTurn<'_>> = turns.filter(|turn| !turn.is_empty()).collect();
     let note = match (&node.a, &node.b) {
         (Some(_), None) => "  only in A",
         (None, Some(_)) => "  only in B",
         (Some(a), Some(b)) if a == b => "  the same run",
-        _ if node.changes.is_empty() && node.turns.is_empty() => "  equal",
+        _ if node.changes.is_empty() && turns.is_empty() => "  equal",
         _ => "",
     };
     let path = Styled::default().colored(Color::Cyan, cut(&node.path, note.len()));
@@ -125,33 +127,53 @@ fn print_node(node: &Node) -> anyhow::Result<()> {
     for change in &node.changes {
         print_change(change)?;
     }
-    for turn in &node.turns {
+    for turn in &turns {
         print_turn(turn)?;
     }
     Ok(())
 }
 
-fn print_turn(turn: &Turn) -> anyhow::Result<()> {
-    let (numbers, texts): (Vec<&Change>, Vec<&Change>) = turn
-        .changes
-        .iter()
-        .partition(|change| change.a.is_number() || change.b.is_number());
-    let numbers = numbers.iter().map(|change| describe_numbers(change));
-    let numbers: Vec<String> = numbers.collect();
+/// The changes of a turn that can be seen when they are printed.
+struct ShownTurn<'a> {
+    turn: u32,
+    numbers: Vec<String>,
+    texts: Vec<&'a Change>,
+}
+
+impl<'a> ShownTurn<'a> {
+    fn new(turn: &'a Turn) -> Self {
+        let (numbers, texts): (Vec<&Change>, Vec<&Change>) = turn
+            .changes
+            .iter()
+            .partition(|change| change.a.is_number() || change.b.is_number());
+        let numbers = numbers.into_iter().filter_map(describe_numbers);
+        Self {
+            turn: turn.turn,
+            numbers: numbers.collect(),
+            texts,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.numbers.is_empty() && self.texts.is_empty()
+    }
+}
+
+fn print_turn(turn: &ShownTurn<'_>) -> anyhow::Result<()> {
     let line = Styled::default().plain(format!("  turn {}", turn.turn));
     output::print_styled(&line)?;
-    if !numbers.is_empty() {
-        let numbers = Styled::default().colored(Color::Dim, format!("    {}", numbers.join(", ")));
-        output::print_styled(&numbers)?;
+    if !turn.numbers.is_empty() {
+        let numbers = format!("    {}", turn.numbers.join(", "));
+        output::print_styled(&Styled::default().colored(Color::Dim, numbers))?;
     }
-    for change in texts {
+    for change in &turn.texts {
         print_change(change)?;
     }
     Ok(())
 }
 
-/// `in 120 → 90`
-fn describe_numbers(change: &Change) -> String {
+/// `in 120 → 90`; `None` if both are printed alike, such as times that differ by milliseconds.
+fn describe_numbers(change: &Change) -> Option<String> {
     let show = |value: &Value| match (value, change.field.as_str()) {
         (Value::Null, _) => "none".to_owned(),
         (value, "duration_ms") => seconds(value.as_u64().unwrap_or(0)),
@@ -164,7 +186,8 @@ fn describe_numbers(change: &Change) -> String {
         "duration_ms" => "time",
         field => field,
     };
-    format!("{name} {} → {}", show(&change.a), show(&change.b))
+    let (a, b) = (show(&change.a), show(&change.b));
+    (a != b).then(|| format!("{name} {a} → {b}"))
 }
 
 fn print_change(change: &Change) -> anyhow::Result<()> {
@@ -227,4 +250,32 @@ fn print_totals(sign: char, color: Color, totals: &TreeTotals) -> anyhow::Result
         seconds(totals.duration_ms)
     );
     output::print_styled(&Styled::default().colored(color, line))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{Change, ShownTurn, Turn};
+
+    fn change(field: &str, a: Value, b: Value) -> Change {
+        Change {
+            field: field.to_owned(),
+            a,
+            b,
+        }
+    }
+
+    #[test]
+    fn numbers_that_look_alike_are_left_out() {
+        let time = || change("duration_ms", json!(12), json!(14));
+        let tokens = change("input_tokens", json!(120), json!(90));
+        let turn = |changes| Turn { turn: 1, changes };
+        assert!(ShownTurn::new(&turn(vec![time()])).is_empty());
+        let some = turn(vec![time(), tokens]);
+        assert_eq!(ShownTurn::new(&some).numbers, ["in 120 → 90"]);
+        let text = turn(vec![time(), change("content", json!("a"), json!("b"))]);
+        let shown = ShownTurn::new(&text);
+        assert!(!shown.is_empty() && shown.numbers.is_empty());
+    }
 }

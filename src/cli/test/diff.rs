@@ -16,21 +16,29 @@ const MAX_LINES: usize = 40;
 /// After this time the changes that are shown may be more than necessary.
 const MAX_TIME: Duration = Duration::from_secs(1);
 
-/// The changes from `recorded` to `now`, with a `-` or a `+` before each line.
+/// The changes from `recorded` to `now`, with a `-` or a `+` before each line. Blanks at the end of a changed line are visible, and
+/// so is a line break at the end that only one of the texts has.
 pub fn diff(recorded: &str, now: &str) -> Styled {
     let mut lines: Vec<(ChangeTag, String)> = Vec::new();
-    let recorded: Vec<&str> = recorded.split_inclusive('\n').collect();
-    let now: Vec<&str> = now.split_inclusive('\n').collect();
+    let last_line_break = changed_last_line_break(recorded, now);
+    let (recorded, now) = (split_lines(recorded), split_lines(now));
     for (index, group) in changes(&recorded, &now).iter().enumerate() {
         if index > 0 {
             lines.push((ChangeTag::Equal, "…".to_owned()));
         }
         let all = group.iter().flat_map(|op| op.iter_changes(&recorded, &now));
         for change in all {
-            for part in wrap(change.value().trim_end_matches('\n')) {
+            let line = match change.tag() {
+                ChangeTag::Equal => change.value().to_owned(),
+                ChangeTag::Delete | ChangeTag::Insert => show_trailing_blanks(change.value()),
+            };
+            for part in wrap(&line) {
                 lines.push((change.tag(), part));
             }
         }
+    }
+    if let Some(tag) = last_line_break {
+        lines.push((tag, "(line break at the end)".to_owned()));
     }
     let hidden = lines.len().saturating_sub(MAX_LINES);
     let mut styled = Styled::default();
@@ -47,6 +55,38 @@ pub fn diff(recorded: &str, now: &str) -> Styled {
         styled = styled.colored(Color::Dim, more);
     }
     styled
+}
+
+/// The lines without their line breaks; an empty text has none.
+fn split_lines(text: &str) -> Vec<&str> {
+    match text {
+        "" => Vec::new(),
+        text => text
+            .strip_suffix('\n')
+            .unwrap_or(text)
+            .split('\n')
+            .collect(),
+    }
+}
+
+/// `Delete` if only `recorded` ends with a line break, `Insert` if only `now` does. An empty text has no last line to end.
+fn changed_last_line_break(recorded: &str, now: &str) -> Option<ChangeTag> {
+    if recorded.is_empty() || now.is_empty() {
+        return None;
+    }
+    match (recorded.ends_with('\n'), now.ends_with('\n')) {
+        (true, false) => Some(ChangeTag::Delete),
+        (false, true) => Some(ChangeTag::Insert),
+        (true, true) | (false, false) => None,
+    }
+}
+
+/// `·` for each space at the end, `→` for each tab.
+fn show_trailing_blanks(line: &str) -> String {
+    let text = line.trim_end_matches([' ', '\t']);
+    let blanks = line[text.len()..].chars();
+    let marks = blanks.map(|blank| if blank == '\t' { '→' } else { '·' });
+    text.chars().chain(marks).collect()
 }
 
 /// Groups of changes with the lines around them. One algorithm only: `similar::TextDiff` would bring all of the crate's into the program,
@@ -92,16 +132,35 @@ fn wrap(line: &str) -> Vec<String> {
 mod tests {
     use super::diff;
 
+    fn plain(text: &str) -> String {
+        let mut plain = text.to_owned();
+        for code in ["\u{1b}[31m", "\u{1b}[32m", "\u{1b}[2m", "\u{1b}[0m"] {
+            plain = plain.replace(code, "");
+        }
+        plain
+    }
+
+    #[test]
+    fn changes_of_blanks_and_line_breaks_are_visible() {
+        for (recorded, now, expected) in [
+            ("a \t", "a", "  - a·→\n  + a\n"),
+            ("a\n", "a", "  - (line break at the end)\n"),
+            ("a", "a\n", "  + (line break at the end)\n"),
+            ("a\nb", "a\n", "    a\n  - b\n  + (line break at the end)\n"),
+            ("a\n", "a\nb\n", "    a\n  + b\n"),
+            ("a \nb", "a \nc", "    a \n  - b\n  + c\n"),
+            ("", "a\n", "  + a\n"),
+            ("a\n\n", "a\n", "    a\n  - \n"),
+            ("a\n", "a\n", ""),
+        ] {
+            let shown = diff(recorded, now);
+            assert_eq!(plain(shown.as_str()), expected, "{recorded:?} {now:?}");
+        }
+    }
+
     #[test]
     fn changed_lines_are_shown_with_their_neighbours() {
         let shown = diff("a\nb\nc\nd\ne\nf\n", "a\nb\nc\nD\ne\nf\n");
-        let plain = |text: &str| {
-            let mut plain = text.to_owned();
-            for code in ["\u{1b}[31m", "\u{1b}[32m", "\u{1b}[2m", "\u{1b}[0m"] {
-                plain = plain.replace(code, "");
-            }
-            plain
-        };
         let expected = "    b\n    c\n  - d\n  + D\n    e\n    f\n";
         assert_eq!(plain(shown.as_str()), expected);
         let long = plain(diff(&"word ".repeat(40), &"x".repeat(200)).as_str());
