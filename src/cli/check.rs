@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +15,7 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::config::Config;
 use crate::config::document::{Origin, Problem, ProblemKind};
+use crate::domain::agent::is_agent_name;
 
 /// Prints problems on stdout, and counts them.
 pub struct Report {
@@ -166,8 +168,15 @@ impl RequestedPath {
     /// # Errors
     /// The path cannot be read, or is a file that no agent can have.
     pub fn new(path: &Path) -> anyhow::Result<Self> {
-        let unreadable =
-            |error| InvalidInput(format!("could not read {}: {error}", path.display()));
+        let unreadable = |error: io::Error| {
+            let hint = match path.to_str() {
+                Some(name) if is_agent_name(name) && !reload::is_toml(path) => {
+                    format!("; name the agent's file, such as agents/{name}.toml")
+                }
+                _ => String::new(),
+            };
+            InvalidInput(format!("could not read {}: {error}{hint}", path.display()))
+        };
         if fs::metadata(path).map_err(unreadable)?.is_dir() {
             reload::list_agent_files(path).map_err(unreadable)?;
             let dir = path.to_owned();

@@ -34,9 +34,9 @@ pub fn hint_for_error(error: &anyhow::Error) -> Option<&'static str> {
         ClientError::ErrorResponse { status: 401, .. } => {
             Some("set AXED_KEY to a key of the daemon; axed keys new makes one")
         }
-        ClientError::ErrorResponse { code, .. } if code == "agent_not_found" => {
-            Some("axed agents list shows the agents here, axed agents init NAME writes a new one")
-        }
+        ClientError::ErrorResponse { code, .. } if code == "agent_not_found" => Some(
+            "axed agents list shows the agents of the files here, GET /agents those of a daemon; axed agents init NAME writes a new one",
+        ),
         _ => None,
     }
 }

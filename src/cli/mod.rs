@@ -67,16 +67,7 @@ pub fn main() -> ExitCode {
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            if error.use_stderr() {
-                // It quotes arguments, which may be copied from a model's text.
-                output::eprint_line(format_args!("{}", error.render().to_string().trim_end()));
-            } else {
-                // If the reader of the help closes the pipe, that is not a failure.
-                let _ = error.print();
-            }
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-        }
+        Err(error) => return print_help_or_error(&error),
     };
     cli.color.apply();
     let runtime = match runtime::build() {
@@ -96,6 +87,21 @@ pub fn main() -> ExitCode {
         }
         ExitCode::from(exit::code_for_error(&error))
     })
+}
+
+/// Prints what there is instead of a command: help, the version, or what is wrong with the arguments.
+fn print_help_or_error(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        // It quotes arguments, which may be copied from a model's text.
+        output::eprint_line(format_args!("{}", error.render().to_string().trim_end()));
+    } else {
+        When::of_arguments(std::env::args_os().skip(1)).apply();
+        if let Err(error) = output::print_safe(&error.render().ansi().to_string()) {
+            output::eprint_line(format_args!("axed: {error:#}"));
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// Serves LLM agents over HTTP. An agent is a TOML file; agents can call others.

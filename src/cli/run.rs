@@ -193,11 +193,16 @@ pub async fn wait_until_finished(client: &Client, id: &str) -> anyhow::Result<Va
     let mut reconnects = Reconnects::to_known_daemon();
     loop {
         let run = reconnects.get_run(client, id, MAX_WAIT_SECONDS).await?;
-        let status = run["status"].as_str().unwrap_or_default();
-        if status.parse().is_ok_and(Status::is_terminal) {
+        if is_finished(&run) {
             return Ok(run);
         }
     }
+}
+
+/// Whether a run, as the API describes it, has ended.
+pub fn is_finished(run: &Value) -> bool {
+    let status = run["status"].as_str().unwrap_or_default();
+    status.parse().is_ok_and(Status::is_terminal)
 }
 
 /// Prints the final text of a run that has ended, and on stderr why it did not complete. Returns its exit code.
@@ -272,8 +277,11 @@ fn workdir_text(args: &Args, is_remote: bool) -> anyhow::Result<Option<String>> 
 }
 
 pub fn parse_label(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("a label must be KEY=VALUE".to_owned()),
-    }
+    parse_pair(text).ok_or_else(|| "a label must be KEY=VALUE".to_owned())
+}
+
+/// A name that is not empty, `=`, and any text.
+pub fn parse_pair(text: &str) -> Option<(String, String)> {
+    let (name, value) = text.split_once('=')?;
+    (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
 }

@@ -1,14 +1,16 @@
 //! Colours on a terminal, and text made of coloured parts. `--color`, `NO_COLOR` and `TERM` decide whether there are any.
 
+use std::ffi::OsString;
 use std::fmt;
 
 use anstream::ColorChoice;
+use clap::ValueEnum;
 
 use crate::domain::run::Status;
 use crate::domain::terminal_text;
 
 /// When to print colours.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum When {
     /// On a terminal, unless NO_COLOR is set
     #[default]
@@ -18,6 +20,26 @@ pub enum When {
 }
 
 impl When {
+    /// The value of `--color` in arguments that are not parsed: those of a request for help.
+    pub fn of_arguments(arguments: impl IntoIterator<Item = OsString>) -> Self {
+        let mut arguments = arguments
+            .into_iter()
+            .map(|argument| argument.to_string_lossy().into_owned())
+            .take_while(|argument| argument != "--");
+        while let Some(argument) = arguments.next() {
+            let value = match argument.strip_prefix("--color") {
+                Some("") => arguments.next(),
+                Some(rest) => rest.strip_prefix('=').map(str::to_owned),
+                None => None,
+            };
+            let when = value.and_then(|value| Self::from_str(&value, false).ok());
+            if let Some(when) = when {
+                return when;
+            }
+        }
+        Self::default()
+    }
+
     /// Decides for all output of this process.
     pub fn apply(self) {
         let choice = match self {
@@ -98,5 +120,24 @@ impl Styled {
     /// With the sequences of its colours.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::When;
+
+    #[test]
+    fn help_has_the_colours_of_its_arguments() {
+        for (arguments, expected) in [
+            ("--color never --help", When::Never),
+            ("runs --help --color=always", When::Always),
+            ("--help --color", When::Auto),
+            ("--color=odd --colors=never", When::Auto),
+            ("-- --color=never", When::Auto),
+        ] {
+            let words = arguments.split(' ').map(std::ffi::OsString::from);
+            assert_eq!(When::of_arguments(words), expected, "{arguments}");
+        }
     }
 }

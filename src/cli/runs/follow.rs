@@ -134,22 +134,21 @@ fn print_event(lines: &mut EventLines, event: &Value, json: bool) -> anyhow::Res
 pub async fn wait(args: &Wait) -> anyhow::Result<ExitCode> {
     let client = args.daemon.client()?;
     let id = args.id.resolve(&client).await?;
-    let finished = async {
-        // A wrong address is an error at once.
-        client.get_run(&id, 0).await?;
-        run::wait_until_finished(&client, &id).await
-    };
+    // A wrong address is an error at once. A run that has ended needs no wait, and no time for it.
+    let run = client.get_run(&id, 0).await?;
     let run = match args.timeout {
-        None => finished.await?,
-        Some(seconds) => match tokio::time::timeout(Duration::from_secs(seconds), finished).await {
-            Ok(run) => run?,
-            Err(_) => {
+        _ if run::is_finished(&run) => run,
+        None => run::wait_until_finished(&client, &id).await?,
+        Some(seconds) => {
+            let finished = run::wait_until_finished(&client, &id);
+            let Ok(run) = tokio::time::timeout(Duration::from_secs(seconds), finished).await else {
                 output::eprint_line(format_args!(
                     "axed: run {id} has not ended after {seconds} s; it continues"
                 ));
                 return Ok(ExitCode::from(3));
-            }
-        },
+            };
+            run?
+        }
     };
     let view: RunView = serde_json::from_value(run.clone())?;
     match args.format.is_json() {

@@ -10,7 +10,7 @@ use crate::cli::age::parse_seconds;
 use crate::cli::client::Client;
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::run::parse_label;
+use crate::cli::run::{parse_label, parse_pair};
 use crate::cli::runs::follow;
 use crate::cli::runs::run_ref::RunRef;
 use crate::cli::runs::view::UNKNOWN_RUN_FORMAT;
@@ -43,7 +43,7 @@ pub struct Fork {
     #[arg(long, value_name = "EFFORT")]
     effort: Option<String>,
     /// Parameter of provider requests, such as temperature=0.2; repeatable
-    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parse_label)]
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parse_param)]
     params: Vec<(String, String)>,
     /// Most turns, those that are taken over included
     #[arg(long, value_name = "NUMBER")]
@@ -52,7 +52,7 @@ pub struct Fork {
     #[arg(long, value_name = "TEXT")]
     edit_message: Option<String>,
     /// Replace the result of a tool call; repeatable
-    #[arg(long = "edit-result", value_name = "CALL=TEXT", value_parser = parse_label)]
+    #[arg(long = "edit-result", value_name = "CALL=TEXT", value_parser = parse_result)]
     edit_results: Vec<(String, String)>,
     /// Replace the system prompt; needs a key with the scope admin
     #[arg(long, value_name = "TEXT")]
@@ -82,6 +82,16 @@ pub struct Fork {
     format: FormatArgs,
     #[command(flatten)]
     daemon: DaemonArgs,
+}
+
+fn parse_param(text: &str) -> Result<(String, String), String> {
+    let form = || "a parameter must be NAME=VALUE, such as temperature=0.2".to_owned();
+    parse_pair(text).ok_or_else(form)
+}
+
+fn parse_result(text: &str) -> Result<(String, String), String> {
+    let form = || "a result must be CALL=TEXT, with the id of the tool call".to_owned();
+    parse_pair(text).ok_or_else(form)
 }
 
 /// A run, a run below it, and a turn.

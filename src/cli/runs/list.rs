@@ -1,5 +1,6 @@
 //! `axed runs list`.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jiff::Timestamp;
 
 use crate::cli::age::{ago, seconds};
@@ -50,7 +51,7 @@ pub struct List {
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
     /// Filter by status: queued, running, waiting, cancelling, completed, failed or cancelled
-    #[arg(long, value_name = "STATUS", value_parser = parse_status)]
+    #[arg(long, value_name = "STATUS", value_parser = status_parser(), hide_possible_values = true)]
     status: Option<Status>,
     /// Filter by label; repeatable
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = run::parse_label)]
@@ -175,8 +176,8 @@ fn row(run: &RunDetails, short_ids: &ShortIds, now: Timestamp, wide: bool) -> Ve
     cells
 }
 
-fn parse_status(text: &str) -> Result<Status, String> {
-    let statuses = Status::ALL.map(Status::as_str).join(", ");
-    text.parse()
-        .map_err(|()| format!("a status must be one of {statuses}"))
+/// Knows the statuses, for completions.
+fn status_parser() -> impl TypedValueParser<Value = Status> {
+    PossibleValuesParser::new(Status::ALL.map(Status::as_str))
+        .try_map(|name| name.parse::<Status>().map_err(|()| "unknown status"))
 }

@@ -208,10 +208,15 @@ async fn every_error_of_the_configuration_is_found_at_once() {
         "{}",
         check.out
     );
-    home.write("config/axed.toml", "[telemetry]\nlog = \"=,=/[\"\n");
-    let check = home.axed(&["config", "check"]).await;
-    let expected = "config/axed.toml:2:1: error: telemetry.log: ";
-    assert!(check.with(2).contains(expected), "{}", check.out);
+    for filter in ["=,=/[", "inof"] {
+        home.write(
+            "config/axed.toml",
+            &format!("[telemetry]\nlog = \"{filter}\"\n"),
+        );
+        let check = home.axed(&["config", "check"]).await;
+        let expected = "config/axed.toml:2:1: error: telemetry.log: ";
+        assert!(check.with(2).contains(expected), "{}", check.out);
+    }
 }
 
 #[tokio::test]
@@ -297,4 +302,17 @@ async fn settings_are_shown_with_their_sources_and_without_secrets() {
         json!({"kind": "flag", "name": "--agents"})
     );
     assert_eq!(setting("server.listen")["source"]["kind"], "default");
+}
+
+#[tokio::test]
+async fn a_check_takes_files_and_not_names() {
+    let home = Home::new();
+    home.agent("echo", "", ECHO);
+    let check = home.axed(&["agents", "check", "echo"]).await;
+    assert_eq!(check.with(2), "");
+    let expected = "; name the agent's file, such as agents/echo.toml";
+    assert!(check.err.contains(expected), "{}", check.err);
+    let check = home.axed(&["agents", "check", "agents/none.toml"]).await;
+    check.with(2);
+    assert!(!check.err.contains("such as"), "{}", check.err);
 }

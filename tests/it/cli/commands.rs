@@ -56,6 +56,7 @@ async fn an_invalid_configuration_is_named_and_exits_with_2() {
         ("[server]\nlisten = 1\n", "config/axed.toml:2"),
         ("[server\n", "config/axed.toml:1"),
         ("[telemetry]\nlog = \"=,=/[\"\n", "telemetry.log"),
+        ("[telemetry]\nlog = \"inof\"\n", "\"inof\" is no level"),
     ] {
         home.write("config/axed.toml", config);
         let ended = home.axed(&["serve"]).await;
@@ -331,6 +332,26 @@ async fn a_closed_stdout_causes_no_panic() {
         assert!(
             !ended.err.contains("panicked"),
             "{arguments:?}: {}",
+            ended.err
+        );
+    }
+}
+
+#[tokio::test]
+async fn help_that_cannot_be_written_is_an_error() {
+    let home = Home::new();
+    for argument in ["--help", "--version"] {
+        let full = fs::File::options().write(true).open("/dev/full");
+        let mut command = home.command(&[argument]);
+        command.stdout(full.expect("a full device"));
+        command.stderr(Stdio::piped());
+        let child = command.spawn().expect("start axed");
+        let output = within_timeout("the end", child.wait_with_output()).await;
+        let ended = Ended::from(output.expect("wait"));
+        ended.with(1);
+        assert!(
+            ended.err.contains("could not write to stdout"),
+            "{}",
             ended.err
         );
     }

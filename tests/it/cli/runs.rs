@@ -200,9 +200,19 @@ async fn exit_codes_show_missing_runs_and_daemons() {
     let (code, _, err) = ended(&app, &app.daemon.url, &["list", "--status", "odd"]).await;
     assert_eq!(code, 2, "{err}");
     assert!(
-        err.contains("a status must be one of queued, running"),
+        err.contains("[possible values: queued, running, waiting"),
         "{err}"
     );
+    for (option, form) in [
+        ("--param", "a parameter must be NAME=VALUE"),
+        ("--edit-result", "a result must be CALL=TEXT"),
+        ("--label", "a label must be KEY=VALUE"),
+    ] {
+        let arguments = ["fork", unknown, option, "odd"];
+        let (code, _, err) = ended(&app, &app.daemon.url, &arguments).await;
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains(form), "{err}");
+    }
     let (code, _, err) = ended(&app, "http://127.0.0.1:1", &["list"]).await;
     assert_eq!(code, 3, "{err}");
     assert!(
@@ -293,14 +303,18 @@ async fn waiting_ends_with_the_runs_code_or_after_a_time() {
         let (code, _, err) = ended(&app, &app.daemon.url, &[command, failed.id()]).await;
         assert_eq!(code, 1, "{command}: {err}");
     }
+    let arguments = ["wait", failed.id(), "--timeout", "0"];
+    let (code, out, err) = ended(&app, &app.daemon.url, &arguments).await;
+    assert_eq!((code, &*err), (1, ""));
+    assert_eq!(out, format!("{} is failed\n", failed.id()));
     let slow = app.start("solo", "go").await;
-    let arguments = ["wait", slow.id(), "--timeout", "1s"];
-    let (code, _, err) = ended(&app, &app.daemon.url, &arguments).await;
-    assert_eq!(code, 3, "{err}");
-    assert!(
-        err.contains("has not ended after 1 s; it continues"),
-        "{err}"
-    );
+    for seconds in ["0", "1"] {
+        let arguments = ["wait", slow.id(), "--timeout", seconds];
+        let (code, _, err) = ended(&app, &app.daemon.url, &arguments).await;
+        assert_eq!(code, 3, "{err}");
+        let expected = format!("has not ended after {seconds} s; it continues");
+        assert!(err.contains(&expected), "{err}");
+    }
     gate.open();
     slow.wait_for_end().await;
 }
