@@ -8,23 +8,19 @@ use serde_json::{Map, Value, json};
 
 type Object = Map<String, Value>;
 
-/// Parts of a schema that are looked at. A client's schema may refer to the same definition again and again.
-const MAX_PARTS: usize = 10_000;
+/// The most parts of a schema, and the most of them within each other: a client's schema may be hostile. OpenAI accepts at most
+/// 5,000 properties.
+const MAX_PARTS: usize = 5_000;
+const MAX_DEPTH: usize = 64;
+/// OpenAI's limits of objects within each other, and of values in all `enum`s.
+const MAX_STRICT_LEVELS: usize = 10;
+const MAX_STRICT_VALUES: usize = 1_000;
+/// Anthropic's limits of properties that are not required, and of parts that may have several types.
+const MAX_OPTIONAL: usize = 24;
+const MAX_UNIONS: usize = 16;
 
-/// Keywords that both services accept, besides those that contain schemas.
-const SHARED: [&str; 8] = [
-    "$schema",
-    "type",
-    "required",
-    "additionalProperties",
-    "enum",
-    "const",
-    "title",
-    "description",
-];
-/// Keywords that only describe a schema, and say nothing about a value.
-const ANNOTATIONS: [&str; 7] = [
-    "$id",
+/// Keywords that say nothing about a value.
+const ANNOTATIONS: [&str; 6] = [
     "$comment",
     "examples",
     "default",
@@ -33,9 +29,8 @@ const ANNOTATIONS: [&str; 7] = [
     "writeOnly",
 ];
 /// Keywords of bounds, which OpenAI accepts in strict mode.
-const STRICT_BOUNDS: [&str; 9] = [
+const STRICT_BOUNDS: [&str; 8] = [
     "pattern",
-    "format",
     "multipleOf",
     "minimum",
     "maximum",
@@ -44,7 +39,7 @@ const STRICT_BOUNDS: [&str; 9] = [
     "minItems",
     "maxItems",
 ];
-/// Keywords of bounds that Anthropic rejects, besides those of [`STRICT_BOUNDS`].
+/// Keywords of bounds that no service accepts.
 const OTHER_BOUNDS: [&str; 5] = [
     "minLength",
     "maxLength",
@@ -52,15 +47,14 @@ const OTHER_BOUNDS: [&str; 5] = [
     "minProperties",
     "maxProperties",
 ];
-/// The values of `format` that Anthropic accepts.
-const FORMATS: [&str; 10] = [
+/// The values of `format` that both services accept. Anthropic also accepts `uri`.
+const FORMATS: [&str; 9] = [
     "date-time",
     "time",
     "date",
     "duration",
     "email",
     "hostname",
-    "uri",
     "ipv4",
     "ipv6",
     "uuid",
@@ -71,8 +65,9 @@ pub fn is_strict(schema: &RawValue) -> bool {
     let Ok(Value::Object(root)) = serde_json::from_str(schema.get()) else {
         return false;
     };
-    let mut parts = Parts::new(&root, Service::OpenAi);
-    is_object(&root) && parts.accept_object(&root)
+    root.get("type") == Some(&json!("object"))
+        && !root.contains_key("anyOf")
+        && Walk::new(&root, Api::OpenAi).accept_object(&root)
 }
 
 /// The schema as Anthropic accepts it: objects forbid other properties, and bounds are part of descriptions. `None` if the
@@ -81,7 +76,7 @@ pub fn for_anthropic(schema: &RawValue) -> Option<Box<RawValue>> {
     let Ok(Value::Object(mut root)) = serde_json::from_str(schema.get()) else {
         return None;
     };
-    if !Parts::new(&root, Service::Anthropic).accept_object(&root) {
+    if !Walk::new(&root, Api::Anthropic).accept_object(&root) {
         return None;
     }
     restrict(&mut root);
@@ -89,28 +84,40 @@ pub fn for_anthropic(schema: &RawValue) -> Option<Box<RawValue>> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Service {
+enum Api {
     Anthropic,
     OpenAi,
 }
 
-/// A walk through the parts of a schema.
-struct Parts<'a> {
+/// A walk through the parts of a schema. Each definition is looked at once.
+struct Walk<'a> {
     root: &'a Object,
-    service: Service,
-    left: usize,
+    api: Api,
+    /// How many parts, values, optional properties and unions there were.
+    parts: usize,
+    values: usize,
+    optional: usize,
+    unions: usize,
+    /// How many parts the current one is in, and how many of these are objects.
+    depth: usize,
+    levels: usize,
     /// The definitions that contain the current part, by their references.
     inside: Vec<&'a str>,
     /// References to definitions that are accepted.
     accepted: HashSet<&'a str>,
 }
 
-impl<'a> Parts<'a> {
-    fn new(root: &'a Object, service: Service) -> Self {
+impl<'a> Walk<'a> {
+    fn new(root: &'a Object, api: Api) -> Self {
         Self {
             root,
-            service,
-            left: MAX_PARTS,
+            api,
+            parts: 0,
+            values: 0,
+            optional: 0,
+            unions: 0,
+            depth: 0,
+            levels: 0,
             inside: Vec::new(),
             accepted: HashSet::new(),
         }
@@ -122,28 +129,66 @@ impl<'a> Parts<'a> {
     }
 
     fn accept_object(&mut self, part: &'a Object) -> bool {
-        self.left = self.left.saturating_sub(1);
-        self.left > 0
-            && self.is_closed(part)
+        let is_object = is_object(part);
+        self.parts += 1;
+        self.depth += 1;
+        self.levels += usize::from(is_object);
+        let is_accepted = self.depth <= MAX_DEPTH
+            && self.is_well_formed(part)
             && part
                 .iter()
-                .all(|(key, value)| self.accept_keyword(key, value))
+                .all(|(key, value)| self.accept_keyword(part, key, value))
+            && self.is_within_limits();
+        self.depth -= 1;
+        self.levels -= usize::from(is_object);
+        is_accepted
     }
 
-    /// Whether the part says what its values consist of.
-    fn is_closed(&self, part: &Object) -> bool {
-        if is_object(part) {
-            return self.is_closed_object(part);
-        }
-        if has_type(part, "array") {
-            return part.contains_key("items");
-        }
-        ["type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"]
-            .iter()
-            .any(|key| part.contains_key(*key))
+    fn is_within_limits(&self) -> bool {
+        let is_within = match self.api {
+            Api::Anthropic => self.optional <= MAX_OPTIONAL && self.unions <= MAX_UNIONS,
+            Api::OpenAi => self.values <= MAX_STRICT_VALUES && self.levels <= MAX_STRICT_LEVELS,
+        };
+        is_within && self.parts <= MAX_PARTS
     }
 
-    fn is_closed_object(&self, part: &Object) -> bool {
+    /// Whether the part says what its values consist of, and its keywords may stand beside each other.
+    fn is_well_formed(&mut self, part: &Object) -> bool {
+        let is_openai = self.api == Api::OpenAi;
+        if part.contains_key("$ref") {
+            let is_beside = |key: &str| {
+                [
+                    "$ref",
+                    "$defs",
+                    "definitions",
+                    "$schema",
+                    "title",
+                    "description",
+                ]
+                .contains(&key)
+                    || is_annotation_or_bound(key)
+            };
+            return match is_openai {
+                true => part.len() == 1,
+                false => part.keys().all(|key| is_beside(key)),
+            };
+        }
+        let choices = ["anyOf", "oneOf"].map(|key| usize::from(part.contains_key(key)));
+        let choices: usize = choices.iter().sum();
+        self.unions += usize::from(choices > 0 || part.get("type").is_some_and(Value::is_array));
+        if is_object(part) && !(choices == 0 && self.is_closed_object(part)) {
+            return false;
+        }
+        if has_type(part, "array") && !part.contains_key("items") {
+            return false;
+        }
+        let is_typed = part.contains_key("type") || is_object(part);
+        let has_values = part.contains_key("enum") || part.contains_key("const");
+        choices <= 1 && (is_typed || choices == 1 || has_values && !is_openai)
+    }
+
+    /// Whether the object lists its properties, as the service requires it.
+    fn is_closed_object(&mut self, part: &Object) -> bool {
         let Some(properties) = part.get("properties").and_then(Value::as_object) else {
             return false;
         };
@@ -151,24 +196,24 @@ impl<'a> Parts<'a> {
         let required: HashSet<&str> = (required.into_iter().flatten())
             .filter_map(Value::as_str)
             .collect();
-        match self.service {
-            Service::OpenAi => {
-                part.get("additionalProperties") == Some(&Value::Bool(false))
-                    && properties
-                        .keys()
-                        .all(|name| required.contains(name.as_str()))
-            }
-            Service::Anthropic => {
-                matches!(
-                    part.get("additionalProperties"),
-                    None | Some(Value::Bool(false))
-                ) && required.iter().all(|name| properties.contains_key(*name))
+        let listed = |name: &&String| required.contains(name.as_str());
+        let optional = properties.len() - properties.keys().filter(listed).count();
+        self.optional += optional;
+        let is_closed = part.get("additionalProperties") == Some(&Value::Bool(false));
+        match self.api {
+            Api::OpenAi => is_closed && optional == 0,
+            // Without properties it is an object of any kind.
+            Api::Anthropic => {
+                let may_be_closed =
+                    !part.contains_key("additionalProperties") && !properties.is_empty();
+                (is_closed || may_be_closed)
+                    && required.iter().all(|name| properties.contains_key(*name))
             }
         }
     }
 
-    fn accept_keyword(&mut self, key: &str, value: &'a Value) -> bool {
-        let is_anthropic = self.service == Service::Anthropic;
+    fn accept_keyword(&mut self, part: &Object, key: &str, value: &'a Value) -> bool {
+        let is_anthropic = self.api == Api::Anthropic;
         match key {
             "properties" | "$defs" | "definitions" => {
                 let parts = value.as_object();
@@ -176,21 +221,18 @@ impl<'a> Parts<'a> {
             }
             "anyOf" => self.accept_all(value),
             "oneOf" => is_anthropic && self.accept_all(value),
-            // Not of references.
-            "allOf" => {
-                let parts = value.as_array().into_iter().flatten();
-                let has_reference = parts.filter_map(|part| part.get("$ref")).next().is_some();
-                is_anthropic && !has_reference && self.accept_all(value)
-            }
             "items" => self.accept(value),
             "$ref" => value.as_str().is_some_and(|to| self.accept_reference(to)),
             "enum" => {
                 let values = value.as_array();
+                self.values += values.map_or(0, Vec::len);
                 values.is_some_and(|values| !values.iter().any(is_composed))
             }
             "const" => !is_composed(value),
-            key if SHARED.contains(&key) || STRICT_BOUNDS.contains(&key) => true,
-            key => is_anthropic && (ANNOTATIONS.contains(&key) || OTHER_BOUNDS.contains(&key)),
+            "additionalProperties" | "required" => is_object(part),
+            "format" => is_anthropic || is_in(&FORMATS, value),
+            "type" | "title" | "description" | "$schema" => true,
+            key => STRICT_BOUNDS.contains(&key) || is_anthropic && is_annotation_or_bound(key),
         }
     }
 
@@ -205,13 +247,13 @@ impl<'a> Parts<'a> {
             return true;
         }
         if self.inside.contains(&to) {
-            return self.service == Service::OpenAi;
+            return self.api == Api::OpenAi;
         }
         let name = to.strip_prefix("#/").and_then(|to| to.split_once('/'));
-        let Some((place @ ("$defs" | "definitions"), name)) = name else {
+        let Some((table @ ("$defs" | "definitions"), name)) = name else {
             return false;
         };
-        let Some(definition) = self.root.get(place).and_then(|all| all.get(name)) else {
+        let Some(definition) = self.root.get(table).and_then(|all| all.get(name)) else {
             return false;
         };
         self.inside.push(to);
@@ -240,35 +282,31 @@ fn is_composed(value: &Value) -> bool {
     value.is_array() || value.is_object()
 }
 
+fn is_in(names: &[&str], value: &Value) -> bool {
+    value.as_str().is_some_and(|value| names.contains(&value))
+}
+
+fn is_annotation_or_bound(key: &str) -> bool {
+    key == "format"
+        || [&ANNOTATIONS[..], &STRICT_BOUNDS, &OTHER_BOUNDS]
+            .iter()
+            .any(|keys| keys.contains(&key))
+}
+
 /// Rewrites an accepted schema for Anthropic.
 fn restrict(part: &mut Object) {
-    let mut bounds = Object::new();
-    let keys: Vec<String> = part.keys().cloned().collect();
-    for key in keys {
-        let is_kept = match (key.as_str(), &part[&key]) {
-            ("format", Value::String(format)) => FORMATS.contains(&format.as_str()),
-            ("minItems", Value::Number(least)) => matches!(least.as_u64(), Some(0 | 1)),
-            (key, _) if key == "$schema" || ANNOTATIONS.contains(&key) => {
-                part.shift_remove(key);
-                continue;
-            }
-            (key, _) => !STRICT_BOUNDS.contains(&key) && !OTHER_BOUNDS.contains(&key),
-        };
-        if !is_kept && let Some(bound) = part.shift_remove(&key) {
-            bounds.insert(key, bound);
-        }
+    if part.contains_key("$ref") {
+        part.retain(|key, _| ["$ref", "$defs", "definitions"].contains(&key.as_str()));
     }
+    let bounds = take_bounds(part);
     if !bounds.is_empty() {
         let description = part.get("description").and_then(Value::as_str);
-        let description = [
-            description.unwrap_or_default(),
-            &Value::Object(bounds).to_string(),
-        ]
-        .join(" ");
+        let bounds = Value::Object(bounds).to_string();
+        let description = [description.unwrap_or_default(), &bounds].join(" ");
         part.insert("description".to_owned(), json!(description.trim_start()));
     }
-    if let Some(either) = part.shift_remove("oneOf") {
-        part.insert("anyOf".to_owned(), either);
+    if let Some(choices) = part.shift_remove("oneOf") {
+        part.insert("anyOf".to_owned(), choices);
     }
     if is_object(part) {
         part.insert("additionalProperties".to_owned(), Value::Bool(false));
@@ -276,21 +314,41 @@ fn restrict(part: &mut Object) {
     for (key, value) in part.iter_mut() {
         match (key.as_str(), value) {
             ("properties" | "$defs" | "definitions", Value::Object(parts)) => {
-                parts
-                    .values_mut()
-                    .filter_map(Value::as_object_mut)
-                    .for_each(restrict);
+                let parts = parts.values_mut().filter_map(Value::as_object_mut);
+                parts.for_each(restrict);
             }
-            ("anyOf" | "allOf", Value::Array(parts)) => {
-                parts
-                    .iter_mut()
-                    .filter_map(Value::as_object_mut)
-                    .for_each(restrict);
+            ("anyOf", Value::Array(parts)) => {
+                let parts = parts.iter_mut().filter_map(Value::as_object_mut);
+                parts.for_each(restrict);
             }
             ("items", Value::Object(part)) => restrict(part),
             _ => {}
         }
     }
+}
+
+/// Removes annotations and what the service rejects, and returns the bounds among these.
+fn take_bounds(part: &mut Object) -> Object {
+    let mut bounds = Object::new();
+    let keys: Vec<String> = part.keys().cloned().collect();
+    for key in keys {
+        let is_kept = match (key.as_str(), &part[&key]) {
+            ("format", format) => is_in(&FORMATS, format) || *format == json!("uri"),
+            ("minItems", Value::Number(least)) => matches!(least.as_u64(), Some(0 | 1)),
+            ("$schema", _) => false,
+            (key, _) => !is_annotation_or_bound(key),
+        };
+        if is_kept {
+            continue;
+        }
+        if let Some(value) = part.shift_remove(&key)
+            && key != "$schema"
+            && !ANNOTATIONS.contains(&key.as_str())
+        {
+            bounds.insert(key, value);
+        }
+    }
+    bounds
 }
 
 #[cfg(test)]
@@ -350,12 +408,15 @@ mod tests {
     #[test]
     fn what_anthropic_cannot_express_is_left_out() {
         let of = |part: Value| json!({"type": "object", "properties": {"it": part}});
-        let doubling: serde_json::Map<String, Value> = (0..40)
+        let doubling: serde_json::Map<String, Value> = (0..25)
             .map(|n| {
                 let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
-                (format!("d{n}"), json!({"anyOf": [next, next]}))
+                let properties = json!({"a": next, "b": next});
+                let part =
+                    json!({"type": "object", "properties": properties, "required": ["a", "b"]});
+                (format!("d{n}"), part)
             })
-            .chain([("d40".to_owned(), json!({"type": "string"}))])
+            .chain([("d25".to_owned(), json!({"type": "string"}))])
             .collect();
         let doubled = json!({"$defs": doubling, "$ref": "#/$defs/d0"});
         assert!(
@@ -370,6 +431,12 @@ mod tests {
             json!({"type": "object", "properties": {}, "required": ["other"]}),
             of(json!({"type": "object", "additionalProperties": {"type": "string"}})),
             of(json!({"type": ["object", "null"]})),
+            of(json!({"type": "object", "properties": {}})),
+            of(json!({"allOf": [of(json!({"type": "null"})), {"type": "object"}]})),
+            json!({"properties": {"a": {"type": "null"}}, "anyOf": [of(json!({"type": "null"}))]}),
+            json!({"$ref": "#/$defs/a", "properties": {}, "$defs": {"a": of(json!({"type": "null"}))}}),
+            of(json!({"anyOf": [{"type": "null"}], "oneOf": [{"type": "string"}]})),
+            of(json!({"type": "string", "additionalProperties": {}})),
             of(json!({"type": "array"})),
             of(json!({"type": "array", "items": true})),
             of(json!({"enum": [{"a": 1}]})),
@@ -380,6 +447,50 @@ mod tests {
         ] {
             assert_eq!(adapted(&schema), None, "{schema}");
         }
+    }
+
+    /// Anthropic's limits.
+    #[test]
+    fn a_schema_with_many_choices_is_left_out() {
+        let with = |count: usize, part: Value| {
+            let properties = (0..count).map(|n| (format!("p{n}"), part.clone()));
+            let properties: serde_json::Map<String, Value> = properties.collect();
+            let required: Vec<_> = properties.keys().cloned().collect();
+            json!({"type": "object", "properties": properties, "required": required})
+        };
+        let optional = |count| {
+            let mut schema = with(count, json!({"type": "string"}));
+            schema["required"] = json!([]);
+            adapted(&schema)
+        };
+        assert!(optional(24).is_some() && optional(25).is_none());
+        let unions = |count| adapted(&with(count, json!({"type": ["string", "null"]})));
+        assert!(unions(16).is_some() && unions(17).is_none());
+    }
+
+    /// A chain of references whose parts are within each other does not fill the stack.
+    #[test]
+    fn a_deep_schema_is_left_out() {
+        let definition = |n: usize| {
+            let mut part = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+            for _ in 0..45 {
+                part = json!({"type": "array", "items": part});
+            }
+            (format!("d{n}"), part)
+        };
+        let definitions: serde_json::Map<String, Value> = (0..200)
+            .map(definition)
+            .chain([("d200".to_owned(), json!({"type": "string"}))])
+            .collect();
+        let deep = json!({
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/d0"}},
+            "required": ["a"],
+            "additionalProperties": false,
+            "$defs": definitions
+        });
+        assert_eq!(adapted(&deep), None);
+        assert!(!is_strict(&to_raw_value(&deep).expect("JSON")));
     }
 
     #[test]
@@ -427,6 +538,19 @@ mod tests {
                 json!(["a"]),
             ),
             object(json!({"a": {"allOf": [inner]}}), json!(["a"])),
+            object(
+                json!({"a": {"type": "string", "format": "uri"}}),
+                json!(["a"]),
+            ),
+            object(json!({"a": {"enum": ["b"]}}), json!(["a"])),
+            json!({"properties": {}, "required": [], "additionalProperties": false}),
+            json!({
+                "type": "object",
+                "properties": {"a": {"$ref": "#/$defs/a", "description": "x"}},
+                "required": ["a"],
+                "additionalProperties": false,
+                "$defs": {"a": {"type": "string"}}
+            }),
         ] {
             assert!(!is_strict(&schema), "{schema}");
         }
