@@ -114,8 +114,16 @@ async fn add_to_active(
         }
         Err(StoreError::AlreadyTerminal(_)) => Err(ended(engine, id).await?),
         Err(error) => {
+            let may_be_recorded = match &error {
+                StoreError::AlreadyClaimed(claimed) => {
+                    claimed.number >= Some(messages.next_number())
+                }
+                error => matches!(error, StoreError::Backend(_)),
+            };
             // The commit, or that of an earlier request with the same key, may have succeeded although its answer was lost.
-            messages.set_incomplete();
+            if may_be_recorded {
+                messages.set_incomplete();
+            }
             Err(error.into())
         }
     }

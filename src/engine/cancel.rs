@@ -13,10 +13,12 @@ use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::context::Engine;
 use crate::engine::record::journal;
 use crate::engine::state::active_run::{ActiveRun, CancelState};
+use crate::store::run_store::RunStore;
 use crate::store::{Change, StoreError, Write};
 
-/// The time between two looks at a record that cannot be read.
+/// The time between two looks at the record, and how often it is read: a server may commit after the connection has broken.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_LOOKS: u32 = 5;
 
 /// Cancels a run with its descendants. Returns once the cancel is recorded or the run has ended by itself; does nothing
 /// if there is no such run. A run that is not driven at the moment (the daemon drains, or its parent has not reached it
@@ -56,7 +58,7 @@ async fn cancel_active(
         Err(error) => {
             run.withdraw_cancel();
             if let StoreError::Backend(_) = error {
-                spawn_look(engine, Arc::clone(run), reason);
+                spawn_look(engine, Arc::clone(run));
             }
         }
     }
@@ -64,26 +66,31 @@ async fn cancel_active(
 }
 
 /// Stops the run if its cancel is in the record: the commit may have succeeded although its answer was lost.
-fn spawn_look(engine: &Engine, run: Arc<ActiveRun>, reason: String) {
+fn spawn_look(engine: &Engine, run: Arc<ActiveRun>) {
     let store = Arc::clone(engine.journal.store());
-    let look = async move {
-        loop {
-            match store.run(run.scope.run).await {
-                Ok(Some(record)) if record.status == Status::Cancelling => {
-                    return run.cancel(&reason);
-                }
-                Ok(_) => return,
-                Err(_) => tokio::time::sleep(LOOK_INTERVAL).await,
-            }
-        }
-    };
     let shutdown = engine.shutdown.clone();
     engine.tasks.spawn(async move {
         tokio::select! {
-            () = look => {}
+            () = look(&*store, &run) => {}
+            _ = run.wait_for_end() => {}
             () = shutdown.cancelled() => {}
         }
     });
+}
+
+async fn look(store: &dyn RunStore, run: &ActiveRun) {
+    let mut looks = 0;
+    while looks < MAX_LOOKS {
+        match store.run(run.scope.run).await {
+            Ok(Some(record)) if record.status == Status::Cancelling => {
+                return run.cancel(&record.cancel_reason.unwrap_or_default());
+            }
+            Ok(Some(record)) if !record.status.is_terminal() => looks += 1,
+            Ok(_) => return,
+            Err(_) => {}
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
 }
 
 /// The reason to record, `None` if nothing is to be recorded. Two concurrent cancels record the reason of the first:
@@ -108,14 +115,18 @@ async fn cancel_inactive(engine: &Engine, id: RunId, reason: &str) -> Result<(),
     let Some(run) = engine.journal.store().run(id).await? else {
         return Ok(());
     };
-    if run.status.is_terminal() || run.status == Status::Cancelling {
+    if run.status.is_terminal() {
         return Ok(());
     }
-    let (change, event) = cancel_entry(reason);
-    let journal = &engine.journal;
-    journal
-        .append_inactive(&run, change, Vec::new(), event)
-        .await?;
+    if run.status != Status::Cancelling {
+        let (change, event) = cancel_entry(reason);
+        let journal = &engine.journal;
+        journal
+            .append_inactive(&run, change, Vec::new(), event)
+            .await?;
+    }
+    // Also for a cancel whose commit succeeded although its answer was lost.
+    let reason = run.cancel_reason.as_deref().unwrap_or(reason);
     if engine.orphans.cancel(id, reason) {
         return Ok(());
     }
@@ -128,6 +139,7 @@ async fn cancel_inactive(engine: &Engine, id: RunId, reason: &str) -> Result<(),
 
 /// The runs that a new one replaces in its session. Their cancels are recorded together with its acceptance.
 pub struct PendingCancels<'e> {
+    engine: &'e Engine,
     runs: Vec<(Arc<ActiveRun>, String)>,
     /// Prevents that the runs are resumed in the meantime.
     _gate: Option<RwLockReadGuard<'e, ()>>,
@@ -147,7 +159,11 @@ pub async fn begin_cancels(
     let reason = replaced_by(successor);
     let mut runs = Vec::new();
     if predecessors.is_empty() {
-        return PendingCancels { runs, _gate: None };
+        return PendingCancels {
+            engine,
+            runs,
+            _gate: None,
+        };
     }
     for (_, accepted) in &predecessors {
         accepted.cancelled().await;
@@ -162,6 +178,7 @@ pub async fn begin_cancels(
         }));
     }
     PendingCancels {
+        engine,
         runs,
         _gate: Some(gate),
     }
@@ -189,10 +206,11 @@ impl PendingCancels<'_> {
 }
 
 impl Drop for PendingCancels<'_> {
-    /// Withdraws the cancels that were not recorded.
+    /// Withdraws the cancels that were not recorded, as far as is known.
     fn drop(&mut self) {
-        for (run, _) in &self.runs {
+        for (run, _) in std::mem::take(&mut self.runs) {
             run.withdraw_cancel();
+            spawn_look(self.engine, run);
         }
     }
 }

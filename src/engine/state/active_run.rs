@@ -238,11 +238,6 @@ impl ActiveRun {
         runs.any(|run| run.is_held.load(Ordering::SeqCst))
     }
 
-    /// Whether the run itself is paused, whatever those above it are.
-    pub fn is_held_itself(&self) -> bool {
-        self.is_held.load(Ordering::SeqCst)
-    }
-
     pub fn set_held(&self, is_held: bool) {
         self.is_held.store(is_held, Ordering::SeqCst);
         self.tree.root_permit.changed.notify_waiters();

@@ -21,25 +21,25 @@ struct Story {
     life: Life,
     run: RunId,
     gate: Gate,
-    _place: TempDir,
+    _dir: TempDir,
 }
 
 impl Story {
     async fn begin() -> Self {
-        let place = TempDir::new().expect("a directory");
-        fs::create_dir(place.path().join("agents")).expect("a directory");
+        let dir = TempDir::new().expect("a directory");
+        fs::create_dir(dir.path().join("agents")).expect("a directory");
         let toml = format!("name = \"{ROOT}\"\nmodel = \"fake/{ROOT}\"\nsystem_prompt = \"Go.\"\n");
-        fs::write(place.path().join(format!("agents/{ROOT}.toml")), toml).expect("an agent");
+        fs::write(dir.path().join(format!("agents/{ROOT}.toml")), toml).expect("an agent");
         let (provider, gate) = (FakeProvider::start().await, Gate::closed());
         provider.will(ROOT, [says("one").after_gate(&gate), says("two")]);
-        let life = Life::open(place.path(), usize::MAX, provider);
+        let life = Life::open(dir.path(), usize::MAX, provider);
         let run = life.start().await.id;
         life.provider.wait_for_request(ROOT, 1).await;
         Self {
             life,
             run,
             gate,
-            _place: place,
+            _dir: dir,
         }
     }
 
