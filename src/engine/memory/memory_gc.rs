@@ -85,7 +85,7 @@ async fn analyse(
     let window = ContextWindow::for_agent(models, agent);
     let max_bytes = window.map_or(usize::MAX, |window| window.max_summary_request_bytes());
     let messages = [Message::user(entries_text(entries, max_bytes))];
-    // The analysis needs neither of these, and its caller waits for it.
+    // These are for the agent's own replies, and the caller waits for the analysis.
     let params = Params {
         response_format: ResponseFormat::Text,
         stop: Vec::new(),
@@ -122,20 +122,20 @@ async fn analyse(
         .unwrap_or_else(|_| Err(timeout_error()))?)
 }
 
-/// The newest entries that have at most so many bytes together, oldest first. A task may be as long as a request.
+/// The newest entries that have at most so many bytes together, at least one, oldest first. A task may be as long as a request.
 fn entries_text(entries: &[MemoryEntry], max_bytes: usize) -> String {
     let mut texts = Vec::new();
-    let mut left = max_bytes;
+    let mut remaining = max_bytes;
     for entry in entries.iter().rev() {
         let task = shorten(&entry.task, MAX_TASK_CHARS);
         let text = format!(
             "## {}\nTask: {task}\nResult: {}\n\n",
             entry.time, entry.result
         );
-        match left.checked_sub(text.len()) {
-            Some(rest) => left = rest,
-            None => break,
+        if text.len() > remaining && !texts.is_empty() {
+            break;
         }
+        remaining = remaining.saturating_sub(text.len());
         texts.push(text);
     }
     texts.reverse();

@@ -175,8 +175,9 @@ impl<'a> ProviderRequest<'a> {
             messages,
             ..
         } = self.turn_request;
-        let bytes =
-            request_size::preamble_bytes(system, tools) + request_size::messages_bytes(messages);
+        let format = &self.params.response_format;
+        let bytes = request_size::preamble_bytes(system, tools, format)
+            + request_size::messages_bytes(messages);
         let max_tokens = self.params.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let tokens = TokenUsage {
             input: request_size::tokens_from_bytes(bytes),

@@ -9,7 +9,7 @@ use crate::engine::run_loop::request_size;
 #[derive(Clone, Copy, Debug)]
 pub struct RequestBounds {
     pub window: ContextWindow,
-    /// Bytes of the system prompt and the tool definitions.
+    /// Bytes of the system prompt, the tool definitions and the schema of the reply.
     pub preamble: usize,
 }
 
@@ -19,7 +19,11 @@ impl RequestBounds {
         let models = &context.engine.settings.models;
         Some(Self {
             window: ContextWindow::for_agent(models, &context.run.agent)?,
-            preamble: request_size::preamble_bytes(system, tools),
+            preamble: request_size::preamble_bytes(
+                system,
+                tools,
+                &context.run.agent.params.response_format,
+            ),
         })
     }
 

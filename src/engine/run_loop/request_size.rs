@@ -1,5 +1,6 @@
 //! Estimates how large a request is, at four bytes a token. Pure.
 
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::attachment::Attachment;
 use crate::domain::content::estimate_tokens;
 use crate::domain::message::{Message, ToolResult, ToolSpec};
@@ -18,12 +19,16 @@ pub fn bytes_from_tokens(tokens: u64) -> usize {
         .saturating_mul(BYTES_PER_TOKEN)
 }
 
-/// The bytes of the system prompt and the tool definitions, which every request of a run starts with.
-pub fn preamble_bytes(system: &str, tools: &[ToolSpec]) -> usize {
+/// The bytes of the system prompt, the tool definitions and the schema of the reply, which every request of a run has.
+pub fn preamble_bytes(system: &str, tools: &[ToolSpec], format: &ResponseFormat) -> usize {
+    let schema_bytes = match format {
+        ResponseFormat::JsonSchema(schema) => schema.get().len(),
+        ResponseFormat::JsonObject | ResponseFormat::Text => 0,
+    };
     let tool_bytes = |tool: &ToolSpec| {
         FRAME_BYTES + tool.name.len() + tool.description.len() + tool.parameters.get().len()
     };
-    system.len() + tools.iter().map(tool_bytes).sum::<usize>()
+    system.len() + schema_bytes + tools.iter().map(tool_bytes).sum::<usize>()
 }
 
 pub fn messages_bytes(messages: &[Message]) -> usize {
@@ -66,6 +71,7 @@ mod tests {
     use super::{
         bytes_from_tokens, message_bytes, messages_bytes, preamble_bytes, tokens_from_bytes,
     };
+    use crate::domain::agent::response_format::ResponseFormat;
     use crate::domain::message::{
         AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec, empty_arguments,
     };
@@ -107,6 +113,9 @@ mod tests {
         assert_eq!(message_bytes(&result), 39);
         assert_eq!(messages_bytes(&[user, reply, result]), 176);
         let tool = ToolSpec::new("read", "Reads", &empty_arguments());
-        assert_eq!(preamble_bytes("Be brief", &[tool]), 35);
+        let bytes = |format| preamble_bytes("Be brief", std::slice::from_ref(&tool), &format);
+        assert_eq!(bytes(ResponseFormat::Text), 35);
+        let schema = serde_json::value::to_raw_value(&true).expect("JSON");
+        assert_eq!(bytes(ResponseFormat::JsonSchema(schema.into())), 39);
     }
 }
