@@ -78,7 +78,7 @@ pub struct TokenDetails {
     reasoning_tokens: TokenCount,
 }
 
-/// The counts of one reply. The details are parts of `input` and `output`.
+/// The counts of one reply. The details are parts of `input` and, with most services, of `output`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenCounts {
     pub input: TokenCount,
@@ -101,7 +101,12 @@ impl TokenCounts {
             [self.input_details, self.output_details].map(|details| details.0.unwrap_or_default());
         let reasoning = output_details.reasoning_tokens.or_zero();
         let mut output = self.output.or_zero();
-        output = output.max(self.total.or_zero().saturating_sub(input));
+        if totals
+            .iter()
+            .all(|it| matches!(it, TokenCount::Reported(_)))
+        {
+            output = output.max(self.total.or_zero().saturating_sub(input));
+        }
         if reasoning > output {
             output += reasoning;
         }

@@ -381,7 +381,7 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
             Message::Assistant(reply) => {
                 last_calls = &reply.tool_calls;
                 let can_send_calls = has_tools || reply.tool_calls.is_empty();
-                // An echo without text and calls is of thinking alone, which the API rejects.
+                // An echo without text and calls may be of thinking alone, which the API rejects at the end.
                 let has_content = !reply.tool_calls.is_empty() || !reply.content.trim().is_empty();
                 let echo = origin
                     .echo_body(reply)
