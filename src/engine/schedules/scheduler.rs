@@ -400,11 +400,7 @@ impl Scheduler {
             at: run.created_at,
             run: run.id,
         };
-        let seen = ScheduleChange::Seen {
-            times: state.schedule.times(),
-            at: now(),
-        };
-        for change in [seen, change] {
+        for change in seen_first(state).into_iter().chain([change]) {
             // The run is in the record: that it is not shown as the last one is no reason to say that it did not start.
             if let Err(error) = self.change(&id, change).await {
                 warn!(run.id = %run.id, error = %error, "{} is not recorded as a run of schedule {}: {error}", run.id, id.name);
@@ -420,11 +416,9 @@ impl Scheduler {
         is_paused: bool,
     ) -> Result<(), StoreError> {
         let (id, now) = (state.id(), now());
-        let seen = ScheduleChange::Seen {
-            times: state.schedule.times(),
-            at: now,
-        };
-        self.change(&id, seen).await?;
+        if let Some(seen) = seen_first(state) {
+            self.change(&id, seen).await?;
+        }
         let was_paused = state.record.as_ref().is_some_and(|it| it.is_paused);
         if was_paused != is_paused {
             let change = ScheduleChange::Paused { is_paused, at: now };
@@ -502,4 +496,13 @@ async fn wait_for_end(runner: Runner, id: RunId) -> RunId {
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
     }
+}
+
+/// Makes a record of a schedule that has none. One that is there has the times that the leader knows: the files of this node may be
+/// older.
+fn seen_first(state: &ScheduleState) -> Option<ScheduleChange> {
+    state.record.is_none().then(|| ScheduleChange::Seen {
+        times: state.schedule.times(),
+        at: now(),
+    })
 }
