@@ -27,7 +27,7 @@ pub enum WarningCode {
     ToolNotOffered,
     /// A file that matches a glob in `files` is not in the prompt.
     ContextFileLeftOut,
-    /// The agent's memory could not be read, and is not in the prompt.
+    /// The agent's memory could not be read, or does not fit; it or its oldest entries are not in the prompt.
     MemoryNotRead,
     /// The run could not be added to the agent's memory.
     MemoryNotWritten,

@@ -9,10 +9,12 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
 use crate::engine::delegation::child_run;
+use crate::engine::memory::memories::PromptMemory;
 use crate::engine::prepare::{self, RunInput};
 use crate::engine::record::agent_pins::PinnedRoot;
 use crate::engine::record::webhook_events;
 use crate::engine::request::{DryLimits, DryRun, DrySubAgents, RunRequest, StartError};
+use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::state::pinned_agents::SubAgents;
 use crate::engine::workdir;
 use crate::providers::model_params;
@@ -31,14 +33,12 @@ pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<Dr
         open_workdir = Some(workdir::open_dir(engine, &agent, None).await?);
     }
     let owner = request.owner.as_deref();
-    let memory = engine.memories.for_prompt(&agent, owner).await?;
+    let memory = read_memory(engine, &agent, owner).await?;
     let input = RunInput::from(message);
     workdir::prepare_skills(engine, &agent).await;
     let prompt =
         prepare::assemble_prompt(engine, &agent, open_workdir.as_ref(), memory, input).await?;
-    if let Some(warning) = prompt.memory_warning {
-        return Err(StartError::Memory(warning.message));
-    }
+    warnings.extend(prompt.memory_warning);
     warnings.extend(prompt.warnings);
     let task_agent = Arc::clone(&agent);
     let workdir =
@@ -113,4 +113,19 @@ fn model_warnings(engine: &Engine, agent: &Agent) -> Vec<Warning> {
     let facts = engine.settings.models.get(&model.provider, &model.model);
     let (_, warnings) = model_params::fit_to_model(&model.to_string(), &agent.params, facts);
     warnings
+}
+
+/// # Errors
+/// Those of the store, and why the memory cannot be read.
+async fn read_memory(
+    engine: &Engine,
+    agent: &Agent,
+    owner: Option<&str>,
+) -> Result<PromptMemory, StartError> {
+    let window = ContextWindow::for_agent(&engine.settings.models, agent);
+    let memory = engine.memories.for_prompt(agent, owner, window).await?;
+    match memory.warning {
+        Some(warning) if memory.text.is_empty() => Err(StartError::Memory(warning.message)),
+        _ => Ok(memory),
+    }
 }

@@ -12,6 +12,7 @@ use crate::domain::agent::Agent;
 use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::request::StartError;
+use crate::engine::run_loop::context_window::ContextWindow;
 use crate::providers::ProviderError;
 use crate::store::StoreError;
 use crate::store::memories::{MemoryId, MemoryRecordError, NewMemoryEntry};
@@ -56,8 +57,32 @@ pub enum MemoryError {
 pub struct PromptMemory {
     /// The newest entries, oldest first.
     pub text: String,
-    /// Why they are missing, if they are.
+    /// Why they, or some of them, are missing.
     pub warning: Option<Warning>,
+}
+
+impl PromptMemory {
+    /// The newest of these entries that have at most so many bytes together.
+    fn of(entries: &[MemoryEntry], max_bytes: usize) -> Self {
+        let mut bytes = 0;
+        let fits = |entry: &&MemoryEntry| {
+            bytes += entry.text.len();
+            bytes <= max_bytes
+        };
+        let count = entries.iter().rev().take_while(fits).count();
+        let left_out = entries.len() - count;
+        let kept = &entries[left_out..];
+        let mut text: String = kept.iter().map(|entry| entry.text.as_str()).collect();
+        text.truncate(text.trim_end().len());
+        let warning = (left_out > 0).then(|| {
+            let message = format!(
+                "the oldest {left_out} of the memory's last {} entries are not in the prompt: they do not fit half of the model's context window; lower memory.last_n",
+                entries.len()
+            );
+            Warning::new(WarningCode::MemoryNotRead, &message)
+        });
+        Self { text, warning }
+    }
 }
 
 /// The memories in the store.
@@ -104,7 +129,7 @@ impl Memories {
         !newest.is_ok_and(|entries| !entries.is_empty())
     }
 
-    /// The last `last_n` entries as the prompt shows them, if the agent has a memory.
+    /// The last `last_n` entries as the prompt shows them, if the agent has a memory; fewer if they do not fit the model's window.
     ///
     /// # Errors
     /// Those of the store. A memory whose file cannot be read is left out with a warning.
@@ -112,6 +137,7 @@ impl Memories {
         &self,
         agent: &Agent,
         key: Option<&str>,
+        window: Option<ContextWindow>,
     ) -> Result<PromptMemory, StoreError> {
         if !agent.memory.enabled {
             return Ok(PromptMemory::default());
@@ -119,12 +145,8 @@ impl Memories {
         let newest = Some(agent.memory.last_n as usize).filter(|last_n| *last_n > 0);
         match self.store.memory(memory_id(agent, key), newest).await {
             Ok(entries) => {
-                let mut text: String = entries.iter().map(|entry| entry.text.as_str()).collect();
-                text.truncate(text.trim_end().len());
-                Ok(PromptMemory {
-                    text,
-                    warning: None,
-                })
+                let max_bytes = window.map_or(usize::MAX, |window| window.max_memory_bytes());
+                Ok(PromptMemory::of(&entries, max_bytes))
             }
             Err(MemoryRecordError::Store(error)) => Err(error),
             Err(error @ MemoryRecordError::File(_)) => {

@@ -62,6 +62,11 @@ impl ContextWindow {
         request_size::bytes_from_tokens((self.compact_threshold / 8).min(MAX_SUMMARY_TOKENS))
     }
 
+    /// How many bytes of a memory's entries a prompt may have.
+    pub fn max_memory_bytes(&self) -> usize {
+        request_size::bytes_from_tokens(self.compact_threshold / 2)
+    }
+
     pub fn max_summary_request_bytes(&self) -> usize {
         let share = self
             .max_request_tokens()

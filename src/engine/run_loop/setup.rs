@@ -12,6 +12,7 @@ use crate::engine::prepare::{self, Prompt, RunInput};
 use crate::engine::record::links;
 use crate::engine::replay::history::{self, SessionHistory};
 use crate::engine::replay::run_log::RecordedRun;
+use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::ending::{Ending, error_ending};
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::start::{PendingWrite, RunStart, start_run};
@@ -150,7 +151,8 @@ async fn load_prompt(
         }
     } else {
         let owner = context.run.tree.owner.as_deref();
-        let read = context.engine.memories.for_prompt(agent, owner);
+        let window = ContextWindow::for_agent(&context.engine.settings.models, agent);
+        let read = context.engine.memories.for_prompt(agent, owner, window);
         memory = Box::pin(read).await.map_err(PromptFailure::Store)?;
     }
     let dir = context.run.workdir.dir();

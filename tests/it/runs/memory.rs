@@ -228,6 +228,31 @@ async fn an_analysis_is_sent_as_the_model_takes_it() {
 }
 
 #[tokio::test]
+async fn a_memory_that_does_not_fit_the_window_is_cut() {
+    let facts = "[providers.anthropic.models.\"solo\"]\ncontext_window = 8000";
+    let app = TestApp::setup()
+        .config(facts)
+        .agent("solo", REMEMBERS)
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    for n in 1..=12 {
+        let input = format!("task {n}. {}", "long ".repeat(800));
+        let run = app.run("solo", &input).await;
+        assert_eq!(run.status(), "completed");
+    }
+    let last = app.provider.wait_for_request("solo", 12).await;
+    let memory = last.system();
+    assert!(
+        memory.contains("task 11.") && !memory.contains("task 2."),
+        "{memory}"
+    );
+    let run = app.run("solo", "short").await;
+    let warnings = run["warnings"].to_string();
+    assert!(warnings.contains("lower memory.last_n"), "{warnings}");
+}
+
+#[tokio::test]
 async fn an_agent_without_memory_has_none() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
