@@ -177,7 +177,7 @@ impl<'c> Writer<'c> {
     }
 
     /// These trees are about to be resumed. What they belong to is read again: a commit of which the outcome was unknown when this
-    /// writer connected may have come after that.
+    /// writer connected may have come after that, or may still come: this waits for it.
     async fn clear_failed(&mut self, roots: &[RunId]) -> JobResult {
         let (db, state) = self.connected().await.map_err(commit_error)?;
         let ids: Vec<_> = roots.iter().map(|root| root.0).collect();

@@ -14,9 +14,11 @@ use jiff::Timestamp;
 use serde_json::value::RawValue;
 
 use crate::store::fixtures::{
-    Opened, child, closing, completing, failure, fresh, numbers, opening, page, progress, record,
-    root, starting, stored, usage, webhook, whole_log, write,
+    Opened, child, closing, completing, failure, fresh, numbers, opening, page, postgres, progress,
+    record, root, starting, stored, usage, webhook, whole_log, write,
 };
+use crate::support::database::lock_tables;
+use crate::support::eventually;
 
 /// Many end a run at once: one of them does, and nothing happens to it afterwards.
 async fn a_run_ends_once(opened: &Opened) {
@@ -469,3 +471,27 @@ shared_stories!(
     a_failed_queued_write_stops_its_run,
     a_closed_store_rejects_calls,
 );
+
+/// A server may still commit what it got before its connection broke: the record is read after that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tree_is_resumed_after_a_commit_that_comes_late() {
+    let Some(opened) = postgres() else {
+        return;
+    };
+    let (store, root) = (&*opened.store, root());
+    store.write(opening(&root, "a")).await.expect("opened");
+    let url = &opened.postgres.as_ref().expect("PostgreSQL").url;
+    let late = lock_tables(url, "trees IN ROW SHARE MODE; SELECT FROM trees FOR UPDATE");
+    let database = opened.database();
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let is_waited_for = eventually("a lock that is waited for", async || {
+        database.number(waits).filter(|count| *count > 0)
+    });
+    let mut cleared = store.clear_failed(vec![root.run]);
+    tokio::select! {
+        cleared = &mut cleared => panic!("it did not wait: {cleared:?}"),
+        _ = is_waited_for => {}
+    }
+    late.release();
+    cleared.await.expect("mended");
+}
