@@ -13,6 +13,8 @@ pub const SKILL_FILE: &str = "SKILL.md";
 /// The most skills of one agent.
 pub const MAX_SKILLS: usize = 64;
 
+/// The longest front matter, in bytes.
+const MAX_FRONT_MATTER: usize = 64 << 10;
 const MAX_NAME: usize = 64;
 const MAX_DESCRIPTION: usize = 1024;
 const MAX_COMPATIBILITY: usize = 500;
@@ -46,6 +48,11 @@ impl<'t> Skill<'t> {
     /// `<line>: <text>`.
     pub fn parse(directory: &str, text: &'t str) -> Result<Self, String> {
         let (front_matter, body) = split(text)?;
+        if front_matter.len() > MAX_FRONT_MATTER {
+            return Err(format!(
+                "1: the front matter has over {MAX_FRONT_MATTER} bytes; long texts belong after it"
+            ));
+        }
         let YamlDocument { value, lines } = yaml::parse(front_matter)
             .map_err(|error| format!("{}: {}", error.line + 1, error.text))?;
         let line = |key: &str| lines.get(key).map_or(1, |line| line + 1);
@@ -195,7 +202,9 @@ mod tests {
 
     #[test]
     fn errors_name_their_line() {
+        let long = format!("---\ndescription: {}\n---\n", "x".repeat(64 << 10));
         for (text, expected) in [
+            (long.as_str(), "1: the front matter has over 65536 bytes"),
             ("# Forms", "1: must begin with ---"),
             ("---\nname: a\n", "1: the front matter has no end"),
             ("---\nname: a\n---\n", "1: description is required"),

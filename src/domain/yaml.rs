@@ -1,4 +1,4 @@
-//! Reads YAML as JSON values, within limits on depth and size. Aliases count as often as they are used.
+//! Reads YAML as JSON values, within limits on depth, number and bytes. Aliases count as often as they are used.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,6 +9,8 @@ use serde_json::{Map, Number, Value};
 const MAX_DEPTH: usize = 100;
 /// The most values of a document.
 const MAX_VALUES: usize = 2_000_000;
+/// The most bytes of a document's scalars and keys.
+const MAX_BYTES: usize = 64 << 20;
 
 /// The first document of a text.
 #[derive(Debug)]
@@ -55,8 +57,15 @@ struct Open {
     /// The key whose value comes next.
     key: Option<String>,
     anchor: usize,
-    /// The values in it, with itself.
-    size: usize,
+    /// Of the values in it, with itself.
+    size: Size,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Size {
+    values: usize,
+    /// Of scalars and keys.
+    bytes: usize,
 }
 
 #[derive(Default)]
@@ -64,8 +73,9 @@ struct Builder {
     root: Option<Value>,
     open: Vec<Open>,
     /// Complete values with an anchor, and their sizes.
-    anchors: HashMap<usize, (Value, usize)>,
-    values: usize,
+    anchors: HashMap<usize, (Value, Size)>,
+    /// Of all values, with the copies of those that have an anchor.
+    size: Size,
     lines: BTreeMap<String, usize>,
 }
 
@@ -76,8 +86,13 @@ impl Builder {
                 if self.is_key_expected() {
                     return self.set_key(&text, line);
                 }
+                let size = Size {
+                    values: 1,
+                    bytes: text.len(),
+                };
+                self.count(size)?;
                 let value = scalar(&text, style, tag.as_deref());
-                self.put(value, 1, anchor)
+                self.put(value, size, anchor)
             }
             Event::SequenceStart(anchor, _) => self.open(Value::Array(Vec::new()), anchor),
             Event::MappingStart(anchor, _) => self.open(Value::Object(Map::new()), anchor),
@@ -115,11 +130,16 @@ impl Builder {
         if open.value.get(key).is_some() {
             return Err(format!("has the key \"{key}\" twice"));
         }
+        let size = Size {
+            values: 0,
+            bytes: key.len(),
+        };
+        open.size.add(size);
+        open.key = Some(key.to_owned());
         if is_top {
             self.lines.insert(key.to_owned(), line);
         }
-        open.key = Some(key.to_owned());
-        Ok(())
+        self.count(size)
     }
 
     fn open(&mut self, value: Value, anchor: usize) -> Result<(), String> {
@@ -129,20 +149,22 @@ impl Builder {
         if self.open.len() >= MAX_DEPTH {
             return Err(format!("is nested deeper than {MAX_DEPTH} levels"));
         }
-        self.count(1)?;
+        let size = Size {
+            values: 1,
+            bytes: 0,
+        };
+        self.count(size)?;
         self.open.push(Open {
             value,
             key: None,
             anchor,
-            size: 1,
+            size,
         });
         Ok(())
     }
 
-    fn put(&mut self, value: Value, size: usize, anchor: usize) -> Result<(), String> {
-        if !value.is_object() && !value.is_array() {
-            self.count(1)?;
-        }
+    /// Puts a value in its place that has been counted.
+    fn put(&mut self, value: Value, size: Size, anchor: usize) -> Result<(), String> {
         if anchor != 0 {
             // The copy counts, too.
             self.count(size)?;
@@ -152,12 +174,12 @@ impl Builder {
         Ok(())
     }
 
-    fn attach(&mut self, value: Value, size: usize) {
+    fn attach(&mut self, value: Value, size: Size) {
         let Some(open) = self.open.last_mut() else {
             self.root = Some(value);
             return;
         };
-        open.size += size;
+        open.size.add(size);
         match (&mut open.value, open.key.take()) {
             (Value::Array(items), _) => items.push(value),
             (Value::Object(fields), Some(key)) => drop(fields.insert(key, value)),
@@ -165,12 +187,24 @@ impl Builder {
         }
     }
 
-    fn count(&mut self, size: usize) -> Result<(), String> {
-        self.values += size;
-        match self.values > MAX_VALUES {
-            true => Err(format!("has over {MAX_VALUES} values")),
-            false => Ok(()),
+    fn count(&mut self, size: Size) -> Result<(), String> {
+        self.size.add(size);
+        if self.size.values > MAX_VALUES {
+            return Err(format!("has over {MAX_VALUES} values"));
         }
+        if self.size.bytes > MAX_BYTES {
+            return Err(format!(
+                "has over {MAX_BYTES} bytes of text, if each alias counts as what it repeats"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Size {
+    fn add(&mut self, other: Self) {
+        self.values += other.values;
+        self.bytes += other.bytes;
     }
 }
 
@@ -243,7 +277,17 @@ mod tests {
         let bomb: String = (1..20)
             .map(|at| format!("a{at}: &a{at} [{}]\n", format!("*a{}, ", at - 1).repeat(10)))
             .collect();
+        let too_long = "has over 67108864 bytes of text";
+        let text = "x".repeat(1 << 20);
+        // The copy that the anchor keeps counts, too.
+        let texts = format!("a: &a {text}\nb: [{}]\n", "*a, ".repeat(63));
+        let keys: String = (0..1000)
+            .map(|at| format!("{at}{}: 1, ", "x".repeat(1000)))
+            .collect();
+        let keys = format!("a: &a {{{keys}}}\nb: [{}]\n", "*a, ".repeat(80));
         for (text, line, expected) in [
+            (texts.as_str(), 2, too_long),
+            (&keys, 2, too_long),
             ("a: 1\nb: [1\nc: 2\n", 3, ""),
             ("a: 1\na: 2\n", 2, "has the key \"a\" twice"),
             ("a: 1\n[1]: 2\n", 2, "as a key"),
