@@ -526,7 +526,7 @@ fn resolve_in_roots_blocking(
         resolved.ok_or_else(|| rejection("is outside the server's [tools] roots".to_owned()))?;
     let opening_result = match field {
         "skill" => workdirs.open_file(&resolved_path).map(drop),
-        _ => workdirs.open(Some(&resolved_path), None).map(drop),
+        _ => workdirs.open_requested(&resolved_path).map(drop),
     };
     opening_result.map_err(|error| rejection(error.to_string()))?;
     Ok((resolved_path, root.to_owned()))

@@ -67,7 +67,11 @@ pub async fn open_dir(
     run_blocking(move || {
         update_agent_workdirs(&engine);
         let path = agent.workdir.as_deref();
-        engine.workdirs.open(path, expected).map_err(|error| {
+        let opened = match path.filter(|_| agent.requested_root.is_some() && expected.is_none()) {
+            Some(path) => engine.workdirs.open_requested(path),
+            None => engine.workdirs.open(path, expected),
+        };
+        opened.map_err(|error| {
             let shown_path = path.unwrap_or(std::path::Path::new("."));
             PromptError::Workdir {
                 agent: agent.name.clone(),

@@ -58,6 +58,8 @@ pub enum OpenError {
         "is not the directory that it was when the run was accepted; start a new run if that is intended"
     )]
     Changed,
+    #[error("is outside the server's [tools] roots")]
+    OutsideRoots,
 }
 
 impl From<io::Error> for OpenError {
@@ -125,10 +127,33 @@ impl Workdirs {
         configured: Option<&Path>,
         expected: Option<KnownDir>,
     ) -> Result<Arc<Workdir>, OpenError> {
-        let path = self.absolute(configured);
-        let resolved = resolve_dir(&path, &self.bases())?;
-        self.add_canonical_base(&path, resolved.canonical_path);
-        let opened = Workdir::new(resolved.dir, &self.reserved)?;
+        let dir = self.resolve(&self.absolute(configured))?.dir;
+        self.open_resolved(dir, expected)
+    }
+
+    /// Opens a directory at a path from [`Workdirs::resolve_below_roots`], without following links below the root.
+    /// Blocking I/O.
+    pub fn open_requested(&self, path: &Path) -> Result<Arc<Workdir>, OpenError> {
+        let resolved = self.resolve(&self.absolute(Some(path)))?;
+        // Links were followed on the whole path if no root or workdir is on it any more.
+        if !resolved.is_within_base {
+            return Err(OpenError::OutsideRoots);
+        }
+        self.open_resolved(resolved.dir, None)
+    }
+
+    fn resolve(&self, path: &Path) -> Result<ResolvedDir, ResolveError> {
+        let resolved = resolve_dir(path, &self.bases())?;
+        self.add_canonical_base(path, &resolved.canonical_path);
+        Ok(resolved)
+    }
+
+    fn open_resolved(
+        &self,
+        dir: Dir,
+        expected: Option<KnownDir>,
+    ) -> Result<Arc<Workdir>, OpenError> {
+        let opened = Workdir::new(dir, &self.reserved)?;
         if expected.is_some_and(|known| !known.is(opened.id)) {
             return Err(OpenError::Changed);
         }
@@ -145,11 +170,12 @@ impl Workdirs {
         Ok(opened)
     }
 
-    /// A workdir that did not exist when the agents were loaded is a base by its path without links, too.
-    fn add_canonical_base(&self, path: &Path, canonical_path: PathBuf) {
+    /// A workdir or a root that did not exist when the agents were loaded, or whose links have changed since, is a base
+    /// by its path without links, too.
+    fn add_canonical_base(&self, path: &Path, canonical_path: &Path) {
         let mut bases = lock(&self.bases);
-        if bases.paths.contains(path) && !bases.paths.contains(&canonical_path) {
-            Arc::make_mut(&mut bases.paths).insert(canonical_path);
+        if bases.paths.contains(path) && !bases.paths.contains(canonical_path) {
+            Arc::make_mut(&mut bases.paths).insert(canonical_path.to_owned());
         }
     }
 
@@ -224,10 +250,11 @@ impl Workdirs {
     /// Returns the path that a request names and the root that it is below, if there is one.
     pub fn resolve_below_roots(&self, path: &Path) -> Option<(PathBuf, &Path)> {
         let path = normalize(&self.cwd.join(path));
-        let bases = self.bases();
         let is_below = |root: &&PathBuf| {
             path.starts_with(root)
-                || resolve_dir(root, &bases).is_ok_and(|root| path.starts_with(root.canonical_path))
+                || self
+                    .resolve(root)
+                    .is_ok_and(|resolved| path.starts_with(resolved.canonical_path))
         };
         let root = self.roots.iter().find(is_below)?;
         Some((path, root))
@@ -243,7 +270,7 @@ impl Workdirs {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(ResolveError::NotFound.into());
         };
-        let dir = self.open(Some(parent), None)?;
+        let dir = self.open_requested(parent)?;
         let result = WorkdirHandle::new(dir).open_regular(Path::new(name));
         match result {
             Ok(Some(file)) => Ok(file),
@@ -280,4 +307,53 @@ fn normalize(path: &Path) -> PathBuf {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::{OpenError, Workdirs};
+    use crate::workdirs::path_resolver::ResolveError;
+    use crate::workdirs::reserved::ReservedPaths;
+
+    #[test]
+    fn no_link_below_a_root_is_followed_after_the_roots_own_link_has_changed() {
+        let home = tempfile::tempdir().expect("a directory");
+        let home = home.path().canonicalize().expect("a path");
+        for name in ["rel1/work", "rel2/work", "out"] {
+            fs::create_dir_all(home.join(name)).expect("a directory");
+        }
+        fs::write(home.join("out/a.md"), "a").expect("a file");
+        symlink("../../out", home.join("rel2/work/evil")).expect("a link");
+        let current = home.join("current");
+        symlink("rel1", &current).expect("a link");
+        let roots = [current.clone()];
+        let workdirs = Workdirs::new(home.clone(), &roots, ReservedPaths::default());
+        workdirs.update_agent_workdirs(1, Vec::new);
+        fs::remove_file(&current).expect("the old link is removed");
+        symlink("rel2", &current).expect("a link");
+
+        for root in ["rel2", "current"] {
+            let work = home.join(root).join("work");
+            let (path, _) = workdirs.resolve_below_roots(&work).expect("a root");
+            assert!(workdirs.open_requested(&path).is_ok(), "{root}");
+            let evil = work.join("evil");
+            let (path, _) = workdirs.resolve_below_roots(&evil).expect("a root");
+            for error in [
+                workdirs.open_requested(&path).map(drop).expect_err(root),
+                workdirs
+                    .open_file(&path.join("a.md"))
+                    .map(drop)
+                    .expect_err(root),
+            ] {
+                let is_link = matches!(error, OpenError::Resolve(ResolveError::Link(_)));
+                assert!(is_link, "{root}: {error}");
+            }
+        }
+        assert!(workdirs.resolve_below_roots(&home.join("out")).is_none());
+        let error = workdirs.open_requested(&home.join("out")).map(drop);
+        assert!(matches!(error, Err(OpenError::OutsideRoots)));
+    }
 }
