@@ -40,6 +40,8 @@ pub struct Documents {
 #[derive(Debug, Default)]
 struct State {
     fetched: BTreeMap<String, Fetched>,
+    /// The URLs that agent files named at the last reload.
+    named: BTreeSet<String>,
     /// The digests of the agent files that named documents.
     agent_files: BTreeMap<PathBuf, [u8; 32]>,
     /// The documents that are files.
@@ -108,6 +110,7 @@ impl Documents {
                 *due.entry(url).or_default() |= before != Some(digest);
             }
         }
+        self.state().named = due.keys().map(Url::to_string).collect();
         let due: Vec<(Url, bool)> = due.into_iter().collect();
         for due in due.chunks(MAX_FETCHES) {
             thread::scope(|scope| {
@@ -118,6 +121,13 @@ impl Documents {
                 }
             });
         }
+    }
+
+    /// Whether a reload would fetch a document again that an agent lacks.
+    pub fn has_due_retry(&self) -> bool {
+        let state = self.state();
+        let mut named = state.named.iter().filter_map(|url| state.fetched.get(url));
+        named.any(|document| document.text.is_err() && document.at.elapsed() > RETRY_INTERVAL)
     }
 
     fn fetch(&self, url: &Url, is_changed: bool) -> Result<Arc<str>, String> {
@@ -271,4 +281,38 @@ fn read_text(path: &Path) -> Result<String, String> {
         return Err(format!("has over {MAX_DOCUMENT_BYTES} bytes"));
     }
     String::from_utf8(bytes).map_err(|_| "is no text in UTF-8".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::{Documents, Fetched, RETRY_INTERVAL};
+
+    #[test]
+    fn what_an_agent_lacks_is_tried_again() {
+        let documents = Documents::default();
+        let url = "http://127.0.0.1/openapi".to_owned();
+        let before = Instant::now().checked_sub(RETRY_INTERVAL * 2);
+        let mut failed = Fetched {
+            at: before.expect("a time"),
+            has_failed: true,
+            text: Err("could not be fetched".to_owned()),
+        };
+        let insert = |fetched: &Fetched| {
+            let mut state = documents.state();
+            state.fetched.insert(url.clone(), fetched.clone());
+        };
+        insert(&failed);
+        assert!(!documents.has_due_retry(), "no agent file names it");
+        documents.state().named.insert(url.clone());
+        assert!(documents.has_due_retry());
+        failed.text = Ok("a copy".into());
+        insert(&failed);
+        assert!(!documents.has_due_retry(), "its copy is used");
+        failed.text = Err("could not be fetched".to_owned());
+        failed.at = Instant::now();
+        insert(&failed);
+        assert!(!documents.has_due_retry(), "it was just tried");
+    }
 }

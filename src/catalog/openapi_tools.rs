@@ -57,7 +57,6 @@ pub fn read(t: &mut TableReader<'_>, documents: &AgentDocuments<'_>) -> Vec<Http
     };
     let Some(operations) = operations else {
         let names = openapi::describe_operations(&loaded.document);
-        let names = names.unwrap_or_else(|why| why);
         t.push_missing(
             "operations",
             &format!("is required: the operations of the document that become tools; {names}"),

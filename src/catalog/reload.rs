@@ -208,7 +208,7 @@ impl Catalog {
                         .unwrap_or_else(PoisonError::into_inner);
                     let has_changed = last_scan.fingerprint != fingerprint(&self.dirs, &self.rules);
                     drop(last_scan);
-                    if has_changed {
+                    if has_changed || self.rules.documents.has_due_retry() {
                         self.reload();
                     }
                 }

@@ -44,17 +44,20 @@ impl Document {
     }
 
     /// Its operations, in its order.
-    ///
-    /// # Errors
-    /// The second half of a sentence that begins with the document.
-    pub(super) fn entries(&self) -> Result<Vec<Entry<'_>>, String> {
-        let mut entries = Vec::new();
+    pub(super) fn entries(&self) -> Entries<'_> {
+        let mut entries = Entries::default();
         let paths = self.root.get("paths").and_then(Value::as_object);
         for (path, item) in paths.into_iter().flatten() {
-            let item = self.resolve(item)?;
+            let item = match self.resolve(item) {
+                Ok(item) => item,
+                Err(why) => {
+                    entries.unreadable_paths.push((path.as_str(), why));
+                    continue;
+                }
+            };
             for (name, method) in HttpMethod::NAMES {
                 if let Some(operation) = item.get(name.to_ascii_lowercase()) {
-                    entries.push(Entry {
+                    entries.operations.push(Entry {
                         path,
                         item,
                         method,
@@ -63,7 +66,7 @@ impl Document {
                 }
             }
         }
-        Ok(entries)
+        entries
     }
 
     /// The object, or the one that it refers to.
@@ -91,6 +94,13 @@ impl Document {
     }
 }
 
+#[derive(Default)]
+pub(super) struct Entries<'d> {
+    pub operations: Vec<Entry<'d>>,
+    /// Paths whose references lead nowhere, each with the reason.
+    pub unreadable_paths: Vec<(&'d str, String)>,
+}
+
 /// An operation in the document.
 pub(super) struct Entry<'d> {
     pub path: &'d str,
@@ -112,7 +122,7 @@ impl<'d> Entry<'d> {
 }
 
 /// Decodes the percent-encoding of a reference.
-fn decode(text: &str) -> String {
+pub(super) fn decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

@@ -4,12 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use crate::domain::openapi::document::Document;
+use crate::domain::json_schema::limits::MAX_SCHEMA_BYTES;
+use crate::domain::openapi::document::{Document, decode};
 
 /// The deepest nesting of one schema.
 const MAX_DEPTH: usize = 64;
 /// The most values of all schemas of one operation.
 const MAX_VALUES: usize = 20_000;
+/// The most bytes of keys and texts in all schemas of one operation. Some are left out in the end, such as fields that are
+/// only read, so this is more than one schema may have.
+const MAX_BYTES: usize = 4 * MAX_SCHEMA_BYTES;
 /// The most schemas that those of one operation refer to.
 const MAX_DEFINITIONS: usize = 300;
 
@@ -60,11 +64,13 @@ pub struct Translator<'d> {
     document: &'d Document,
     /// Patterns that no linear matcher knows are left to the service.
     keeps_patterns: bool,
-    /// The names of definitions by their references.
+    /// The names of definitions by their references, without percent-encoding.
     names: BTreeMap<String, String>,
     taken: BTreeSet<String>,
-    pending: Vec<String>,
+    /// Definitions that are not translated yet, with their names.
+    pending: Vec<(String, &'d Value)>,
     values: usize,
+    bytes: usize,
 }
 
 impl<'d> Translator<'d> {
@@ -76,6 +82,7 @@ impl<'d> Translator<'d> {
             taken: BTreeSet::new(),
             pending: Vec::new(),
             values: 0,
+            bytes: 0,
         }
     }
 
@@ -91,20 +98,15 @@ impl<'d> Translator<'d> {
     /// As [`Translator::translate`].
     pub fn definitions(mut self) -> Result<Map<String, Value>, String> {
         let mut definitions = Map::new();
-        while let Some(reference) = self.pending.pop() {
-            let target = self.document.find(&reference)?;
+        while let Some((name, target)) = self.pending.pop() {
             let schema = self.schema(target, 0)?;
-            let name = self.names.get(&reference).cloned().unwrap_or_default();
             definitions.insert(name, schema);
         }
         Ok(definitions)
     }
 
     fn schema(&mut self, schema: &Value, depth: usize) -> Result<Value, String> {
-        self.values += 1;
-        if self.values > MAX_VALUES {
-            return Err(format!("its schemas have over {MAX_VALUES} values"));
-        }
+        self.count(1, 0)?;
         if depth > MAX_DEPTH {
             return Err(format!(
                 "its schemas are nested deeper than {MAX_DEPTH} levels"
@@ -119,8 +121,9 @@ impl<'d> Translator<'d> {
         if let Some(reference) = fields.get("$ref").and_then(Value::as_str) {
             let mut translated = Map::new();
             translated.insert("$ref".to_owned(), self.refer_to(reference)?);
-            let text = fields.get("description").filter(|it| it.is_string());
-            translated.extend(text.map(|it| ("description".to_owned(), it.clone())));
+            if let Some(text) = fields.get("description").filter(|it| it.is_string()) {
+                translated.insert("description".to_owned(), self.copy(text)?);
+            }
             return Ok(Value::Object(translated));
         }
         if fields.contains_key("$dynamicRef") {
@@ -133,6 +136,7 @@ impl<'d> Translator<'d> {
                 continue;
             }
             if let Some(value) = self.keyword(key, value, depth)? {
+                self.count(0, key.len())?;
                 translated.insert(key.to_owned(), value);
             }
         }
@@ -163,19 +167,39 @@ impl<'d> Translator<'d> {
             let fields = fields.ok_or_else(|| format!("{key} is no object"))?;
             let fields = fields.iter().map(|(name, schema)| {
                 let schema = self.schema(schema, depth + 1)?;
+                self.count(0, name.len())?;
                 Ok::<_, String>((name.clone(), schema))
             });
             return Ok(Some(Value::Object(fields.collect::<Result<_, _>>()?)));
         }
-        self.values += count(value, MAX_VALUES);
-        Ok(Some(value.clone()))
+        self.copy(value).map(Some)
+    }
+
+    fn copy(&mut self, value: &Value) -> Result<Value, String> {
+        let (values, bytes) = measure(value);
+        self.count(values, bytes)?;
+        Ok(value.clone())
+    }
+
+    fn count(&mut self, values: usize, bytes: usize) -> Result<(), String> {
+        self.values += values;
+        if self.values > MAX_VALUES {
+            return Err(format!("its schemas have over {MAX_VALUES} values"));
+        }
+        self.bytes += bytes;
+        if self.bytes > MAX_BYTES {
+            return Err(format!("its schemas have over {MAX_BYTES} bytes"));
+        }
+        Ok(())
     }
 
     /// The reference to a definition, which is translated later.
     fn refer_to(&mut self, reference: &str) -> Result<Value, String> {
+        let document = self.document;
         // Checked at once, so that nothing is kept for a wrong one.
-        self.document.find(reference)?;
-        if !self.names.contains_key(reference) {
+        let target = document.find(reference)?;
+        let decoded = decode(reference);
+        if !self.names.contains_key(&decoded) {
             if self.names.len() >= MAX_DEFINITIONS {
                 return Err(format!(
                     "its schemas refer to over {MAX_DEFINITIONS} others"
@@ -190,30 +214,36 @@ impl<'d> Translator<'d> {
                 name = format!("{base}{number}");
                 number += 1;
             }
-            self.names.insert(reference.to_owned(), name);
-            self.pending.push(reference.to_owned());
+            self.count(0, decoded.len())?;
+            self.names.insert(decoded.clone(), name.clone());
+            self.pending.push((name, target));
         }
-        let name = self.names.get(reference).map_or("", String::as_str);
+        let name = self.names.get(&decoded).cloned().unwrap_or_default();
+        self.count(0, name.len())?;
         Ok(json!(format!("#/$defs/{name}")))
     }
 }
 
-/// The number of values, up to a limit.
-fn count(value: &Value, max: usize) -> usize {
+/// The number of values, up to a limit, and the bytes of their keys and texts.
+fn measure(value: &Value) -> (usize, usize) {
     let mut pending = vec![value];
-    let mut found = 0;
+    let (mut values, mut bytes) = (0, 0);
     while let Some(value) = pending.pop() {
-        found += 1;
-        if found > max {
+        values += 1;
+        if values > MAX_VALUES {
             break;
         }
         match value {
+            Value::String(text) => bytes += text.len(),
             Value::Array(items) => pending.extend(items),
-            Value::Object(fields) => pending.extend(fields.values()),
+            Value::Object(fields) => {
+                bytes += fields.keys().map(String::len).sum::<usize>();
+                pending.extend(fields.values());
+            }
             _ => {}
         }
     }
-    found
+    (values, bytes)
 }
 
 /// Fields that only responses have are no arguments.
@@ -262,5 +292,67 @@ fn modernize(original: &Map<String, Value>, schema: &mut Map<String, Value>) {
     }
     if let Some(kind @ Value::String(_)) = schema.get_mut("type") {
         *kind = json!([kind.clone(), "null"]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{MAX_BYTES, Translator};
+    use crate::domain::openapi::document::Document;
+
+    fn document(schemas: &Value) -> Document {
+        let document = json!({"openapi": "3.1.0", "components": {"schemas": schemas}});
+        Document::parse(&document.to_string()).expect("a document")
+    }
+
+    #[test]
+    fn spellings_of_one_reference_are_one_definition() {
+        let document = document(&json!({"Pet": {"type": "string"}}));
+        let mut translator = Translator::new(&document, true);
+        let references = json!({"anyOf": [
+            {"$ref": "#/components/schemas/Pet"},
+            {"$ref": "#/components/schemas/%50et"},
+            {"$ref": "#/components/%73chemas/Pe%74"},
+        ]});
+        let translated = translator.translate(&references).expect("a schema");
+        let reference = json!({"$ref": "#/$defs/Pet"});
+        assert_eq!(
+            translated,
+            json!({"anyOf": [reference, reference, reference]})
+        );
+        let definitions = translator.definitions().expect("definitions");
+        assert_eq!(
+            Value::Object(definitions),
+            json!({"Pet": {"type": "string"}})
+        );
+    }
+
+    #[test]
+    fn the_bytes_of_all_schemas_are_bounded() {
+        let text = "x".repeat(MAX_BYTES / 4);
+        let document = document(&json!({"Long": {"description": text}}));
+        let long = json!({"$ref": "#/components/schemas/Long", "description": text});
+        let mut values = json!({});
+        values[text.as_str()] = json!(1);
+        let mut properties = json!({});
+        properties[text.as_str()] = json!({});
+        for schema in [
+            json!({"anyOf": [long, long, long, long]}),
+            json!({"enum": [text, text, text, text, text]}),
+            json!({"default": [values, values, values, values, values]}),
+            json!({"allOf": (0..5).map(|_| json!({"properties": properties})).collect::<Vec<_>>()}),
+        ] {
+            let mut translator = Translator::new(&document, true);
+            let translated = translator.translate(&schema);
+            let error = translated
+                .and_then(|_| translator.definitions())
+                .expect_err("too many bytes");
+            assert_eq!(error, "its schemas have over 1048576 bytes");
+        }
+        let mut translator = Translator::new(&document, true);
+        translator.translate(&long).expect("a schema");
+        assert_eq!(translator.definitions().expect("definitions").len(), 1);
     }
 }
