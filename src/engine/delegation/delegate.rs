@@ -103,11 +103,17 @@ impl Delegate for RunDelegate {
                     tree.ad_hoc_quotas
                         .try_add_child(&quota_settings, &tree.budgets)?;
                     let mut time_guard = None;
+                    let mut is_refused = true;
                     let prepare = |id| {
                         time_guard = self.track_time(id);
-                        child_run::prepare_ad_hoc(&self.context, &request, id)
+                        let prepared = child_run::prepare_ad_hoc(&self.context, &request, id);
+                        is_refused = prepared.is_err();
+                        prepared
                     };
                     let result = self.start_child(call, request.task, prepare).await;
+                    if is_refused {
+                        tree.ad_hoc_quotas.uncount_child();
+                    }
                     result.map_err(|reason| child_result::failure_message(&reason))?
                 }
             };

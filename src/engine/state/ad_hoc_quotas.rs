@@ -68,6 +68,12 @@ impl AdHocQuotas {
         Ok(())
     }
 
+    /// Reverts [`AdHocQuotas::try_add_child`] for a child that was not started.
+    pub fn uncount_child(&self) {
+        let mut usage = self.lock();
+        usage.executions = usage.executions.saturating_sub(1);
+    }
+
     /// Counts a child of an earlier process. A child below another ad-hoc sub-agent adds no time and no tokens of its
     /// own.
     pub fn restore_child(&self, time: Duration, tokens: u64) {
