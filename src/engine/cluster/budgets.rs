@@ -22,7 +22,13 @@ pub async fn run(engine: Arc<Engine>) {
             () = tokio::time::sleep(REFRESH_INTERVAL) => {}
             () = engine.draining.cancelled() => return,
         }
-        if let Err(error) = engine.period_budgets.refresh(cluster, now()).await {
+        let store = &**engine.journal.store();
+        let budgets = &engine.period_budgets;
+        let refreshed = async {
+            budgets.refresh(cluster, now()).await?;
+            budgets.resolve_doubts(store, cluster, now()).await
+        };
+        if let Err(error) = refreshed.await {
             tracing::debug!(error = %error, "What other nodes have charged to budgets cannot be read now: {error}");
         }
     }

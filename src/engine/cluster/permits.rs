@@ -1,6 +1,6 @@
 //! Gives permits to the root runs of all nodes, and takes them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::domain::run::RunId;
@@ -27,8 +27,12 @@ pub async fn run(engine: Arc<Engine>) {
             () = tokio::time::sleep(REFRESH_INTERVAL + jitter) => {}
             () = engine.draining.cancelled() => return,
         }
+        let give = async {
+            release_again(&engine, cluster).await;
+            permits.give(cluster).await
+        };
         let given = tokio::select! {
-            given = permits.give(cluster) => given,
+            given = give => given,
             () = engine.draining.cancelled() => return,
         };
         // What suspends runs is logged with them.
@@ -41,11 +45,47 @@ pub async fn run(engine: Arc<Engine>) {
 /// Gives back the permit of a tree that waits for a person.
 pub async fn release(engine: &Engine, root: RunId) {
     if let Some(cluster) = engine.journal.store().cluster() {
-        // If that fails, the tree keeps its permit while it waits.
         if let Err(error) = cluster.change_permit(root, PermitChange::Release).await {
-            tracing::warn!(run.id = %root, error = %error, "The permit of {root} was not given back: {error}");
+            tracing::warn!(run.id = %root, error = %error, "The permit of {root} was not given back, trying again: {error}");
+            if let Some(root) = engine.active_runs.get(root) {
+                engine.cluster_permits.keep_unreleased(&root);
+            }
         }
         engine.cluster_permits.permit_freed();
+    }
+}
+
+/// Gives back the permits of trees that wait for a person whose release has failed.
+async fn release_again(engine: &Engine, cluster: &dyn Cluster) {
+    let permits = &engine.cluster_permits;
+    let unreleased = permits.unreleased();
+    if unreleased.is_empty() {
+        return;
+    }
+    // A tree that is resumed from its record has another permit.
+    let Ok(_not_resumed) = engine.suspension.resume_lock.try_read() else {
+        return;
+    };
+    for (id, root) in unreleased {
+        let driven = engine.active_runs.get(id);
+        let driven = driven.filter(|it| Weak::ptr_eq(&Arc::downgrade(it), &root));
+        let Some(root) = driven.filter(|it| !it.is_suspended()) else {
+            // It has ended, another node has it, or it is resumed, and then gives its permit back if it waits.
+            permits.forget_unreleased(id);
+            continue;
+        };
+        // Until the permit is released, the tree does not wait for it again.
+        let Ok(_not_acquired) = root.tree.root_permit.acquire_lock.try_lock() else {
+            continue;
+        };
+        if root.tree.root_permit.is_held() {
+            continue;
+        }
+        if let Err(error) = cluster.change_permit(id, PermitChange::Release).await {
+            tracing::debug!(run.id = %id, error = %error, "The permit of {id} was not given back again: {error}");
+            return;
+        }
+        permits.forget_unreleased(id);
     }
 }
 

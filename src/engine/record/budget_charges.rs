@@ -11,8 +11,8 @@ use crate::domain::usage::Cost;
 use crate::domain::webhook::DeliveryId;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::Amount;
-use crate::engine::state::period_budgets::BudgetAlert;
-use crate::store::{BudgetAlertId, Change, NewDelivery};
+use crate::engine::state::period_budgets::{BudgetAlert, ChargesInFlight};
+use crate::store::{BudgetAlertId, Change, NewDelivery, StoreError};
 
 /// Charges that a write is about to record. Most writes have none.
 #[derive(Debug, Default)]
@@ -21,6 +21,7 @@ pub struct PendingCharge {
     charges: Vec<BudgetCharge>,
     alerts: Vec<BudgetAlert>,
     root: Option<RunId>,
+    in_flight: ChargesInFlight,
 }
 
 /// Adds the run's new usage to the change, and the events of its alerts before the run's last event.
@@ -38,6 +39,7 @@ pub fn charge(run: &ActiveRun, change: &mut Change, kinds: &mut Vec<EventKind>) 
     if amount == Amount::default() {
         return PendingCharge::default();
     }
+    let in_flight = budgets.begin_charges();
     let (charges, alerts) = budgets.charge(amount, now());
     progress.charges.clone_from(&charges);
     let at = kinds
@@ -55,16 +57,23 @@ pub fn charge(run: &ActiveRun, change: &mut Change, kinds: &mut Vec<EventKind>) 
         charges,
         alerts,
         root: Some(run.scope.root),
+        in_flight,
     }
 }
 
-/// Takes the charges back if they could not be recorded.
-pub fn settle(run: &ActiveRun, charge: PendingCharge, is_recorded: bool) {
-    if is_recorded || charge.charges.is_empty() {
-        return;
+/// Takes the charges back if they could not be recorded. After an error of the store they may be recorded nevertheless.
+pub fn settle(run: &ActiveRun, charge: PendingCharge, error: Option<&StoreError>) {
+    if let Some(error) = error
+        && !charge.charges.is_empty()
+    {
+        let may_be_recorded = matches!(error, StoreError::Backend(_));
+        run.tree
+            .period_budgets
+            .revert(&charge.charges, may_be_recorded);
+        run.restore_uncharged(charge.amount);
     }
-    run.tree.period_budgets.revert(&charge.charges);
-    run.restore_uncharged(charge.amount);
+    // Last, so that the amounts are not read from the store before.
+    drop(charge.in_flight);
 }
 
 impl PendingCharge {

@@ -172,7 +172,7 @@ impl Journal {
         }
         let (write, charge) = build_charged_write(run, change, steps, kinds);
         let result = self.store.write(complete_write(run, write)).await;
-        budget_charges::settle(run, charge, result.is_ok());
+        budget_charges::settle(run, charge, result.as_ref().err());
         suspend_on_error(run, result)
     }
 
@@ -218,7 +218,7 @@ impl Journal {
         check_not_suspended(run)?;
         let (write, charge) = build_charged_write(run, change, steps, kinds);
         let result = self.store.enqueue(complete_write(run, write)).await;
-        budget_charges::settle(run, charge, result.is_ok());
+        budget_charges::settle(run, charge, result.as_ref().err());
         suspend_on_error(run, result)
     }
 

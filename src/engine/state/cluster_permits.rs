@@ -2,13 +2,14 @@
 //! until a node gives them their permit, fair between keys as within one process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::domain::run::RunId;
+use crate::engine::state::active_run::ActiveRun;
 use crate::fair::Limits;
 use crate::fair::admission::QueueFull;
 use crate::fair::fair_queue::FairQueue;
@@ -31,6 +32,8 @@ pub struct ClusterPermits {
     entering: Arc<Mutex<EnteringRuns>>,
     /// The trees of this node that wait for a permit.
     waiting: Mutex<HashMap<RunId, oneshot::Sender<()>>>,
+    /// Roots whose permit the database may have although they gave it back: that could not be recorded.
+    unreleased: Mutex<HashMap<RunId, Weak<ActiveRun>>>,
     /// Loads are read one after the other: an older one does not replace a newer one.
     reading: tokio::sync::Mutex<()>,
     pub wake: Notify,
@@ -128,6 +131,7 @@ impl ClusterPermits {
             limits,
             entering: Arc::default(),
             waiting: Mutex::default(),
+            unreleased: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
             wake: Notify::new(),
             began_waiting: Notify::new(),
@@ -193,7 +197,24 @@ impl ClusterPermits {
     /// A tree of this node has ended, or is driven no more: its permit is free.
     pub fn tree_ended(&self, root: RunId) {
         lock(&self.waiting).remove(&root);
+        self.forget_unreleased(root);
         self.permit_freed();
+    }
+
+    /// That this root gave its permit back could not be recorded.
+    pub fn keep_unreleased(&self, root: &Arc<ActiveRun>) {
+        lock(&self.unreleased).insert(root.scope.run, Arc::downgrade(root));
+    }
+
+    pub fn forget_unreleased(&self, root: RunId) {
+        lock(&self.unreleased).remove(&root);
+    }
+
+    /// See [`ClusterPermits::keep_unreleased`].
+    pub fn unreleased(&self) -> Vec<(RunId, Weak<ActiveRun>)> {
+        let unreleased = lock(&self.unreleased);
+        let roots = unreleased.iter();
+        roots.map(|(id, root)| (*id, Weak::clone(root))).collect()
     }
 
     /// A permit of this node was given back. Its tree may wait for one again by now.

@@ -60,6 +60,14 @@ pub struct TreeBudgets(Vec<Arc<Account>>);
 struct Account {
     settings: PeriodBudget,
     ledger: Mutex<Ledger>,
+    /// Has a clone for each write with charges whose outcome is open.
+    in_flight: Arc<()>,
+}
+
+/// Charges whose write is under way, until they are recorded or reverted.
+#[derive(Debug, Default)]
+pub struct ChargesInFlight {
+    _accounts: Vec<Arc<()>>,
 }
 
 #[derive(Debug)]
@@ -73,6 +81,8 @@ struct Ledger {
     alerted: Vec<u32>,
     /// Whether `others` was read from the store.
     is_read: bool,
+    /// How many charges were reverted that the store may have, since `own` was known.
+    doubts: u32,
     /// Those of other periods: a clock that was wrong for a while comes back to one of them.
     former: Vec<Ledger>,
 }
@@ -86,6 +96,7 @@ impl Ledger {
             others: Amount::default(),
             alerted: Vec::new(),
             is_read: false,
+            doubts: 0,
             former: Vec::new(),
         }
     }
@@ -108,6 +119,7 @@ impl PeriodBudgets {
             accounts.push(Arc::new(Account {
                 settings: settings.clone(),
                 ledger: Mutex::new(ledger),
+                in_flight: Arc::default(),
             }));
         }
         read_new_periods(&accounts, store, now).await?;
@@ -145,6 +157,44 @@ impl PeriodBudgets {
             let new = recorded.alerts.into_iter();
             let new: Vec<u32> = new.filter(|it| !ledger.alerted.contains(it)).collect();
             ledger.alerted.extend(new);
+        }
+        Ok(())
+    }
+
+    /// Reads again what this process has charged, if the outcome of a charge is unknown and no other charge is under way.
+    pub async fn resolve_doubts(
+        &self,
+        store: &dyn UsageLog,
+        shared: &dyn SharedBudgets,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        for account in &self.0 {
+            let (period, own, doubts) = {
+                let ledger = account.ledger(now);
+                (ledger.period, ledger.own, ledger.doubts)
+            };
+            if doubts == 0 || account.has_charges_in_flight() {
+                continue;
+            }
+            let name = &account.settings.name;
+            let others = shared.budget_usage_of_others(name.clone(), period).await?;
+            let all = store.budget_usage(name.clone(), period).await?;
+            let again = shared.budget_usage_of_others(name.clone(), period).await?;
+            let others = amount(&others);
+            let mut ledger = account.lock();
+            // What was charged between the reads is in some of them only.
+            let is_unchanged = ledger.period.start == period.start
+                && (ledger.own, ledger.doubts) == (own, doubts)
+                && others == amount(&again)
+                && !account.has_charges_in_flight();
+            if is_unchanged {
+                ledger.own = Amount {
+                    tokens: all.tokens.saturating_sub(others.tokens),
+                    cost: Cost(all.cost.saturating_sub(others.cost.0)),
+                };
+                ledger.others = others;
+                ledger.doubts = 0;
+            }
         }
         Ok(())
     }
@@ -206,6 +256,14 @@ impl TreeBudgets {
         }
     }
 
+    /// To be called before [`TreeBudgets::charge`], and kept until the charges are recorded or reverted.
+    pub fn begin_charges(&self) -> ChargesInFlight {
+        let accounts = self.0.iter().map(|account| Arc::clone(&account.in_flight));
+        ChargesInFlight {
+            _accounts: accounts.collect(),
+        }
+    }
+
     /// Counts what is about to be recorded. Returns what the write has to record, and the alerts that it causes.
     pub fn charge(&self, used: Amount, now: Timestamp) -> (Vec<BudgetCharge>, Vec<BudgetAlert>) {
         let mut alerts = Vec::new();
@@ -234,8 +292,8 @@ impl TreeBudgets {
         (charges, alerts)
     }
 
-    /// Takes back what could not be recorded.
-    pub fn revert(&self, charges: &[BudgetCharge]) {
+    /// Takes back what could not be recorded, or what may be recorded: then nobody knows until the store is read.
+    pub fn revert(&self, charges: &[BudgetCharge], may_be_recorded: bool) {
         for (account, charge) in self.0.iter().zip(charges) {
             let mut current = account.lock();
             let is_of = |ledger: &Ledger| ledger.period.start == charge.period_start;
@@ -246,6 +304,7 @@ impl TreeBudgets {
             let Some(ledger) = ledger else {
                 continue;
             };
+            ledger.doubts = ledger.doubts.saturating_add(u32::from(may_be_recorded));
             ledger.own.tokens = ledger.own.tokens.saturating_sub(charge.tokens);
             ledger.own.cost.0 = ledger.own.cost.0.saturating_sub(charge.cost);
             ledger
@@ -276,6 +335,10 @@ impl Account {
             since: quarter_start(ledger.period.start),
             resets_at: quarter_start(ledger.period.end),
         }
+    }
+
+    fn has_charges_in_flight(&self) -> bool {
+        Arc::strong_count(&self.in_flight) > 1
     }
 
     /// The ledger of the period that contains this time.
@@ -378,7 +441,9 @@ mod tests {
     use crate::domain::calendar::{Period, quarter_of};
     use crate::domain::period_budget::{PeriodBudget, PeriodLimit};
     use crate::store::StoreError;
-    use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
+    use crate::store::usage::{
+        BudgetPeriod, BudgetUsage, SharedBudgets, UsageLog, UsageQuery, UsageReport,
+    };
 
     /// Has tokens that were charged on one day.
     struct Charged {
@@ -410,6 +475,17 @@ mod tests {
 
         fn trim_usage(&self, _: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
             async { Err(StoreError::Closed) }.boxed()
+        }
+    }
+
+    /// Others have charged nothing.
+    impl SharedBudgets for Charged {
+        fn budget_usage_of_others(
+            &self,
+            _: String,
+            _: BudgetPeriod,
+        ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
+            async { Ok(BudgetUsage::default()) }.boxed()
         }
     }
 
@@ -472,5 +548,36 @@ mod tests {
         tree.read_new_periods(&store, today).await.expect("a read");
         assert_eq!(budgets.statuses(today)[0].used.tokens, 100);
         assert!(tree.check(today).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_charge_whose_answer_was_lost_counts_once_the_store_is_read() {
+        let today = at("2026-05-05T10:00:00Z");
+        let store = Charged {
+            at: today,
+            tokens: AtomicU64::new(0),
+        };
+        let budgets = PeriodBudgets::load(&[daily()], &store, today).await;
+        let budgets = budgets.expect("a read");
+        let tree = budgets.of_root(None, "solo", &BTreeMap::new());
+        let used = Amount {
+            tokens: 40,
+            ..Amount::default()
+        };
+        let read_tokens = async || {
+            let read = budgets.resolve_doubts(&store, &store, today).await;
+            read.expect("a read");
+            budgets.statuses(today)[0].used.tokens
+        };
+        let (charges, _) = tree.charge(used, today);
+        store.tokens.fetch_add(40, Ordering::Relaxed);
+        tree.revert(&charges, true);
+        let in_flight = tree.begin_charges();
+        assert_eq!(read_tokens().await, 0, "another charge may be in the store");
+        drop(in_flight);
+        assert_eq!(read_tokens().await, 40);
+        let (charges, _) = tree.charge(used, today);
+        tree.revert(&charges, false);
+        assert_eq!(read_tokens().await, 40);
     }
 }
