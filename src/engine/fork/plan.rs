@@ -16,7 +16,7 @@ use crate::engine::fork::source::{self, RecordedRequest, SourceRun, SourceTree};
 use crate::engine::prepare;
 use crate::engine::replay::recovery;
 use crate::engine::replay::run_log;
-use crate::engine::run_loop::tool_calls;
+use crate::engine::run_loop::call_records;
 use crate::engine::state::pinned_agents::{PinnedAgents, SubAgents};
 use crate::store::Step;
 use crate::store::turn_record::TurnEntry;
@@ -276,7 +276,7 @@ impl Planner<'_> {
                 new,
                 parent: Some(parent),
             };
-            children.push((copy, vec![tool_calls::started_event(turn, &call), called]));
+            children.push((copy, vec![call_records::started_event(turn, &call), called]));
         }
         Ok(children)
     }

@@ -5,19 +5,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
 use crate::domain::event::{Decision, EventKind};
-use crate::domain::excerpt::{ArgumentsExcerpt, TextExcerpt};
 use crate::domain::message::{ToolCall, ToolResult, shorten};
-use crate::domain::usage::{CallLimit, Usage};
+use crate::domain::run::now;
+use crate::domain::usage::Usage;
 use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::replay::run_log::RecordedCalls;
+use crate::engine::run_loop::call_records::{CompletedCall, started_event};
 use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::run_loop::limits;
 use crate::engine::run_spans;
@@ -25,14 +26,14 @@ use crate::engine::state::budget::BudgetRefusal;
 use crate::engine::state::failures;
 use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
-use crate::store::{Change, Step, StoreError};
+use crate::store::{Change, StoreError};
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{Delegate, Effect, ToolOutput};
 
-/// The longest arguments and results in events; the run's messages have all of them.
-const MAX_EVENT_BYTES: usize = 2 << 10;
 /// After so many restarts during a call that may be repeated, it is given up. Deploys during a long call are fewer.
 const MAX_RESUMED_CALLS: u32 = 7;
+/// The event of a start is this much later than the start, at most. Another node takes over a run after a longer time.
+const MAX_START_DELAY: SignedDuration = SignedDuration::from_secs(1);
 
 /// What all calls of one reply share.
 pub struct BatchContext {
@@ -51,6 +52,16 @@ impl BatchContext {
     /// Whether an earlier process started this call.
     fn has_started(&self, call: &ToolCall) -> bool {
         self.recorded_calls.started.contains_key(&call.id)
+    }
+
+    /// Whether an earlier process may have executed a part of this call. If the start in the record is one whose answer this process
+    /// did not get, the call has not begun; a later start is that of another node.
+    fn may_have_begun(&self, call: &ToolCall) -> bool {
+        let Some(started_at) = self.recorded_calls.started.get(&call.id) else {
+            return false;
+        };
+        let unrecorded = self.context.run.unrecorded_start(&call.id);
+        unrecorded.is_none_or(|at| started_at.duration_since(at) > MAX_START_DELAY)
     }
 
     /// Whether the client of the run executes this call. In a test, the recording has the result.
@@ -85,7 +96,10 @@ pub async fn execute(
             && results[position].is_none()
         {
             let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
-            record_result(batch, completed, Vec::new()).await?;
+            if let Err(error) = record_result(batch, completed, Vec::new()).await {
+                batch.context.run.stash_result(result);
+                return Err(error.into());
+            }
             results[position] = Some(result);
         }
     }
@@ -93,7 +107,7 @@ pub async fn execute(
     let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
     let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
     let interrupted = pending
-        .find(|(call, _)| batch.has_started(call) && effect(call) == Some(Effect::Mutating))
+        .find(|(call, _)| batch.may_have_begun(call) && effect(call) == Some(Effect::Mutating))
         .map(|(call, _)| shorten(&call.name, 200));
     if interrupted.is_some() {
         // The run fails. Children that had started end in order first; no other call is started, and nothing reads the
@@ -345,7 +359,7 @@ impl Execution {
 
 /// Does not begin a call while a client has paused the run. What an earlier process began is not held: it ends first.
 async fn wait_while_held(batch: &BatchContext, call: &ToolCall) -> Result<(), TurnError> {
-    match batch.has_started(call) {
+    match batch.may_have_begun(call) {
         true => Ok(()),
         false => pause::wait_while_held(&batch.context, PauseReason::CallHeld).await,
     }
@@ -369,8 +383,7 @@ async fn execute_call(
         return Ok(result);
     }
     let effect = batch.toolbox.effect(&call.name);
-    record_start(batch, call, effect).await?;
-    connection::wait_until_connected(&batch.context).await?;
+    begin_call(batch, call, effect).await?;
     let outcome = match exhausted_attempts(batch, call, effect) {
         Some(why) => ToolOutcome::Interrupted(why),
         None => run_tool(batch, call, effect, execution.rejection).await,
@@ -417,15 +430,27 @@ fn count_call(batch: &BatchContext, call: &ToolCall) -> Result<(), BudgetRefusal
     counted
 }
 
-pub fn started_event(turn: u32, call: &ToolCall) -> EventKind {
-    let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_EVENT_BYTES);
-    EventKind::ToolStarted {
-        turn,
-        tool_call_id: call.id.clone(),
-        tool: shorten(&call.name, 200),
-        arguments: arguments.json,
-        truncated: arguments.truncated,
+/// Records the start of a call, which is executed next. If that fails, this process knows that the call has not begun.
+async fn begin_call(
+    batch: &BatchContext,
+    call: &ToolCall,
+    effect: Option<Effect>,
+) -> Result<(), StoreError> {
+    let run = &batch.context.run;
+    let started_at = now();
+    let recorded = async {
+        record_start(batch, call, effect).await?;
+        connection::wait_until_connected(&batch.context).await
+    };
+    let recorded = recorded.await;
+    match &recorded {
+        Ok(()) => run.forget_unrecorded_start(&call.id),
+        Err(_) if effect == Some(Effect::Mutating) && !batch.has_started(call) => {
+            run.keep_unrecorded_start(&call.id, started_at);
+        }
+        Err(_) => {}
     }
+    recorded
 }
 
 /// Records the start of a call, unless an earlier process has.
@@ -534,50 +559,6 @@ fn exhausted_attempts(
             resume_count + 1
         )
     })
-}
-
-/// A call that has its result.
-pub struct CompletedCall<'a> {
-    position: usize,
-    call: &'a ToolCall,
-    result: &'a ToolResult,
-    duration: Duration,
-}
-
-impl<'a> CompletedCall<'a> {
-    pub fn new(
-        position: usize,
-        call: &'a ToolCall,
-        result: &'a ToolResult,
-        duration: Duration,
-    ) -> Self {
-        Self {
-            position,
-            call,
-            result,
-            duration,
-        }
-    }
-
-    pub fn records(&self, turn: u32, refused_by: Vec<CallLimit>) -> (Step, EventKind) {
-        let step = Step::Result {
-            turn,
-            position: u32::try_from(self.position).unwrap_or(u32::MAX),
-            result: self.result.clone(),
-            refused_by,
-        };
-        let excerpt = TextExcerpt::new(&self.result.content, MAX_EVENT_BYTES);
-        let event = EventKind::ToolCompleted {
-            turn,
-            tool_call_id: self.call.id.clone(),
-            tool: shorten(&self.call.name, 200),
-            duration_ms: u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX),
-            is_error: self.result.is_error,
-            result: excerpt.text,
-            truncated: excerpt.truncated,
-        };
-        (step, event)
-    }
 }
 
 /// Commits a result, with these events before its own.

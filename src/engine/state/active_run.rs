@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -370,6 +371,8 @@ impl ActiveRun {
     pub fn inherit_from(&self, suspended: &Self, attempts: u32) {
         let results = std::mem::take(&mut *suspended.tree.suspension.unrecorded_results());
         *self.tree.suspension.unrecorded_results() = results;
+        let starts = std::mem::take(&mut *suspended.tree.suspension.unrecorded_starts());
+        *self.tree.suspension.unrecorded_starts() = starts;
         lock(&self.warnings).inherit_from(&lock(&suspended.warnings));
         let _ = self
             .tree
@@ -393,6 +396,24 @@ impl ActiveRun {
     pub fn take_stashed_result(&self, call: &str) -> Option<ToolResult> {
         let mut results = self.tree.suspension.unrecorded_results();
         results.remove(&(self.scope.run, call.to_owned()))
+    }
+
+    /// Keeps that a call has not begun because its start at this time could not be recorded.
+    pub fn keep_unrecorded_start(&self, call: &str, at: Timestamp) {
+        let key = (self.scope.run, call.to_owned());
+        self.tree.suspension.unrecorded_starts().insert(key, at);
+    }
+
+    /// See [`ActiveRun::keep_unrecorded_start`].
+    pub fn unrecorded_start(&self, call: &str) -> Option<Timestamp> {
+        let starts = self.tree.suspension.unrecorded_starts();
+        starts.get(&(self.scope.run, call.to_owned())).copied()
+    }
+
+    /// The call begins now.
+    pub fn forget_unrecorded_start(&self, call: &str) {
+        let mut starts = self.tree.suspension.unrecorded_starts();
+        starts.remove(&(self.scope.run, call.to_owned()));
     }
 
     /// Adds usage to this run and all its ancestors.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::domain::message::ToolResult;
@@ -105,6 +106,9 @@ pub struct TreeSuspension {
     pub last_resume: OnceLock<(Instant, u32)>,
     /// Results of mutating tools that could not be recorded, by run and call.
     unrecorded_results: Mutex<HashMap<(RunId, String), ToolResult>>,
+    /// When the start of calls of mutating tools could not be recorded, by run and call. They have not begun, although the record may
+    /// have their start: only its answer may be lost.
+    unrecorded_starts: Mutex<HashMap<(RunId, String), Timestamp>>,
 }
 
 impl TreeSuspension {
@@ -119,6 +123,12 @@ impl TreeSuspension {
 
     pub fn unrecorded_results(&self) -> MutexGuard<'_, HashMap<(RunId, String), ToolResult>> {
         self.unrecorded_results
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn unrecorded_starts(&self) -> MutexGuard<'_, HashMap<(RunId, String), Timestamp>> {
+        self.unrecorded_starts
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
 //! A change that a client requests is committed, and the store's answer is lost: the client gets an error and repeats its
-//! request. The run then does what the record says.
+//! request. The run then does what the record says. The same may happen to the start of a tool.
 
 use std::fs;
 
@@ -8,30 +8,39 @@ use axed::engine::add_message::{AddMessageError, MessageRequest};
 use axed::store::runs::RunRecords;
 use axed::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 use jiff::Timestamp;
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::recovery::model::{Life, ROOT};
 use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::FakeProvider;
-use crate::support::provider::answer::says;
+use crate::support::provider::answer::{ScriptedAnswer, calls, says};
 
 /// A run whose first reply waits for the gate.
 struct Story {
     life: Life,
     run: RunId,
     gate: Gate,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Story {
     async fn begin() -> Self {
+        Self::begin_with("", says("one")).await
+    }
+
+    /// The settings are those of the agent.
+    async fn begin_with(settings: &str, first: ScriptedAnswer) -> Self {
         let dir = TempDir::new().expect("a directory");
         fs::create_dir(dir.path().join("agents")).expect("a directory");
-        let toml = format!("name = \"{ROOT}\"\nmodel = \"fake/{ROOT}\"\nsystem_prompt = \"Go.\"\n");
+        fs::create_dir(dir.path().join("work")).expect("a directory");
+        let toml = format!(
+            "name = \"{ROOT}\"\nmodel = \"fake/{ROOT}\"\nsystem_prompt = \"Go.\"\n{settings}"
+        );
         fs::write(dir.path().join(format!("agents/{ROOT}.toml")), toml).expect("an agent");
         let (provider, gate) = (FakeProvider::start().await, Gate::closed());
-        provider.will(ROOT, [says("one").after_gate(&gate), says("two")]);
+        provider.will(ROOT, [first.after_gate(&gate), says("two")]);
         let life = Life::open(dir.path(), usize::MAX, provider);
         let run = life.start().await.id;
         life.provider.wait_for_request(ROOT, 1).await;
@@ -39,7 +48,7 @@ impl Story {
             life,
             run,
             gate,
-            _dir: dir,
+            dir,
         }
     }
 
@@ -139,5 +148,19 @@ async fn a_run_is_cancelled() {
     let cancelled = story.life.runner.cancel(story.run, None).await;
     cancelled.expect_err("the answer is lost");
     story.has_status(Status::Cancelled).await;
+    story.end().await;
+}
+
+#[tokio::test]
+async fn a_tool_whose_start_is_recorded_is_executed() {
+    let settings = "workdir = \"work\"\ntools = [\"write_file\"]\n";
+    let write = json!({"path": "a.txt", "content": "written"});
+    let story = Story::begin_with(settings, calls([("write_file", write)])).await;
+    story.life.store.lose_next_answer();
+    story.gate.open();
+    story.has_status(Status::Completed).await;
+    let text = fs::read_to_string(story.dir.path().join("work/a.txt"));
+    assert_eq!(text.expect("the file"), "written");
+    assert_eq!(story.life.provider.requests_for(ROOT).len(), 2);
     story.end().await;
 }

@@ -12,7 +12,7 @@ use crate::support::provider::recorded_request::RecordedRequest;
 use crate::support::within_timeout;
 use axed::catalog::Rules;
 use axed::catalog::reload::Catalog;
-use axed::config::{Data, Durability, Logins};
+use axed::config::{Data, Durability, Logins, Tools};
 use axed::domain::run::{Run, RunId};
 use axed::engine::context::EngineDeps;
 use axed::engine::memory::memories::Memories;
@@ -387,6 +387,10 @@ impl Life {
         let providers = BTreeMap::from([("fake".to_owned(), served_at(provider.url()))]);
         let providers = ProviderRegistry::build(&providers).expect("a provider");
         let shared: Arc<dyn RunStore> = Arc::clone(&store) as _;
+        let tools = Tools {
+            max_result: 1 << 16,
+            ..Tools::default()
+        };
         let logins = Logins {
             dir: data.dir.join("logins"),
             key_env: String::new(),
@@ -394,7 +398,12 @@ impl Life {
         let runner = Runner::new(EngineDeps {
             catalog: Arc::new(Catalog::open(vec![place.join("agents")], Rules::default())),
             providers,
-            tool_registry: ToolRegistry::default(),
+            tool_registry: ToolRegistry::new(
+                &tools,
+                &ReservedPaths::default(),
+                &[],
+                Default::default(),
+            ),
             workdirs: Arc::new(Workdirs::new(
                 place.to_owned(),
                 &[],

@@ -53,17 +53,21 @@ impl CrashingStore {
         }
     }
 
-    /// The next change that a client requests is committed, and its caller gets an error.
+    /// The next change that a client requests, or the start of a mutating tool, is committed, and its caller gets an error.
     pub fn lose_next_answer(&self) {
         self.loses_answer.store(true, Ordering::SeqCst);
     }
 
     fn takes_loss(&self, change: &Change) -> bool {
-        let is_requested = matches!(
+        let may_be_lost = matches!(
             change,
-            Change::Hold | Change::Release | Change::AddMessage(_) | Change::RequestCancel { .. }
+            Change::Hold
+                | Change::Release
+                | Change::AddMessage(_)
+                | Change::RequestCancel { .. }
+                | Change::CountToolCall
         );
-        is_requested && self.loses_answer.swap(false, Ordering::SeqCst)
+        may_be_lost && self.loses_answer.swap(false, Ordering::SeqCst)
     }
 
     /// Waits until that many writes were submitted.
