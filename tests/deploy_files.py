@@ -84,7 +84,8 @@ def traefik():
     http = yaml.safe_load((DEPLOY / "traefik.yml").read_text())["http"]
     for name, router in http["routers"].items():
         require(router["service"] in http["services"], f"router {name} names a service that does not exist")
-        require(not router.get("middlewares"), f"router {name} has middlewares, which this check does not know")
+        for middleware in router["middlewares"]:
+            require(middleware in http["middlewares"], f"router {name} names a middleware that does not exist")
     for name, service in http["services"].items():
         balancer = service["loadBalancer"]
         transport = balancer["serversTransport"]
