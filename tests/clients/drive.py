@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import pathlib
 import re
 import sys
 import threading
+import time
 import typing
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -92,6 +94,100 @@ def check_dropped_stream(client: Client, run_id: str) -> None:
     assert client.get(run_id)["id"] == run_id
 
 
+class Broken(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """An event, comments for longer than the clients below try again, and the end of the connection."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield event(1, "run.started")
+        for _ in range(4):
+            time.sleep(0.2)
+            yield b": the run continues\n\n"
+        raise httpx.ReadError("the connection broke")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self:
+            yield chunk
+
+
+def event(seq: int, kind: str) -> bytes:
+    text = json.dumps({"type": kind, "seq": seq, "run_id": "run_x", "root_id": "run_x"})
+    return f"data: {text}\n\n".encode()
+
+
+def responses(*all: httpx.Response | httpx.TransportError) -> httpx.MockTransport:
+    """One after the other, and the last one again and again."""
+    rest = list(all)
+
+    def handle(_: httpx.Request) -> httpx.Response:
+        response = rest.pop(0) if len(rest) > 1 else rest[0]
+        if isinstance(response, httpx.TransportError):
+            raise response
+        return response
+
+    return httpx.MockTransport(handle)
+
+
+def broken_stream() -> httpx.MockTransport:
+    stream = {"content-type": "text/event-stream"}
+    end = httpx.Response(200, headers=stream, content=event(2, "run.completed"))
+    return responses(httpx.ConnectError("away"), httpx.Response(200, headers=stream, stream=Broken()), end)
+
+
+def check_broken_streams() -> None:
+    stream = Client(http=httpx.Client(transport=broken_stream()), retry_time=0.5).events("run_x")
+    time.sleep(0.6)
+    assert [event["seq"] for event in stream] == [1, 2]
+
+    async def read() -> list[int]:
+        client = AsyncClient(http=httpx.AsyncClient(transport=broken_stream()), retry_time=0.5)
+        return [event["seq"] async for event in client.events("run_x")]
+
+    assert asyncio.run(read()) == [1, 2]
+    empty = responses(httpx.Response(200, headers={"content-type": "text/event-stream"}))
+    closing = Client(http=httpx.Client(transport=empty), retry_time=0.5)
+    fails_with(axed_client.ConnectionFailed, lambda: list(closing.events("run_x")))
+
+
+def check_other_servers() -> None:
+    def client(*all: httpx.Response | httpx.TransportError) -> Client:
+        return Client(http=httpx.Client(transport=responses(*all)))
+
+    location = {"location": "https://axed.example.com/runs/run_x?token=secret"}
+    redirecting = client(httpx.Response(307, headers=location))
+    for call in [lambda: redirecting.get("run_x"), lambda: list(redirecting.events("run_x"))]:
+        redirect = fails_with(axed_client.Problem, call)
+        assert redirect.status == 307 and "https://axed.example.com/runs/run_x" in str(redirect), redirect
+        assert "secret" not in str(redirect), redirect
+    page = client(httpx.Response(200, html="<h1>It works</h1>"))
+    fails_with(axed_client.UnexpectedResponse, lambda: page.get("run_x"))
+    fails_with(axed_client.UnexpectedResponse, lambda: list(page.events("run_x")))
+    for body in [{"status": "ok"}, {}, []]:
+        fails_with(axed_client.UnexpectedResponse, lambda: client(httpx.Response(200, json=body)).wait("run_x"))
+
+    # What cannot succeed is not tried again, and a wait ends on time.
+    started = time.monotonic()
+    fails_with(axed_client.ConnectionFailed, lambda: Client("ftp://127.0.0.1").get("run_x"))
+    fails_with(axed_client.ConnectionFailed, lambda: client(httpx.LocalProtocolError("a line break")).get("run_x"))
+    away = httpx.ConnectError("away")
+    fails_with(axed_client.ConnectionFailed, lambda: client(away).wait("run_x", timeout=0.5))
+    fails_with(axed_client.ConnectionFailed, lambda: client(away).run("quick", timeout=0.5))
+    running = httpx.Response(200, json={"id": "run_x", "status": "running", "pending_approvals": []})
+    assert time.monotonic() - started < 5
+    started = time.monotonic()
+    timeout = fails_with(axed_client.WaitTimeout, lambda: client(running, away).wait("run_x", timeout=1.5))
+    assert timeout.run["id"] == "run_x" and 1.4 < time.monotonic() - started < 5
+    full = client(httpx.PoolTimeout("full"), running)
+    assert full.approve("run_x", "call_1")["status"] == "running"
+
+
+def check_many_streams(client: Client, run_id: str) -> None:
+    streams = [client.events(run_id) for _ in range(101)]
+    assert {next(stream)["seq"] for stream in streams} == {1}
+    assert client.get(run_id)["id"] == run_id
+    for stream in streams:
+        stream.close()
+
+
 def drive(daemon: Daemon) -> None:
     client = Client(daemon.url)
     assert {agent["name"] for agent in client.agents()} >= {"quick", "slow"}
@@ -99,6 +195,7 @@ def drive(daemon: Daemon) -> None:
     assert run["content"] == "done" and client.get(run["id"]) == run
 
     check_dropped_stream(client, run["id"])
+    check_many_streams(client, run["id"])
 
     # The daemon is killed in the middle of a stream and of a wait.
     stream = client.stream("slow", "go")
@@ -201,14 +298,15 @@ def check_types(url: str) -> None:
             continue
         schema = schemas[name]
         fields = set(kind.__annotations__)
-        assert fields <= set(schema["properties"]), (name, fields - set(schema["properties"]))
+        missing = set(schema["properties"]) - fields if kind.__total__ else set()
+        assert fields <= set(schema["properties"]) and not missing, (name, fields ^ set(schema["properties"]))
         # Fields of a response: those that are always there.
         hints = typing.get_type_hints(kind, include_extras=True)
         required = {field for field, hint in hints.items() if typing.get_origin(hint) is not NotRequired}
         surplus = required - set(schema.get("required", [])) if kind.__total__ else set()
         assert not surplus, (name, surplus)
         own = set(re.findall(r"^  (\w+)\??:", interfaces[name], re.M))
-        inherited = set(kind.__annotations__) - own if name == "TurnDetail" else set()
+        inherited = set(kind.__annotations__) - own if name in ("ChildRun", "TurnDetail") else set()
         assert own | inherited == fields, (name, own ^ fields)
         checked += 1
     for name in ["RunRequest", "ForkRequest"]:
@@ -220,6 +318,8 @@ def check_types(url: str) -> None:
 if __name__ == "__main__":
     with Daemon(sys.argv[1]) as daemon:
         check_types(daemon.url)
+        check_broken_streams()
+        check_other_servers()
         drive(daemon)
         asyncio.run(drive_async(daemon))
     print("clients: Python: types, streams and waits over restarts, lost responses, approvals, forks, errors")

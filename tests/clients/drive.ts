@@ -8,7 +8,9 @@ import {
   NotFound,
   Problem,
   RunNotCompleted,
+  type RunRequest,
   type RunEvent,
+  UnexpectedResponse,
   WaitTimeout,
 } from "axed-client";
 
@@ -131,4 +133,62 @@ const unknown = await failsWith(Problem, client.start("quick", { inptu: "x" } as
 assert(unknown.code === "unknown_field" && unknown.requestId, unknown);
 await failsWith(ConnectionFailed, new Client({ url: "http://127.0.0.1:9", retryTime: 500 }).get("run_x"));
 await failsWith(TypeError, new Client({ url: "nowhere" }).get("run_x"));
+
+// Other servers, and a daemon that is away. The last response comes again and again.
+function answering(retryTime: number, ...responses: (() => Response)[]): Client {
+  let next = 0;
+  return new Client({
+    retryTime,
+    fetch: async () => {
+      const respond = responses[Math.min(next++, responses.length - 1)];
+      return respond ? respond() : new Response(null, { status: 500 });
+    },
+  });
+}
+const away = (): Response => {
+  throw new TypeError("fetch failed");
+};
+const location = "https://axed.example.com/runs/run_x?token=secret";
+const redirecting = answering(0, () => new Response("", { status: 307, headers: { location } }));
+for (const call of [redirecting.get("run_x"), collect(redirecting.events("run_x"))]) {
+  const { status, message } = await failsWith(Problem, call);
+  assert(status === 307 && message.includes("https://axed.example.com/runs/run_x"), message);
+  assert(!message.includes("secret"), message);
+}
+const page = answering(60_000, () => new Response("<h1>It works</h1>", { headers: { "content-type": "text/html" } }));
+await failsWith(UnexpectedResponse, page.get("run_x"));
+await failsWith(UnexpectedResponse, collect(page.events("run_x")));
+for (const body of [{ status: "ok" }, {}, []]) {
+  await failsWith(UnexpectedResponse, answering(60_000, () => Response.json(body)).wait("run_x"));
+}
+const beforeWaits = performance.now();
+await failsWith(ConnectionFailed, answering(60_000, away).wait("run_x", { timeout: 500 }));
+await failsWith(ConnectionFailed, answering(60_000, away).run("quick", "go", { timeout: 500 }));
+const running = (): Response => Response.json({ id: "run_x", status: "running", pending_approvals: [] });
+await failsWith(WaitTimeout, answering(60_000, running, away).wait("run_x", { timeout: 1500 }));
+assert(performance.now() - beforeWaits < 10_000);
+
+// A stream that is silent for longer than the client tries again, before its connection breaks.
+const eventText = (seq: number, type: string): string =>
+  `data: ${JSON.stringify({ type, seq, run_id: "run_x", root_id: "run_x" })}\n\n`;
+const eventStream = (body: BodyInit): Response =>
+  new Response(body, { headers: { "content-type": "text/event-stream" } });
+const broken = (): Response => {
+  const chunks = [eventText(1, "run.started"), ...Array<string>(4).fill(": the run continues\n\n")];
+  const pull = async (controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> => {
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    const chunk = chunks.shift();
+    if (chunk === undefined) controller.error(new TypeError("terminated"));
+    else controller.enqueue(new TextEncoder().encode(chunk));
+  };
+  return eventStream(new ReadableStream({ pull }));
+};
+const resumed = answering(500, away, broken, () => eventStream(eventText(2, "run.completed"))).events("run_x");
+await new Promise((resolve) => setTimeout(resolve, 600));
+assert((await collect(resumed)).map((event) => event.seq).join() === "1,2");
+await failsWith(ConnectionFailed, collect(answering(500, () => eventStream("")).events("run_x")));
+
+// Input for an agent with an `input_schema`.
+const structured: RunRequest = { input: { team: "blue" } };
+assert((await failsWith(Problem, client.start("quick", structured))).status === 422);
 console.log("clients: TypeScript: streams and waits over restarts, lost responses, approvals, forks, errors");

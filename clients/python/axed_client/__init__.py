@@ -13,12 +13,14 @@ from axed_client.errors import (
     TooManyRequests,
     Unauthorized,
     Unavailable,
+    UnexpectedResponse,
     WaitTimeout,
 )
 from axed_client.synchronous import Client, RunStream
 from axed_client.types import (
     AddedMessage,
     AgentSummary,
+    ChildRun,
     ForkPoint,
     PendingApproval,
     Run,
@@ -36,6 +38,7 @@ __all__ = [
     "AsyncClient",
     "AsyncRunStream",
     "AxedError",
+    "ChildRun",
     "Client",
     "Conflict",
     "ConnectionFailed",
@@ -56,6 +59,7 @@ __all__ = [
     "TurnDetail",
     "Unauthorized",
     "Unavailable",
+    "UnexpectedResponse",
     "WaitTimeout",
     "Warning",
 ]

@@ -14,6 +14,7 @@ from axed_client.protocol import Cursor, EventParser, Lost, Operation, Outcome, 
 from axed_client.types import (
     AddedMessage,
     AgentSummary,
+    ChildRun,
     PendingApproval,
     Run,
     RunEvent,
@@ -39,7 +40,7 @@ class AsyncClient:
         self._url = url.rstrip("/")
         self._headers = [("authorization", f"Bearer {key}")] if key else []
         self._retry_time = retry_time
-        self._http = http or httpx.AsyncClient()
+        self._http = http or httpx.AsyncClient(limits=protocol.LIMITS)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -66,12 +67,21 @@ class AsyncClient:
         request = protocol.start_request(agent, input, fields, idempotency_key, provider_keys)
         return cast(Run, await self._call(request))
 
-    async def run(self, agent: str, input: Any = None, *, timeout: float | None = None, **options: Any) -> Run:
+    async def run(
+        self,
+        agent: str,
+        input: Any = None,
+        *,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+        provider_keys: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> Run:
         """Starts a run and waits for its end.
 
         Raises `RunNotCompleted` if it fails or is cancelled, `WaitTimeout` if it has not ended in time."""
-        run = await self.start(agent, input, **options)
-        return protocol.completed(await self.wait(run["id"], timeout=timeout))
+        request = protocol.start_request(agent, input, fields, idempotency_key, provider_keys)
+        return await self._run(protocol.run(request, timeout, self._retry_time))
 
     def stream(
         self,
@@ -93,7 +103,7 @@ class AsyncClient:
 
     async def wait(self, run_id: str, *, timeout: float | None = None, until_approval: bool = False) -> Run:
         """Waits until the run has ended, or until calls wait for approval if `until_approval` is true."""
-        return await self._run(protocol.wait(run_id, timeout, until_approval, self._retry_time))
+        return await self._run(protocol.wait(run_id, protocol.end_of(timeout), until_approval, self._retry_time))
 
     async def get(self, run_id: str) -> Run:
         return cast(Run, await self._call(Request("GET", f"/runs/{segment(run_id)}")))
@@ -153,8 +163,9 @@ class AsyncClient:
         """Runs, newest first, over all pages. `filters` are those of the list, such as `agent`, `status` or `since`."""
         return cast("AsyncIterator[Run]", self._pages("/runs", {**filters, "labels": labels}, "cursor", "next_cursor"))
 
-    def children(self, run_id: str) -> AsyncIterator[Run]:
-        return cast("AsyncIterator[Run]", self._pages(f"/runs/{segment(run_id)}/children", {}, "cursor", "next_cursor"))
+    def children(self, run_id: str) -> AsyncIterator[ChildRun]:
+        path = f"/runs/{segment(run_id)}/children"
+        return cast("AsyncIterator[ChildRun]", self._pages(path, {}, "cursor", "next_cursor"))
 
     def approvals(self, *, root: str | None = None) -> AsyncIterator[PendingApproval]:
         """The tool calls that wait for approval, oldest runs first."""
@@ -198,8 +209,8 @@ class AsyncClient:
             return None
         try:
             response = await self._http.send(self._build(step))
-        except httpx.TransportError as error:
-            return Lost(error, was_sent=not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)))
+        except httpx.RequestError as error:
+            return Lost(error)
         return Response(response.status_code, response.headers, response.content)
 
     def _build(self, request: Request) -> httpx.Request:
@@ -209,7 +220,7 @@ class AsyncClient:
             params=request.query or None,
             json=request.body,
             headers=[*self._headers, *request.headers],
-            timeout=httpx.Timeout(10.0, read=request.read_timeout),
+            timeout=request.timeouts(),
         )
 
 
@@ -243,18 +254,20 @@ class AsyncRunStream:
 
     async def _follow(self) -> AsyncGenerator[RunEvent, None]:
         cursor, client = self._cursor, self._client
+        cursor.begin()
         while not cursor.is_over:
-            cause: Exception | None = None
+            cause: httpx.RequestError | None = None
             try:
                 response = await client._http.send(client._build(cursor.request()), stream=True)
                 try:
-                    content = await response.aread() if response.status_code >= 400 else b""
+                    content = await response.aread() if response.status_code >= 300 else b""
                     pause = cursor.opened(response.status_code, response.headers, content)
                     if pause is not None:
                         await asyncio.sleep(pause)
                         continue
                     parser = EventParser()
                     async for chunk in response.aiter_bytes():
+                        cursor.received()
                         for event in parser.feed(chunk):
                             if cursor.accept(event):
                                 yield event
@@ -262,7 +275,7 @@ class AsyncRunStream:
                                 return
                 finally:
                     await response.aclose()
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 cause = error
             if not cursor.is_over:
                 await asyncio.sleep(cursor.lost(cause))

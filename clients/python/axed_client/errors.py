@@ -16,6 +16,10 @@ class ConnectionFailed(AxedError):
     """The daemon could not be reached within `retry_time`, or a request that must not be repeated was interrupted."""
 
 
+class UnexpectedResponse(AxedError):
+    """The response is not one of the daemon: the URL may be that of another server."""
+
+
 class WaitTimeout(AxedError):
     """The run has not ended in time. It continues."""
 
@@ -91,6 +95,10 @@ _CLASSES: dict[int, type[Problem]] = {
 
 def problem(status: int, headers: Mapping[str, str], content: bytes) -> Problem:
     """The error of a response, which may be that of a proxy."""
+    if status < 400:
+        # A query may have secrets.
+        target = headers.get("location", "another address").partition("?")[0]
+        return Problem(status, {"detail": f"redirected to {target}, which the client does not follow"}, None)
     try:
         body = json.loads(content)
     except ValueError:

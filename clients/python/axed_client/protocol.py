@@ -4,15 +4,18 @@ for threads and one for asyncio run them."""
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 import uuid
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar, Union
+from typing import Any, TypeAlias, TypeVar, Union, cast
 from urllib.parse import quote
 
-from axed_client.errors import ConnectionFailed, NotFound, RunNotCompleted, WaitTimeout, problem
+import httpx
+
+from axed_client.errors import ConnectionFailed, NotFound, RunNotCompleted, UnexpectedResponse, WaitTimeout, problem
 from axed_client.types import Run, RunEvent
 
 T = TypeVar("T")
@@ -24,6 +27,11 @@ WAIT_SECONDS = 20.0
 STREAM_SILENCE = 30.0
 #: Other answers come at once.
 READ_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
+#: A response may be this late after the end of a call's time.
+GRACE_SECONDS = 1.0
+#: Each stream and each wait has a connection of its own, of any number at once.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 EVENT_STREAM = ("accept", "text/event-stream")
 _RETRIED = (429, 502, 503, 504)
 _FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0
@@ -42,6 +50,16 @@ class Request:
     read_timeout: float = READ_SECONDS
     is_repeatable: bool = True
     """Whether it may be sent again although it may have arrived."""
+    give_up_at: float = math.inf
+    """By the monotonic clock; the last attempt has `GRACE_SECONDS` more."""
+
+    def remaining(self) -> float:
+        return max(0.0, self.give_up_at - time.monotonic())
+
+    def timeouts(self) -> httpx.Timeout:
+        """Those of an attempt that starts now."""
+        limit = self.remaining() + GRACE_SECONDS
+        return httpx.Timeout(min(CONNECT_SECONDS, limit), read=min(self.read_timeout, limit), pool=None)
 
 
 @dataclass
@@ -58,8 +76,11 @@ class Response:
 class Lost:
     """The connection could not be opened, or it broke."""
 
-    cause: Exception
-    was_sent: bool
+    cause: httpx.RequestError
+
+    @property
+    def was_sent(self) -> bool:
+        return not isinstance(self.cause, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
 
 
 @dataclass
@@ -70,6 +91,12 @@ class Sleep:
 Step = Union[Request, Sleep]
 Outcome = Union[Response, Lost, None]
 Operation = Generator[Step, Outcome, T]
+
+
+def is_final(cause: httpx.RequestError) -> bool:
+    """Whether another attempt would fail in the same way."""
+    is_transient = isinstance(cause, httpx.TransportError)
+    return not is_transient or isinstance(cause, (httpx.UnsupportedProtocol, httpx.LocalProtocolError))
 
 
 class Retries:
@@ -92,17 +119,17 @@ class Retries:
 
 def send(request: Request, retry_time: float) -> Operation[Response]:
     """Sends a request until there is a response that another attempt would not change."""
-    retries = Retries(retry_time)
+    retries = Retries(min(retry_time, request.remaining()))
     while True:
         outcome = yield request
         if isinstance(outcome, Lost):
-            is_final = outcome.was_sent and not request.is_repeatable
-            pause = None if is_final else retries.next_pause()
+            is_last = is_final(outcome.cause) or outcome.was_sent and not request.is_repeatable
+            pause = None if is_last else retries.next_pause()
             if pause is None:
                 raise ConnectionFailed(f"{request.method} {request.path}: {outcome.cause!r}") from outcome.cause
         else:
             assert isinstance(outcome, Response)
-            if outcome.status < 400:
+            if outcome.status < 300:
                 return outcome
             error = problem(outcome.status, outcome.headers, outcome.content)
             # A proxy's 502 or 504 does not say whether the daemon got the request.
@@ -115,7 +142,12 @@ def send(request: Request, retry_time: float) -> Operation[Response]:
 
 def call(request: Request, retry_time: float) -> Operation[Any]:
     response = yield from send(request, retry_time)
-    return response.json() if response.content else None
+    if not response.content:
+        return None
+    try:
+        return response.json()
+    except ValueError as error:
+        raise UnexpectedResponse(f"{request.method} {request.path}: not JSON: {response.content[:100]!r}") from error
 
 
 def delete(request: Request, retry_time: float) -> Operation[None]:
@@ -134,25 +166,52 @@ def delete(request: Request, retry_time: float) -> Operation[None]:
             raise
 
 
-def wait(run_id: str, timeout: float | None, until_approval: bool, retry_time: float) -> Operation[Run]:
-    """Waits for the end of a run with as many requests as it takes."""
-    give_up_at = None if timeout is None else time.monotonic() + timeout
+def run(request: Request, timeout: float | None, retry_time: float) -> Operation[Run]:
+    """Starts a run and waits for its completion."""
+    request.give_up_at = end_of(timeout)
+    started = _as_run(request, (yield from call(request, retry_time)))
+    ended = yield from wait(started["id"], request.give_up_at, False, retry_time, started)
+    if ended["status"] != "completed":
+        raise RunNotCompleted(ended)
+    return ended
+
+
+def wait(
+    run_id: str, give_up_at: float, until_approval: bool, retry_time: float, run: Run | None = None
+) -> Operation[Run]:
+    """Waits for the end of a run with as many requests as it takes. `run` is its last known state."""
     seconds = 0.0
     while True:
         query: Query = [("wait", int(seconds))] if seconds >= 1 else []
         path = f"/runs/{segment(run_id)}"
-        run: Run = yield from call(Request("GET", path, query, read_timeout=READ_SECONDS + seconds), retry_time)
-        if run["status"] in ENDED or until_approval and run["pending_approvals"]:
-            return run
-        seconds = WAIT_SECONDS
-        if give_up_at is not None:
-            remaining = give_up_at - time.monotonic()
-            if remaining <= 0:
-                raise WaitTimeout(run)
-            seconds = min(seconds, remaining)
-            if seconds < 1:
-                # The daemon waits for whole seconds.
-                yield Sleep(seconds)
+        request = Request("GET", path, query, read_timeout=READ_SECONDS + seconds, give_up_at=give_up_at)
+        is_short_of_time = request.remaining() < retry_time
+        try:
+            run = _as_run(request, (yield from call(request, retry_time)))
+            if run["status"] in ENDED or until_approval and run["pending_approvals"]:
+                return run
+        except ConnectionFailed:
+            if run is None or not is_short_of_time:
+                raise
+            yield Sleep(min(_FIRST_PAUSE, request.remaining()))
+        remaining = request.remaining()
+        if remaining <= 0:
+            raise WaitTimeout(run)
+        seconds = min(WAIT_SECONDS, remaining)
+        if seconds < 1:
+            # The daemon waits for whole seconds.
+            yield Sleep(seconds)
+
+
+def end_of(timeout: float | None) -> float:
+    return math.inf if timeout is None else time.monotonic() + timeout
+
+
+def _as_run(request: Request, body: Any) -> Run:
+    # Later versions may have more statuses.
+    if not isinstance(body, dict) or not all(isinstance(body.get(key), str) for key in ("id", "status")):
+        raise UnexpectedResponse(f"{request.method} {request.path}: not a run: {str(body)[:100]}")
+    return cast(Run, body)
 
 
 def stream_of(request: Request) -> Request:
@@ -160,12 +219,6 @@ def stream_of(request: Request) -> Request:
     request.headers.append(EVENT_STREAM)
     request.read_timeout = STREAM_SILENCE
     return request
-
-
-def completed(run: Run) -> Run:
-    if run["status"] != "completed":
-        raise RunNotCompleted(run)
-    return run
 
 
 def start_request(
@@ -228,8 +281,11 @@ class EventParser:
             if text.startswith("data:"):
                 self._data.append(text[5:].removeprefix(" "))
             elif not text and self._data:
-                events.append(json.loads("\n".join(self._data)))
-                self._data = []
+                data, self._data = "\n".join(self._data), []
+                try:
+                    events.append(json.loads(data))
+                except ValueError as error:
+                    raise UnexpectedResponse(f"an event that is not JSON: {data[:100]!r}") from error
         return events
 
 
@@ -244,8 +300,17 @@ class Cursor:
         self.after = after
         self._start = start
         self.is_over = False
-        self.retries = Retries(retry_time)
+        self._retries = Retries(retry_time)
+        self._has_received = False
         self._scope = scope
+
+    def begin(self) -> None:
+        """The consumer may have waited before it iterates."""
+        self._retries.restart()
+
+    def received(self) -> None:
+        """The connection works: it has brought an event, or a comment."""
+        self._has_received = True
 
     def request(self) -> Request:
         if self.run_id is None:
@@ -259,7 +324,6 @@ class Cursor:
 
     def accept(self, event: RunEvent) -> bool:
         """Whether the event is new."""
-        self.retries.restart()
         if self.run_id is None:
             self.run_id = event["root_id"]
         seq = event.get("seq")
@@ -276,20 +340,27 @@ class Cursor:
         if status == 204:
             self.is_over = True
             return None
-        if status < 400:
+        if status < 300:
+            content_type = headers.get("content-type", "")
+            if not content_type.startswith("text/event-stream"):
+                raise UnexpectedResponse(f"{status} with the type {content_type!r} instead of a stream of events")
             location = headers.get("location")
             if self.run_id is None and location is not None:
                 self.run_id = location.rsplit("/", 1)[-1]
             return None
         error = problem(status, headers, content)
-        pause = self.retries.next_pause(error.retry_after) if status in _RETRIED else None
+        pause = self._retries.next_pause(error.retry_after) if status in _RETRIED else None
         if pause is None:
             raise error
         return pause
 
-    def lost(self, cause: Exception | None) -> float:
+    def lost(self, cause: httpx.RequestError | None) -> float:
         """How long to pause after a stream that ended before the run."""
-        pause = self.retries.next_pause()
+        if self._has_received:
+            # The time counts from the loss of a connection that worked: it may have been silent, or the consumer slow.
+            self._has_received = False
+            self._retries.restart()
+        pause = None if cause is not None and is_final(cause) else self._retries.next_pause()
         if pause is None:
             raise ConnectionFailed(f"the events of {self.run_id or 'a new run'}: {cause!r}") from cause
         return pause

@@ -16,6 +16,7 @@ from axed_client.protocol import Cursor, EventParser, Lost, Operation, Outcome, 
 from axed_client.types import (
     AddedMessage,
     AgentSummary,
+    ChildRun,
     PendingApproval,
     Run,
     RunEvent,
@@ -48,7 +49,7 @@ class Client:
         self._url = url.rstrip("/")
         self._headers = [("authorization", f"Bearer {key}")] if key else []
         self._retry_time = retry_time
-        self._http = http or httpx.Client()
+        self._http = http or httpx.Client(limits=protocol.LIMITS)
 
     def close(self) -> None:
         self._http.close()
@@ -75,12 +76,21 @@ class Client:
         request = protocol.start_request(agent, input, fields, idempotency_key, provider_keys)
         return cast(Run, self._call(request))
 
-    def run(self, agent: str, input: Any = None, *, timeout: float | None = None, **options: Any) -> Run:
+    def run(
+        self,
+        agent: str,
+        input: Any = None,
+        *,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+        provider_keys: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> Run:
         """Starts a run and waits for its end.
 
         Raises `RunNotCompleted` if it fails or is cancelled, `WaitTimeout` if it has not ended in time."""
-        run = self.start(agent, input, **options)
-        return protocol.completed(self.wait(run["id"], timeout=timeout))
+        request = protocol.start_request(agent, input, fields, idempotency_key, provider_keys)
+        return self._run(protocol.run(request, timeout, self._retry_time))
 
     def stream(
         self,
@@ -102,7 +112,7 @@ class Client:
 
     def wait(self, run_id: str, *, timeout: float | None = None, until_approval: bool = False) -> Run:
         """Waits until the run has ended, or until calls wait for approval if `until_approval` is true."""
-        return self._run(protocol.wait(run_id, timeout, until_approval, self._retry_time))
+        return self._run(protocol.wait(run_id, protocol.end_of(timeout), until_approval, self._retry_time))
 
     def get(self, run_id: str) -> Run:
         return cast(Run, self._call(Request("GET", f"/runs/{segment(run_id)}")))
@@ -162,8 +172,9 @@ class Client:
         """Runs, newest first, over all pages. `filters` are those of the list, such as `agent`, `status` or `since`."""
         return cast("Iterator[Run]", self._pages("/runs", {**filters, "labels": labels}, "cursor", "next_cursor"))
 
-    def children(self, run_id: str) -> Iterator[Run]:
-        return cast("Iterator[Run]", self._pages(f"/runs/{segment(run_id)}/children", {}, "cursor", "next_cursor"))
+    def children(self, run_id: str) -> Iterator[ChildRun]:
+        path = f"/runs/{segment(run_id)}/children"
+        return cast("Iterator[ChildRun]", self._pages(path, {}, "cursor", "next_cursor"))
 
     def approvals(self, *, root: str | None = None) -> Iterator[PendingApproval]:
         """The tool calls that wait for approval, oldest runs first."""
@@ -207,8 +218,8 @@ class Client:
         _close_abandoned()
         try:
             response = self._http.send(self._build(step))
-        except httpx.TransportError as error:
-            return Lost(error, was_sent=not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)))
+        except httpx.RequestError as error:
+            return Lost(error)
         return Response(response.status_code, response.headers, response.content)
 
     def _build(self, request: Request) -> httpx.Request:
@@ -218,7 +229,7 @@ class Client:
             params=request.query or None,
             json=request.body,
             headers=[*self._headers, *request.headers],
-            timeout=httpx.Timeout(10.0, read=request.read_timeout),
+            timeout=request.timeouts(),
         )
 
 
@@ -253,19 +264,21 @@ class RunStream:
 
 
 def _follow(client: Client, cursor: Cursor) -> Generator[RunEvent, None, None]:
+    cursor.begin()
     while not cursor.is_over:
         _close_abandoned()
-        cause: Exception | None = None
+        cause: httpx.RequestError | None = None
         try:
             response = client._http.send(client._build(cursor.request()), stream=True)
             try:
-                content = response.read() if response.status_code >= 400 else b""
+                content = response.read() if response.status_code >= 300 else b""
                 pause = cursor.opened(response.status_code, response.headers, content)
                 if pause is not None:
                     time.sleep(pause)
                     continue
                 parser = EventParser()
                 for chunk in response.iter_bytes():
+                    cursor.received()
                     for event in parser.feed(chunk):
                         if cursor.accept(event):
                             yield event
@@ -273,7 +286,7 @@ def _follow(client: Client, cursor: Cursor) -> Generator[RunEvent, None, None]:
                             return
             finally:
                 response.close()
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             cause = error
         if not cursor.is_over:
             time.sleep(cursor.lost(cause))

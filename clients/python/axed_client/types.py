@@ -35,8 +35,7 @@ class PendingApproval(TypedDict):
     deadline: str | None
 
 
-class TreeUsage(TypedDict):
-    runs: int
+class Usage(TypedDict):
     input_tokens: int
     output_tokens: int
     cache_read_tokens: int
@@ -47,10 +46,35 @@ class TreeUsage(TypedDict):
     complete: bool
 
 
+class Reused(TypedDict):
+    runs: int
+    turns: int
+
+
+class TreeUsage(TypedDict):
+    runs: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    model_calls: int
+    tool_calls: int
+    cost_usd: float | None
+    complete: bool
+    reused: NotRequired[Reused]
+
+
 class ForkedFrom(TypedDict):
     run: str
     at_run: str
     turn: int
+
+
+class RunLinks(TypedDict):
+    self: str
+    events: str
+    cancel: str
+    tree: str
 
 
 class Run(TypedDict):
@@ -89,7 +113,19 @@ class Run(TypedDict):
     started_at: str | None
     finished_at: str | None
     last_event: int
+    links: RunLinks
     truncated: NotRequired[bool]
+
+
+class ChildRun(Run):
+    task: str | None
+    usage: Usage
+
+
+class ReusedRun(TypedDict):
+    id: str
+    agent: str
+    tool_call_id: str
 
 
 class RunTree(TypedDict):
@@ -100,11 +136,13 @@ class RunTree(TypedDict):
     label: str | None
     tool_call_id: str | None
     task: str | None
+    truncated: NotRequired[bool]
     model: str
     turns: int
-    usage: dict[str, Any]
+    usage: Usage
     duration_ms: int
     error: RunError | None
+    reused: NotRequired[list[ReusedRun]]
     children: list[RunTree]
 
 

@@ -12,6 +12,8 @@ export interface Call {
   body?: unknown;
   headers?: [string, string][];
   timeout?: number;
+  /** By `performance.now()`; the last attempt has a second more. */
+  giveUpAt?: number;
   /** False if it must not be sent again once it may have arrived. */
   isRepeatable?: boolean;
 }

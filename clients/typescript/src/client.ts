@@ -1,12 +1,21 @@
 // The client: each method is one operation of the daemon.
 
 import { type Call, type QueryValue, RETRIED, encode, isLost } from "./call.js";
-import { ConnectionFailed, NotFound, RunNotCompleted, WaitTimeout, problemOf } from "./errors.js";
-import { Retries, sleep } from "./retries.js";
+import {
+  ConnectionFailed,
+  NotFound,
+  RunNotCompleted,
+  UnexpectedResponse,
+  WaitTimeout,
+  parsed,
+  problemOf,
+} from "./errors.js";
+import { FIRST_PAUSE, Retries, sleep } from "./retries.js";
 import { RunStream } from "./run_stream.js";
 import type {
   AddedMessage,
   AgentSummary,
+  ChildRun,
   ForkRequest,
   MessageContent,
   PendingApproval,
@@ -21,6 +30,8 @@ import type {
 const WAIT_SECONDS = 20;
 /** Other answers come at once. */
 const READ_TIMEOUT = 30_000;
+/** A response may be this late after the end of a call's time. */
+const GRACE = 1000;
 const ENDED = ["completed", "failed", "cancelled"];
 
 export interface ClientOptions {
@@ -79,9 +90,11 @@ export class Client {
     input: MessageContent | RunRequest = {},
     options: StartOptions & WaitOptions = {},
   ): Promise<Run> {
-    const started = await this.start(agent, input, options);
+    const giveUpAt = endOf(options);
+    const call = { ...startCall(agent, input, options), giveUpAt };
+    const started = asRun(call, await this.send(call, options));
     const { untilApproval: _, ...waitOptions } = options;
-    const run = await this.wait(started.id, waitOptions);
+    const run = await this.waitUntil(giveUpAt, started.id, waitOptions, started);
     if (run.status !== "completed") throw new RunNotCompleted(run);
     return run;
   }
@@ -100,15 +113,26 @@ export class Client {
   }
 
   /** Waits until the run has ended, with as many requests as it takes. */
-  async wait(run: string, options: WaitOptions = {}): Promise<Run> {
-    const giveUpAt = performance.now() + (options.timeout ?? Infinity);
+  wait(run: string, options: WaitOptions = {}): Promise<Run> {
+    return this.waitUntil(endOf(options), run, options);
+  }
+
+  /** `found` is the last known state of the run. */
+  private async waitUntil(giveUpAt: number, run: string, options: WaitOptions, found?: Run): Promise<Run> {
     let seconds = 0;
     for (;;) {
-      const call: Call = { method: "GET", path: `/runs/${encode(run)}`, timeout: READ_TIMEOUT + seconds * 1000 };
+      const timeout = READ_TIMEOUT + seconds * 1000;
+      const call: Call = { method: "GET", path: `/runs/${encode(run)}`, timeout, giveUpAt };
       if (seconds >= 1) call.query = { wait: Math.floor(seconds) };
-      const found = await this.json<Run>(call, options);
-      const isPending = options.untilApproval === true && found.pending_approvals.length > 0;
-      if (ENDED.includes(found.status) || isPending) return found;
+      const isShortOfTime = giveUpAt - performance.now() < this.retryTime;
+      try {
+        found = asRun(call, await this.send(call, options));
+        const isPending = options.untilApproval === true && found.pending_approvals.length > 0;
+        if (ENDED.includes(found.status) || isPending) return found;
+      } catch (error) {
+        if (!(error instanceof ConnectionFailed) || !found || !isShortOfTime) throw error;
+        await sleep(Math.max(0, Math.min(FIRST_PAUSE, giveUpAt - performance.now())), options.signal);
+      }
       const remaining = (giveUpAt - performance.now()) / 1000;
       if (remaining <= 0) throw new WaitTimeout(found);
       seconds = Math.min(WAIT_SECONDS, remaining);
@@ -203,8 +227,8 @@ export class Client {
     return this.pages<Run>("/runs", query, "cursor", options);
   }
 
-  children(run: string, options: CallOptions = {}): AsyncGenerator<Run, void, undefined> {
-    return this.pages<Run>(`/runs/${encode(run)}/children`, {}, "cursor", options);
+  children(run: string, options: CallOptions = {}): AsyncGenerator<ChildRun, void, undefined> {
+    return this.pages<ChildRun>(`/runs/${encode(run)}/children`, {}, "cursor", options);
   }
 
   /** The tool calls that wait for approval, oldest runs first. */
@@ -244,19 +268,20 @@ export class Client {
 
   /** Sends a request until there is a response that another attempt would not change, and reads it. */
   private async send(call: Call, options: CallOptions, onAttempt?: () => void): Promise<unknown> {
-    const retries = new Retries(this.retryTime);
+    const remaining = (): number => Math.max(0, (call.giveUpAt ?? Infinity) - performance.now());
+    const retries = new Retries(Math.min(this.retryTime, remaining()));
     const attempt = this.prepare(call);
     const isRepeatable = call.isRepeatable ?? true;
     for (;;) {
       onAttempt?.();
       let pause: number | undefined;
       try {
-        const timeout = AbortSignal.timeout(Math.ceil(call.timeout ?? READ_TIMEOUT));
+        const timeout = AbortSignal.timeout(Math.ceil(Math.min(call.timeout ?? READ_TIMEOUT, remaining() + GRACE)));
         const signal = options.signal ? AbortSignal.any([options.signal, timeout]) : timeout;
         const response = await attempt(signal);
         if (response.ok) {
           const text = await response.text();
-          return text === "" ? undefined : JSON.parse(text);
+          return text === "" ? undefined : parsed(text, `${call.method} ${call.path}`);
         }
         const problem = await problemOf(response);
         // A proxy's 502 or 504 does not say whether the daemon got the request.
@@ -281,13 +306,25 @@ export class Client {
     }
     const headers = new Headers(call.headers ?? []);
     if (this.key !== undefined) headers.set("authorization", `Bearer ${this.key}`);
-    const init: RequestInit = { method: call.method, headers };
+    // A redirect that is followed may lose the key, and the method and the body of a POST.
+    const init: RequestInit = { method: call.method, headers, redirect: "manual" };
     if (call.body !== undefined) {
       headers.set("content-type", "application/json");
       init.body = JSON.stringify(call.body);
     }
     return (signal) => this.fetch(url, { ...init, signal });
   }
+}
+
+function endOf(options: WaitOptions): number {
+  return performance.now() + (options.timeout ?? Infinity);
+}
+
+function asRun(call: Call, body: unknown): Run {
+  const run = body as Run | null | undefined;
+  // Later versions may have more statuses.
+  if (typeof run?.id === "string" && typeof run.status === "string") return run;
+  throw new UnexpectedResponse(`${call.method} ${call.path}: not a run: ${JSON.stringify(body)?.slice(0, 100)}`);
 }
 
 function startCall(agent: string, input: MessageContent | RunRequest, options: StartOptions): Call {

@@ -13,6 +13,9 @@ export class AxedError extends Error {
 /** The daemon could not be reached within `retryTime`, or a request that must not be repeated was interrupted. */
 export class ConnectionFailed extends AxedError {}
 
+/** The response is not one of the daemon: the URL may be that of another server. */
+export class UnexpectedResponse extends AxedError {}
+
 /** The run has not ended in time. It continues. */
 export class WaitTimeout extends AxedError {
   constructor(readonly run: Run) {
@@ -78,8 +81,23 @@ const CLASSES: Record<number, typeof Problem> = {
   503: Unavailable,
 };
 
+export function parsed(json: string, source: string): unknown {
+  try {
+    return JSON.parse(json);
+  } catch (error) {
+    throw new UnexpectedResponse(`${source}: not JSON: ${json.slice(0, 100)}`, { cause: error });
+  }
+}
+
 /** The error of a response, which may be that of a proxy. */
 export async function problemOf(response: Response): Promise<Problem> {
+  // Browsers do not show the status of a redirect.
+  if (response.type === "opaqueredirect" || (response.status >= 300 && response.status < 400)) {
+    // A query may have secrets.
+    const target = response.headers.get("location")?.split("?")[0] ?? "another address";
+    const detail = `redirected to ${target}, which the client does not follow`;
+    return new Problem(response.status, { detail }, undefined);
+  }
   const text = await response.text();
   let body: Record<string, unknown> = { detail: text.slice(0, 200).trim() };
   try {

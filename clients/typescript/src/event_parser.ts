@@ -1,5 +1,6 @@
 // Reads events from the bytes of a stream.
 
+import { parsed } from "./errors.js";
 import type { RunEvent } from "./types.js";
 
 export class EventParser {
@@ -16,7 +17,7 @@ export class EventParser {
       if (text.startsWith("data:")) {
         this.data.push(text.slice(text[5] === " " ? 6 : 5));
       } else if (text === "" && this.data.length > 0) {
-        events.push(JSON.parse(this.data.join("\n")) as RunEvent);
+        events.push(parsed(this.data.join("\n"), "an event") as RunEvent);
         this.data = [];
       }
     }

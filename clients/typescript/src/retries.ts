@@ -1,6 +1,6 @@
 // How long to pause before a request is sent again.
 
-const FIRST_PAUSE = 200;
+export const FIRST_PAUSE = 200;
 const MAX_PAUSE = 5000;
 
 export class Retries {

@@ -2,7 +2,7 @@
 
 import { type Call, RETRIED, encode, isLost } from "./call.js";
 import type { Client } from "./client.js";
-import { ConnectionFailed, problemOf } from "./errors.js";
+import { ConnectionFailed, UnexpectedResponse, problemOf } from "./errors.js";
 import { EventParser } from "./event_parser.js";
 import { Retries, sleep } from "./retries.js";
 import type { RunEvent } from "./types.js";
@@ -30,6 +30,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
   /** The number of the last event, to continue after it with `events(run, { after })`. */
   lastEvent: number;
   private isOver = false;
+  private hasReceived = false;
   private readonly retries: Retries;
 
   constructor(
@@ -42,6 +43,8 @@ export class RunStream implements AsyncIterable<RunEvent> {
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<RunEvent, void, undefined> {
+    // The consumer may have waited before it iterates.
+    this.retries.restart();
     while (!this.isOver) {
       let cause: unknown;
       const connection = new AbortController();
@@ -57,6 +60,11 @@ export class RunStream implements AsyncIterable<RunEvent> {
         connection.abort();
       }
       if (this.isOver) return;
+      if (this.hasReceived) {
+        // The time counts from the loss of a connection that worked: it may have been silent, or the consumer slow.
+        this.hasReceived = false;
+        this.retries.restart();
+      }
       const pause = this.retries.nextPause();
       if (pause === undefined) {
         throw new ConnectionFailed(`the events of ${this.run ?? "a new run"}: ${cause}`, { cause });
@@ -84,6 +92,10 @@ export class RunStream implements AsyncIterable<RunEvent> {
         await sleep(pause, signal);
         return;
       }
+      const type = response.headers.get("content-type") ?? "";
+      if (response.status !== 204 && !type.startsWith("text/event-stream")) {
+        throw new UnexpectedResponse(`${response.status} with the type "${type}" instead of a stream of events`);
+      }
       const parser = new EventParser();
       const reader = response.body?.getReader();
       for (;;) {
@@ -91,6 +103,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
         clearTimeout(timer);
         if (!read || read.done) return;
         timer = setTimeout(silent, SILENCE);
+        this.hasReceived = true;
         for (const event of parser.feed(read.value)) {
           if (this.accept(event)) {
             // The consumer may take its time.
@@ -120,7 +133,6 @@ export class RunStream implements AsyncIterable<RunEvent> {
 
   /** Whether the event is new. */
   private accept(event: RunEvent): boolean {
-    this.retries.restart();
     this.run ??= event.root_id;
     if (event.seq !== undefined) {
       if (event.seq <= this.lastEvent) return false;

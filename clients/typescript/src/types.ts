@@ -4,6 +4,9 @@ export type RunStatus = "queued" | "running" | "waiting" | "cancelling" | "compl
 
 export type MessageContent = string | Record<string, unknown>[];
 
+/** An object is for an agent with an `input_schema`. */
+export type RunInput = MessageContent | Record<string, unknown>;
+
 export interface RunError {
   code: string;
   message: string;
@@ -29,8 +32,7 @@ export interface PendingApproval {
   deadline: string | null;
 }
 
-export interface TreeUsage {
-  runs: number;
+export interface Usage {
   input_tokens: number;
   output_tokens: number;
   cache_read_tokens: number;
@@ -41,10 +43,35 @@ export interface TreeUsage {
   complete: boolean;
 }
 
+export interface Reused {
+  runs: number;
+  turns: number;
+}
+
+export interface TreeUsage {
+  runs: number;
+  input_tokens: number;
+  output_tokens: number;
+  cache_read_tokens: number;
+  cache_write_tokens: number;
+  model_calls: number;
+  tool_calls: number;
+  cost_usd: number | null;
+  complete: boolean;
+  reused?: Reused;
+}
+
 export interface ForkedFrom {
   run: string;
   at_run: string;
   turn: number;
+}
+
+export interface RunLinks {
+  self: string;
+  events: string;
+  cancel: string;
+  tree: string;
 }
 
 export interface Run {
@@ -83,7 +110,19 @@ export interface Run {
   started_at: string | null;
   finished_at: string | null;
   last_event: number;
+  links: RunLinks;
   truncated?: boolean;
+}
+
+export interface ChildRun extends Run {
+  task: string | null;
+  usage: Usage;
+}
+
+export interface ReusedRun {
+  id: string;
+  agent: string;
+  tool_call_id: string;
 }
 
 export interface RunTree {
@@ -94,11 +133,13 @@ export interface RunTree {
   label: string | null;
   tool_call_id: string | null;
   task: string | null;
+  truncated?: boolean;
   model: string;
   turns: number;
-  usage: Record<string, unknown>;
+  usage: Usage;
   duration_ms: number;
   error: RunError | null;
+  reused?: ReusedRun[];
   children: RunTree[];
 }
 
@@ -167,7 +208,7 @@ export interface ForkPoint {
 
 /** The fields of a new run's request. */
 export interface RunRequest {
-  input?: MessageContent;
+  input?: RunInput;
   context?: string;
   model?: string;
   skill?: string;
