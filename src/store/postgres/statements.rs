@@ -130,8 +130,10 @@ statements! {
          FROM nodes n, runs r WHERE n.incarnation = :node AND r.id = :root ON CONFLICT (root) DO NOTHING",
     /// The trees of this node.
     OwnTrees: "SELECT root, epoch FROM trees WHERE node = :node",
-    /// Those of these trees that belong to the node. Waits for a commit to them whose answer was lost.
-    OwnTreesOf: "SELECT root, epoch FROM trees WHERE node = :node AND root = ANY(:roots) ORDER BY root FOR UPDATE",
+    /// Those of these trees that belong to the node. A commit to them whose answer was lost, and which comes late, is waited for, or
+    /// is refused for its epoch.
+    OwnTreesOf: "WITH c AS MATERIALIZED (SELECT root FROM trees WHERE node = :node AND root = ANY(:roots) ORDER BY root FOR UPDATE) \
+         UPDATE trees t SET epoch = t.epoch + 1 FROM c WHERE t.root = c.root RETURNING t.root, t.epoch",
     /// Trees without a node that can drive them, in the order of acceptance. The own row is locked: nothing is claimed for a node
     /// that was removed.
     ClaimTrees: "WITH alive AS MATERIALIZED (SELECT incarnation, labels FROM nodes WHERE incarnation = :node FOR KEY SHARE), \

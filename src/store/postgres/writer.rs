@@ -177,15 +177,18 @@ impl<'c> Writer<'c> {
     }
 
     /// These trees are about to be resumed. What they belong to is read again: a commit of which the outcome was unknown when this
-    /// writer connected may have come after that, or may still come: this waits for it.
+    /// writer connected may have come after that, or may still come: it is waited for, or refused.
     async fn clear_failed(&mut self, roots: &[RunId]) -> JobResult {
         let (db, state) = self.connected().await.map_err(commit_error)?;
         let ids: Vec<_> = roots.iter().map(|root| root.0).collect();
         let values = values! {":node": state.node.0, ":roots": ids};
-        let owned = read_trees(db, &Query::new(Sql::OwnTreesOf, values.into())).await;
-        state
-            .trees
-            .extend(owned.map_err(|error| store_error(&error))?);
+        let query = Query::new(Sql::OwnTreesOf, values.into());
+        let owned = match read_trees(db, &query).await {
+            Err(error) if is_transient(&error) => read_trees(db, &query).await,
+            owned => owned,
+        };
+        let owned = owned.map_err(|error| store_error(&error))?;
+        state.trees.extend(owned);
         roots.iter().for_each(|root| self.failed_runs.remove(*root));
         Ok(0)
     }
@@ -570,9 +573,8 @@ fn part_len(jobs: &[Job], is_disk_full: bool) -> usize {
 }
 
 async fn read_trees(db: &Connection, query: &Query<'_>) -> Result<HashMap<RunId, i64>, Error> {
-    let trees = db.execute(query).await?;
     let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
-    trees.rows.iter().map(tree).collect()
+    db.execute(query).await?.rows.iter().map(tree).collect()
 }
 
 fn commit_error(error: CommitError) -> StoreError {
