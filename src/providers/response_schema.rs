@@ -101,10 +101,10 @@ struct Walk<'a> {
     /// How many parts the current one is in, and how many of these are objects.
     depth: usize,
     levels: usize,
-    /// The definitions that contain the current part, by their references.
-    inside: Vec<&'a str>,
-    /// References to definitions that are accepted.
-    accepted: HashSet<&'a str>,
+    /// The definitions that contain the current part, by address.
+    inside: Vec<*const Value>,
+    /// Definitions that are accepted.
+    accepted: HashSet<*const Value>,
 }
 
 impl<'a> Walk<'a> {
@@ -182,7 +182,7 @@ impl<'a> Walk<'a> {
         if has_type(part, "array") && !part.contains_key("items") {
             return false;
         }
-        let is_typed = part.contains_key("type") || is_object(part);
+        let is_typed = part.contains_key("type") || !is_openai && is_object(part);
         let has_values = part.contains_key("enum") || part.contains_key("const");
         choices <= 1 && (is_typed || choices == 1 || has_values && !is_openai)
     }
@@ -215,9 +215,13 @@ impl<'a> Walk<'a> {
     fn accept_keyword(&mut self, part: &Object, key: &str, value: &'a Value) -> bool {
         let is_anthropic = self.api == Api::Anthropic;
         match key {
-            "properties" | "$defs" | "definitions" => {
+            "properties" => {
                 let parts = value.as_object();
                 parts.is_some_and(|parts| parts.values().all(|part| self.accept(part)))
+            }
+            "$defs" | "definitions" => {
+                let parts = value.as_object();
+                parts.is_some_and(|parts| parts.values().all(|it| self.accept_definition(it)))
             }
             "anyOf" => self.accept_all(value),
             "oneOf" => is_anthropic && self.accept_all(value),
@@ -241,26 +245,29 @@ impl<'a> Walk<'a> {
         parts.is_some_and(|parts| parts.iter().all(|part| self.accept(part)))
     }
 
-    /// OpenAI accepts a definition that refers to itself.
     fn accept_reference(&mut self, to: &'a str) -> bool {
-        if self.accepted.contains(to) {
-            return true;
-        }
-        if self.inside.contains(&to) {
-            return self.api == Api::OpenAi;
-        }
         let name = to.strip_prefix("#/").and_then(|to| to.split_once('/'));
         let Some((table @ ("$defs" | "definitions"), name)) = name else {
             return false;
         };
-        let Some(definition) = self.root.get(table).and_then(|all| all.get(name)) else {
-            return false;
-        };
-        self.inside.push(to);
+        let definition = self.root.get(table).and_then(|all| all.get(name));
+        definition.is_some_and(|definition| self.accept_definition(definition))
+    }
+
+    /// OpenAI accepts a definition that refers to itself.
+    fn accept_definition(&mut self, definition: &'a Value) -> bool {
+        let address = std::ptr::from_ref(definition);
+        if self.accepted.contains(&address) {
+            return true;
+        }
+        if self.inside.contains(&address) {
+            return self.api == Api::OpenAi;
+        }
+        self.inside.push(address);
         let is_accepted = self.accept(definition);
         self.inside.pop();
         if is_accepted {
-            self.accepted.insert(to);
+            self.accepted.insert(address);
         }
         is_accepted
     }
@@ -464,6 +471,10 @@ mod tests {
             adapted(&schema)
         };
         assert!(optional(24).is_some() && optional(25).is_none());
+        let mut defined = with(1, json!({"$ref": "#/$defs/d"}));
+        defined["$defs"] = json!({"d": with(13, json!({"type": "string"}))});
+        defined["$defs"]["d"]["required"] = json!([]);
+        assert!(adapted(&defined).is_some(), "a definition counts once");
         let unions = |count| adapted(&with(count, json!({"type": ["string", "null"]})));
         assert!(unions(16).is_some() && unions(17).is_none());
     }
@@ -544,6 +555,10 @@ mod tests {
             ),
             object(json!({"a": {"enum": ["b"]}}), json!(["a"])),
             json!({"properties": {}, "required": [], "additionalProperties": false}),
+            object(
+                json!({"a": {"properties": {}, "required": [], "additionalProperties": false}}),
+                json!(["a"]),
+            ),
             json!({
                 "type": "object",
                 "properties": {"a": {"$ref": "#/$defs/a", "description": "x"}},

@@ -59,7 +59,7 @@ class Request:
     def timeouts(self) -> httpx.Timeout:
         """Those of an attempt that starts now."""
         limit = self.remaining() + GRACE_SECONDS
-        return httpx.Timeout(min(CONNECT_SECONDS, limit), read=min(self.read_timeout, limit), pool=None)
+        return httpx.Timeout(min(CONNECT_SECONDS, limit), read=min(self.read_timeout, limit))
 
 
 @dataclass
