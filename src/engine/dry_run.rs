@@ -125,7 +125,7 @@ async fn read_memory(
     let window = ContextWindow::for_agent(&engine.settings.models, agent);
     let memory = engine.memories.for_prompt(agent, owner, window).await?;
     match memory.warning {
-        Some(warning) if memory.text.is_empty() => Err(StartError::Memory(warning.message)),
+        Some(warning) if memory.is_unreadable => Err(StartError::Memory(warning.message)),
         _ => Ok(memory),
     }
 }

@@ -59,6 +59,8 @@ pub struct PromptMemory {
     pub text: String,
     /// Why they, or some of them, are missing.
     pub warning: Option<Warning>,
+    /// Whether the memory could not be read.
+    pub is_unreadable: bool,
 }
 
 impl PromptMemory {
@@ -76,12 +78,16 @@ impl PromptMemory {
         text.truncate(text.trim_end().len());
         let warning = (left_out > 0).then(|| {
             let message = format!(
-                "the oldest {left_out} of the memory's last {} entries are not in the prompt: they do not fit half of the model's context window; lower memory.last_n",
+                "the oldest {left_out} of the memory's last {} entries are not in the prompt: they do not fit half of what context.compact_at allows for a request; lower memory.last_n",
                 entries.len()
             );
             Warning::new(WarningCode::MemoryNotRead, &message)
         });
-        Self { text, warning }
+        Self {
+            text,
+            warning,
+            is_unreadable: false,
+        }
     }
 }
 
@@ -154,6 +160,7 @@ impl Memories {
                 Ok(PromptMemory {
                     text: String::new(),
                     warning: Some(Warning::new(WarningCode::MemoryNotRead, &message)),
+                    is_unreadable: true,
                 })
             }
         }

@@ -61,7 +61,7 @@ impl BatchContext {
             return false;
         };
         let unrecorded = self.context.run.unrecorded_start(&call.id);
-        unrecorded.is_none_or(|at| started_at.duration_since(at) > MAX_START_DELAY)
+        unrecorded.is_none_or(|at| !is_start_of(at, *started_at))
     }
 
     /// Whether the client of the run executes this call. In a test, the recording has the result.
@@ -430,6 +430,11 @@ fn count_call(batch: &BatchContext, call: &ToolCall) -> Result<(), BudgetRefusal
     counted
 }
 
+/// Whether a start in the record is that of an attempt at this time: a clock of another node may be behind.
+fn is_start_of(attempt: Timestamp, recorded: Timestamp) -> bool {
+    recorded >= attempt && recorded.duration_since(attempt) <= MAX_START_DELAY
+}
+
 /// Records the start of a call, which is executed next. If that fails, this process knows that the call has not begun.
 async fn begin_call(
     batch: &BatchContext,
@@ -574,4 +579,19 @@ async fn record_result(
         .journal
         .append(run, Change::Unchanged, vec![step], events);
     committed.await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::{SignedDuration, Timestamp};
+
+    use super::is_start_of;
+
+    #[test]
+    fn the_start_of_another_node_is_not_ours() {
+        let attempt: Timestamp = "2026-05-05T10:00:00Z".parse().expect("a time");
+        let at = |milliseconds| attempt + SignedDuration::from_millis(milliseconds);
+        assert!(is_start_of(attempt, at(0)) && is_start_of(attempt, at(300)));
+        assert!(!is_start_of(attempt, at(-1)) && !is_start_of(attempt, at(12_000)));
+    }
 }
