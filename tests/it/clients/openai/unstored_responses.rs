@@ -32,13 +32,10 @@ async fn go_away(app: &TestApp, request: RequestBuilder) -> String {
         got = request.send() => panic!("a response before the model's reply: {got:?}"),
         _ = app.provider.wait_for_request("solo", 1) => {}
     }
-    let got = app.get("/runs").await;
-    let runs = got.json();
-    let id = runs["data"][0]["id"].as_str();
-    format!(
-        "/runs/{}",
-        id.unwrap_or_else(|| panic!("a run in {}", got.text))
-    )
+    // The request to the model does not wait for the commit.
+    let listed = |got: &ApiResponse| got.json()["data"][0]["id"].is_string();
+    let runs = app.get_until("/runs", listed).await.json();
+    format!("/runs/{}", runs["data"][0]["id"].as_str().expect("an id"))
 }
 
 async fn is_deleted(app: &TestApp, run: &str) {
