@@ -118,7 +118,7 @@ async fn add_to_active(
                 StoreError::AlreadyClaimed(claimed) => {
                     claimed.number >= Some(messages.next_number())
                 }
-                error => matches!(error, StoreError::Backend(_)),
+                error => error.may_be_recorded(),
             };
             // The commit, or that of an earlier request with the same key, may have succeeded although its answer was lost.
             if may_be_recorded {

@@ -57,7 +57,7 @@ async fn cancel_active(
         Ok(()) => run.cancel(&reason),
         Err(error) => {
             run.withdraw_cancel();
-            if let StoreError::Backend(_) = error {
+            if error.may_be_recorded() {
                 spawn_look(engine, Arc::clone(run));
             }
         }

@@ -447,6 +447,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether the write may be in the record nevertheless: its commit may have succeeded although its answer was lost.
+    pub fn may_be_recorded(&self) -> bool {
+        matches!(self, Self::Backend(_))
+    }
+
     /// Whether a full disk may be the cause.
     pub fn may_be_disk_full(&self) -> bool {
         matches!(self, Self::DiskFull | Self::Backend(_))

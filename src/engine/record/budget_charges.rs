@@ -66,10 +66,9 @@ pub fn settle(run: &ActiveRun, charge: PendingCharge, error: Option<&StoreError>
     if let Some(error) = error
         && !charge.charges.is_empty()
     {
-        let may_be_recorded = matches!(error, StoreError::Backend(_));
         run.tree
             .period_budgets
-            .revert(&charge.charges, may_be_recorded);
+            .revert(&charge.charges, error.may_be_recorded());
         run.restore_uncharged(charge.amount);
     }
     // Last, so that the amounts are not read from the store before.
