@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import typing
+import unittest.mock
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -21,7 +22,7 @@ from daemon import Daemon
 from typing_extensions import NotRequired
 
 import axed_client
-from axed_client import AsyncClient, Client, Run, RunEvent, types
+from axed_client import AsyncClient, Client, Run, RunEvent, protocol, types
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -95,10 +96,13 @@ def check_dropped_stream(client: Client, run_id: str) -> None:
 
 
 class Broken(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """An event, comments for longer than the clients below try again, and the end of the connection."""
+    """Possibly an event, comments for longer than the clients below try again, and the end of the connection."""
+
+    def __init__(self, *first: bytes) -> None:
+        self._first = first
 
     def __iter__(self) -> Iterator[bytes]:
-        yield event(1, "run.started")
+        yield from self._first
         for _ in range(4):
             time.sleep(0.2)
             yield b": the run continues\n\n"
@@ -127,10 +131,16 @@ def responses(*all: httpx.Response | httpx.TransportError) -> httpx.MockTranspor
     return httpx.MockTransport(handle)
 
 
+def streamed(body: bytes | Broken) -> httpx.Response:
+    headers = {"content-type": "text/event-stream"}
+    if isinstance(body, bytes):
+        return httpx.Response(200, headers=headers, content=body)
+    return httpx.Response(200, headers=headers, stream=body)
+
+
 def broken_stream() -> httpx.MockTransport:
-    stream = {"content-type": "text/event-stream"}
-    end = httpx.Response(200, headers=stream, content=event(2, "run.completed"))
-    return responses(httpx.ConnectError("away"), httpx.Response(200, headers=stream, stream=Broken()), end)
+    end = streamed(event(2, "run.completed"))
+    return responses(httpx.ConnectError("away"), streamed(Broken(event(1, "run.started"))), end)
 
 
 def check_broken_streams() -> None:
@@ -143,9 +153,21 @@ def check_broken_streams() -> None:
         return [event["seq"] async for event in client.events("run_x")]
 
     assert asyncio.run(read()) == [1, 2]
-    empty = responses(httpx.Response(200, headers={"content-type": "text/event-stream"}))
-    closing = Client(http=httpx.Client(transport=empty), retry_time=0.5)
-    fails_with(axed_client.ConnectionFailed, lambda: list(closing.events("run_x")))
+    # A proxy that closes at once, also after a comment of its own.
+    for body in [b"", b": keep-alive\n\n"]:
+        closing = Client(http=httpx.Client(transport=responses(streamed(body))), retry_time=0.5)
+        fails_with(axed_client.ConnectionFailed, lambda: list(closing.events("run_x")))
+
+        async def read_closing() -> list[RunEvent]:
+            client = AsyncClient(http=httpx.AsyncClient(transport=responses(streamed(body))), retry_time=0.5)
+            return [event async for event in client.events("run_x")]
+
+        fails_with(axed_client.ConnectionFailed, lambda: asyncio.run(read_closing()))
+    # A proxy that limits the time of a connection, while the run has no events.
+    with unittest.mock.patch.object(protocol, "STREAM_STEADY", 0.3):
+        quiet = responses(streamed(Broken()), streamed(Broken()), streamed(event(1, "run.completed")))
+        patient = Client(http=httpx.Client(transport=quiet), retry_time=0.5)
+        assert [event["seq"] for event in patient.events("run_x")] == [1]
 
 
 def check_other_servers() -> None:
@@ -176,6 +198,12 @@ def check_other_servers() -> None:
     started = time.monotonic()
     timeout = fails_with(axed_client.WaitTimeout, lambda: client(running, away).wait("run_x", timeout=1.5))
     assert timeout.run["id"] == "run_x" and 1.4 < time.monotonic() - started < 5
+    for status in [429, 502, 503, 504]:
+        failing = httpx.Response(status, headers={"retry-after": "9"}, text="<html>no upstream</html>")
+        started = time.monotonic()
+        timeout = fails_with(axed_client.WaitTimeout, lambda: client(running, failing).wait("run_x", timeout=1.5))
+        assert timeout.run["id"] == "run_x" and 1.4 < time.monotonic() - started < 5
+    fails_with(axed_client.NotFound, lambda: client(running, httpx.Response(404)).wait("run_x", timeout=1.5))
     full = client(httpx.PoolTimeout("full"), running)
     assert full.approve("run_x", "call_1")["status"] == "running"
 
@@ -306,7 +334,7 @@ def check_types(url: str) -> None:
         surplus = required - set(schema.get("required", [])) if kind.__total__ else set()
         assert not surplus, (name, surplus)
         own = set(re.findall(r"^  (\w+)\??:", interfaces[name], re.M))
-        inherited = set(kind.__annotations__) - own if name in ("ChildRun", "TurnDetail") else set()
+        inherited = set(kind.__annotations__) - own if name in ("ChildRun", "TreeUsage", "TurnDetail") else set()
         assert own | inherited == fields, (name, own ^ fields)
         checked += 1
     for name in ["RunRequest", "ForkRequest"]:

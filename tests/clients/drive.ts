@@ -166,7 +166,13 @@ await failsWith(ConnectionFailed, answering(60_000, away).wait("run_x", { timeou
 await failsWith(ConnectionFailed, answering(60_000, away).run("quick", "go", { timeout: 500 }));
 const running = (): Response => Response.json({ id: "run_x", status: "running", pending_approvals: [] });
 await failsWith(WaitTimeout, answering(60_000, running, away).wait("run_x", { timeout: 1500 }));
-assert(performance.now() - beforeWaits < 10_000);
+for (const status of [429, 502, 503, 504]) {
+  const failing = (): Response => new Response("<html>no upstream</html>", { status, headers: { "retry-after": "9" } });
+  await failsWith(WaitTimeout, answering(60_000, running, failing).wait("run_x", { timeout: 1500 }));
+}
+const missing = (): Response => new Response("", { status: 404 });
+await failsWith(NotFound, answering(60_000, running, missing).wait("run_x", { timeout: 1500 }));
+assert(performance.now() - beforeWaits < 20_000);
 
 // A stream that is silent for longer than the client tries again, before its connection breaks.
 const eventText = (seq: number, type: string): string =>
@@ -186,7 +192,32 @@ const broken = (): Response => {
 const resumed = answering(500, away, broken, () => eventStream(eventText(2, "run.completed"))).events("run_x");
 await new Promise((resolve) => setTimeout(resolve, 600));
 assert((await collect(resumed)).map((event) => event.seq).join() === "1,2");
-await failsWith(ConnectionFailed, collect(answering(500, () => eventStream("")).events("run_x")));
+// A proxy that closes at once, also after a comment of its own.
+for (const body of ["", ": keep-alive\n\n"]) {
+  await failsWith(ConnectionFailed, collect(answering(500, () => eventStream(body)).events("run_x")));
+}
+
+// A large body takes its time. The client's clocks are 50 times faster here.
+const [realTimeout, realSignal] = [setTimeout, AbortSignal.timeout];
+const slow = (respond: () => Response): Client =>
+  new Client({
+    retryTime: 0,
+    fetch: (_, init) =>
+      new Promise((resolve, reject) => {
+        init?.signal?.addEventListener("abort", () => reject(init.signal?.reason));
+        realTimeout(() => resolve(respond()), 1000);
+      }),
+  });
+Object.assign(globalThis, {
+  setTimeout: (callback: () => void, milliseconds: number) => realTimeout(callback, milliseconds / 50),
+});
+AbortSignal.timeout = (milliseconds) => realSignal.call(AbortSignal, Math.ceil(milliseconds / 50));
+const large = "x".repeat(20_000_000);
+assert((await slow(running).start("quick", large)).id === "run_x");
+assert((await collect(slow(() => eventStream(eventText(1, "run.completed"))).stream("quick", large))).length === 1);
+await failsWith(ConnectionFailed, slow(running).start("quick", "small"));
+Object.assign(globalThis, { setTimeout: realTimeout });
+AbortSignal.timeout = realSignal;
 
 // Input for an agent with an `input_schema`.
 const structured: RunRequest = { input: { team: "blue" } };

@@ -15,7 +15,15 @@ from urllib.parse import quote
 
 import httpx
 
-from axed_client.errors import ConnectionFailed, NotFound, RunNotCompleted, UnexpectedResponse, WaitTimeout, problem
+from axed_client.errors import (
+    ConnectionFailed,
+    NotFound,
+    Problem,
+    RunNotCompleted,
+    UnexpectedResponse,
+    WaitTimeout,
+    problem,
+)
 from axed_client.types import Run, RunEvent
 
 T = TypeVar("T")
@@ -25,6 +33,8 @@ ENDED = ("completed", "failed", "cancelled")
 WAIT_SECONDS = 20.0
 #: An event stream without a byte for this long is dead: the daemon sends a comment every ten seconds.
 STREAM_SILENCE = 30.0
+#: One that brings a byte after this long works, even if it brings no event: a proxy may send a comment and close.
+STREAM_STEADY = 5.0
 #: Other answers come at once.
 READ_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
@@ -194,6 +204,10 @@ def wait(
             if run is None or not is_short_of_time:
                 raise
             yield Sleep(min(_FIRST_PAUSE, request.remaining()))
+        except Problem as error:
+            if run is None or not is_short_of_time or error.status not in _RETRIED:
+                raise
+            yield Sleep(min(max(_FIRST_PAUSE, error.retry_after or 0.0), request.remaining()))
         remaining = request.remaining()
         if remaining <= 0:
             raise WaitTimeout(run)
@@ -301,7 +315,8 @@ class Cursor:
         self._start = start
         self.is_over = False
         self._retries = Retries(retry_time)
-        self._has_received = False
+        self._opened_at = math.inf
+        self._has_worked = False
         self._scope = scope
 
     def begin(self) -> None:
@@ -309,8 +324,9 @@ class Cursor:
         self._retries.restart()
 
     def received(self) -> None:
-        """The connection works: it has brought an event, or a comment."""
-        self._has_received = True
+        """The connection has brought bytes: events, or a comment."""
+        if time.monotonic() - self._opened_at >= STREAM_STEADY:
+            self._has_worked = True
 
     def request(self) -> Request:
         if self.run_id is None:
@@ -331,6 +347,7 @@ class Cursor:
             if seq <= self.after:
                 return False
             self.after = seq
+        self._has_worked = True
         if event["run_id"] == self.run_id and event["type"] in [f"run.{status}" for status in ENDED]:
             self.is_over = True
         return True
@@ -347,6 +364,7 @@ class Cursor:
             location = headers.get("location")
             if self.run_id is None and location is not None:
                 self.run_id = location.rsplit("/", 1)[-1]
+            self._opened_at = time.monotonic()
             return None
         error = problem(status, headers, content)
         pause = self._retries.next_pause(error.retry_after) if status in _RETRIED else None
@@ -356,11 +374,12 @@ class Cursor:
 
     def lost(self, cause: httpx.RequestError | None) -> float:
         """How long to pause after a stream that ended before the run."""
-        if self._has_received:
+        if self._has_worked:
             # The time counts from the loss of a connection that worked: it may have been silent, or the consumer slow.
-            self._has_received = False
+            self._has_worked = False
             self._retries.restart()
         pause = None if cause is not None and is_final(cause) else self._retries.next_pause()
         if pause is None:
-            raise ConnectionFailed(f"the events of {self.run_id or 'a new run'}: {cause!r}") from cause
+            reason = "the connection ended again and again" if cause is None else repr(cause)
+            raise ConnectionFailed(f"the events of {self.run_id or 'a new run'}: {reason}") from cause
         return pause

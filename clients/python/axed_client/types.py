@@ -51,16 +51,8 @@ class Reused(TypedDict):
     turns: int
 
 
-class TreeUsage(TypedDict):
+class TreeUsage(Usage):
     runs: int
-    input_tokens: int
-    output_tokens: int
-    cache_read_tokens: int
-    cache_write_tokens: int
-    model_calls: int
-    tool_calls: int
-    cost_usd: float | None
-    complete: bool
     reused: NotRequired[Reused]
 
 

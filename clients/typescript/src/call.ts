@@ -18,6 +18,13 @@ export interface Call {
   isRepeatable?: boolean;
 }
 
+/** A request that is ready to be sent, any number of times. */
+export interface Attempt {
+  send(signal: AbortSignal): Promise<Response>;
+  /** How many milliseconds the daemon may take longer to answer, because the body is on its way. */
+  uploadTime: number;
+}
+
 export function encode(segment: string): string {
   return encodeURIComponent(segment);
 }

@@ -1,9 +1,10 @@
 // The client: each method is one operation of the daemon.
 
-import { type Call, type QueryValue, RETRIED, encode, isLost } from "./call.js";
+import { type Attempt, type Call, type QueryValue, RETRIED, encode, isLost } from "./call.js";
 import {
   ConnectionFailed,
   NotFound,
+  Problem,
   RunNotCompleted,
   UnexpectedResponse,
   WaitTimeout,
@@ -30,6 +31,8 @@ import type {
 const WAIT_SECONDS = 20;
 /** Other answers come at once. */
 const READ_TIMEOUT = 30_000;
+/** Bytes of a body for each millisecond, about 1 Mbit/s: `fetch` does not tell how far a slower upload is. */
+const UPLOAD_RATE = 128;
 /** A response may be this late after the end of a call's time. */
 const GRACE = 1000;
 const ENDED = ["completed", "failed", "cancelled"];
@@ -130,8 +133,10 @@ export class Client {
         const isPending = options.untilApproval === true && found.pending_approvals.length > 0;
         if (ENDED.includes(found.status) || isPending) return found;
       } catch (error) {
-        if (!(error instanceof ConnectionFailed) || !found || !isShortOfTime) throw error;
-        await sleep(Math.max(0, Math.min(FIRST_PAUSE, giveUpAt - performance.now())), options.signal);
+        const isAway = error instanceof Problem ? RETRIED.includes(error.status) : error instanceof ConnectionFailed;
+        if (!isAway || !found || !isShortOfTime) throw error;
+        const pause = Math.max(FIRST_PAUSE, error instanceof Problem ? (error.retryAfter ?? 0) * 1000 : 0);
+        await sleep(Math.max(0, Math.min(pause, giveUpAt - performance.now())), options.signal);
       }
       const remaining = (giveUpAt - performance.now()) / 1000;
       if (remaining <= 0) throw new WaitTimeout(found);
@@ -276,9 +281,10 @@ export class Client {
       onAttempt?.();
       let pause: number | undefined;
       try {
-        const timeout = AbortSignal.timeout(Math.ceil(Math.min(call.timeout ?? READ_TIMEOUT, remaining() + GRACE)));
+        const milliseconds = Math.min((call.timeout ?? READ_TIMEOUT) + attempt.uploadTime, remaining() + GRACE);
+        const timeout = AbortSignal.timeout(Math.ceil(milliseconds));
         const signal = options.signal ? AbortSignal.any([options.signal, timeout]) : timeout;
-        const response = await attempt(signal);
+        const response = await attempt.send(signal);
         if (response.ok) {
           const text = await response.text();
           return text === "" ? undefined : parsed(text, `${call.method} ${call.path}`);
@@ -298,8 +304,8 @@ export class Client {
     }
   }
 
-  /** @internal What sends the request once. */
-  prepare(call: Call): (signal: AbortSignal) => Promise<Response> {
+  /** @internal */
+  prepare(call: Call): Attempt {
     const url = new URL(this.url + call.path);
     for (const [name, value] of Object.entries(call.query ?? {})) {
       if (value !== undefined && value !== null) url.searchParams.set(name, String(value));
@@ -308,11 +314,14 @@ export class Client {
     if (this.key !== undefined) headers.set("authorization", `Bearer ${this.key}`);
     // A redirect that is followed may lose the key, and the method and the body of a POST.
     const init: RequestInit = { method: call.method, headers, redirect: "manual" };
+    let uploadTime = 0;
     if (call.body !== undefined) {
       headers.set("content-type", "application/json");
-      init.body = JSON.stringify(call.body);
+      const body = JSON.stringify(call.body);
+      init.body = body;
+      uploadTime = body.length / UPLOAD_RATE;
     }
-    return (signal) => this.fetch(url, { ...init, signal });
+    return { send: (signal) => this.fetch(url, { ...init, signal }), uploadTime };
   }
 }
 

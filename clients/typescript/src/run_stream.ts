@@ -1,6 +1,6 @@
 // The events of a run, over as many connections as it takes.
 
-import { type Call, RETRIED, encode, isLost } from "./call.js";
+import { type Attempt, type Call, RETRIED, encode, isLost } from "./call.js";
 import type { Client } from "./client.js";
 import { ConnectionFailed, UnexpectedResponse, problemOf } from "./errors.js";
 import { EventParser } from "./event_parser.js";
@@ -9,6 +9,8 @@ import type { RunEvent } from "./types.js";
 
 /** A stream without a byte for this long is dead: the daemon sends a comment every ten seconds. */
 const SILENCE = 30_000;
+/** One that brings a byte after this long works, even if it brings no event: a proxy may send a comment and close. */
+const STEADY = 5000;
 const ENDS = ["run.completed", "run.failed", "run.cancelled"];
 
 export interface StreamOptions {
@@ -30,7 +32,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
   /** The number of the last event, to continue after it with `events(run, { after })`. */
   lastEvent: number;
   private isOver = false;
-  private hasReceived = false;
+  private hasWorked = false;
   private readonly retries: Retries;
 
   constructor(
@@ -48,9 +50,9 @@ export class RunStream implements AsyncIterable<RunEvent> {
     while (!this.isOver) {
       let cause: unknown;
       const connection = new AbortController();
-      const open = this.client.prepare(this.call());
+      const attempt = this.client.prepare(this.call());
       try {
-        yield* this.connection(open, connection);
+        yield* this.connection(attempt, connection);
       } catch (error) {
         this.options.signal?.throwIfAborted();
         if (!isLost(error) && error !== connection.signal.reason) throw error;
@@ -60,14 +62,15 @@ export class RunStream implements AsyncIterable<RunEvent> {
         connection.abort();
       }
       if (this.isOver) return;
-      if (this.hasReceived) {
+      if (this.hasWorked) {
         // The time counts from the loss of a connection that worked: it may have been silent, or the consumer slow.
-        this.hasReceived = false;
+        this.hasWorked = false;
         this.retries.restart();
       }
       const pause = this.retries.nextPause();
       if (pause === undefined) {
-        throw new ConnectionFailed(`the events of ${this.run ?? "a new run"}: ${cause}`, { cause });
+        const reason = cause ?? "the connection ended again and again";
+        throw new ConnectionFailed(`the events of ${this.run ?? "a new run"}: ${reason}`, { cause });
       }
       await sleep(pause, this.options.signal);
     }
@@ -75,15 +78,18 @@ export class RunStream implements AsyncIterable<RunEvent> {
 
   /** The new events of one connection. */
   private async *connection(
-    open: (signal: AbortSignal) => Promise<Response>,
+    attempt: Attempt,
     connection: AbortController,
   ): AsyncGenerator<RunEvent, void, undefined> {
     const { signal } = this.options;
     const silent = (): void => connection.abort(new DOMException("no event for a long time", "TimeoutError"));
-    let timer = setTimeout(silent, SILENCE);
+    let timer = setTimeout(silent, SILENCE + attempt.uploadTime);
     try {
       const both = signal ? AbortSignal.any([signal, connection.signal]) : connection.signal;
-      const response = await open(both);
+      const response = await attempt.send(both);
+      clearTimeout(timer);
+      timer = setTimeout(silent, SILENCE);
+      const openedAt = performance.now();
       if (response.status === 204) this.isOver = true;
       if (!response.ok) {
         const problem = await problemOf(response);
@@ -103,7 +109,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
         clearTimeout(timer);
         if (!read || read.done) return;
         timer = setTimeout(silent, SILENCE);
-        this.hasReceived = true;
+        if (performance.now() - openedAt >= STEADY) this.hasWorked = true;
         for (const event of parser.feed(read.value)) {
           if (this.accept(event)) {
             // The consumer may take its time.
@@ -138,6 +144,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
       if (event.seq <= this.lastEvent) return false;
       this.lastEvent = event.seq;
     }
+    this.hasWorked = true;
     if (event.run_id === this.run && ENDS.includes(event.type)) this.isOver = true;
     return true;
   }

@@ -48,16 +48,8 @@ export interface Reused {
   turns: number;
 }
 
-export interface TreeUsage {
+export interface TreeUsage extends Usage {
   runs: number;
-  input_tokens: number;
-  output_tokens: number;
-  cache_read_tokens: number;
-  cache_write_tokens: number;
-  model_calls: number;
-  tool_calls: number;
-  cost_usd: number | null;
-  complete: boolean;
   reused?: Reused;
 }
 
