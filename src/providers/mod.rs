@@ -39,6 +39,7 @@ pub mod retry;
 pub mod scripted;
 pub mod setup_error;
 pub mod stream_decoder;
+pub mod strict_limits;
 pub mod token_counts;
 pub mod tool_call_codec;
 pub mod wire_json;

@@ -6,15 +6,14 @@ use std::collections::HashSet;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
+use crate::providers::strict_limits;
+
 type Object = Map<String, Value>;
 
 /// The most parts of a schema, and the most of them within each other: a client's schema may be hostile. OpenAI accepts at most
 /// 5,000 properties.
 const MAX_PARTS: usize = 5_000;
 const MAX_DEPTH: usize = 64;
-/// OpenAI's limits of objects within each other, and of values in all `enum`s.
-const MAX_STRICT_LEVELS: usize = 10;
-const MAX_STRICT_VALUES: usize = 1_000;
 /// Anthropic's limits of properties that are not required, and of parts that may have several types.
 const MAX_OPTIONAL: usize = 24;
 const MAX_UNIONS: usize = 16;
@@ -68,6 +67,7 @@ pub fn is_strict(schema: &RawValue) -> bool {
     root.get("type") == Some(&json!("object"))
         && !root.contains_key("anyOf")
         && Walk::new(&root, Api::OpenAi).accept_object(&root)
+        && strict_limits::are_met(&root)
 }
 
 /// The schema as Anthropic accepts it: objects forbid other properties, and bounds are part of descriptions. `None` if the
@@ -93,14 +93,12 @@ enum Api {
 struct Walk<'a> {
     root: &'a Object,
     api: Api,
-    /// How many parts, values, optional properties and unions there were.
+    /// How many parts, optional properties and unions there were.
     parts: usize,
-    values: usize,
     optional: usize,
     unions: usize,
-    /// How many parts the current one is in, and how many of these are objects.
+    /// How many parts the current one is in.
     depth: usize,
-    levels: usize,
     /// The definitions that contain the current part, by address.
     inside: Vec<*const Value>,
     /// Definitions that are accepted.
@@ -113,11 +111,9 @@ impl<'a> Walk<'a> {
             root,
             api,
             parts: 0,
-            values: 0,
             optional: 0,
             unions: 0,
             depth: 0,
-            levels: 0,
             inside: Vec::new(),
             accepted: HashSet::new(),
         }
@@ -129,10 +125,8 @@ impl<'a> Walk<'a> {
     }
 
     fn accept_object(&mut self, part: &'a Object) -> bool {
-        let is_object = is_object(part);
         self.parts += 1;
         self.depth += 1;
-        self.levels += usize::from(is_object);
         let is_accepted = self.depth <= MAX_DEPTH
             && self.is_well_formed(part)
             && part
@@ -140,14 +134,13 @@ impl<'a> Walk<'a> {
                 .all(|(key, value)| self.accept_keyword(part, key, value))
             && self.is_within_limits();
         self.depth -= 1;
-        self.levels -= usize::from(is_object);
         is_accepted
     }
 
     fn is_within_limits(&self) -> bool {
         let is_within = match self.api {
             Api::Anthropic => self.optional <= MAX_OPTIONAL && self.unions <= MAX_UNIONS,
-            Api::OpenAi => self.values <= MAX_STRICT_VALUES && self.levels <= MAX_STRICT_LEVELS,
+            Api::OpenAi => true,
         };
         is_within && self.parts <= MAX_PARTS
     }
@@ -229,7 +222,6 @@ impl<'a> Walk<'a> {
             "$ref" => value.as_str().is_some_and(|to| self.accept_reference(to)),
             "enum" => {
                 let values = value.as_array();
-                self.values += values.map_or(0, Vec::len);
                 values.is_some_and(|values| !values.iter().any(is_composed))
             }
             "const" => !is_composed(value),
@@ -246,12 +238,8 @@ impl<'a> Walk<'a> {
     }
 
     fn accept_reference(&mut self, to: &'a str) -> bool {
-        let name = to.strip_prefix("#/").and_then(|to| to.split_once('/'));
-        let Some((table @ ("$defs" | "definitions"), name)) = name else {
-            return false;
-        };
-        let definition = self.root.get(table).and_then(|all| all.get(name));
-        definition.is_some_and(|definition| self.accept_definition(definition))
+        strict_limits::definition(self.root, to)
+            .is_some_and(|definition| self.accept_definition(definition))
     }
 
     /// OpenAI accepts a definition that refers to itself.
@@ -554,6 +542,10 @@ mod tests {
                 json!(["a"]),
             ),
             object(json!({"a": {"enum": ["b"]}}), json!(["a"])),
+            object(
+                json!({"a": {"type": "string", "enum": vec!["b"; 1_001]}}),
+                json!(["a"]),
+            ),
             json!({"properties": {}, "required": [], "additionalProperties": false}),
             object(
                 json!({"a": {"properties": {}, "required": [], "additionalProperties": false}}),
