@@ -130,14 +130,19 @@ pub async fn stop_of(state: &AppState, run: &Run, seen_turn: Option<u32>) -> Res
             }))
         }
         _ if has_calls(run, seen_turn) => client_calls(state, run).await,
-        _ => Ok(Stop::Failed(RunFailure {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            code: "draining".to_owned(),
-            message: format!(
-                "the daemon is stopping; the run {} continues at its next start",
-                run.id
-            ),
-        })),
+        _ => Ok(Stop::Failed(interrupted(run))),
+    }
+}
+
+/// The daemon stops before the run has.
+pub fn interrupted(run: &Run) -> RunFailure {
+    RunFailure {
+        status: StatusCode::SERVICE_UNAVAILABLE,
+        code: "draining".to_owned(),
+        message: format!(
+            "the daemon is stopping; the run {} continues at its next start",
+            run.id
+        ),
     }
 }
 

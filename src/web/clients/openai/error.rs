@@ -1,13 +1,13 @@
 //! Errors as OpenAI's API has them: `{"error": {"message", "type", "param", "code"}}`.
 
 use axum::http::StatusCode;
-use axum::http::header::{HeaderName, HeaderValue};
+use axum::http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use axum::response::Response;
 use serde::Serialize;
 
 use crate::domain::run::Run;
 use crate::web::clients::stop::{self, RunFailure};
-use crate::web::error::Problem;
+use crate::web::error::{Problem, RESTART_INTERVAL_SECS};
 use crate::web::error_shape::{ErrorShape, ShapedError};
 use crate::web::response::json::json_response;
 
@@ -64,11 +64,16 @@ pub fn failure_body(failure: &RunFailure) -> ErrorBody<'_> {
     }
 }
 
-/// The header says that clients should not repeat the request, because that would start another run.
-pub fn failure_response(failure: &RunFailure, run: &Run) -> Response {
+/// A header says that clients should not repeat the request, because that would start another run. If the run continues and the
+/// request has an idempotency key, they should: they get the end of the same run.
+pub fn failure_response(failure: &RunFailure, run: &Run, has_key: bool) -> Response {
     let mut response = json_response(failure.status, &failure_body(failure));
     let headers = response.headers_mut();
-    headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+    if has_key && !run.status.is_terminal() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(RESTART_INTERVAL_SECS));
+    } else {
+        headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+    }
     stop::add_run_id(&mut response, run);
     response
 }

@@ -2,10 +2,11 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{calls, fails, says};
+use crate::support::provider::answer::{calls, fails, hangs, says};
 
 async fn solo() -> TestApp {
     TestApp::setup().agent("solo", "").spawn().await
@@ -245,6 +246,68 @@ async fn a_conversation_is_a_session() {
     let sent = app.provider.wait_for_request("solo", 2).await;
     assert_eq!(sent.user_messages(), ["one", "two"]);
     assert_eq!(app.get("/sessions/talk").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_daemon_that_stops_has_clients_repeat_only_requests_with_a_key() {
+    let mut app = TestApp::setup()
+        .server("drain_timeout = 0")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| hangs());
+    let paths = ["/v1/responses", "/v1/chat/completions"];
+    let request = |app: &TestApp, path: &str, has_key: bool| {
+        let messages = json!([{"role": "user", "content": "go"}]);
+        let body = match path {
+            "/v1/responses" => json!({"model": "solo", "input": messages}),
+            _ => json!({"model": "solo", "messages": messages}),
+        };
+        let request = app.request(Method::POST, path).json(&body);
+        match has_key {
+            true => request.header("idempotency-key", "k"),
+            false => request,
+        }
+    };
+    let mut clients = JoinSet::new();
+    for path in paths {
+        for has_key in [false, true] {
+            let got = send(request(&app, path, has_key));
+            clients.spawn(async move { (path, has_key, got.await) });
+        }
+    }
+    app.provider.wait_for_request("solo", 4).await;
+    // The requests to the model do not wait for the commits.
+    app.get_until("/runs", |got| {
+        got.json()["data"]
+            .as_array()
+            .is_some_and(|runs| runs.len() == 4)
+    })
+    .await;
+    app.daemon.signal("TERM");
+    let interrupted = clients.join_all().await;
+    app.daemon.wait_for_exit().await;
+    app.provider.always("solo", |_| says("done"));
+    app.restart_after_end().await;
+
+    for (path, has_key, got) in interrupted {
+        assert_eq!(got.status, 503, "{path} {}", got.text);
+        assert_eq!(got.json()["error"]["code"], "draining");
+        // Without a key, a repetition would be another run.
+        let (should_retry, after) = match has_key {
+            true => ("", "5"),
+            false => ("false", ""),
+        };
+        assert_eq!(got.header("x-should-retry"), should_retry, "{path}");
+        assert_eq!(got.header("retry-after"), after, "{path}");
+        let run = app.find(got.header("x-run-id")).await;
+        assert_eq!(run.wait_for_end().await.output(), "done");
+        if has_key {
+            let again = send(request(&app, path, true)).await;
+            assert_eq!(again.status, 200, "{path} {}", again.text);
+            assert_eq!(again.header("x-run-id"), got.header("x-run-id"));
+        }
+    }
 }
 
 #[tokio::test]

@@ -30,6 +30,14 @@ pub mod completion;
 pub mod request;
 pub mod stream;
 
+/// How the client gets the completion.
+struct Delivery {
+    /// `None` if it gets it as a whole.
+    stream: Option<StreamSettings>,
+    /// Whether the request has an idempotency key.
+    has_key: bool,
+}
+
 pub async fn create(
     State(state): State<AppState>,
     principal: Principal,
@@ -45,10 +53,13 @@ pub async fn create(
     } = Box::pin(read).await?;
     let chat: ChatRequest = body.json()?;
     drop(body);
-    let stream = chat.stream_settings()?;
+    let delivery = Delivery {
+        stream: chat.stream_settings()?,
+        has_key: claim.is_some(),
+    };
     if let Some(existing) = start::find(&state, claim.as_ref()).await? {
         let chat_run = ChatRun::repeated(&state, existing, chat.model).await?;
-        return respond(&state, chat_run, stream, None).await;
+        return respond(&state, chat_run, delivery, None).await;
     }
     let PreparedChat {
         model,
@@ -81,7 +92,7 @@ pub async fn create(
             seen_turn: Some(turn),
             baseline,
         };
-        return respond(&state, chat_run, stream, subscription).await;
+        return respond(&state, chat_run, delivery, subscription).await;
     }
     let run_request = RunRequest {
         owner,
@@ -90,20 +101,20 @@ pub async fn create(
         provider_keys,
         ..run_request
     };
-    let started = start::start(&state, run_request, stream.is_some()).await?;
+    let started = start::start(&state, run_request, delivery.stream.is_some()).await?;
     let subscription = started.subscription;
     let chat_run = ChatRun::new(started.run, model);
-    respond(&state, chat_run, stream, subscription).await
+    respond(&state, chat_run, delivery, subscription).await
 }
 
 async fn respond(
     state: &AppState,
     chat_run: ChatRun,
-    stream: Option<StreamSettings>,
+    delivery: Delivery,
     subscription: Option<Subscription>,
 ) -> Result<Response, Problem> {
     let run = Arc::clone(&chat_run.run);
-    let mut response = match stream {
+    let mut response = match delivery.stream {
         Some(settings) => {
             let is_whole = state.runner.has_json_format(run.id).await;
             let chat_stream =
@@ -119,7 +130,9 @@ async fn respond(
             let tokens =
                 stop::tokens_since(state, &stopped, chat_run.baseline, chat_run.seen_turn).await?;
             match stop::stop_of(state, &stopped, chat_run.seen_turn).await? {
-                Stop::Failed(failure) => return Ok(failure_response(&failure, &run)),
+                Stop::Failed(failure) => {
+                    return Ok(failure_response(&failure, &stopped, delivery.has_key));
+                }
                 stop => json_response(StatusCode::OK, &Completion::new(&chat_run, &stop, tokens)),
             }
         }

@@ -14,6 +14,7 @@ use crate::engine::request::RunRequest;
 use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::clients::openai::create_request::CreateRequest;
+use crate::web::clients::openai::error::failure_response;
 use crate::web::clients::openai::responses::numbers::Cursor;
 use crate::web::clients::openai::responses::record::ResponseRecord;
 use crate::web::clients::openai::responses::reference::ResponseRef;
@@ -46,6 +47,8 @@ struct Delivery {
     is_background: bool,
     /// Whether the run is kept after the response.
     is_stored: bool,
+    /// Whether the request has an idempotency key.
+    has_key: bool,
 }
 
 /// A response whose run is at work.
@@ -76,6 +79,7 @@ pub async fn create(
         is_stream: input.stream.unwrap_or_default(),
         is_background: input.background.unwrap_or_default(),
         is_stored: input.stores(),
+        has_key: claim.is_some(),
     };
     if let Some(existing) = start::find(&state, claim.as_ref()).await? {
         let open = OpenResponse::new(&state, existing).await?;
@@ -193,6 +197,10 @@ async fn respond(
         let record = open.record(state, Arc::clone(&run)).await?;
         let stopped = stop::wait_for_stop(state, Arc::clone(&run), record.seen_turn()).await?;
         let record = open.record(state, stopped).await?;
+        if !record.has_ended() {
+            let failure = stop::interrupted(&record.run);
+            return Ok(failure_response(&failure, &record.run, delivery.has_key));
+        }
         record.finish(run_use).await;
         json_response(StatusCode::OK, &object::response(&record))
     };
