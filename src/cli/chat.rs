@@ -20,8 +20,8 @@ use crate::cli::signals::Signals;
 use crate::cli::sources::Sources;
 use crate::cli::style::{Color, Styled};
 use crate::cli::{in_process, output, run};
-use crate::domain::event;
-use crate::domain::run::{RunId, Status};
+use crate::domain::run::Status;
+use crate::domain::{chat_session, event};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -93,17 +93,10 @@ enum Turn {
 
 impl<'a> Chat<'a> {
     fn new(client: &'a Client, args: &'a Args, is_kept: bool) -> Self {
-        // The end of an id is random. As short as that of a chat in the console, so that it fits a table.
-        let new_session = || {
-            format!(
-                "chat-{:012x}",
-                RunId::new().0.as_u64_pair().1 & 0xffff_ffff_ffff
-            )
-        };
         Self {
             client,
             args,
-            session: args.session.clone().unwrap_or_else(new_session),
+            session: args.session.clone().unwrap_or_else(chat_session::new_name),
             is_kept,
             is_interactive: std::io::stdin().is_terminal(),
         }

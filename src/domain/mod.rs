@@ -5,6 +5,7 @@ pub mod approval;
 pub mod attachment;
 pub mod batch;
 pub mod calendar;
+pub mod chat_session;
 pub mod content;
 pub mod context;
 pub mod cron;

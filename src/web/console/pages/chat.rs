@@ -7,7 +7,8 @@ use maud::{Markup, html};
 use crate::catalog::LoadError;
 use crate::config::KeyScope;
 use crate::domain::agent::is_agent_name;
-use crate::domain::run::{Run, RunId};
+use crate::domain::chat_session;
+use crate::domain::run::Run;
 use crate::store::runs::SessionQuery;
 use crate::web::console::format;
 use crate::web::console::layout::Page;
@@ -41,8 +42,7 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         is_agent_name(text).then(|| text.to_owned())
     })?;
     let is_new = session.is_none();
-    let session =
-        session.unwrap_or_else(|| format!("chat-{}", parts::short_id(&RunId::new().to_string())));
+    let session = session.unwrap_or_else(chat_session::new_name);
     let runs = match is_new {
         true => Vec::new(),
         false => earlier(request, &name, &session).await?,
