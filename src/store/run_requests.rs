@@ -9,8 +9,11 @@ use crate::domain::run::RunId;
 use crate::store::StoreError;
 use crate::store::new_request::{NewRequest, RequestContent, RequestId};
 
+/// The answer to a request that is not performed: no change has it.
+pub const NO_ANSWER: &[u8] = b"null";
+
 pub trait RunRequests: Send + Sync + 'static {
-    /// Commits a request.
+    /// Commits a request. Nothing happens if it is there already.
     fn add_request(&self, request: NewRequest) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Requests without an answer to runs of trees that this node owns, in the order of their arrival; not all if there are
@@ -35,6 +38,9 @@ pub trait RunRequests: Send + Sync + 'static {
 
     /// Removes a request that no node has taken; it will never be performed. Returns false if one has taken it.
     fn withdraw_request(&self, id: RequestId) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// Has no node perform a request that may be committed only later; does nothing if one has taken it.
+    fn void_request(&self, request: OpenRequest) -> BoxFuture<'_, Result<(), StoreError>>;
 
     fn delete_request(&self, id: RequestId) -> BoxFuture<'_, Result<(), StoreError>>;
 
@@ -69,6 +75,7 @@ pub enum RequestState {
 #[derive(Debug)]
 pub enum RequestChange {
     Add(Box<NewRequest>),
+    Void(Box<OpenRequest>),
     Take(RequestId),
     Answer(RequestId, Vec<u8>),
     Withdraw(RequestId),
@@ -85,7 +92,7 @@ impl RequestChange {
                 request.content.body.len() + blobs.sum::<usize>()
             }
             Self::Answer(_, answer) => answer.len(),
-            Self::Take(_) | Self::Withdraw(_) | Self::Delete(_) | Self::Trim => 0,
+            Self::Void(_) | Self::Take(_) | Self::Withdraw(_) | Self::Delete(_) | Self::Trim => 0,
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::engine::replay::run_log;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::store::new_request::RequestId;
 use crate::store::node_messages::NodeMessage;
-use crate::store::run_requests::OpenRequest;
+use crate::store::run_requests::{NO_ANSWER, OpenRequest};
 use crate::store::{IdempotencyClaim, IdempotencyKey, Step, StoreError};
 
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -121,8 +121,8 @@ async fn try_take(engine: &Arc<Engine>, request: &OpenRequest) -> Result<bool, S
         Ok(change) => perform(engine, request, change).await,
         Err(error) => {
             warn!(run.id = %request.run, run.root = %request.root, error = %error, "A request of another node to {} cannot be read: {error}", request.run);
-            // No change has this answer, so that the other node does not wait longer.
-            Some(b"null".to_vec())
+            // So that the other node does not wait longer.
+            Some(NO_ANSWER.to_vec())
         }
     };
     match answer {

@@ -21,6 +21,9 @@ use crate::store::run_requests::{OpenRequest, RequestState};
 const TAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The same while this node drains: the drain waits for the answer. Others take what it leaves to them within a second.
 const DRAIN_TAKE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long an attempt to add a request is repeated while it may be recorded, although the store has not said so.
+const ADD_TIMEOUT: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// How long it waits for its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
 
@@ -68,16 +71,60 @@ async fn try_send<A: DeserializeOwned>(
         is_taken: false,
     };
     let messages = cluster.messages();
-    cluster.add_request(request).await?;
-    if let TreeOwner::Node(owner) = owner {
-        cluster.send(Some(owner), NodeMessage::Requests);
-    }
-    let answer = await_answer(engine, cluster, open, messages).await?;
+    let sent = async {
+        let attempts = add(cluster, request).await?;
+        if let TreeOwner::Node(owner) = owner {
+            cluster.send(Some(owner), NodeMessage::Requests);
+        }
+        let answer = await_answer(engine, cluster, open.clone(), messages).await?;
+        if attempts == 1 {
+            // Otherwise it is removed with other old ones, when no earlier attempt can add it any more.
+            let _ = cluster.delete_request(open.id).await;
+        }
+        Ok(answer)
+    };
+    let answer = sent.await.inspect_err(|error| {
+        if !matches!(error, StoreError::NotTaken(_)) {
+            spawn_void(engine, open.clone());
+        }
+    })?;
     serde_json::from_slice(&answer).map(Some).map_err(|error| {
         StoreError::Backend(format!(
             "the answer of the node that drives {run} cannot be read: {error}"
         ))
     })
+}
+
+/// Commits the request, and returns how many attempts it took: earlier ones may be committed later.
+async fn add(cluster: &dyn Cluster, request: NewRequest) -> Result<u32, StoreError> {
+    let start = Instant::now();
+    let mut attempts = 1;
+    loop {
+        match cluster.add_request(request.clone()).await {
+            Err(error) if error.may_be_recorded() && start.elapsed() < ADD_TIMEOUT => {}
+            added => return added.map(|()| attempts),
+        }
+        attempts += 1;
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    }
+}
+
+/// Has no node perform a request whose client gets an error: it may send another one before this one would be performed.
+fn spawn_void(engine: &Arc<Engine>, request: OpenRequest) {
+    let (own, shutdown) = (Arc::clone(engine), engine.shutdown.clone());
+    let void = async move {
+        while let Some(cluster) = own.journal.store().cluster()
+            && cluster.void_request(request.clone()).await.is_err()
+        {
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    };
+    engine.tasks.spawn(async move {
+        tokio::select! {
+            () = void => {}
+            () = shutdown.cancelled() => {}
+        }
+    });
 }
 
 /// An unfinished run that this node does not drive, and who owns the tree.
@@ -109,11 +156,7 @@ async fn await_answer(
     loop {
         let is_late = start.elapsed() >= ANSWER_TIMEOUT;
         match try_answer(engine, cluster, &mut request, start).await {
-            Ok(Some(answer)) => {
-                // Otherwise it is removed with other old ones.
-                let _ = cluster.delete_request(request.id).await;
-                return Ok(answer);
-            }
+            Ok(Some(answer)) => return Ok(answer),
             Ok(None) if is_late => return Err(StoreError::Unanswered(request.run)),
             Err(error @ StoreError::NotTaken(_)) => return Err(error),
             Err(error) if is_late => return Err(error),

@@ -67,6 +67,13 @@ impl RunRequests for PostgresStore {
         Box::pin(self.change_request(RequestChange::Withdraw(id)))
     }
 
+    fn void_request(&self, request: OpenRequest) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let change = RequestChange::Void(Box::new(request));
+            self.change_request(change).await.map(drop)
+        })
+    }
+
     fn delete_request(&self, id: RequestId) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let deleted = self.change_request(RequestChange::Delete(id)).await;

@@ -436,8 +436,13 @@ statements! {
          AND EXISTS (SELECT 1 FROM budget_usage WHERE budget = :budget AND quarter BETWEEN :before AND :settled)",
     TrimBudgetAlerts: "DELETE FROM budget_alerts WHERE budget = :budget AND period < :before \
          AND EXISTS (SELECT 1 FROM budget_usage WHERE budget = :budget AND quarter BETWEEN :before AND :settled)",
+    /// Ignored if an earlier attempt has added it.
     InsertRequest: "INSERT INTO requests (id, root, run, asker, kind, body, blobs) \
-         VALUES (:id, :root, :run, :asker, :kind, :body, :blobs)",
+         VALUES (:id, :root, :run, :asker, :kind, :body, :blobs) ON CONFLICT (id) DO NOTHING",
+    /// The row stays for some minutes, so that it is not added after this.
+    VoidRequest: "INSERT INTO requests AS r (id, root, run, asker, kind, body, blobs, answer) \
+         VALUES (:id, :root, :run, :asker, :kind, '', '{}', :answer) ON CONFLICT (id) DO UPDATE SET answer = excluded.answer \
+         WHERE NOT r.is_taken AND r.answer IS NULL",
     /// Only for a tree that no other node owns.
     TakeRequest: concat!("UPDATE requests r SET is_taken = true WHERE r.id = :id AND r.answer IS NULL", no_other_owner!()),
     AnswerRequest: concat!("UPDATE requests r SET answer = :answer WHERE r.id = :id AND r.answer IS NULL", no_other_owner!()),

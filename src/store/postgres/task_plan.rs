@@ -19,7 +19,7 @@ use crate::store::postgres::sql::{NamedValue, free_text, values};
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::usage_rollup::UsageRollup;
 use crate::store::push_configs::{MAX_PUSH_CONFIGS, PushConfig};
-use crate::store::run_requests::RequestChange;
+use crate::store::run_requests::{NO_ANSWER, RequestChange};
 use crate::store::schedules::{ScheduleChange, ScheduleId};
 use crate::store::write_queue::job::Task;
 
@@ -312,6 +312,18 @@ fn change_permit(node: NodeId, root: RunId, change: PermitChange) -> Vec<Query<'
 fn change_request(node: NodeId, change: &RequestChange) -> Query<'_> {
     match change {
         RequestChange::Add(request) => insert_request(node, request),
+        RequestChange::Void(request) => Query::new(
+            Sql::VoidRequest,
+            values! {
+                ":id": request.id.0,
+                ":root": request.root,
+                ":run": request.run,
+                ":asker": node.0,
+                ":kind": &request.kind,
+                ":answer": NO_ANSWER,
+            }
+            .into(),
+        ),
         RequestChange::Take(id) => {
             let values = values! {":id": id.0, ":node": node.0};
             Query::new(Sql::TakeRequest, values.into())
