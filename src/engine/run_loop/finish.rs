@@ -11,6 +11,7 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::child_result;
+use crate::engine::memory::memories::MemoryError;
 use crate::engine::replay::interrupted_runs;
 use crate::engine::run_loop::end_log;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
@@ -63,7 +64,13 @@ pub async fn commit_end(
         },
         None => {
             let turn = state.progress.turns;
-            events.extend(append_memory(context, &loop_outcome, record.attempt, turn).await);
+            match append_memory(context, &loop_outcome, record.attempt, turn).await {
+                Ok(event) => events.extend(event),
+                Err(error) => {
+                    run.suspend(&error);
+                    return Err(error);
+                }
+            }
             own_outcome(context, loop_outcome, state.partial.take())
         }
     };
@@ -202,13 +209,14 @@ fn final_record(record: Arc<Run>, finished: FinishedRun, last_event: u64) -> Run
     }
 }
 
-/// Appends a completed run to the agent's memory. A failure becomes a warning and does not fail the run.
+/// Appends a completed run to the agent's memory. A file that cannot be written becomes a warning and does not fail the run; a
+/// failure of the store is an error, as for the end of the run: the next attempt appends the entry if it is missing.
 async fn append_memory(
     context: &RunContext,
     loop_outcome: &LoopOutcome,
     attempt: u32,
     turn: u32,
-) -> Option<EventKind> {
+) -> Result<Option<EventKind>, StoreError> {
     let LoopOutcome::Completed {
         content,
         task,
@@ -216,11 +224,11 @@ async fn append_memory(
         ..
     } = loop_outcome
     else {
-        return None;
+        return Ok(None);
     };
     // A test leaves the memory as it is.
     if !context.run.adds_memory() || context.playback().is_some() {
-        return None;
+        return Ok(None);
     }
     let RunContext { engine, run } = context;
     let time = memory_time.unwrap_or_else(|| engine.memories.next_time());
@@ -241,11 +249,12 @@ async fn append_memory(
             );
             (WarningCode::MemoryFull, message)
         }
-        Ok(_) => return None,
+        Ok(_) => return Ok(None),
+        Err(MemoryError::Store { error, .. }) => return Err(error),
         Err(error) => (WarningCode::MemoryNotWritten, error.to_string()),
     };
     run.warn(Warning::new(code, &message), Some(turn));
-    Some(EventKind::MemoryWarning { message })
+    Ok(Some(EventKind::MemoryWarning { message }))
 }
 
 /// Removes a finished run from the active runs and notifies everyone who waits for it. A run of a suspended tree stays
