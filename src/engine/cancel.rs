@@ -1,7 +1,6 @@
 //! Cancels runs: the cancel is recorded first, then the run and its descendants are stopped.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::RwLockReadGuard;
 use tokio_util::sync::CancellationToken;
@@ -12,13 +11,10 @@ use crate::domain::run::{RunId, Status};
 use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::context::Engine;
 use crate::engine::record::journal;
+use crate::engine::second_look;
 use crate::engine::state::active_run::{ActiveRun, CancelState};
 use crate::store::run_store::RunStore;
 use crate::store::{Change, StoreError, Write};
-
-/// The time between two looks at the record, and how often it is read: a server may commit after the connection has broken.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-const MAX_LOOKS: u32 = 5;
 
 /// Cancels a run with its descendants. Returns once the cancel is recorded or the run has ended by itself; does nothing
 /// if there is no such run. A run that is not driven at the moment (the daemon drains, or its parent has not reached it
@@ -68,29 +64,23 @@ async fn cancel_active(
 /// Stops the run if its cancel is in the record: the commit may have succeeded although its answer was lost.
 fn spawn_look(engine: &Engine, run: Arc<ActiveRun>) {
     let store = Arc::clone(engine.journal.store());
-    let shutdown = engine.shutdown.clone();
-    engine.tasks.spawn(async move {
-        tokio::select! {
-            () = look(&*store, &run) => {}
-            _ = run.wait_for_end() => {}
-            () = shutdown.cancelled() => {}
-        }
+    let cancelled = Arc::clone(&run);
+    second_look::spawn(engine, run, move || {
+        look(Arc::clone(&store), Arc::clone(&cancelled))
     });
 }
 
-async fn look(store: &dyn RunStore, run: &ActiveRun) {
-    let mut looks = 0;
-    while looks < MAX_LOOKS {
-        match store.run(run.scope.run).await {
-            Ok(Some(record)) if record.status == Status::Cancelling => {
-                return run.cancel(&record.cancel_reason.unwrap_or_default());
-            }
-            Ok(Some(record)) if !record.status.is_terminal() => looks += 1,
-            Ok(_) => return,
-            Err(_) => {}
+/// Returns true if the run needs no further look.
+async fn look(store: Arc<dyn RunStore>, run: Arc<ActiveRun>) -> Result<bool, StoreError> {
+    let record = store.run(run.scope.run).await?;
+    Ok(match record {
+        Some(record) if record.status == Status::Cancelling => {
+            run.cancel(&record.cancel_reason.unwrap_or_default());
+            true
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+        Some(record) => record.status.is_terminal(),
+        None => true,
+    })
 }
 
 /// The reason to record, `None` if nothing is to be recorded. Two concurrent cancels record the reason of the first:

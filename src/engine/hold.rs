@@ -1,11 +1,15 @@
 //! Pauses runs and resumes them on behalf of clients. A paused run and all below it stop at their next step; the record
 //! knows it, so that they stay paused after a restart.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::domain::event::{EventKind, ResumeCause};
 use crate::domain::run::{Run, RunId, Status};
 use crate::engine::context::Engine;
+use crate::engine::second_look;
+use crate::engine::state::active_run::ActiveRun;
 use crate::store::{Change, StoreError};
 
 /// Why a run was not paused or resumed.
@@ -23,7 +27,7 @@ pub enum HoldError {
 /// Commits the pause, or its end, and puts it in force. Returns false if the record has it already; then it is put in force too,
 /// because the commit of an earlier request may have succeeded although its answer was lost.
 pub async fn set_held(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     id: RunId,
     is_held: bool,
     by: Option<String>,
@@ -58,7 +62,14 @@ pub async fn set_held(
             let status = run.map_or(Status::Cancelling, |run| run.status);
             return Err(HoldError::RunEnded { run: id, status });
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => {
+            if error.may_be_recorded()
+                && let Some(run) = active_run
+            {
+                spawn_look(Arc::clone(engine), run);
+            }
+            return Err(error.into());
+        }
     };
     // The parent of an inactive run may have reached it meanwhile.
     if (active_run.is_some() || !engine.orphans.set_held(id, is_held))
@@ -67,6 +78,22 @@ pub async fn set_held(
         active_run.set_held(is_held);
     }
     Ok(is_changed)
+}
+
+/// Puts in force what the record has of the run: the commit may have succeeded although its answer was lost.
+fn spawn_look(engine: Arc<Engine>, run: Arc<ActiveRun>) {
+    let (owner, held) = (Arc::clone(&engine), Arc::clone(&run));
+    second_look::spawn(&engine, run, move || {
+        look(Arc::clone(&owner), Arc::clone(&held))
+    });
+}
+
+/// Returns false: the commit may be on its way.
+async fn look(engine: Arc<Engine>, run: Arc<ActiveRun>) -> Result<bool, StoreError> {
+    let _guard = engine.hold_lock.lock().await;
+    let is_held = engine.journal.store().is_held(run.scope.run).await?;
+    run.set_held(is_held);
+    Ok(false)
 }
 
 fn entry(run: &Run, is_held: bool, by: Option<String>) -> (Change, EventKind) {

@@ -28,6 +28,7 @@ pub mod run_spans;
 pub mod runner;
 pub mod runner_control;
 pub mod schedules;
+pub mod second_look;
 pub mod settings;
 pub mod state;
 pub mod structured_input;

@@ -67,6 +67,9 @@ pub trait RunRecords: Send + Sync + 'static {
     /// The direct children of a run with their tool calls, in the order in which they were created.
     fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>>;
 
+    /// Whether a client has paused the run.
+    fn is_held(&self, id: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
+
     /// The steps of a run, in order.
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;
 

@@ -43,6 +43,7 @@ static UNFINISHED_TREES: LazyLock<String> = LazyLock::new(|| {
 });
 const CHILD_CALLS: &str = "SELECT r.id, r.tool_call_id FROM runs r WHERE r.parent = :id \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) ORDER BY r.id";
+const IS_HELD: &str = "SELECT 1 FROM runs WHERE id = :id AND held IS NOT NULL";
 const DEFINITION: &str = "SELECT d.body FROM runs r JOIN definitions d ON d.hash = r.definition \
      WHERE r.id = :id AND NOT EXISTS (SELECT 1 FROM deletions x WHERE x.root = r.root)";
 /// The run that an idempotency key has accepted, unless the key has expired.
@@ -95,6 +96,11 @@ pub async fn child_calls(db: &Reader, id: RunId) -> StoreResult<Vec<ChildCall>> 
     let found = db.rows(CHILD_CALLS, params! {":id": id}).await?;
     let call = |row: &Row| Ok((rows::id(row, "id")?, rows::text(row, "tool_call_id")?));
     found.iter().map(call).collect()
+}
+
+/// Whether a client has paused the run.
+pub async fn is_held(db: &Reader, id: RunId) -> StoreResult<bool> {
+    Ok(db.row(IS_HELD, params! {":id": id}).await?.is_some())
 }
 
 /// Steps of a run, in order.

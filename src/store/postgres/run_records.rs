@@ -83,6 +83,13 @@ impl RunRecords for PostgresStore {
         )
     }
 
+    fn is_held(&self, id: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| Box::pin(async move { queries::is_held(db, id).await })),
+        )
+    }
+
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
         Box::pin(
             self.readers

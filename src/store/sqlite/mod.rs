@@ -195,6 +195,10 @@ impl RunRecords for SqliteStore {
         Box::pin(self.readers.read(move |db| queries::child_calls(db, id)))
     }
 
+    fn is_held(&self, id: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::is_held(db, id)))
+    }
+
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::steps(db, id)))
     }

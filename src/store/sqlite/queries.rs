@@ -218,6 +218,13 @@ fn load_page(
     Ok(page)
 }
 
+/// Whether a client has paused the run.
+pub fn is_held(db: &Connection, id: RunId) -> StoreResult<bool> {
+    db.prepare_cached("SELECT 1 FROM runs WHERE id = :id AND held IS NOT NULL")
+        .and_then(|mut sql| sql.exists(named_params! {":id": rows::id_bytes(&id)}))
+        .map_err(store_error)
+}
+
 /// Steps of a run, in order.
 pub fn steps(db: &Connection, id: RunId) -> StoreResult<Vec<Step>> {
     let mut sql = db

@@ -84,6 +84,10 @@ impl RunRecords for Log {
         unreachable!("a stream does not list")
     }
 
+    fn is_held(&self, _: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        unreachable!("a stream holds no runs")
+    }
+
     fn child_calls(&self, _: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>> {
         unreachable!("a stream does not list")
     }

@@ -120,6 +120,48 @@ async fn a_run_is_paused() {
 }
 
 #[tokio::test]
+async fn a_run_is_resumed_without_another_request() {
+    let story = Story::begin().await;
+    assert_eq!(story.hold(true).await, Some(true));
+    assert_eq!(story.add("go on").await.expect("added"), 1);
+    story.life.store.lose_next_answer();
+    assert_eq!(story.hold(false).await, None);
+    story.gate.open();
+    story.has_status(Status::Completed).await;
+    story.end().await;
+}
+
+#[tokio::test]
+async fn a_run_is_paused_without_another_request() {
+    let story = Story::begin().await;
+    story.life.store.lose_next_answer();
+    assert_eq!(story.hold(true).await, None);
+    // The second look begins after the first has paused the run.
+    let look = async || (story.life.store.looks() > 1).then_some(());
+    eventually("two looks", look).await;
+    assert_eq!(story.add("go on").await.expect("added"), 1);
+    story.gate.open();
+    story.has_status(Status::Waiting).await;
+    assert_eq!(story.life.provider.requests_for(ROOT).len(), 1);
+    assert_eq!(story.hold(false).await, Some(true));
+    story.has_status(Status::Completed).await;
+    story.end().await;
+}
+
+#[tokio::test]
+async fn a_memory_has_one_entry_of_a_run() {
+    let story = Story::begin_with("[memory]\nenabled = true\n", says("one")).await;
+    story.life.store.lose_next_answer();
+    story.gate.open();
+    story.has_status(Status::Completed).await;
+    let run = story.life.store.run(story.run).await.expect("a record");
+    assert!(run.expect("the run").warnings.is_empty());
+    let entries = story.life.runner.memory(ROOT, None).await;
+    assert_eq!(entries.expect("a memory").len(), 1);
+    story.end().await;
+}
+
+#[tokio::test]
 async fn a_message_is_part_of_the_next_request() {
     let story = Story::begin().await;
     story.life.store.lose_next_answer();

@@ -39,6 +39,7 @@ pub struct CrashingStore {
     max_writes: usize,
     attempted: watch::Sender<usize>,
     loses_answer: AtomicBool,
+    looks: AtomicUsize,
 }
 
 impl CrashingStore {
@@ -50,10 +51,17 @@ impl CrashingStore {
             max_writes,
             attempted: watch::Sender::new(0),
             loses_answer: AtomicBool::new(false),
+            looks: AtomicUsize::new(0),
         }
     }
 
-    /// The next change that a client requests, or the start of a mutating tool, is committed, and its caller gets an error.
+    /// How often it was read whether a run is paused.
+    pub fn looks(&self) -> usize {
+        self.looks.load(Ordering::SeqCst)
+    }
+
+    /// The next change that a client requests, start of a mutating tool or entry of a memory is committed, and its caller gets an
+    /// error.
     pub fn lose_next_answer(&self) {
         self.loses_answer.store(true, Ordering::SeqCst);
     }
@@ -154,6 +162,11 @@ impl RunRecords for CrashingStore {
 
     fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
         self.inner.children(id)
+    }
+
+    fn is_held(&self, id: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        self.inner.is_held(id)
     }
 
     fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>> {
@@ -406,6 +419,13 @@ impl MemoryRecords for CrashingStore {
         memory: MemoryId,
         entry: NewMemoryEntry,
     ) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
+        if self.loses_answer.swap(false, Ordering::SeqCst) {
+            return Box::pin(async {
+                self.inner.add_to_memory(memory, entry).await?;
+                let lost = StoreError::Backend("the answer is lost".to_owned());
+                Err(MemoryRecordError::Store(lost))
+            });
+        }
         self.inner.add_to_memory(memory, entry)
     }
 
