@@ -173,6 +173,11 @@ async fn resume_trees(
     }
     let store = engine.journal.store();
     store.clear_failed(roots.clone()).await?;
+    if may_leave {
+        // Others may have taken them since this node claimed them.
+        let own = cluster.own_trees().await?;
+        roots.retain(|root| own.contains(root));
+    }
     let mut unfinished = cluster.unfinished_trees(roots.clone()).await?;
     if may_leave {
         let left = leave_to_others(engine, cluster, &mut unfinished).await?;

@@ -135,10 +135,11 @@ statements! {
     OwnTreesOf: "WITH c AS MATERIALIZED (SELECT root FROM trees WHERE node = :node AND root = ANY(:roots) ORDER BY root FOR UPDATE) \
          UPDATE trees t SET epoch = t.epoch + 1 FROM c WHERE t.root = c.root RETURNING t.root, t.epoch",
     /// Trees without a node that can drive them, in the order of acceptance. The own row is locked: nothing is claimed for a node
-    /// that was removed.
+    /// that was removed. The nodes are counted because `NOT EXISTS` becomes an anti join, which is not evaluated again for a row that
+    /// another node has claimed meanwhile: both would have it.
     ClaimTrees: "WITH alive AS MATERIALIZED (SELECT incarnation, labels FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
          c AS MATERIALIZED (SELECT t.root FROM trees t, alive WHERE (t.labels IS NULL OR t.labels <@ alive.labels) \
-         AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation = t.node AND (t.labels IS NULL OR t.labels <@ n.labels)) \
+         AND (SELECT count(*) FROM nodes n WHERE n.incarnation = t.node AND (t.labels IS NULL OR t.labels <@ n.labels)) = 0 \
          ORDER BY t.root FOR UPDATE OF t SKIP LOCKED LIMIT :max) \
          UPDATE trees t SET node = alive.incarnation, epoch = t.epoch + 1, unserved_at = NULL FROM c, alive \
          WHERE t.root = c.root RETURNING t.root, t.epoch",

@@ -72,6 +72,15 @@ pub fn postgres() -> Option<Opened> {
     })
 }
 
+/// Another node with the same database.
+pub fn beside(opened: &Opened) -> Arc<dyn RunStore> {
+    let url = opened.postgres.as_ref().expect("PostgreSQL").url.as_str();
+    let place = opened.place.path().join("beside");
+    std::fs::create_dir(&place).expect("a directory");
+    let (store, _) = open_store(&place, Some(url)).expect("a store");
+    store
+}
+
 pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, PublishedEvents), StoreError> {
     open_store(dir, None)
 }

@@ -29,6 +29,7 @@ mod idempotency_keys;
 mod lists;
 mod migrate;
 mod migrations;
+mod nodes;
 mod outbox;
 mod retention;
 mod run_lists;

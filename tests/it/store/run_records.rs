@@ -7,8 +7,6 @@ use axed::domain::attachment::Digest;
 use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
 use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{CallLimit, Cost, TreeUsage};
-use axed::store::new_request::{NewRequest, RequestContent, RequestId};
-use axed::store::run_requests::OpenRequest;
 use axed::store::runs::UnfinishedRun;
 use axed::store::{Change, NewRun, ResumeState, Step, StoreError};
 use axed::workdirs::file_id::FileId;
@@ -473,50 +471,6 @@ shared_stories!(
     a_failed_queued_write_stops_its_run,
     a_closed_store_rejects_calls,
 );
-
-/// A node adds a request again if it does not know whether it is there, and none performs one that it has given up.
-#[tokio::test]
-async fn a_request_that_is_void_is_not_added_later() {
-    let Some(opened) = postgres() else {
-        return;
-    };
-    let (store, root) = (&opened.store, root());
-    store.write(opening(&root, "a")).await.expect("opened");
-    let cluster = opened.store.cluster().expect("a cluster");
-    let request = || NewRequest {
-        id: RequestId(root.run.0),
-        run: root.run,
-        root: root.run,
-        kind: "set_held",
-        content: RequestContent {
-            body: b"{}".to_vec(),
-            blobs: Vec::new(),
-        },
-    };
-    for _ in 0..2 {
-        cluster.add_request(request()).await.expect("added");
-    }
-    let open = cluster.open_requests().await.expect("requests");
-    assert_eq!(open.len(), 1);
-    cluster.void_request(open[0].clone()).await.expect("void");
-    cluster.add_request(request()).await.expect("ignored");
-    let open_now = cluster.open_requests().await.expect("requests");
-    assert!(open_now.is_empty(), "{open_now:?}");
-
-    // It may be void before it is there.
-    let later = NewRequest {
-        id: RequestId::new(),
-        ..request()
-    };
-    let open = OpenRequest {
-        id: later.id,
-        ..open[0].clone()
-    };
-    cluster.void_request(open).await.expect("void");
-    cluster.add_request(later).await.expect("ignored");
-    let open_now = cluster.open_requests().await.expect("requests");
-    assert!(open_now.is_empty(), "{open_now:?}");
-}
 
 /// A server may still commit what it got before its connection broke: the record is read after that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
