@@ -11,8 +11,8 @@ use crate::store::node_messages::NodeMessage;
 
 /// With one more, messages are dropped.
 const MAX_QUEUED: usize = 8192;
-/// Trees in one message, so that it is not too long.
-const MAX_TREES: usize = 128;
+/// Trees in one message, so that PostgreSQL takes it: below 8,000 bytes.
+const MAX_TREES: usize = 120;
 
 /// A message to one node, or to all.
 #[derive(Debug)]
@@ -102,10 +102,11 @@ fn is_merged(
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_QUEUED, MessageQueue};
+    use super::{MAX_QUEUED, MAX_TREES, MessageQueue};
     use crate::domain::node::NodeId;
     use crate::domain::run::RunId;
     use crate::store::node_messages::{FollowedText, NodeMessage, TextPiece};
+    use crate::store::postgres::messages::channel::encode;
 
     async fn taken(queue: &MessageQueue) -> Vec<String> {
         let messages = queue.take(usize::MAX).await;
@@ -149,6 +150,17 @@ mod tests {
             "events up to [4]",
         ];
         assert_eq!(taken(&queue).await, expected);
+    }
+
+    #[tokio::test]
+    async fn merged_messages_are_not_too_long() {
+        let queue = MessageQueue::default();
+        for _ in 0..MAX_TREES + 8 {
+            queue.push(None, NodeMessage::Events(vec![(RunId::new(), u64::MAX)]));
+        }
+        let messages = queue.take(usize::MAX).await;
+        assert_eq!(messages.len(), 2);
+        assert!(messages.iter().all(|it| encode(&it.message).is_some()));
     }
 
     #[tokio::test]
