@@ -144,4 +144,8 @@ impl Delegate for NoDelegate {
     fn recall<'a>(&'a self, _: &'a str, _: usize) -> BoxFuture<'a, Result<String, String>> {
         unreachable!("no tool here recalls")
     }
+
+    fn wait_until_connected(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }

@@ -9,6 +9,7 @@ use crate::domain::attachment::Attachment;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::run::Scope;
+use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 use crate::workdirs::workdir::Workdir;
 
 pub mod call_agent;
@@ -106,6 +107,13 @@ impl CallContext<'_> {
         let workdir = self.workdir.ok_or("this run has no working directory")?;
         Ok(Arc::clone(workdir))
     }
+
+    /// Takes a permit for the work of the call. It may have to wait for it until others drive the run.
+    pub async fn acquire(&self, permits: &FairSemaphore) -> Permit {
+        let permit = permits.acquire(self.key).await;
+        self.delegate.wait_until_connected().await;
+        permit
+    }
 }
 
 /// Starts child runs of one run. It is bound to its run and lent for one call, so no tool can name a wrong parent.
@@ -123,6 +131,9 @@ pub trait Delegate: Send + Sync {
 
     /// Searches the recorded conversation of the run and its session. Returns at most `limit` passages as text.
     fn recall<'a>(&'a self, query: &'a str, limit: usize) -> BoxFuture<'a, Result<String, String>>;
+
+    /// Waits while this daemon begins nothing, because another one may drive the run. Ends only if it still drives it.
+    fn wait_until_connected(&self) -> BoxFuture<'_, ()>;
 }
 
 #[derive(Clone, Copy, Debug)]

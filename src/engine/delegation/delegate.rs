@@ -12,6 +12,7 @@ use crate::domain::message::shorten;
 use crate::domain::run::{Run, RunId};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::approval::pause;
+use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::delegation::child_result;
@@ -45,6 +46,18 @@ pub struct RunDelegate {
 }
 
 impl Delegate for RunDelegate {
+    fn wait_until_connected(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            if connection::wait_until_connected(&self.context)
+                .await
+                .is_err()
+            {
+                // The run is suspended, which ends the call.
+                std::future::pending().await
+            }
+        })
+    }
+
     fn run_child<'a>(&'a self, request: ChildRequest<'a>) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
             let call = request.tool_call_id;

@@ -12,6 +12,7 @@ use crate::domain::run::now;
 use crate::domain::service::Service;
 use crate::domain::usage::Usage;
 use crate::engine::approval::pause;
+use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
 use crate::engine::state::active_run::ActiveRun;
@@ -232,6 +233,8 @@ async fn submit(
         None => None,
     };
     let item = batch_item(context, batched, &batch_request.request).await?;
+    let connected = connection::wait_until_connected(context);
+    pause::within_deadline(&context.run, connected).await??;
     let key = batch_request.request.api_key;
     let mut created = batched.batch_client().create(name, &item, key);
     match pause::within_deadline(&context.run, &mut created).await {

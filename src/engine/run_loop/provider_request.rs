@@ -14,6 +14,7 @@ use crate::domain::service::Service;
 use crate::domain::usage::{Cost, Price, TokenUsage, Usage};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::pause;
+use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
 use crate::engine::run_loop::batch;
@@ -305,6 +306,9 @@ async fn complete_now(
             .ok(),
         None => None,
     };
+    // Other nodes may have taken the run over while it waited.
+    let connected = connection::wait_until_connected(context);
+    limits::within_deadline(&context.run, connected).await??;
     let start = Instant::now();
     let result =
         limits::within_deadline(&context.run, provider.complete(request, on_delta)).await?;

@@ -37,6 +37,8 @@ const DESCRIPTION: &str = "Run a command in the working directory by /bin/sh -c 
 const MAX_CONCURRENT_COMMANDS: usize = 64;
 /// Bytes of a result that are kept free for a notice.
 const NOTICE_BYTES: usize = 512;
+/// The kernel takes 131,071 bytes in one argument.
+const MAX_COMMAND_BYTES: usize = 120_000;
 const MAX_REPORT_BYTES: u64 = 4096;
 /// How long killing all processes may take. Only a process that hangs in the kernel takes longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,7 +47,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Arguments {
-    /// The command, as a shell reads it, such as "cargo test 2>&1 | tail -n 50".
+    /// The command, as a shell reads it, such as "cargo test 2>&1 | tail -n 50". At most 120000 bytes.
     #[schemars(length(min = 1, max = 100_000))]
     command: String,
     /// Seconds that it may take; then it is ended with everything that it started.
@@ -183,7 +185,7 @@ impl Tool for RunCommand {
                     .to_owned(),
                 None => format!("the workdir cannot be read: {error}"),
             })?;
-            let _permit = self.permits.acquire(context.key).await;
+            let _permit = context.acquire(&self.permits).await;
             let running = self.spawn(workdir, &arguments.command)?;
             let result = running
                 .wait(
@@ -210,6 +212,13 @@ impl RunCommand {
         let failed = |error: std::io::Error| format!("the command cannot be started: {error}");
         if command.contains('\0') {
             return Err("the command contains a NUL character, which no shell accepts".to_owned());
+        }
+        if command.len() > MAX_COMMAND_BYTES {
+            return Err(format!(
+                "the command has {} bytes, and at most {MAX_COMMAND_BYTES} are possible; write long texts to a file first, \
+                 as with write_file",
+                command.len()
+            ));
         }
         let workdir = OwnedFd::from(workdir);
         let secrets = self.environment.iter();

@@ -61,7 +61,7 @@ impl HttpToolSender {
         &self,
         tool: &HttpTool,
         arguments: &Value,
-        key: Option<&str>,
+        context: CallContext<'_>,
     ) -> Result<String, String> {
         let address = tool.render_url(arguments)?;
         let url = ssrf::parse_url(&address).map_err(|why| format!("The address {why}"))?;
@@ -69,7 +69,7 @@ impl HttpToolSender {
         let mut secrets = Secrets::default();
         let headers = self.headers(tool, arguments, body.is_some(), &mut secrets);
         let headers = headers.await?;
-        let permit = self.permits.acquire(key).await;
+        let permit = context.acquire(&self.permits).await;
         let request = OutgoingRequest {
             method: method(tool.method),
             url,
@@ -161,7 +161,7 @@ impl Tool for HttpRequestTool {
     ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
             let arguments: Value = call.parse_arguments()?;
-            let sent = self.sender.send(&self.settings, &arguments, context.key);
+            let sent = self.sender.send(&self.settings, &arguments, context);
             sent.await.map(ToolOutput::from)
         })
     }

@@ -84,7 +84,7 @@ impl Tool for WebSearchTool {
     ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
             let arguments: WebSearchArguments = call.parse_arguments()?;
-            let permit = self.permits.acquire(context.key).await;
+            let permit = context.acquire(&self.permits).await;
             let timeout = self.service.timeout;
             let body = tokio::time::timeout(timeout, self.search(&arguments.query)).await;
             let body = body.map_err(|_| {

@@ -105,7 +105,7 @@ impl Tool for UrlFetchTool {
     ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
             let arguments: UrlFetchArguments = call.parse_arguments()?;
-            let permit = self.permits.acquire(context.key).await;
+            let permit = context.acquire(&self.permits).await;
             let response = self
                 .fetcher
                 .fetch(&arguments.url, context.allowed_hosts)

@@ -361,3 +361,21 @@ async fn without_allow_commands_the_tool_is_valid_but_not_offered() {
     assert_eq!(names, ["read_file"]);
     assert!(!app.path("work/here").exists());
 }
+
+#[tokio::test]
+async fn a_command_is_bounded_in_bytes() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let [fits, too_long] = [59_000, 66_000].map(|count| format!("printf %s {}", "é".repeat(count)));
+    assert_eq!(
+        reported(&app, &[&fits, &too_long]).await,
+        [
+            "é".repeat(59_000),
+            "error: the command has 132010 bytes, and at most 120000 are possible; write long texts to a file first, \
+             as with write_file"
+                .to_owned(),
+        ]
+    );
+}
