@@ -21,8 +21,10 @@ use crate::store::run_requests::{OpenRequest, RequestState};
 const TAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The same while this node drains: the drain waits for the answer. Others take what it leaves to them within a second.
 const DRAIN_TAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long an attempt to add a request is repeated while it may be recorded, although the store has not said so.
+/// How long an attempt to add a request is repeated while it may be recorded, although the store has not confirmed it.
 const ADD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it is tried to have a request not performed: no commit comes later.
+const VOID_TIMEOUT: Duration = Duration::from_secs(120);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// How long it waits for its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
@@ -71,8 +73,9 @@ async fn try_send<A: DeserializeOwned>(
         is_taken: false,
     };
     let messages = cluster.messages();
+    let mut attempts = 0;
     let sent = async {
-        let attempts = add(cluster, request).await?;
+        attempts = add(cluster, request).await?;
         if let TreeOwner::Node(owner) = owner {
             cluster.send(Some(owner), NodeMessage::Requests);
         }
@@ -83,8 +86,9 @@ async fn try_send<A: DeserializeOwned>(
         }
         Ok(answer)
     };
-    let answer = sent.await.inspect_err(|error| {
-        if !matches!(error, StoreError::NotTaken(_)) {
+    let answer = sent.await;
+    let answer = answer.inspect_err(|error| {
+        if attempts != 1 || !matches!(error, StoreError::NotTaken(_)) {
             spawn_void(engine, open.clone());
         }
     })?;
@@ -122,6 +126,7 @@ fn spawn_void(engine: &Arc<Engine>, request: OpenRequest) {
     engine.tasks.spawn(async move {
         tokio::select! {
             () = void => {}
+            () = tokio::time::sleep(VOID_TIMEOUT) => {}
             () = shutdown.cancelled() => {}
         }
     });

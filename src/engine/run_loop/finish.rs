@@ -210,7 +210,8 @@ fn final_record(record: Arc<Run>, finished: FinishedRun, last_event: u64) -> Run
 }
 
 /// Appends a completed run to the agent's memory. A file that cannot be written becomes a warning and does not fail the run; a
-/// failure of the store is an error, as for the end of the run: the next attempt appends the entry if it is missing.
+/// failure of the store is an error, as for the end of the run, unless it is final: the next attempt appends the entry if it is
+/// missing.
 async fn append_memory(
     context: &RunContext,
     loop_outcome: &LoopOutcome,
@@ -250,7 +251,7 @@ async fn append_memory(
             (WarningCode::MemoryFull, message)
         }
         Ok(_) => return Ok(None),
-        Err(MemoryError::Store { error, .. }) => return Err(error),
+        Err(MemoryError::Store { error, .. }) if !run.is_unreadable(&error) => return Err(error),
         Err(error) => (WarningCode::MemoryNotWritten, error.to_string()),
     };
     run.warn(Warning::new(code, &message), Some(turn));
