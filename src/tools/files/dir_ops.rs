@@ -3,7 +3,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cap_fs_ext::DirExt;
 use cap_std::fs::{Dir, File, Metadata, MetadataExt, Permissions, PermissionsExt};
@@ -11,7 +12,7 @@ use cap_tempfile::TempFile;
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
-use crate::tools::files::workdir_fs::{OpenedEntry, WorkdirFs};
+use crate::tools::files::workdir_fs::{OpenedEntry, StopToken, WorkdirFs};
 
 /// Most nested directories: each level holds one handle open.
 const MAX_DEPTH: usize = 100;
@@ -19,6 +20,8 @@ const MAX_DEPTH: usize = 100;
 const MAX_COPIED_ENTRIES: usize = 100_000;
 /// Most bytes of one copy. Holes of a sparse file are written out.
 const MAX_COPIED_BYTES: u64 = 1 << 30;
+/// How long removing a part of a copy may take.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Removes a file, a link, or a directory with its contents.
 ///
@@ -28,20 +31,26 @@ pub fn remove(fs: &WorkdirFs, dir: &Dir, name: &Path) -> io::Result<()> {
     let meta = dir.symlink_metadata(name)?;
     fs.access.check_recursive(&meta)?;
     match meta.is_dir() {
-        true => remove_directory(fs, dir, name, 0),
+        true => remove_directory(fs, &fs.stop, dir, name, 0),
         false => dir.remove_file(name),
     }
 }
 
-fn remove_directory(fs: &WorkdirFs, parent: &Dir, name: &Path, depth: usize) -> io::Result<()> {
+fn remove_directory(
+    fs: &WorkdirFs,
+    stop: &StopToken,
+    parent: &Dir,
+    name: &Path,
+    depth: usize,
+) -> io::Result<()> {
     check_depth(depth)?;
     let dir = fs.access.enter_in(parent, name)?;
     for entry in dir.entries()? {
-        fs.stop.check()?;
+        stop.check()?;
         let entry = entry?;
         let name = entry.file_name();
         match entry.file_type()?.is_dir() {
-            true => remove_directory(fs, &dir, Path::new(&name), depth + 1)?,
+            true => remove_directory(fs, stop, &dir, Path::new(&name), depth + 1)?,
             false => dir.remove_file(&name)?,
         }
     }
@@ -54,6 +63,8 @@ pub struct CopyProgress {
     pub files: usize,
     /// Links and special files that were not copied.
     pub skipped: usize,
+    /// The entry that is being copied, relative to the copied directory.
+    pub path: PathBuf,
     directories: usize,
     bytes: u64,
     /// Device and inode of the new directory.
@@ -95,8 +106,10 @@ fn copy_recursive(
             return Err(io::Error::other(why));
         }
         let entry = entry?;
-        let (name, kind) = (entry.file_name(), entry.file_type()?);
+        let name = entry.file_name();
         let path = Path::new(&name);
+        progress.path.push(path);
+        let kind = entry.file_type()?;
         if kind.is_dir() {
             let from = fs.access.enter_in(from, path)?;
             let meta = from.dir_metadata()?;
@@ -104,6 +117,7 @@ fn copy_recursive(
                 return Err(io::Error::other("a directory cannot be copied into itself"));
             }
             copy_recursive(fs, &from, &to, path, progress, depth + 1)?;
+            progress.path.pop();
             continue;
         }
         let opened = match kind.is_file() {
@@ -116,8 +130,26 @@ fn copy_recursive(
             }
             _ => progress.skipped += 1,
         }
+        progress.path.pop();
     }
     Ok(())
+}
+
+/// Removes what a failed copy has made of the directory `name`, also if the call was stopped. Returns whether nothing of
+/// it is left there.
+pub fn remove_copy(fs: &WorkdirFs, parent: &Dir, name: &Path, progress: &CopyProgress) -> bool {
+    let Some(target) = progress.target else {
+        return true;
+    };
+    let stop = StopToken::default().with_timeout(CLEANUP_TIMEOUT);
+    match parent.symlink_metadata(name) {
+        Ok(meta) if (meta.dev(), meta.ino()) == target => {
+            remove_directory(fs, &stop, parent, name, 0).is_ok()
+        }
+        // Another call has moved or removed it.
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
 }
 
 /// Copies an open file to a new one called `name`, with its permissions.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cap_fs_ext::MetadataExt;
 use cap_std::fs::Dir;
@@ -99,10 +99,25 @@ pub fn copy_path(fs: &WorkdirFs, arguments: CopyPath) -> Result<String, String> 
             dir_ops::copy_file(fs, file, &meta, &to_dir, &to_name, &mut progress)
         }
     };
-    result.map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => exists_already(&to),
-        _ => describe_error(&from, &error),
-    })?;
+    if let Err(error) = result {
+        let why = match error.kind() {
+            io::ErrorKind::AlreadyExists => exists_already(&join(&to, &progress.path)),
+            // A limit of the whole copy, or the call was stopped.
+            io::ErrorKind::Other => describe_error(&from, &error),
+            _ => describe_error(&join(&from, &progress.path), &error),
+        };
+        // Another call has written into the copy.
+        let is_shared =
+            error.kind() == io::ErrorKind::AlreadyExists && !progress.path.as_os_str().is_empty();
+        let (dir, name) = (&to_dir, Path::new(&to_name));
+        if is_shared || !dir_ops::remove_copy(fs, dir, name, &progress) {
+            return Err(format!(
+                "{why}; a part of it was copied to {}",
+                to.display()
+            ));
+        }
+        return Err(why);
+    }
     let skipped_note = match progress.skipped {
         0 => String::new(),
         count => format!("; left out {count} link(s) and special file(s)"),
@@ -143,6 +158,14 @@ fn prepare_destination(fs: &WorkdirFs, from: &Path, to: &Path) -> Result<(Dir, O
 
 fn into_itself(from: &Path, to: &Path) -> String {
     format!("{} cannot go into itself, {}", from.display(), to.display())
+}
+
+/// The path of an entry of a copied directory, or of the directory itself.
+fn join(directory: &Path, entry: &Path) -> PathBuf {
+    match entry.as_os_str().is_empty() {
+        true => directory.to_owned(),
+        false => directory.join(entry),
+    }
 }
 
 fn exists_already(path: &Path) -> String {

@@ -203,3 +203,21 @@ fn a_large_tree_is_searched_fully_and_shown_in_part() {
     let output = expect_ok(workdir.call("find", json!({"pattern": "**/f*"})));
     assert_eq!(output.lines().count(), 3000);
 }
+
+#[test]
+fn a_failed_copy_leaves_nothing() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("from/a/b", "small");
+    let large = fs::File::create(workdir.path("from/large")).expect("a file");
+    large.set_len((1 << 30) + 1).expect("a sparse file");
+    workdir.write_file("to/other", "mine");
+    let result = workdir.call("copy", json!({"from": "from", "to": "to/copy"}));
+    let why = "from: a copy has at most 1073741824 bytes";
+    assert_eq!(result, Err(why.to_owned()));
+    assert!(!workdir.path("to/copy").exists());
+    assert_eq!(workdir.read_file("to/other"), "mine");
+    drop(workdir.workdir_fs.stop.cancel_on_drop());
+    let result = workdir.call("copy", json!({"from": "from/a", "to": "to/copy"}));
+    assert_eq!(result, Err("from/a: stopped".to_owned()));
+    assert!(!workdir.path("to/copy").exists());
+}

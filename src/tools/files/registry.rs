@@ -10,7 +10,7 @@ use crate::tools::files::{edit, file_ops, find, grep, list, read, write};
 use crate::tools::{Tool, ToolOutput};
 
 /// All file tools by name. Results have at most `max_result` bytes, images stay within `limits`. `keys` share the
-/// permits to search.
+/// permits.
 pub fn file_tools(
     max_result: usize,
     limits: AttachmentLimits,
@@ -48,7 +48,7 @@ pub fn file_tools(
         build_tool(
             "edit_file",
             edit::DESCRIPTION,
-            write,
+            FileToolKind::Edit,
             edit::edit_file,
             shared,
         ),

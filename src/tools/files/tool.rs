@@ -38,6 +38,8 @@ pub enum FileToolKind {
     Search,
     /// Change files. A call is bounded in size, and no timeout stops it halfway.
     Write,
+    /// Change a file that is in memory meanwhile: few run at once.
+    Edit,
 }
 
 impl<A, O> Tool for FileTool<A, O>
@@ -52,7 +54,7 @@ where
     fn effect(&self) -> Effect {
         match self.kind {
             FileToolKind::Read | FileToolKind::Search => Effect::ReadOnly,
-            FileToolKind::Write => Effect::Mutating,
+            FileToolKind::Write | FileToolKind::Edit => Effect::Mutating,
         }
     }
 
@@ -71,15 +73,17 @@ where
     ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
             let arguments: A = call.parse_arguments()?;
-            let permit = match self.kind {
-                FileToolKind::Search => Some(self.shared.search_permits.acquire(context.key).await),
-                FileToolKind::Read | FileToolKind::Write => None,
+            let permits = match self.kind {
+                FileToolKind::Search => &self.shared.search_permits,
+                FileToolKind::Read | FileToolKind::Write => &self.shared.io_permits,
+                FileToolKind::Edit => &self.shared.edit_permits,
             };
+            let permit = context.acquire(permits).await;
             let stop = match self.kind {
                 FileToolKind::Read | FileToolKind::Search => {
                     StopToken::default().with_timeout(READ_TIMEOUT)
                 }
-                FileToolKind::Write => StopToken::default(),
+                FileToolKind::Write | FileToolKind::Edit => StopToken::default(),
             };
             let _cancel_on_drop = stop.cancel_on_drop();
             let workdir = context.workdir()?;

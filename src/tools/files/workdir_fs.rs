@@ -24,6 +24,10 @@ const NOTICE_BYTES: usize = 512;
 const CANCELLED_MESSAGE: &str = "stopped";
 /// Searches at once, unless there are more processors. More wait in a fair queue by key.
 const MIN_CONCURRENT_SEARCHES: usize = 4;
+/// Other reads and writes at once, far fewer than the threads for blocking work, which the whole daemon shares.
+const MAX_CONCURRENT_IO: usize = 32;
+/// Edits at once: each holds its file in memory, before and after.
+const MAX_CONCURRENT_EDITS: usize = 4;
 /// A NUL within these first bytes marks a binary file.
 const SNIFF_BYTES: usize = 8 << 10;
 
@@ -45,10 +49,13 @@ pub struct SharedState {
     /// Search threads that may still be started beside the first one of a call.
     helpers: AtomicUsize,
     pub search_permits: FairSemaphore,
+    /// For calls that read or write without searching or editing.
+    pub io_permits: FairSemaphore,
+    pub edit_permits: FairSemaphore,
 }
 
 impl SharedState {
-    /// Results have at most `max_result` bytes. `keys` share the permits to search.
+    /// Results have at most `max_result` bytes. `keys` share the permits.
     pub fn new(max_result: usize, limits: AttachmentLimits, keys: &[String]) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -57,6 +64,8 @@ impl SharedState {
             locks: std::array::from_fn(|_| Mutex::new(())),
             helpers: AtomicUsize::new(cores.saturating_sub(1).min(8)),
             search_permits: FairSemaphore::new(MIN_CONCURRENT_SEARCHES.max(cores), keys),
+            io_permits: FairSemaphore::new(MAX_CONCURRENT_IO, keys),
+            edit_permits: FairSemaphore::new(MAX_CONCURRENT_EDITS, keys),
         }
     }
 

@@ -1,12 +1,12 @@
 //! The file tools from outside: calls of a model, their results, and the files on disk.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 
 use serde_json::json;
 
 use crate::support::app::{Setup, TestApp};
-use crate::support::events::count;
+use crate::support::events::{Event, count};
 use crate::support::provider::answer::{calls, raw, says};
 use crate::tools::call_results::call_results;
 
@@ -470,4 +470,38 @@ async fn a_directory_is_not_copied_into_itself_through_a_link() {
     );
     assert!(!app.path("work/backup").exists());
     assert!(!app.path("work/notes/backup").exists());
+}
+
+#[tokio::test]
+async fn calls_that_read_for_long_delay_no_run_of_another_agent() {
+    let app = worker(&["read_file"]).agent("other", "").spawn().await;
+    // A sparse file whose lines take longer to skip than a call may take.
+    let large = fs::File::create(app.path("work/large.txt")).expect("a file");
+    let text = "line\n".repeat(2000);
+    large.write_all_at(text.as_bytes(), 0).expect("write");
+    for line in 1..2048 {
+        large.write_all_at(b"\n", line * (15 << 20)).expect("write");
+    }
+    let far = |n| {
+        let arguments = json!({"path": "large.txt", "offset": 1_000_000 + n});
+        ("read_file", arguments)
+    };
+    let mut readers = Vec::new();
+    for _ in 0..5 {
+        app.provider.will("worker", [calls((0..128).map(far))]);
+        readers.push(app.start("worker", "read").await);
+    }
+    app.provider.always("worker", |_| says("done"));
+    for reader in &readers {
+        let mut events = app.events(reader).await;
+        let is_reading = |events: &[Event]| count(events, "tool.started") == 128;
+        events.until_matches(is_reading).await;
+    }
+    app.provider.will("other", [says("done")]);
+    assert_eq!(app.run("other", "go").await.output(), "done");
+    assert_eq!(
+        app.provider.requests_for("worker").len(),
+        5,
+        "a reader has all its results already"
+    );
 }
