@@ -12,6 +12,8 @@ mod driver;
 mod failure;
 mod http;
 mod http_response;
+mod http_transport;
+mod lines;
 mod list;
 pub mod oauth;
 mod open;
@@ -22,6 +24,7 @@ mod session;
 mod stderr;
 mod stdio;
 mod tool;
+mod unread;
 
 /// The tools that a run gets from its agent's MCP servers.
 #[derive(Default)]

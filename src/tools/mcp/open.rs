@@ -18,6 +18,7 @@ use crate::domain::mcp::McpTransport;
 use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::driver::{SessionDriver, StderrTask};
 use crate::tools::mcp::failure::is_connection_error;
+use crate::tools::mcp::http_transport::HttpTransport;
 use crate::tools::mcp::oauth::logins::login_tokens::TokenError;
 use crate::tools::mcp::oauth::sources::TokenSources;
 use crate::tools::mcp::oauth::token_source::TokenSource;
@@ -155,9 +156,17 @@ async fn try_open(
                 (close_state.retired.clone(), Arc::clone(&close_state.reason));
             close_state.issued = tokens.map(|it| Arc::clone(&it.secrets));
             let tokens = tokens.map(Arc::clone);
-            let client = http::connect(url, headers, tokens, session_lost, close_reason)
-                .map_err(ConnectError::Failed)?;
-            handshake.perform(client).await
+            let client = http::connect(
+                url,
+                headers,
+                tokens,
+                session_lost,
+                Arc::clone(&close_reason),
+            )
+            .map_err(ConnectError::Failed)?;
+            handshake
+                .perform(HttpTransport::new(client, close_reason))
+                .await
         }
     };
     let service = opened.map_err(|error| error.into_connect_error(&close_state))?;

@@ -46,6 +46,11 @@ impl PendingRequests {
         }
     }
 
+    /// Whether requests wait for an answer.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Matches an answer to its request.
     ///
     /// # Errors

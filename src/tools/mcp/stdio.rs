@@ -2,11 +2,9 @@
 
 use std::io;
 use std::path::Path;
-use std::pin::Pin;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rmcp::RoleClient;
@@ -14,22 +12,20 @@ use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use rmcp::transport::async_rw::AsyncRwTransport;
 use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::io::{AsyncRead, ReadBuf};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::config::environment::Environment;
 use crate::tools::mcp::close_state::CloseReason;
+use crate::tools::mcp::lines::{BoundedLines, TransportState};
 use crate::tools::mcp::requests::PendingRequests;
 use crate::tools::mcp::stderr::StderrTail;
+use crate::tools::mcp::unread::{UNREAD_REASON, UnreadMessages};
 
 /// The variables that every server inherits from the daemon. They contain none of its keys.
 const INHERITED_VARIABLES: [&str; 9] = [
     "HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
 ];
-const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Messages that wait for the server to read them.
-const MAX_UNREAD_MESSAGES: usize = 1024;
 /// How long a server may take to exit after its input closed, and again after SIGTERM.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long reading the last output of a process may take after its end.
@@ -37,11 +33,12 @@ const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A running server process with its pipes. Dropping it kills the process group.
 pub struct ServerProcess {
-    rpc: AsyncRwTransport<RoleClient, BoundedLines, ChildStdin>,
+    rpc: AsyncRwTransport<RoleClient, BoundedLines<ChildStdout>, ChildStdin>,
     child: Child,
     process_group: Option<Pid>,
-    unread_messages: Arc<AtomicUsize>,
+    unread_messages: UnreadMessages,
     requests: PendingRequests,
+    state: Arc<TransportState>,
     close_reason: CloseReason,
     tail: StderrTail,
 }
@@ -79,11 +76,8 @@ pub fn start(
     let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
         return Err("it was started without pipes".to_owned());
     };
-    let lines = BoundedLines {
-        stdout,
-        line_bytes: 0,
-        close_reason: Arc::clone(&close_reason),
-    };
+    let state = Arc::new(TransportState::default());
+    let lines = BoundedLines::new(stdout, Arc::clone(&state), Arc::clone(&close_reason));
     // `BoundedLines` ends the connection if a line is too long. This limit would only drop the line, and the request
     // that waits for it would wait on.
     let rpc = AsyncRwTransport::new(lines, stdin).with_max_line_length(usize::MAX);
@@ -91,8 +85,9 @@ pub fn start(
         rpc,
         child,
         process_group,
-        unread_messages: Arc::default(),
+        unread_messages: UnreadMessages::default(),
         requests: PendingRequests::default(),
+        state,
         close_reason,
         tail,
     };
@@ -105,6 +100,11 @@ impl ServerProcess {
             // The group may be empty already.
             let _ = kill_process_group(group, signal);
         }
+    }
+
+    fn update_waiting(&self) {
+        let is_waiting = self.requests.has_pending();
+        self.state.is_waiting.store(is_waiting, Ordering::Relaxed);
     }
 
     fn set_close_reason(&self, reason: String) {
@@ -120,20 +120,21 @@ impl Transport<RoleClient> for ServerProcess {
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = io::Result<()>> + Send + 'static {
         self.requests.track_sent(&message);
-        let guard = UnreadGuard::acquire(&self.unread_messages);
+        self.update_waiting();
+        let unread = &self.unread_messages;
+        let guard = (!unread.is_full()).then(|| unread.count_one());
         let sending = self.rpc.send(message);
         async move {
             match guard {
                 Some(_guard) => sending.await,
-                None => Err(io::Error::other("it does not read what it is sent")),
+                None => Err(io::Error::other(UNREAD_REASON)),
             }
         }
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
-        if self.unread_messages.load(Ordering::Relaxed) >= MAX_UNREAD_MESSAGES {
-            // The server may send requests without reading our answers.
-            self.set_close_reason("it does not read what it is sent".to_owned());
+        if self.unread_messages.is_full() {
+            self.set_close_reason(UNREAD_REASON.to_owned());
             return None;
         }
         let received = tokio::select! {
@@ -142,7 +143,7 @@ impl Transport<RoleClient> for ServerProcess {
             // A descendant of the server may keep its output open.
             _ = self.child.wait() => timeout(FINAL_OUTPUT_TIMEOUT, self.rpc.receive()).await.ok().flatten(),
         };
-        if received.is_none() {
+        if received.is_none() && self.close_reason.get().is_none() {
             let why = match timeout(FINAL_OUTPUT_TIMEOUT, self.child.wait()).await {
                 Ok(Ok(status)) => {
                     // The last lines explain more. A descendant may keep standard error open, too.
@@ -154,7 +155,10 @@ impl Transport<RoleClient> for ServerProcess {
             self.set_close_reason(self.tail.explain(&why));
         }
         let received = received?;
-        match self.requests.match_response(&received) {
+        self.state.has_received.store(true, Ordering::Relaxed);
+        let matched = self.requests.match_response(&received);
+        self.update_waiting();
+        match matched {
             Ok(()) => Some(received),
             Err(why) => {
                 self.set_close_reason(why);
@@ -199,49 +203,4 @@ fn describe_start_error(command: &str, error: &io::Error) -> String {
         _ => format!("cannot be started: {error}"),
     };
     format!("its program {command} {why}")
-}
-
-/// Counts a message that the server has not read yet.
-struct UnreadGuard(Arc<AtomicUsize>);
-
-impl UnreadGuard {
-    fn acquire(unread_messages: &Arc<AtomicUsize>) -> Option<Self> {
-        let guard = Self(Arc::clone(unread_messages));
-        (unread_messages.fetch_add(1, Ordering::Relaxed) < MAX_UNREAD_MESSAGES).then_some(guard)
-    }
-}
-
-impl Drop for UnreadGuard {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A server's output, which fails if a line is too long.
-struct BoundedLines {
-    stdout: ChildStdout,
-    line_bytes: usize,
-    close_reason: CloseReason,
-}
-
-impl AsyncRead for BoundedLines {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stdout).poll_read(context, buffer))?;
-        let new = &buffer.filled()[before..];
-        self.line_bytes = match new.iter().rposition(|byte| *byte == b'\n') {
-            Some(at) => new.len() - at - 1,
-            None => self.line_bytes + new.len(),
-        };
-        if self.line_bytes > MAX_MESSAGE_BYTES {
-            let why = format!("it sent a message of more than {MAX_MESSAGE_BYTES} bytes");
-            let _ = self.close_reason.set(why.clone());
-            return Poll::Ready(Err(io::Error::other(why)));
-        }
-        Poll::Ready(Ok(()))
-    }
 }

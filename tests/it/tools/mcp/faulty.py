@@ -21,7 +21,7 @@ def result(id, method, params):
             "serverInfo": {"name": "faulty", "version": "1"},
         }
     if method == "tools/list":
-        names = ["pid", "die", "wrong_id", "no_id", "close", "freeze", "slow", "noise"]
+        names = ["pid", "die", "wrong_id", "no_id", "close", "nan", "deep", "freeze", "slow", "noise"]
         return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
     return {}
 
@@ -37,6 +37,13 @@ def call(id, name):
         send({"id": None, "error": {"code": -32700, "message": "no such thing"}})
     elif name == "close":
         os.close(1)
+    elif name == "nan":
+        send({"id": id, "result": {"content": [], "structuredContent": {"mean": float("nan")}}})
+    elif name == "deep":
+        nested = []
+        for _ in range(200):
+            nested = [nested]
+        send({"id": id, "result": {"content": [], "structuredContent": {"nested": nested}}})
     elif name == "freeze":
         while sys.stdin.readline():
             pass
