@@ -308,32 +308,51 @@ async fn coerce_arguments(
 }
 
 impl ToolOutput {
-    /// Drops attachments beyond the limits and names them in the text.
+    /// Drops attachments beyond the limits. For each limit a line of the text names the first one and counts the others.
     fn limit_attachments(mut self, limits: AttachmentLimits) -> Self {
-        let (mut count, mut total) = (0, 0_u64);
         let AttachmentLimits {
             count: max_count,
             bytes: max_bytes,
             total: max_total,
         } = limits;
-        let text = &mut self.text;
+        let reasons = [
+            format!("a result has at most {max_count}"),
+            format!("it is larger than the server takes ({max_bytes} bytes)"),
+            format!("a result has at most {max_total} bytes of them"),
+        ];
+        let mut dropped: [(String, usize); 3] = Default::default();
+        let (mut count, mut total) = (0, 0_u64);
         self.attachments.retain(|attachment| {
-            count += 1;
-            total += attachment.bytes;
-            let reason = if count > max_count {
-                format!("a result has at most {max_count}")
-            } else if attachment.bytes > max_bytes as u64 || total > max_total as u64 {
-                format!("it is larger than the server takes ({max_bytes} bytes)")
+            let exceeded = if count >= max_count {
+                0
+            } else if attachment.bytes > max_bytes as u64 {
+                1
+            } else if total + attachment.bytes > max_total as u64 {
+                2
             } else {
+                count += 1;
+                total += attachment.bytes;
                 return true;
             };
-            total -= attachment.bytes;
-            text.push_str(&format!(
-                "\n{}, left out: {reason}]",
-                attachment.placeholder()
-            ));
+            let (first, others) = &mut dropped[exceeded];
+            if first.is_empty() {
+                *first = attachment.placeholder();
+            } else {
+                *others += 1;
+            }
             false
         });
+        for ((first, others), reason) in dropped.into_iter().zip(reasons) {
+            if first.is_empty() {
+                continue;
+            }
+            let others = match others {
+                0 => String::new(),
+                others => format!(" and {others} more"),
+            };
+            let line = format!("\n{first}{others}, left out: {reason}]");
+            self.text.push_str(&line);
+        }
         self
     }
 }
@@ -350,4 +369,39 @@ fn truncate_with_notice(mut text: String, max_bytes: usize) -> String {
         text.len()
     ));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::AttachmentLimits;
+    use crate::domain::attachment::Attachment;
+    use crate::tools::ToolOutput;
+
+    #[test]
+    fn attachments_beyond_a_limit_are_named_in_one_line() {
+        let image = |bytes| {
+            let mut data = b"GIF89a".to_vec();
+            data.resize(bytes, 0);
+            Attachment::from_bytes(data.into(), None).expect("an image")
+        };
+        let output = ToolOutput {
+            text: "text".to_owned(),
+            attachments: [10, 101, 90, 90, 20, 10, 10, 10].map(image).into(),
+        };
+        let limits = AttachmentLimits {
+            count: 3,
+            bytes: 100,
+            total: 120,
+        };
+        let output = output.limit_attachments(limits);
+        let kept: Vec<u64> = output.attachments.iter().map(|it| it.bytes).collect();
+        assert_eq!(kept, [10, 90, 20]);
+        assert_eq!(
+            output.text,
+            "text\n\
+             [image: image/gif, 10 bytes and 2 more, left out: a result has at most 3]\n\
+             [image: image/gif, 101 bytes, left out: it is larger than the server takes (100 bytes)]\n\
+             [image: image/gif, 90 bytes, left out: a result has at most 120 bytes of them]"
+        );
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ::http::{HeaderName, HeaderValue};
-use futures_util::stream::BoxStream;
+use futures_util::stream::{BoxStream, StreamExt};
 use reqwest::header::{ACCEPT, HeaderMap};
 use reqwest::{Client, RequestBuilder, Response, Url};
 use rmcp::model::{
@@ -36,6 +36,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_CONCURRENT_REQUESTS: usize = 256;
 const MAX_EVENT_BYTES: usize = 16 << 20;
 const SESSION_ID_HEADER: &str = "mcp-session-id";
+/// The shortest wait before an event stream is reopened, whatever the server states.
+const MIN_REOPEN_DELAY: Duration = Duration::from_millis(500);
 /// After this many failures to reopen an event stream, the session counts as lost.
 const MAX_REOPEN_FAILURES: u32 = 4;
 
@@ -331,7 +333,7 @@ impl StreamableHttpClient for HttpClient {
             Ok(events) => {
                 streams.opened.fetch_add(1, Ordering::Relaxed);
                 streams.failed_in_row.store(0, Ordering::Relaxed);
-                Ok(events)
+                Ok(events.then(limit_reopening).boxed())
             }
             Err(error) => {
                 // A server that never had such a stream works without one.
@@ -350,6 +352,21 @@ impl StreamableHttpClient for HttpClient {
                 }
                 Err(convert_error(error))
             }
+        }
+    }
+}
+
+/// Keeps the transport from reopening an event stream at once: it would after an error, or with `retry: 0`.
+async fn limit_reopening(event: Result<Sse, SseError>) -> Result<Sse, SseError> {
+    match event {
+        Ok(mut event) => {
+            let min_delay = MIN_REOPEN_DELAY.as_millis() as u64;
+            event.retry = event.retry.map(|delay| delay.max(min_delay));
+            Ok(event)
+        }
+        Err(error) => {
+            tokio::time::sleep(MIN_REOPEN_DELAY).await;
+            Err(error)
         }
     }
 }
@@ -381,6 +398,6 @@ struct ReopenPolicy;
 impl SseRetryPolicy for ReopenPolicy {
     fn retry(&self, times: usize) -> Option<Duration> {
         let doublings = u32::try_from(times).unwrap_or(u32::MAX).min(4);
-        Some(Duration::from_millis(500 * (1 << doublings)))
+        Some(MIN_REOPEN_DELAY.saturating_mul(1 << doublings))
     }
 }

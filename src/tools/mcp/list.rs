@@ -52,7 +52,7 @@ pub struct ToolDefinition {
 /// The server did not answer, or answered with an error.
 pub async fn list_tools(server: &str, session: &McpSession) -> Result<ToolList, RequestFailure> {
     let _guard = session.begin_request()?;
-    let mut tools = Vec::new();
+    let mut builder = ToolListBuilder::new(server);
     let mut cursor = None;
     for _ in 0..MAX_PAGES {
         let mut params = PaginatedRequestParams::default();
@@ -60,59 +60,116 @@ pub async fn list_tools(server: &str, session: &McpSession) -> Result<ToolList, 
         let page = session.peer.list_tools(Some(params)).await;
         let page = page.map_err(|error| session.classify_error(&error))?;
         session.mark_answered();
-        tools.extend(page.tools);
+        // A page may be large, so only what is offered of it is kept.
+        builder.add_page(page.tools).await;
         cursor = page.next_cursor;
-        if cursor.is_none() || tools.len() > MAX_TOOLS {
+        if cursor.is_none() || builder.is_full() {
             break;
         }
     }
-    let is_truncated = cursor.is_some() || tools.len() > MAX_TOOLS;
-    tools.truncate(MAX_TOOLS);
-    let mut tool_list = build_tool_list(server, tools).await;
-    if is_truncated {
-        let warning = format!(
-            "MCP server \"{server}\" lists more than {MAX_TOOLS} tools or {MAX_PAGES} pages; the rest is left out"
-        );
-        tool_list.skipped.push(warning);
-    }
-    Ok(tool_list)
+    Ok(builder.finish(cursor.is_some()))
 }
 
-async fn build_tool_list(server: &str, tools: Vec<Tool>) -> ToolList {
-    let mut tool_list = ToolList::default();
-    let mut names = BTreeSet::new();
-    let mut bytes = 0;
-    for tool in tools {
-        let original_name = tool.name.to_string();
-        let definition = define_tool(server, tool).await.and_then(|tool| {
-            let spec = &tool.spec;
-            let size = spec.description.len() + spec.parameters.get().len();
-            if bytes + size > MAX_TOTAL_BYTES {
-                return Err(format!(
-                    "with it the server's tools would have more than {MAX_TOTAL_BYTES} bytes"
-                ));
+/// Collects the tools of a server page by page.
+struct ToolListBuilder<'s> {
+    server: &'s str,
+    tool_list: ToolList,
+    names: BTreeSet<String>,
+    /// Bytes of the schemas and descriptions that are offered.
+    bytes: usize,
+    /// Tools that the server listed, and the bytes of their schemas and descriptions.
+    listed: usize,
+    listed_bytes: usize,
+}
+
+impl<'s> ToolListBuilder<'s> {
+    fn new(server: &'s str) -> Self {
+        Self {
+            server,
+            tool_list: ToolList::default(),
+            names: BTreeSet::new(),
+            bytes: 0,
+            listed: 0,
+            listed_bytes: 0,
+        }
+    }
+
+    /// Whether no further page is needed.
+    fn is_full(&self) -> bool {
+        self.listed > MAX_TOOLS || self.listed_bytes >= MAX_TOTAL_BYTES
+    }
+
+    async fn add_page(&mut self, tools: Vec<Tool>) {
+        for tool in tools {
+            self.listed += 1;
+            if self.listed > MAX_TOOLS {
+                return;
             }
-            if !names.insert(spec.name.clone()) {
-                return Err(format!("another one is named {} already", spec.name));
-            }
-            bytes += size;
-            Ok(tool)
-        });
-        match definition {
-            Ok(tool) => tool_list.tools.push(Arc::new(tool)),
-            Err(why) if tool_list.skipped.len() < MAX_SKIPPED_NAMED => {
-                let original_name = shorten(&original_name, 100);
-                tool_list.skipped.push(format!(
+            let original_name = shorten(&tool.name, 100);
+            if let Err(why) = self.add(tool).await
+                && self.tool_list.skipped.len() < MAX_SKIPPED_NAMED
+            {
+                let server = self.server;
+                self.tool_list.skipped.push(format!(
                     "tool \"{original_name}\" of MCP server \"{server}\" is left out: {why}"
                 ));
             }
-            Err(_) => {}
         }
     }
-    tool_list
+
+    /// # Errors
+    /// Why the tool is not offered.
+    async fn add(&mut self, tool: Tool) -> Result<(), String> {
+        let parameters = parameters(&tool)?;
+        let title = tool.title.as_ref().map_or(0, |text| text.len());
+        let description = tool.description.as_ref().map_or(0, |text| text.len());
+        self.listed_bytes += title + description + parameters.get().len();
+        let tool = define_tool(self.server, tool, parameters).await?;
+        let spec = &tool.spec;
+        let size = spec.description.len() + spec.parameters.get().len();
+        if self.bytes + size > MAX_TOTAL_BYTES {
+            return Err(format!(
+                "with it the server's tools would have more than {MAX_TOTAL_BYTES} bytes"
+            ));
+        }
+        if !self.names.insert(spec.name.clone()) {
+            return Err(format!("another one is named {} already", spec.name));
+        }
+        self.bytes += size;
+        self.tool_list.tools.push(Arc::new(tool));
+        Ok(())
+    }
+
+    /// The list. The server `has_more` tools if it named another page.
+    fn finish(self, has_more: bool) -> ToolList {
+        let mut tool_list = self.tool_list;
+        if has_more || self.listed > MAX_TOOLS {
+            let server = self.server;
+            tool_list.skipped.push(format!(
+                "MCP server \"{server}\" lists more than {MAX_TOOLS} tools, {MAX_TOTAL_BYTES} bytes or {MAX_PAGES} \
+                 pages; the rest is left out"
+            ));
+        }
+        tool_list
+    }
 }
 
-async fn define_tool(server: &str, tool: Tool) -> Result<ToolDefinition, String> {
+/// The schema of a tool's arguments, as providers accept it.
+fn parameters(tool: &Tool) -> Result<Arc<RawValue>, String> {
+    let mut schema = tool.input_schema.as_ref().clone();
+    // Providers require it.
+    schema
+        .entry("type")
+        .or_insert_with(|| Value::from("object"));
+    let parameters = to_raw_value(&schema).map_err(|error| error.to_string())?;
+    Ok(parameters.into())
+}
+
+async fn define_tool(
+    server: &str,
+    tool: Tool,
+    parameters: Arc<RawValue>,
+) -> Result<ToolDefinition, String> {
     // Providers accept letters, digits, `_` and `-`. MCP also allows dots and slashes.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     let sanitized_name = tool.name.replace(|c| !is_plain(c), "_");
@@ -123,14 +180,6 @@ async fn define_tool(server: &str, tool: Tool) -> Result<ToolDefinition, String>
             shorten(&name, 100)
         ));
     }
-    let mut schema = tool.input_schema.as_ref().clone();
-    // Providers require it.
-    schema
-        .entry("type")
-        .or_insert_with(|| Value::from("object"));
-    let parameters: Arc<RawValue> = to_raw_value(&schema)
-        .map_err(|error| error.to_string())?
-        .into();
     if parameters.get().len() > MAX_SCHEMA_BYTES {
         return Err(format!("its schema has more than {MAX_SCHEMA_BYTES} bytes"));
     }
@@ -158,11 +207,14 @@ async fn define_tool(server: &str, tool: Tool) -> Result<ToolDefinition, String>
 mod tests {
     use serde_json::{Value, json};
 
-    use super::build_tool_list;
+    use super::{ToolList, ToolListBuilder};
     use crate::tools::Effect;
 
-    async fn tools(tools: Value) -> super::ToolList {
-        build_tool_list("s", serde_json::from_value(tools).expect("tools")).await
+    async fn tools(tools: Value) -> ToolList {
+        let mut builder = ToolListBuilder::new("s");
+        let page = serde_json::from_value(tools).expect("tools");
+        builder.add_page(page).await;
+        builder.finish(false)
     }
 
     #[tokio::test]

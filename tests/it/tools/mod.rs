@@ -10,6 +10,7 @@ mod files;
 mod http_tools;
 mod mcp;
 mod mcp_faults;
+mod mcp_floods;
 mod mcp_http;
 mod mcp_login_refusals;
 mod mcp_logins;
