@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::domain::attachment::Digest;
-use crate::domain::content::Content;
+use crate::domain::content::{Content, Part};
 use crate::domain::message::ToolResult;
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::TokenUsage;
@@ -12,7 +12,7 @@ use crate::engine::client_results::ClientResultsError;
 use crate::engine::state::client_calls::{ClientResult, ClientResults};
 use crate::store::{IdempotencyClaim, Step, StoreError};
 use crate::web::clients::call_id::CallRef;
-use crate::web::clients::stop;
+use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
 use crate::web::extract::idempotency;
 use crate::web::problem_code::ProblemCode;
@@ -32,6 +32,8 @@ pub struct NewInput<'a> {
     pub results: &'a [ToolResult],
     /// A message after the results.
     pub message: Option<&'a Content>,
+    /// The place of both in the body.
+    pub pointer: &'static str,
     pub claim: Option<&'a IdempotencyClaim>,
 }
 
@@ -55,6 +57,9 @@ pub async fn continue_run(
         return repeated(state, run, turn, &results).await;
     }
     if let Some(content) = input.message {
+        // A refused request leaves nothing in the run.
+        reject_links(content, input.pointer)?;
+        require_all(state, &run, &input).await?;
         add_message(state, &run, content).await?;
     }
     let given = ClientResults {
@@ -82,18 +87,37 @@ pub async fn continue_run(
                 turn,
                 position,
             };
-            let why = format!(
-                "the call {:?} has no result; send all at once",
-                call.to_id()
-            );
-            Err(Problem::field(
-                ProblemCode::InvalidMessages,
-                "/messages",
-                why,
-            ))
+            Err(missing(&call.to_id(), input.pointer))
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Refuses results that leave calls of the turn open.
+async fn require_all(state: &AppState, run: &Run, input: &NewInput<'_>) -> Result<(), Problem> {
+    let Stop::Calls { calls, .. } = stop::stop_of(state, run, None).await? else {
+        return Ok(());
+    };
+    let has_result = |id: &str| input.results.iter().any(|result| result.call_id == id);
+    match calls.iter().find(|call| !has_result(&call.id)) {
+        Some(call) => Err(missing(&call.id, input.pointer)),
+        None => Ok(()),
+    }
+}
+
+fn missing(call: &str, pointer: &str) -> Problem {
+    let why = format!("the call {call:?} has no result; send all at once");
+    Problem::field(ProblemCode::InvalidMessages, pointer, why)
+}
+
+/// URLs are fetched before the first turn only.
+fn reject_links(content: &Content, pointer: &str) -> Result<(), Problem> {
+    let mut parts = content.parts().unwrap_or_default().iter();
+    if parts.any(|part| matches!(part, Part::Link(_))) {
+        let why = "a picture or file after results of tools cannot be a URL; send its bytes";
+        return Err(Problem::invalid_field(pointer, why));
+    }
+    Ok(())
 }
 
 /// A request whose results the run has: it joins the run.

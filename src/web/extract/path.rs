@@ -169,6 +169,17 @@ impl FromRequestParts<AppState> for BatchPath {
     }
 }
 
+/// `{id}` of a response's path. It is not checked.
+pub struct ResponsePath(pub String);
+
+impl FromRequestParts<AppState> for ResponsePath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        path_params(parts).await.map(Self)
+    }
+}
+
 /// `{agent}` and `{id}` of the path of an agent's task, the id with the verb after it. Neither is checked.
 pub struct TaskPath {
     pub agent: String,

@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use crate::config::AttachmentLimits;
+use crate::engine::blocking::run_blocking;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::form::{self, Form};
 use crate::web::extract::gzip::ContentEncoding;
@@ -19,6 +20,9 @@ use crate::web::extract::large_body::{
     DataField, LargeBodyLimiter, body_too_large, total_too_large,
 };
 use crate::web::problem_code::ProblemCode;
+
+/// Bodies above this size are parsed off the runtime's threads.
+const LARGE_BYTES: usize = 256 << 10;
 
 pub const FORM_CONTENT_TYPE: &str = "multipart/form-data";
 
@@ -45,6 +49,14 @@ impl RequestBody {
         }
     }
 
+    /// What `parse` makes of the body.
+    pub async fn parse<T: Send + 'static>(
+        self,
+        parse: impl FnOnce(Self) -> T + Send + 'static,
+    ) -> T {
+        parse_large(self.identity_bytes().len(), move || parse(self)).await
+    }
+
     /// The JSON body as a `T`; the default if there is no body. Other content types are refused.
     pub fn json<T: DeserializeOwned + Default + JsonSchema>(&self) -> Result<T, Problem> {
         match self {
@@ -53,6 +65,18 @@ impl RequestBody {
             Self::Text(_) => Err(unsupported_media_type("text/plain")),
             Self::Form(_) => Err(unsupported_media_type(FORM_CONTENT_TYPE)),
         }
+    }
+}
+
+/// The result of `parse`, which reads this many bytes: many of them off the runtime's threads, so that other requests need not
+/// wait.
+pub async fn parse_large<T: Send + 'static>(
+    bytes: usize,
+    parse: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    match bytes > LARGE_BYTES {
+        true => run_blocking(parse).await,
+        false => parse(),
     }
 }
 

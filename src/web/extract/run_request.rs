@@ -14,7 +14,6 @@ use crate::domain::agent::is_agent_name;
 use crate::domain::agent::overrides::{BudgetOverride, InvalidOverride, ParamsOverride};
 use crate::domain::agent::response_format::{FormatKind, ResponseFormat};
 use crate::engine::admission::sessions::OnBusy;
-use crate::engine::blocking;
 use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
 use crate::engine::state::provider_keys::Keys;
 use crate::validation;
@@ -24,7 +23,7 @@ use crate::web::extract::form::Form;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::extract::known_fields;
 use crate::web::extract::messages::{self, MessageInput};
-use crate::web::extract::request_body::RequestBody;
+use crate::web::extract::request_body::{RequestBody, parse_large};
 use crate::web::json_pointer;
 use crate::web::state::Settings;
 
@@ -59,11 +58,7 @@ pub async fn build_run_request(
             ..RunRequest::default()
         }),
         RequestBody::Json(bytes) => {
-            let request = match bytes.len() > settings.max_body {
-                // Pictures and files take their time to be decoded.
-                true => blocking::run_blocking(move || parse_body(&bytes)).await?,
-                false => parse_body(&bytes)?,
-            };
+            let request = parse_large(bytes.len(), move || parse_body(&bytes)).await?;
             Box::pin(request.into_run_request(agent, owner, settings)).await
         }
     }

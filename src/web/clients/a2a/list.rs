@@ -6,12 +6,13 @@ use axum::http::Uri;
 use axum::response::Response;
 use jiff::Timestamp;
 
-use crate::domain::run::Status;
+use crate::domain::run::{RunId, Status};
 use crate::store::changed_runs::{ChangedQuery, ChangedRun};
 use crate::store::runs::PAGE_BYTES;
 use crate::web::auth::Principal;
+use crate::web::clients::a2a::context::context_id;
 use crate::web::clients::a2a::response;
-use crate::web::clients::a2a::task::{TaskParts, task};
+use crate::web::clients::a2a::task::{TaskParts, task, updated_at};
 use crate::web::clients::a2a::tasks::history_length;
 use crate::web::clients::a2a::version::{self, Version1};
 use crate::web::error::Problem;
@@ -71,7 +72,12 @@ pub async fn list(
         limit,
     };
     let store = state.runner.store();
-    let page = store.changed_runs(changed).await?;
+    let mut page = store.changed_runs(changed.clone()).await?;
+    if page.total == 0 {
+        page.runs
+            .extend(own_context(&state, &principal, &changed).await?);
+        page.total = page.runs.len() as u64;
+    }
     let (mut tasks, mut bytes, mut last) = (Vec::with_capacity(page.runs.len()), 0, None);
     for changed in &page.runs {
         if bytes >= PAGE_BYTES {
@@ -92,6 +98,37 @@ pub async fn list(
         next_page_token: next.map_or_else(String::new, token),
         total_size: page.total,
     })
+}
+
+/// The run without a session whose id is the wanted context.
+async fn own_context(
+    state: &AppState,
+    principal: &Principal,
+    query: &ChangedQuery,
+) -> Result<Option<ChangedRun>, Problem> {
+    let Some(context) = query.session.as_deref().filter(|_| query.after.is_none()) else {
+        return Ok(None);
+    };
+    let Ok(id) = context.parse::<RunId>() else {
+        return Ok(None);
+    };
+    let store = state.runner.store();
+    let Some(run) = store.run(id).await? else {
+        return Ok(None);
+    };
+    let waits_as_wanted =
+        |waits: bool| run.status != Status::Waiting || waits != run.pending_approvals.is_empty();
+    let is_wanted = context_id(&run) == context
+        && run.parent_id.is_none()
+        && run.agent == query.agent
+        && query.statuses.contains(&run.status)
+        && query.waits_for_approval.is_none_or(waits_as_wanted)
+        && query.since.is_none_or(|since| updated_at(&run) >= since);
+    let is_visible = is_wanted && principal.can_see_run(&run, store.as_ref()).await?;
+    Ok(is_visible.then(|| ChangedRun {
+        at: updated_at(&run),
+        run: run.id,
+    }))
 }
 
 /// The statuses of runs whose tasks have the wanted state, and which of those that wait.

@@ -62,6 +62,21 @@ pub async fn add(
     }
 }
 
+/// Whether a task that has not ended lacks this configuration. The end of another one is in the response.
+pub async fn is_missing(
+    state: &AppState,
+    run: &Run,
+    input: &PushConfigInput,
+    default_id: &str,
+) -> Result<bool, Problem> {
+    if run.status.is_terminal() {
+        return Ok(false);
+    }
+    let id = input.id_or(default_id);
+    let configs = state.runner.store().push_configs(run.id).await?;
+    Ok(configs.iter().all(|config| config.id != id))
+}
+
 /// `GET …/pushNotificationConfigs/{config}`
 pub async fn get(
     State(state): State<AppState>,

@@ -30,6 +30,13 @@ struct AuthenticationInput {
 }
 
 impl PushConfigInput {
+    pub fn id_or<'a>(&'a self, default_id: &'a str) -> &'a str {
+        match self.id.as_str() {
+            "" => default_id,
+            id => id,
+        }
+    }
+
     /// The configuration, which is at `pointer` in the body, for a task of this context.
     pub fn into_config(
         self,

@@ -12,7 +12,6 @@ use crate::domain::attachment::Digest;
 use crate::domain::content::Content;
 use crate::domain::run::{Run, RunId};
 use crate::engine::add_message::{AddMessageError, MessageRequest};
-use crate::engine::blocking;
 use crate::engine::record::journal::Subscription;
 use crate::engine::request::RunRequest;
 use crate::store::{IdempotencyClaim, StoreError};
@@ -35,7 +34,7 @@ use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::idempotency;
 use crate::web::extract::json_body::{Object, parse_json};
 use crate::web::extract::path::AgentPath;
-use crate::web::extract::request_body::{self, RequestBody, unsupported_media_type};
+use crate::web::extract::request_body::{self, RequestBody, parse_large, unsupported_media_type};
 use crate::web::routes::create_run::ParsedRequest;
 use crate::web::routes::messages::reject_links;
 use crate::web::state::AppState;
@@ -63,6 +62,8 @@ struct AcceptedMessage {
     /// If the message decides on calls, the record in which they wait.
     run: Arc<Run>,
     is_decided: bool,
+    /// Whether an earlier request has brought the message.
+    is_repeated: bool,
     subscription: Option<Subscription>,
     configuration: Configuration,
 }
@@ -120,8 +121,8 @@ pub async fn stream(
     Ok(stream.into_response(has_ended))
 }
 
-/// Accepts the message, and then the push notifications that come with it: the id of their configuration is that of the
-/// message, so that a repetition adds nothing.
+/// Accepts the message, and then the push notifications that come with it. A repetition adds them only if the first request
+/// may have been interrupted before it did.
 async fn accept(
     state: &AppState,
     principal: &Principal,
@@ -131,7 +132,10 @@ async fn accept(
 ) -> Result<AcceptedMessage, Problem> {
     let (id, mut accepted) = accept_message(state, principal, agent, request, subscribes).await?;
     if let Some(Object(input)) = accepted.configuration.task_push_notification_config.take() {
-        push::add(state, &accepted.run, input, PUSH_CONFIG, id).await?;
+        let run = &accepted.run;
+        if !accepted.is_repeated || push::is_missing(state, run, &input, &id).await? {
+            push::add(state, run, input, PUSH_CONFIG, id).await?;
+        }
     }
     Ok(accepted)
 }
@@ -170,6 +174,7 @@ async fn accept_message(
             subscription: state.runner.subscribe(existing.run.id).await,
             run: existing.run,
             is_decided: false,
+            is_repeated: true,
             configuration: message.configuration,
         };
         return Ok((id, accepted));
@@ -197,6 +202,7 @@ async fn accept_message(
     let accepted = AcceptedMessage {
         run: started.run,
         is_decided: false,
+        is_repeated: false,
         subscription: started.subscription,
         configuration,
     };
@@ -219,11 +225,7 @@ fn json_bytes(body: RequestBody) -> Result<Bytes, Problem> {
 
 async fn read(state: &AppState, bytes: Bytes) -> Result<ReadMessage, Problem> {
     let limits = state.settings.attachments;
-    match bytes.len() > state.settings.max_body {
-        // Pictures and files take their time to be decoded.
-        true => blocking::run_blocking(move || parse(&bytes, limits)).await,
-        false => parse(&bytes, limits),
-    }
+    parse_large(bytes.len(), move || parse(&bytes, limits)).await
 }
 
 fn parse(bytes: &[u8], limits: AttachmentLimits) -> Result<ReadMessage, Problem> {
@@ -298,6 +300,7 @@ async fn continue_task(
     let mut accepted = AcceptedMessage {
         run: Arc::new(run),
         is_decided: false,
+        is_repeated: false,
         subscription,
         configuration: message.configuration,
     };

@@ -88,7 +88,7 @@ pub fn is_stopped(run: &Run) -> bool {
 }
 
 /// When the status was last changed, as far as the record tells.
-fn updated_at(run: &Run) -> Timestamp {
+pub fn updated_at(run: &Run) -> Timestamp {
     let requested = run.pending_approvals.iter();
     let requested = requested.map(|approval| approval.request.requested_at);
     run.finished_at

@@ -75,6 +75,8 @@ pub fn tool_result(message: &str, call: &str, content: &str) -> Value {
     })
 }
 
-pub fn messages_snapshot(messages: &[Value]) -> Value {
-    json!({ "type": "MESSAGES_SNAPSHOT", "messages": messages })
+pub fn messages_snapshot(messages: Vec<Value>) -> Value {
+    let mut event = json!({ "type": "MESSAGES_SNAPSHOT" });
+    event["messages"] = messages.into();
+    event
 }

@@ -59,8 +59,12 @@ pub async fn post(
         provider_keys,
         ..
     } = Box::pin(parsed).await?;
-    let mut input: RunAgentInput = body.json()?;
-    drop(body);
+    let read = body.parse(|body| {
+        let input: RunAgentInput = body.json()?;
+        let messages = input.read_messages()?;
+        Ok::<_, Problem>((input, messages))
+    });
+    let (mut input, messages) = read.await?;
     let claim = idempotency_key.map(|(key, body)| {
         let route = format!("POST /agents/{agent}/ag-ui");
         idempotency::new_claim(principal.key_name(), route, key, body)
@@ -72,7 +76,7 @@ pub async fn post(
     let found = if let Some(existing) = start::find(&state, claim.as_ref()).await? {
         repeated(&state, existing).await?
     } else if input.resume.is_empty() {
-        let new = input.new_messages(state.settings.attachments)?;
+        let new = NewMessages::read(&messages, state.settings.attachments)?;
         match find_waiting_run(&state, &principal, &agent, &new, claim.as_ref()).await? {
             Some(found) => found,
             None => {
@@ -86,7 +90,7 @@ pub async fn post(
                     // A run that waits for the client would make this one wait too.
                     on_busy: OnBusy::Reject,
                     overrides: Overrides {
-                        client: input.client_additions()?,
+                        client: input.client_additions(&messages)?,
                         ..Overrides::default()
                     },
                     trace,
@@ -191,6 +195,7 @@ async fn find_waiting_run(
     let input = NewInput {
         results: &results,
         message: new.content.as_ref(),
+        pointer: "/messages",
         claim,
     };
     let continued = results::continue_run(state, owner, agent, input).await?;

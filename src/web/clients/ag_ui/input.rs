@@ -2,8 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use crate::config::AttachmentLimits;
 use crate::domain::agent::client_additions::ClientAdditions;
@@ -13,7 +13,7 @@ use crate::web::clients::ag_ui::content;
 use crate::web::clients::client_tools::{self, FunctionInput};
 use crate::web::error::Problem;
 use crate::web::extract::content::AttachmentCounter;
-use crate::web::extract::json_body::Object;
+use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 
 /// Members that axed has no use for, such as `state` and `forwardedProps`, are passed over.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -21,7 +21,9 @@ use crate::web::extract::json_body::Object;
 pub struct RunAgentInput {
     pub thread_id: String,
     pub run_id: String,
-    pub messages: Vec<Value>,
+    /// As text: the values would take many times its memory for as long as the run lasts.
+    #[schemars(with = "Vec<Value>")]
+    pub messages: Box<RawValue>,
     tools: Vec<Object<ToolInput>>,
     context: Vec<Object<ContextInput>>,
     pub resume: Vec<Object<ResumeEntry>>,
@@ -61,14 +63,15 @@ pub struct NewMessages {
     pub results: Vec<ToolResult>,
 }
 
-impl RunAgentInput {
-    pub fn new_messages(&self, limits: AttachmentLimits) -> Result<NewMessages, Problem> {
+impl NewMessages {
+    /// Those of the thread's messages.
+    pub fn read(messages: &[Value], limits: AttachmentLimits) -> Result<Self, Problem> {
         let mut counter = AttachmentCounter::new(limits);
         let is_reply = |message: &Value| message["role"] == "assistant";
-        let start = self.messages.iter().rposition(is_reply);
+        let start = messages.iter().rposition(is_reply);
         let start = start.map_or(0, |at| at + 1);
         let (mut parts, mut results) = (Vec::new(), Vec::new());
-        for (at, message) in self.messages.iter().enumerate().skip(start) {
+        for (at, message) in messages.iter().enumerate().skip(start) {
             match message["role"].as_str() {
                 Some("user") => parts.extend(content::parse(message, at, &mut counter)?),
                 Some("tool") => {
@@ -83,14 +86,30 @@ impl RunAgentInput {
                 _ => {}
             }
         }
-        Ok(NewMessages {
+        Ok(Self {
             content: (!parts.is_empty()).then(|| content::join(parts)),
             results,
         })
     }
+}
 
-    /// The client's tools, and its system messages.
-    pub fn client_additions(&mut self) -> Result<ClientAdditions, Problem> {
+impl RunAgentInput {
+    pub fn read_messages(&self) -> Result<Vec<Value>, Problem> {
+        let json = self.messages.get();
+        if json == "null" {
+            return Ok(Vec::new());
+        }
+        // The body has one level more.
+        if json_body::nesting_depth(json) >= MAX_DEPTH {
+            return Err(json_body::too_deep());
+        }
+        let messages = json_body::parse_raw::<Vec<Object<Map<String, Value>>>>(json, "/messages")?;
+        let messages = messages.into_iter();
+        Ok(messages.map(|Object(fields)| fields.into()).collect())
+    }
+
+    /// The client's tools, and the system messages of the thread.
+    pub fn client_additions(&mut self, messages: &[Value]) -> Result<ClientAdditions, Problem> {
         let tools = std::mem::take(&mut self.tools).into_iter().enumerate();
         let functions = tools.map(|(at, Object(tool))| FunctionInput {
             pointer: format!("/tools/{at}"),
@@ -99,7 +118,7 @@ impl RunAgentInput {
             parameters: tool.parameters,
         });
         let mut instructions = Vec::new();
-        for (at, message) in self.messages.iter().enumerate() {
+        for (at, message) in messages.iter().enumerate() {
             if matches!(message["role"].as_str(), Some("system" | "developer")) {
                 instructions.push(text_of(message, at)?);
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
@@ -16,6 +17,7 @@ use crate::web::clients::ag_ui::transcript::Transcript;
 use crate::web::clients::ag_ui::{events, interrupts};
 use crate::web::clients::run_wait::{CancelOnDrop, wait_for_stop};
 use crate::web::error::Problem;
+use crate::web::extract::request_body::parse_large;
 use crate::web::state::AppState;
 
 const COMMENT: &str = ":\n\n";
@@ -27,7 +29,7 @@ pub struct AgUiRequest {
     pub thread: String,
     /// The client's id of the request.
     pub id: String,
-    pub messages: Vec<Value>,
+    pub messages: Box<RawValue>,
 }
 
 pub struct AgUiStream {
@@ -142,8 +144,13 @@ impl AgUiStream {
             }
         };
         self.transcript.complete(&steps, &mut self.queue);
-        let messages = self.transcript.snapshot(&self.request.messages, &steps);
-        self.queue.push_back(events::messages_snapshot(&messages));
+        let sent = std::mem::take(&mut self.request.messages);
+        let sent = parse_large(sent.get().len(), move || {
+            serde_json::from_str::<Vec<Value>>(sent.get())
+        })
+        .await;
+        let messages = self.transcript.snapshot(sent.unwrap_or_default(), &steps);
+        self.queue.push_back(events::messages_snapshot(messages));
         let event = match (&run.error, run.status) {
             (Some(failure), Status::Failed) => {
                 events::run_error(&failure.message, &failure.code.to_string())

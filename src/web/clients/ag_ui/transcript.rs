@@ -251,7 +251,7 @@ impl Transcript {
     }
 
     /// The messages of the client, and those of the run in place of what it has of them.
-    pub fn snapshot(&self, client_messages: &[Value], steps: &[Step]) -> Vec<Value> {
+    pub fn snapshot(&self, mut messages: Vec<Value>, steps: &[Step]) -> Vec<Value> {
         let given: HashSet<&String> = self.calls.values().collect();
         let prefix = self.run.to_string();
         let is_of_run = |message: &Value| {
@@ -259,8 +259,7 @@ impl Transcript {
             let call = message["toolCallId"].as_str().map(str::to_owned);
             id.starts_with(&prefix) || call.is_some_and(|call| given.contains(&call))
         };
-        let others = client_messages.iter().filter(|message| !is_of_run(message));
-        let mut messages: Vec<Value> = others.cloned().collect();
+        messages.retain(|message| !is_of_run(message));
         for step in steps {
             match step {
                 Step::Reply { turn, message } => {

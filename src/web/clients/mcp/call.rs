@@ -60,7 +60,7 @@ pub async fn call(
     request: &RpcRequest,
 ) -> Result<CallOutcome, RpcError> {
     principal.require_scope(KeyScope::Run)?;
-    let params: CallToolRequestParams = request.params()?;
+    let params: CallToolRequestParams = request.params().await?;
     let agent = params.name.as_ref();
     let is_known = is_agent_name(agent)
         && principal.can_use_agent(agent)

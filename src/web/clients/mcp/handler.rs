@@ -8,9 +8,10 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
-use rmcp::model::{CancelledNotificationParam, ErrorCode, JsonObject};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use rmcp::model::{CancelledNotificationParam, ErrorCode, JsonObject, RequestId};
+use serde::Serialize;
+use serde_json::json;
+use serde_json::value::RawValue;
 
 use crate::config::KeyScope;
 use crate::domain::run::RunId;
@@ -25,7 +26,7 @@ use crate::web::clients::mcp::subscription::TaskSubscription;
 use crate::web::clients::mcp::{resources, tasks, tools};
 use crate::web::error::{Problem, quote};
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::request_body::{self, RequestBody, unsupported_media_type};
+use crate::web::extract::request_body::{self, RequestBody, parse_large, unsupported_media_type};
 use crate::web::response::json::json_response;
 use crate::web::response::sse;
 use crate::web::routes::events::wants_stream;
@@ -50,20 +51,24 @@ pub async fn post(
             return Err(unsupported_media_type(request_body::FORM_CONTENT_TYPE));
         }
     };
-    let message = match Message::parse(&body) {
+    let message = match parse_large(body.len(), move || Message::parse(&body)).await {
         Ok(message) => message,
         Err(error) => return Ok(json_response(error.status, &error.response(None))),
     };
     match message {
         Message::Request(request) => {
-            let responded = respond(&state, &principal, &links, &parts.headers, &request).await;
-            Ok(responded.unwrap_or_else(|error| {
-                json_response(error.status, &error.response(Some(&request.id)))
-            }))
+            let id = request.id.clone();
+            // The run may take long: nothing of the request is kept but its id.
+            let replied = respond(&state, &principal, &links, &parts.headers, request).await;
+            Ok(match replied {
+                Ok(Reply::Response(response)) => response,
+                Ok(Reply::Call(outcome)) => call_response(&parts.headers, &id, outcome).await,
+                Err(error) => json_response(error.status, &error.response(Some(&id))),
+            })
         }
         Message::Notification { method, params } => {
             if method == "notifications/cancelled" {
-                cancel_call(&state, &principal, &parts.headers, params);
+                cancel_call(&state, &principal, &parts.headers, &params);
             }
             Ok(StatusCode::ACCEPTED.into_response())
         }
@@ -72,8 +77,8 @@ pub async fn post(
 }
 
 /// Cancels a call of a client of an earlier version.
-fn cancel_call(state: &AppState, principal: &Principal, headers: &HeaderMap, params: JsonObject) {
-    let params = CancelledNotificationParam::deserialize(Value::Object(params)).ok();
+fn cancel_call(state: &AppState, principal: &Principal, headers: &HeaderMap, params: &RawValue) {
+    let params = serde_json::from_str::<CancelledNotificationParam>(params.get()).ok();
     let request = params.and_then(|params| params.request_id);
     let session = headers.get(SESSION_HEADER).and_then(|id| id.to_str().ok());
     let key = request.and_then(|id| CallKey::new(principal.key_name(), session, &id));
@@ -82,17 +87,24 @@ fn cancel_call(state: &AppState, principal: &Principal, headers: &HeaderMap, par
     }
 }
 
+/// What a request gets.
+enum Reply {
+    Response(Response),
+    Call(CallOutcome),
+}
+
 async fn respond(
     state: &AppState,
     principal: &Principal,
     links: &str,
     headers: &HeaderMap,
-    request: &RpcRequest,
-) -> Result<Response, RpcError> {
-    let caller = Caller::read(request, headers)?;
-    match request.method.as_str() {
+    mut request: RpcRequest,
+) -> Result<Reply, RpcError> {
+    let caller = Caller::read(&mut request, headers)?;
+    let request = &request;
+    let response = match request.method.as_str() {
         "initialize" if !caller.is_modern => {
-            let mut response = success(request, &caller, server_info::initialize(request)?)?;
+            let mut response = success(request, &caller, server_info::initialize(request).await?)?;
             let session = RunId::new().0.to_string();
             if let Ok(session) = HeaderValue::try_from(session) {
                 response.headers_mut().insert(SESSION_HEADER, session);
@@ -107,7 +119,7 @@ async fn respond(
         }
         "tools/call" => {
             let outcome = call(state, principal, headers, &caller, request).await?;
-            Ok(call_response(headers, request, outcome).await)
+            return Ok(Reply::Call(outcome));
         }
         "subscriptions/listen" if caller.is_modern => {
             if !wants_stream(headers) {
@@ -140,7 +152,8 @@ async fn respond(
             success(request, &caller, cancelled)
         }
         method => Err(unknown_method(method, &caller)),
-    }
+    };
+    response.map(Reply::Response)
 }
 
 fn require_any(principal: &Principal, scopes: &[KeyScope]) -> Result<(), Problem> {
@@ -171,14 +184,10 @@ fn success(
 }
 
 /// The result, or a stream that ends with it. A client that takes no stream waits for the result alone.
-async fn call_response(
-    headers: &HeaderMap,
-    request: &RpcRequest,
-    outcome: CallOutcome,
-) -> Response {
+async fn call_response(headers: &HeaderMap, id: &RequestId, outcome: CallOutcome) -> Response {
     let (run, mut response) = match outcome {
         CallOutcome::Result { result, run } => {
-            let response = json!({ "jsonrpc": "2.0", "id": request.id, "result": result });
+            let response = json!({ "jsonrpc": "2.0", "id": id, "result": result });
             (run, json_response(StatusCode::OK, &response))
         }
         CallOutcome::Waiting(stream) if wants_stream(headers) => {

@@ -38,9 +38,11 @@ pub struct Caller {
 
 impl Caller {
     /// Checks the version, the required metadata and the headers.
-    pub fn read(request: &RpcRequest, headers: &HeaderMap) -> Result<Self, RpcError> {
-        let meta = request.params.get("_meta").and_then(Value::as_object);
-        let meta = RequestMetaObject::from(meta.cloned().unwrap_or_default());
+    pub fn read(request: &mut RpcRequest, headers: &HeaderMap) -> Result<Self, RpcError> {
+        let meta = match request.head.meta.take() {
+            Some(Value::Object(meta)) => RequestMetaObject::from(meta),
+            _ => RequestMetaObject::from(JsonObject::new()),
+        };
         let header = header_text(headers, VERSION_HEADER)?;
         let requested = meta.protocol_version();
         let is_modern = requested.is_some()
@@ -138,17 +140,13 @@ fn check_supported(version: &str) -> Result<(), RpcError> {
 /// What the header `Mcp-Name` repeats; `None` for a method without such a header.
 fn named_thing(request: &RpcRequest) -> Option<&str> {
     let member = match request.method.as_str() {
-        "tools/call" | "prompts/get" => "name",
-        "resources/read" => "uri",
-        "tasks/get" | "tasks/update" | "tasks/cancel" => "taskId",
+        "tools/call" | "prompts/get" => &request.head.name,
+        "resources/read" => &request.head.uri,
+        "tasks/get" | "tasks/update" | "tasks/cancel" => &request.head.task_id,
         _ => return None,
     };
     // A missing member is reported as such when the parameters are read.
-    text_member(&request.params, member)
-}
-
-fn text_member<'a>(params: &'a JsonObject, member: &str) -> Option<&'a str> {
-    params.get(member).and_then(Value::as_str)
+    member.as_ref().and_then(Value::as_str)
 }
 
 fn check_header(headers: &HeaderMap, name: &str, wanted: &str) -> Result<(), RpcError> {

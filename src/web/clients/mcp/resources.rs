@@ -34,7 +34,7 @@ pub async fn list(
     request: &RpcRequest,
 ) -> Result<ListResourcesResult, RpcError> {
     principal.require_scope(KeyScope::Read)?;
-    let params: PaginatedRequestParams = request.params()?;
+    let params: PaginatedRequestParams = request.params().await?;
     let cursor = params.cursor.map(|cursor| {
         let id = cursor.parse::<RunId>();
         id.map_err(|_| Problem::parameter("cursor", "is not a cursor of this list"))
@@ -98,7 +98,7 @@ pub async fn read(
     request: &RpcRequest,
 ) -> Result<ReadResourceResult, RpcError> {
     principal.require_scope(KeyScope::Read)?;
-    let params: ReadResourceRequestParams = request.params()?;
+    let params: ReadResourceRequestParams = request.params().await?;
     let text = match params.uri.strip_prefix(PREFIX) {
         Some(path) => read_path(state, principal, links, path).await,
         None => Err(Problem::parameter(

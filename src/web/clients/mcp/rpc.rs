@@ -1,15 +1,19 @@
 //! JSON-RPC 2.0 as MCP uses it: one message a request, and errors with the code of the problem in `data`.
 
+use std::sync::Arc;
+
 use axum::http::StatusCode;
-use rmcp::model::{ErrorCode, JsonObject, RequestId};
+use rmcp::model::{ErrorCode, RequestId};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use tracing::{error, warn};
 
 use crate::web::error::Problem;
 use crate::web::error_shape::{ErrorShape, ShapedError};
-use crate::web::extract::json_body::{self, decode_utf8};
+use crate::web::extract::json_body::{self, MAX_DEPTH, Object, decode_utf8};
+use crate::web::extract::request_body::parse_large;
 use crate::web::problem_code::ProblemCode;
 
 /// Errors that occur before a message is read, such as an unknown key.
@@ -20,7 +24,7 @@ pub enum Message {
     Request(RpcRequest),
     Notification {
         method: String,
-        params: JsonObject,
+        params: Arc<RawValue>,
     },
     /// The response to a request of the server, which sends none.
     Response,
@@ -29,13 +33,30 @@ pub enum Message {
 pub struct RpcRequest {
     pub id: RequestId,
     pub method: String,
-    pub params: JsonObject,
+    pub head: Box<ParamsHead>,
+    /// As text: values take many times its memory.
+    params: Arc<RawValue>,
+}
+
+/// The members of the parameters that are read for every method.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ParamsHead {
+    #[serde(rename = "_meta")]
+    pub meta: Option<Value>,
+    pub name: Option<Value>,
+    pub uri: Option<Value>,
+    pub task_id: Option<Value>,
 }
 
 impl RpcRequest {
     /// The parameters as the type of the method.
-    pub fn params<T: DeserializeOwned>(&self) -> Result<T, RpcError> {
-        T::deserialize(&Value::Object(self.params.clone())).map_err(|error| {
+    pub async fn params<T: DeserializeOwned + Send + 'static>(&self) -> Result<T, RpcError> {
+        let params = Arc::clone(&self.params);
+        let read = parse_large(params.get().len(), move || {
+            serde_json::from_str::<T>(params.get())
+        });
+        read.await.map_err(|error| {
             let why = json_body::describe(&error);
             RpcError::new(
                 ErrorCode::INVALID_PARAMS,
@@ -53,38 +74,43 @@ struct Envelope {
     #[serde(default)]
     method: Option<String>,
     #[serde(default)]
-    params: Option<JsonObject>,
+    params: Option<Box<RawValue>>,
     #[serde(default)]
-    result: Option<Value>,
+    result: Option<IgnoredAny>,
     #[serde(default)]
-    error: Option<Value>,
+    error: Option<IgnoredAny>,
 }
 
 impl Message {
     pub fn parse(body: &[u8]) -> Result<Self, RpcError> {
-        let json: Value = serde_json::from_str(decode_utf8(body)?).map_err(|error| {
-            let message = format!("the body is not valid JSON: {error}");
-            RpcError::new(ErrorCode::PARSE_ERROR, message).with_status(StatusCode::BAD_REQUEST)
-        })?;
-        if json.is_array() {
-            return Err(invalid_request(
-                "batches are not supported: send each message in a request of its own",
-            ));
+        let text = decode_utf8(body)?;
+        if json_body::nesting_depth(text) > MAX_DEPTH {
+            return Err(parse_error(json_body::too_deep().detail()));
         }
-        let envelope = Envelope::deserialize(&json).map_err(|error| {
-            let why = json_body::describe(&error);
-            invalid_request(&format!("not a JSON-RPC message: {why}"))
-        })?;
+        let envelope = match serde_json::from_str::<Object<Envelope>>(text) {
+            Ok(Object(envelope)) => envelope,
+            Err(error) => return Err(not_a_message(text, &error)),
+        };
         if envelope.jsonrpc.as_deref() != Some("2.0") {
             return Err(invalid_request("\"jsonrpc\" must be \"2.0\""));
         }
-        let params = envelope.params.unwrap_or_default();
+        let params: Arc<RawValue> = match envelope.params {
+            Some(params) => params.into(),
+            None => Arc::from(RawValue::from_string("{}".to_owned()).unwrap_or_default()),
+        };
+        let head = serde_json::from_str::<Object<ParamsHead>>(params.get());
+        let Object(head) = head.map_err(|error| not_a_message(text, &error))?;
         match (envelope.method, envelope.id) {
             (Some(method), None) => Ok(Self::Notification { method, params }),
             (Some(method), Some(id)) => {
                 let id = RequestId::deserialize(&id)
                     .map_err(|_| invalid_request("\"id\" must be a string or a whole number"))?;
-                Ok(Self::Request(RpcRequest { id, method, params }))
+                Ok(Self::Request(RpcRequest {
+                    id,
+                    method,
+                    head: Box::new(head),
+                    params,
+                }))
             }
             (None, _) if envelope.result.is_some() || envelope.error.is_some() => {
                 Ok(Self::Response)
@@ -92,6 +118,24 @@ impl Message {
             (None, _) => Err(invalid_request("\"method\" is missing")),
         }
     }
+}
+
+/// A text that is no JSON, or JSON of another shape.
+fn not_a_message(text: &str, error: &serde_json::Error) -> RpcError {
+    if let Err(error) = serde_json::from_str::<IgnoredAny>(text) {
+        return parse_error(&format!("the body is not valid JSON: {error}"));
+    }
+    if text.trim_start().starts_with('[') {
+        return invalid_request(
+            "batches are not supported: send each message in a request of its own",
+        );
+    }
+    let why = json_body::describe(error);
+    invalid_request(&format!("not a JSON-RPC message: {why}"))
+}
+
+fn parse_error(message: &str) -> RpcError {
+    RpcError::new(ErrorCode::PARSE_ERROR, message).with_status(StatusCode::BAD_REQUEST)
 }
 
 fn invalid_request(message: &str) -> RpcError {
@@ -249,6 +293,14 @@ mod tests {
             assert_eq!(error.status, 400, "{text}");
             assert_eq!(error.response(None)["error"]["code"], code, "{text}");
         }
+    }
+
+    #[test]
+    fn deep_parameters_are_malformed() {
+        let params = format!("{{\"a\":{}{}}}", "[".repeat(200), "]".repeat(200));
+        let body = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{params}}}"#);
+        let error = Message::parse(body.as_bytes()).err().expect("an error");
+        assert_eq!(error.response(None)["error"]["code"], -32700);
     }
 
     #[test]

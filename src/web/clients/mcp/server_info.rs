@@ -58,8 +58,8 @@ pub fn complete(result: impl Serialize, is_modern: bool) -> Result<Value, Proble
 }
 
 /// The version is the client's, or the newest one with a handshake.
-pub fn initialize(request: &RpcRequest) -> Result<InitializeResult, RpcError> {
-    let params: InitializeRequestParams = request.params()?;
+pub async fn initialize(request: &RpcRequest) -> Result<InitializeResult, RpcError> {
+    let params: InitializeRequestParams = request.params().await?;
     let requested = params.protocol_version;
     let is_served = requested.as_str() < ProtocolVersion::NO_INITIALIZE.as_str()
         && SUPPORTED_VERSIONS.contains(&requested);

@@ -64,7 +64,7 @@ impl TaskSubscription {
         request: &RpcRequest,
     ) -> Result<Self, RpcError> {
         principal.require_scope(KeyScope::Read)?;
-        let ListenParams { notifications } = request.params()?;
+        let ListenParams { notifications } = request.params().await?;
         let ids = notifications.task_ids;
         if !ids.is_empty() {
             caller.require_tasks()?;

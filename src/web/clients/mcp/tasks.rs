@@ -34,7 +34,7 @@ pub async fn get(
 ) -> Result<GetTaskResult, RpcError> {
     caller.require_tasks()?;
     principal.require_scope(KeyScope::Read)?;
-    let params: GetTaskParams = request.params()?;
+    let params: GetTaskParams = request.params().await?;
     let run = find(state, principal, &params.task_id).await?;
     Ok(state_of(state, &run, caller.supports_forms())?)
 }
@@ -56,7 +56,7 @@ pub async fn update(
 ) -> Result<TaskAckResult, RpcError> {
     caller.require_tasks()?;
     principal.require_scope(KeyScope::Run)?;
-    let params: UpdateTaskParams = request.params()?;
+    let params: UpdateTaskParams = request.params().await?;
     let run = find(state, principal, &params.task_id).await?;
     approvals::apply(state, principal, &run, &params.input_responses).await?;
     Ok(TaskAckResult::new())
@@ -71,7 +71,7 @@ pub async fn cancel(
 ) -> Result<TaskAckResult, RpcError> {
     caller.require_tasks()?;
     principal.require_scope(KeyScope::Cancel)?;
-    let params: CancelTaskParams = request.params()?;
+    let params: CancelTaskParams = request.params().await?;
     let run = find(state, principal, &params.task_id).await?;
     let reason = Some(CANCELLED.to_owned());
     let cancelled = state.runner.cancel(run.id, reason).await;

@@ -1,7 +1,7 @@
 //! `tool_choice`: whether the first reply has to call a tool.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::domain::agent::client_additions::{ClientAdditions, ClientTool, ToolChoice};
 use crate::web::clients::client_tools::{self, FunctionInput};
@@ -63,6 +63,18 @@ fn apply(
     }
 }
 
+/// The choice as a response shows it, without members that mean nothing here.
+pub fn echo(choice: Option<&Value>) -> Value {
+    match choice {
+        Some(Value::String(mode)) => mode.as_str().into(),
+        Some(choice) if choice.is_object() => match named(choice) {
+            Ok(name) => json!({"type": "function", "name": name}),
+            Err(_) => "auto".into(),
+        },
+        _ => "auto".into(),
+    }
+}
+
 fn named(choice: &Value) -> Result<String, Problem> {
     let Ok(named) = NamedFunction::deserialize(choice) else {
         return Err(unknown("this"));
@@ -90,7 +102,7 @@ mod tests {
     use serde_json::value::RawValue;
     use serde_json::{Value, json};
 
-    use super::apply;
+    use super::{apply, echo};
     use crate::domain::agent::client_additions::{ClientTool, ToolChoice};
 
     fn apply_to_look(choice: Value) -> Result<(usize, Option<ToolChoice>), String> {
@@ -124,6 +136,15 @@ mod tests {
         ] {
             assert_eq!(apply_to_look(choice.clone()), Ok(expected), "{choice}");
         }
+    }
+
+    #[test]
+    fn a_response_shows_the_choice_alone() {
+        let choice = json!({"type": "function", "name": "look", "x": [0, 0]});
+        let shown = json!({"type": "function", "name": "look"});
+        assert_eq!(echo(Some(&choice)), shown);
+        assert_eq!(echo(Some(&json!("none"))), "none");
+        assert_eq!(echo(None), "auto");
     }
 
     #[test]

@@ -51,8 +51,7 @@ pub async fn create(
         trace,
         provider_keys,
     } = Box::pin(read).await?;
-    let chat: ChatRequest = body.json()?;
-    drop(body);
+    let chat: ChatRequest = body.parse(|body| body.json()).await?;
     let delivery = Delivery {
         stream: chat.stream_settings()?,
         has_key: claim.is_some(),
@@ -80,6 +79,7 @@ pub async fn create(
             NewInput {
                 results: &new_results,
                 message: new_message.as_ref(),
+                pointer: "/messages",
                 claim: claim.as_ref(),
             },
         )

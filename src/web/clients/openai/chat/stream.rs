@@ -49,17 +49,37 @@ struct StreamedText {
     is_begun: bool,
     /// The turn of the last delta.
     turn: u32,
-    /// The text of that turn.
+    /// What was sent of that turn's text: its beginning.
     of_turn: String,
+    gap: Gap,
+}
+
+/// Deltas that were lost. What follows one of its turn is not sent: the record has the rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Gap {
+    #[default]
+    None,
+    /// It is unknown in which turn it ends.
+    Open,
+    /// It ends in the turn of the last delta.
+    InTurn,
 }
 
 impl StreamedText {
     /// What to send for a delta.
     fn push(&mut self, turn: u32, text: &str) -> String {
         let mut frame = String::new();
-        if self.turn != turn {
-            self.turn = turn;
+        let is_new = std::mem::replace(&mut self.turn, turn) != turn;
+        if is_new {
             self.of_turn.clear();
+        }
+        self.gap = match self.gap {
+            Gap::None => Gap::None,
+            Gap::InTurn if is_new => Gap::None,
+            Gap::Open | Gap::InTurn => Gap::InTurn,
+        };
+        if self.gap == Gap::InTurn {
+            return frame;
         }
         if self.of_turn.is_empty() && std::mem::replace(&mut self.is_begun, true) {
             frame.push_str(SEPARATOR);
@@ -69,9 +89,15 @@ impl StreamedText {
         frame
     }
 
-    /// The text of the turn is not part of the reply.
+    /// Deltas were lost.
+    fn lose(&mut self) {
+        self.gap = Gap::Open;
+    }
+
+    /// The text of the turn is not part of the reply. The next delta begins another one.
     fn withdraw(&mut self) {
         self.of_turn.clear();
+        self.gap = Gap::None;
     }
 
     /// What is missing of the last turn's text.
@@ -181,8 +207,7 @@ impl ChatStream {
             biased;
             event = received => match event {
                 Ok(event) => self.on_event(&event),
-                // The record has the text that is lost here.
-                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Lagged(_)) => self.text.lose(),
                 Err(RecvError::Closed) => self.subscription = None,
             },
             run = stopped => {
@@ -204,7 +229,7 @@ impl ChatStream {
         while let Some(subscription) = &mut self.subscription {
             match subscription.try_recv() {
                 Ok(event) => self.on_event(&event),
-                Err(TryRecvError::Lagged(_)) => {}
+                Err(TryRecvError::Lagged(_)) => self.text.lose(),
                 Err(TryRecvError::Empty | TryRecvError::Closed) => return,
             }
         }
@@ -337,6 +362,23 @@ mod tests {
         text.withdraw();
         assert_eq!(text.push(2, "d"), "\n\nd");
         assert_eq!(text.rest("e"), "\n\ne");
+    }
+
+    #[test]
+    fn after_a_gap_the_rest_comes_from_the_record() {
+        let mut text = StreamedText::default();
+        text.push(1, "one ");
+        text.lose();
+        assert_eq!(text.push(1, "three"), "");
+        assert_eq!(text.rest("one two three"), "two three");
+        // This turn begins after the gap.
+        assert_eq!(text.push(2, "four"), "\n\nfour");
+        text.lose();
+        // The beginning of this one may be lost.
+        assert_eq!(text.push(3, "six"), "");
+        assert_eq!(text.rest("five six"), "\n\nfive six");
+        text.withdraw();
+        assert_eq!(text.push(3, "seven"), "\n\nseven");
     }
 
     #[test]

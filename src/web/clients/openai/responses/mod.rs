@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use crate::domain::run::Run;
 use crate::engine::request::RunRequest;
 use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
+use crate::web::clients::call_id::CallRef;
 use crate::web::clients::openai::create_request::CreateRequest;
 use crate::web::clients::openai::error::failure_response;
 use crate::web::clients::openai::responses::numbers::Cursor;
@@ -24,6 +25,7 @@ use crate::web::clients::results::{self, ContinuedRun, NewInput};
 use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop;
 use crate::web::error::Problem;
+use crate::web::extract::path::ResponsePath;
 use crate::web::extract::query::{Query, parse_flag};
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::json_response;
@@ -72,8 +74,7 @@ pub async fn create(
         trace,
         provider_keys,
     } = Box::pin(read).await?;
-    let input: ResponsesRequest = body.json()?;
-    drop(body);
+    let input: ResponsesRequest = body.parse(|body| body.json()).await?;
     input.check()?;
     let delivery = Delivery {
         is_stream: input.stream.unwrap_or_default(),
@@ -116,9 +117,18 @@ async fn continue_run(
     claim: Option<&IdempotencyClaim>,
 ) -> Result<Option<OpenResponse>, Problem> {
     let (results, message) = read.new_results();
+    let first = results.first().map(|result| result.call_id.as_str());
+    let Some(call) = first.and_then(CallRef::parse) else {
+        return Ok(None);
+    };
+    // A run of another protocol has no response to continue.
+    if !ResponseRecord::has_responses(state, call.run).await? {
+        return Ok(None);
+    }
     let input = NewInput {
         results: &results,
         message,
+        pointer: "/input",
         claim,
     };
     let continued = results::continue_run(state, owner, &read.agent, input).await?;
@@ -212,7 +222,7 @@ async fn respond(
 pub async fn get(
     State(state): State<AppState>,
     principal: Principal,
-    Path(id): Path<String>,
+    ResponsePath(id): ResponsePath,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = StreamQuery::read(&uri)?;
@@ -283,7 +293,7 @@ impl StreamQuery {
 pub async fn delete(
     State(state): State<AppState>,
     principal: Principal,
-    Path(id): Path<String>,
+    ResponsePath(id): ResponsePath,
 ) -> Result<Response, Problem> {
     let record = ResponseRecord::find(&state, &principal, &id).await?;
     if !record.run.status.is_terminal() {
@@ -303,7 +313,7 @@ pub async fn delete(
 pub async fn cancel(
     State(state): State<AppState>,
     principal: Principal,
-    Path(id): Path<String>,
+    ResponsePath(id): ResponsePath,
 ) -> Result<Response, Problem> {
     let record = ResponseRecord::find(&state, &principal, &id).await?;
     let (run, number) = (Arc::clone(&record.run), record.reference.number);
@@ -320,7 +330,7 @@ pub async fn cancel(
 pub async fn input_items(
     State(state): State<AppState>,
     principal: Principal,
-    Path(id): Path<String>,
+    ResponsePath(id): ResponsePath,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let record = ResponseRecord::find(&state, &principal, &id).await?;

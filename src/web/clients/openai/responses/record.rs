@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::domain::agent::Agent;
-use crate::domain::agent::client_additions::ClientTool;
+use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
-use crate::domain::run::{Run, Status};
+use crate::domain::run::{Run, RunId, Status};
 use crate::domain::usage::TokenUsage;
 use crate::engine::delete_at_end::RunUse;
 use crate::engine::record::agent_snapshots;
@@ -58,6 +58,12 @@ impl ResponseRecord {
         record.ok_or_else(not_found)
     }
 
+    /// Whether the run is one of this protocol.
+    pub async fn has_responses(state: &AppState, run: RunId) -> Result<bool, Problem> {
+        let additions = client_additions(state, run).await?;
+        Ok(echo_of(&additions).is_some())
+    }
+
     /// `None` if the run has no such response.
     pub async fn load(
         state: &AppState,
@@ -65,15 +71,8 @@ impl ResponseRecord {
         number: u32,
     ) -> Result<Option<Self>, Problem> {
         let store = state.runner.store();
-        let definition = store.definition(run.id).await?;
-        let agent = definition.and_then(|json| agent_snapshots::parse(&json));
-        let additions = agent
-            .as_deref()
-            .and_then(|agent: &Agent| agent.client.clone());
-        let additions = additions.unwrap_or_default();
-        let echo = additions.echo.as_ref();
-        let echo = echo.and_then(|json| serde_json::from_str::<Echo>(json.get()).ok());
-        let Some(echo) = echo else {
+        let additions = client_additions(state, run.id).await?;
+        let Some(echo) = echo_of(&additions) else {
             return Ok(None);
         };
         let steps = store.steps(run.id).await?;
@@ -274,6 +273,21 @@ impl ResponseRecord {
         let before = turns.iter().filter(|it| **it <= turn).count();
         Ok(u32::try_from(before + 1).unwrap_or(u32::MAX))
     }
+}
+
+/// What the client of the run has added to its agent.
+async fn client_additions(state: &AppState, run: RunId) -> Result<ClientAdditions, Problem> {
+    let definition = state.runner.store().definition(run).await?;
+    let agent = definition.and_then(|json| agent_snapshots::parse(&json));
+    let additions = agent
+        .as_deref()
+        .and_then(|agent: &Agent| agent.client.clone());
+    Ok(additions.map(|it| *it).unwrap_or_default())
+}
+
+fn echo_of(additions: &ClientAdditions) -> Option<Echo> {
+    let json = additions.echo.as_ref()?;
+    serde_json::from_str(json.get()).ok()
 }
 
 fn reply_of(steps: &[Step], turn: u32) -> Option<&AssistantMessage> {

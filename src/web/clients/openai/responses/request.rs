@@ -219,7 +219,7 @@ impl ResponsesRequest {
             instructions: self.instructions.clone(),
             previous_response_id: self.previous_response_id.clone(),
             conversation,
-            tool_choice: self.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+            tool_choice: tool_choice::echo(self.tool_choice.as_ref()),
             format: format_echo(self.text.as_ref().map(|Object(text)| text)),
             effort: self.reasoning.as_ref().and_then(|Object(it)| it.effort),
             temperature: self.temperature,
