@@ -253,6 +253,11 @@ impl Principal {
         self.0.as_ref().is_none_or(|key| key.can_use_agent(agent))
     }
 
+    /// Whether the principal may use some agents only.
+    pub fn has_agent_globs(&self) -> bool {
+        self.0.as_ref().is_some_and(|key| key.agents.is_some())
+    }
+
     pub fn can_see_all_runs(&self) -> bool {
         let key = self.0.as_ref();
         key.is_none_or(|key| key.is_admin() && key.agents.is_none())
@@ -265,8 +270,7 @@ impl Principal {
         {
             return Ok(false);
         }
-        let has_agent_filter = self.0.as_ref().is_some_and(|key| key.agents.is_some());
-        if !has_agent_filter || run.parent_id.is_none() {
+        if !self.has_agent_globs() || run.parent_id.is_none() {
             return Ok(self.can_use_agent(&run.agent));
         }
         let root = store.run(run.root_id).await?;

@@ -242,9 +242,39 @@ pub async fn delete(
         owner,
         name: name.clone(),
     };
+    require_visible(&state, &principal, &key).await?;
     state.runner.delete_session(key).await?;
     info!("Deleted session {name}; its runs stay");
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// 404 for a session with a run that the principal may not see.
+async fn require_visible(
+    state: &AppState,
+    principal: &Principal,
+    key: &SessionKey,
+) -> Result<(), Problem> {
+    if !principal.has_agent_globs() {
+        return Ok(());
+    }
+    let store = state.runner.store();
+    let mut query = SessionQuery {
+        owner: key.owner.clone(),
+        name: key.name.clone(),
+        limit: MAX_PAGE_SIZE,
+        cut_texts: true,
+        ..SessionQuery::default()
+    };
+    loop {
+        let runs = store.session_runs(query.clone()).await?;
+        let (Some(last), count) = (runs.last().map(|run| run.id), runs.len()) else {
+            return Ok(());
+        };
+        query.before = Some(last);
+        if principal.visible_runs(runs, store.as_ref()).await?.len() < count {
+            return Err(Problem::session_not_found(&key.name));
+        }
+    }
 }
 
 /// Whose sessions are meant: the principal's own, or those of the key that `?key=` names, which an admin may choose.

@@ -12,12 +12,15 @@ use crate::config::{AllowedOrigins, Cors};
 const MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// The response headers that a page may read besides those that every page may.
-const EXPOSED: [HeaderName; 5] = [
+const EXPOSED: [HeaderName; 8] = [
     LOCATION,
     RETRY_AFTER,
     ETAG,
     HeaderName::from_static("x-request-id"),
     HeaderName::from_static("idempotency-replayed"),
+    HeaderName::from_static("x-run-id"),
+    HeaderName::from_static("x-should-retry"),
+    HeaderName::from_static("mcp-session-id"),
 ];
 
 /// Answers preflights, which need no key, and lets pages of the configured origins read responses.

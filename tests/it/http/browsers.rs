@@ -79,6 +79,9 @@ async fn a_page_of_a_configured_origin_uses_the_api() {
             "x-request-id",
             "idempotency-replayed",
             "etag",
+            "x-run-id",
+            "x-should-retry",
+            "mcp-session-id",
         ] {
             assert!(exposed.contains(name), "{name} is not in {exposed}");
         }

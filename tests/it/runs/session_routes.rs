@@ -1,5 +1,6 @@
 //! The routes below `/sessions`: list, conversation, deletion. And lists of runs without long texts.
 
+use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -201,6 +202,30 @@ async fn a_key_lists_and_deletes_its_own_sessions() {
     assert_eq!(delete("root", "/sessions/talk?key=ada").await.status, 204);
     assert_eq!(get("ada", "/sessions").await.json()["data"], json!([]));
     assert_eq!(runs(get("bob", "/sessions").await.json()), 1);
+}
+
+#[tokio::test]
+async fn an_admin_of_some_agents_deletes_only_their_sessions() {
+    let sha256 = KeyHash::digest(b"narrow");
+    let key = format!(
+        "[auth.keys.narrow]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\nagents = [\"other\"]\n"
+    );
+    let setup = of_ada_and_bob().config(&key).agent("other", "");
+    let app = setup.spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    app.provider.always("other", |_| says("done"));
+    for (agent, session) in [("solo", "talk"), ("other", "talk"), ("other", "own")] {
+        let path = format!("/agents/{agent}/runs?wait=30");
+        let body = in_session(session);
+        let run = by(&app, "ada", Method::POST, &path, Some(&body)).await;
+        assert_eq!(run.status, 200, "{}", run.text);
+    }
+    let delete = |path: &'static str| by(&app, "narrow", Method::DELETE, path, None);
+    delete("/sessions/talk?key=ada").await.problem(404);
+    assert_eq!(delete("/sessions/own?key=ada").await.status, 204);
+    let left = by(&app, "ada", Method::GET, "/sessions", None).await.json();
+    assert_eq!(left["data"].as_array().map(Vec::len), Some(1));
+    assert_eq!(left["data"][0]["name"], "talk");
 }
 
 #[tokio::test]
