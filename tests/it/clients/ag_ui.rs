@@ -332,6 +332,13 @@ async fn the_clients_tools_are_executed_by_the_client() {
     assert_eq!(outcome["pendingToolCallIds"], json!([call]));
     let mut messages = snapshot(&first);
     messages.push(json!({ "id": "m2", "role": "tool", "toolCallId": call, "content": "opened" }));
+    let source = json!({ "type": "url", "value": "https://pics.example/a.png" });
+    let picture = json!([{ "type": "image", "source": source }]);
+    let mut with_url = messages.clone();
+    with_url.push(json!({ "id": "m3", "role": "user", "content": picture }));
+    let refused = post(&app, "solo", &with_tools("r2", &with_url)).await;
+    assert_eq!(refused.status, 422, "{}", refused.text);
+    assert!(refused.text.contains("/messages: "), "{}", refused.text);
     let second = events(&app, "solo", &with_tools("r2", &messages)).await;
     assert_eq!(second[0]["metadata"], first[0]["metadata"]);
     let last = snapshot(&second).pop().expect("a message");

@@ -213,6 +213,10 @@ async fn ag_ui_names_what_it_expects() {
             "/messages: invalid type: integer `5`, expected an array",
         ),
         (
+            json!({"messages": [{}, 5]}),
+            "/messages/1: invalid type: integer `5`, expected an object",
+        ),
+        (
             json!({"tools": ["x"]}),
             "/tools/0: invalid type: string \"x\", expected an object",
         ),

@@ -97,6 +97,34 @@ async fn a_message_can_bring_a_receiver_of_its_tasks_states() {
 }
 
 #[tokio::test]
+async fn a_repeated_message_notifies_nobody_again() {
+    let receiver = WebhookReceiver::start().await;
+    let app = solo().spawn().await;
+    app.provider.will("solo", [says("done")]);
+    let mut body = message("m1", "go");
+    let config = json!({ "url": receiver.url("/hook") });
+    body["configuration"] = json!({ "taskPushNotificationConfig": config });
+    let task = task_of(&app, "solo", &body).await;
+    let mut messages = receiver.wait_for_messages(1).await;
+    while !states(&messages, &task).contains(&"TASK_STATE_COMPLETED".to_owned()) {
+        messages = receiver.wait_for_messages(messages.len() + 1).await;
+    }
+    let id = task["id"].as_str().expect("an id");
+    let deliveries = async || {
+        let got = app.get(&format!("/runs/{id}/deliveries")).await.json();
+        got["data"].as_array().map(Vec::len)
+    };
+    let count = deliveries().await;
+    assert_eq!(task_of(&app, "solo", &body).await["id"], id);
+    assert_eq!(deliveries().await, count);
+
+    let path = format!("{}/m1", configs(&task, "solo"));
+    assert_eq!(remove(&app, &path).await.status, 200);
+    assert_eq!(task_of(&app, "solo", &body).await["id"], id);
+    assert_eq!(error(&get(&app, &path).await).0, 404);
+}
+
+#[tokio::test]
 async fn a_notification_is_delivered_although_the_daemon_crashes() {
     let receiver = WebhookReceiver::start().await;
     let mut app = solo().spawn().await;

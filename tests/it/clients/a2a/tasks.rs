@@ -224,6 +224,31 @@ async fn tasks_are_listed_by_their_last_change() {
 }
 
 #[tokio::test]
+async fn a_run_without_a_session_is_found_by_its_own_context() {
+    let app = TestApp::setup()
+        .agent("solo", "")
+        .agent("other", "")
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await.id().to_owned();
+    let task = get(&app, &format!("solo/tasks/{run}")).await.json();
+    assert_eq!(task["contextId"], run.as_str());
+    for (agent, query, count) in [
+        ("solo", "", 1),
+        ("solo", "&status=TASK_STATE_COMPLETED", 1),
+        ("solo", "&status=TASK_STATE_WORKING", 0),
+        ("solo", "&statusTimestampAfter=2999-01-01T00:00:00Z", 0),
+        ("other", "", 0),
+    ] {
+        let path = format!("{agent}/tasks?contextId={run}{query}");
+        let page = get(&app, &path).await.json();
+        assert_eq!(page["totalSize"], count, "{path}");
+        assert_eq!(page["tasks"].as_array().map(Vec::len), Some(count));
+    }
+}
+
+#[tokio::test]
 async fn a_wrong_filter_is_refused() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     for wrong in [

@@ -149,6 +149,28 @@ async fn results_for_an_ended_run_start_a_new_one() {
 }
 
 #[tokio::test]
+async fn results_of_a_chat_start_a_new_run_as_a_response() {
+    let app = solo().await;
+    let (mut messages, call, id) = waiting(&app).await;
+    app.provider
+        .will("solo", [says("A response."), says("It rains.")]);
+    let input = json!([
+        user("How is it?"),
+        {"type": "function_call", "call_id": call["id"], "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": call["id"], "output": "rain"},
+    ]);
+    let tools = json!([{"type": "function", "name": "weather"}]);
+    let body = json!({"model": "solo", "input": input, "tools": tools});
+    let got = app.post("/v1/responses", &body).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    assert_ne!(got.header("x-run-id"), id);
+    messages.push(result(&call, "rain"));
+    let got = chat(&app, &messages, false).await;
+    assert_eq!(got.header("x-run-id"), id, "{}", got.text);
+    assert_eq!(got.json()["choices"][0]["message"]["content"], "It rains.");
+}
+
+#[tokio::test]
 async fn a_client_that_sends_no_results_is_not_waited_for_forever() {
     let app = TestApp::setup()
         .agent("solo", "tools = [\"list_directory\"]\nworkdir = \".\"")

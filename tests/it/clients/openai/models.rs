@@ -47,6 +47,16 @@ async fn a_wrong_method_is_an_error_of_the_protocol() {
 }
 
 #[tokio::test]
+async fn a_path_that_is_not_utf8_is_an_error_of_the_protocol() {
+    let app = TestApp::spawn().await;
+    for path in ["/v1/responses/%FF", "/v1/models/%FF"] {
+        let refused = app.get(path).await;
+        assert_eq!(refused.status, 400, "{}", refused.text);
+        assert_eq!(refused.json()["error"]["code"], "malformed_path");
+    }
+}
+
+#[tokio::test]
 async fn the_configuration_turns_the_routes_off() {
     let app = TestApp::setup()
         .config("[clients]\nopenai = false")

@@ -200,6 +200,34 @@ async fn results_and_a_message_continue_the_run_once() {
 }
 
 #[tokio::test]
+async fn a_refused_request_leaves_nothing_in_the_run() {
+    let app = solo().await;
+    let call = |city: &str| ("weather", json!({"city": city}));
+    app.provider
+        .will("solo", [calls([call("Bonn"), call("Rome")]), says("Both.")]);
+    let first = create(&app, json!({"input": "How is it?", "tools": weather()})).await;
+    let run = first.header("x-run-id").to_owned();
+    let first = first.json();
+    let result = |at: usize| json!({"type": "function_call_output", "call_id": first["output"][at]["call_id"], "output": "rain"});
+    let body = |input: Value| json!({"input": input, "previous_response_id": first["id"], "tools": weather()});
+    let said = |content: Value| json!({"role": "user", "content": content});
+    let picture = json!([{"type": "input_image", "image_url": "https://pics.example/a.png"}]);
+    for input in [
+        json!([result(0), said(json!("Wrong."))]),
+        json!([result(0), result(1), said(picture)]),
+    ] {
+        let refused = create(&app, body(input)).await;
+        assert_eq!(refused.status, 400, "{}", refused.text);
+        assert_eq!(refused.json()["error"]["param"], "input");
+    }
+    let input = json!([result(0), result(1), said(json!("Be brief."))]);
+    let got = create(&app, body(input)).await;
+    assert_eq!(got.header("x-run-id"), run, "{}", got.text);
+    let sent = app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(sent.user_messages(), ["How is it?", "Be brief."]);
+}
+
+#[tokio::test]
 async fn a_background_response_is_read_and_cancelled_later() {
     let app = solo().await;
     let gate = Gate::closed();
