@@ -39,7 +39,7 @@ use crate::engine::record::run_record;
 use crate::engine::record::webhook_events;
 use crate::engine::replay::recording::{RecordingError, capture, text};
 use crate::engine::replay::suspension::Suspension;
-use crate::engine::replay::{recovery, resume_suspended};
+use crate::engine::replay::{recovery, resume_suspended, tree_reads};
 use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::root_run::{self, NewRoot};
 use crate::engine::state::active_run::ActiveRun;
@@ -497,6 +497,7 @@ impl Runner {
 
     /// The recording of a root's tree, as the text of a file.
     pub async fn recording(&self, root: &Run) -> Result<String, RecordingError> {
+        let _permit = tree_reads::acquire(root.owner.as_deref()).await;
         let recording = capture::capture(&self.engine, root).await?;
         let header = format!(
             "Recording of {} from {}. axed test runs it against the agents of today.",
@@ -504,6 +505,12 @@ impl Runner {
             root.created_at.strftime("%Y-%m-%d")
         );
         Ok(text::to_toml(&recording, &header))
+    }
+
+    /// Whether the models of this provider cost nothing unless a price is configured.
+    pub fn is_free(&self, provider: &str) -> bool {
+        let provider = self.engine.providers.get(provider);
+        provider.is_ok_and(|provider| provider.is_free)
     }
 
     pub fn period_budgets(&self) -> &PeriodBudgets {

@@ -10,3 +10,4 @@ pub mod resume_suspended;
 pub mod run_diff;
 pub mod run_log;
 pub mod suspension;
+pub mod tree_reads;

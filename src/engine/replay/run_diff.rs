@@ -1,15 +1,16 @@
 //! Compares two trees run by run and turn by turn. Runs are the same if the same calls led to them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::domain::message::{AssistantMessage, ToolResult, truncate_to_bytes};
-use crate::domain::run::{Run, RunId, now};
+use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::run_path;
 use crate::domain::usage::TreeUsage;
+use crate::engine::replay::tree_reads;
 use crate::store::run_store::RunStore;
 use crate::store::turn_record::TurnRecord;
 use crate::store::{Step, StoreError};
@@ -115,9 +116,10 @@ impl TreeTotals {
     }
 }
 
-/// The differences of the trees below two runs.
+/// The differences of the trees below two runs. At most two runs are in memory with their texts.
 pub async fn diff(store: &dyn RunStore, a: &Run, b: &Run) -> Result<RunDiff, StoreError> {
-    let (runs_a, runs_b) = (load_tree(store, a.id).await?, load_tree(store, b.id).await?);
+    let _permit = tree_reads::acquire(a.owner.as_deref()).await;
+    let (runs_a, runs_b) = (read_tree(store, a.id).await?, read_tree(store, b.id).await?);
     let mut paths: Vec<&String> = runs_a.keys().chain(runs_b.keys()).collect();
     paths.sort_by_key(|path| run_path::calls(path));
     paths.dedup();
@@ -125,7 +127,7 @@ pub async fn diff(store: &dyn RunStore, a: &Run, b: &Run) -> Result<RunDiff, Sto
     let mut nodes = Vec::new();
     for path in paths {
         let (a, b) = (runs_a.get(path), runs_b.get(path));
-        nodes.push(changes.node(path, a, b));
+        nodes.push(changes.node(store, path, a, b).await?);
     }
     Ok(RunDiff {
         nodes,
@@ -137,9 +139,17 @@ pub async fn diff(store: &dyn RunStore, a: &Run, b: &Run) -> Result<RunDiff, Sto
     })
 }
 
+/// A run of a tree, without its steps.
+struct TreeRun {
+    id: RunId,
+    status: Status,
+    error: Option<String>,
+}
+
 /// What is compared of a run.
 struct ComparedRun {
-    run: Run,
+    status: Status,
+    error: Option<String>,
     system: String,
     message: String,
     turns: BTreeMap<u32, ComparedTurn>,
@@ -154,17 +164,19 @@ struct ComparedTurn {
 }
 
 /// The runs of a tree by path, with the runs whose results it reuses as far as they exist.
-async fn load_tree(
+async fn read_tree(
     store: &dyn RunStore,
     root: RunId,
-) -> Result<HashMap<String, ComparedRun>, StoreError> {
-    let mut compared: HashMap<String, ComparedRun> = HashMap::new();
+) -> Result<HashMap<String, TreeRun>, StoreError> {
+    let mut runs: HashMap<String, TreeRun> = HashMap::new();
     // The path of the root of a part does not begin with the agent of its caller where that is compared too.
     let mut parts = vec![(root, None)];
     while let Some((part_root, path)) = parts.pop() {
         let mut paths: HashMap<RunId, String> = HashMap::new();
         let mut calls: HashMap<RunId, HashMap<String, (u32, usize)>> = HashMap::new();
-        for run in store.tree(part_root).await? {
+        let tree = store.tree(part_root).await?;
+        let callers: HashSet<RunId> = tree.iter().filter_map(|run| run.parent_id).collect();
+        for run in tree {
             let is_part_root = run.id == part_root;
             let path = match (&path, run.parent_id.filter(|_| !is_part_root)) {
                 (Some(path), None) => String::clone(path),
@@ -177,21 +189,21 @@ async fn load_tree(
                     run_path::child(parent, turn, position, &run.agent)
                 }
             };
-            let steps = store.steps(run.id).await?;
-            let positions = call_positions(&steps);
-            for link in run.fork.iter().flat_map(|fork| &fork.reused_runs) {
-                let position = positions.get(&link.tool_call_id).copied();
-                let (turn, position) = position.unwrap_or_default();
-                let path = run_path::child(&path, turn, position, &link.agent);
-                parts.push((link.id, Some(path)));
+            if callers.contains(&run.id) || run.fork.is_some() {
+                let positions = call_positions(&store.steps(run.id).await?);
+                for link in run.fork.iter().flat_map(|fork| &fork.reused_runs) {
+                    let position = positions.get(&link.tool_call_id).copied();
+                    let (turn, position) = position.unwrap_or_default();
+                    let path = run_path::child(&path, turn, position, &link.agent);
+                    parts.push((link.id, Some(path)));
+                }
+                calls.insert(run.id, positions);
             }
-            calls.insert(run.id, positions);
             paths.insert(run.id, path.clone());
-            let turns = store.turns(run.id).await?;
-            compared.insert(path, ComparedRun::new(run, steps, turns));
+            runs.insert(path, TreeRun::new(run));
         }
     }
-    Ok(compared)
+    Ok(runs)
 }
 
 fn root_path(run: &Run) -> String {
@@ -211,15 +223,29 @@ fn call_positions(steps: &[Step]) -> HashMap<String, (u32, usize)> {
     calls.collect()
 }
 
+impl TreeRun {
+    fn new(run: Run) -> Self {
+        Self {
+            id: run.id,
+            status: run.status,
+            error: run.error.map(|error| error.message),
+        }
+    }
+}
+
 impl ComparedRun {
-    fn new(run: Run, steps: Vec<Step>, records: Vec<TurnRecord>) -> Self {
+    async fn load(store: &dyn RunStore, run: Option<&TreeRun>) -> Result<Option<Self>, StoreError> {
+        let Some(run) = run else {
+            return Ok(None);
+        };
         let mut compared = Self {
-            run,
+            status: run.status,
+            error: run.error.clone(),
             system: String::new(),
             message: String::new(),
             turns: BTreeMap::new(),
         };
-        for step in steps {
+        for step in store.steps(run.id).await? {
             match step {
                 Step::Prompt {
                     system, message, ..
@@ -242,16 +268,11 @@ impl ComparedRun {
                 _ => {}
             }
         }
-        for record in records {
+        for record in store.turns(run.id).await? {
             let turn = compared.turns.entry(record.turn).or_default();
             turn.record = Some(record);
         }
-        compared
-    }
-
-    fn error(&self) -> Option<&str> {
-        let error = self.run.error.as_ref();
-        error.map(|error| error.message.as_str())
+        Ok(Some(compared))
     }
 }
 
@@ -263,24 +284,37 @@ struct Changes {
 }
 
 impl Changes {
-    fn node(&mut self, path: &str, a: Option<&ComparedRun>, b: Option<&ComparedRun>) -> DiffNode {
-        let id = |run: Option<&ComparedRun>| run.map(|run| run.run.id);
+    /// Loads these runs and compares them, unless they are the same or the limit of changes is exceeded.
+    async fn node(
+        &mut self,
+        store: &dyn RunStore,
+        path: &str,
+        a: Option<&TreeRun>,
+        b: Option<&TreeRun>,
+    ) -> Result<DiffNode, StoreError> {
+        let id = |run: &TreeRun| run.id;
         let mut node = DiffNode {
             path: path.to_owned(),
-            a: id(a),
-            b: id(b),
+            a: a.map(id),
+            b: b.map(id),
             changes: Vec::new(),
             turns: Vec::new(),
         };
-        if node.a == node.b {
-            return node;
+        if node.a != node.b && !self.is_truncated {
+            let a = ComparedRun::load(store, a).await?;
+            let b = ComparedRun::load(store, b).await?;
+            self.runs(&mut node, a.as_ref(), b.as_ref());
         }
+        Ok(node)
+    }
+
+    fn runs(&mut self, node: &mut DiffNode, a: Option<&ComparedRun>, b: Option<&ComparedRun>) {
         let text = |of: fn(&ComparedRun) -> Option<&str>| (a.and_then(of), b.and_then(of));
         let fields = [
             ("system", text(|run| Some(&run.system))),
             ("message", text(|run| Some(&run.message))),
-            ("status", text(|run| Some(run.run.status.as_str()))),
-            ("error", text(ComparedRun::error)),
+            ("status", text(|run| Some(run.status.as_str()))),
+            ("error", text(|run| run.error.as_deref())),
         ];
         for (field, (a, b)) in fields {
             self.compare(
@@ -302,7 +336,6 @@ impl Changes {
                 node.turns.push(DiffTurn { turn, changes });
             }
         }
-        node
     }
 
     fn turn(&mut self, a: Option<&ComparedTurn>, b: Option<&ComparedTurn>) -> Vec<Change> {
