@@ -22,8 +22,13 @@ pub struct Failed {
     pub message: String,
 }
 
-/// The assertions that do not hold for this run and the calls of its tree.
-pub fn check(file: &ReadRecording, run: &Run, calls: &[PlayedCall]) -> Vec<Failed> {
+/// The assertions that do not hold for this run, the calls of its tree and its cost, which is `None` if it is not known.
+pub fn check(
+    file: &ReadRecording,
+    run: &Run,
+    calls: &[PlayedCall],
+    cost_usd: Option<f64>,
+) -> Vec<Failed> {
     let expect = &file.recording.expect;
     let mut failed = Vec::new();
     let mut fail = |assertion, message: String| failed.push(Failed { assertion, message });
@@ -67,13 +72,13 @@ pub fn check(file: &ReadRecording, run: &Run, calls: &[PlayedCall]) -> Vec<Faile
         }
     }
     failed.extend(check_calls(expect, calls));
-    failed.extend(check_limits(expect, run));
+    failed.extend(check_limits(expect, run, cost_usd));
     failed
 }
 
-fn check_limits(expect: &Expect, run: &Run) -> Vec<Failed> {
+fn check_limits(expect: &Expect, run: &Run, cost_usd: Option<f64>) -> Vec<Failed> {
     let mut failed = Vec::new();
-    let mut fail = |assertion, message| failed.push(Failed { assertion, message });
+    let mut fail = |assertion, message: String| failed.push(Failed { assertion, message });
     let tokens = run.tree.usage.tokens.total();
     if let Some(max) = expect.max_tokens.filter(|max| tokens > *max) {
         fail(
@@ -81,12 +86,19 @@ fn check_limits(expect: &Expect, run: &Run) -> Vec<Failed> {
             format!("the tree used {tokens} tokens, more than {max}"),
         );
     }
-    let cost = run.tree.usage.cost.map_or(0.0, |cost| cost.to_usd());
-    if let Some(max) = expect.max_cost_usd.filter(|max| cost > *max) {
-        fail(
+    match (expect.max_cost_usd, cost_usd) {
+        (Some(max), Some(cost)) if cost > max => fail(
             "max_cost_usd",
             format!("the tree cost {cost} USD, more than {max}"),
-        );
+        ),
+        (Some(_), None) => {
+            let why = match tokens {
+                0 => "its replies have no usage",
+                _ => "no price of the tree's models is known",
+            };
+            fail("max_cost_usd", format!("the cost is not known: {why}"));
+        }
+        _ => {}
     }
     if let Some(max) = expect.max_turns.filter(|max| run.turns > *max) {
         fail(

@@ -7,12 +7,16 @@ use std::{fs, io};
 
 use crate::cli::test::assertions::{self, Failed};
 use crate::cli::test::files::FoundFile;
+use crate::cli::test::judge::JudgeError;
 use crate::cli::test::{ended_run, judge, request};
+use crate::domain::run::Run;
+use crate::engine::record::agent_snapshots;
 use crate::engine::replay::playback::{Divergence, Live, Playback, PlaybackReport};
 use crate::engine::replay::recording::accept;
 use crate::engine::replay::recording::read::{self, ReadRecording};
 use crate::engine::request::StartError;
 use crate::engine::runner::Runner;
+use crate::store::StoreError;
 
 #[derive(Clone, Copy)]
 pub struct CaseSettings {
@@ -141,10 +145,15 @@ impl Case {
             return Err(Outcome::ProviderFailed { message });
         }
         let report = playback.finish();
-        let mut failed = assertions::check(file, &run, &report.calls);
+        let cost_usd = known_cost(runner, &run).await;
+        let cost_usd = cost_usd.map_err(|error| invalid(error.to_string()))?;
+        let mut failed = assertions::check(file, &run, &report.calls, cost_usd);
         if live.models {
             let judged = judge::judge(runner, &file.recording.expect.judge, &run).await;
-            failed.extend(judged.map_err(|message| Outcome::ProviderFailed { message })?);
+            failed.extend(judged.map_err(|error| match error {
+                JudgeError::Provider(message) => Outcome::ProviderFailed { message },
+                JudgeError::Invalid(message) => invalid(message),
+            })?);
         }
         Ok(Attempt {
             divergence: report.divergences.first().cloned(),
@@ -197,6 +206,26 @@ fn invalid(message: String) -> Outcome {
         line: None,
         message,
     }
+}
+
+/// What the tree cost in USD; `None` if no price of its models is known.
+async fn known_cost(runner: &Runner, root: &Run) -> Result<Option<f64>, StoreError> {
+    let usage = &root.tree.usage;
+    if let Some(cost) = usage.cost {
+        return Ok(Some(cost.to_usd()));
+    }
+    if usage.model_calls == 0 {
+        return Ok(Some(0.0));
+    }
+    let store = runner.store();
+    for run in store.tree(root.id).await? {
+        let definition = store.definition(run.id).await?;
+        let agent = definition.and_then(|json| agent_snapshots::parse(&json));
+        if !agent.is_some_and(|agent| runner.is_free(&agent.model.provider)) {
+            return Ok(None);
+        }
+    }
+    Ok(Some(0.0))
 }
 
 fn start_failure(error: &StartError, live: Live) -> Outcome {

@@ -88,6 +88,25 @@ async fn judges_decide_only_about_live_models() {
 }
 
 #[tokio::test]
+async fn a_judge_that_cannot_judge_is_an_error_of_the_file_or_of_its_provider() {
+    let app = saved_reader().await;
+    let judge =
+        "contains = \"milk\"\njudge = [{ agent = \"nobody\", question = \"Is it polite?\" }]";
+    edit(&app, "tests/reader.toml", "contains = \"milk\"", judge);
+    app.provider.will("reader", reads_and("milk"));
+    let invalid = tested(&app, 2, &["--live-models"]).await;
+    assert_eq!(invalid["status"], "invalid");
+    let error = invalid["error"].as_str().expect("an error");
+    assert!(error.contains("judge nobody: "), "{error}");
+
+    edit(&app, "tests/reader.toml", "nobody", "judge");
+    app.provider.will("reader", reads_and("milk"));
+    app.provider.will("judge", [fails(400, "no such model")]);
+    let failed = tested(&app, 3, &["--live-models"]).await;
+    assert_eq!(failed["status"], "provider_failed");
+}
+
+#[tokio::test]
 async fn a_conversation_and_a_memory_are_played_back() {
     let app = TestApp::setup()
         .agent("solo", "[memory]\nenabled = true")

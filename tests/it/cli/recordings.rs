@@ -201,6 +201,35 @@ async fn ignored_texts_may_differ() {
 }
 
 #[tokio::test]
+async fn a_limit_of_the_cost_needs_a_price() {
+    let app = TestApp::setup()
+        .agent("solo", "")
+        .agent("local", "model = \"ollama/local\"")
+        .spawn()
+        .await;
+    let limit = "completed = true\nmax_cost_usd = 1.0";
+    for (agent, code) in [("local", 0), ("solo", 1)] {
+        app.provider.will(agent, [says("done"), says("done")]);
+        let run = app.run(agent, "go").await.id().to_owned();
+        let file = format!("{agent}.toml");
+        save(&app, &run, &file).await;
+        edit(&app, &file, "completed = true", limit);
+        let report = tested(&app, code, &[file.as_str()]).await;
+        let failed = &report["attempts"][0]["failed"];
+        if code == 0 {
+            assert_eq!(failed, &json!([]));
+            continue;
+        }
+        assert_eq!(failed[0]["assertion"], "max_cost_usd");
+        let message = failed[0]["message"].as_str().expect("a message");
+        assert!(message.contains("no price"), "{message}");
+        let live = ["--live-models", file.as_str()];
+        let report = tested(&app, code, &live).await;
+        assert_eq!(report["attempts"][0]["failed"], *failed);
+    }
+}
+
+#[tokio::test]
 async fn assertions_are_checked() {
     let app = saved_tree().await;
     let expect = r#"completed = true
@@ -212,6 +241,8 @@ max_tokens = 100000
 max_cost_usd = 1.0
 max_turns = 2"#;
     edit(&app, "tests/plan.toml", "completed = true", expect);
+    let price = "[prices.\"anthropic/planner\"]\ninput = 1.0\n[server]";
+    edit(&app, "config/axed.toml", "[server]", price);
     tested(&app, 0, &[]).await;
     let failing = r#"completed = false
 contains = "bread"
