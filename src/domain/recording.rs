@@ -1,7 +1,8 @@
 //! A recording: what the models of a tree of runs were sent and what came back, and what a test of it expects. Only data;
 //! `engine/replay/recording` writes and reads its file.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::domain::agent::client_additions::ToolChoice;
@@ -28,7 +29,7 @@ pub struct Recording {
     pub ignore: Vec<String>,
     /// What the request set besides the input, as in the body of `POST /agents/{name}/runs`; and `client`, a
     /// [`ClientRecording`].
-    #[serde(default)]
+    #[serde(default, deserialize_with = "request_fields")]
     pub request: Map<String, Value>,
     #[serde(default)]
     pub expect: Expect,
@@ -79,9 +80,9 @@ pub struct RunRecording {
     #[serde(default)]
     pub effort: Option<String>,
     /// Without `effort` and `response_format`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json_table")]
     pub params: Map<String, Value>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_json")]
     pub response_format: Option<Value>,
     /// The ids of the offered tools.
     #[serde(default)]
@@ -108,6 +109,9 @@ pub struct RunRecording {
     /// Why the run has no further reply.
     #[serde(default)]
     pub error: Option<ErrorRecording>,
+    /// The reason for which it was cancelled, and has no further reply.
+    #[serde(default)]
+    pub cancelled: Option<String>,
 }
 
 impl RunRecording {
@@ -119,6 +123,21 @@ impl RunRecording {
     pub fn result(&self, turn: u32, position: usize) -> Option<&ResultRecording> {
         let mut results = self.results.iter();
         results.find(|result| result.turn == turn && result.position == position)
+    }
+
+    /// Whether the run was cancelled after the reply of this turn.
+    pub fn is_cancelled_in(&self, number: u32) -> bool {
+        let last = self.turns.last();
+        self.cancelled.is_some() && last.is_some_and(|turn| turn.turn == number)
+    }
+
+    /// The messages that were sent to the run and that the request of this turn is the first to have.
+    pub fn added(&self, number: u32) -> &[String] {
+        match (self.turn(number), &self.error) {
+            (Some(turn), _) => &turn.added,
+            (None, Some(error)) if number as usize == self.turns.len() + 1 => &error.added,
+            (None, _) => &[],
+        }
     }
 }
 
@@ -293,6 +312,12 @@ pub struct ResultRecording {
     /// The decision of a person on the call.
     #[serde(default)]
     pub decision: Option<DecisionRecording>,
+    /// The arguments that a person approved instead of the model's: a table, or JSON as a text.
+    #[serde(default)]
+    pub arguments: Option<Value>,
+    /// Whether a fork took the result of the called agent over: it has no run in the recording.
+    #[serde(default)]
+    pub reused: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -320,6 +345,9 @@ pub struct ErrorRecording {
     /// `auth`, `bad_request`, `rate_limit`, `overloaded`, `server` or `timeout`.
     pub category: String,
     pub message: String,
+    /// Messages that were sent to the run and that the request without a reply was the first to have.
+    #[serde(default)]
+    pub added: Vec<String>,
 }
 
 /// An MCP server and the tools that it listed.
@@ -359,4 +387,36 @@ pub fn arguments_text(arguments: &Value) -> String {
         Value::String(json) => json.clone(),
         table => table.to_string(),
     }
+}
+
+/// A table, or its JSON as a text.
+fn json_table<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
+    match from_json_text(Value::deserialize(deserializer)?) {
+        Value::Object(fields) => Ok(fields),
+        _ => Err(D::Error::custom("expected a table, or its JSON as a text")),
+    }
+}
+
+fn optional_json<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(|value| Some(from_json_text(value)))
+}
+
+/// Of the fields, only the tables may be JSON as a text: another field can have a text that looks like it.
+fn request_fields<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Map<String, Value>, D::Error> {
+    let mut fields: Map<String, Value> = Map::deserialize(deserializer)?;
+    for name in ["params", "budget", "client"] {
+        if let Some(value) = fields.get_mut(name) {
+            *value = from_json_text(value.take());
+        }
+    }
+    Ok(fields)
+}
+
+/// The table that a text is the JSON of; any other value as it is. A table that TOML cannot express is written as such a text.
+fn from_json_text(value: Value) -> Value {
+    let text = value.as_str();
+    let fields: Option<Map<String, Value>> = text.and_then(|it| serde_json::from_str(it).ok());
+    fields.map_or(value, Value::Object)
 }

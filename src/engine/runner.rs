@@ -180,7 +180,8 @@ impl Runner {
             predecessors,
         } = self.enter_session(&request).await?;
         if let (Some(playbacks), Some(playback)) = (&engine.playbacks, &request.playback) {
-            playback.start_root(id, &agent.name);
+            let redactor = &engine.settings.requests.redactor;
+            playback.start_root(id, &agent.name, redactor);
             playbacks.insert(id, Arc::clone(playback));
         }
         let quota = (request.owner.as_deref(), &*agent.name);

@@ -104,9 +104,9 @@ fn describe_failure(mut text: Styled, result: &CaseResult) -> Styled {
         ));
         let changes = diff::diff(&difference.recorded, &difference.now);
         text = text.append(changes);
-        let hint = match result.is_accepted {
-            true => "  the file cannot take this over: save a new run with axed runs save\n",
-            false => "  --accept takes it over into the file\n",
+        let hint = match difference.is_acceptable && !result.is_accepted {
+            true => "  --accept takes it over into the file\n",
+            false => "  the file cannot take this over: save a new run with axed runs save\n",
         };
         text = text.colored(Color::Dim, hint);
     }

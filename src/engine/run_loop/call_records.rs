@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
+
 use crate::domain::event::EventKind;
 use crate::domain::excerpt::{ArgumentsExcerpt, TextExcerpt};
 use crate::domain::message::{ToolCall, ToolResult, shorten};
@@ -10,6 +12,8 @@ use crate::store::Step;
 
 /// The longest arguments and results in events; the run's messages have all of them.
 const MAX_EVENT_BYTES: usize = 2 << 10;
+/// The event of a start is this much later than the start, at most. Another node takes over a run after a longer time.
+const MAX_START_DELAY: SignedDuration = SignedDuration::from_secs(1);
 
 pub fn started_event(turn: u32, call: &ToolCall) -> EventKind {
     let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_EVENT_BYTES);
@@ -20,6 +24,11 @@ pub fn started_event(turn: u32, call: &ToolCall) -> EventKind {
         arguments: arguments.json,
         truncated: arguments.truncated,
     }
+}
+
+/// Whether a start in the record is that of an attempt at this time: a clock of another node may be behind.
+pub fn is_start_of(attempt: Timestamp, recorded: Timestamp) -> bool {
+    recorded >= attempt && recorded.duration_since(attempt) <= MAX_START_DELAY
 }
 
 /// A call that has its result.
@@ -63,5 +72,20 @@ impl<'a> CompletedCall<'a> {
             truncated: excerpt.truncated,
         };
         (step, event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::{SignedDuration, Timestamp};
+
+    use super::is_start_of;
+
+    #[test]
+    fn the_start_of_another_node_is_not_ours() {
+        let attempt: Timestamp = "2026-05-05T10:00:00Z".parse().expect("a time");
+        let at = |milliseconds| attempt + SignedDuration::from_millis(milliseconds);
+        assert!(is_start_of(attempt, at(0)) && is_start_of(attempt, at(300)));
+        assert!(!is_start_of(attempt, at(-1)) && !is_start_of(attempt, at(12_000)));
     }
 }

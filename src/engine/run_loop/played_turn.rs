@@ -16,6 +16,10 @@ pub async fn request(
 ) -> Result<TurnReply, TurnError> {
     let run = &context.run;
     let model = &run.agent.model;
+    if let Some(reason) = playback.cancel_reason(run.scope.run, turn_request.turn) {
+        run.cancel(&reason);
+        return Err(TurnError::Cancelled);
+    }
     let reserved = run.tree.budgets.reserve(&run.accounts, Amount::default());
     let reservation = limits::within_deadline(run, reserved)
         .await?
@@ -60,6 +64,11 @@ pub async fn request(
         tokens: usage.tokens.total(),
         cost: usage.cost.unwrap_or_default(),
     });
+    if turn_request.is_turn
+        && let Some(reason) = playback.cancel_reason_after(run.scope.run, turn_request.turn)
+    {
+        run.cancel(&reason);
+    }
     Ok(TurnReply {
         reply,
         requested_model: model.clone(),

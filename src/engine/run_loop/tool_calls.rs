@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
@@ -17,8 +17,9 @@ use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
+use crate::engine::replay::playback::Playback;
 use crate::engine::replay::run_log::RecordedCalls;
-use crate::engine::run_loop::call_records::{CompletedCall, started_event};
+use crate::engine::run_loop::call_records::{CompletedCall, is_start_of, started_event};
 use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::run_loop::limits;
 use crate::engine::run_spans;
@@ -32,8 +33,6 @@ use crate::tools::{Delegate, Effect, ToolOutput};
 
 /// After so many restarts during a call that may be repeated, it is given up. Deploys during a long call are fewer.
 const MAX_RESUMED_CALLS: u32 = 7;
-/// The event of a start is this much later than the start, at most. Another node takes over a run after a longer time.
-const MAX_START_DELAY: SignedDuration = SignedDuration::from_secs(1);
 
 /// What all calls of one reply share.
 pub struct BatchContext {
@@ -276,21 +275,20 @@ async fn execute_when_approved(
         rejection = Box::pin(batch.toolbox.check_call(call, owner)).await.err();
         needs_approval = rejection.is_none();
     }
-    if let Some(playback) = playback {
-        let refusal = playback.refusal(context.run.scope.run, call, needs_approval);
-        return match refusal {
-            Some(reason) => record_refusal(batch, position, call, reason).await,
-            None => execute_call(batch, position, call, Execution::new(rejection)).await,
-        };
-    }
-    let permission = match needs_approval {
-        true => {
+    let permission = match (playback, needs_approval) {
+        (Some(playback), _) => {
+            let permitted = playback.permit(context.run.scope.run, call, needs_approval);
+            permitted.map_or_else(Permission::Refused, Permission::Granted)
+        }
+        (None, true) => {
             let decided =
                 decision::await_decision(context, recorded_calls, *turn, &batch.toolbox, call);
             Box::pin(decided).await?
         }
         // What an earlier process began has the arguments that it began with.
-        false => Permission::Granted(recorded_calls.changed_arguments.get(&call.id).cloned()),
+        (None, false) => {
+            Permission::Granted(recorded_calls.changed_arguments.get(&call.id).cloned())
+        }
     };
     let reason = match permission {
         Permission::Granted(changed) => match wait_while_held(batch, call).await {
@@ -330,7 +328,11 @@ async fn execute_permitted(
     let Some(arguments) = changed else {
         return execute_call(batch, position, call, execution).await;
     };
-    let note = format!("Note: a person changed the arguments of this call to {arguments}.\n");
+    let note = match result_playback(batch, call) {
+        // The recorded result begins with it.
+        Some(_) => String::new(),
+        None => format!("Note: a person changed the arguments of this call to {arguments}.\n"),
+    };
     let call = ToolCall {
         arguments,
         ..call.clone()
@@ -430,11 +432,6 @@ fn count_call(batch: &BatchContext, call: &ToolCall) -> Result<(), BudgetRefusal
     counted
 }
 
-/// Whether a start in the record is that of an attempt at this time: a clock of another node may be behind.
-fn is_start_of(attempt: Timestamp, recorded: Timestamp) -> bool {
-    recorded >= attempt && recorded.duration_since(attempt) <= MAX_START_DELAY
-}
-
 /// Records the start of a call, which is executed next. If that fails, this process knows that the call has not begun.
 async fn begin_call(
     batch: &BatchContext,
@@ -503,6 +500,17 @@ impl ToolOutcome {
     }
 }
 
+/// The recording that has the result of the call, in a test that does not execute it.
+fn result_playback(batch: &BatchContext, call: &ToolCall) -> Option<Arc<Playback>> {
+    let playback = batch.context.playback()?;
+    let is_played = match batch.toolbox.effect(&call.name) {
+        Some(Effect::Delegating) => playback.has_result_only(batch.context.run.scope.run, call),
+        // A test has no client.
+        _ => !playback.live.tools || batch.toolbox.is_client_tool(&call.name),
+    };
+    is_played.then_some(playback)
+}
+
 async fn run_tool(
     batch: &BatchContext,
     call: &ToolCall,
@@ -510,15 +518,8 @@ async fn run_tool(
     rejection: Option<String>,
 ) -> ToolOutcome {
     let run = &batch.context.run;
-    if let Some(playback) = batch.context.playback() {
-        let is_played = match effect {
-            Some(Effect::Delegating) => playback.has_result_only(run.scope.run, call),
-            // A test has no client.
-            _ => !playback.live.tools || batch.toolbox.is_client_tool(&call.name),
-        };
-        if is_played {
-            return ToolOutcome::Finished(playback.result(run.scope.run, call));
-        }
+    if let Some(playback) = result_playback(batch, call) {
+        return ToolOutcome::Finished(playback.result(run.scope.run, call));
     }
     if let Some(why) = rejection {
         return ToolOutcome::Finished(Err(why));
@@ -579,19 +580,4 @@ async fn record_result(
         .journal
         .append(run, Change::Unchanged, vec![step], events);
     committed.await.map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use jiff::{SignedDuration, Timestamp};
-
-    use super::is_start_of;
-
-    #[test]
-    fn the_start_of_another_node_is_not_ours() {
-        let attempt: Timestamp = "2026-05-05T10:00:00Z".parse().expect("a time");
-        let at = |milliseconds| attempt + SignedDuration::from_millis(milliseconds);
-        assert!(is_start_of(attempt, at(0)) && is_start_of(attempt, at(300)));
-        assert!(!is_start_of(attempt, at(-1)) && !is_start_of(attempt, at(12_000)));
-    }
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::domain::message::{Message, ToolResult};
 use crate::domain::recording::{RunRecording, ToolRecording};
+use crate::domain::redaction::Redactor;
 use crate::engine::replay::playback::observed::ObservedRun;
 use crate::engine::replay::recording::neutral::{plain_text, result_text};
 
@@ -19,6 +20,8 @@ pub struct Difference {
     pub field: String,
     pub recorded: String,
     pub now: String,
+    /// Whether `--accept` can take it over.
+    pub is_acceptable: bool,
 }
 
 impl Difference {
@@ -27,6 +30,15 @@ impl Difference {
             field: field.to_owned(),
             recorded: recorded.into(),
             now: now.into(),
+            is_acceptable: true,
+        }
+    }
+
+    /// A difference that needs a new recording.
+    pub fn unacceptable(field: &str, recorded: impl Into<String>, now: impl Into<String>) -> Self {
+        Self {
+            is_acceptable: false,
+            ..Self::new(field, recorded, now)
         }
     }
 }
@@ -59,9 +71,38 @@ impl Ignore {
     }
 }
 
+/// What makes no difference.
+#[derive(Clone, Copy)]
+pub struct Tolerance<'a> {
+    pub ignore: &'a Ignore,
+    /// Recordings lack what it matches.
+    pub redactor: &'a Redactor,
+}
+
+impl Tolerance<'_> {
+    fn difference(&self, field: &str, recorded: String, now: String) -> Option<Difference> {
+        let (recorded, now) = (self.redact(recorded), self.redact(now));
+        let is_same = self.ignore.is_same(&recorded, &now);
+        (!is_same).then(|| Difference::new(field, recorded, now))
+    }
+
+    fn redact(&self, text: String) -> String {
+        let redacted = match self.redactor.redact(&text) {
+            Cow::Owned(redacted) => Some(redacted),
+            Cow::Borrowed(_) => None,
+        };
+        redacted.unwrap_or(text)
+    }
+
+    fn schema(&self, json: &str) -> Option<Value> {
+        let redacted = self.redactor.redact_json(json);
+        serde_json::from_str(redacted.as_deref().unwrap_or(json)).ok()
+    }
+}
+
 /// The first difference in what all requests of a run have in common.
 pub fn compare_preamble(
-    ignore: &Ignore,
+    tolerance: Tolerance<'_>,
     recorded: &RunRecording,
     tools: &[&ToolRecording],
     now: &ObservedRun,
@@ -93,13 +134,13 @@ pub fn compare_preamble(
         ),
     ];
     let mut fields = fields.into_iter();
-    let different = fields.find(|(_, recorded, now)| !ignore.is_same(recorded, now));
-    let different = different.map(|(field, recorded, now)| Difference::new(field, recorded, now));
-    different.or_else(|| compare_tools(ignore, tools, &now.tools))
+    let different =
+        fields.find_map(|(field, recorded, now)| tolerance.difference(field, recorded, now));
+    different.or_else(|| compare_tools(tolerance, tools, &now.tools))
 }
 
 fn compare_tools(
-    ignore: &Ignore,
+    tolerance: Tolerance<'_>,
     recorded: &[&ToolRecording],
     now: &[ToolRecording],
 ) -> Option<Difference> {
@@ -113,16 +154,13 @@ fn compare_tools(
     }
     recorded.iter().zip(now).find_map(|(recorded, now)| {
         let field = |part: &str| format!("tools.{}.{part}", now.name());
-        if !ignore.is_same(&recorded.description, &now.description) {
-            let field = field("description");
-            return Some(Difference::new(
-                &field,
-                recorded.description.as_str(),
-                now.description.as_str(),
-            ));
+        let (text, text_now) = (recorded.description.clone(), now.description.clone());
+        let different = tolerance.difference(&field("description"), text, text_now);
+        if different.is_some() {
+            return different;
         }
-        let json = |text: &str| serde_json::from_str::<Value>(text).ok();
-        let (schema, schema_now) = (json(&recorded.parameters), json(&now.parameters));
+        let schema = tolerance.schema(&recorded.parameters);
+        let schema_now = tolerance.schema(&now.parameters);
         if schema == schema_now {
             return None;
         }
@@ -141,7 +179,7 @@ fn pretty(value: &Value) -> String {
 
 /// The first difference in the messages. Replies are not compared: both come from the recording.
 pub fn compare_messages(
-    ignore: &Ignore,
+    tolerance: Tolerance<'_>,
     recorded: &[Message],
     now: &[Message],
 ) -> Option<Difference> {
@@ -155,17 +193,14 @@ pub fn compare_messages(
                     tool_results: recorded,
                 }),
                 Some(Message::Tool { tool_results: now }),
-            ) => compare_results(ignore, &field, recorded, now),
-            (recorded, now) => {
-                let (recorded, now) = (describe(recorded), describe(now));
-                (!ignore.is_same(&recorded, &now)).then(|| Difference::new(&field, recorded, now))
-            }
+            ) => compare_results(tolerance, &field, recorded, now),
+            (recorded, now) => tolerance.difference(&field, describe(recorded), describe(now)),
         }
     })
 }
 
 fn compare_results(
-    ignore: &Ignore,
+    tolerance: Tolerance<'_>,
     field: &str,
     recorded: &[ToolResult],
     now: &[ToolResult],
@@ -178,9 +213,8 @@ fn compare_results(
                 format!("{error}{}", result_text(result))
             })
         };
-        let (recorded, now) = (text(recorded), text(now));
         let field = format!("{field}.results[{index}]");
-        (!ignore.is_same(&recorded, &now)).then(|| Difference::new(&field, recorded, now))
+        tolerance.difference(&field, text(recorded), text(now))
     })
 }
 
@@ -197,8 +231,9 @@ fn describe(message: Option<&Message>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ignore, compare_messages};
+    use super::{Ignore, Tolerance, compare_messages};
     use crate::domain::message::{Message, ToolResult};
+    use crate::domain::redaction::Redactor;
 
     #[test]
     fn ignored_texts_make_no_difference() {
@@ -221,9 +256,14 @@ mod tests {
                 ToolResult::text("b", text, false),
             ],
         };
-        let compare = |recorded: &[Message], now: &[Message]| {
-            compare_messages(&Ignore::default(), recorded, now)
+        let (ignore, mut redactor) = (Ignore::default(), Redactor::default());
+        redactor.add("pin-[0-9]").expect("a pattern");
+        let tolerance = Tolerance {
+            ignore: &ignore,
+            redactor: &redactor,
         };
+        let compare =
+            |recorded: &[Message], now: &[Message]| compare_messages(tolerance, recorded, now);
         let recorded = [Message::user("go"), results("old")];
         let found = compare(&recorded, &[Message::user("go"), results("new")]).expect("one");
         assert_eq!(found.field, "messages[1].results[1]");
@@ -231,5 +271,8 @@ mod tests {
         let shorter = compare(&recorded, &recorded[..1]).expect("one");
         assert_eq!((&*shorter.field, &*shorter.now), ("messages[1]", "(none)"));
         assert_eq!(compare(&recorded, &recorded), None);
+        let redacted = [Message::user("go"), results("[redacted]")];
+        let with_secret = [Message::user("go"), results("pin-1")];
+        assert_eq!(compare(&redacted, &with_secret), None);
     }
 }

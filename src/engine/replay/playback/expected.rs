@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::domain::context::Compaction;
@@ -12,6 +13,7 @@ use crate::domain::recording::{
     arguments_text,
 };
 use crate::engine::run_loop::conversation::Conversation;
+use crate::providers::Reply;
 
 #[derive(Debug)]
 pub struct ExpectedMessages {
@@ -48,7 +50,7 @@ impl ExpectedMessages {
         }
         if self.with_added < turn {
             self.with_added = turn;
-            for text in run.turn(turn).iter().flat_map(|turn| &turn.added) {
+            for text in run.added(turn) {
                 self.conversation.push_message(text.as_str().into());
             }
         }
@@ -112,13 +114,38 @@ pub fn reply_message(turn: &TurnRecording) -> AssistantMessage {
     }
 }
 
+/// The recorded summary that was requested before this turn; `None` if that request failed: later requests then omit no
+/// more messages than before, only results.
+pub fn summary_before(run: &RunRecording, turn: u32) -> Option<Reply> {
+    let compaction = match turn.checked_sub(1) {
+        None | Some(0) => run.compaction.as_ref()?,
+        Some(last) => {
+            let compaction = run.turn(last)?.compaction.as_ref()?;
+            let mut earlier = run.turns.iter().rev().filter(|turn| turn.turn < last);
+            let previous = earlier.find_map(|turn| turn.compaction.as_ref());
+            let previous = previous.or(run.compaction.as_ref());
+            let is_summary = compaction.before > previous.map_or(0, |it| it.before);
+            is_summary.then_some(compaction)?
+        }
+    };
+    let mut reply = Reply::default();
+    reply.message.content.clone_from(&compaction.summary);
+    Some(reply)
+}
+
+/// Arguments as JSON.
+pub fn raw_arguments(arguments: &Value) -> Option<Arc<RawValue>> {
+    let json = RawValue::from_string(arguments_text(arguments));
+    json.ok().map(Arc::from)
+}
+
 fn to_call(call: &CallRecording) -> ToolCall {
-    let arguments = RawValue::from_string(arguments_text(&call.arguments));
+    let arguments = raw_arguments(&call.arguments);
     ToolCall {
         id: call.id.clone(),
         provider_id: String::new(),
         name: call.tool.clone(),
-        arguments: arguments.map_or_else(|_| empty_arguments(), Arc::from),
+        arguments: arguments.unwrap_or_else(empty_arguments),
     }
 }
 
@@ -128,5 +155,41 @@ pub fn to_compaction(compaction: &CompactionRecording) -> Compaction {
         task: compaction.task,
         summary: compaction.summary.clone(),
         results_before: compaction.results_before,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::summary_before;
+    use crate::domain::recording::{CompactionRecording, RunRecording, TurnRecording};
+
+    #[test]
+    fn a_summary_that_failed_is_not_played_back() {
+        let turn = |turn, before: Option<usize>| TurnRecording {
+            turn,
+            compaction: before.map(|before| CompactionRecording {
+                before,
+                results_before: 9,
+                summary: format!("summary up to {before}"),
+                ..CompactionRecording::default()
+            }),
+            ..TurnRecording::default()
+        };
+        let run = RunRecording {
+            turns: vec![
+                turn(1, Some(0)),
+                turn(2, Some(3)),
+                turn(3, None),
+                turn(4, Some(3)),
+                turn(5, Some(7)),
+            ],
+            ..RunRecording::default()
+        };
+        let summary = |turn| summary_before(&run, turn).map(|reply| reply.message.content);
+        assert_eq!(summary(2), None);
+        assert_eq!(summary(3).as_deref(), Some("summary up to 3"));
+        assert_eq!(summary(4), None);
+        assert_eq!(summary(5), None);
+        assert_eq!(summary(6).as_deref(), Some("summary up to 7"));
     }
 }

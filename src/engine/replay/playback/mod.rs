@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde_json::value::RawValue;
+
 use crate::domain::agent::params::Params;
 use crate::domain::context::Compaction;
 use crate::domain::mcp::McpServer;
@@ -12,14 +14,16 @@ use crate::domain::recording::{
     DecisionRecording, OutcomeRecording, Recording, ResultRecording, RunRecording, ToolRecording,
     arguments_text,
 };
+use crate::domain::redaction::Redactor;
 use crate::domain::run::RunId;
 use crate::domain::run_path;
-use crate::engine::replay::playback::compare::{Difference, Ignore};
+use crate::engine::replay::playback::compare::{Difference, Ignore, Tolerance};
 use crate::engine::replay::playback::expected::ExpectedMessages;
 use crate::engine::replay::playback::observed::{ObservedResult, ObservedRun};
 use crate::engine::replay::recording::neutral::{
     neutral_params, plain_text, result_text, tool_recording,
 };
+use crate::engine::replay::recording::redact;
 use crate::providers::{ErrorCategory, ProviderError, Reply, ReplyOutcome};
 use crate::tools::ToolOutput;
 use crate::tools::mcp::McpToolset;
@@ -52,6 +56,8 @@ struct State {
     runs: BTreeMap<String, PlayedRun>,
     differences: Vec<Divergence>,
     performed: Vec<PlayedCall>,
+    /// Of what is observed and compared: recordings lack what it matches.
+    redactor: Redactor,
     /// The results that live models have received, by path, turn and position.
     used: HashSet<(usize, usize)>,
 }
@@ -129,8 +135,11 @@ impl Playback {
         self.recording.runs.iter().find(|run| run.path == path)
     }
 
-    pub fn start_root(&self, run: RunId, agent: &str) {
-        self.state().paths.insert(run, agent.to_owned());
+    /// The redactor is that of `[data] redact`.
+    pub fn start_root(&self, run: RunId, agent: &str, redactor: &Redactor) {
+        let mut state = self.state();
+        state.redactor = redactor.clone();
+        state.paths.insert(run, agent.to_owned());
     }
 
     /// A call of `parent` starts a run of `agent`.
@@ -163,8 +172,26 @@ impl Playback {
     /// The recorded messages that were sent to the run before this turn.
     pub fn added(&self, run: RunId, turn: u32) -> Vec<String> {
         let path = self.state().path(run);
-        let turn = self.recorded(&path).and_then(|it| it.turn(turn));
-        turn.map_or(Vec::new(), |turn| turn.added.clone())
+        let recorded = self.recorded(&path);
+        recorded.map_or(Vec::new(), |it| it.added(turn).to_vec())
+    }
+
+    /// The reason for which the run was cancelled after this reply, if the reply alone would end it.
+    pub fn cancel_reason_after(&self, run: RunId, turn: u32) -> Option<String> {
+        let path = self.state().path(run);
+        let recorded = self.recorded(&path)?;
+        let reply = recorded.turn(turn)?;
+        let would_end = reply.calls.is_empty() && reply.followup.is_none();
+        let reason = recorded.cancelled.clone();
+        reason.filter(|_| would_end && recorded.is_cancelled_in(turn))
+    }
+
+    /// The reason for which the run was cancelled before it had a reply in this turn.
+    pub fn cancel_reason(&self, run: RunId, turn: u32) -> Option<String> {
+        let path = self.state().path(run);
+        let recorded = self.recorded(&path)?;
+        let reason = recorded.cancelled.clone();
+        reason.filter(|_| recorded.turn(turn).is_none())
     }
 
     /// The recorded tools of these servers.
@@ -178,17 +205,17 @@ impl Playback {
         let path = state.path(request.run);
         let recorded = self.recorded(&path);
         if !request.is_turn {
-            let summary = recorded.and_then(|run| summary_before(run, request.turn));
+            let summary = recorded.and_then(|run| expected::summary_before(run, request.turn));
             return summary.ok_or_else(|| no_reply("it has no summary at this point"));
         }
-        let added = recorded.and_then(|run| run.turn(request.turn));
-        state.observe(&path, request, added.map_or(0, |turn| turn.added.len()));
+        let added = recorded.map_or(0, |run| run.added(request.turn).len());
+        state.observe(&path, request, added);
         let Some(recorded) = recorded else {
             let message = request.messages.last().map(message_text);
             state.diverge(
                 &path,
                 request.turn,
-                Difference::new("run", "(none)", message.unwrap_or_default()),
+                Difference::unacceptable("run", "(none)", message.unwrap_or_default()),
             );
             return Err(no_reply(&format!("it has no run {path}")));
         };
@@ -214,7 +241,7 @@ impl Playback {
             return Err(ProviderError::new(category, error.message.clone()));
         }
         let ended = format!("the run ended after turn {}", recorded.turns.len());
-        let difference = Difference::new("turn", ended, format!("turn {}", request.turn));
+        let difference = Difference::unacceptable("turn", ended, format!("turn {}", request.turn));
         state.diverge(&path, request.turn, difference);
         Err(no_reply(&format!("{path} has no turn {}", request.turn)))
     }
@@ -226,10 +253,15 @@ impl Playback {
         recorded: &RunRecording,
         request: &PlayedRequest<'_>,
     ) -> Option<Difference> {
-        let played = state.runs.get_mut(path)?;
+        let State { runs, redactor, .. } = state;
+        let played = runs.get_mut(path)?;
+        let tolerance = Tolerance {
+            ignore: &self.ignore,
+            redactor,
+        };
         if request.turn <= 1 {
             let tools = self.recorded_tools(recorded);
-            let found = compare::compare_preamble(&self.ignore, recorded, &tools, &played.observed);
+            let found = compare::compare_preamble(tolerance, recorded, &tools, &played.observed);
             if found.is_some() {
                 return found;
             }
@@ -241,7 +273,7 @@ impl Playback {
         let new = || ExpectedMessages::new(recorded, request.loop_warn);
         let expected = played.expected.get_or_insert_with(new);
         let messages = expected.of_turn(recorded, request.turn);
-        compare::compare_messages(&self.ignore, messages, request.messages)
+        compare::compare_messages(tolerance, messages, request.messages)
     }
 
     /// The recorded tools with these ids.
@@ -270,9 +302,17 @@ impl Playback {
         });
     }
 
-    /// Why the call is not executed, if a person denied it. Notes whether it needs an approval as it did when it was
-    /// recorded. Nobody decides during a test: with live tools, a call without a recorded approval is denied.
-    pub fn refusal(&self, run: RunId, call: &ToolCall, needs_approval: bool) -> Option<String> {
+    /// The arguments that a person approved instead of the model's. Notes whether the call needs an approval as it did when
+    /// it was recorded. Nobody decides during a test: with live tools, a call without a recorded approval is denied.
+    ///
+    /// # Errors
+    /// Why the call is not executed.
+    pub fn permit(
+        &self,
+        run: RunId,
+        call: &ToolCall,
+        needs_approval: bool,
+    ) -> Result<Option<Arc<RawValue>>, String> {
         let mut state = self.state();
         let recorded = self.recorded_result(&state, run, call);
         let decision = recorded.and_then(|result| result.decision);
@@ -280,7 +320,7 @@ impl Playback {
         let is_known = recorded.is_some_and(|it| decision.is_some() || !it.is_error);
         if is_known && decision.is_some() != needs_approval {
             let describe = |needed| if needed { "needed" } else { "not needed" };
-            let difference = Difference::new(
+            let difference = Difference::unacceptable(
                 &format!("approval of {}", call.name),
                 describe(decision.is_some()),
                 describe(needs_approval),
@@ -289,30 +329,37 @@ impl Playback {
             let turn = state.position(run, &call.id).0;
             state.diverge(&path, turn, difference);
         }
-        match decision {
-            Some(DecisionRecording::Approved) => None,
-            Some(DecisionRecording::Denied | DecisionRecording::TimedOut) => {
-                recorded.map(|result| result.text.clone())
+        match (decision, recorded) {
+            (Some(DecisionRecording::Approved), Some(result)) => {
+                Ok(result.arguments.as_ref().and_then(expected::raw_arguments))
             }
-            None if needs_approval && self.live.tools => Some(format!(
+            (Some(_), Some(result)) => Err(result.text.clone()),
+            _ if needs_approval && self.live.tools => Err(format!(
                 "The call of {} was denied: the recording has no approval of it",
                 call.name
             )),
-            None => None,
+            _ => Ok(None),
         }
     }
 
-    /// Whether the call of another agent has a recorded result, but no recorded run: a fork had taken the result over.
+    /// Whether the call of another agent has a recorded result, but no recorded run: a fork had taken the result over, or the
+    /// calling run was cancelled before the other one started.
     pub fn has_result_only(&self, run: RunId, call: &ToolCall) -> bool {
-        let state = self.state();
-        let result = self.recorded_result(&state, run, call);
-        let Some(result) = result.filter(|result| !result.is_error) else {
+        if self.live.models {
             return false;
-        };
-        let (path, turn, position) = (state.path(run), result.turn, result.position);
+        }
+        let state = self.state();
+        let (path, (turn, position)) = (state.path(run), state.position(run, &call.id));
+        let is_cancelled = self
+            .recorded(&path)
+            .is_some_and(|it| it.is_cancelled_in(turn));
         let prefix = format!("{path}/{turn}.{position}:");
         let mut runs = self.recording.runs.iter();
-        !runs.any(|run| run.path.starts_with(&prefix))
+        let has_run = runs.any(|run| run.path.starts_with(&prefix));
+        match self.recorded_result(&state, run, call) {
+            Some(result) => result.reused || (!has_run && (!result.is_error || is_cancelled)),
+            None => !has_run && is_cancelled,
+        }
     }
 
     /// The recorded result of the call.
@@ -331,8 +378,14 @@ impl Playback {
                 let path = state.path(run);
                 let (turn, position) = state.position(run, &call.id);
                 let field = format!("result {turn}.{position} of {}", call.name);
-                let difference = Difference::new(&field, "(none)", call.arguments.get());
-                state.diverge(&path, turn, difference);
+                let difference = Difference::unacceptable(&field, "(none)", call.arguments.get());
+                // The call of a cancelled run may have had none.
+                if self
+                    .recorded(&path)
+                    .is_none_or(|it| !it.is_cancelled_in(turn))
+                {
+                    state.diverge(&path, turn, difference);
+                }
             }
             return Err(text);
         };
@@ -381,11 +434,13 @@ impl Playback {
     pub fn delegated(&self, run: RunId, call: &ToolCall, result: &ToolResult) {
         let mut state = self.state();
         let (path, position) = (state.path(run), state.position(run, &call.id));
-        if let Some(played) = state.runs.get_mut(&path) {
-            let observed = ObservedResult {
+        let State { runs, redactor, .. } = &mut *state;
+        if let Some(played) = runs.get_mut(&path) {
+            let mut observed = ObservedResult {
                 text: result_text(result),
                 is_error: result.is_error,
             };
+            redact::redact_result(&mut observed, redactor);
             played.observed.results.insert(position, observed);
         }
     }
@@ -409,7 +464,7 @@ impl Playback {
                 0 => "the run did not start".to_owned(),
                 _ => format!("the run ended after turn {turns}"),
             };
-            let difference = Difference::new("turn", format!("turn {}", turns + 1), now);
+            let difference = Difference::unacceptable("turn", format!("turn {}", turns + 1), now);
             state.diverge(&recorded.path, turns + 1, difference);
             ended_early.push(format!("{}/", recorded.path));
         }
@@ -456,9 +511,10 @@ impl State {
     /// `added` is the number of messages at the end of the request that were sent to the run.
     fn observe(&mut self, path: &str, request: &PlayedRequest<'_>, added: usize) {
         let last = request.messages.iter().rev().nth(added);
-        let played = self.runs.entry(path.to_owned()).or_insert_with(|| {
+        let Self { runs, redactor, .. } = self;
+        let played = runs.entry(path.to_owned()).or_insert_with(|| {
             let params = neutral_params(request.params);
-            let observed = ObservedRun {
+            let mut observed = ObservedRun {
                 definition: request.definition.to_owned(),
                 model: request.model.to_owned(),
                 effort: params.effort,
@@ -470,6 +526,7 @@ impl State {
                 message: last.map(message_text).unwrap_or_default(),
                 ..ObservedRun::default()
             };
+            redact::redact_observed(&mut observed, redactor);
             PlayedRun {
                 expected: None,
                 observed,
@@ -478,7 +535,7 @@ impl State {
         let observed = &mut played.observed;
         observed.turns = observed.turns.max(request.turn);
         if let (Some(message @ Message::User { .. }), true) = (last, request.turn > 1) {
-            let followup = message_text(message);
+            let followup = redactor.redact(&message_text(message)).into_owned();
             observed.followups.insert(request.turn - 1, followup);
         }
     }
@@ -490,17 +547,6 @@ fn message_text(message: &Message) -> String {
         Message::Assistant(reply) => reply.content.clone(),
         Message::Tool { .. } => String::new(),
     }
-}
-
-/// The recorded summary that was requested before this turn.
-fn summary_before(run: &RunRecording, turn: u32) -> Option<Reply> {
-    let compaction = match turn.checked_sub(1) {
-        None | Some(0) => run.compaction.as_ref(),
-        Some(last) => run.turn(last).and_then(|turn| turn.compaction.as_ref()),
-    };
-    let mut reply = Reply::default();
-    reply.message.content.clone_from(&compaction?.summary);
-    Some(reply)
 }
 
 fn no_reply(why: &str) -> ProviderError {

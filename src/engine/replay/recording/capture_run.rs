@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::catalog::prompt;
 use crate::domain::agent::Agent;
@@ -16,7 +17,7 @@ use crate::domain::recording::{
     HistoryResult, HistoryRole, OutcomeRecording, ResultRecording, RunRecording, TurnRecording,
     UsageRecording,
 };
-use crate::domain::run::{Run, Scope};
+use crate::domain::run::{Run, Scope, Status};
 use crate::engine::context::Engine;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::agent_snapshots;
@@ -89,20 +90,11 @@ pub async fn capture(
         params: params.others,
         response_format: params.response_format,
         error: run.error.as_ref().and_then(provider_error),
+        cancelled: cancel_reason(run),
         ..RunRecording::default()
     };
-    let mut messages = AddedMessages::default();
-    for step in store.steps(run.id).await? {
-        match step {
-            Step::Message { content } => messages.texts.push(plain_text(&content)),
-            Step::MessagesRead { turn, last } => messages.read(turn, last),
-            step => add_step(&mut recording, step),
-        }
-    }
-    for turn in &mut recording.turns {
-        turn.added = messages.by_turn.remove(&turn.turn).unwrap_or_default();
-    }
-    if recording.turns.is_empty() && recording.error.is_none() {
+    add_steps(&mut recording, run, store.steps(run.id).await?);
+    if recording.turns.is_empty() && !may_end_without_turn(run, &recording) {
         return Err(incomplete("it has no turn"));
     }
     let split = match agent.memory.enabled {
@@ -118,6 +110,30 @@ pub async fn capture(
         recording,
         position,
     })
+}
+
+/// Adds what is in the steps.
+fn add_steps(recording: &mut RunRecording, run: &Run, steps: Vec<Step>) {
+    let mut messages = AddedMessages::default();
+    let mut changed_arguments = HashMap::new();
+    for step in steps {
+        match step {
+            Step::ArgumentsChanged { call_id, arguments } => {
+                changed_arguments.insert(call_id, arguments);
+            }
+            Step::Message { content } => messages.texts.push(plain_text(&content)),
+            Step::MessagesRead { turn, last } => messages.read(turn, last),
+            step => add_step(recording, step),
+        }
+    }
+    for turn in &mut recording.turns {
+        turn.added = messages.by_turn.remove(&turn.turn).unwrap_or_default();
+    }
+    if let Some(error) = &mut recording.error {
+        let next_turn = recording.turns.last().map_or(1, |turn| turn.turn + 1);
+        error.added = messages.by_turn.remove(&next_turn).unwrap_or_default();
+    }
+    add_links(recording, run, &changed_arguments);
 }
 
 /// Adds what is not in the steps.
@@ -137,12 +153,14 @@ fn complete(recording: &mut RunRecording, run: &Run, events: &RunEvents, agent: 
         let call = turn.and_then(|turn| turn.calls.get(result.position - 1));
         if let Some(call) = call {
             result.tool.clone_from(&call.tool);
-            // Copied steps have no events: such a call was approved in the source, unless it failed before.
+            // Copied steps have no events: such a call was approved in the source, unless it failed before. Other arguments
+            // are only those of an approval.
             let is_copied = run
                 .fork
                 .as_ref()
                 .is_some_and(|fork| result.turn <= fork.copied_turns);
-            let copied = (is_copied && !result.is_error && agent.approve.contains(&call.tool))
+            let was_executed = !result.is_error || result.arguments.is_some();
+            let copied = (is_copied && was_executed && agent.approve.contains(&call.tool))
                 .then_some(DecisionRecording::Approved);
             result.decision = events.decisions.get(&call.id).copied().or(copied);
         }
@@ -150,6 +168,42 @@ fn complete(recording: &mut RunRecording, run: &Run, events: &RunEvents, agent: 
     recording
         .results
         .sort_by_key(|result| (result.turn, result.position));
+}
+
+/// Adds to the results what persons and forks changed about their calls.
+fn add_links(recording: &mut RunRecording, run: &Run, changed: &HashMap<String, Arc<RawValue>>) {
+    let reused = run.fork.iter().flat_map(|fork| &fork.reused_runs);
+    let reused: Vec<&str> = reused.map(|link| link.tool_call_id.as_str()).collect();
+    for result in &mut recording.results {
+        let turn = recording.turns.iter().find(|it| it.turn == result.turn);
+        if let Some(call) = turn.and_then(|turn| turn.calls.get(result.position - 1)) {
+            result.reused = reused.contains(&call.id.as_str());
+            let arguments = changed.get(&call.id);
+            result.arguments = arguments.map(|json| changed_arguments(json.get()));
+        }
+    }
+}
+
+/// A table only if its JSON is the same text: the note at the beginning of the result has this text.
+fn changed_arguments(json: &str) -> Value {
+    let is_same = |table: &Value| {
+        let written = table.to_string();
+        table.is_object() && written == json
+    };
+    let table = serde_json::from_str(json).ok().filter(is_same);
+    table.unwrap_or_else(|| Value::String(json.to_owned()))
+}
+
+/// Why the run was cancelled.
+fn cancel_reason(run: &Run) -> Option<String> {
+    let reason = run.cancel_reason.clone();
+    (run.status == Status::Cancelled).then(|| reason.unwrap_or_default())
+}
+
+/// Whether a test of a recording without turns ends as the run did.
+fn may_end_without_turn(run: &Run, recording: &RunRecording) -> bool {
+    let code = run.error.as_ref().map(|failure| failure.code);
+    code == Some(FailureCode::Config) || recording.error.is_some() || recording.cancelled.is_some()
 }
 
 /// The messages that were sent to the run.
@@ -261,6 +315,7 @@ fn provider_error(failure: &Failure) -> Option<ErrorRecording> {
     Some(ErrorRecording {
         category: failure.category.clone(),
         message: message.strip_prefix(&prefix).unwrap_or(message).to_owned(),
+        added: Vec::new(),
     })
 }
 

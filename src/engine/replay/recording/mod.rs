@@ -10,7 +10,7 @@ mod capture_run;
 pub mod neutral;
 mod offer;
 pub mod read;
-mod redact;
+pub mod redact;
 mod run_events;
 pub mod text;
 

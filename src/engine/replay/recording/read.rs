@@ -146,7 +146,13 @@ fn line_of(text: &str, start: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Map, Value, json};
+
     use super::{may_be_recording, read};
+    use crate::domain::recording::{
+        CallRecording, Recording, RunRecording, TurnRecording, VERSION, arguments_text,
+    };
+    use crate::engine::replay::recording::text;
 
     const RECORDING: &str = "version = 1\nagent = \"a\"\n\n[expect]\ncompleted = true\n\n\
         [[runs]]\npath = \"a\"\nagent = \"a\"\nmodel = \"x/y\"\n\n[[runs.turns]]\nturn = 1\n";
@@ -176,6 +182,52 @@ mod tests {
         assert_eq!(message, "the turns of a are not 1, 2, 3, …");
         let (line, message) = error_of("completed = true", "schema = { type = 3 }");
         assert_eq!(line, Some(5), "{message}");
+    }
+
+    #[test]
+    fn what_toml_cannot_express_is_read_as_it_was() {
+        let fields = |json: Value| match json {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        };
+        let deep = (0..100).fold(json!("end"), |inner, _| json!({"in": inner}));
+        let params = fields(json!({"max_tokens": u64::MAX}));
+        let schema = json!({"type": "json_schema", "schema": {"enum": ["b", null]}});
+        let request = fields(json!({
+            "context": "{\"a\":1}", "params": {"response_format": schema, "seed": u64::MAX},
+        }));
+        let call = CallRecording {
+            id: "c".to_owned(),
+            tool: "t".to_owned(),
+            arguments: deep.clone(),
+        };
+        let turn = TurnRecording {
+            turn: 1,
+            calls: vec![call],
+            ..TurnRecording::default()
+        };
+        let run = RunRecording {
+            path: "a".to_owned(),
+            agent: "a".to_owned(),
+            model: "x/y".to_owned(),
+            params: params.clone(),
+            response_format: Some(schema.clone()),
+            turns: vec![turn],
+            ..RunRecording::default()
+        };
+        let recording = Recording {
+            version: VERSION,
+            agent: "a".to_owned(),
+            request: request.clone(),
+            runs: vec![run],
+            ..Recording::default()
+        };
+        let found = read(&text::to_toml(&recording, "")).expect("a recording");
+        let (found, run) = (&found.recording, &found.recording.runs[0]);
+        assert_eq!((&found.request, &run.params), (&request, &params));
+        assert_eq!(run.response_format, Some(schema));
+        let arguments = arguments_text(&run.turns[0].calls[0].arguments);
+        assert_eq!(arguments, deep.to_string());
     }
 
     #[test]

@@ -10,6 +10,9 @@ use crate::domain::recording::{
     ResultRecording, RunRecording, ToolRecording, TurnRecording, UsageRecording, arguments_text,
 };
 
+/// The deepest nesting that is written as TOML; its readers refuse more than 80 levels.
+const MAX_DEPTH: usize = 32;
+
 /// The recording with `header` as its first comment, which may have several lines.
 pub fn to_toml(recording: &Recording, header: &str) -> String {
     let mut file = Writer::default();
@@ -72,7 +75,13 @@ fn write_run(file: &mut Writer, run: &RunRecording) {
         let mut table = InlineTable::new();
         table.insert("category", error.category.as_str().into());
         table.insert("message", error.message.as_str().into());
+        if !error.added.is_empty() {
+            table.insert("added", array(&error.added).into());
+        }
         file.key("error", table);
+    }
+    if let Some(reason) = &run.cancelled {
+        file.key("cancelled", reason.as_str());
     }
     if let Some(compaction) = &run.compaction {
         file.key("compaction", compaction_table(compaction));
@@ -146,11 +155,15 @@ fn write_call(file: &mut Writer, header: &str, call: &CallRecording) {
     file.key("tool", call.tool.as_str());
     match &call.arguments {
         Value::Object(fields) if fields.is_empty() => {}
-        arguments @ Value::Object(_) => match toml_value(arguments) {
-            Some(table) => file.key("arguments", table),
-            None => file.key("arguments", arguments_text(arguments)),
-        },
-        arguments => file.key("arguments", arguments_text(arguments)),
+        arguments => write_arguments(file, arguments),
+    }
+}
+
+fn write_arguments(file: &mut Writer, arguments: &Value) {
+    let table = toml_value(arguments).filter(|_| arguments.is_object());
+    match table {
+        Some(table) => file.key("arguments", table),
+        None => file.key("arguments", arguments_text(arguments)),
     }
 }
 
@@ -161,6 +174,12 @@ fn write_result(file: &mut Writer, result: &ResultRecording) {
     file.key("tool", result.tool.as_str());
     if let Some(decision) = result.decision {
         file.key("decision", decision.as_str());
+    }
+    if let Some(arguments) = &result.arguments {
+        write_arguments(file, arguments);
+    }
+    if result.reused {
+        file.key("reused", true);
     }
     if result.is_error {
         file.key("is_error", true);
@@ -213,6 +232,13 @@ pub fn array(texts: &[String]) -> toml_edit::Array {
 
 /// The value in TOML; `None` if TOML has no such value.
 pub fn toml_value(json: &Value) -> Option<TomlValue> {
+    nested_value(json, 0)
+}
+
+fn nested_value(json: &Value, depth: usize) -> Option<TomlValue> {
+    if depth > MAX_DEPTH {
+        return None;
+    }
     Some(match json {
         Value::Null => return None,
         Value::Bool(value) => TomlValue::from(*value),
@@ -223,13 +249,14 @@ pub fn toml_value(json: &Value) -> Option<TomlValue> {
         },
         Value::String(text) => TomlValue::from(text.as_str()),
         Value::Array(values) => {
-            let values: Option<toml_edit::Array> = values.iter().map(toml_value).collect();
+            let values = values.iter().map(|value| nested_value(value, depth + 1));
+            let values: Option<toml_edit::Array> = values.collect();
             TomlValue::from(values?)
         }
         Value::Object(fields) => {
             let mut table = InlineTable::new();
             for (key, value) in fields {
-                table.insert(key, toml_value(value)?);
+                table.insert(key, nested_value(value, depth + 1)?);
             }
             TomlValue::from(table)
         }
