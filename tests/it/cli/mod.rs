@@ -7,6 +7,7 @@ mod commands;
 pub mod home;
 mod live_tests;
 mod mcp;
+mod recorded_runs;
 mod recordings;
 mod run;
 mod runs;
