@@ -16,6 +16,7 @@ import { join } from "node:path";
 import { chromium } from "playwright-core";
 
 import { checkSizes, faultsOf, focusFaultsOf } from "./console_checks.mjs";
+import { refusedList, skipToTheContent } from "./console_navigation.mjs";
 
 const [axed, executablePath, shots] = process.argv.slice(2);
 const home = mkdtempSync(join(tmpdir(), "axed-console-"));
@@ -217,6 +218,12 @@ async function openTab(browser, base, options = {}) {
   tabs.add(tab);
   context.on("close", () => tabs.delete(tab));
   return tab;
+}
+
+async function inANewTab(browser, base, story) {
+  const tab = await openTab(browser, base);
+  await story(tab);
+  await tab.context.close();
 }
 
 const shot = async (page, name) => shots && page.screenshot({ path: join(shots, `${name}.png`) });
@@ -563,6 +570,8 @@ try {
   await story("a long answer is shown to its end", () => longAnswers(page, base));
   await story("many runs are cancelled", () => cancelMany(page, base));
   await story("every page is free of faults", () => everyPage(page, base, faults));
+  await story("a link leads to the content, and what is typed stays", () => inANewTab(browser, base, (tab) => skipToTheContent(tab, base)));
+  await story("a list that is refused is marked", () => inANewTab(browser, base, (tab) => refusedList(tab, base)));
   await story("pages are read without scripts", () => withoutScripts(browser, base));
   const paths = await everyAddress(base);
   await story("every page is for everybody, in light, dark and narrow", () => forEverybody(browser, base, paths));
@@ -571,6 +580,10 @@ try {
   await stop(daemon);
   daemon = await serve(port, KEYS);
   await story("a key sees its own runs, and no buttons without scopes", () => keys(browser, base));
+  await story("a link leads to the content with a key too", () => inANewTab(browser, base, async (tab) => {
+    await tab.context.addInitScript(() => sessionStorage.setItem("axed.key", "key-of-editor"));
+    await skipToTheContent(tab, base);
+  }));
   await stop(daemon);
   console.log(`console: ${passed} stories passed`);
 } finally {

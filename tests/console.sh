@@ -38,6 +38,6 @@ if [ -z "${AXED:-}" ]; then
   AXED=${CARGO_TARGET_DIR:-target}/debug/axed
 fi
 # Node finds packages beside the scripts.
-cp tests/console.mjs tests/console_checks.mjs "$tools"
+cp tests/console.mjs tests/console_checks.mjs tests/console_navigation.mjs "$tools"
 [ -z "${SHOTS:-}" ] || mkdir -p "$SHOTS"
 node "$tools/console.mjs" "$(realpath "$AXED")" "$CHROMIUM" ${SHOTS:+"$(realpath "$SHOTS")"}

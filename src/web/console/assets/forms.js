@@ -84,7 +84,7 @@ async function submit(event) {
     form.closest("details.menu")?.removeAttribute("open");
     form.reset();
     if (form.dataset.then === "run") await visit(runAddress(answer.id));
-    else await refresh();
+    else await refresh().catch(() => notice("Sent, but this page could not be brought up to date."));
   } catch (error) {
     fail(form, error.message);
   } finally {
@@ -106,9 +106,9 @@ async function cancelMany(event) {
     }
   }
   countChosen(form);
-  await refresh();
+  const isNew = await refresh().then(() => true, () => false);
   fail(form, failed ? `${failed} of ${chosen.length} runs could not be cancelled.` : "");
-  if (!failed) notice(`${chosen.length} runs cancelled.`);
+  if (!failed) notice(`${chosen.length} runs cancelled${isNew ? "" : ", but this page could not be brought up to date"}.`);
 }
 
 function countChosen(form) {

@@ -2,7 +2,7 @@
 
 import { request, send } from "./client.js";
 import { bodyOf, fail } from "./forms.js";
-import { refresh, speak, visit } from "./pages.js";
+import { refresh, replaceAddress, speak, visit } from "./pages.js";
 
 let stop = new AbortController();
 let timer = 0;
@@ -173,6 +173,8 @@ function poll(signal) {
   const next = async () => {
     if (!document.hidden) {
       const refreshed = await refresh().then(() => true, () => false);
+      // The next page may be shown now.
+      if (signal.aborted) return;
       connected(refreshed);
     }
     if (!signal.aborted) timer = setTimeout(next, interval);
@@ -277,7 +279,7 @@ async function sendMessage(event) {
     form.querySelector("[data-previews]").replaceChildren();
     form.reset();
     delete form.dataset.dirty;
-    history.replaceState(null, "", form.closest("[data-chat]").dataset.chat);
+    replaceAddress(form.closest("[data-chat]").dataset.chat);
     reply.entry.scrollIntoView({ block: "nearest" });
     await followAnswer(run, reply.entry, reply.text, signal, 0, response);
   } catch (error) {

@@ -3,8 +3,14 @@
 import { dropKey, getKey, request, setKey } from "./client.js";
 
 let generation = 0;
+/** The path and the query of the page that is shown. */
+let shown = addressOf(location);
 /** The addresses of pictures in this page, and of their bytes in this tab. */
 const pictures = new Map();
+
+function addressOf({ pathname, search }) {
+  return pathname + search;
+}
 
 async function load(address) {
   const response = await request(address, { headers: { Accept: "text/html" } });
@@ -36,15 +42,24 @@ async function showPictures(root) {
 }
 
 function announce() {
+  shown = addressOf(location);
   showCurrent();
   showPictures(document);
   document.dispatchEvent(new Event("console:page"));
 }
 
-/** Shows another page without a new document, because only scripts can send the key. */
+/** Gives the page that is shown another address. */
+export function replaceAddress(address) {
+  history.replaceState(null, "", address);
+  shown = addressOf(location);
+}
+
+/** Shows another page without a new document, because only scripts can send the key. `push` is false for the current address. */
 export async function visit(address, { push = true, scroll = true } = {}) {
   if (!getKey()) {
-    location.assign(address);
+    if (push) location.assign(address);
+    // An assignment would only scroll if the address has a fragment.
+    else location.reload();
     return;
   }
   const mine = ++generation;
@@ -68,11 +83,16 @@ export async function visit(address, { push = true, scroll = true } = {}) {
   announce();
 }
 
-/** Replaces the live parts of the page by their newest versions. What a person has open or typed stays. */
+/**
+ * Replaces the live parts of the page by their newest versions. What a person has open or typed stays. Throws an error if the
+ * server does not give the page.
+ */
 export async function refresh() {
   const mine = generation;
-  const { page, status } = await load(location.href);
-  if (mine !== generation || status === 401) return false;
+  const { page, status } = await load(shown);
+  if (mine !== generation) return;
+  // The sign-in page has the status 200 too.
+  if (status !== 200 || page.querySelector("[data-sign-in]")) throw new Error(`The server answered ${status}.`);
   for (const part of document.querySelectorAll("[data-live]")) {
     const newer = page.getElementById(part.id);
     if (!newer) continue;
@@ -80,7 +100,6 @@ export async function refresh() {
     replace(part, newer);
   }
   document.dispatchEvent(new Event("console:refreshed"));
-  return true;
 }
 
 function replace(part, newer) {
@@ -117,6 +136,12 @@ export function speak(text) {
   line.textContent = text;
   place.append(line);
   if (place.childElementCount > 20) place.firstElementChild.remove();
+}
+
+/** Stays on this page although another one is being loaded. */
+function abandonVisit() {
+  generation += 1;
+  document.body.removeAttribute("aria-busy");
 }
 
 function follow(event) {
@@ -175,7 +200,11 @@ export function start() {
       visit(`${event.target.action}?${query}`);
     }
   });
-  window.addEventListener("popstate", () => visit(location.href, { push: false }));
+  window.addEventListener("popstate", () => {
+    // Links to parts of the page fire this event too.
+    if (addressOf(location) !== shown) visit(location.href, { push: false });
+    else if (document.body.hasAttribute("aria-busy")) abandonVisit();
+  });
   // The first page of a tab that has a key, such as after a reload.
   if (getKey() && document.querySelector("[data-sign-in]")) visit(location.href, { push: false, scroll: false });
 }
