@@ -20,11 +20,7 @@ const ACCEPTED_TYPES: &str = "application/json, application/yaml, text/yaml, */*
 pub fn fetch(guard: &Arc<SsrfGuard>, url: &Url) -> Result<String, String> {
     let (guard, url) = (Arc::clone(guard), url.clone());
     let work = move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        let runtime = runtime.map_err(|error| format!("could not be fetched: {error}"))?;
-        runtime.block_on(async {
+        run(async {
             let fetched = tokio::time::timeout(TIMEOUT, fetch_within(&guard, &url)).await;
             let seconds = TIMEOUT.as_secs();
             fetched.unwrap_or_else(|_| Err(format!("did not arrive within {seconds} seconds")))
@@ -35,6 +31,18 @@ pub fn fetch(guard: &Arc<SsrfGuard>, url: &Url) -> Result<String, String> {
     let thread = thread.map_err(|error| format!("could not be fetched: {error}"))?;
     let joined = thread.join();
     joined.unwrap_or_else(|_| Err("could not be fetched".to_owned()))
+}
+
+/// Runs the future on a runtime of its own.
+fn run(work: impl Future<Output = Result<String, String>>) -> Result<String, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| format!("could not be fetched: {error}"))?;
+    let result = runtime.block_on(work);
+    // If it were dropped, it would wait for the system's resolver, which has no limit on time.
+    runtime.shutdown_background();
+    result
 }
 
 async fn fetch_within(guard: &Arc<SsrfGuard>, url: &Url) -> Result<String, String> {
@@ -66,4 +74,35 @@ async fn fetch_within(guard: &Arc<SsrfGuard>, url: &Url) -> Result<String, Strin
         bytes.extend_from_slice(&chunk);
     }
     String::from_utf8(bytes).map_err(|_| "is no text in UTF-8".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::run;
+
+    #[test]
+    fn a_result_does_not_wait_for_the_resolver() {
+        let (resolve, resolved) = mpsc::channel::<()>();
+        let (send, results) = mpsc::channel();
+        let fetch = move || {
+            let result = run(async {
+                let (start, started) = tokio::sync::oneshot::channel();
+                // Resolves a name as slowly as a resolver may.
+                drop(tokio::task::spawn_blocking(move || {
+                    let _ = start.send(());
+                    let _ = resolved.recv();
+                }));
+                let _ = started.await;
+                Err("did not arrive".to_owned())
+            });
+            let _ = send.send(result);
+        };
+        let thread = std::thread::spawn(fetch);
+        let result = results.recv_timeout(std::time::Duration::from_secs(30));
+        drop(resolve);
+        assert!(thread.join().is_ok());
+        assert_eq!(result, Ok(Err("did not arrive".to_owned())));
+    }
 }
