@@ -99,7 +99,7 @@ fn length(value: &Value) -> usize {
     }
 }
 
-/// Counts how many objects are within each other, with each definition at its deepest place. A definition within itself does not
+/// Counts how many objects are within each other, with each definition where it is deepest. A definition within itself does not
 /// count again.
 struct Levels<'a> {
     root: &'a Object,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_counts_at_its_deepest_place() {
+    fn a_definition_counts_where_it_is_deepest() {
         let text = json!({"type": "string"});
         assert!(is_met(&nested(10, text.clone())) && !is_met(&nested(11, text.clone())));
         let defined = |levels: usize| {

@@ -31,7 +31,7 @@ import type {
 const WAIT_SECONDS = 20;
 /** Other answers come at once. */
 const READ_TIMEOUT = 30_000;
-/** Bytes of a body for each millisecond, about 1 Mbit/s: `fetch` does not tell how far a slower upload is. */
+/** Bytes of a body for each millisecond, about 1 Mbit/s: `fetch` does not report how far a slower upload is. */
 const UPLOAD_RATE = 128;
 /** A response may be this late after the end of a call's time. */
 const GRACE = 1000;
