@@ -136,7 +136,7 @@ async fn a_queued_run_has_its_messages_in_its_first_request() {
         .agent("solo", "")
         .spawn()
         .await;
-    app.provider.will("slow", [hangs()]);
+    app.provider.will("slow", [hangs(), hangs()]);
     app.provider.will("solo", [says("done")]);
     let slow = app.start("slow", "go").await.id().to_owned();
     app.provider.wait_for_request("slow", 1).await;
