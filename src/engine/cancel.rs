@@ -51,18 +51,18 @@ async fn cancel_active(
         .map(drop);
     match &recorded {
         Ok(()) => run.cancel(&reason),
-        Err(error) => {
-            run.withdraw_cancel();
-            if error.may_be_recorded() {
-                spawn_look(engine, Arc::clone(run));
-            }
-        }
+        Err(error) => withdraw(engine, run, error.may_be_recorded()),
     }
     recorded
 }
 
-/// Stops the run if its cancel is in the record: the commit may have succeeded although its answer was lost.
-fn spawn_look(engine: &Engine, run: Arc<ActiveRun>) {
+/// Withdraws a cancel that was not recorded. If it may be, the run is stopped once its cancel is found in the record.
+fn withdraw(engine: &Engine, run: &Arc<ActiveRun>, may_be_recorded: bool) {
+    run.withdraw_cancel();
+    if !may_be_recorded {
+        return;
+    }
+    let run = Arc::clone(run);
     let store = Arc::clone(engine.journal.store());
     let cancelled = Arc::clone(&run);
     second_look::spawn(engine, run, move || {
@@ -187,21 +187,29 @@ impl PendingCancels<'_> {
         self.runs.iter().map(write).collect()
     }
 
-    /// Stops the runs after their cancels were recorded.
-    pub fn apply(mut self) {
-        for (run, reason) in std::mem::take(&mut self.runs) {
-            run.cancel(&reason);
+    /// Stops the runs if their cancels were recorded with this outcome, else withdraws these.
+    pub fn settle<T>(mut self, committed: &Result<T, StoreError>) {
+        match committed {
+            Ok(_) => {
+                for (run, reason) in std::mem::take(&mut self.runs) {
+                    run.cancel(&reason);
+                }
+            }
+            Err(error) => self.withdraw(error.may_be_recorded()),
+        }
+    }
+
+    fn withdraw(&mut self, may_be_recorded: bool) {
+        for (run, _) in std::mem::take(&mut self.runs) {
+            withdraw(self.engine, &run, may_be_recorded);
         }
     }
 }
 
 impl Drop for PendingCancels<'_> {
-    /// Withdraws the cancels that were not recorded, as far as is known.
+    /// Without [`PendingCancels::settle`] nobody knows whether they were recorded.
     fn drop(&mut self) {
-        for (run, _) in std::mem::take(&mut self.runs) {
-            run.withdraw_cancel();
-            spawn_look(self.engine, run);
-        }
+        self.withdraw(true);
     }
 }
 

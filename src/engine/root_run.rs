@@ -383,16 +383,17 @@ async fn park(context: &RunContext) {
 pub fn suspend(context: &RunContext) {
     let id = context.run.scope.run;
     tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start resumes it");
-    unregister(&context.engine, id);
-    // Callers that wait for the run's end get no record of it and read the store.
-    context.run.publish_end(None);
+    unregister(context);
 }
 
-/// Removes a root run from the active runs and closes its event channel.
-pub fn unregister(engine: &Engine, id: RunId) {
+/// Removes a root run from the active runs and closes its event channel. Callers that wait for its end get no record of it and
+/// read the store.
+pub fn unregister(context: &RunContext) {
+    let (engine, id) = (&context.engine, context.run.scope.run);
     engine.active_runs.remove(id);
     engine.cluster_permits.tree_ended(id);
     engine.journal.broadcaster().close(id);
+    context.run.publish_end(None);
 }
 
 /// The runs of this process that a new one replaces, each with a token that is cancelled once the run was accepted.
@@ -463,19 +464,13 @@ async fn commit_queued(
         .journal
         .append_with(&context.run, write, cancels.writes());
     let committed = committed.await;
+    cancels.settle(&committed);
     let is_committed = committed.is_ok();
-    match is_committed {
-        true => {
-            cancels.apply();
-            if !is_here {
-                placement::offer(context);
-            }
-        }
-        false if context.run.is_suspended() => {}
-        false => {
-            unregister(engine, run.id);
-            context.run.publish_end(None);
-        }
+    match &committed {
+        Ok(_) if is_here => {}
+        Ok(_) => placement::offer(context),
+        Err(_) if context.run.is_suspended() => {}
+        Err(_) => unregister(context),
     }
     acceptance.answer(committed.map(|_| Arc::clone(run)));
     if is_committed && has_requests {

@@ -288,10 +288,7 @@ impl NewFork {
             match context.run.is_suspended() {
                 // It may be in the record nevertheless.
                 true => root_run::keep_suspended(&context, root.session_guard.take()),
-                false => {
-                    root_run::unregister(engine, context.run.scope.run);
-                    context.run.publish_end(None);
-                }
+                false => root_run::unregister(&context),
             }
             acceptance.answer(Err(error));
             return;

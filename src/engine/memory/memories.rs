@@ -66,13 +66,8 @@ pub struct PromptMemory {
 impl PromptMemory {
     /// The newest of these entries that have at most so many bytes together.
     fn of(entries: &[MemoryEntry], max_bytes: usize) -> Self {
-        let mut bytes = 0;
-        let fits = |entry: &&MemoryEntry| {
-            bytes += entry.text.len();
-            bytes <= max_bytes
-        };
-        let count = entries.iter().rev().take_while(fits).count();
-        let left_out = entries.len() - count;
+        let left_out =
+            entries.len() - count_newest(entries.iter().map(|it| it.text.len()), max_bytes);
         let kept = &entries[left_out..];
         let mut text: String = kept.iter().map(|entry| entry.text.as_str()).collect();
         text.truncate(text.trim_end().len());
@@ -89,6 +84,16 @@ impl PromptMemory {
             is_unreadable: false,
         }
     }
+}
+
+/// How many of the newest entries have at most so many bytes together. Their lengths come oldest first.
+pub fn count_newest(lengths: impl DoubleEndedIterator<Item = usize>, max_bytes: usize) -> usize {
+    let mut bytes = 0;
+    let fits = |length: &usize| {
+        bytes += length;
+        bytes <= max_bytes
+    };
+    lengths.rev().take_while(fits).count()
 }
 
 /// The memories in the store.

@@ -8,7 +8,7 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::message::{Message, shorten};
 use crate::engine::context::Engine;
-use crate::engine::memory::memories::{GcReport, MemoryError};
+use crate::engine::memory::memories::{self, GcReport, MemoryError};
 use crate::engine::request::StartError;
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::turn;
@@ -124,22 +124,16 @@ async fn analyse(
 
 /// The newest entries that have at most so many bytes together, at least one, oldest first. A task may be as long as a request.
 fn entries_text(entries: &[MemoryEntry], max_bytes: usize) -> String {
-    let mut texts = Vec::new();
-    let mut remaining = max_bytes;
-    for entry in entries.iter().rev() {
+    let text = |entry: &MemoryEntry| {
         let task = shorten(&entry.task, MAX_TASK_CHARS);
-        let text = format!(
+        format!(
             "## {}\nTask: {task}\nResult: {}\n\n",
             entry.time, entry.result
-        );
-        if text.len() > remaining && !texts.is_empty() {
-            break;
-        }
-        remaining = remaining.saturating_sub(text.len());
-        texts.push(text);
-    }
-    texts.reverse();
-    texts.concat()
+        )
+    };
+    let texts: Vec<String> = entries.iter().map(text).collect();
+    let count = memories::count_newest(texts.iter().map(String::len), max_bytes).max(1);
+    texts[texts.len().saturating_sub(count)..].concat()
 }
 
 /// Sends the request until it succeeds, as often as the agent's settings allow, and counts its usage.
