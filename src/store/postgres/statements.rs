@@ -407,9 +407,10 @@ statements! {
     ),
     PauseSchedule: "UPDATE schedules SET is_paused = :is_paused, handled_at = :at, held_at = NULL \
          WHERE agent = :agent AND name = :name",
-    /// One entry for each run.
-    InsertMemoryEntry: "INSERT INTO memory (agent, owner, run, entry) VALUES (:agent, :owner, :run, :entry) \
-         ON CONFLICT (run) DO NOTHING",
+    /// One entry for each run. One that was copied from a file is known by its text.
+    InsertMemoryEntry: "INSERT INTO memory (agent, owner, run, entry) SELECT :agent, :owner, :run, :entry \
+         WHERE NOT (:may_exist AND EXISTS (SELECT 1 FROM memory \
+         WHERE agent = :agent AND owner = :owner AND run IS NULL AND entry = :entry)) ON CONFLICT (run) DO NOTHING",
     /// Leaves the newest entries.
     TrimMemory: "DELETE FROM memory WHERE agent = :agent AND owner = :owner AND id <= (SELECT id FROM memory \
          WHERE agent = :agent AND owner = :owner ORDER BY id DESC LIMIT 1 OFFSET :keep)",

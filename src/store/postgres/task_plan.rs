@@ -65,7 +65,9 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
         Task::ChangeSchedule(id, change) => vec![change_schedule(id, change, node)],
         Task::AddToMemory(memory, entry) => {
             let mut insert = memory_values(memory).to_vec();
-            insert.extend(values! {":run": entry.run, ":entry": free_text(&entry.text)});
+            insert.extend(values! {
+                ":run": entry.run, ":entry": free_text(&entry.text), ":may_exist": entry.may_exist,
+            });
             vec![
                 Query::new(Sql::InsertMemoryEntry, insert),
                 Query::new(Sql::CountMemory, memory_values(memory).into()),

@@ -181,6 +181,55 @@ async fn a_store_is_copied_to_postgres_and_back() {
     assert_complete(&resumed.events().await);
 }
 
+/// A run that is in the memory of its agent, and has no end in the record.
+async fn remember_without_end(app: &mut TestApp) -> String {
+    let db = app.database();
+    db.refuse_entries(&db.contains("new.events", "run.completed"));
+    let id = app.start("noter", "go").await.id().to_owned();
+    let suspended = format!("{id} is suspended until");
+    app.daemon.wait_for_log(&suspended).await;
+    app.daemon.kill().await;
+    db.accept_entries();
+    id
+}
+
+/// Checks that the run ends with the reply in its record, and that so many runs are in the memory.
+async fn ends_with_entries(app: &TestApp, id: &str, count: usize) {
+    assert_eq!(app.find(id).await.wait_for_end().await.output(), "noted");
+    let memory = app.get("/agents/noter/memory").await.json();
+    let entries = memory["data"].as_array().expect("entries");
+    assert_eq!(entries.len(), count, "{entries:?}");
+}
+
+#[tokio::test]
+async fn a_copied_run_is_added_to_the_memory_once() {
+    let Some(postgres) = Postgres::create() else {
+        return;
+    };
+    let url = postgres.url.clone();
+    let mut app = TestApp::setup()
+        .agent("noter", "[memory]\nenabled = true")
+        .sqlite()
+        .spawn()
+        .await;
+    app.provider.always("noter", |_| says("noted"));
+    let id = remember_without_end(&mut app).await;
+    stdout(&migrate(&app, &url, "postgres").await);
+    app.use_database(Some(postgres));
+    app.restart_after_end().await;
+    ends_with_entries(&app, &id, 1).await;
+
+    let id = remember_without_end(&mut app).await;
+    fs::remove_file(app.path("data/axed.db")).expect("removed");
+    let _ = fs::remove_file(app.path("data/axed.db-wal"));
+    fs::remove_dir_all(app.path("data/memory")).expect("removed");
+    stdout(&migrate(&app, &url, "sqlite").await);
+    app.use_database(None);
+    app.restart_after_end().await;
+    ends_with_entries(&app, &id, 2).await;
+    assert_eq!(app.provider.requests_for("noter").len(), 2);
+}
+
 #[tokio::test]
 async fn copied_runs_need_nodes_with_their_labels() {
     let Some(postgres) = Postgres::create() else {
