@@ -15,7 +15,8 @@ use crate::domain::mcp_oauth::McpOauth;
 use crate::ssrf::{self, SsrfGuard, normalize_host, root_cause, ssrf_client};
 use crate::tools::mcp::oauth::challenge::Challenge;
 
-const TIMEOUT: Duration = Duration::from_secs(8);
+/// The longest time of one request.
+pub const TIMEOUT: Duration = Duration::from_secs(8);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const AGENT: &str = concat!("axed/", env!("CARGO_PKG_VERSION"));
 const MAX_BODY: usize = 256 << 10;

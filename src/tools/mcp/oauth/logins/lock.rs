@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::tools::mcp::oauth::endpoint;
 use crate::tools::mcp::oauth::logins::LoginError;
 
+/// The most requests that a holder sends: three for metadata, and two that revoke tokens.
+const MAX_REQUESTS: u32 = 5;
 /// Longer than any holder's requests take.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = endpoint::TIMEOUT.saturating_mul(MAX_REQUESTS + 1);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A locked login, released when it is dropped.

@@ -144,6 +144,7 @@ impl LoginTokens {
         login.token
     }
 
+    /// The file's version, and the login in it, or the one that is to replace it.
     async fn read(&self) -> Result<(FileVersion, Login), TokenError> {
         let (store, id) = (self.store.clone(), self.id.clone());
         let read = self.blocking(move || Ok((store.version(&id), store.read(&id)?)));
@@ -155,7 +156,10 @@ impl LoginTokens {
             .refresh_token
             .iter()
             .for_each(|it| self.secrets.add(it));
-        Ok((version, login))
+        match &self.state.lock().unwritten {
+            Some((replaced, pending)) if *replaced == version => Ok((version, pending.clone())),
+            _ => Ok((version, login)),
+        }
     }
 
     /// The login that could not be written before, if nobody has replaced the file since.
@@ -217,5 +221,64 @@ impl LoginTokens {
             Ok(result) => result.map_err(|error| self.unusable(&error)),
             Err(error) => Err(TokenError::Failed(error.to_string())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::LoginTokens;
+    use crate::config::Logins;
+    use crate::config::environment::Environment;
+    use crate::domain::run::now;
+    use crate::tools::mcp::oauth::challenge::Challenge;
+    use crate::tools::mcp::oauth::grant::Issued;
+    use crate::tools::mcp::oauth::logins::store::LoginStore;
+    use crate::tools::mcp::oauth::logins::{Login, LoginId};
+    use crate::tools::mcp::oauth::token::AccessToken;
+
+    #[tokio::test]
+    async fn a_refused_token_is_never_followed_by_an_older_one() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let settings = Logins {
+            dir: dir.path().to_owned(),
+            key_env: "KEY".to_owned(),
+        };
+        let environment = Environment::from_iter([("KEY".to_owned(), "0aF1".repeat(16))]);
+        let store = LoginStore::new(&settings, environment);
+        let id = LoginId {
+            server: "tickets".to_owned(),
+            url: "https://mcp.example/".to_owned(),
+            digest: "0a".to_owned(),
+        };
+        let old = AccessToken::new("token-1".to_owned(), None, Vec::new(), now());
+        let login = Login {
+            token: old.clone(),
+            refresh_token: Some("refresh-1".to_owned()),
+            issuer: None,
+            resource: id.url.clone(),
+            client_id: "axed".to_owned(),
+            since: now(),
+        };
+        store.write(&id, &login).expect("a login");
+        // From now on no login can be written.
+        std::fs::create_dir(store.path(&id).with_extension("new")).expect("a directory");
+        let tokens = LoginTokens::new(id, store, Arc::default());
+        let after = async |refused: &AccessToken, next: &str| {
+            let issued = Issued {
+                access_token: next.to_owned(),
+                refresh_token: None,
+                lifetime: None,
+                scopes: None,
+            };
+            let challenge = Challenge::default();
+            let refused = Some((Some(refused), &challenge));
+            let token = tokens.next(refused, |_| async { Ok(issued) }).await;
+            token.expect("a token")
+        };
+        let second = after(&old, "token-2").await;
+        assert_eq!(second.secret, "token-2");
+        assert_eq!(after(&second, "token-3").await.secret, "token-3");
     }
 }
