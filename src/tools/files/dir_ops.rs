@@ -135,8 +135,8 @@ fn copy_recursive(
     Ok(())
 }
 
-/// Removes what a failed copy has made of the directory `name`, also if the call was stopped. Returns whether nothing of
-/// it is left there.
+/// Removes what a failed copy has made of the directory `name`, also if the call was stopped. Returns false if a
+/// part of it still exists.
 pub fn remove_copy(fs: &WorkdirFs, parent: &Dir, name: &Path, progress: &CopyProgress) -> bool {
     let Some(target) = progress.target else {
         return true;

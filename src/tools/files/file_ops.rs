@@ -9,6 +9,7 @@ use cap_std::fs::Dir;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::domain::run::RunId;
 use crate::tools::files::dir_ops;
 use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, parse_path};
 
@@ -90,9 +91,19 @@ pub fn copy_path(fs: &WorkdirFs, arguments: CopyPath) -> Result<String, String> 
     }
     let (to_dir, to_name) = prepare_destination(fs, &from, &to)?;
     let mut progress = dir_ops::CopyProgress::default();
+    let mut remaining = None;
     let result = match meta.is_dir() {
+        // Under a name that no other call knows, so that nothing of others is removed with a copy that fails.
         true => fs.access.open_dir(&from).and_then(|dir| {
-            dir_ops::copy_directory(fs, &dir, &to_dir, Path::new(&to_name), &mut progress)
+            let name = OsString::from(format!(".{}.tmp", RunId::new().0.as_simple()));
+            let copied =
+                dir_ops::copy_directory(fs, &dir, &to_dir, Path::new(&name), &mut progress);
+            let placed = copied
+                .and_then(|()| dir_ops::rename_new(fs, (&to_dir, &name), (&to_dir, &to_name)));
+            if placed.is_err() && !dir_ops::remove_copy(fs, &to_dir, Path::new(&name), &progress) {
+                remaining = Some(to.with_file_name(&name));
+            }
+            placed
         }),
         false => {
             let (file, meta) = fs.open(&from)?;
@@ -101,22 +112,15 @@ pub fn copy_path(fs: &WorkdirFs, arguments: CopyPath) -> Result<String, String> 
     };
     if let Err(error) = result {
         let why = match error.kind() {
-            io::ErrorKind::AlreadyExists => exists_already(&join(&to, &progress.path)),
+            io::ErrorKind::AlreadyExists => exists_already(&to),
             // A limit of the whole copy, or the call was stopped.
             io::ErrorKind::Other => describe_error(&from, &error),
             _ => describe_error(&join(&from, &progress.path), &error),
         };
-        // Another call has written into the copy.
-        let is_shared =
-            error.kind() == io::ErrorKind::AlreadyExists && !progress.path.as_os_str().is_empty();
-        let (dir, name) = (&to_dir, Path::new(&to_name));
-        if is_shared || !dir_ops::remove_copy(fs, dir, name, &progress) {
-            return Err(format!(
-                "{why}; a part of it was copied to {}",
-                to.display()
-            ));
-        }
-        return Err(why);
+        return Err(match remaining {
+            Some(part) => format!("{why}; a part of it was copied to {}", part.display()),
+            None => why,
+        });
     }
     let skipped_note = match progress.skipped {
         0 => String::new(),

@@ -75,7 +75,8 @@ where
             let arguments: A = call.parse_arguments()?;
             let permits = match self.kind {
                 FileToolKind::Search => &self.shared.search_permits,
-                FileToolKind::Read | FileToolKind::Write => &self.shared.io_permits,
+                FileToolKind::Read => &self.shared.read_permits,
+                FileToolKind::Write => &self.shared.write_permits,
                 FileToolKind::Edit => &self.shared.edit_permits,
             };
             let permit = context.acquire(permits).await;

@@ -24,7 +24,7 @@ const NOTICE_BYTES: usize = 512;
 const CANCELLED_MESSAGE: &str = "stopped";
 /// Searches at once, unless there are more processors. More wait in a fair queue by key.
 const MIN_CONCURRENT_SEARCHES: usize = 4;
-/// Other reads and writes at once, far fewer than the threads for blocking work, which the whole daemon shares.
+/// Other reads at once, and as many writes, far fewer than the threads for blocking work, which the whole daemon shares.
 const MAX_CONCURRENT_IO: usize = 32;
 /// Edits at once: each holds its file in memory, before and after.
 const MAX_CONCURRENT_EDITS: usize = 4;
@@ -49,8 +49,9 @@ pub struct SharedState {
     /// Search threads that may still be started beside the first one of a call.
     helpers: AtomicUsize,
     pub search_permits: FairSemaphore,
-    /// For calls that read or write without searching or editing.
-    pub io_permits: FairSemaphore,
+    pub read_permits: FairSemaphore,
+    /// A small write does not wait for reads that take long.
+    pub write_permits: FairSemaphore,
     pub edit_permits: FairSemaphore,
 }
 
@@ -64,7 +65,8 @@ impl SharedState {
             locks: std::array::from_fn(|_| Mutex::new(())),
             helpers: AtomicUsize::new(cores.saturating_sub(1).min(8)),
             search_permits: FairSemaphore::new(MIN_CONCURRENT_SEARCHES.max(cores), keys),
-            io_permits: FairSemaphore::new(MAX_CONCURRENT_IO, keys),
+            read_permits: FairSemaphore::new(MAX_CONCURRENT_IO, keys),
+            write_permits: FairSemaphore::new(MAX_CONCURRENT_IO, keys),
             edit_permits: FairSemaphore::new(MAX_CONCURRENT_EDITS, keys),
         }
     }
