@@ -113,7 +113,7 @@ impl Line {
         let tail = String::from_utf8_lossy(&self.tail);
         let contains = |key: &str| head.contains(key) || tail.contains(key);
         head.starts_with('{')
-            && !head.contains("\"method\"")
+            && !contains("\"method\"")
             && contains("\"jsonrpc\"")
             && (contains("\"result\"") || contains("\"error\""))
     }
@@ -165,7 +165,7 @@ mod tests {
     #[tokio::test]
     async fn lines_that_are_no_answers_are_skipped() {
         let output = "started\n{\"level\": \"error\"}\n\n{\"jsonrpc\": \"2.0\", \"method\": \"error\"\n\
-                      sent {\"jsonrpc\": \"2.0\", \"result\": 1}\n{\"said\": \"{\\\"jsonrpc\\\": 2, \\\"result\\\": 1}\"}\n";
+                      sent {\"jsonrpc\": \"2.0\", \"result\": 1}\n{\"text\": \"{\\\"jsonrpc\\\": 2, \\\"result\\\": 1}\"}\n";
         let (read_lines, why) = read(output, true).await;
         assert_eq!((read_lines.len(), why), (6, None));
     }

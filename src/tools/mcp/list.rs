@@ -22,6 +22,8 @@ const MAX_SCHEMA_BYTES: usize = 128 << 10;
 const MAX_DESCRIPTION_CHARS: usize = 16 << 10;
 /// Most bytes of all schemas and descriptions of one server. Every request of a run contains them.
 const MAX_TOTAL_BYTES: usize = 1 << 20;
+/// Listing ends here, also if less of it is offered: tools that are too large are left out, and long descriptions are cut.
+const MAX_LISTED_BYTES: usize = 8 * MAX_TOTAL_BYTES;
 /// The limit of model providers.
 const MAX_NAME_CHARS: usize = 64;
 /// Most warnings about skipped tools.
@@ -96,7 +98,9 @@ impl<'s> ToolListBuilder<'s> {
 
     /// Whether no further page is needed.
     fn is_full(&self) -> bool {
-        self.listed > MAX_TOOLS || self.listed_bytes >= MAX_TOTAL_BYTES
+        self.listed > MAX_TOOLS
+            || self.bytes >= MAX_TOTAL_BYTES
+            || self.listed_bytes >= MAX_LISTED_BYTES
     }
 
     async fn add_page(&mut self, tools: Vec<Tool>) {

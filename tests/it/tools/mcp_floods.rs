@@ -196,9 +196,10 @@ async fn no_more_tools_are_listed_than_an_agent_can_use() {
     app.provider.will("a", [says("done")]);
     let run = app.run("a", "go").await;
     assert_eq!(run.output(), "done");
-    assert_eq!(server.with(|it| it.lists), 2);
+    // 8 MiB are listed, of which only the beginnings of the descriptions are offered.
+    assert_eq!(server.with(|it| it.lists), 9);
     let seen = app.provider.wait_for_request("a", 1).await;
-    assert_eq!(seen.tool_names(), ["web__tool1", "web__tool2"]);
+    assert_eq!(seen.tool_names().len(), 9);
 }
 
 #[tokio::test]
