@@ -32,7 +32,7 @@ pub struct NewInput<'a> {
     pub results: &'a [ToolResult],
     /// A message after the results.
     pub message: Option<&'a Content>,
-    /// The place of both in the body.
+    /// JSON Pointer to both in the body.
     pub pointer: &'static str,
     pub claim: Option<&'a IdempotencyClaim>,
 }

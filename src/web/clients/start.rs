@@ -18,6 +18,8 @@ pub struct StartedRun {
     pub subscription: Option<Subscription>,
     /// The turn whose calls the earlier request had results for; `None` if it started the run or decided on calls.
     pub seen_turn: Option<u32>,
+    /// Whether an earlier request has started or continued it.
+    pub is_repeated: bool,
 }
 
 /// The run that an earlier request with this key started or continued. Looked up before the request is checked: a repetition gets its
@@ -42,6 +44,7 @@ pub async fn find(
         run: Arc::new(run),
         subscription: None,
         seen_turn: claimed.number.filter(|turn| *turn > 0),
+        is_repeated: true,
     }))
 }
 
@@ -78,6 +81,7 @@ pub async fn start_once(
                 run,
                 subscription,
                 seen_turn: None,
+                is_repeated: false,
             });
         }
         Err(error) => error,

@@ -223,9 +223,9 @@ async fn an_admin_of_some_agents_deletes_only_their_sessions() {
     let delete = |path: &'static str| by(&app, "narrow", Method::DELETE, path, None);
     delete("/sessions/talk?key=ada").await.problem(404);
     assert_eq!(delete("/sessions/own?key=ada").await.status, 204);
-    let left = by(&app, "ada", Method::GET, "/sessions", None).await.json();
-    assert_eq!(left["data"].as_array().map(Vec::len), Some(1));
-    assert_eq!(left["data"][0]["name"], "talk");
+    let sessions = by(&app, "ada", Method::GET, "/sessions", None).await.json();
+    assert_eq!(sessions["data"].as_array().map(Vec::len), Some(1));
+    assert_eq!(sessions["data"][0]["name"], "talk");
 }
 
 #[tokio::test]

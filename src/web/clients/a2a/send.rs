@@ -202,7 +202,7 @@ async fn accept_message(
     let accepted = AcceptedMessage {
         run: started.run,
         is_decided: false,
-        is_repeated: false,
+        is_repeated: started.is_repeated,
         subscription: started.subscription,
         configuration,
     };
@@ -304,19 +304,20 @@ async fn continue_task(
         subscription,
         configuration: message.configuration,
     };
-    let run = &accepted.run;
+    let run = Arc::clone(&accepted.run);
     match message.body {
         MessageBody::Decision(parts) if waits => {
-            let applied = decisions::apply(state, principal, run, &parts, &claim).await;
-            if let Err(problem) = applied
+            let applied = decisions::apply(state, principal, &run, &parts, &claim).await;
+            if let Err(problem) = applied {
+                if start::find(state, Some(&claim)).await?.is_none() {
+                    return Err(problem);
+                }
                 // A request with the same id was quicker.
-                && start::find(state, Some(&claim)).await?.is_none()
-            {
-                return Err(problem);
+                accepted.is_repeated = true;
             }
             accepted.is_decided = true;
         }
-        MessageBody::Decision(_) => return Err(decisions::nothing_waits(run)),
+        MessageBody::Decision(_) => return Err(decisions::nothing_waits(&run)),
         MessageBody::Content(_) if waits => return Err(decisions::missing()),
         MessageBody::Content(message) => {
             reject_links(&message.content, "/message/parts")?;
@@ -326,8 +327,11 @@ async fn continue_task(
                 claim: Some(claim),
             };
             match state.runner.add_message(run.id, request).await {
+                Ok(_) => {}
                 // A request with the same id was quicker.
-                Ok(_) | Err(AddMessageError::Store(StoreError::AlreadyClaimed(_))) => {}
+                Err(AddMessageError::Store(StoreError::AlreadyClaimed(_))) => {
+                    accepted.is_repeated = true;
+                }
                 Err(error) => return Err(error.into()),
             }
         }

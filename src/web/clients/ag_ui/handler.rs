@@ -125,6 +125,7 @@ async fn repeated(state: &AppState, existing: StartedRun) -> Result<FoundRun, Pr
         run,
         subscription,
         seen_turn,
+        ..
     } = existing;
     let recorded = match seen_turn {
         Some(turn) => steps_until(state, run.id, turn).await?,

@@ -16,7 +16,7 @@ use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 
 /// Members that axed has no use for, such as `state` and `forwardedProps`, are passed over.
-#[derive(Default, Deserialize, JsonSchema)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RunAgentInput {
     pub thread_id: String,
@@ -93,12 +93,22 @@ impl NewMessages {
     }
 }
 
+impl Default for RunAgentInput {
+    fn default() -> Self {
+        Self {
+            thread_id: String::new(),
+            run_id: String::new(),
+            messages: RawValue::from_string("[]".to_owned()).unwrap_or_default(),
+            tools: Vec::new(),
+            context: Vec::new(),
+            resume: Vec::new(),
+        }
+    }
+}
+
 impl RunAgentInput {
     pub fn read_messages(&self) -> Result<Vec<Value>, Problem> {
         let json = self.messages.get();
-        if json == "null" {
-            return Ok(Vec::new());
-        }
         // The body has one level more.
         if json_body::nesting_depth(json) >= MAX_DEPTH {
             return Err(json_body::too_deep());

@@ -210,17 +210,17 @@ async fn a_refused_request_leaves_nothing_in_the_run() {
     let first = first.json();
     let result = |at: usize| json!({"type": "function_call_output", "call_id": first["output"][at]["call_id"], "output": "rain"});
     let body = |input: Value| json!({"input": input, "previous_response_id": first["id"], "tools": weather()});
-    let said = |content: Value| json!({"role": "user", "content": content});
+    let user = |content: Value| json!({"role": "user", "content": content});
     let picture = json!([{"type": "input_image", "image_url": "https://pics.example/a.png"}]);
     for input in [
-        json!([result(0), said(json!("Wrong."))]),
-        json!([result(0), result(1), said(picture)]),
+        json!([result(0), user(json!("Wrong."))]),
+        json!([result(0), result(1), user(picture)]),
     ] {
         let refused = create(&app, body(input)).await;
         assert_eq!(refused.status, 400, "{}", refused.text);
         assert_eq!(refused.json()["error"]["param"], "input");
     }
-    let input = json!([result(0), result(1), said(json!("Be brief."))]);
+    let input = json!([result(0), result(1), user(json!("Be brief."))]);
     let got = create(&app, body(input)).await;
     assert_eq!(got.header("x-run-id"), run, "{}", got.text);
     let sent = app.provider.wait_for_request("solo", 2).await;
