@@ -6,6 +6,7 @@ use crate::domain::message::{Message, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status};
 use crate::engine::context::Engine;
 use crate::engine::replay::history::RecordedConversation;
+use crate::engine::replay::tree_reads;
 use crate::store::runs::SessionQuery;
 use crate::store::{Step, StoreError};
 use crate::tools::recall::NAME;
@@ -30,7 +31,8 @@ impl Passage {
     }
 }
 
-/// The passages of the run and its session that match the query best, as text for the model.
+/// The passages of the run and its session that match the query best, as text for the model. A reply may make many such calls:
+/// few read at the same time, because each holds the texts of a session in memory.
 pub async fn search(
     engine: &Engine,
     id: RunId,
@@ -38,9 +40,11 @@ pub async fn search(
     limit: usize,
 ) -> Result<String, StoreError> {
     let store = engine.journal.store();
+    let mut next = store.run(id).await?;
+    let owner = next.as_ref().and_then(|run| run.owner.clone());
+    let permit = tree_reads::acquire(owner.as_deref()).await;
     let mut passages = Vec::new();
     let mut bytes = 0;
-    let mut next = store.run(id).await?;
     for runs_back in 0..=MAX_RUNS {
         let Some(run) = next.take() else { break };
         let steps = store.steps(run.id).await?;
@@ -66,8 +70,12 @@ pub async fn search(
         next = previous_run(engine, &run).await?;
     }
     let query = query.to_owned();
-    let result =
-        tokio::task::spawn_blocking(move || render_matches(&passages, &query, limit)).await;
+    let search = move || {
+        // The work keeps the permit, because it ends a little after a dropped call.
+        let _permit = permit;
+        render_matches(&passages, &query, limit)
+    };
+    let result = tokio::task::spawn_blocking(search).await;
     result.map_err(|_| StoreError::Closed)
 }
 
