@@ -1,10 +1,13 @@
-//! A semaphore that tool calls share. Waiters are served fairly by key, however many there are.
+//! A semaphore that calls of tools and requests to providers share. Waiters are served fairly by key, however many there are.
 
 use crate::fair::Limits;
 use crate::fair::admission::{AdmissionQueue, RunPermit};
 
 #[derive(Debug)]
-pub struct FairSemaphore(AdmissionQueue);
+pub struct FairSemaphore {
+    queue: AdmissionQueue,
+    permits: usize,
+}
 
 /// A permit of the semaphore. It is released when dropped.
 pub type Permit = RunPermit;
@@ -12,14 +15,21 @@ pub type Permit = RunPermit;
 impl FairSemaphore {
     /// Divides half of the permits between these keys: no other key may take a key's share.
     pub fn new(permits: usize, keys: &[String]) -> Self {
-        Self(AdmissionQueue::new(Limits::with_shared_permits(
-            permits, keys,
-        )))
+        let limits = Limits::with_shared_permits(permits, keys);
+        Self {
+            queue: AdmissionQueue::new(limits),
+            permits,
+        }
     }
 
     /// Waits for a permit for `key`.
     pub async fn acquire(&self, key: Option<&str>) -> Permit {
-        self.0.enter_accepted(key, "").permit().await
+        self.queue.enter_accepted(key, "").permit().await
+    }
+
+    pub fn available_permits(&self) -> usize {
+        let (taken, _) = self.queue.load();
+        self.permits.saturating_sub(taken)
     }
 }
 

@@ -6,10 +6,9 @@ use std::sync::{Arc, OnceLock};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use tokio::sync::Semaphore;
-
 use crate::config::{self, OpenAiApi, ProviderKind};
 use crate::domain::service::Service;
+use crate::fair::fair_semaphore::FairSemaphore;
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
 use crate::providers::openai_chat::{self, OpenAiChat};
@@ -29,8 +28,8 @@ pub struct ProviderHandle {
     pub is_free: bool,
     /// The service tiers that it offers besides the default.
     pub services: Vec<Service>,
-    /// One permit per request; `None` means no limit.
-    pub permits: Option<Arc<Semaphore>>,
+    /// One permit per request, in turn by key; `None` means no limit.
+    pub permits: Option<FairSemaphore>,
 }
 
 impl ProviderHandle {
@@ -213,13 +212,12 @@ fn build_handle(
         Err(reason) => return Err(RegistryError { name, reason }),
     };
     let permits = config.max_concurrent.filter(|max| *max > 0);
-    let semaphore = |max: usize| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
     Ok(Arc::new(ProviderHandle {
         name,
         provider,
         is_free: matches!(config.kind, ProviderKind::Ollama | ProviderKind::Scripted),
         services: config.services.clone(),
-        permits: permits.map(semaphore),
+        permits: permits.map(|max| FairSemaphore::new(max, &[])),
     }))
 }
 

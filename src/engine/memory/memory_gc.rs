@@ -146,7 +146,7 @@ async fn request_with_retries(
     let mut attempt = 0;
     loop {
         let permit = match &provider.permits {
-            Some(permits) => permits.acquire().await.ok(),
+            Some(permits) => Some(permits.acquire(None).await),
             None => None,
         };
         let mut reported_usage = None;

@@ -227,9 +227,10 @@ async fn submit(
 ) -> Result<SubmittedBatch, TurnError> {
     // A permit is needed to create the batch, not to wait for it.
     let _permit = match &batch_request.provider.permits {
-        Some(permits) => pause::within_deadline(&context.run, permits.acquire())
-            .await?
-            .ok(),
+        Some(permits) => {
+            let acquired = permits.acquire(context.run.tree.owner.as_deref());
+            Some(pause::within_deadline(&context.run, acquired).await?)
+        }
         None => None,
     };
     let item = batch_item(context, batched, &batch_request.request).await?;

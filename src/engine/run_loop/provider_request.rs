@@ -301,9 +301,10 @@ async fn complete_now(
     }
     // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
     let _permit = match &provider.permits {
-        Some(permits) => limits::within_deadline(&context.run, permits.acquire())
-            .await?
-            .ok(),
+        Some(permits) => {
+            let acquired = permits.acquire(context.run.tree.owner.as_deref());
+            Some(limits::within_deadline(&context.run, acquired).await?)
+        }
         None => None,
     };
     // Other nodes may have taken the run over while it waited.

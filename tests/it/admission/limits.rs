@@ -66,6 +66,37 @@ async fn metric(app: &TestApp, name: &str) -> String {
     found.unwrap_or_default().to_owned()
 }
 
+/// The requests of one key to a provider do not wait for all those of another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_take_turns_at_a_provider() {
+    let small = "[providers.small]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\napi_key = \"k\"\nmax_concurrent = 1";
+    let setup = of_ada_and_bob("").config(small);
+    let app = setup.agent("solo", "model = \"small/model\"").spawn().await;
+    let gate = Gate::closed();
+    let answer = behind(&gate);
+    app.provider.always("model", move |_| answer());
+    let mut runs = vec![("ada", start(&app, "ada", "ada 0").await)];
+    app.provider.wait_for_requests(1).await;
+    for n in 1..9 {
+        runs.push(("ada", start(&app, "ada", &format!("ada {n}")).await));
+    }
+    runs.push(("bob", start(&app, "bob", "bob").await));
+    for (key, run) in &runs {
+        let path = format!("/runs/{}", run["id"].as_str().expect("an id"));
+        let is_running = async || {
+            let run = get(&app, key, &path).await.json();
+            (run["status"] == "running").then_some(())
+        };
+        eventually("a running run", is_running).await;
+    }
+    gate.open();
+    for (key, run) in &runs {
+        assert_eq!(ended(&app, key, run).await, "done");
+    }
+    let sent = sent(&app);
+    assert_ne!(sent.last().map(String::as_str), Some("bob"), "{sent:?}");
+}
+
 #[tokio::test]
 async fn a_limited_agent_waits_and_others_pass() {
     let app = TestApp::setup()
