@@ -10,6 +10,7 @@ pub mod events;
 pub mod gate;
 pub mod hanging_server;
 pub mod hostile;
+pub mod http_server;
 pub mod oauth_server;
 pub mod postgres;
 pub mod provider;

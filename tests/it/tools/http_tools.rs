@@ -8,10 +8,10 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::support::app::{Setup, TestApp};
+use crate::support::http_server::serve;
 use crate::support::provider::answer::{calls, says};
 use crate::tools::call_results::call_results;
 
@@ -25,14 +25,12 @@ struct Service {
 
 impl Service {
     async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("an address").to_string();
         let seen = Seen::default();
         let routes = Router::new()
             .fallback(respond)
             .with_state(Arc::clone(&seen));
-        let mut server = JoinSet::new();
-        server.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
+        let (address, server) = serve(routes).await;
+        let address = address.to_string();
         Self {
             address,
             seen,

@@ -14,10 +14,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::stream::{iter, unfold};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::support::app::{Setup, TestApp};
+use crate::support::http_server::serve;
 use crate::support::provider::answer::{calls, says};
 use crate::support::run::Run;
 use crate::support::{eventually, within_timeout};
@@ -67,15 +67,12 @@ struct Sessions {
 
 impl Server {
     async fn start(&self) -> (String, JoinSet<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("http://{}/mcp", listener.local_addr().expect("an address"));
         let methods = post(answer).get(events).delete(async || StatusCode::OK);
         let routes = Router::new()
             .route("/mcp", methods)
             .with_state(self.clone());
-        let mut server = JoinSet::new();
-        server.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
-        (url, server)
+        let (address, server) = serve(routes).await;
+        (format!("http://{address}/mcp"), server)
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Sessions) -> T) -> T {

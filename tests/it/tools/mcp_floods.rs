@@ -11,11 +11,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::stream::unfold;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::support::app::TestApp;
+use crate::support::http_server::serve;
 use crate::support::provider::answer::{calls, says};
 
 /// What the server sends too much of.
@@ -57,14 +57,12 @@ impl Server {
 
     /// A daemon with an agent `a` that uses this server, which is stopped with the set of tasks.
     async fn app(&self) -> (TestApp, JoinSet<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("http://{}/mcp", listener.local_addr().expect("an address"));
         let methods = post(answer).get(events).delete(async || StatusCode::OK);
         let routes = Router::new()
             .route("/mcp", methods)
             .with_state(self.clone());
-        let mut server = JoinSet::new();
-        server.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
+        let (address, server) = serve(routes).await;
+        let url = format!("http://{address}/mcp");
         let timeout = match self.flood {
             Flood::Streams => 2,
             Flood::Pings | Flood::Images | Flood::Tools => 30,

@@ -1,6 +1,7 @@
 //! MCP servers over streamable HTTP.
 
 use crate::support::app::{Setup, TestApp};
+use crate::support::http_server::serve;
 use crate::support::provider::answer::{calls, says};
 use crate::tools::mcp::result_of;
 use axum::Router;
@@ -11,7 +12,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 /// An MCP server over HTTP.
@@ -25,15 +25,9 @@ struct Web {
 
 impl Web {
     async fn start(self) -> (String, JoinSet<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!(
-            "http://{}/mcp?key=s3cret-in-url",
-            listener.local_addr().expect("an address")
-        );
         let routes = Router::new().route("/mcp", post(speak)).with_state(self);
-        let mut server = JoinSet::new();
-        server.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
-        (url, server)
+        let (address, server) = serve(routes).await;
+        (format!("http://{address}/mcp?key=s3cret-in-url"), server)
     }
 }
 

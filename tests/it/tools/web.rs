@@ -15,12 +15,12 @@ use flate2::write::GzEncoder;
 use futures_util::stream;
 use reqwest::Method;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::support::app::{Setup, TestApp, send};
 use crate::support::attachments::PNG;
 use crate::support::hanging_server::HangingServer;
+use crate::support::http_server::serve;
 use crate::support::provider::answer::{calls, hangs, says};
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::tools::call_results::call_results;
@@ -40,12 +40,9 @@ pub struct Web {
 impl Web {
     /// On a free port.
     pub async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("an address");
         let seen = Seen::default();
         let routes = Router::new().fallback(answer).with_state(Arc::clone(&seen));
-        let mut server = JoinSet::new();
-        server.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
+        let (address, server) = serve(routes).await;
         Self {
             address,
             seen,
