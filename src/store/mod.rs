@@ -276,7 +276,7 @@ impl Change {
 pub struct Progress {
     /// Replies received.
     pub turns: u32,
-    /// The model of the last reply.
+    /// The model of the last reply; before it, of a request that failed and used tokens.
     pub model: String,
     /// Why the last reply ended.
     pub stop_reason: Option<String>,

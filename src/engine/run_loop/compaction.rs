@@ -177,6 +177,7 @@ async fn generate_summary(
         tokens: TokenUsage::default(),
     };
     for piece in request.pieces(oldest) {
+        record_usage(turn_loop).await?;
         let messages = [Message::user(request.message(&summary.text, &piece))];
         let turn_request = TurnRequest {
             turn: conversation.turn() + 1,
@@ -185,6 +186,7 @@ async fn generate_summary(
             tools: &[],
             params: &params,
             is_turn: false,
+            progress: &turn_loop.state.progress,
         };
         let mut streamed = StreamedReply::default();
         let mut exchange = Exchange::default();
@@ -214,6 +216,21 @@ async fn generate_summary(
         summary.model = reply.model.unwrap_or(requested_model.model);
     }
     Ok(summary)
+}
+
+/// Records what the summaries of earlier pieces have used.
+async fn record_usage(turn_loop: &TurnLoop<'_>) -> Result<(), SummaryError> {
+    let run = &turn_loop.context.run;
+    let Some(progress) = run.changed_progress(&turn_loop.state.progress) else {
+        return Ok(());
+    };
+    let journal = &turn_loop.context.engine.journal;
+    let change = Change::Progress(progress);
+    let result = journal.append(run, change, Vec::new(), Vec::new()).await;
+    result.map_or_else(
+        |error| Err(SummaryError::RunEnded(error.into())),
+        |_| Ok(()),
+    )
 }
 
 /// Drops the oldest tool results until the request is a quarter below the compaction threshold. The prompt then stays

@@ -57,7 +57,7 @@ pub async fn request(
                 wait: Duration::ZERO,
                 error,
             };
-            announce_retry(context, turn_request.turn, streamed, retry).await?;
+            announce_retry(context, &turn_request, streamed, retry).await?;
         }
         match request_with_retries(context, &turn_request, target, streamed, exchange).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
@@ -160,7 +160,7 @@ async fn request_with_retries(
             wait,
             error: &error,
         };
-        announce_retry(context, turn_request.turn, streamed, retry).await?;
+        announce_retry(context, turn_request, streamed, retry).await?;
         limits::within_deadline(&context.run, tokio::time::sleep(wait)).await?;
     }
 }
@@ -190,13 +190,15 @@ struct Retry<'a> {
     error: &'a ProviderError,
 }
 
-/// Withdraws what subscribers have been sent of the failed reply, and announces the next request.
+/// Withdraws what subscribers have been sent of the failed reply, announces the next request, and records what the failed
+/// one has used.
 async fn announce_retry(
     context: &RunContext,
-    turn: u32,
+    turn_request: &TurnRequest<'_>,
     streamed: &mut StreamedReply,
     retry: Retry<'_>,
 ) -> Result<(), StoreError> {
+    let (run, turn) = (&context.run, turn_request.turn);
     let reason = retry.error.to_string();
     if streamed.has_reasoning || !streamed.text.is_empty() {
         *streamed = StreamedReply::default();
@@ -209,10 +211,18 @@ async fn announce_retry(
         wait_ms: u64::try_from(retry.wait.as_millis()).unwrap_or(u64::MAX),
         reason,
     };
-    let journal = &context.engine.journal;
-    journal
-        .enqueue(&context.run, Change::Unchanged, Vec::new(), vec![event])
-        .await
+    let (journal, events) = (&context.engine.journal, vec![event]);
+    match run.changed_progress(turn_request.progress) {
+        Some(progress) => {
+            let change = Change::Progress(progress);
+            let committed = journal.append(run, change, Vec::new(), events);
+            committed.await.map(drop)
+        }
+        None => {
+            let change = Change::Unchanged;
+            journal.enqueue(run, change, Vec::new(), events).await
+        }
+    }
 }
 
 /// A number in 0..1. The hasher's random keys are good enough to spread retries.

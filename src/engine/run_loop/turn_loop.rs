@@ -97,6 +97,7 @@ impl<'a> TurnLoop<'a> {
             tools: self.preamble.toolbox.offered_specs(),
             params: &self.context.run.agent.params,
             is_turn: true,
+            progress: &self.state.progress,
         }
     }
 

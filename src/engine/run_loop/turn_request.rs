@@ -4,6 +4,7 @@ use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::Params;
 use crate::domain::message::{Message, ToolSpec};
 use crate::providers::Reply;
+use crate::store::Progress;
 
 pub struct TurnRequest<'a> {
     pub turn: u32,
@@ -13,6 +14,8 @@ pub struct TurnRequest<'a> {
     pub params: &'a Params,
     /// Whether this is a turn of the run's own conversation. Only these are streamed to subscribers.
     pub is_turn: bool,
+    /// The run's progress before the request, to record what failed attempts use.
+    pub progress: &'a Progress,
 }
 
 /// What subscribers have been sent of a reply and what has not been withdrawn.

@@ -455,6 +455,19 @@ impl ActiveRun {
         progress.models = self.usage.models_besides(&progress.model);
     }
 
+    /// The progress with what requests have used since it was updated; `None` if that is nothing.
+    pub fn changed_progress(&self, progress: &Progress) -> Option<Progress> {
+        if self.usage.get().0 == progress.usage {
+            return None;
+        }
+        let mut changed = progress.clone();
+        if changed.model.is_empty() {
+            changed.model = self.usage.last_model().unwrap_or_default();
+        }
+        self.update_progress(&mut changed);
+        Some(changed)
+    }
+
     /// Its own usage, and that of its whole subtree.
     pub fn usage(&self) -> (Usage, TreeUsage) {
         self.usage.get()

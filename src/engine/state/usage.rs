@@ -37,6 +37,11 @@ impl UsageCounter {
         }
     }
 
+    /// The model that was counted last for the first time.
+    pub fn last_model(&self) -> Option<String> {
+        Some(self.lock().models.last()?.model.clone())
+    }
+
     pub fn add_own(&self, usage: &Usage) {
         self.lock().own.add(usage);
     }

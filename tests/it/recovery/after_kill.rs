@@ -1,9 +1,10 @@
 //! A daemon that is killed, and the next one that resumes its runs: nothing requested twice, nothing lost.
 
+use crate::runs::context_window::{LINES, READER, is_summary, library, requested};
 use crate::support::app::TestApp;
 use crate::support::events::{Event, assert_complete, count, kinds};
 use crate::support::postgres;
-use crate::support::provider::answer::{ScriptedAnswer, delegates, hangs, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, hangs, raw, says};
 use crate::support::run::Run;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -261,6 +262,38 @@ async fn a_tree_of_three_levels_resumes_at_its_leaf() {
 }
 
 #[tokio::test]
+async fn what_a_failed_attempt_used_survives_a_kill() {
+    let mut app = TestApp::setup()
+        .config("[budgets.all]\ntokens = 5000\nper = \"day\"")
+        .agent("solo", "[retry]\ninitial_delay_ms = 1")
+        .spawn()
+        .await;
+    let usage = json!({"input_tokens": 700, "output_tokens": 300});
+    let empty = json!({"type": "message", "content": [], "usage": usage}).to_string();
+    app.provider.will(
+        "solo",
+        [
+            raw(200, "application/json", empty),
+            hangs(),
+            says("done").with_usage(50, 7),
+        ],
+    );
+    let id = app.start("solo", "go").await.id().to_owned();
+    app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(app.find(&id).await.usage(), (700, 300, 0));
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "done");
+    let (input, output, _) = run.usage();
+    assert_eq!((input, output), (750, 307));
+    let usage = app.get("/usage?by=model").await.json();
+    assert_eq!(usage["budgets"][0]["used_tokens"], 1057);
+    assert_eq!(usage["data"].as_array().map(Vec::len), Some(1), "{usage}");
+}
+
+#[tokio::test]
 async fn recorded_results_are_sent_again_unchanged() {
     let mut app = TestApp::setup()
         .agent("planner", PLANNER)
@@ -511,4 +544,38 @@ async fn a_hundred_unfinished_runs_all_end() {
     }
     let page = app.get("/runs?limit=200").await.json();
     assert_eq!(page["data"].as_array().map(Vec::len), Some(100));
+}
+
+#[tokio::test]
+async fn what_the_first_piece_of_a_summary_used_survives_a_kill() {
+    let mut app = library(&[("reader", READER)]).spawn().await;
+    let (turns, summaries) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    app.provider.always("reader", move |seen| {
+        let pages = |from: usize| {
+            let arguments = (from..from + 7).map(
+                |page| json!({"path": "book.txt", "offset": page * LINES + 1, "limit": LINES}),
+            );
+            calls(arguments.map(|arguments| ("read_file", arguments)))
+        };
+        let answer = match is_summary(seen) {
+            true if summaries.fetch_add(1, Ordering::SeqCst) == 1 => hangs(),
+            true => says("a summary"),
+            false => match turns.fetch_add(1, Ordering::SeqCst) {
+                turn @ 0..2 => pages(7 * turn),
+                _ => says("done"),
+            },
+        };
+        answer.with_usage(1000, 20)
+    });
+    let id = app.start("reader", "go").await.id().to_owned();
+    requested(&app, 2, is_summary).await;
+    let used = app.find(&id).await.usage().0;
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "done");
+    let ledger = app.provider.ledger();
+    assert_eq!(run.usage().0, ledger.input, "the first piece is paid for");
+    assert_eq!(used, 3000, "two turns and the first piece");
 }

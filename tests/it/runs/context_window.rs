@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub const WINDOW: usize = 8000;
 
 /// Lines of the book that one call reads.
-const LINES: usize = 60;
+pub const LINES: usize = 60;
 
-const READER: &str = "tools = [\"read_file\"]";
+pub const READER: &str = "tools = [\"read_file\"]";
 
 /// A daemon with these agents, whose models have a small window, and a long book.
 pub fn library(agents: &[(&str, &str)]) -> Setup {
@@ -40,7 +40,7 @@ pub fn tokens(seen: &RecordedRequest) -> usize {
 }
 
 /// Whether it is a request for a summary.
-fn is_summary(seen: &RecordedRequest) -> bool {
+pub fn is_summary(seen: &RecordedRequest) -> bool {
     seen.tools().is_empty()
         && seen.user_messages().len() == 1
         && seen.user_messages()[0].contains("<conversation>")
@@ -364,7 +364,7 @@ async fn named_and_ad_hoc_children_are_compacted_too() {
 }
 
 /// Waits for this many such requests.
-async fn requested(app: &TestApp, count: usize, is_such: impl Fn(&RecordedRequest) -> bool) {
+pub async fn requested(app: &TestApp, count: usize, is_such: impl Fn(&RecordedRequest) -> bool) {
     for requests in 1.. {
         app.provider.wait_for_request("reader", requests).await;
         let seen = app.provider.requests();

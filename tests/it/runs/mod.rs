@@ -6,7 +6,7 @@ mod attachment_urls;
 mod attachments;
 mod budget;
 mod cancel;
-mod context_window;
+pub mod context_window;
 mod earlier_messages;
 mod memory;
 mod partial_content;
