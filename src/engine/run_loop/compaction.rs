@@ -226,11 +226,9 @@ async fn record_usage(turn_loop: &TurnLoop<'_>) -> Result<(), SummaryError> {
     };
     let journal = &turn_loop.context.engine.journal;
     let change = Change::Progress(progress);
-    let result = journal.append(run, change, Vec::new(), Vec::new()).await;
-    result.map_or_else(
-        |error| Err(SummaryError::RunEnded(error.into())),
-        |_| Ok(()),
-    )
+    let committed = journal.append(run, change, Vec::new(), Vec::new());
+    let result = committed.await.map(drop);
+    result.map_err(|error| SummaryError::RunEnded(error.into()))
 }
 
 /// Drops the oldest tool results until the request is a quarter below the compaction threshold. The prompt then stays

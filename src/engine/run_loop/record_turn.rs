@@ -124,11 +124,12 @@ async fn encode(
         true => run_blocking(work).await,
         false => work(),
     };
+    let large_bodies = &context.engine.active_runs.large_bodies;
     let is_same_head = previous.is_some_and(|previous| previous.head == head);
     context.run.turn_log.set_previous(PreviousRequest {
         turn,
         head: Arc::clone(&head),
-        body: Some(encoded.body),
+        body: large_bodies.keep(encoded.body),
         differences,
     });
     let head: Option<Arc<RequestHead>> = (!is_same_head).then_some(head);
@@ -144,8 +145,8 @@ async fn encode(
 
 /// The body of the previous request; `None` if it cannot be read: then the next one is stored whole.
 async fn base_body(context: &RunContext, previous: &PreviousRequest) -> Option<Bytes> {
-    if let Some(body) = &previous.body {
-        return Some(body.clone());
+    if let Some(kept) = &previous.body {
+        return Some(kept.body.clone());
     }
     let store = context.engine.journal.store();
     let recorded = store.turn(context.run.scope.run, previous.turn).await;

@@ -5,11 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::domain::run::RunId;
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::turn_log::LargeBodies;
 use crate::store::StoreError;
 
 #[derive(Default)]
 pub struct ActiveRuns {
     runs: Mutex<HashMap<RunId, Arc<ActiveRun>>>,
+    /// What their turn logs keep together.
+    pub large_bodies: LargeBodies,
 }
 
 impl ActiveRuns {

@@ -3,14 +3,16 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::domain::request_head::RequestHead;
 use crate::store::Step;
 use crate::store::request_delta::{self, RecordedText};
 use crate::store::turn_record::TurnEntry;
 
-/// A larger body is read from the store again when the next turn is recorded, so that waiting runs do not hold it.
-const MAX_KEPT_BODY: usize = 256 << 10;
+/// Smaller bodies are always kept for the next turn.
+const MAX_SMALL_BODY: usize = 256 << 10;
+const MAX_LARGE_BODIES_KIB: usize = 32 << 10;
 
 #[derive(Debug, Default)]
 pub struct TurnLog(Mutex<State>);
@@ -26,13 +28,48 @@ struct State {
     unrecorded: Vec<TurnEntry>,
 }
 
+/// How much memory all runs together have for large bodies of requests: 32 MiB.
+#[derive(Debug)]
+pub struct LargeBodies(Arc<Semaphore>);
+
+impl Default for LargeBodies {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_LARGE_BODIES_KIB)))
+    }
+}
+
+/// The body of a request that is kept until the next one is recorded.
+#[derive(Debug)]
+pub struct KeptBody {
+    pub body: Bytes,
+    /// Its share of the memory for large bodies.
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl LargeBodies {
+    /// `None` if the body is large and there is no space for it: it is read from the store again.
+    pub fn keep(&self, body: Bytes) -> Option<KeptBody> {
+        let permit = match body.len() <= MAX_SMALL_BODY {
+            true => None,
+            false => {
+                let kib = u32::try_from(body.len() / 1024).ok()?;
+                Some(Arc::clone(&self.0).try_acquire_many_owned(kib).ok()?)
+            }
+        };
+        Some(KeptBody {
+            body,
+            _permit: permit,
+        })
+    }
+}
+
 /// The last request of the run that was recorded.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct PreviousRequest {
     pub turn: u32,
     pub head: Arc<RequestHead>,
-    /// `None` if it is large.
-    pub body: Option<Bytes>,
+    /// `None` if it has to be read from the store.
+    pub body: Option<KeptBody>,
     /// How many requests were recorded as differences since the last one that was recorded whole.
     pub differences: u32,
 }
@@ -76,8 +113,7 @@ impl TurnLog {
         }
     }
 
-    pub fn set_previous(&self, mut previous: PreviousRequest) {
-        previous.body = previous.body.filter(|body| body.len() <= MAX_KEPT_BODY);
+    pub fn set_previous(&self, previous: PreviousRequest) {
         self.lock().previous = Some(previous);
     }
 
@@ -92,5 +128,21 @@ impl TurnLog {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_bodies_are_kept_while_there_is_space() {
+        let bodies = LargeBodies::default();
+        let body = |mib: usize| Bytes::from(vec![b'x'; mib << 20]);
+        let first = bodies.keep(body(20)).expect("space");
+        assert!(bodies.keep(body(20)).is_none(), "40 MiB are too much");
+        assert!(bodies.keep(Bytes::from_static(b"{}")).is_some());
+        drop(first);
+        assert_eq!(bodies.keep(body(20)).expect("space").body.len(), 20 << 20);
     }
 }
