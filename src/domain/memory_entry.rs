@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use crate::domain::message::shorten;
 
-/// The most characters of a result in an entry.
+/// The most characters of a task and of a result in an entry.
+const MAX_TASK_CHARS: usize = 4000;
 const MAX_RESULT_CHARS: usize = 1000;
 
 /// One entry of an agent's memory.
@@ -14,7 +15,7 @@ const MAX_RESULT_CHARS: usize = 1000;
 pub struct MemoryEntry {
     /// When the run ended, RFC 3339, UTC.
     pub time: String,
-    /// The user message on one line.
+    /// The beginning of the user message on one line.
     pub task: String,
     /// The beginning of its result.
     pub result: String,
@@ -26,7 +27,10 @@ pub struct MemoryEntry {
 /// The text of an entry, with a blank line at its end.
 pub fn render(time: Timestamp, task: &str, result: &str) -> String {
     let task = task.split_whitespace().collect::<Vec<_>>().join(" ");
-    let task = if task.is_empty() { "(none)" } else { &task };
+    let task = match task.is_empty() {
+        true => "(none)".to_owned(),
+        false => shorten(&task, MAX_TASK_CHARS),
+    };
     let result = result.trim();
     let shortened = match result.is_empty() {
         true => "(none)".to_owned(),
@@ -104,7 +108,7 @@ enum EntryPart {
 }
 
 /// The time in an entry's heading; `None` if the line is no heading.
-fn parse_heading(line: &str) -> Option<&str> {
+pub fn parse_heading(line: &str) -> Option<&str> {
     line.strip_prefix("## ")
         .filter(|time| time.ends_with('Z') && time.parse::<Timestamp>().is_ok())
 }
@@ -142,5 +146,7 @@ mod tests {
         );
         let long = render(timestamp(0), "t", &"ä".repeat(1001));
         assert!(long.contains(&format!("{}...\n", "ä".repeat(1000))));
+        let long = render(timestamp(0), &"ä".repeat(4001), "r");
+        assert!(long.contains(&format!("{}...\n**Result:** r", "ä".repeat(4000))));
     }
 }

@@ -10,14 +10,16 @@ use crate::store::StoreError;
 
 /// The folder of a data directory with memories that are files.
 pub const MEMORY_DIR: &str = "memory";
+/// A memory's file does not become larger: its oldest entries are removed.
+pub const MAX_FILE_BYTES: usize = 64 << 20;
 
 pub trait MemoryRecords: Send + Sync + 'static {
-    /// The newest entries, or all, oldest first; none if nothing was remembered yet.
+    /// The newest entries within the limit; none if nothing was remembered yet.
     fn memory(
         &self,
         memory: MemoryId,
-        newest: Option<usize>,
-    ) -> BoxFuture<'_, Result<Vec<MemoryEntry>, MemoryRecordError>>;
+        limit: EntryLimit,
+    ) -> BoxFuture<'_, Result<NewestEntries, MemoryRecordError>>;
 
     /// Appends an entry, and returns the number of entries once it is safe. Callers at once do not disturb each other.
     fn add_to_memory(
@@ -53,6 +55,31 @@ impl MemoryId {
             (None, None) => directory.join(format!("{}.md", self.agent)),
         }
     }
+}
+
+/// How much of a memory is read.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryLimit {
+    /// The number of entries; `None` means all.
+    pub entries: Option<usize>,
+    /// Their length together.
+    pub bytes: usize,
+}
+
+impl EntryLimit {
+    pub const ALL: Self = Self {
+        entries: None,
+        bytes: usize::MAX,
+    };
+}
+
+/// The newest entries of a memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewestEntries {
+    /// Oldest first.
+    pub entries: Vec<MemoryEntry>,
+    /// Whether older ones are missing because of [`EntryLimit::bytes`].
+    pub is_cut: bool,
 }
 
 #[derive(Clone, Debug)]

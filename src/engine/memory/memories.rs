@@ -15,8 +15,18 @@ use crate::engine::request::StartError;
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::providers::ProviderError;
 use crate::store::StoreError;
-use crate::store::memories::{MemoryId, MemoryRecordError, NewMemoryEntry};
+use crate::store::memories::{
+    EntryLimit, MAX_FILE_BYTES, MemoryId, MemoryRecordError, NewMemoryEntry, NewestEntries,
+};
 use crate::store::run_store::RunStore;
+
+/// How many bytes of a memory's entries a prompt may have if the model's context window is not known.
+pub const MAX_PROMPT_BYTES: usize = 1 << 20;
+/// Which part of a memory is read to see whether it has entries.
+const ONE_ENTRY: EntryLimit = EntryLimit {
+    entries: Some(1),
+    bytes: 64 << 10,
+};
 
 /// The result of a collection of memory.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -64,17 +74,19 @@ pub struct PromptMemory {
 }
 
 impl PromptMemory {
-    /// The newest of these entries that have at most so many bytes together.
-    fn of(entries: &[MemoryEntry], max_bytes: usize) -> Self {
-        let left_out =
-            entries.len() - count_newest(entries.iter().map(|it| it.text.len()), max_bytes);
-        let kept = &entries[left_out..];
-        let mut text: String = kept.iter().map(|entry| entry.text.as_str()).collect();
+    fn of(newest: &NewestEntries, window: Option<ContextWindow>) -> Self {
+        let entries = newest.entries.iter();
+        let mut text: String = entries.map(|entry| entry.text.as_str()).collect();
         text.truncate(text.trim_end().len());
-        let warning = (left_out > 0).then(|| {
+        let warning = newest.is_cut.then(|| {
+            let max_bytes = max_prompt_bytes(window);
+            let bound = match window {
+                Some(_) => "half of what context.compact_at allows for a request",
+                None => "what a model whose context window is not known is sent of a memory",
+            };
             let message = format!(
-                "the oldest {left_out} of the memory's last {} entries are not in the prompt: they do not fit half of what context.compact_at allows for a request; lower memory.last_n",
-                entries.len()
+                "only the newest {} of the memory's last entries are in the prompt: more do not fit {bound} ({max_bytes} bytes); lower memory.last_n",
+                newest.entries.len()
             );
             Warning::new(WarningCode::MemoryNotRead, &message)
         });
@@ -86,14 +98,9 @@ impl PromptMemory {
     }
 }
 
-/// How many of the newest entries have at most so many bytes together. Their lengths come oldest first.
-pub fn count_newest(lengths: impl DoubleEndedIterator<Item = usize>, max_bytes: usize) -> usize {
-    let mut bytes = 0;
-    let fits = |length: &usize| {
-        bytes += length;
-        bytes <= max_bytes
-    };
-    lengths.rev().take_while(fits).count()
+/// How many bytes of a memory's entries a prompt may have.
+fn max_prompt_bytes(window: Option<ContextWindow>) -> usize {
+    window.map_or(MAX_PROMPT_BYTES, |window| window.max_memory_bytes())
 }
 
 /// The memories in the store.
@@ -124,23 +131,29 @@ impl Memories {
         Timestamp::from_microsecond(next(last)).unwrap_or(now)
     }
 
-    /// All entries, oldest first; none if nothing was remembered yet.
+    /// The entries, oldest first; none if nothing was remembered yet. Of a large memory the newest, as much as a file may have.
     pub async fn entries(
         &self,
         agent: &Agent,
         key: Option<&str>,
     ) -> Result<Vec<MemoryEntry>, MemoryError> {
-        let entries = self.store.memory(memory_id(agent, key), None).await;
-        entries.map_err(|error| memory_error(agent, error))
+        let limit = EntryLimit {
+            entries: None,
+            bytes: MAX_FILE_BYTES,
+        };
+        let newest = self.store.memory(memory_id(agent, key), limit).await;
+        newest
+            .map(|newest| newest.entries)
+            .map_err(|error| memory_error(agent, error))
     }
 
     /// Whether nothing is remembered for all keys together. What cannot be read counts as empty.
     pub async fn is_empty(&self, agent: &Agent) -> bool {
-        let newest = self.store.memory(memory_id(agent, None), Some(1)).await;
-        !newest.is_ok_and(|entries| !entries.is_empty())
+        let newest = self.store.memory(memory_id(agent, None), ONE_ENTRY).await;
+        !newest.is_ok_and(|newest| newest.is_cut || !newest.entries.is_empty())
     }
 
-    /// The last `last_n` entries as the prompt shows them, if the agent has a memory; fewer if they do not fit the model's window.
+    /// The last `last_n` entries as the prompt shows them, if the agent has a memory; fewer if they do not fit the prompt.
     ///
     /// # Errors
     /// Those of the store. A memory whose file cannot be read is left out with a warning.
@@ -153,12 +166,12 @@ impl Memories {
         if !agent.memory.enabled {
             return Ok(PromptMemory::default());
         }
-        let newest = Some(agent.memory.last_n as usize).filter(|last_n| *last_n > 0);
-        match self.store.memory(memory_id(agent, key), newest).await {
-            Ok(entries) => {
-                let max_bytes = window.map_or(usize::MAX, |window| window.max_memory_bytes());
-                Ok(PromptMemory::of(&entries, max_bytes))
-            }
+        let limit = EntryLimit {
+            entries: Some(agent.memory.last_n as usize).filter(|last_n| *last_n > 0),
+            bytes: max_prompt_bytes(window),
+        };
+        match self.store.memory(memory_id(agent, key), limit).await {
+            Ok(newest) => Ok(PromptMemory::of(&newest, window)),
             Err(MemoryRecordError::Store(error)) => Err(error),
             Err(error @ MemoryRecordError::File(_)) => {
                 let message = memory_error(agent, error).to_string();

@@ -8,7 +8,7 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::message::{Message, shorten};
 use crate::engine::context::Engine;
-use crate::engine::memory::memories::{self, GcReport, MemoryError};
+use crate::engine::memory::memories::{GcReport, MAX_PROMPT_BYTES, MemoryError};
 use crate::engine::request::StartError;
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::turn;
@@ -83,7 +83,9 @@ async fn analyse(
         .map_err(StartError::from)?;
     let models = &engine.settings.models;
     let window = ContextWindow::for_agent(models, agent);
-    let max_bytes = window.map_or(usize::MAX, |window| window.max_summary_request_bytes());
+    let max_bytes = window.map_or(MAX_PROMPT_BYTES, |window| {
+        window.max_summary_request_bytes()
+    });
     let messages = [Message::user(entries_text(entries, max_bytes))];
     // These are for the agent's own replies, and the caller waits for the analysis.
     let params = Params {
@@ -122,7 +124,7 @@ async fn analyse(
         .unwrap_or_else(|_| Err(timeout_error()))?)
 }
 
-/// The newest entries that have at most so many bytes together, at least one, oldest first. A task may be as long as a request.
+/// The newest entries that have at most so many bytes together, at least one, oldest first.
 fn entries_text(entries: &[MemoryEntry], max_bytes: usize) -> String {
     let text = |entry: &MemoryEntry| {
         let task = shorten(&entry.task, MAX_TASK_CHARS);
@@ -132,8 +134,18 @@ fn entries_text(entries: &[MemoryEntry], max_bytes: usize) -> String {
         )
     };
     let texts: Vec<String> = entries.iter().map(text).collect();
-    let count = memories::count_newest(texts.iter().map(String::len), max_bytes).max(1);
+    let count = count_newest(texts.iter().map(String::len), max_bytes).max(1);
     texts[texts.len().saturating_sub(count)..].concat()
+}
+
+/// How many of the newest entries have at most so many bytes together. Their lengths come oldest first.
+fn count_newest(lengths: impl DoubleEndedIterator<Item = usize>, max_bytes: usize) -> usize {
+    let mut bytes = 0;
+    let fits = |length: &usize| {
+        bytes += length;
+        bytes <= max_bytes
+    };
+    lengths.rev().take_while(fits).count()
 }
 
 /// Sends the request until it succeeds, as often as the agent's settings allow, and counts its usage.

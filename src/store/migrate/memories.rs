@@ -8,7 +8,7 @@ use tokio_postgres::Transaction;
 
 use crate::domain::memory_entry;
 use crate::store::StoreError;
-use crate::store::memories::MemoryId;
+use crate::store::memories::{EntryLimit, MemoryId};
 use crate::store::migrate::{CopiedTable, check_count, damaged, not_empty};
 use crate::store::postgres::error::{DatabaseName, store_error};
 use crate::store::sqlite::memory_files::{self, MemoryFiles};
@@ -33,7 +33,8 @@ pub async fn to_postgres(
     let mut rows = 0;
     for memory in memory_files::list(dir).map_err(file_error)? {
         let owner = memory.owner.as_deref().unwrap_or_default();
-        for entry in files.entries(&memory).map_err(file_error)? {
+        let all = files.newest(&memory, EntryLimit::ALL);
+        for entry in all.map_err(file_error)?.entries {
             let text = entry.text.as_bytes();
             rows += target
                 .execute(insert, &[&memory.agent, &owner, &text])
@@ -100,7 +101,8 @@ impl Memories {
     fn are_in(&self, dir: &Path, existing: &[MemoryId]) -> std::io::Result<bool> {
         let files = MemoryFiles::new(dir);
         for (memory, text) in &self.texts {
-            if files.entries(memory)? != memory_entry::parse(text) {
+            let existing = files.newest(memory, EntryLimit::ALL)?;
+            if existing.entries != memory_entry::parse(text) {
                 return Ok(false);
             }
         }

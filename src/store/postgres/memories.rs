@@ -2,9 +2,11 @@
 
 use futures_util::future::BoxFuture;
 
-use crate::domain::memory_entry::{self, MemoryEntry};
+use crate::domain::memory_entry;
 use crate::store::encoding::integers::signed;
-use crate::store::memories::{MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry};
+use crate::store::memories::{
+    EntryLimit, MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry, NewestEntries,
+};
 use crate::store::postgres::PostgresStore;
 use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
@@ -15,11 +17,11 @@ impl MemoryRecords for PostgresStore {
     fn memory(
         &self,
         memory: MemoryId,
-        newest: Option<usize>,
-    ) -> BoxFuture<'_, Result<Vec<MemoryEntry>, MemoryRecordError>> {
+        limit: EntryLimit,
+    ) -> BoxFuture<'_, Result<NewestEntries, MemoryRecordError>> {
         let read = self
             .readers
-            .read(move |db| Box::pin(async move { entries(db, &memory, newest).await }));
+            .read(move |db| Box::pin(async move { newest(db, &memory, limit).await }));
         Box::pin(async { Ok(read.await?) })
     }
 
@@ -49,20 +51,25 @@ impl PostgresStore {
     }
 }
 
-async fn entries(
-    db: &Reader,
-    memory: &MemoryId,
-    newest: Option<usize>,
-) -> StoreResult<Vec<MemoryEntry>> {
-    let sql = "SELECT entry FROM memory WHERE agent = :agent AND owner = :owner ORDER BY id DESC LIMIT :newest";
+/// The first entry that does not fit comes without its text.
+const NEWEST: &str = "SELECT CASE WHEN bytes <= :max_bytes THEN entry END AS entry FROM (SELECT id, entry, \
+     octet_length(entry) AS length, sum(octet_length(entry)) OVER (ORDER BY id DESC) AS bytes FROM memory \
+     WHERE agent = :agent AND owner = :owner ORDER BY id DESC LIMIT :newest) AS newest \
+     WHERE bytes - length <= :max_bytes ORDER BY id DESC";
+
+async fn newest(db: &Reader, memory: &MemoryId, limit: EntryLimit) -> StoreResult<NewestEntries> {
     let params = params! {
         ":agent": &memory.agent,
         ":owner": memory.owner.as_deref().unwrap_or_default(),
-        ":newest": newest.map(|newest| signed(newest as u64)),
+        ":newest": limit.entries.map(|newest| signed(newest as u64)),
+        ":max_bytes": signed(limit.bytes as u64),
     };
-    let mut entries = Vec::new();
-    for row in db.rows(sql, params).await?.iter().rev() {
-        entries.extend(memory_entry::parse(&rows::required_text(row, "entry")?));
+    let mut newest = NewestEntries::default();
+    for row in db.rows(NEWEST, params).await?.iter().rev() {
+        match rows::text(row, "entry")? {
+            Some(entry) => newest.entries.extend(memory_entry::parse(&entry)),
+            None => newest.is_cut = true,
+        }
     }
-    Ok(entries)
+    Ok(newest)
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
-use crate::domain::memory_entry::MemoryEntry;
-use crate::store::memories::{MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry};
+use crate::store::memories::{
+    EntryLimit, MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry, NewestEntries,
+};
 use crate::store::sqlite::SqliteStore;
 use crate::store::sqlite::memory_files::MemoryFiles;
 
@@ -15,13 +16,9 @@ impl MemoryRecords for SqliteStore {
     fn memory(
         &self,
         memory: MemoryId,
-        newest: Option<usize>,
-    ) -> BoxFuture<'_, Result<Vec<MemoryEntry>, MemoryRecordError>> {
-        self.with_memory_files(move |files| {
-            let mut entries = files.entries(&memory)?;
-            let first = newest.map_or(0, |newest| entries.len().saturating_sub(newest));
-            Ok(entries.split_off(first))
-        })
+        limit: EntryLimit,
+    ) -> BoxFuture<'_, Result<NewestEntries, MemoryRecordError>> {
+        self.with_memory_files(move |files| files.newest(&memory, limit))
     }
 
     fn add_to_memory(

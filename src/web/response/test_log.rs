@@ -9,14 +9,15 @@ use tokio::sync::Notify;
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::domain::event::StoredEvent;
-use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::run::{self, Run, RunId, Status};
 use crate::domain::webhook::DeliveryId;
 use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use crate::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
 use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use crate::store::events::{EventLog, EventQuery};
-use crate::store::memories::{MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry};
+use crate::store::memories::{
+    EntryLimit, MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry, NewestEntries,
+};
 use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use crate::store::push_configs::{PushConfig, PushConfigs};
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
@@ -323,8 +324,8 @@ impl MemoryRecords for Log {
     fn memory(
         &self,
         _: MemoryId,
-        _: Option<usize>,
-    ) -> BoxFuture<'_, Result<Vec<MemoryEntry>, MemoryRecordError>> {
+        _: EntryLimit,
+    ) -> BoxFuture<'_, Result<NewestEntries, MemoryRecordError>> {
         unreachable!("a stream remembers nothing")
     }
 

@@ -252,6 +252,49 @@ async fn a_memory_that_does_not_fit_the_window_is_cut() {
     assert!(warnings.contains("lower memory.last_n"), "{warnings}");
 }
 
+/// Earlier versions kept tasks whole.
+#[tokio::test]
+async fn a_memory_that_is_too_large_recovers() {
+    let entry = |n: usize| {
+        let task = "long ".repeat(1_500_000);
+        format!("## 2026-01-01T00:00:0{n}Z\n**Task:** old {n} {task}\n**Result:** ok\n\n")
+    };
+    let app = TestApp::setup()
+        .agent("solo", &format!("{REMEMBERS}\nlast_n = 1"))
+        .file(
+            "data/memory/solo.md",
+            &(1..=9).map(entry).collect::<String>(),
+        )
+        .spawn()
+        .await;
+    if !has_files(&app) {
+        return;
+    }
+    app.provider.always("solo", |_| says("done"));
+
+    let first = app
+        .run("solo", &format!("new {}", "long ".repeat(2_000)))
+        .await;
+    let warnings = first["warnings"].to_string();
+    assert!(warnings.contains("lower memory.last_n"), "{warnings}");
+    assert!(!warnings.contains("memory_not_written"), "{warnings}");
+    let file = app.path("data/memory/solo.md");
+    let bytes = std::fs::metadata(&file).expect("a file").len();
+    assert!(bytes < 32 << 20, "{bytes}");
+
+    let second = app.run("solo", "go").await;
+    let warnings = second["warnings"].to_string();
+    assert!(!warnings.contains("memory"), "{warnings}");
+    let prompt = app.provider.wait_for_request("solo", 2).await.system();
+    assert!(prompt.contains("**Task:** new long long"), "{prompt}");
+    assert!(prompt.contains("...\n**Result:** done"), "{prompt}");
+    assert!(prompt.len() < 4200, "{}", prompt.len());
+
+    let collected = app.post("/agents/solo/gc", &json!({})).await;
+    assert_eq!(collected.json()["entries_after"], 1, "{}", collected.text);
+    assert_eq!(entries(&app, "solo").await[0]["task"], "go");
+}
+
 #[tokio::test]
 async fn an_agent_without_memory_has_none() {
     let app = TestApp::setup().agent("solo", "").spawn().await;

@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use axed::domain::event::StoredEvent;
-use axed::domain::memory_entry::MemoryEntry;
 use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use axed::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
 use axed::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use axed::store::events::{EventLog, EventQuery};
-use axed::store::memories::{MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry};
+use axed::store::memories::{
+    EntryLimit, MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry, NewestEntries,
+};
 use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use axed::store::push_configs::{PushConfig, PushConfigs};
 use axed::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
@@ -409,9 +410,9 @@ impl MemoryRecords for CrashingStore {
     fn memory(
         &self,
         memory: MemoryId,
-        newest: Option<usize>,
-    ) -> BoxFuture<'_, Result<Vec<MemoryEntry>, MemoryRecordError>> {
-        self.inner.memory(memory, newest)
+        limit: EntryLimit,
+    ) -> BoxFuture<'_, Result<NewestEntries, MemoryRecordError>> {
+        self.inner.memory(memory, limit)
     }
 
     fn add_to_memory(
