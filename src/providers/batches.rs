@@ -1,13 +1,54 @@
 //! Functions that the batch APIs of OpenAI and Anthropic share.
 
 use bytes::Bytes;
+use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::providers::http_client::base_url::BaseUrl;
+use crate::providers::http_client::{ApiRequest, BodyError, HttpClient};
 use crate::providers::{BatchStatus, ErrorCategory, ProviderError, wire_json};
 
 /// Maximum length of a batch id or file id.
 const MAX_ID_LEN: usize = 128;
+
+/// Why the results of a batch that is done are not known.
+pub enum ResultsError {
+    /// They could not be downloaded now.
+    Unavailable(ProviderError),
+    /// They stay unreadable, and the service may charge for them.
+    Unreadable(ProviderError),
+}
+
+impl ResultsError {
+    /// # Errors
+    /// The results have to be downloaded again.
+    pub fn into_status(self) -> Result<BatchStatus, ProviderError> {
+        match self {
+            Self::Unavailable(error) => Err(error),
+            Self::Unreadable(error) => Ok(BatchStatus::Failed(error)),
+        }
+    }
+}
+
+/// Downloads results of a batch that is done, and parses them.
+pub async fn read_results<T>(
+    client: &HttpClient,
+    base_url: &BaseUrl,
+    path: &str,
+    key: Option<&SecretString>,
+    parse: impl FnOnce(&str) -> Result<T, ProviderError>,
+) -> Result<T, ResultsError> {
+    let request = ApiRequest::get(path);
+    let lines = client.call_api_for_body(base_url, request, key).await;
+    let lines = lines.map_err(|error| match error {
+        BodyError::Failed(error) => ResultsError::Unavailable(error),
+        BodyError::TooLarge(error) => ResultsError::Unreadable(client.reply_error(error.into())),
+    })?;
+    body_text(&lines)
+        .and_then(parse)
+        .map_err(|error| ResultsError::Unreadable(client.reply_error(error)))
+}
 
 /// The results of a batch: one JSON document per line.
 pub fn result_lines(lines: &str) -> impl Iterator<Item = &str> {
@@ -54,7 +95,7 @@ pub fn check_id(id: String) -> Result<String, ProviderError> {
     }
 }
 
-pub fn body_text(body: &Bytes) -> Result<&str, ProviderError> {
+fn body_text(body: &Bytes) -> Result<&str, ProviderError> {
     std::str::from_utf8(body).map_err(|error| {
         let message = format!("failed to parse response: {error}");
         ProviderError::new(ErrorCategory::Server, message)

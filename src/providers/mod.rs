@@ -166,7 +166,7 @@ pub enum BatchStatus {
         status: u16,
         body: Bytes,
     },
-    /// The batch has no response to the request.
+    /// The batch has no response to the request, or one that cannot be read.
     Failed(ProviderError),
     /// The service did not process the request in time.
     Expired,

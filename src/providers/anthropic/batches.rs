@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::providers::batches::{
-    body_text, cancelled_status, completed_status, no_reply_status, parse_body, parse_id,
-    result_lines,
+    ResultsError, cancelled_status, completed_status, no_reply_status, parse_body, parse_id,
+    read_results, result_lines,
 };
 use crate::providers::http_client::base_url::BaseUrl;
 use crate::providers::http_client::{ApiRequest, HttpClient};
@@ -102,8 +102,10 @@ impl BatchClient for AnthropicBatches {
                 return Ok(BatchStatus::InProgress);
             }
             let results = format!("{path}/results");
-            let results = self.call(ApiRequest::get(&results), key).await?;
-            parse_results(body_text(&results)?, name)
+            let parse = |lines: &str| parse_results(lines, name);
+            read_results(&self.client, &self.base_url, &results, key, parse)
+                .await
+                .or_else(ResultsError::into_status)
         })
     }
 

@@ -130,16 +130,16 @@ impl From<PartError> for ProviderError {
 }
 
 /// Why a body could not be read whole.
-enum BodyError {
+pub enum BodyError {
     TooLarge(ReplyTooLarge),
-    BrokeOff(ProviderError),
+    Failed(ProviderError),
 }
 
 impl From<BodyError> for ProviderError {
     fn from(error: BodyError) -> Self {
         match error {
             BodyError::TooLarge(error) => error.into(),
-            BodyError::BrokeOff(error) => error,
+            BodyError::Failed(error) => error,
         }
     }
 }
@@ -252,17 +252,32 @@ impl HttpClient {
         api_request: ApiRequest<'_>,
         key: Option<&SecretString>,
     ) -> Result<Bytes, ProviderError> {
+        let body = self.call_api_for_body(base, api_request, key).await;
+        body.map_err(ProviderError::from)
+    }
+
+    /// The same, for a caller that treats a response that is too large in another way.
+    pub async fn call_api_for_body(
+        &self,
+        base: &BaseUrl,
+        api_request: ApiRequest<'_>,
+        key: Option<&SecretString>,
+    ) -> Result<Bytes, BodyError> {
         let mut url = base.join(api_request.path).into_url();
         if let Some(query) = api_request.query {
             url.set_query(Some(query));
         }
-        let uri = request_uri(&url)
-            .map_err(|error| ProviderError::new(ErrorCategory::BadRequest, error.to_string()))?;
+        let uri = request_uri(&url).map_err(|error| {
+            BodyError::Failed(ProviderError::new(
+                ErrorCategory::BadRequest,
+                error.to_string(),
+            ))
+        })?;
         let has_body = !api_request.body.is_empty();
         let mut request = Request::new(Full::from(api_request.body));
         *request.method_mut() = api_request.method;
         *request.uri_mut() = uri;
-        *request.headers_mut() = self.headers_for_key(key)?;
+        *request.headers_mut() = self.headers_for_key(key).map_err(BodyError::Failed)?;
         let content_type = api_request.content_type.map(HeaderValue::try_from);
         match (content_type, has_body) {
             (Some(Ok(content_type)), _) => {
@@ -272,14 +287,19 @@ impl HttpClient {
             (Some(Err(_)) | None, true) => {}
         }
         let result = match self.transport.send(request).await {
-            Ok(mut response) if response.status().is_success() => self
-                .read_full_body(&mut response)
-                .await
-                .map_err(ProviderError::from),
-            Ok(response) => Err(Box::pin(self.read_error_response(response)).await),
-            Err(error) => Err(self.connection_error(error)),
+            Ok(mut response) if response.status().is_success() => {
+                self.read_full_body(&mut response).await
+            }
+            Ok(response) => {
+                let error = Box::pin(self.read_error_response(response)).await;
+                Err(BodyError::Failed(error))
+            }
+            Err(error) => Err(BodyError::Failed(self.connection_error(error))),
         };
-        result.map_err(|error| self.redact_secrets(error))
+        result.map_err(|error| match error {
+            BodyError::Failed(error) => BodyError::Failed(self.redact_secrets(error)),
+            too_large @ BodyError::TooLarge(_) => too_large,
+        })
     }
 
     fn headers_for_key(&self, key: Option<&SecretString>) -> Result<HeaderMap, ProviderError> {
@@ -384,7 +404,7 @@ impl HttpClient {
         while let Some(chunk) = response
             .chunk()
             .await
-            .map_err(|error| BodyError::BrokeOff(self.body_error(error)))?
+            .map_err(|error| BodyError::Failed(self.body_error(error)))?
         {
             total += chunk.len();
             if total > self.max_reply {
@@ -409,7 +429,7 @@ impl HttpClient {
                 ..error_mapping::from_status(status, "", retry_after)
             },
             // The status alone determines the category.
-            Ok(Err(BodyError::BrokeOff(_))) | Err(_) => {
+            Ok(Err(BodyError::Failed(_))) | Err(_) => {
                 error_mapping::from_status(status, "", retry_after)
             }
             Ok(Ok(body)) => {

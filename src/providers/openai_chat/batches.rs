@@ -12,8 +12,8 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::providers::batches::{
-    body_text, cancelled_status, check_id, completed_status, no_reply_status, parse_body, parse_id,
-    result_lines,
+    ResultsError, cancelled_status, check_id, completed_status, no_reply_status, parse_body,
+    parse_id, read_results, result_lines,
 };
 use crate::providers::http_client::base_url::BaseUrl;
 use crate::providers::http_client::{ApiRequest, HttpClient};
@@ -91,7 +91,7 @@ impl OpenAiBatches {
         state: BatchState<'_>,
         name: &str,
         key: Option<&SecretString>,
-    ) -> Result<BatchStatus, ProviderError> {
+    ) -> Result<BatchStatus, ResultsError> {
         let status_without_reply = match state.status.as_ref() {
             "completed" => no_reply_status(),
             "expired" => BatchStatus::Expired,
@@ -114,9 +114,12 @@ impl OpenAiBatches {
             .into_iter()
             .flatten()
         {
-            let path = format!("/files/{}/content", check_id(file)?);
-            let lines = self.call(ApiRequest::get(&path), key).await?;
-            if let Some(status) = parse_results(body_text(&lines)?, name)? {
+            let file = check_id(file)
+                .map_err(|error| ResultsError::Unreadable(self.client.reply_error(error)))?;
+            let path = format!("/files/{file}/content");
+            let parse = |lines: &str| parse_results(lines, name);
+            let found = read_results(&self.client, &self.base_url, &path, key, parse).await?;
+            if let Some(status) = found {
                 return Ok(status);
             }
         }
@@ -198,7 +201,9 @@ impl BatchClient for OpenAiBatches {
         Box::pin(async move {
             let path = format!("/batches/{batch}");
             let state = self.call(ApiRequest::get(&path), key).await?;
-            self.read_result(parse_body(&state)?, name, key).await
+            self.read_result(parse_body(&state)?, name, key)
+                .await
+                .or_else(ResultsError::into_status)
         })
     }
 

@@ -48,7 +48,11 @@ batch = 0.25
 const WIRES: [(&str, f64); 3] = [("claude", 0.5), ("gpt", 0.5), ("new", 0.25)];
 
 fn setup() -> Setup {
-    WIRES.iter().fold(TestApp::setup().config(CONFIG), |setup, (name, _)| {
+    setup_with(CONFIG)
+}
+
+fn setup_with(config: &str) -> Setup {
+    WIRES.iter().fold(TestApp::setup().config(config), |setup, (name, _)| {
         let agent = format!("model = \"{name}/m\"\nservice = \"batch\"\ntools = [\"grep\"]\n[retry]\ninitial_delay_ms = 1");
         setup.agent(name, &agent)
     })
@@ -286,6 +290,24 @@ async fn errors_of_batch_items_are_handled_like_errors_of_requests() {
         let (code, message) = run.failure();
         assert_eq!(code, "provider_bad_request");
         assert!(message.contains("no such thing"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_cannot_be_read_is_not_downloaded_again() {
+    let bounded = "batch_poll = 0.02\nmax_reply = 65536";
+    let config = CONFIG.replace("batch_poll = 0.02", bounded);
+    for (agent, _) in WIRES {
+        for unreadable in [says("long ".repeat(20_000)), says("torn").cut()] {
+            let app = setup_with(&config).spawn().await;
+            app.provider.will("m", [unreadable, says("done")]);
+            let run = app.run(agent, "go").await;
+            assert_eq!(run.output(), "done", "{agent}");
+            assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
+            assert_eq!(count(&run.events().await, "retry.scheduled"), 1);
+            // The service may charge for the first.
+            assert_eq!(run["tree"]["complete"], false);
+        }
     }
 }
 

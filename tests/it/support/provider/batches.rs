@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 
-use crate::support::provider::answer::ScriptedAnswer;
+use crate::support::provider::answer::{Ending, ScriptedAnswer};
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 use crate::support::provider::{SharedState, wires};
 
@@ -94,6 +94,10 @@ impl Batch {
             }),
             false => json!({"custom_id": self.item, "result": {"type": "errored", "error": body}}),
         };
+        let mut line = line.to_string();
+        if self.answer.ending == Ending::Cut {
+            line.truncate(20);
+        }
         // Results are in no order, and others may precede this one.
         format!(
             "{}\n{line}\n",
