@@ -1,6 +1,7 @@
 //! Which steps of a run a fork keeps, and what it changes in them. Pure: no I/O.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
@@ -83,7 +84,11 @@ pub fn cut(steps: Vec<Step>, at: &Cut) -> Result<KeptSteps, String> {
             let mut position = 0;
             steps.retain(|step| {
                 position += 1;
-                position <= reply + 1 || matches!(step, Step::Result { .. } | Step::Message { .. })
+                position <= reply + 1
+                    || matches!(
+                        step,
+                        Step::Result { .. } | Step::Message { .. } | Step::ArgumentsChanged { .. }
+                    )
             });
             Some(call.clone())
         }
@@ -219,6 +224,24 @@ impl KeptSteps {
         ids.zip(0..).collect()
     }
 
+    /// Gives these open calls, which continue, the arguments that a person approved them with. The other open calls need
+    /// approval anew, so what was changed about them is dropped.
+    pub fn apply_changed_arguments(&mut self, mut continued: Vec<&mut OpenCall>) {
+        let open_calls = &self.open_calls;
+        self.steps.retain(|step| {
+            let Step::ArgumentsChanged { call_id, arguments } = step else {
+                return true;
+            };
+            match continued.iter_mut().find(|open| open.call.id == *call_id) {
+                Some(open) => {
+                    open.call.arguments = Arc::clone(arguments);
+                    true
+                }
+                None => !open_calls.iter().any(|open| open.call.id == *call_id),
+            }
+        });
+    }
+
     /// Applies the edits of the conversation.
     pub fn edit(&mut self, edit: &ForkEdit) -> Result<(), ForkError> {
         if let Some(message) = &edit.message {
@@ -314,6 +337,8 @@ impl KeptSteps {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::value::RawValue;
+
     use super::{Cut, KeptSteps, cut};
     use crate::domain::message::{AssistantMessage, ToolCall, ToolResult, empty_arguments};
     use crate::engine::fork::request::ForkEdit;
@@ -404,6 +429,29 @@ mod tests {
         let delegation = kept(&Cut::InCall("a".to_owned()));
         assert_eq!((open(&delegation), delegation.turns), (vec!["a"], 1));
         assert!(delegation.recorded_calls.contains("b"));
+    }
+
+    #[test]
+    fn changed_arguments_are_kept_except_those_of_calls_that_need_approval_anew() {
+        let changed = |id: &str| Step::ArgumentsChanged {
+            call_id: id.to_owned(),
+            arguments: RawValue::from_string(format!("[\"{id}\"]"))
+                .expect("JSON")
+                .into(),
+        };
+        let mut steps = vec![reply(1, &["a", "b", "c"]), result(1, 1, "b")];
+        steps.extend(["a", "b", "c"].map(changed));
+        for at in [Cut::InCall("a".to_owned()), Cut::AtEnd { is_failed: false }] {
+            let mut kept = cut(steps.clone(), &at).expect("in range");
+            let mut continued = kept.open_calls[0].clone();
+            kept.apply_changed_arguments(vec![&mut continued]);
+            assert_eq!(continued.call.arguments.get(), "[\"a\"]");
+            let ids = kept.steps.iter().filter_map(|step| match step {
+                Step::ArgumentsChanged { call_id, .. } => Some(call_id.as_str()),
+                _ => None,
+            });
+            assert_eq!(ids.collect::<Vec<_>>(), ["a", "b"], "{at:?}");
+        }
     }
 
     #[test]

@@ -174,6 +174,8 @@ impl Planner<'_> {
             self.check_interrupted(&source, &definition.agent, &scope, &others)
                 .await?;
         }
+        let continued = open_children.iter_mut().map(|(_, open)| open);
+        kept.apply_changed_arguments(continued.collect());
         let position = self.planned.len();
         let children = self
             .planned_children(position, scope.depth.0, open_children)

@@ -1,12 +1,13 @@
 //! Forks of trees: at the root, and at runs below it.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::forks::{fork, start_fork};
 use crate::support::app::TestApp;
 use crate::support::events::{assert_complete, count, kinds};
 use crate::support::provider::answer::{calls, delegates, hangs, says};
 use crate::support::run::Run;
+use crate::tools::approvals::{decide, find, requests};
 
 /// A planner calls a reader and a writer at once; the writer has two turns.
 async fn planned() -> (TestApp, String) {
@@ -206,6 +207,52 @@ async fn an_approved_delegation_continues_and_calls_after_it_need_approval() {
     let request = app.provider.requests_for("planner").pop();
     let request = request.expect("a request");
     assert_eq!(request.tool_results(), ["a chapter", "a book"]);
+}
+
+#[tokio::test]
+async fn a_delegation_continues_with_the_arguments_that_a_person_approved() {
+    let app = TestApp::setup()
+        .agent(
+            "planner",
+            "sub_agents = [\"reader\", \"writer\"]\napprove = [\"call_agent\"]",
+        )
+        .agent("reader", "")
+        .agent("writer", "")
+        .spawn()
+        .await;
+    let both = delegates([("reader", "read"), ("reader", "add up")]);
+    app.provider.will("planner", [both, says("done")]);
+    app.provider.will("writer", [says("a page")]);
+    app.provider.will("reader", [says("a sum")]);
+    let source = app.start("planner", "go").await;
+    let write = json!({"agent": "writer", "task": "write"});
+    let count_up = json!({"agent": "reader", "task": "count"});
+    for request in requests(&app, source.id(), 2).await {
+        let arguments = match request["arguments"]["task"] == "read" {
+            true => &write,
+            false => &count_up,
+        };
+        let body = json!({"decision": "approve", "arguments": arguments});
+        let decided = decide(&app, &request, body).await;
+        assert_eq!(decided.status, 202, "{}", decided.text);
+    }
+    let source = source.wait_for_end().await;
+
+    let writer = child(&source, "writer").await.id().to_owned();
+    app.provider.will("writer", [says("a chapter")]);
+    app.provider.will("planner", [says("longer")]);
+    let body = json!({"at": {"run": writer, "turn": 1}});
+    let forked = fork(&app, source.id(), &body).await;
+    assert_eq!(forked.output(), "longer");
+    let result = |arguments: &Value, text: &str| {
+        format!("Note: a person changed the arguments of this call to {arguments}.\n{text}")
+    };
+    let request = app.provider.requests_for("planner").pop();
+    let results = [result(&write, "a chapter"), result(&count_up, "a sum")];
+    assert_eq!(request.expect("a request").tool_results(), results);
+    let events = forked.events().await;
+    assert_complete(&events);
+    assert_eq!(find(&events, "tool.started")["arguments"], write);
 }
 
 #[tokio::test]
