@@ -46,6 +46,9 @@ pub trait SharedBudgets: Send + Sync + 'static {
         budget: String,
         period: BudgetPeriod,
     ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>>;
+
+    /// Resolves once each charge that was enqueued before is recorded or has failed.
+    fn settle_charges(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
 /// What sums are grouped by.

@@ -176,6 +176,8 @@ impl PeriodBudgets {
             if doubts == 0 || account.has_charges_in_flight() {
                 continue;
             }
+            // `own` has charges that only wait for the writer, too.
+            shared.settle_charges().await?;
             let name = &account.settings.name;
             let others = shared.budget_usage_of_others(name.clone(), period).await?;
             let all = store.budget_usage(name.clone(), period).await?;
@@ -449,6 +451,16 @@ mod tests {
     struct Charged {
         at: Timestamp,
         tokens: AtomicU64,
+        /// Those of charges that wait for the writer.
+        enqueued: AtomicU64,
+    }
+
+    fn charged(at: Timestamp, tokens: u64) -> Charged {
+        Charged {
+            at,
+            tokens: AtomicU64::new(tokens),
+            enqueued: AtomicU64::default(),
+        }
     }
 
     impl UsageLog for Charged {
@@ -487,6 +499,12 @@ mod tests {
         ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
             async { Ok(BudgetUsage::default()) }.boxed()
         }
+
+        fn settle_charges(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+            let enqueued = self.enqueued.swap(0, Ordering::Relaxed);
+            self.tokens.fetch_add(enqueued, Ordering::Relaxed);
+            async { Ok(()) }.boxed()
+        }
     }
 
     fn at(time: &str) -> Timestamp {
@@ -510,10 +528,7 @@ mod tests {
     #[tokio::test]
     async fn a_clock_that_comes_back_finds_what_was_used() {
         let (today, ahead) = (at("2026-05-05T10:00:00Z"), at("2026-07-07T10:00:00Z"));
-        let store = Charged {
-            at: today,
-            tokens: AtomicU64::new(60),
-        };
+        let store = charged(today, 60);
         let budgets = PeriodBudgets::load(&[daily()], &store, today).await;
         let budgets = budgets.expect("a read");
         let tree = budgets.of_root(None, "solo", &BTreeMap::new());
@@ -532,10 +547,7 @@ mod tests {
     #[tokio::test]
     async fn a_process_that_started_with_a_wrong_clock_reads_what_was_used() {
         let (today, past) = (at("2026-05-05T10:00:00Z"), at("1970-01-01T00:00:10Z"));
-        let store = Charged {
-            at: today,
-            tokens: AtomicU64::new(60),
-        };
+        let store = charged(today, 60);
         let budgets = PeriodBudgets::load(&[daily()], &store, past).await;
         let budgets = budgets.expect("a read");
         let tree = budgets.of_root(None, "solo", &BTreeMap::new());
@@ -553,10 +565,7 @@ mod tests {
     #[tokio::test]
     async fn a_charge_whose_answer_was_lost_counts_once_the_store_is_read() {
         let today = at("2026-05-05T10:00:00Z");
-        let store = Charged {
-            at: today,
-            tokens: AtomicU64::new(0),
-        };
+        let store = charged(today, 0);
         let budgets = PeriodBudgets::load(&[daily()], &store, today).await;
         let budgets = budgets.expect("a read");
         let tree = budgets.of_root(None, "solo", &BTreeMap::new());
@@ -579,5 +588,10 @@ mod tests {
         let (charges, _) = tree.charge(used, today);
         tree.revert(&charges, false);
         assert_eq!(read_tokens().await, 40);
+        let (charges, _) = tree.charge(used, today);
+        tree.charge(used, today);
+        store.enqueued.fetch_add(40, Ordering::Relaxed);
+        tree.revert(&charges, true);
+        assert_eq!(read_tokens().await, 80, "the other one is enqueued");
     }
 }

@@ -114,4 +114,9 @@ impl SharedBudgets for PostgresStore {
             Box::pin(async move { usage_queries::budget_usage(db, &budget, period, own).await })
         }))
     }
+
+    fn settle_charges(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        // The writer does its jobs in their order.
+        self.queue.execute(Task::Check)
+    }
 }
