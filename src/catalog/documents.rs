@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,13 +36,17 @@ pub struct Documents {
     /// Where copies are kept.
     cache_dir: Option<PathBuf>,
     state: Mutex<State>,
+    /// Held while a copy is written.
+    copy_lock: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     fetched: BTreeMap<String, Fetched>,
     /// The URLs that agent files named at the last reload.
-    named: BTreeSet<String>,
+    named: BTreeSet<Url>,
+    /// Whether there was a reload since the last retry: only then documents of which a copy is used are fetched again.
+    is_reloaded: bool,
     /// The digests of the agent files that named documents.
     agent_files: BTreeMap<PathBuf, [u8; 32]>,
     /// The documents that are files.
@@ -53,6 +58,12 @@ struct Fetched {
     at: Instant,
     has_failed: bool,
     text: Result<Arc<str>, String>,
+}
+
+impl Fetched {
+    fn is_retry_due(&self) -> bool {
+        self.has_failed && self.at.elapsed() > RETRY_INTERVAL
+    }
 }
 
 /// A document, and its address if it came from one.
@@ -67,6 +78,7 @@ impl Default for Documents {
             guard: Arc::new(SsrfGuard::new(Vec::new(), ALLOW_LIST_KEY)),
             cache_dir: None,
             state: Mutex::default(),
+            copy_lock: Mutex::default(),
         }
     }
 }
@@ -78,6 +90,7 @@ impl Documents {
             guard: Arc::new(SsrfGuard::new(hosts, ALLOW_LIST_KEY)),
             cache_dir: Some(config.data.dir.join("openapi")),
             state: Mutex::default(),
+            copy_lock: Mutex::default(),
         }
     }
 
@@ -95,10 +108,10 @@ impl Documents {
         self.state().files.iter().cloned().collect()
     }
 
-    /// Fetches the documents that agent files name by URL, many at a time: those that do not respond delay all agents by
-    /// one timeout, not by one each.
+    /// Fetches the documents that agent files name by URL, if they are new or their file has changed. What has failed is left to
+    /// [`Documents::retry`].
     pub fn prefetch(&self, files: impl Iterator<Item = (PathBuf, Vec<u8>)>) {
-        let mut due: BTreeMap<Url, bool> = BTreeMap::new();
+        let mut named: BTreeMap<Url, bool> = BTreeMap::new();
         for (file, bytes) in files {
             let urls = document_urls(&bytes);
             if urls.is_empty() {
@@ -107,39 +120,53 @@ impl Documents {
             let digest = Sha256::digest(&bytes).into();
             let before = self.state().agent_files.insert(file, digest);
             for url in urls {
-                *due.entry(url).or_default() |= before != Some(digest);
+                *named.entry(url).or_default() |= before != Some(digest);
             }
         }
-        self.state().named = due.keys().map(Url::to_string).collect();
-        let due: Vec<(Url, bool)> = due.into_iter().collect();
-        for due in due.chunks(MAX_FETCHES) {
-            thread::scope(|scope| {
-                for (url, is_changed) in due {
-                    let thread = thread::Builder::new().name("axed-openapi".to_owned());
-                    // Without a thread, it is fetched when its agent is read.
-                    let _ = thread.spawn_scoped(scope, || self.fetch(url, *is_changed).map(drop));
-                }
-            });
-        }
+        let mut state = self.state();
+        state.named = named.keys().cloned().collect();
+        state.is_reloaded = true;
+        drop(state);
+        let named: Vec<(Url, bool)> = named.into_iter().collect();
+        concurrently(&named, |(url, is_changed)| {
+            drop(self.fetch(url, *is_changed));
+        });
     }
 
-    /// Whether a reload would fetch a document again that an agent lacks.
+    /// Whether a document is to be fetched again that an agent lacks, or of which a copy is used since a reload.
     pub fn has_due_retry(&self) -> bool {
         let state = self.state();
-        let mut named = state.named.iter().filter_map(|url| state.fetched.get(url));
-        named.any(|document| document.text.is_err() && document.at.elapsed() > RETRY_INTERVAL)
+        let fetched = |url: &Url| state.fetched.get(url.as_str());
+        let mut due = state.named.iter().filter_map(fetched);
+        due.any(|it| it.is_retry_due() && (it.text.is_err() || state.is_reloaded))
+    }
+
+    /// Fetches again what has failed, and returns whether a reload would find anything else than before.
+    pub fn retry(&self) -> bool {
+        let mut state = self.state();
+        state.is_reloaded = false;
+        let known = |url: &Url| Some((url.clone(), state.fetched.get(url.as_str())?.clone()));
+        let mut due: Vec<(Url, Fetched)> = state.named.iter().filter_map(known).collect();
+        drop(state);
+        due.retain(|(_, known)| known.is_retry_due());
+        let is_different = AtomicBool::new(false);
+        concurrently(&due, |(url, known)| {
+            if self.fetch_now(url) != known.text {
+                is_different.store(true, Ordering::Relaxed);
+            }
+        });
+        is_different.into_inner()
     }
 
     fn fetch(&self, url: &Url, is_changed: bool) -> Result<Arc<str>, String> {
         let known = self.state().fetched.get(url.as_str()).cloned();
-        if let Some(known) = &known {
-            let age = known.at.elapsed();
-            let is_due =
-                (is_changed && age > MIN_AGE) || (known.has_failed && age > RETRY_INTERVAL);
-            if !is_due {
-                return known.text.clone();
-            }
+        match known {
+            Some(known) if !is_changed || known.at.elapsed() <= MIN_AGE => known.text,
+            _ => self.fetch_now(url),
         }
+    }
+
+    fn fetch_now(&self, url: &Url) -> Result<Arc<str>, String> {
         let fetched = document_fetch::fetch(&self.guard, url);
         let fetched =
             fetched.and_then(|text| Document::parse(&text).map(|_| Arc::<str>::from(text)));
@@ -150,13 +177,12 @@ impl Documents {
                 Ok(text)
             }
             Err(why) => {
-                let last = || known.and_then(|known| known.text.ok());
+                let last = || self.state().fetched.get(url.as_str())?.text.clone().ok();
                 self.kept(url, &why).or_else(last).ok_or(why)
             }
         };
-        let at = Instant::now();
         let entry = Fetched {
-            at,
+            at: Instant::now(),
             has_failed,
             text: text.clone(),
         };
@@ -176,6 +202,10 @@ impl Documents {
         let Some(path) = self.copy_path(url) else {
             return;
         };
+        let _guard = self
+            .copy_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let write = || {
             fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
             let new = path.with_extension(format!("{}.new", std::process::id()));
@@ -242,6 +272,20 @@ impl AgentDocuments<'_> {
     }
 }
 
+/// Calls `fetch` for many at a time: those that do not respond delay all agents by one timeout, not by one each.
+fn concurrently<T: Sync>(items: &[T], fetch: impl Fn(&T) + Sync) {
+    let fetch = &fetch;
+    for items in items.chunks(MAX_FETCHES) {
+        thread::scope(|scope| {
+            for item in items {
+                let thread = thread::Builder::new().name("axed-openapi".to_owned());
+                // Without a thread, it is fetched when its agent is read, or tried again.
+                let _ = thread.spawn_scoped(scope, move || fetch(item));
+            }
+        });
+    }
+}
+
 /// The URLs of the documents that an agent file names.
 fn document_urls(bytes: &[u8]) -> Vec<Url> {
     // Most files name none and need not be parsed.
@@ -285,34 +329,114 @@ fn read_text(path: &Path) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
 
-    use super::{Documents, Fetched, RETRY_INTERVAL};
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+    use url::Url;
+
+    use super::{ALLOW_LIST_KEY, Documents, Fetched, RETRY_INTERVAL};
+    use crate::catalog::Rules;
+    use crate::catalog::reload::Catalog;
+    use crate::ssrf::SsrfGuard;
+
+    const URL: &str = "http://127.0.0.1/openapi";
+    /// Only a broken build reaches it.
+    const MAX_WAIT: Duration = Duration::from_secs(30);
+
+    fn agent_file(url: &str) -> String {
+        format!("[[http_tools]]\nopenapi = \"{url}\"\n")
+    }
+
+    /// A document that could not be fetched a while ago.
+    fn failed() -> Fetched {
+        let before = Instant::now().checked_sub(RETRY_INTERVAL * 2);
+        Fetched {
+            at: before.expect("a time"),
+            has_failed: true,
+            text: Err("could not be fetched".to_owned()),
+        }
+    }
+
+    fn insert(documents: &Documents, url: &str, fetched: &Fetched) {
+        let mut state = documents.state();
+        state.fetched.insert(url.to_owned(), fetched.clone());
+    }
 
     #[test]
     fn what_an_agent_lacks_is_tried_again() {
         let documents = Documents::default();
-        let url = "http://127.0.0.1/openapi".to_owned();
-        let before = Instant::now().checked_sub(RETRY_INTERVAL * 2);
-        let mut failed = Fetched {
-            at: before.expect("a time"),
-            has_failed: true,
-            text: Err("could not be fetched".to_owned()),
-        };
-        let insert = |fetched: &Fetched| {
-            let mut state = documents.state();
-            state.fetched.insert(url.clone(), fetched.clone());
-        };
-        insert(&failed);
+        let mut failed = failed();
+        insert(&documents, URL, &failed);
         assert!(!documents.has_due_retry(), "no agent file names it");
-        documents.state().named.insert(url.clone());
+        let url = Url::parse(URL).expect("a URL");
+        documents.state().named.insert(url);
         assert!(documents.has_due_retry());
         failed.text = Ok("a copy".into());
-        insert(&failed);
+        insert(&documents, URL, &failed);
         assert!(!documents.has_due_retry(), "its copy is used");
+        documents.state().is_reloaded = true;
+        assert!(documents.has_due_retry(), "there was a reload");
         failed.text = Err("could not be fetched".to_owned());
         failed.at = Instant::now();
-        insert(&failed);
+        insert(&documents, URL, &failed);
         assert!(!documents.has_due_retry(), "it was just tried");
+    }
+
+    #[test]
+    fn a_reload_leaves_what_has_failed_to_a_retry() {
+        let documents = Documents::default();
+        let file = (PathBuf::from("worker.toml"), agent_file(URL).into_bytes());
+        documents.prefetch([file.clone()].into_iter());
+        let failed = failed();
+        insert(&documents, URL, &failed);
+        let fetched_at = || documents.state().fetched[URL].at;
+        documents.prefetch([file].into_iter());
+        assert_eq!(fetched_at(), failed.at);
+        assert!(documents.retry(), "the guard refuses the address");
+        assert!(fetched_at() > failed.at);
+        assert!(!documents.has_due_retry());
+    }
+
+    #[tokio::test]
+    async fn a_document_that_does_not_respond_delays_no_agent() {
+        let server = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = server.local_addr().expect("an address");
+        let url = format!("http://{address}/openapi");
+        let documents = Arc::new(Documents {
+            guard: Arc::new(SsrfGuard::new(["127.0.0.1".to_owned()], ALLOW_LIST_KEY)),
+            ..Documents::default()
+        });
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| {
+            fs::write(dir.path().join(name), text).expect("a file");
+        };
+        write("worker.toml", &agent_file(&url));
+        // Too new to be fetched when the directory is opened.
+        let just_failed = Fetched {
+            at: Instant::now(),
+            ..failed()
+        };
+        insert(&documents, &url, &just_failed);
+        let rules = Rules {
+            documents: Arc::clone(&documents),
+            ..Rules::default()
+        };
+        let catalog = Arc::new(Catalog::open(vec![dir.path().to_owned()], rules));
+        let mut reloads = catalog.subscribe();
+        let failed = failed();
+        insert(&documents, &url, &failed);
+        let _watch = catalog.watch().expect("a watch");
+        let request = timeout(MAX_WAIT, server.accept()).await;
+        let _request = request.expect("a retry").expect("a connection");
+        write("other.toml", "");
+        let reloaded = timeout(MAX_WAIT, reloads.changed()).await;
+        reloaded.expect("a reload").expect("a catalogue");
+        assert!(catalog.current().entries.contains_key("other"));
+        let fetched_at = documents.state().fetched[&url].at;
+        assert_eq!(fetched_at, failed.at, "the retry is not over");
     }
 }

@@ -174,12 +174,13 @@ impl Catalog {
             }
         })?;
         let catalog = Arc::clone(self);
+        let retry_messages = messages.clone();
         let thread = std::thread::Builder::new()
             .name("axed-agents".to_owned())
             .spawn(move || {
                 let mut watcher = watcher;
                 standing_task::run_thread("Watching the agents", || {
-                    catalog.run_watcher(&mut watcher, &receiver);
+                    catalog.run_watcher(&mut watcher, &receiver, &retry_messages);
                 });
             })
             .map_err(notify::Error::io)?;
@@ -190,8 +191,14 @@ impl Catalog {
     }
 
     /// Handles changes until the stop message.
-    fn run_watcher(&self, watcher: &mut RecommendedWatcher, receiver: &Receiver<WatchMessage>) {
+    fn run_watcher(
+        &self,
+        watcher: &mut RecommendedWatcher,
+        receiver: &Receiver<WatchMessage>,
+        messages: &Sender<WatchMessage>,
+    ) {
         let mut watched = Vec::new();
+        let mut retry: Option<JoinHandle<()>> = None;
         loop {
             watch_dirs(watcher, &self.dirs, &mut watched);
             match receiver.recv_timeout(POLL_INTERVAL) {
@@ -208,13 +215,33 @@ impl Catalog {
                         .unwrap_or_else(PoisonError::into_inner);
                     let has_changed = last_scan.fingerprint != fingerprint(&self.dirs, &self.rules);
                     drop(last_scan);
-                    if has_changed || self.rules.documents.has_due_retry() {
+                    if has_changed {
                         self.reload();
+                    }
+                    let is_idle = retry.as_ref().is_none_or(JoinHandle::is_finished);
+                    if is_idle && self.rules.documents.has_due_retry() {
+                        retry = self.spawn_retry(messages);
                     }
                 }
                 Ok(WatchMessage::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+    }
+
+    /// Fetches documents again in a thread of its own, because they may not respond; what it finds is a change. Nobody waits for the
+    /// thread when the daemon stops.
+    fn spawn_retry(&self, messages: &Sender<WatchMessage>) -> Option<JoinHandle<()>> {
+        let documents = Arc::clone(&self.rules.documents);
+        let messages = messages.clone();
+        let retry = move || {
+            if documents.retry() {
+                // Fails only if the watching thread has ended.
+                let _ = messages.send(WatchMessage::Changed);
+            }
+        };
+        let thread = std::thread::Builder::new().name("axed-openapi".to_owned());
+        // Without a thread, the next poll tries again.
+        thread.spawn(retry).ok()
     }
 }
 
