@@ -65,7 +65,7 @@ fn withdraw(engine: &Engine, run: &Arc<ActiveRun>, may_be_recorded: bool) {
     let run = Arc::clone(run);
     let store = Arc::clone(engine.journal.store());
     let cancelled = Arc::clone(&run);
-    second_look::spawn(engine, run, move || {
+    second_look::spawn(engine, Some(run), move || {
         look(Arc::clone(&store), Arc::clone(&cancelled))
     });
 }

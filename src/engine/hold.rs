@@ -63,36 +63,37 @@ pub async fn set_held(
             return Err(HoldError::RunEnded { run: id, status });
         }
         Err(error) => {
-            if error.may_be_recorded()
-                && let Some(run) = active_run
-            {
-                spawn_look(Arc::clone(engine), run);
+            if error.may_be_recorded() {
+                spawn_look(engine, id, active_run);
             }
             return Err(error.into());
         }
     };
-    // The parent of an inactive run may have reached it meanwhile.
-    if (active_run.is_some() || !engine.orphans.set_held(id, is_held))
+    put_in_force(engine, id, is_held);
+    Ok(is_changed)
+}
+
+fn put_in_force(engine: &Engine, id: RunId, is_held: bool) {
+    // In this order: the parent of an inactive run may reach it meanwhile.
+    if !engine.orphans.set_held(id, is_held)
         && let Some(active_run) = engine.active_runs.get(id)
     {
         active_run.set_held(is_held);
     }
-    Ok(is_changed)
 }
 
 /// Puts in force what the record has of the run: the commit may have succeeded although its answer was lost.
-fn spawn_look(engine: Arc<Engine>, run: Arc<ActiveRun>) {
-    let (owner, held) = (Arc::clone(&engine), Arc::clone(&run));
-    second_look::spawn(&engine, run, move || {
-        look(Arc::clone(&owner), Arc::clone(&held))
-    });
+fn spawn_look(engine: &Arc<Engine>, id: RunId, run: Option<Arc<ActiveRun>>) {
+    let owner = Arc::clone(engine);
+    second_look::spawn(engine, run, move || look(Arc::clone(&owner), id));
 }
 
 /// Returns false: the commit may be on its way.
-async fn look(engine: Arc<Engine>, run: Arc<ActiveRun>) -> Result<bool, StoreError> {
+async fn look(engine: Arc<Engine>, id: RunId) -> Result<bool, StoreError> {
     let _guard = engine.hold_lock.lock().await;
-    let is_held = engine.journal.store().is_held(run.scope.run).await?;
-    run.set_held(is_held);
+    let _gate = engine.suspension.resume_lock.read().await;
+    let is_held = engine.journal.store().is_held(id).await?;
+    put_in_force(&engine, id, is_held);
     Ok(false)
 }
 

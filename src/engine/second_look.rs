@@ -11,16 +11,26 @@ use crate::store::StoreError;
 const INTERVAL: Duration = Duration::from_secs(1);
 const COUNT: u32 = 5;
 
-/// Looks some times, until `look` returns true, the run ends or the daemon stops.
-pub fn spawn<F>(engine: &Engine, run: Arc<ActiveRun>, look: impl Fn() -> F + Send + Sync + 'static)
-where
+/// Looks some times, until `look` returns true, the run ends or the daemon stops. `run` is `None` if this process does not drive
+/// it.
+pub fn spawn<F>(
+    engine: &Engine,
+    run: Option<Arc<ActiveRun>>,
+    look: impl Fn() -> F + Send + Sync + 'static,
+) where
     F: Future<Output = Result<bool, StoreError>> + Send,
 {
     let shutdown = engine.shutdown.clone();
+    let ended = async move {
+        match run {
+            Some(run) => drop(run.wait_for_end().await),
+            None => std::future::pending().await,
+        }
+    };
     engine.tasks.spawn(async move {
         tokio::select! {
             () = repeat(look) => {}
-            _ = run.wait_for_end() => {}
+            () = ended => {}
             () = shutdown.cancelled() => {}
         }
     });

@@ -5,6 +5,8 @@ use std::fs;
 
 use axed::domain::run::{RunId, Status};
 use axed::engine::add_message::{AddMessageError, MessageRequest};
+use axed::engine::fork::request::{DefinitionChoice, ForkEdit, ForkPoint, ForkRequest};
+use axed::engine::request::RunRequest;
 use axed::store::runs::RunRecords;
 use axed::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 use jiff::Timestamp;
@@ -12,10 +14,11 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::recovery::model::{Life, ROOT};
+use crate::recovery::model_outcome;
 use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::FakeProvider;
-use crate::support::provider::answer::{ScriptedAnswer, calls, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, hangs, says};
 
 /// A run whose first reply waits for the gate.
 struct Story {
@@ -39,6 +42,8 @@ impl Story {
             "name = \"{ROOT}\"\nmodel = \"fake/{ROOT}\"\nsystem_prompt = \"Go.\"\n{settings}"
         );
         fs::write(dir.path().join(format!("agents/{ROOT}.toml")), toml).expect("an agent");
+        let child = "name = \"child\"\nmodel = \"fake/child\"\nsystem_prompt = \"Go.\"\n";
+        fs::write(dir.path().join("agents/child.toml"), child).expect("an agent");
         let (provider, gate) = (FakeProvider::start().await, Gate::closed());
         provider.will(ROOT, [first.after_gate(&gate), says("two")]);
         let life = Life::open(dir.path(), usize::MAX, provider);
@@ -74,6 +79,18 @@ impl Story {
             claim: Some(claim),
         };
         self.life.runner.add_message(self.run, request).await
+    }
+
+    /// Waits for the second look, which begins after the first has done what the record says.
+    async fn has_looked_twice(&self) {
+        let look = async || (self.life.store.looks() > 1).then_some(());
+        eventually("two looks", look).await;
+    }
+
+    /// The only child of a run.
+    async fn child_of(&self, run: RunId) -> RunId {
+        let children = self.life.store.children(run).await.expect("children");
+        children[0].id
     }
 
     /// Waits until the record has this status.
@@ -136,9 +153,7 @@ async fn a_run_is_paused_without_another_request() {
     let story = Story::begin().await;
     story.life.store.lose_next_answer();
     assert_eq!(story.hold(true).await, None);
-    // The second look begins after the first has paused the run.
-    let look = async || (story.life.store.looks() > 1).then_some(());
-    eventually("two looks", look).await;
+    story.has_looked_twice().await;
     assert_eq!(story.add("go on").await.expect("added"), 1);
     story.gate.open();
     story.has_status(Status::Waiting).await;
@@ -146,6 +161,52 @@ async fn a_run_is_paused_without_another_request() {
     assert_eq!(story.hold(false).await, Some(true));
     story.has_status(Status::Completed).await;
     story.end().await;
+}
+
+#[tokio::test]
+async fn a_child_is_paused_that_its_parent_has_not_reached() {
+    let settings = "sub_agents = [\"child\"]\n";
+    let story = Story::begin_with(settings, delegates([("child", "read")])).await;
+    let provider = &story.life.provider;
+    provider.will("child", [says("a page"), says("a chapter")]);
+    story.gate.open();
+    story.has_status(Status::Completed).await;
+    let source = story.child_of(story.run).await;
+
+    // The fork waits for a permit: others have all of them.
+    provider.always(ROOT, |_| hangs());
+    let permits = model_outcome::settings(story.dir.path()).runs.max_running;
+    let mut others = Vec::new();
+    for _ in 0..permits {
+        others.push(story.life.start().await.id);
+    }
+    provider.wait_for_request(ROOT, 2 + permits).await;
+    let request = ForkRequest {
+        source: story.run,
+        at: ForkPoint {
+            run: Some(source),
+            turn: Some(1),
+            after_reply: false,
+        },
+        edit: ForkEdit::default(),
+        definition: DefinitionChoice::default(),
+        labels: None,
+        adds_memory: false,
+        new_run: RunRequest::default(),
+    };
+    let fork = story.life.runner.fork(request).await.expect("a fork");
+    let run = story.child_of(fork.id).await;
+    let story = Story { run, ..story };
+    story.life.store.lose_next_answer();
+    assert_eq!(story.hold(true).await, None);
+    story.has_looked_twice().await;
+    let cancelled = story.life.runner.cancel(others[0], None).await;
+    cancelled.expect("a free permit");
+    story.has_status(Status::Waiting).await;
+    assert_eq!(story.life.provider.requests_for("child").len(), 1);
+    assert_eq!(story.hold(false).await, Some(true));
+    story.has_status(Status::Completed).await;
+    story.life.end().await;
 }
 
 #[tokio::test]
