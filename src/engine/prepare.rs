@@ -177,7 +177,7 @@ fn check_provider_keys(engine: &Engine, keys: &Keys, agent: &Agent) -> Result<()
     Ok(())
 }
 
-/// Checks that every model of a run with a cost budget has a price: without one, a model costs nothing. A model of the
+/// Checks that every model of a run with a budget in money has a price: without one, a model costs nothing. A model of the
 /// request must have a price; returns warnings about those of the agent's settings.
 pub fn check_prices(
     engine: &Engine,
@@ -192,7 +192,7 @@ pub fn check_prices(
     }
     let is_unpriced = |model: &ModelRef| is_unpriced(engine, model);
     if request.overrides.model.is_some() {
-        check_requested_price(engine, agent)?;
+        check_requested_price(engine, agent, period_budgets)?;
     }
     let agents = engine.catalog.current();
     let sub_agents = agent
@@ -223,9 +223,14 @@ pub fn check_prices(
     Ok(unpriced.into_iter().map(warning).collect())
 }
 
-/// Checks that the model, which a client chose, has a price if the agent has a cost budget.
-pub fn check_requested_price(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
-    if agent.budget.max_cost.is_some() && is_unpriced(engine, &agent.model) {
+/// Checks that the agent's model, which a client chose, has a price if a budget in money holds for the run.
+pub fn check_requested_price(
+    engine: &Engine,
+    agent: &Agent,
+    period_budgets: &TreeBudgets,
+) -> Result<(), StartError> {
+    let has_budget = agent.budget.max_cost.is_some() || period_budgets.in_usd().next().is_some();
+    if has_budget && is_unpriced(engine, &agent.model) {
         return Err(StartError::Unpriced(agent.model.clone()));
     }
     Ok(())

@@ -147,7 +147,7 @@ problem_codes! {
     UnknownField = "unknown_field",
     /// The query has a parameter that does not exist.
     UnknownParameter = "unknown_parameter",
-    /// The agent has a budget in money, and the model has no price.
+    /// A budget in money holds for the run, and the model has no price.
     UnpricedModel = "unpriced_model",
     /// The body's charset is not UTF-8.
     UnsupportedCharset = "unsupported_charset",

@@ -11,6 +11,7 @@ use crate::engine::fork::source::{RequestSettings, SourceRun};
 use crate::engine::prepare;
 use crate::engine::record::agent_pins::PinnedRoot;
 use crate::engine::request::StartError;
+use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::pinned_agents::PinnedAgents;
 
 /// An agent, with its recorded form if it is unchanged.
@@ -160,6 +161,7 @@ pub fn apply_edit(
     engine: &Engine,
     edit: &ForkEdit,
     root: Option<&Agent>,
+    period_budgets: &TreeBudgets,
     definition: &mut Definition,
 ) -> Result<(), ForkError> {
     if edit.model.is_none() && edit.params.is_empty() && edit.max_turns.is_none() {
@@ -170,9 +172,10 @@ pub fn apply_edit(
         agent.model = model.parse().map_err(|error| {
             ForkError::field("/edit/model", StartError::Model(error).to_string())
         })?;
-        let budgets = [Some(&agent), root].into_iter().flatten();
-        let has_cost_budget = budgets.into_iter().any(|it| it.budget.max_cost.is_some());
-        if has_cost_budget && prepare::is_unpriced(engine, &agent.model) {
+        let mut budgets = [Some(&agent), root].into_iter().flatten();
+        let has_budget = budgets.any(|it| it.budget.max_cost.is_some())
+            || period_budgets.in_usd().next().is_some();
+        if has_budget && prepare::is_unpriced(engine, &agent.model) {
             let error = StartError::Unpriced(agent.model.clone());
             return Err(ForkError::field("/edit/model", error.to_string()));
         }

@@ -17,6 +17,7 @@ use crate::engine::prepare;
 use crate::engine::replay::recovery;
 use crate::engine::replay::run_log;
 use crate::engine::run_loop::call_records;
+use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::pinned_agents::{PinnedAgents, SubAgents};
 use crate::store::Step;
 use crate::store::turn_record::TurnEntry;
@@ -59,6 +60,8 @@ pub struct Planner<'a> {
     /// The runs from the root to the forked one.
     path: Vec<RunId>,
     forked_from: ForkedFrom,
+    /// Those that hold for the fork.
+    period_budgets: TreeBudgets,
     planned: Vec<PlannedRun>,
 }
 
@@ -80,12 +83,16 @@ pub async fn plan(
         turn: request.at.turn.unwrap_or(0),
     };
     let source_root = tree.root.id;
+    let labels = request.labels.as_ref().unwrap_or(&tree.root.labels);
+    let owner = request.new_run.owner.as_deref();
+    let period_budgets = (engine.period_budgets).of_root(owner, &tree.root.agent, labels);
     let mut planner = Planner {
         engine,
         request,
         tree,
         path,
         forked_from,
+        period_budgets,
         planned: Vec::new(),
     };
     let mut copies = VecDeque::from([Copy {
@@ -225,12 +232,14 @@ impl Planner<'_> {
             definitions::apply_to_root(self.request, &mut definition);
             let replaces_model = self.is_forked(copy.source) && self.request.edit.model.is_some();
             if self.tree.request.settings.model.is_some() && !replaces_model {
-                prepare::check_requested_price(self.engine, &definition.agent)?;
+                let budgets = &self.period_budgets;
+                prepare::check_requested_price(self.engine, &definition.agent, budgets)?;
             }
         }
         if self.is_forked(copy.source) {
             let root = self.planned.first().map(|root| &*root.agent);
-            definitions::apply_edit(self.engine, &self.request.edit, root, &mut definition)?;
+            let (edit, budgets) = (&self.request.edit, &self.period_budgets);
+            definitions::apply_edit(self.engine, edit, root, budgets, &mut definition)?;
         }
         if copy.parent.is_none() || self.is_forked(copy.source) {
             prepare::check_provider(self.engine, &definition.agent)?;

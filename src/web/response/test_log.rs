@@ -1,5 +1,6 @@
 //! For tests: a store in memory that can only be read.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
@@ -53,7 +54,7 @@ impl RunRecords for Log {
         unreachable!("a reader does not write")
     }
 
-    fn clear_failed(&self, _: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn clear_failed(&self, _: Vec<RunId>) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>> {
         unreachable!("a reader does not write")
     }
 

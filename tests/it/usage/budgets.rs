@@ -247,3 +247,45 @@ async fn a_budget_in_usd_warns_of_models_without_a_price() {
     let agent = app.get("/agents/solo").await.text;
     assert!(agent.contains("[budgets] money counts in USD"), "{agent}");
 }
+
+#[tokio::test]
+async fn a_clients_unpriced_model_cannot_bypass_a_budget_in_usd() {
+    let app = TestApp::setup()
+        .config("[budgets.money]\nmatch = { label.team = \"blue\" }\nusd = 1\nper = \"day\"")
+        .config("[prices.\"anthropic/priced\"]\ninput = 1\noutput = 1")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    for model in ["priceless", "priced"] {
+        app.provider.always(model, |_| says("done"));
+    }
+    let blue = |model: &str| json!({"input": "go", "model": model, "labels": {"team": "blue"}});
+    for path in ["/agents/solo/runs", "/agents/solo/dry-run"] {
+        let refused = app.post(path, &blue("anthropic/priceless")).await;
+        let problem = refused.problem(422);
+        assert_eq!(refused.json()["code"], "unpriced_model", "{problem}");
+        assert!(
+            problem.contains("the price of anthropic/priceless is not known"),
+            "{problem}"
+        );
+    }
+    assert!(app.provider.requests().is_empty(), "no model was requested");
+
+    let priced = app.run_with("solo", blue("anthropic/priced")).await;
+    assert_eq!(priced.output(), "done");
+    // The budget does not hold for other labels.
+    let unmatched = json!({"input": "go", "model": "anthropic/priceless"});
+    let unmatched = app.run_with("solo", unmatched).await;
+    assert_eq!(unmatched.output(), "done");
+
+    // Nor does a fork get around it.
+    let fork = |source: &str| format!("/runs/{source}/fork");
+    let edit = json!({"at": {"turn": 1}, "edit": {"model": "anthropic/priceless"}});
+    app.post(&fork(priced.id()), &edit).await.problem(422);
+    let labels = json!({"at": {"turn": 1}, "labels": {"team": "blue"}});
+    app.post(&fork(unmatched.id()), &labels).await.problem(422);
+    let again = app
+        .post(&fork(unmatched.id()), &json!({"at": {"turn": 1}}))
+        .await;
+    assert_eq!(again.status, 202, "{}", again.text);
+}
