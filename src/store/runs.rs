@@ -1,5 +1,6 @@
 //! The contract for runs: writing them, reading them, and listing them.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -44,8 +45,8 @@ pub trait RunRecords: Send + Sync + 'static {
     /// Sets the callback for failed fire-and-forget writes and lost trees. Only the first call has an effect.
     fn on_write_failed(&self, callback: WriteFailedFn);
 
-    /// Accepts writes to these trees again. They continue from the last commit.
-    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// Accepts writes to these trees again. They continue from the last commit. Returns the roots of those that this node owns.
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>>;
 
     /// One run, as committed. `tree` of a run that has not ended is the sum of the committed usage below it.
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;

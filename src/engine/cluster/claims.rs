@@ -172,11 +172,10 @@ async fn resume_trees(
         return Ok(Vec::new());
     }
     let store = engine.journal.store();
-    store.clear_failed(roots.clone()).await?;
+    let owned = store.clear_failed(roots.clone()).await?;
     if may_leave {
         // Others may have taken them since this node claimed them.
-        let own = cluster.own_trees().await?;
-        roots.retain(|root| own.contains(root));
+        roots.retain(|root| owned.contains(root));
     }
     let mut unfinished = cluster.unfinished_trees(roots.clone()).await?;
     if may_leave {

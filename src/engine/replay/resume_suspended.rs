@@ -77,13 +77,12 @@ async fn resume_trees(
     let roots: HashSet<RunId> = trees.iter().map(|tree| tree.root.scope.run).collect();
     let store = engine.journal.store();
     let read = async {
-        store.clear_failed(roots.iter().copied().collect()).await?;
+        let owned = store.clear_failed(roots.iter().copied().collect()).await?;
         match store.cluster() {
             None => store.unfinished_runs().await,
             Some(cluster) => {
-                let mut own = cluster.own_trees().await?;
-                own.retain(|root| roots.contains(root));
-                cluster.unfinished_trees(own.into_iter().collect()).await
+                let owned = owned.into_iter().collect();
+                cluster.unfinished_trees(owned).await
             }
         }
     };

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tokio_postgres::Error;
+use tokio_postgres::{Error, Row};
 use tracing::{error, info};
 use uuid::Uuid;
 
@@ -382,6 +382,38 @@ impl WriterState {
             roots.push(root);
         }
         Ok(roots)
+    }
+
+    /// The trees of this node.
+    pub async fn read_trees(&self, db: &Connection) -> Result<HashMap<RunId, i64>, Error> {
+        let values = values! {":node": self.node.0};
+        let found = db
+            .execute(&Query::new(Sql::OwnTrees, values.into()))
+            .await?;
+        let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
+        found.rows.iter().map(tree).collect()
+    }
+
+    /// Takes a new number for those of these trees that belong to this node, and returns those of them that it owns.
+    pub async fn renew_trees(
+        &mut self,
+        db: &Connection,
+        roots: &[RunId],
+    ) -> Result<Vec<RunId>, Error> {
+        let ids: Vec<_> = roots.iter().map(|root| root.0).collect();
+        let values = values! {":node": self.node.0, ":roots": ids};
+        let renewed = db
+            .execute(&Query::new(Sql::OwnTreesOf, values.into()))
+            .await?;
+        let mut owned = Vec::with_capacity(renewed.rows.len());
+        for row in &renewed.rows {
+            let root = RunId(row.try_get("root")?);
+            self.trees.insert(root, row.try_get("epoch")?);
+            if row.try_get::<_, bool>("is_owner")? {
+                owned.push(root);
+            }
+        }
+        Ok(owned)
     }
 
     /// Takes a tree whose labels no node has; false if that is not so.

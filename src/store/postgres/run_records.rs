@@ -1,5 +1,6 @@
 //! The contract for runs, turns and events, by the jobs of the writer and the readers.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -38,8 +39,9 @@ impl RunRecords for PostgresStore {
         self.queue.on_write_failed(callback);
     }
 
-    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.queue.execute(Task::ClearFailed(roots))
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>> {
+        let task = |owned| Task::ClearFailed(roots, owned);
+        Box::pin(async move { Ok(self.queue.roots(task).await?.into_iter().collect()) })
     }
 
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {

@@ -131,9 +131,10 @@ statements! {
     /// The trees of this node.
     OwnTrees: "SELECT root, epoch FROM trees WHERE node = :node",
     /// Those of these trees that belong to the node. A commit to them whose answer was lost, and which comes late, is waited for, or
-    /// is refused for its epoch.
+    /// is refused for its epoch. The node does not own one whose labels it has not, nor any after its row was removed.
     OwnTreesOf: "WITH c AS MATERIALIZED (SELECT root FROM trees WHERE node = :node AND root = ANY(:roots) ORDER BY root FOR UPDATE) \
-         UPDATE trees t SET epoch = t.epoch + 1 FROM c WHERE t.root = c.root RETURNING t.root, t.epoch",
+         UPDATE trees t SET epoch = t.epoch + 1 FROM c WHERE t.root = c.root RETURNING t.root, t.epoch, \
+         EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation = t.node AND (t.labels IS NULL OR t.labels <@ n.labels)) AS is_owner",
     /// Trees without a node that can drive them, in the order of acceptance. The own row is locked: nothing is claimed for a node
     /// that was removed. The nodes are counted because `NOT EXISTS` becomes an anti join, which is not evaluated again for a row that
     /// another node has claimed meanwhile: both would have it.

@@ -32,7 +32,7 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
         Task::Write(_)
         | Task::Delete(_)
         | Task::Vacuum
-        | Task::ClearFailed(_)
+        | Task::ClearFailed(..)
         | Task::ClaimTrees(..)
         | Task::ClaimUnserved(_)
         | Task::GivePermits(_)
@@ -107,7 +107,7 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
 /// Tasks that are not committed together with others.
 pub fn is_alone(task: &Task, is_disk_full: bool) -> bool {
     match task {
-        Task::ClearFailed(_)
+        Task::ClearFailed(..)
         | Task::Delete(_)
         | Task::Vacuum
         | Task::ClaimTrees(..)

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::mpsc;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -107,15 +106,8 @@ impl TreeOwners for PostgresStore {
     }
 
     fn claim_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
-        Box::pin(async move {
-            let (sender, mut claimed) = mpsc::unbounded_channel();
-            self.queue.request(Task::ClaimTrees(max, sender)).await?;
-            let mut roots = Vec::new();
-            while let Ok(root) = claimed.try_recv() {
-                roots.push(root);
-            }
-            Ok(roots)
-        })
+        let task = move |claimed| Task::ClaimTrees(max, claimed);
+        Box::pin(self.queue.roots(task))
     }
 
     fn unserved_trees(

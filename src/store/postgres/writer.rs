@@ -1,6 +1,6 @@
 //! The writer: takes the queued jobs, commits them together, publishes their events and replies.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
-use tokio_postgres::{Error, Row};
+use tokio_postgres::Error;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
@@ -158,7 +158,9 @@ impl<'c> Writer<'c> {
         while let Some(job) = batch.get(results.len()) {
             let rest = &batch[results.len()..];
             match &job.task {
-                Task::ClearFailed(roots) => results.push(self.clear_failed(roots).await),
+                Task::ClearFailed(roots, owned) => {
+                    results.push(self.clear_failed(roots, owned).await);
+                }
                 Task::Delete(root) => results.push(self.delete(*root).await),
                 Task::Vacuum => results.push(self.vacuum().await),
                 Task::ClaimTrees(max, claimed) => {
@@ -178,17 +180,15 @@ impl<'c> Writer<'c> {
 
     /// These trees are about to be resumed. What they belong to is read again: a commit of which the outcome was unknown when this
     /// writer connected may have come after that, or may still come: it is waited for, or refused.
-    async fn clear_failed(&mut self, roots: &[RunId]) -> JobResult {
+    async fn clear_failed(&mut self, roots: &[RunId], owned: &UnboundedSender<RunId>) -> JobResult {
         let (db, state) = self.connected().await.map_err(commit_error)?;
-        let ids: Vec<_> = roots.iter().map(|root| root.0).collect();
-        let values = values! {":node": state.node.0, ":roots": ids};
-        let query = Query::new(Sql::OwnTreesOf, values.into());
-        let owned = match read_trees(db, &query).await {
-            Err(error) if is_transient(&error) => read_trees(db, &query).await,
-            owned => owned,
+        let found = match state.renew_trees(db, roots).await {
+            Err(error) if is_transient(&error) => state.renew_trees(db, roots).await,
+            found => found,
         };
-        let owned = owned.map_err(|error| store_error(&error))?;
-        state.trees.extend(owned);
+        for root in found.map_err(|error| store_error(&error))? {
+            let _ = owned.send(root);
+        }
         roots.iter().for_each(|root| self.failed_runs.remove(*root));
         Ok(0)
     }
@@ -393,8 +393,7 @@ impl<'c> Writer<'c> {
     /// The outcome of the last commit may be unknown: the trees are read again.
     async fn open(&mut self) -> Result<Connection, Error> {
         let db = Connection::open(self.connector).await?;
-        let values = values! {":node": self.state.node.0};
-        let owned = read_trees(&db, &Query::new(Sql::OwnTrees, values.into())).await?;
+        let owned = self.state.read_trees(&db).await?;
         let mut lost = std::mem::replace(&mut self.state.trees, owned);
         lost.retain(|root, _| !self.state.trees.contains_key(root));
         self.stop(lost.into_keys());
@@ -570,11 +569,6 @@ fn part_len(jobs: &[Job], is_disk_full: bool) -> usize {
     };
     let len = jobs.iter().position(ends_part).unwrap_or(jobs.len());
     len.max(1)
-}
-
-async fn read_trees(db: &Connection, query: &Query<'_>) -> Result<HashMap<RunId, i64>, Error> {
-    let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
-    db.execute(query).await?.rows.iter().map(tree).collect()
 }
 
 fn commit_error(error: CommitError) -> StoreError {

@@ -138,8 +138,11 @@ impl<'c> Executor<'c> {
                 schedules::change(&mut self.sql, id, change)?;
                 Ok(0)
             }
-            Task::ClearFailed(roots) => {
-                roots.iter().for_each(|root| self.failed_runs.remove(*root));
+            Task::ClearFailed(roots, owned) => {
+                for root in roots {
+                    self.failed_runs.remove(*root);
+                    let _ = owned.send(*root);
+                }
                 Ok(0)
             }
             Task::Check => {

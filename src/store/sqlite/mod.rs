@@ -1,6 +1,6 @@
 //! The store in one SQLite file, with one writer thread and a few reader threads.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -164,8 +164,9 @@ impl RunRecords for SqliteStore {
         self.queue.on_write_failed(callback);
     }
 
-    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.queue.execute(Task::ClearFailed(roots))
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>> {
+        let task = |owned| Task::ClearFailed(roots, owned);
+        Box::pin(async move { Ok(self.queue.roots(task).await?.into_iter().collect()) })
     }
 
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {

@@ -67,8 +67,9 @@ pub enum Task {
     TrimMemory(MemoryId, usize),
     /// Removes a few sums of usage of days that ended before this time. Returns 1 if there may be more, else 0.
     TrimUsage(Timestamp),
-    /// Accepts writes of these trees again after a failed fire-and-forget write; returns 0.
-    ClearFailed(Vec<RunId>),
+    /// Accepts writes of these trees again after a failed fire-and-forget write, sends the roots of those that this node owns,
+    /// and returns 0.
+    ClearFailed(Vec<RunId>, mpsc::UnboundedSender<RunId>),
     /// Makes this node the owner of trees that nobody owns, at most so many, sends their roots, and returns their number.
     ClaimTrees(usize, mpsc::UnboundedSender<RunId>),
     /// Makes this node the owner of a tree whose labels no node has. Returns 1, or 0 if that is not so.

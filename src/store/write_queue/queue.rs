@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use crate::domain::run::RunId;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::events::{HasSubscribersFn, PublishFn};
 use crate::store::runs::WriteFailedFn;
@@ -59,6 +61,20 @@ impl WriteQueue {
         let (reply, result) = oneshot::channel();
         self.send(task, Some(reply)).await?;
         result.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Waits for the end of a task that sends roots, and returns them.
+    pub async fn roots(
+        &self,
+        task: impl FnOnce(UnboundedSender<RunId>) -> Task,
+    ) -> Result<Vec<RunId>, StoreError> {
+        let (sender, mut sent) = mpsc::unbounded_channel();
+        self.request(task(sender)).await?;
+        let mut roots = Vec::new();
+        while let Ok(root) = sent.try_recv() {
+            roots.push(root);
+        }
+        Ok(roots)
     }
 
     /// Waits for the end of a task whose result says nothing.

@@ -1,10 +1,12 @@
 //! What several nodes with one database do at the same time.
 
+use std::collections::HashSet;
+
 use axed::store::cluster::TreeOwner;
 use axed::store::new_request::{NewRequest, RequestContent, RequestId};
 use axed::store::run_requests::OpenRequest;
 
-use crate::store::fixtures::{beside, opening, postgres, root};
+use crate::store::fixtures::{beside, opening, postgres, root, starting};
 use crate::support::database::lock_tables;
 use crate::support::eventually;
 use crate::support::postgres::with_client;
@@ -91,4 +93,26 @@ async fn two_nodes_do_not_claim_a_tree_both() {
         two.tree_owner(root.run).await.expect("an owner"),
         TreeOwner::ThisNode
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_learns_which_of_the_trees_to_resume_it_owns() {
+    let Some(opened) = postgres() else {
+        return;
+    };
+    let (store, root) = (&opened.store, root());
+    store.write(opening(&root, "a")).await.expect("opened");
+    let other = beside(&opened);
+    let cleared = other.clear_failed(vec![root.run]).await.expect("cleared");
+    assert!(cleared.is_empty(), "another node's: {cleared:?}");
+    let cleared = store.clear_failed(vec![root.run]).await.expect("cleared");
+    assert_eq!(cleared, HashSet::from([root.run]));
+
+    // It only holds the tree until a node with the labels comes.
+    let url = &opened.postgres.as_ref().expect("PostgreSQL").url;
+    let needs = "UPDATE trees SET labels = '{gpu}'";
+    with_client(url, async |client| client.batch_execute(needs).await);
+    let cleared = store.clear_failed(vec![root.run]).await.expect("cleared");
+    assert!(cleared.is_empty(), "without its labels: {cleared:?}");
+    store.write(starting(&root)).await.expect("it can write");
 }

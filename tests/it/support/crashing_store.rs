@@ -1,6 +1,7 @@
 //! A store over the real one that accepts a number of writes and then no more, as if the process had died
 //! between two commits. It can also lose the answer of a commit.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -141,7 +142,7 @@ impl RunRecords for CrashingStore {
         self.inner.on_write_failed(gap);
     }
 
-    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>> {
         self.inner.clear_failed(roots)
     }
 
