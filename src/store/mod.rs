@@ -28,6 +28,7 @@ pub mod batches;
 pub mod body_pieces;
 pub mod changed_runs;
 pub mod cluster;
+pub mod due_walk;
 pub mod duties;
 pub mod encoding;
 pub mod events;

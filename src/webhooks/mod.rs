@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
@@ -128,6 +128,10 @@ impl WebhookSender {
                 () = self.leadership.poll() => {}
                 () = tokio::time::sleep(sleep_duration(next_due)) => {}
                 () = stop.cancelled() => break,
+            }
+            // The store is read once for all that have ended.
+            while let Some(Some(done)) = in_flight.attempts.next().now_or_never() {
+                in_flight.finish(done);
             }
         }
         // The last runs may have ended during shutdown: start their deliveries too.

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
+use crate::store::due_walk::{BLOCK_ROWS, DueIds, DueWalk, NextRead, Pending, Target};
 use crate::store::encoding::clock_skew::MAX_RETRY_MS;
 use crate::store::encoding::integers::signed;
 use crate::store::outbox::{
@@ -16,87 +17,127 @@ use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
 use crate::store::postgres::sql::{clock, params};
 
-/// The owners and hosts with pending deliveries, without those that are left out, found by skipping along the index.
-macro_rules! targets {
-    () => {
-        "WITH RECURSIVE every AS (\
-         (SELECT owner, host FROM deliveries WHERE next_at IS NOT NULL ORDER BY owner, host LIMIT 1) \
-         UNION ALL SELECT n.owner, n.host FROM every CROSS JOIN LATERAL (SELECT d.owner, d.host FROM deliveries d \
-         WHERE d.next_at IS NOT NULL AND (d.owner, d.host) > (every.owner, every.host) \
-         ORDER BY d.owner, d.host LIMIT 1) n), \
-         targets AS (SELECT owner, host FROM every WHERE (owner, host) NOT IN \
-         (SELECT * FROM unnest(:owners::text[], :hosts::text[]))) "
-    };
-}
-
-/// The first deliveries of a target, without those in flight, whose times are as a condition says.
-macro_rules! of_target {
-    ($($condition:expr),+) => {
+/// The first pending deliveries by owner, host and time, and in how many milliseconds they are due.
+macro_rules! pending {
+    ($($condition:literal)?) => {
         concat!(
-            "(SELECT d.id, d.next_at FROM deliveries d WHERE d.next_at IS NOT NULL \
-             AND d.owner = targets.owner AND d.host = targets.host AND d.next_at ",
-            $($condition,)+
-            " AND d.id <> ALL(:in_flight::uuid[]) ORDER BY d.next_at LIMIT :limit)"
+            "SELECT owner, host, id, next_at - ",
+            clock!(),
+            " AS due_in FROM deliveries WHERE next_at IS NOT NULL",
+            $($condition,)?
+            " ORDER BY owner, host, next_at, id LIMIT :rows"
         )
     };
 }
 
-/// The deliveries that are due in so many milliseconds, longest due first, and those whose time is further ahead than any wait,
-/// because the clock was set back. Reads at most the limit of each owner and host: otherwise the backlog of a host that hangs would
-/// be read again for every delivery to another host.
-const DUE: &str = concat!(
-    targets!(),
-    "SELECT d.id, d.run, d.url, d.host, d.secret_env, d.body, d.event, d.created_at, d.since, d.tries, d.owner, d.push, \
-     c.context, c.token, c.scheme, c.credentials, r.agent FROM \
-     (SELECT due.id, due.next_at, row_number() OVER (PARTITION BY targets.owner ORDER BY due.next_at, due.id) AS number \
-     FROM targets CROSS JOIN LATERAL (",
+/// The first deliveries of an owner to a host, without those in flight, whose times are as a condition says.
+macro_rules! of_target {
+    ($($condition:expr),+) => {
+        concat!(
+            "(SELECT id, next_at FROM deliveries WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at ",
+            $($condition,)+
+            " AND id <> ALL(:in_flight::uuid[]) ORDER BY next_at LIMIT :limit)"
+        )
+    };
+}
+
+const FIRST_PENDING: &str = pending!();
+/// Those behind an owner and a host.
+const NEXT_PENDING: &str = pending!(" AND (owner, host) > (:owner, :host)");
+/// The deliveries of one owner to one host that are due in so many milliseconds, and those whose time is further ahead than any wait.
+const DUE_OF_TARGET: &str = concat!(
+    "SELECT id, next_at - ",
+    clock!(),
+    " AS due_in FROM (",
     of_target!("<= ", clock!(), " + :due_in::bigint"),
     " UNION ALL ",
     of_target!("> ", clock!(), " + :max_wait::bigint"),
-    ") due) found \
-     JOIN deliveries d ON d.id = found.id LEFT JOIN push_configs c ON c.run = d.run AND c.id = d.push \
-     LEFT JOIN runs r ON r.id = d.run \
-     WHERE found.number <= :limit AND (d.push IS NULL OR c.id IS NOT NULL) ORDER BY found.next_at, found.id"
+    ") due"
 );
 /// In how many milliseconds the first of the others is due.
-const NEXT_DUE_IN: &str = concat!(
-    targets!(),
-    "SELECT min(n.next_at) - ",
+const NEXT_OF_TARGET: &str = concat!(
+    "SELECT next_at - ",
     clock!(),
-    " AS due_in FROM targets CROSS JOIN LATERAL (SELECT d.next_at FROM deliveries d \
-     WHERE d.next_at IS NOT NULL AND d.owner = targets.owner AND d.host = targets.host AND d.next_at > ",
+    " AS due_in FROM deliveries WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at > ",
     clock!(),
-    " + :due_in::bigint \
-     ORDER BY d.next_at LIMIT 1) n"
+    " + :due_in::bigint ORDER BY next_at LIMIT 1"
 );
+const DUE: &str = "SELECT d.id, d.run, d.url, d.host, d.secret_env, d.body, d.event, d.created_at, d.since, d.tries, d.owner, d.push, \
+     c.context, c.token, c.scheme, c.credentials, r.agent \
+     FROM unnest(:ids::uuid[]) WITH ORDINALITY AS found (id, position) JOIN deliveries d ON d.id = found.id \
+     LEFT JOIN push_configs c ON c.run = d.run AND c.id = d.push LEFT JOIN runs r ON r.id = d.run \
+     WHERE d.push IS NULL OR c.id IS NOT NULL ORDER BY found.position";
 const OF_RUN: &str = "SELECT id, event, url, status, created_at, attempts, next_at FROM deliveries \
      WHERE run = :run ORDER BY id DESC LIMIT :limit";
 
+/// Deliveries that are due, longest due first, and those whose time is further ahead than any wait, because the clock was set
+/// back. To be read from a snapshot: the times are in milliseconds from its beginning.
 pub async fn due_deliveries(db: &Reader, query: &DueQuery) -> StoreResult<DueDeliveries> {
     let now = now();
     let due_in = query.due_by.as_millisecond() - now.as_millisecond();
-    let excluded = query.excluded_hosts.iter();
-    let (owners, hosts): (Vec<&str>, Vec<&str>) =
-        excluded.map(|(owner, host)| (&**owner, &**host)).unzip();
-    let in_flight: Vec<Uuid> = query.in_flight.iter().map(|id| id.0).collect();
-    let params = params! {
-        ":due_in": due_in,
-        ":max_wait": due_in.max(MAX_RETRY_MS),
-        ":owners": owners.clone(),
-        ":hosts": hosts.clone(),
-        ":in_flight": in_flight,
-        ":limit": signed(query.limit as u64),
-    };
-    let found = db.rows(DUE, params).await?;
-    let params = params! {":due_in": due_in, ":owners": owners, ":hosts": hosts};
-    let next = db.row(NEXT_DUE_IN, params).await?;
-    let next: Option<i64> = next.map_or(Ok(None), |row| rows::get(&row, "due_in"))?;
+    let max_wait = due_in.max(MAX_RETRY_MS);
+    let mut walk = DueWalk::new(query, due_in, max_wait);
+    let mut found = db
+        .rows(FIRST_PENDING, params! {":rows": BLOCK_ROWS as i64})
+        .await?;
+    loop {
+        let block: Vec<Pending> = found.iter().map(pending).collect::<StoreResult<_>>()?;
+        let after = match walk.add_block(&block) {
+            NextRead::Nothing => break,
+            NextRead::BlockAfter(target) => target,
+            NextRead::Backlog(target) => {
+                let (due, next) = due_of_target(db, query, &target, due_in, max_wait).await?;
+                walk.add_backlog(&target, due, next);
+                target
+            }
+        };
+        let (owner, host) = &after;
+        let params = params! {":owner": owner, ":host": host, ":rows": BLOCK_ROWS as i64};
+        found = db.rows(NEXT_PENDING, params).await?;
+    }
+    let (due, next) = walk.finish();
     Ok(DueDeliveries {
-        deliveries: found.iter().map(due_delivery).collect::<StoreResult<_>>()?,
+        deliveries: read_due(db, &due).await?,
         // A stored time that is out of range is ignored.
         next_due_at: next
             .and_then(|due_in| now.checked_add(SignedDuration::from_millis(due_in)).ok()),
     })
+}
+
+/// The first due deliveries of an owner to a host, and in how many milliseconds the next of the others is due.
+async fn due_of_target(
+    db: &Reader,
+    query: &DueQuery,
+    (owner, host): &Target,
+    due_in: i64,
+    max_wait: i64,
+) -> StoreResult<(DueIds, Option<i64>)> {
+    let in_flight: Vec<Uuid> = query.in_flight.iter().map(|id| id.0).collect();
+    let params = params! {
+        ":owner": owner,
+        ":host": host,
+        ":due_in": due_in,
+        ":max_wait": max_wait,
+        ":in_flight": in_flight,
+        ":limit": signed(query.limit as u64),
+    };
+    let found = db.rows(DUE_OF_TARGET, params).await?;
+    let due = found
+        .iter()
+        .map(|row| Ok((rows::get(row, "due_in")?, DeliveryId(rows::get(row, "id")?))));
+    let params = params! {":owner": owner, ":host": host, ":due_in": due_in};
+    let next = db.row(NEXT_OF_TARGET, params).await?;
+    let next: Option<i64> = next.map_or(Ok(None), |row| rows::get(&row, "due_in"))?;
+    Ok((due.collect::<StoreResult<_>>()?, next))
+}
+
+async fn read_due(db: &Reader, due: &[(i64, DeliveryId)]) -> StoreResult<Vec<DueDelivery>> {
+    if due.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<Uuid> = due.iter().map(|(_, id)| id.0).collect();
+    let found = db.rows(DUE, params! {":ids": ids}).await?;
+    found.iter().map(due_delivery).collect()
 }
 
 /// The newest deliveries of a run, in the order in which they were made.
@@ -104,6 +145,17 @@ pub async fn deliveries(db: &Reader, run: RunId) -> StoreResult<Vec<Delivery>> {
     let params = params! {":run": run, ":limit": MAX_LISTED_DELIVERIES as i64};
     let found = db.rows(OF_RUN, params).await?;
     found.iter().rev().map(delivery).collect()
+}
+
+fn pending(row: &Row) -> StoreResult<Pending> {
+    Ok(Pending {
+        target: (
+            rows::required_text(row, "owner")?,
+            rows::required_text(row, "host")?,
+        ),
+        next_at: rows::get(row, "due_in")?,
+        id: DeliveryId(rows::get(row, "id")?),
+    })
 }
 
 fn due_delivery(row: &Row) -> StoreResult<DueDelivery> {

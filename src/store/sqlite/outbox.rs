@@ -6,6 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
+use crate::store::due_walk::{BLOCK_ROWS, DueIds, DueWalk, NextRead, Pending, Target};
 use crate::store::encoding::clock_skew::MAX_RETRY_MS;
 use crate::store::outbox::{
     AttemptOutcome, AttemptRecord, Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery,
@@ -17,9 +18,12 @@ use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
 use crate::store::{NewDelivery, StoreError};
 
-/// The first owner and host, after the given ones, with a pending delivery.
-const NEXT_TARGET: &str = "SELECT owner, host FROM deliveries INDEXED BY deliveries_due \
-     WHERE next_at IS NOT NULL AND (owner, host) > (:owner, :host) ORDER BY owner, host LIMIT 1";
+/// The first pending deliveries by owner, host and time.
+const FIRST_PENDING: &str = "SELECT owner, host, next_at, id FROM deliveries INDEXED BY deliveries_due \
+     WHERE next_at IS NOT NULL ORDER BY owner, host, next_at LIMIT :rows";
+/// Those behind an owner and a host.
+const NEXT_PENDING: &str = "SELECT owner, host, next_at, id FROM deliveries INDEXED BY deliveries_due \
+     WHERE next_at IS NOT NULL AND (owner, host) > (:owner, :host) ORDER BY owner, host, next_at LIMIT :rows";
 /// The deliveries of one owner to one host with times in a range, without those in flight.
 const DUE_DELIVERIES: &str = "SELECT next_at, id FROM deliveries INDEXED BY deliveries_due \
      WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at > :after AND next_at <= :until \
@@ -29,8 +33,7 @@ const NEXT_DUE_AT: &str = "SELECT min(next_at) AS next_at FROM deliveries INDEXE
      WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at > :due_by";
 
 /// Deliveries that are due, longest due first, and those whose time is further ahead than any wait, because the clock was set
-/// back. Reads at most the limit of each owner and host: otherwise the backlog of a host that hangs would be read again for every
-/// delivery to another host.
+/// back.
 pub fn due_deliveries(db: &Connection, query: &DueQuery) -> Result<DueDeliveries, StoreError> {
     query_due(db, query).map_err(store_error)
 }
@@ -38,77 +41,93 @@ pub fn due_deliveries(db: &Connection, query: &DueQuery) -> Result<DueDeliveries
 fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliveries> {
     let due_by = query.due_by.as_millisecond();
     let latest = due_by.max(now().as_millisecond() + MAX_RETRY_MS);
-    let in_flight: Vec<String> = query
-        .in_flight
-        .iter()
-        .map(|id| id.0.simple().to_string())
-        .collect();
-    let in_flight = serde_json::to_string(&in_flight).unwrap_or_default();
-    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-    let mut next_target = db.prepare_cached(NEXT_TARGET)?;
-    let mut due_for_target = db.prepare_cached(DUE_DELIVERIES)?;
-    let mut next_due_at = db.prepare_cached(NEXT_DUE_AT)?;
-    let mut due = Vec::new();
-    // Of one owner; at most `limit` of them are returned.
-    let mut found: Vec<(i64, [u8; 16])> = Vec::new();
-    let mut next = None;
-    let mut target = (String::new(), String::new());
-    // Starts with deliveries without an owner to addresses without a host.
+    let mut walk = DueWalk::new(query, due_by, latest);
+    let mut block = first_pending(db)?;
     loop {
-        if !query.excluded_hosts.contains(&target) {
-            let (owner, host) = &target;
-            let target_next = next_due_at.query_row(
-                named_params! {":owner": owner, ":host": host, ":due_by": due_by},
-                |row| row.get::<_, Option<i64>>("next_at"),
-            )?;
-            // Without a later one, none is far ahead.
-            let far_ahead = target_next.map(|_| (latest, i64::MAX));
-            for (after, until) in [(i64::MIN, due_by)].into_iter().chain(far_ahead) {
-                let rows = due_for_target.query_map(
-                    named_params! {
-                        ":owner": owner,
-                        ":host": host,
-                        ":after": after,
-                        ":until": until,
-                        ":in_flight": in_flight,
-                        ":limit": limit,
-                    },
-                    |row| Ok((row.get("next_at")?, row.get("id")?)),
-                )?;
-                for row in rows {
-                    found.push(row?);
-                }
+        let after = match walk.add_block(&block) {
+            NextRead::Nothing => break,
+            NextRead::BlockAfter(target) => target,
+            NextRead::Backlog(target) => {
+                let (due, next_at) = due_of_target(db, query, &target, due_by, latest)?;
+                walk.add_backlog(&target, due, next_at);
+                target
             }
-            found.sort_unstable();
-            found.truncate(query.limit);
-            next = next.into_iter().chain(target_next).min();
-        }
-        let following = next_target
-            .query_row(
-                named_params! {":owner": target.0, ":host": target.1},
-                |row| Ok((row.get("owner")?, row.get("host")?)),
-            )
-            .optional()?;
-        let is_same_owner = |following: &(String, String)| following.0 == target.0;
-        if !following.as_ref().is_some_and(is_same_owner) {
-            due.append(&mut found);
-        }
-        match following {
-            Some(following) => target = following,
-            None => break,
-        }
+        };
+        block = next_pending(db, &after)?;
     }
-    due.sort_unstable();
-    let next = next.map(Timestamp::from_millisecond).transpose();
+    let (due, next_at) = walk.finish();
+    let next_at = next_at.map(Timestamp::from_millisecond).transpose();
     Ok(DueDeliveries {
         deliveries: read_due(db, &due)?,
         // A stored time that is out of range is ignored.
-        next_due_at: next.ok().flatten(),
+        next_due_at: next_at.ok().flatten(),
     })
 }
 
+fn first_pending(db: &Connection) -> rusqlite::Result<Vec<Pending>> {
+    let mut sql = db.prepare_cached(FIRST_PENDING)?;
+    let rows = sql.query_map(named_params! {":rows": BLOCK_ROWS as i64}, pending_row)?;
+    rows.collect()
+}
+
+fn next_pending(db: &Connection, (owner, host): &Target) -> rusqlite::Result<Vec<Pending>> {
+    let mut sql = db.prepare_cached(NEXT_PENDING)?;
+    let rows = sql.query_map(
+        named_params! {":owner": owner, ":host": host, ":rows": BLOCK_ROWS as i64},
+        pending_row,
+    )?;
+    rows.collect()
+}
+
+fn pending_row(row: &Row<'_>) -> rusqlite::Result<Pending> {
+    Ok(Pending {
+        target: (row.get("owner")?, row.get("host")?),
+        next_at: row.get("next_at")?,
+        id: DeliveryId(rows::id(row, "id")?.0),
+    })
+}
+
+/// The first due deliveries of an owner to a host, and when the next of the others is due.
+fn due_of_target(
+    db: &Connection,
+    query: &DueQuery,
+    (owner, host): &Target,
+    due_by: i64,
+    latest: i64,
+) -> rusqlite::Result<(DueIds, Option<i64>)> {
+    let in_flight = query.in_flight.iter();
+    let in_flight: Vec<String> = in_flight.map(|id| id.0.simple().to_string()).collect();
+    let in_flight = serde_json::to_string(&in_flight).unwrap_or_default();
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let next_at = db.prepare_cached(NEXT_DUE_AT)?.query_row(
+        named_params! {":owner": owner, ":host": host, ":due_by": due_by},
+        |row| row.get::<_, Option<i64>>("next_at"),
+    )?;
+    // Without a later one, none is far ahead.
+    let far_ahead = next_at.map(|_| (latest, i64::MAX));
+    let mut sql = db.prepare_cached(DUE_DELIVERIES)?;
+    let mut due = Vec::new();
+    for (after, until) in [(i64::MIN, due_by)].into_iter().chain(far_ahead) {
+        let rows = sql.query_map(
+            named_params! {
+                ":owner": owner,
+                ":host": host,
+                ":after": after,
+                ":until": until,
+                ":in_flight": in_flight,
+                ":limit": limit,
+            },
+            |row| Ok((row.get("next_at")?, DeliveryId(rows::id(row, "id")?.0))),
+        )?;
+        for row in rows {
+            due.push(row?);
+        }
+    }
+    Ok((due, next_at))
+}
+
 /// Reads deliveries by their ids, which are behind the times at which they are due.
-fn read_due(db: &Connection, due: &[(i64, [u8; 16])]) -> rusqlite::Result<Vec<DueDelivery>> {
+fn read_due(db: &Connection, due: &[(i64, DeliveryId)]) -> rusqlite::Result<Vec<DueDelivery>> {
     let mut sql = db.prepare_cached(
         "SELECT d.id AS id, d.run AS run, d.url AS url, host, secret_env, body, event, created_at, since, tries, owner, push, \
          context, token, scheme, credentials, (SELECT r.agent FROM runs r WHERE r.id = d.run) AS agent \
@@ -118,7 +137,7 @@ fn read_due(db: &Connection, due: &[(i64, [u8; 16])]) -> rusqlite::Result<Vec<Du
     let mut deliveries = Vec::with_capacity(due.len());
     for (_, id) in due {
         // The delivery may have been deleted with its run.
-        let found = sql.query_row(named_params! {":id": id}, due_row);
+        let found = sql.query_row(named_params! {":id": id.0.as_bytes()}, due_row);
         deliveries.extend(found.optional()?);
     }
     Ok(deliveries)
@@ -229,7 +248,7 @@ pub fn resend(sql: &mut Statements<'_>, run: RunId, id: DeliveryId) -> rusqlite:
 
 #[cfg(test)]
 mod tests {
-    use super::{DUE_DELIVERIES, NEXT_DUE_AT, NEXT_TARGET};
+    use super::{DUE_DELIVERIES, FIRST_PENDING, NEXT_DUE_AT, NEXT_PENDING};
     use crate::config::Durability;
     use crate::store::sqlite::schema;
 
@@ -249,7 +268,11 @@ mod tests {
         };
         let search = "SEARCH deliveries USING COVERING INDEX deliveries_due";
         assert_eq!(
-            plan(NEXT_TARGET, &["", ""]),
+            plan(FIRST_PENDING, &["1"]),
+            "SCAN deliveries USING COVERING INDEX deliveries_due"
+        );
+        assert_eq!(
+            plan(NEXT_PENDING, &["", "", "1"]),
             format!("{search} ((owner,host)>(?,?))")
         );
         let due = format!("{search} (owner=? AND host=? AND next_at>? AND next_at<?)");

@@ -1,9 +1,10 @@
 //! Webhook deliveries in the store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axed::domain::run::{RunId, Status, now};
-use axed::domain::webhook::DeliveryId;
+use axed::domain::webhook::{DeliveryId, Webhook};
 use axed::store::outbox::{
     AttemptOutcome, AttemptRecord, DeliveryAttempt, DeliveryStatus, DueDeliveries, DueQuery,
     MAX_STORED_ATTEMPTS,
@@ -245,6 +246,51 @@ async fn a_delivery_that_waits_for_a_far_time_is_due(opened: &Opened) {
     assert!(excluded.deliveries.is_empty());
 }
 
+/// More hosts than are read at once, and one of them with more deliveries than that.
+async fn due_deliveries_are_found_among_those_of_many_hosts(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let mut ids: Vec<DeliveryId> = (0..900).map(|_| DeliveryId::new()).collect();
+    ids.sort_unstable();
+    let (backlog, others) = ids.split_at(300);
+    let hosts = (0..others.len()).rev().map(|n| format!("h{n:03}"));
+    let hosts = std::iter::repeat_n("backlog".to_owned(), backlog.len()).chain(hosts);
+    let created_at = now();
+    let delivery = |(id, host): (&DeliveryId, String)| NewDelivery {
+        id: *id,
+        webhook: Arc::new(Webhook {
+            url: format!("https://{host}.example.com"),
+            ..Webhook::clone(&webhook())
+        }),
+        event: "run.completed",
+        body: "{}".to_owned(),
+        created_at,
+        alert: None,
+    };
+    store.write(opening(&root, "a")).await.expect("opened");
+    let mut ended = completing(&root, "x");
+    ended.deliveries = ids.iter().zip(hosts).map(delivery).collect();
+    store.write(ended).await.expect("closed");
+
+    let soon = now() + Duration::from_secs(1);
+    let first = async |in_flight: &[DeliveryId], excluded: &[&str]| {
+        let found = due(store, soon, in_flight, excluded).await;
+        assert_eq!(found.next_due_at, None);
+        let ids = found.deliveries.iter().map(|it| it.id);
+        ids.collect::<Vec<_>>()
+    };
+    assert_eq!(first(&[], &[]).await, backlog[..10]);
+    assert_eq!(first(&backlog[..10], &[]).await, backlog[10..20]);
+    let full = ["backlog.example.com"];
+    assert_eq!(first(&backlog[..8], &full).await, others[..10]);
+
+    let delay = Duration::from_secs(3600);
+    let since = due(store, soon, &[], &[]).await.deliveries[0].since;
+    attempt(store, since, others[0], AttemptOutcome::RetryIn(delay), 500).await;
+    let found = due(store, soon, &[], &full).await;
+    assert_eq!(found.deliveries[0].id, others[1]);
+    assert!(is_about(found.next_due_at, now() + delay));
+}
+
 /// The clock of the node that makes a delivery may be ahead of that of the node that sends it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delivery_of_a_node_with_another_clock_is_due_at_once() {
@@ -272,4 +318,5 @@ shared_stories!(
     attempts_change_the_status_of_a_delivery,
     a_late_outcome_makes_no_delivered_one_due,
     a_delivery_that_waits_for_a_far_time_is_due,
+    due_deliveries_are_found_among_those_of_many_hosts,
 );
