@@ -434,7 +434,14 @@ impl PartialBlock {
             BlockKind::Text(text) if text.trim().is_empty() => return None,
             BlockKind::Text(text) if !self.appended.text.is_empty() => add("text", text),
             // A streamed block may start without `input`, and a truncated one has only part of it.
-            BlockKind::ToolUse(call) => fields.push(("input", RawValue::to_owned(&call.arguments))),
+            BlockKind::ToolUse(call) => {
+                fields.push(("input", RawValue::to_owned(&call.arguments)));
+                // A model may invent a name. Signatures cover only the thinking.
+                let name = tool_call_codec::sanitize_name(&call.name);
+                if name != call.name {
+                    fields.extend(to_raw_value(&name).map(|name| ("name", name)));
+                }
+            }
             BlockKind::Other if !self.appended.json.is_empty() => {
                 let input = tool_call_codec::arguments_from_text(&self.appended.json);
                 fields.push(("input", RawValue::to_owned(&input)));

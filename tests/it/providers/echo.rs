@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::provider::answer::{ScriptedAnswer, delegates, fails, raw, says};
+use crate::support::provider::recorded_request::RecordedRequest;
 
 const PLANNER: &str = "system_prompt = \"Plan.\"\nsub_agents = [\"reader\"]";
 
@@ -17,6 +18,28 @@ fn anthropic_body(content: Value) -> Value {
         "stop_reason": "tool_use", "stop_sequence": null,
         "usage": {"input_tokens": 1, "output_tokens": 1},
     })
+}
+
+/// A stream with these events of its blocks.
+fn anthropic_stream(block_events: &[Value]) -> ScriptedAnswer {
+    let start = json!({"type": "message_start", "message": {
+        "id": "m", "type": "message", "role": "assistant", "model": "planner", "content": [],
+        "stop_reason": null, "stop_sequence": null, "usage": {"input_tokens": 1, "output_tokens": 0}}});
+    let end = [
+        json!({"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": null},
+            "usage": {"output_tokens": 4}}),
+        json!({"type": "message_stop"}),
+    ];
+    let events = std::iter::once(&start).chain(block_events).chain(&end);
+    let stream: String = events
+        .map(|event| {
+            format!(
+                "event: {}\ndata: {event}\n\n",
+                event["type"].as_str().expect("a type")
+            )
+        })
+        .collect();
+    raw(200, "text/event-stream", stream)
 }
 
 fn ask(id: &str, task: &str) -> Value {
@@ -92,9 +115,6 @@ async fn streamed_thinking_is_sent_back_too() {
         .spawn()
         .await;
     let events = [
-        json!({"type": "message_start", "message": {
-            "id": "m", "type": "message", "role": "assistant", "model": "planner", "content": [],
-            "stop_reason": null, "stop_sequence": null, "usage": {"input_tokens": 1, "output_tokens": 0}}}),
         json!({"type": "content_block_start", "index": 0, "content_block":
             {"type": "thinking", "thinking": "", "signature": ""}}),
         json!({"type": "content_block_delta", "index": 0, "delta":
@@ -110,23 +130,9 @@ async fn streamed_thinking_is_sent_back_too() {
         json!({"type": "content_block_delta", "index": 1, "delta":
             {"type": "input_json_delta", "partial_json": "{\"agent\": \"reader\", \"task\": \"x\"}"}}),
         json!({"type": "content_block_stop", "index": 1}),
-        json!({"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": null},
-            "usage": {"output_tokens": 4}}),
-        json!({"type": "message_stop"}),
     ];
-    let stream: String = events
-        .iter()
-        .map(|event| {
-            format!(
-                "event: {}\ndata: {event}\n\n",
-                event["type"].as_str().expect("a type")
-            )
-        })
-        .collect();
-    app.provider.will(
-        "planner",
-        [raw(200, "text/event-stream", stream), says("done")],
-    );
+    app.provider
+        .will("planner", [anthropic_stream(&events), says("done")]);
     app.provider.will("reader", [says("read")]);
 
     let run = app.run("planner", "go").await;
@@ -138,6 +144,62 @@ async fn streamed_thinking_is_sent_back_too() {
         json!({"type": "thinking", "thinking": "Who could read?", "signature": "c2lnbmVk"})
     );
     assert_eq!(echoed[1]["input"], json!({"agent": "reader", "task": "x"}));
+}
+
+/// Answers as Anthropic does, which refuses other names of tools in a conversation than `[A-Za-z0-9_-]{1,64}`.
+fn checks_names(seen: &RecordedRequest) -> ScriptedAnswer {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    let blocks = seen.messages().iter();
+    let blocks = blocks.filter_map(|message| message["content"].as_array());
+    let mut calls = blocks.flatten().filter(|block| block["type"] == "tool_use");
+    let has_allowed_name = |call: &Value| {
+        let name = call["name"].as_str().unwrap_or_default();
+        (1..=64).contains(&name.len()) && name.chars().all(is_allowed)
+    };
+    match calls.all(has_allowed_name) {
+        true => says("done"),
+        false => fails(400, "String should match pattern '^[a-zA-Z0-9_-]{1,64}$'"),
+    }
+}
+
+#[tokio::test]
+async fn invented_names_beside_thinking_are_sent_back_as_the_service_accepts_them() {
+    let thinking = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"});
+    let call =
+        |id: &str, name: &str| json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+    let blocks = [
+        thinking.clone(),
+        call("toolu_1", "functions.fly"),
+        call("toolu_2", ""),
+    ];
+    let indexed = blocks.iter().enumerate();
+    let events = indexed.flat_map(|(index, block)| {
+        [
+            json!({"type": "content_block_start", "index": index, "content_block": block}),
+            json!({"type": "content_block_stop", "index": index}),
+        ]
+    });
+    let events: Vec<Value> = events.collect();
+    for (is_streamed, reply) in [
+        (false, anthropic(json!(blocks))),
+        (true, anthropic_stream(&events)),
+    ] {
+        let app = TestApp::setup()
+            .agent("planner", &format!("stream = {is_streamed}\n{PLANNER}"))
+            .agent("reader", "")
+            .spawn()
+            .await;
+        app.provider.will("planner", [reply]);
+        app.provider.always("planner", checks_names);
+
+        assert_eq!(app.run("planner", "go").await.output(), "done");
+
+        let sent = app.provider.wait_for_request("planner", 2).await;
+        let echoed = &sent.body["messages"][1]["content"];
+        assert_eq!(echoed[0], thinking);
+        assert_eq!(echoed[1]["name"], "functions_fly");
+        assert_eq!(echoed[2]["name"], "_");
+    }
 }
 
 #[tokio::test]

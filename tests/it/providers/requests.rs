@@ -119,7 +119,7 @@ async fn anthropic_is_sent_its_blocks_unchanged() {
                 {"type": "text", "text": "Three things."},
                 {"type": "tool_use", "id": "t1", "name": "add", "input": {"n": 1.0}},
                 {"type": "tool_use", "id": "t2", "name": "add", "input": {}},
-                {"type": "tool_use", "id": "t3", "name": "mad name", "input": {}},
+                {"type": "tool_use", "id": "t3", "name": "mad_name", "input": {}},
             ]},
             {"role": "user", "content": [
                 result("t1", "2", false),
