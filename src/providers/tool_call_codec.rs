@@ -85,6 +85,27 @@ pub fn short_id(id: &str) -> Cow<'_, str> {
     ))
 }
 
+/// The ids that Mistral accepts: nine letters and digits.
+const MISTRAL_ID_LEN: usize = 9;
+const MISTRAL_ID_CHARACTERS: &[u8; 62] =
+    b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// The id if Mistral accepts it, else a hash. Different ids stay different.
+pub fn mistral_id(id: &str) -> Cow<'_, str> {
+    if id.len() == MISTRAL_ID_LEN && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return Cow::Borrowed(id);
+    }
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    let mut hash = hasher.finish();
+    let characters = (0..MISTRAL_ID_LEN).map(|_| {
+        let index = (hash % 62) as usize;
+        hash /= 62;
+        char::from(MISTRAL_ID_CHARACTERS[index])
+    });
+    Cow::Owned(characters.collect())
+}
+
 fn sanitize(text: &str) -> Cow<'_, str> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if text.is_empty() {
@@ -123,10 +144,13 @@ pub fn check_call_count(count: usize) -> Result<(), ProviderError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use serde_json::value::RawValue;
 
     use super::{
-        arguments_from_json, arguments_from_text, fill_missing_ids, sanitize_name, short_id,
+        arguments_from_json, arguments_from_text, fill_missing_ids, mistral_id, sanitize_name,
+        short_id,
     };
     use crate::domain::message::{ToolCall, empty_arguments};
 
@@ -187,6 +211,24 @@ mod tests {
         assert_eq!(short_id(&one).len(), 64);
         assert_ne!(short_id(&one), short_id(&other));
         assert_eq!(short_id(&short_id(&one)), short_id(&one));
+    }
+
+    #[test]
+    fn ids_for_mistral_have_nine_letters_and_digits() {
+        assert_eq!(mistral_id("aB3xK9mP2"), "aB3xK9mP2");
+        let others = [
+            "",
+            "call_1",
+            "call_2",
+            "aB3xK9m-2",
+            "aB3xK9mP2_1_0",
+            "äöü12",
+        ];
+        let ids: HashSet<_> = others.iter().map(|id| mistral_id(id)).collect();
+        assert_eq!(ids.len(), others.len());
+        for id in ids {
+            assert_eq!(mistral_id(&id), id);
+        }
     }
 
     #[test]

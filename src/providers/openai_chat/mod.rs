@@ -57,8 +57,13 @@ impl OpenAiChat {
             None if base.host() == OPENAI_HOST => MaxTokensField::MaxCompletionTokens,
             None => MaxTokensField::MaxTokens,
         };
-        // DeepSeek requires the field even in replies that another model wrote before a fallback.
-        let wants_reasoning = base.host() == "api.deepseek.com" || service_id == "openai/deepseek";
+        let is_service = |preset: &str, host: &str| {
+            base.host() == host || service_id.strip_prefix("openai/") == Some(preset)
+        };
+        // These require their fields even in replies that another model wrote before a fallback.
+        let wants_reasoning = is_service("deepseek", "api.deepseek.com");
+        let wants_signatures = is_service("gemini", "generativelanguage.googleapis.com");
+        let has_mistral_rules = is_service("mistral", "api.mistral.ai");
         let client = HttpClient::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
         let batches = OpenAiBatches::new(&client, &base, config.batch_poll);
         Ok(Self {
@@ -66,6 +71,8 @@ impl OpenAiChat {
             dialect: Dialect {
                 max_tokens_field,
                 wants_reasoning,
+                wants_signatures,
+                has_mistral_rules,
             },
             batches,
         })

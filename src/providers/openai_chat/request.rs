@@ -22,7 +22,24 @@ pub struct Dialect {
     pub max_tokens_field: MaxTokensField,
     /// Whether every assistant message needs a reasoning field, even if it has no reasoning.
     pub wants_reasoning: bool,
+    /// Whether the first tool call of every assistant message needs a signature, even if another model made it.
+    pub wants_signatures: bool,
+    /// Whether the service has Mistral's rules: for the order of messages, for ids, and no options of a stream.
+    pub has_mistral_rules: bool,
 }
+
+impl Dialect {
+    fn call_id(self, id: &str) -> Cow<'_, str> {
+        if self.has_mistral_rules {
+            tool_call_codec::mistral_id(id)
+        } else {
+            Cow::Borrowed(id)
+        }
+    }
+}
+
+/// Google documents this for calls that have no signature of the model's own.
+const NO_SIGNATURE: &str = r#"{"google":{"thought_signature":"skip_thought_signature_validator"}}"#;
 
 /// The field for the maximum length of a reply. OpenAI deprecated `max_tokens`; other servers know only that.
 #[derive(Clone, Copy)]
@@ -97,7 +114,7 @@ enum MessageOut<'a> {
         tool_calls: Vec<CallOut<'a>>,
     },
     Tool {
-        tool_call_id: &'a str,
+        tool_call_id: Cow<'a, str>,
         content: &'a str,
     },
 }
@@ -176,7 +193,7 @@ impl<'a> From<ContentPart<'a>> for PartOut<'a> {
 
 #[derive(Serialize)]
 struct CallOut<'a> {
-    id: &'a str,
+    id: Cow<'a, str>,
     r#type: &'static str,
     function: FunctionOut<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -236,14 +253,8 @@ impl<'a> RequestBody<'a> {
             MaxTokensField::MaxTokens => (params.max_tokens, None),
             MaxTokensField::MaxCompletionTokens => (None, params.max_tokens),
         };
-        let mut messages = build_messages(request, origin);
-        if dialect.wants_reasoning {
-            for message in &mut messages {
-                if let MessageOut::Assistant { reasoning, .. } = message {
-                    reasoning.fill_missing();
-                }
-            }
-        }
+        let mut messages = build_messages(request, origin, dialect);
+        fill_required_fields(&mut messages, dialect);
         Self {
             model: request.model,
             messages,
@@ -268,9 +279,12 @@ impl<'a> RequestBody<'a> {
             },
             service_tier: service_tier(params),
             stream: request.stream.then_some(true),
-            stream_options: request.stream.then_some(StreamOptions {
-                include_usage: true,
-            }),
+            // Mistral rejects the options, and sends the usage without them.
+            stream_options: (request.stream && !dialect.has_mistral_rules).then_some(
+                StreamOptions {
+                    include_usage: true,
+                },
+            ),
         }
     }
 }
@@ -288,7 +302,11 @@ impl<'a> From<&'a ToolSpec> for Tool<'a> {
     }
 }
 
-fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec<MessageOut<'a>> {
+fn build_messages<'a>(
+    request: &ChatRequest<'a>,
+    origin: ReplyOrigin<'_>,
+    dialect: Dialect,
+) -> Vec<MessageOut<'a>> {
     let mut messages = Vec::with_capacity(request.messages.len() + 1);
     if !request.system.is_empty() {
         messages.push(MessageOut::System {
@@ -305,24 +323,28 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
                         Content::of(content_parts::user_parts(parts, request))
                     }
                 };
-                push_user(&mut messages, content);
+                push_user(&mut messages, content, dialect);
             }
             Message::Assistant(reply) => {
                 last_calls = &reply.tool_calls;
-                messages.push(assistant_message(reply, origin));
+                // Mistral and others reject a message without content, and an empty message carries nothing.
+                if !reply.content.is_empty() || !reply.tool_calls.is_empty() {
+                    messages.push(assistant_message(reply, origin, dialect));
+                }
             }
             Message::Tool { tool_results } => {
                 for (index, result) in tool_results.iter().enumerate() {
                     let call = tool_call_codec::find_call(last_calls, index, result);
+                    let id = call.map_or(&result.call_id, |call| &call.id);
                     messages.push(MessageOut::Tool {
-                        tool_call_id: call.map_or(&result.call_id, |call| &call.id),
+                        tool_call_id: dialect.call_id(id),
                         content: &result.content,
                     });
                 }
                 // A message with the role `tool` takes only text.
                 let attachments = content_parts::result_attachment_parts(tool_results, request);
                 if !attachments.is_empty() {
-                    push_user(&mut messages, Content::of(attachments));
+                    push_user(&mut messages, Content::of(attachments), dialect);
                 }
             }
         }
@@ -332,7 +354,7 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
 
 /// Adds a user message, merged into a preceding one: a summary may follow the task, and the templates of some models
 /// (Mistral, Gemma) reject two user messages in a row.
-fn push_user<'a>(messages: &mut Vec<MessageOut<'a>>, content: Content<'a>) {
+fn push_user<'a>(messages: &mut Vec<MessageOut<'a>>, content: Content<'a>, dialect: Dialect) {
     let content = match messages.pop() {
         Some(MessageOut::User { content: before }) => before.and(content),
         other => {
@@ -340,10 +362,46 @@ fn push_user<'a>(messages: &mut Vec<MessageOut<'a>>, content: Content<'a>) {
             content
         }
     };
+    // Mistral rejects a user message after a tool result.
+    if dialect.has_mistral_rules && matches!(messages.last(), Some(MessageOut::Tool { .. })) {
+        messages.push(MessageOut::Assistant {
+            content: Some("OK."),
+            reasoning: Reasoning::default(),
+            tool_calls: Vec::new(),
+        });
+    }
     messages.push(MessageOut::User { content });
 }
 
-fn assistant_message<'a>(reply: &'a AssistantMessage, origin: ReplyOrigin<'_>) -> MessageOut<'a> {
+/// Adds the fields that the service requires in every reply.
+fn fill_required_fields(messages: &mut [MessageOut<'_>], dialect: Dialect) {
+    for message in messages {
+        let MessageOut::Assistant {
+            reasoning,
+            tool_calls,
+            ..
+        } = message
+        else {
+            continue;
+        };
+        if dialect.wants_reasoning {
+            reasoning.fill_missing();
+        }
+        // Gemini itself signs only the first of parallel calls.
+        if dialect.wants_signatures
+            && let Some(call) = tool_calls.first_mut()
+            && call.extra_content.is_none()
+        {
+            call.extra_content = serde_json::from_str(NO_SIGNATURE).ok();
+        }
+    }
+}
+
+fn assistant_message<'a>(
+    reply: &'a AssistantMessage,
+    origin: ReplyOrigin<'_>,
+    dialect: Dialect,
+) -> MessageOut<'a> {
     let mut payload = origin
         .echo_body(reply)
         .map(EchoPayload::parse)
@@ -358,7 +416,7 @@ fn assistant_message<'a>(reply: &'a AssistantMessage, origin: ReplyOrigin<'_>) -
         .iter()
         .enumerate()
         .map(|(index, call)| CallOut {
-            id: &call.id,
+            id: dialect.call_id(&call.id),
             r#type: "function",
             function: FunctionOut {
                 name: tool_call_codec::sanitize_name(&call.name),

@@ -15,6 +15,7 @@ mod requests;
 mod retries;
 mod scripted;
 mod selection;
+mod service_rules;
 mod service_tiers;
 mod thinking;
 mod thoughtful;
