@@ -177,6 +177,8 @@ pub enum BatchStatus {
 pub enum Delta<'a> {
     /// The request is sent next.
     Sending(&'a SentRequest),
+    /// A batch with the request is made next, or exists.
+    Submitting,
     /// The response has begun.
     ResponseStarted {
         status: u16,

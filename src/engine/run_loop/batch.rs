@@ -56,8 +56,9 @@ pub async fn complete(
         return Err(TurnError::Provider(error));
     };
     let name = batch_name(context, batch_request.turn);
-    let result = match start_batch(context, batched, &batch_request, &name).await {
+    let result = match start_batch(context, batched, &batch_request, &name, deltas).await {
         Ok(submitted) => {
+            deltas(Delta::Submitting);
             let status = wait_for_batch(context, batched, &submitted, &name, key).await;
             report_request(context, batched, &batch_request.request, deltas).await?;
             read_reply(context, batched, batch_request.request, status, deltas).await
@@ -76,6 +77,7 @@ async fn start_batch(
     batched: &dyn BatchProvider,
     batch_request: &BatchRequest<'_>,
     name: &str,
+    deltas: &mut (dyn FnMut(Delta<'_>) + Send),
 ) -> Result<SubmittedBatch, TurnError> {
     let turn = batch_request.turn;
     let pending = context.run.pending_batch.get();
@@ -97,7 +99,7 @@ async fn start_batch(
     };
     let submitted = match found {
         Some(batch_id) => submitted_batch(batch_request, batch_id),
-        None => submit(context, batched, batch_request, name).await?,
+        None => submit(context, batched, batch_request, name, deltas).await?,
     };
     // Recorded before the pause: a client that sees the run wait may count on the batch's id being known.
     let events = vec![submitted_event(&submitted)];
@@ -154,8 +156,8 @@ async fn read_reply(
     }
 }
 
-/// Cancels the batch that no turn waits for any more: that of an earlier process, or one that was made while the run was
-/// cancelled. Its cost stays unknown and counts as unreported usage.
+/// Cancels the batch that no turn waits for any more: that of an earlier process, or one that may have been made while the run
+/// was cancelled. Its cost stays unknown and counts as unreported usage.
 pub async fn abandon(context: &RunContext) {
     let pending = context.run.pending_batch.get();
     context.run.pending_batch.set(PendingBatch::Absent);
@@ -224,6 +226,7 @@ async fn submit(
     batched: &dyn BatchProvider,
     batch_request: &BatchRequest<'_>,
     name: &str,
+    deltas: &mut (dyn FnMut(Delta<'_>) + Send),
 ) -> Result<SubmittedBatch, TurnError> {
     // A permit is needed to create the batch, not to wait for it.
     let _permit = match &batch_request.provider.permits {
@@ -237,6 +240,7 @@ async fn submit(
     let connected = connection::wait_until_connected(context);
     pause::within_deadline(&context.run, connected).await??;
     let key = batch_request.request.api_key;
+    deltas(Delta::Submitting);
     let mut created = batched.batch_client().create(name, &item, key);
     match pause::within_deadline(&context.run, &mut created).await {
         Ok(created) => {
@@ -245,12 +249,14 @@ async fn submit(
         }
         Err(error) if context.run.is_suspended() => Err(error),
         Err(error) => {
-            // The service makes the batch whether or not the run waits for it, so `abandon` has to know of it.
+            // The service makes the batch whether or not the run waits for it.
             let pending = match tokio::time::timeout(CANCEL_TIMEOUT, created).await {
                 Ok(Ok(batch_id)) => {
-                    PendingBatch::Submitted(Box::new(submitted_batch(batch_request, batch_id)))
+                    cancel_batch(batched.batch_client(), &batch_id, key).await;
+                    PendingBatch::Absent
                 }
                 Ok(Err(_)) => PendingBatch::Absent,
+                // `abandon` looks for it.
                 Err(_) => PendingBatch::Unknown {
                     turn: batch_request.turn,
                 },

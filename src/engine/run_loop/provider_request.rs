@@ -23,7 +23,8 @@ use crate::engine::run_loop::limits;
 use crate::engine::run_loop::request_size;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnRequest};
 use crate::engine::run_spans::ChatSpan;
-use crate::engine::state::budget::Amount;
+use crate::engine::state::budget::{Amount, Reservation};
+use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::engine::state::turn_error::TurnError;
 use crate::providers::registry::ProviderHandle;
@@ -53,10 +54,7 @@ pub async fn send(
         true => Amount::default(),
         false => request.estimate_usage(),
     };
-    let reserved = run.tree.budgets.reserve(&run.accounts, estimate);
-    let reservation = limits::within_deadline(run, reserved)
-        .await?
-        .map_err(TurnError::Budget)?;
+    let reservation = reserve(context, estimate, request.is_batch()).await?;
     // A batch loads its own when it is submitted, and drops them afterwards.
     let blobs = match request.is_batch() {
         true => None,
@@ -77,7 +75,7 @@ pub async fn send(
         streamed,
         exchange,
         is_batch: request.is_batch(),
-        is_sent: request.is_batch(),
+        is_sent: false,
         reported_usage: None,
         billed_service: request.service(),
     };
@@ -109,6 +107,30 @@ pub async fn send(
         });
     }
     result
+}
+
+/// Reserves what a request may use. The run waits as paused while a batch has reserved it: the time of the batch's run stands
+/// still too, and it may take a day.
+async fn reserve(
+    context: &RunContext,
+    estimate: Amount,
+    is_batch: bool,
+) -> Result<Reservation<'_>, TurnError> {
+    let (run, budgets) = (&context.run, &context.run.tree.budgets);
+    let reserved = budgets.reserve_unless_batch(&run.accounts, estimate, is_batch);
+    let reserved = limits::within_deadline(run, reserved).await?;
+    if let Some(reservation) = reserved.map_err(TurnError::Budget)? {
+        return Ok(reservation);
+    }
+    // Boxed: every request has space for it, and few come here.
+    Box::pin(async move {
+        pause::pause(context, PauseReason::Batch, None).await?;
+        let reserved = budgets.reserve(&run.accounts, estimate, is_batch);
+        let reserved = pause::within_deadline(run, reserved).await;
+        pause::unpause(context, PauseReason::Batch).await?;
+        reserved?.map_err(TurnError::Budget)
+    })
+    .await
 }
 
 /// A turn's request, fitted to one model.
@@ -334,14 +356,14 @@ struct DeltaReceiver<'a> {
 impl DeltaReceiver<'_> {
     fn receive(&mut self, delta: Delta<'_>) {
         let turn = self.turn_request.turn;
-        self.is_sent |= matches!(delta, Delta::Sending(_));
+        self.is_sent |= matches!(delta, Delta::Sending(_) | Delta::Submitting);
         let is_recorded =
             self.turn_request.is_turn && !self.context.engine.settings.requests.is_off;
         if is_recorded || !matches!(delta, Delta::Sending(_)) {
             self.exchange.receive(&delta);
         }
         let event = match delta {
-            Delta::Sending(_) | Delta::ResponseStarted { .. } => return,
+            Delta::Sending(_) | Delta::Submitting | Delta::ResponseStarted { .. } => return,
             Delta::Usage(usage) => {
                 self.reported_usage = Some(usage);
                 return;

@@ -1,6 +1,7 @@
 //! The budgets of a tree: one account for the root, and one more for every child with limits of its own. Requests in
 //! progress reserve what they may use.
 
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -32,6 +33,8 @@ struct Account {
     limits: Budget,
     used: Amount,
     reserved: Amount,
+    /// How many batches have reserved of it.
+    batches: usize,
     tool_calls: u64,
     runs: u64,
 }
@@ -68,6 +71,15 @@ impl Amount {
 pub struct Reservation<'a> {
     budgets: &'a Budgets,
     shares: Vec<(usize, Amount)>,
+    is_batch: bool,
+}
+
+enum Attempt<'a> {
+    Reserved(Reservation<'a>),
+    /// Others reserve all that remains of an account.
+    Full {
+        by_batch: bool,
+    },
 }
 
 impl BudgetRefusal {
@@ -100,6 +112,7 @@ impl Budgets {
                     cost: used.usage.cost.unwrap_or_default(),
                 },
                 reserved: Amount::default(),
+                batches: 0,
                 tool_calls: used.usage.tool_calls,
                 runs: used.runs,
             });
@@ -128,24 +141,34 @@ impl Budgets {
         &self,
         account_ids: &[usize],
         requested: Amount,
+        is_batch: bool,
     ) -> Result<Reservation<'_>, BudgetExceeded> {
-        if account_ids.is_empty() {
-            return Ok(Reservation {
-                budgets: self,
-                shares: Vec::new(),
-            });
-        }
         loop {
             // Subscribe first, then look: a settlement in between is not missed.
-            let mut settled = std::pin::pin!(self.settled.notified());
+            let mut settled = pin!(self.settled.notified());
             settled.as_mut().enable();
-            if let Some(shares) = self.try_reserve(account_ids, requested)? {
-                return Ok(Reservation {
-                    budgets: self,
-                    shares,
-                });
+            match self.try_reserve(account_ids, requested, is_batch)? {
+                Attempt::Reserved(reservation) => return Ok(reservation),
+                Attempt::Full { .. } => settled.await,
             }
-            settled.await;
+        }
+    }
+
+    /// Like [`Budgets::reserve`], but does not wait for a batch: `None` if one has reserved a share of what is missing.
+    pub async fn reserve_unless_batch(
+        &self,
+        account_ids: &[usize],
+        requested: Amount,
+        is_batch: bool,
+    ) -> Result<Option<Reservation<'_>>, BudgetExceeded> {
+        loop {
+            let mut settled = pin!(self.settled.notified());
+            settled.as_mut().enable();
+            match self.try_reserve(account_ids, requested, is_batch)? {
+                Attempt::Reserved(reservation) => return Ok(Some(reservation)),
+                Attempt::Full { by_batch: true } => return Ok(None),
+                Attempt::Full { by_batch: false } => settled.await,
+            }
         }
     }
 
@@ -214,21 +237,30 @@ impl Budgets {
         &self,
         account_ids: &[usize],
         requested: Amount,
-    ) -> Result<Option<Vec<(usize, Amount)>>, BudgetExceeded> {
+        is_batch: bool,
+    ) -> Result<Attempt<'_>, BudgetExceeded> {
         let mut accounts = self.lock();
         let mut shares = Vec::with_capacity(account_ids.len());
         for &id in account_ids {
             accounts[id].check()?;
             match accounts[id].reservable(requested) {
                 Some(share) => shares.push((id, share)),
-                None => return Ok(None),
+                None => {
+                    let by_batch = accounts[id].batches > 0;
+                    return Ok(Attempt::Full { by_batch });
+                }
             }
         }
         for &(id, share) in &shares {
             accounts[id].reserved.tokens += share.tokens;
             accounts[id].reserved.cost.0 += share.cost.0;
+            accounts[id].batches += usize::from(is_batch);
         }
-        Ok(Some(shares))
+        Ok(Attempt::Reserved(Reservation {
+            budgets: self,
+            shares,
+            is_batch,
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Account>> {
@@ -256,6 +288,7 @@ impl Drop for Reservation<'_> {
         for &(id, share) in &self.shares {
             accounts[id].reserved.tokens -= share.tokens;
             accounts[id].reserved.cost.0 -= share.cost.0;
+            accounts[id].batches -= usize::from(self.is_batch);
         }
         drop(accounts);
         self.budgets.settled.notify_waiters();
@@ -344,17 +377,43 @@ mod tests {
         );
         // A request larger than the whole budget is accepted.
         let first = budgets
-            .reserve(&account_ids, tokens(4000))
+            .reserve(&account_ids, tokens(4000), false)
             .now_or_never()
             .expect("at once")
             .expect("within");
-        let mut second = Box::pin(budgets.reserve(&account_ids, tokens(10)));
+        let mut second = Box::pin(budgets.reserve(&account_ids, tokens(10), false));
         assert!(second.as_mut().now_or_never().is_none());
         first.settle(tokens(60));
         let second = second.now_or_never().expect("woken").expect("within");
         second.settle(tokens(50));
         let error = budgets.check(&account_ids).expect_err("spent");
         assert_eq!(error.to_string(), "budget exceeded: used 110 of 100 tokens");
+    }
+
+    #[test]
+    fn a_request_learns_that_a_batch_has_reserved_the_budget() {
+        let budgets = Budgets::default();
+        let limits = Budget {
+            max_tokens: Some(100),
+            ..Budget::default()
+        };
+        let account_ids = budgets.open_account(&limits, &[], &TreeUsage::default());
+        let reserve = |is_batch| {
+            let reserved = budgets.reserve_unless_batch(&account_ids, tokens(200), is_batch);
+            Box::pin(reserved)
+        };
+        let request = reserve(false).now_or_never().expect("at once");
+        let request = request.expect("within").expect("free");
+        let mut second = reserve(false);
+        assert!(second.as_mut().now_or_never().is_none(), "no batch has it");
+        drop(request);
+        let batch = reserve(true).now_or_never().expect("at once");
+        let batch = batch.expect("within").expect("free");
+        let refused = second.now_or_never().expect("woken").expect("within");
+        assert!(refused.is_none());
+        drop(batch);
+        let free = reserve(false).now_or_never().expect("at once");
+        assert!(free.expect("within").is_some());
     }
 
     #[test]

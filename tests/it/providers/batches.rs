@@ -156,6 +156,66 @@ async fn a_run_in_a_batch_uses_no_time_permit_or_request_slot() {
     assert_eq!(parent.wait_for_end().await.output(), "all done");
 }
 
+/// The budget of a parent, which the request of one of its children reserves.
+const SMALL_BUDGET: &str = "sub_agents = [\"claude\"]\n[budget]\nmax_tokens = 3000";
+
+async fn waits_with_three_children<'a>(
+    app: &'a TestApp,
+    timeout: u64,
+    batch_gate: &Gate,
+) -> Run<'a> {
+    let tasks = [("claude", "x"), ("claude", "y"), ("claude", "z")];
+    app.provider.will(
+        "parent",
+        [priced(delegates(tasks)), priced(says("all done"))],
+    );
+    let gate = batch_gate.clone();
+    app.provider
+        .always("m", move |_| priced(says("done")).after_gate(&gate));
+    let parent = app.start_with("parent", json!({"timeout": timeout})).await;
+    let parent = waits(app, &parent).await;
+    for child in parent.children().await {
+        assert_eq!(child["waiting_for"], "batch", "{child:?}");
+    }
+    assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 1);
+    parent
+}
+
+#[tokio::test]
+async fn a_run_whose_budget_a_batch_has_reserved_uses_no_time() {
+    let app = setup()
+        .agent("parent", SMALL_BUDGET)
+        .agent("slow", "")
+        .spawn()
+        .await;
+    let gate = Gate::closed();
+    app.provider.will("slow", [hangs()]);
+    let parent = waits_with_three_children(&app, 3, &gate).await;
+    // Longer than its timeout.
+    let slow = app.start_with("slow", json!({"timeout": 3})).await;
+    assert_eq!(slow.wait_for_end().await.failure().0, "timeout");
+    gate.open();
+    assert_eq!(parent.wait_for_end().await.output(), "all done");
+    assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 3);
+}
+
+#[tokio::test]
+async fn runs_whose_budget_a_batch_has_reserved_continue_after_a_restart() {
+    let mut app = setup().agent("parent", SMALL_BUDGET).spawn().await;
+    let gate = Gate::closed();
+    let parent = waits_with_three_children(&app, 60, &gate).await;
+    let id = parent.id().to_owned();
+    app.crash_and_restart().await;
+    gate.open();
+    let parent = app.find(&id).await.wait_for_end().await;
+    assert_eq!(parent.output(), "all done");
+    assert_eq!(
+        app.provider.batches.created_and_cancelled().0.len(),
+        3,
+        "each is paid once"
+    );
+}
+
 #[tokio::test]
 async fn a_batch_continues_after_a_restart() {
     for (agent, share) in WIRES {
@@ -252,6 +312,27 @@ async fn a_batch_that_is_made_while_its_run_is_cancelled_is_cancelled() {
         assert_eq!(run.wait_for_end().await.status(), "cancelled");
         let (made, cancelled) = app.provider.batches.created_and_cancelled();
         assert_eq!((made.len(), &cancelled), (1, &made), "{agent}");
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_cancelled_before_its_batch_is_sent_costs_nothing() {
+    for (agent, _) in WIRES {
+        let app = setup().spawn().await;
+        let answering = Gate::closed();
+        app.provider
+            .will("m", [says("done").pausing_at(&answering)]);
+        let first = app.start(agent, "go").await;
+        app.provider.wait_for_batches(1).await;
+        // The first one has the only request slot.
+        let second = app.start(agent, "go").await;
+        app.events(&second).await.until("turn.started").await;
+        let second = second.cancel("no more").await;
+        assert_eq!(second.status(), "cancelled");
+        assert_eq!(second["tree"]["complete"], true, "{agent}");
+        answering.open();
+        assert_eq!(first.wait_for_end().await.output(), "done");
+        assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 1);
     }
 }
 
