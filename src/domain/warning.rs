@@ -45,7 +45,7 @@ pub enum WarningCode {
     FallbackUsed,
     /// The price of a model is not known, so that its requests do not count against a budget in money.
     PriceUnknown,
-    /// The conversation could not be summarized: its oldest tool results were left out instead.
+    /// The conversation could not be summarized: its oldest tool results or the summary of a sub-agent were left out instead.
     NotSummarized,
     /// The model repeated the same calls with the same results.
     CallsRepeated,

@@ -20,7 +20,8 @@ pub async fn request(
         run.cancel(&reason);
         return Err(TurnError::Cancelled);
     }
-    let reserved = run.tree.budgets.reserve(&run.accounts, Amount::default());
+    let budgets = &run.tree.budgets;
+    let reserved = budgets.reserve(&run.accounts, Amount::default(), false);
     let reservation = limits::within_deadline(run, reserved)
         .await?
         .map_err(TurnError::Budget)?;

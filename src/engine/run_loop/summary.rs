@@ -1,11 +1,13 @@
 //! The summary of an ad-hoc sub-agent: one more turn after its task is done.
 
 use crate::domain::event::EventKind;
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::pause;
 use crate::engine::run_loop::compaction;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits::check_limits;
+use crate::engine::run_loop::record_turn;
 use crate::engine::run_loop::request_bounds::RequestBounds;
 use crate::engine::run_loop::turn;
 use crate::engine::run_loop::turn_loop::TurnLoop;
@@ -26,20 +28,32 @@ pub fn summary_prompt(run: &ActiveRun) -> Option<&str> {
 pub async fn request_summary(turn_loop: &mut TurnLoop<'_>, task_text: String) -> Ending {
     // Without tools the prefix of the request differs from the earlier ones.
     turn_loop.conversation.drop_thinking(0);
-    match Box::pin(compact(turn_loop)).await {
-        Ok(()) => {}
-        Err(ending) if matches!(ending.outcome, Ok(LoopOutcome::Failed(_))) => {
-            return completed_with(turn_loop, task_text);
-        }
-        Err(ending) => return ending,
-    }
     let turn = turn_loop.conversation.turn() + 1;
-    match request(turn_loop, turn).await {
-        Ok(turn_reply) => push_summary(turn_loop, turn, turn_reply, task_text),
-        Err(error @ (TurnError::Cancelled | TurnError::Store(_))) => {
-            error_ending(&turn_loop.context.run, error)
+    let run = &turn_loop.context.run;
+    let result = match Box::pin(compact(turn_loop)).await {
+        Ok(()) => {
+            let requested = request(turn_loop, turn).await;
+            requested.map_err(|error| error_ending(run, error))
         }
-        Err(_) => completed_with(turn_loop, task_text),
+        Err(ending) => Err(ending),
+    };
+    match result {
+        Ok(turn_reply) => push_summary(turn_loop, turn, turn_reply, task_text),
+        Err(Ending {
+            outcome: Ok(LoopOutcome::Failed(failure)),
+            ..
+        }) => {
+            let message = format!(
+                "the task could not be summarized ({}); its last text is the result instead",
+                failure.message
+            );
+            run.warn(
+                Warning::new(WarningCode::NotSummarized, &message),
+                Some(turn),
+            );
+            completed_with(turn_loop, task_text)
+        }
+        Err(ending) => ending,
     }
 }
 
@@ -84,13 +98,10 @@ async fn request(turn_loop: &TurnLoop<'_>, turn: u32) -> Result<TurnReply, TurnE
     };
     // If the summary is interrupted, the result is the text of the task, not a part of the summary.
     let mut streamed = StreamedReply::default();
-    turn::request(
-        context,
-        turn_request,
-        &mut streamed,
-        &mut Exchange::default(),
-    )
-    .await
+    let mut exchange = Exchange::default();
+    let result = turn::request(context, turn_request, &mut streamed, &mut exchange).await;
+    record_turn::record(context, turn, exchange, &result).await;
+    result
 }
 
 /// The ending with the summary, or with the text of the task if the summary is incomplete or empty.

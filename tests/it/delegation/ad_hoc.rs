@@ -9,6 +9,7 @@ use crate::support::app::TestApp;
 use crate::support::events::{assert_complete, count, kinds};
 use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
+use crate::support::run::Run;
 
 const ON: &str = "[subagent]\nenabled = true";
 
@@ -27,6 +28,11 @@ fn offered(seen: &RecordedRequest) -> Vec<String> {
         name.and_then(Value::as_str).unwrap_or_default().to_owned()
     };
     seen.tools().iter().map(name).collect()
+}
+
+async fn turns(run: &Run<'_>) -> Vec<Value> {
+    let list = run.get("/turns").await.json();
+    list["data"].as_array().expect("a list").clone()
 }
 
 #[tokio::test]
@@ -149,6 +155,12 @@ async fn a_summary_is_an_uncounted_turn_without_tools() {
             (child.output(), &child["turns"]),
             ("in short: quiet", &json!(2))
         );
+        let turns = turns(&child).await;
+        let inputs = turns
+            .iter()
+            .map(|turn| turn["usage"]["input_tokens"].as_u64());
+        assert_eq!(inputs.collect::<Vec<_>>(), [Some(2), Some(4), Some(8)]);
+        assert_eq!(child.usage().0, 14);
         assert_complete(&run.events().await);
     }
 }
@@ -165,7 +177,7 @@ async fn a_failed_summary_keeps_the_tasks_text() {
         [
             calls([("subagent", summing)]),
             says("the long story"),
-            fails(500, "no"),
+            fails(400, "not today"),
             says("done"),
         ],
     );
@@ -179,6 +191,21 @@ async fn a_failed_summary_keeps_the_tasks_text() {
         Some("In three words?")
     );
     assert_eq!(reported(&seen[3]), "the long story");
+    let child = run.children().await.remove(0);
+    assert_eq!(child.output(), "the long story");
+    let turns = turns(&child).await;
+    assert_eq!(turns.len(), 2);
+    assert_eq!(turns[1]["status"], "failed");
+    let error = turns[1]["attempts"][0]["error"].as_str().expect("a text");
+    let warning = &child["warnings"][0];
+    assert_eq!(
+        (&warning["code"], &warning["turn"]),
+        (&json!("not_summarized"), &json!(2))
+    );
+    let message = warning["message"].as_str().expect("a text");
+    for text in [error, message] {
+        assert!(text.contains("not today"), "{text}");
+    }
 }
 
 #[tokio::test]
