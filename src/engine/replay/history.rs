@@ -189,26 +189,31 @@ fn is_user(message: &Message) -> bool {
     matches!(message, Message::User { .. })
 }
 
-/// The bytes of a message's text, arguments, results and provider data. Images and files are counted by
+/// The bytes of a message's text, calls, results and provider data. Images and files are counted by
 /// [`attachment_bytes`].
 pub fn message_bytes(message: &Message) -> usize {
     match message {
         Message::User { content } => content.text_bytes(),
         Message::Assistant(reply) => {
             let calls = reply.tool_calls.iter();
-            let calls = calls.map(|call| call.name.len() + call.arguments.get().len());
+            let calls = calls.map(|call| {
+                let ids = call.id.len() + call.provider_id.len();
+                ids + call.name.len() + call.arguments.get().len()
+            });
             let echo = reply.echo.as_ref().map_or(0, |echo| echo.body.get().len());
             reply.content.len() + calls.sum::<usize>() + echo
         }
         Message::Tool { tool_results } => {
-            tool_results.iter().map(|result| result.content.len()).sum()
+            let results = tool_results.iter();
+            let results = results.map(|result| result.call_id.len() + result.content.len());
+            results.sum()
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{OMITTED_NOTICE, RecordedConversation, trim};
+    use super::{OMITTED_NOTICE, RecordedConversation, message_bytes, trim};
     use crate::config::AttachmentLimits;
     use crate::domain::attachment::Attachment;
     use crate::domain::content::Content;
@@ -344,6 +349,19 @@ mod tests {
             "what fits stays as it is"
         );
         assert_eq!(describe(&trim(continued, limits(10))), "u:…3|a:three");
+    }
+
+    #[test]
+    fn the_ids_of_calls_count() {
+        let calls = |id: &str| {
+            let results = Message::Tool {
+                tool_results: vec![ToolResult::text(id, "x", false)],
+            };
+            let mut message = reply("calls c");
+            message.tool_calls[0].id = id.to_owned();
+            message_bytes(&Message::Assistant(message)) + message_bytes(&results)
+        };
+        assert_eq!(calls(&"c".repeat(1000)) - calls("c"), 2 * 999);
     }
 
     #[test]

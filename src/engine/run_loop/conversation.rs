@@ -12,6 +12,9 @@ use crate::engine::run_loop::request_messages::RequestMessages;
 use crate::engine::run_loop::request_size;
 use crate::providers::{Reply, reasoning};
 
+/// A longer id is replaced: it is in every event of its call. Some services put the signature of a thought into an id.
+const MAX_CALL_ID_BYTES: usize = 8 << 10;
+
 #[derive(Debug)]
 pub struct Conversation {
     request_messages: RequestMessages,
@@ -245,6 +248,11 @@ impl Conversation {
             message.echo = None;
         }
         for (position, call) in message.tool_calls.iter_mut().enumerate() {
+            if call.id.len() > MAX_CALL_ID_BYTES {
+                // As if the service had given none. The echo still contains it.
+                call.id = String::new();
+                message.echo = None;
+            }
             self.make_call_id_unique(call, position);
         }
         if self.turn >= self.max_turns {
@@ -396,6 +404,27 @@ mod tests {
         assert_eq!(all[0], ("a".to_owned(), String::new()));
         assert_eq!(all[1].1, "a");
         assert_eq!(all[4], ("b".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn too_long_call_ids_are_replaced() {
+        let mut conversation = Conversation::new(Vec::new(), "hi".into(), 9, 9, 0, 0);
+        conversation.next_turn();
+        let mut reply = tool_call_reply(&["a", &"b".repeat(10_000)]);
+        reply.message.echo = Some(Echo {
+            wire: "anthropic".to_owned(),
+            body: empty_arguments(),
+            prefix: 0,
+        });
+        let ReplyAction::Calls(message) = conversation.push_reply(reply, true) else {
+            panic!("no calls")
+        };
+        let ids = message.tool_calls.iter();
+        let ids: Vec<_> = ids
+            .map(|call| (call.id.as_str(), call.provider_id.as_str()))
+            .collect();
+        assert_eq!(ids, [("a", ""), ("call_1_1", "")]);
+        assert!(message.echo.is_none());
     }
 
     #[test]

@@ -261,6 +261,36 @@ async fn reasoning_outside_of_the_output_is_counted() {
 }
 
 #[tokio::test]
+async fn a_huge_call_id_is_replaced() {
+    let app = TestApp::setup()
+        .agent(
+            "solo",
+            "model = \"openai/solo\"\ntools = [\"find_path\"]\nworkdir = \"work\"",
+        )
+        .file("work/a.md", "a")
+        .config("[limits]\nconversation_bytes = \"64 KiB\"")
+        .spawn()
+        .await;
+    let function = json!({"name": "find_path", "arguments": "{\"pattern\": \"*\"}"});
+    let call = json!({"id": "x".repeat(1 << 20), "type": "function", "function": function});
+    let message = json!({"content": null, "tool_calls": [call]});
+    let body = json!({"choices": [{"message": message, "finish_reason": "tool_calls"}]});
+    let answer = || raw(200, "application/json", body.to_string());
+    app.provider
+        .will("solo", [answer(), answer(), says("done")]);
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let last = app.provider.wait_for_request("solo", 3).await;
+    assert!(last.bytes.len() < 16 << 10, "{}", last.bytes.len());
+    for event in run.events().await {
+        let data = format!("{event:?}");
+        assert!(data.len() < 16 << 10, "{} has {}", event.kind(), data.len());
+    }
+}
+
+#[tokio::test]
 async fn invalid_usage_does_not_reject_the_reply() {
     let (app, agents) = on_every_wire("[retry]\nmax_retries = 0").await;
     for (wire, agent) in agents {
