@@ -19,7 +19,7 @@ use crate::store::{Change, StoreError, Write};
 /// Cancels a run with its descendants. Returns once the cancel is recorded or the run has ended by itself; does nothing
 /// if there is no such run. A run that is not driven at the moment (the daemon drains, or its parent has not reached it
 /// since a restart) ends when it is resumed.
-pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
+pub async fn cancel(engine: &Arc<Engine>, id: RunId, reason: &str) -> Result<(), StoreError> {
     let run = {
         let _gate = engine.suspension.resume_lock.read().await;
         let run = engine.active_runs.get(id);
@@ -101,7 +101,7 @@ async fn await_end(run: &ActiveRun) -> Result<(), StoreError> {
     }
 }
 
-async fn cancel_inactive(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
+async fn cancel_inactive(engine: &Arc<Engine>, id: RunId, reason: &str) -> Result<(), StoreError> {
     let Some(run) = engine.journal.store().run(id).await? else {
         return Ok(());
     };
@@ -111,20 +111,41 @@ async fn cancel_inactive(engine: &Engine, id: RunId, reason: &str) -> Result<(),
     if run.status != Status::Cancelling {
         let (change, event) = cancel_entry(reason);
         let journal = &engine.journal;
-        journal
-            .append_inactive(&run, change, Vec::new(), event)
-            .await?;
+        let written = journal.append_inactive(&run, change, Vec::new(), event);
+        if let Err(error) = written.await {
+            if error.may_be_recorded() {
+                let owner = Arc::clone(engine);
+                second_look::spawn(engine, None, move || look_inactive(Arc::clone(&owner), id));
+            }
+            return Err(error);
+        }
     }
     // Also for a cancel whose commit succeeded although its answer was lost.
-    let reason = run.cancel_reason.as_deref().unwrap_or(reason);
-    if engine.orphans.cancel(id, reason) {
-        return Ok(());
-    }
-    // Its parent may have reached it in the meantime.
-    if let Some(active_run) = engine.active_runs.get(id) {
+    stop_inactive(engine, id, run.cancel_reason.as_deref().unwrap_or(reason));
+    Ok(())
+}
+
+fn stop_inactive(engine: &Engine, id: RunId, reason: &str) {
+    // In this order: its parent may reach it meanwhile.
+    if !engine.orphans.cancel(id, reason)
+        && let Some(active_run) = engine.active_runs.get(id)
+    {
         active_run.cancel(reason);
     }
-    Ok(())
+}
+
+/// As [`look`], for a run that was not driven when its cancel was requested.
+async fn look_inactive(engine: Arc<Engine>, id: RunId) -> Result<bool, StoreError> {
+    let _gate = engine.suspension.resume_lock.read().await;
+    let record = engine.journal.store().run(id).await?;
+    Ok(match record {
+        Some(record) if record.status == Status::Cancelling => {
+            stop_inactive(&engine, id, &record.cancel_reason.unwrap_or_default());
+            true
+        }
+        Some(record) => record.status.is_terminal(),
+        None => true,
+    })
 }
 
 /// The runs that a new one replaces in its session. Their cancels are recorded together with its acceptance.

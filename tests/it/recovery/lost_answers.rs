@@ -57,9 +57,49 @@ impl Story {
         }
     }
 
+    /// A child whose parent has not reached it, with this next reply: the parent is a fork and waits for a permit, because others
+    /// have all of them. Returns one of these too.
+    async fn begin_unreached(reply: ScriptedAnswer) -> (Self, RunId) {
+        let settings = "sub_agents = [\"child\"]\n";
+        let story = Self::begin_with(settings, delegates([("child", "read")])).await;
+        let provider = &story.life.provider;
+        provider.will("child", [says("a page"), reply]);
+        story.gate.open();
+        story.has_status(Status::Completed).await;
+        let source = story.child_of(story.run).await;
+
+        provider.always(ROOT, |_| hangs());
+        let permits = model_outcome::settings(story.dir.path()).runs.max_running;
+        let mut others = Vec::new();
+        for _ in 0..permits {
+            others.push(story.life.start().await.id);
+        }
+        provider.wait_for_request(ROOT, 2 + permits).await;
+        let request = ForkRequest {
+            source: story.run,
+            at: ForkPoint {
+                run: Some(source),
+                turn: Some(1),
+                after_reply: false,
+            },
+            edit: ForkEdit::default(),
+            definition: DefinitionChoice::default(),
+            labels: None,
+            adds_memory: false,
+            new_run: RunRequest::default(),
+        };
+        let fork = story.life.runner.fork(request).await.expect("a fork");
+        let run = story.child_of(fork.id).await;
+        (Self { run, ..story }, others[0])
+    }
+
     async fn hold(&self, is_held: bool) -> Option<bool> {
         let changed = self.life.runner.set_held(self.run, is_held, None).await;
         changed.ok().map(|(_, is_changed)| is_changed)
+    }
+
+    async fn cancel(&self, run: RunId) -> Result<(), StoreError> {
+        self.life.runner.cancel(run, None).await.map(drop)
     }
 
     async fn add(&self, text: &str) -> Result<u32, AddMessageError> {
@@ -165,47 +205,28 @@ async fn a_run_is_paused_without_another_request() {
 
 #[tokio::test]
 async fn a_child_is_paused_that_its_parent_has_not_reached() {
-    let settings = "sub_agents = [\"child\"]\n";
-    let story = Story::begin_with(settings, delegates([("child", "read")])).await;
-    let provider = &story.life.provider;
-    provider.will("child", [says("a page"), says("a chapter")]);
-    story.gate.open();
-    story.has_status(Status::Completed).await;
-    let source = story.child_of(story.run).await;
-
-    // The fork waits for a permit: others have all of them.
-    provider.always(ROOT, |_| hangs());
-    let permits = model_outcome::settings(story.dir.path()).runs.max_running;
-    let mut others = Vec::new();
-    for _ in 0..permits {
-        others.push(story.life.start().await.id);
-    }
-    provider.wait_for_request(ROOT, 2 + permits).await;
-    let request = ForkRequest {
-        source: story.run,
-        at: ForkPoint {
-            run: Some(source),
-            turn: Some(1),
-            after_reply: false,
-        },
-        edit: ForkEdit::default(),
-        definition: DefinitionChoice::default(),
-        labels: None,
-        adds_memory: false,
-        new_run: RunRequest::default(),
-    };
-    let fork = story.life.runner.fork(request).await.expect("a fork");
-    let run = story.child_of(fork.id).await;
-    let story = Story { run, ..story };
+    let (story, other) = Story::begin_unreached(says("a chapter")).await;
     story.life.store.lose_next_answer();
     assert_eq!(story.hold(true).await, None);
     story.has_looked_twice().await;
-    let cancelled = story.life.runner.cancel(others[0], None).await;
-    cancelled.expect("a free permit");
+    story.cancel(other).await.expect("a free permit");
     story.has_status(Status::Waiting).await;
     assert_eq!(story.life.provider.requests_for("child").len(), 1);
     assert_eq!(story.hold(false).await, Some(true));
     story.has_status(Status::Completed).await;
+    story.life.end().await;
+}
+
+#[tokio::test]
+async fn a_child_is_cancelled_that_its_parent_has_not_reached() {
+    let (story, other) = Story::begin_unreached(hangs()).await;
+    story.life.store.lose_next_answer();
+    story
+        .cancel(story.run)
+        .await
+        .expect_err("the answer is lost");
+    story.cancel(other).await.expect("a free permit");
+    story.has_status(Status::Cancelled).await;
     story.life.end().await;
 }
 
