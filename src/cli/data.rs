@@ -139,7 +139,7 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
 fn describe(error: StoreError) -> anyhow::Error {
     match error {
         StoreError::Backend(why) => anyhow::anyhow!(why),
-        StoreError::Corrupt(why) => {
+        StoreError::Corrupt(why) | StoreError::Malformed(why) => {
             anyhow::anyhow!(
                 "the database is damaged: {why}; a backup mends it, or for SQLite .recover of sqlite3"
             )

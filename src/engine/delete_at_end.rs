@@ -111,7 +111,7 @@ async fn delete(engine: &Engine, id: RunId) {
             Ok(false) => {}
             Err(error) => {
                 warn!(run.id = %id, "Cannot delete {id}: {error}");
-                if matches!(error, StoreError::Closed | StoreError::Corrupt(_)) {
+                if error.is_damage() || matches!(error, StoreError::Closed) {
                     return;
                 }
             }

@@ -436,6 +436,11 @@ pub enum StoreError {
         "the database is damaged: {0}; axed data check (PostgreSQL: pg_amcheck) shows what else is, and a backup or sqlite3's .recover mends it"
     )]
     Corrupt(String),
+    /// SQLite calls the file damaged, also when it reads again. It does so as well if the disk fails a read.
+    #[error(
+        "the database is damaged, or its disk fails: {0}; axed data check shows what else is damaged, and a backup or sqlite3's .recover mends it"
+    )]
+    Malformed(String),
     #[error(
         "the disk is full: nothing but deletions is taken until there is space again; delete runs, or other files"
     )]
@@ -451,6 +456,11 @@ impl StoreError {
     /// Whether the write may be in the record nevertheless: its commit may have succeeded although its answer was lost.
     pub fn may_be_recorded(&self) -> bool {
         matches!(self, Self::Backend(_))
+    }
+
+    /// Whether what was read is not what was written, as far as one read shows.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Corrupt(_) | Self::Malformed(_))
     }
 
     /// Whether a full disk may be the cause.

@@ -291,7 +291,7 @@ impl Principal {
             if let Entry::Vacant(tree) = trees.entry(run.root_id) {
                 tree.insert(match self.can_see_run(run, store).await {
                     // The owner cannot be read.
-                    Err(StoreError::Corrupt(_)) => false,
+                    Err(error) if error.is_damage() => false,
                     seen => seen?,
                 });
             }

@@ -302,6 +302,13 @@ impl From<StoreError> for Problem {
                  axed data check shows what else is damaged, and a root run that cannot be read can be deleted",
             )
             .with_cause(error.to_string()),
+            StoreError::Malformed(_) => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                ProblemCode::StoreDamaged,
+                "what the store has of this is damaged, or its disk fails; the log has the cause, axed data check shows what \
+                 is damaged, and a root run that cannot be read can be deleted",
+            )
+            .with_cause(error.to_string()),
             StoreError::DiskFull => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 ProblemCode::StoreFull,

@@ -129,7 +129,7 @@ problem_codes! {
     SessionBusy = "session_busy",
     /// The session does not exist, or belongs to another key.
     SessionNotFound = "session_not_found",
-    /// The stored record is damaged; a retry does not help.
+    /// The stored record is damaged, or its disk fails.
     StoreDamaged = "store_damaged",
     /// The disk is full; runs can only be read and deleted.
     StoreFull = "store_full",

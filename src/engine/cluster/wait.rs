@@ -67,7 +67,8 @@ async fn read(engine: &Engine, id: RunId) -> Option<Arc<Run>> {
     loop {
         match engine.journal.store().run(id).await {
             Ok(run) => return run.map(Arc::new),
-            Err(StoreError::Closed | StoreError::Corrupt(_)) => return None,
+            Err(StoreError::Closed) => return None,
+            Err(error) if error.is_damage() => return None,
             Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     }

@@ -128,7 +128,7 @@ impl AgentPins {
             return Ok(Some(pinned));
         }
         let text = match store.pinned_agents(digest).await {
-            Err(StoreError::Corrupt(_)) => None,
+            Err(error) if error.is_damage() => None,
             found => found?,
         };
         let pinned = text.and_then(|text| parse(text, digest));

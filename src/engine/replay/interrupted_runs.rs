@@ -70,7 +70,7 @@ async fn fail(
         Ok(Some(run)) => run,
         Ok(None) => return Ok(()),
         // Its end cannot be recorded either; it must not delay other runs.
-        Err(error @ StoreError::Corrupt(_)) => {
+        Err(error) if error.is_damage() => {
             tracing::error!(run.id = %id, error = %error, "{id} cannot be failed: {error}");
             return Ok(());
         }
@@ -84,7 +84,7 @@ async fn fail(
     match closed {
         Ok(()) => {}
         Err(StoreError::AlreadyTerminal(_) | StoreError::RunNotFound(_)) => return Ok(()),
-        Err(error @ StoreError::Corrupt(_)) => {
+        Err(error) if error.is_damage() => {
             tracing::error!(run.id = %id, error = %error, "{id} cannot be failed: {error}");
             return Ok(());
         }

@@ -162,7 +162,7 @@ async fn load_tree(
             Ok(TreeState::Ended(ended.map(Arc::new)))
         }
         // The tree cannot be recovered; the log has the cause.
-        Err(StoreError::Corrupt(_)) => Ok(TreeState::Ended(None)),
+        Err(error) if error.is_damage() => Ok(TreeState::Ended(None)),
         Err(error) => Err(error),
     }
 }

@@ -31,6 +31,8 @@ use crate::store::{Progress, StoreError};
 
 /// After this many suspensions in a row, about a minute, a run that is to end anyway does not wait for its record any more.
 const MAX_READ_ATTEMPTS: u32 = 8;
+/// After this many suspensions in a row a run fails if SQLite calls its record damaged.
+const MAX_MALFORMED_ATTEMPTS: u32 = 2;
 
 pub struct ActiveRun {
     pub scope: Scope,
@@ -320,8 +322,7 @@ impl ActiveRun {
         self.tree.suspension.is_suspended()
     }
 
-    /// Suspends the tree after a failed write or an unreadable record: nothing more is written, and all its runs stop
-    /// until the tree is resumed from its record.
+    /// Suspends the tree after a failed write or an unreadable record: all its runs stop until it is resumed from its record.
     pub fn suspend(&self, error: &StoreError) {
         if matches!(
             error,
@@ -352,6 +353,7 @@ impl ActiveRun {
         let attempts = last_resume.map_or(0, |(_, attempts)| *attempts);
         let is_final = match error {
             StoreError::Corrupt(_) => true,
+            StoreError::Malformed(_) => attempts >= MAX_MALFORMED_ATTEMPTS,
             StoreError::Backend(_) => attempts >= MAX_READ_ATTEMPTS && self.is_to_end(),
             _ => false,
         };

@@ -40,7 +40,7 @@ pub fn is_disk_full(error: &rusqlite::Error) -> bool {
         || error.sqlite_error_code() == Some(ErrorCode::DiskFull)
 }
 
-/// Whether SQLite found the file damaged.
+/// Whether SQLite found the file damaged, or a read of it failed with EIO or ENXIO: both have the same code.
 pub fn is_damage(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -52,7 +52,7 @@ pub fn is_damage(error: &rusqlite::Error) -> bool {
 pub fn store_error(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         _ if is_disk_full(&error) => StoreError::DiskFull,
-        _ if is_damage(&error) => StoreError::Corrupt(error.to_string()),
+        _ if is_damage(&error) => StoreError::Malformed(error.to_string()),
         Some(_) => StoreError::Backend(error.to_string()),
         None => match error {
             // A stored value does not have the type that its column is written with.

@@ -29,6 +29,7 @@ use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::files::{DATABASE_FILE, OpenFiles, Reserve};
 use crate::store::sqlite::memory_files::MemoryFiles;
+use crate::store::sqlite::queries::IfMalformed;
 use crate::store::sqlite::reader_pool::ReaderPool;
 use crate::store::sqlite::writer::WriterResources;
 use crate::store::turn_record::{TurnEntry, TurnRecord};
@@ -220,7 +221,18 @@ impl RunRecords for SqliteStore {
     }
 
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
-        Box::pin(self.readers.read(queries::unfinished_runs))
+        Box::pin(async move {
+            let readers = &self.readers;
+            let found = readers.read(|db| queries::unfinished_runs(db, IfMalformed::Fail));
+            match found.await {
+                Err(StoreError::Malformed(_)) => {
+                    readers
+                        .read(|db| queries::unfinished_runs(db, IfMalformed::LeaveOut))
+                        .await
+                }
+                found => found,
+            }
+        })
     }
 
     fn claimed_run(

@@ -35,6 +35,9 @@ pub fn run(db: &Connection, id: RunId) -> StoreResult<Option<Run>> {
                 StoreError::Corrupt(why) => {
                     StoreError::Corrupt(format!("the record of {id}: {why}"))
                 }
+                StoreError::Malformed(why) => {
+                    StoreError::Malformed(format!("the record of {id}: {why}"))
+                }
                 error => error,
             }
         })?;
@@ -75,8 +78,23 @@ pub fn children(db: &Connection, id: RunId) -> StoreResult<Vec<Run>> {
     query_runs(db, &sql, named_params! {":id": rows::id_bytes(&id)})
 }
 
+/// What becomes of a run that SQLite cannot read.
+#[derive(PartialEq, Eq)]
+pub enum IfMalformed {
+    Fail,
+    /// As a run whose row is damaged.
+    LeaveOut,
+}
+
 /// Runs that have not ended, by depth and then by age.
-pub fn unfinished_runs(db: &Connection) -> StoreResult<Vec<UnfinishedRun>> {
+pub fn unfinished_runs(
+    db: &Connection,
+    if_malformed: IfMalformed,
+) -> StoreResult<Vec<UnfinishedRun>> {
+    let is_final = |error: &StoreError| match error {
+        StoreError::Malformed(_) => if_malformed == IfMalformed::LeaveOut,
+        error => error.is_damage(),
+    };
     let sql = format!(
         "SELECT {RUN_COLUMNS}, {RESUME_COLUMNS} FROM runs r INDEXED BY runs_unfinished \
          WHERE r.finished_at IS NULL AND {NOT_DELETED} ORDER BY r.depth, r.id"
@@ -93,7 +111,7 @@ pub fn unfinished_runs(db: &Connection) -> StoreResult<Vec<UnfinishedRun>> {
         let run = match run {
             Ok(run) => run,
             // A damaged run does not stop the others.
-            Err(error @ StoreError::Corrupt(_)) => {
+            Err(error) if is_final(&error) => {
                 let id = rows::run_id(row).unwrap_or(RunId(uuid::Uuid::nil()));
                 error!(run.id = %id, error = %error, "The record of {id} is damaged, it is not resumed: {error}");
                 continue;
@@ -103,7 +121,7 @@ pub fn unfinished_runs(db: &Connection) -> StoreResult<Vec<UnfinishedRun>> {
         let resume_state = match resume_state(db, row, &mut definitions) {
             Ok(resume_state) => resume_state,
             // Without it the run cannot continue, and fails.
-            Err(error @ StoreError::Corrupt(_)) => {
+            Err(error) if is_final(&error) => {
                 let id = run.id;
                 error!(run.id = %id, error = %error, "The record of {id} is damaged, it cannot continue: {error}");
                 None
@@ -188,7 +206,7 @@ pub fn session_runs(db: &Connection, query: SessionQuery) -> StoreResult<Vec<Run
 /// A run; `None` if it does not exist or its record is damaged.
 fn readable(db: &Connection, id: RunId) -> StoreResult<Option<Run>> {
     match run(db, id) {
-        Err(error @ StoreError::Corrupt(_)) => {
+        Err(error) if error.is_damage() => {
             error!(run.id = %id, error = %error, "{id} is left out of a list: {error}");
             Ok(None)
         }

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -16,6 +17,15 @@ use crate::store::sqlite::schema;
 /// Reads that may wait for a thread. A caller with one more waits for a place in the queue.
 const MAX_QUEUED_READS: usize = 1024;
 const MAX_READERS: usize = 4;
+
+/// The pauses between the attempts to read what SQLite calls damaged.
+const REREAD_PAUSES: [Duration; 5] = [
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+    Duration::from_millis(800),
+    Duration::from_millis(1600),
+];
 
 type ReadJob = Box<dyn FnOnce(Result<&Connection, StoreError>) + Send>;
 
@@ -34,7 +44,8 @@ struct PoolState {
 
 struct SharedQueue {
     job_receiver: Mutex<mpsc::Receiver<ReadJob>>,
-    idle: AtomicUsize,
+    /// Idle threads, less queued reads.
+    free: AtomicIsize,
 }
 
 impl ReaderPool {
@@ -45,7 +56,7 @@ impl ReaderPool {
             job_sender: sender,
             shared: Arc::new(SharedQueue {
                 job_receiver: Mutex::new(receiver),
-                idle: AtomicUsize::new(0),
+                free: AtomicIsize::new(0),
             }),
             threads: Vec::new(),
         };
@@ -58,18 +69,37 @@ impl ReaderPool {
         }
     }
 
-    /// Calls `read` on one of the threads. All its statements see one snapshot of the database.
+    /// Calls `read` on one of the threads. All its statements see one snapshot of the database. Reads again for some seconds
+    /// if SQLite calls the database damaged: a disk that fails a read looks the same.
     pub async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Connection) -> Result<T, StoreError> + Clone + Send + 'static,
+    ) -> Result<T, StoreError> {
+        for pause in REREAD_PAUSES {
+            match self.read_once(read.clone()).await {
+                Err(StoreError::Malformed(why)) => {
+                    tracing::warn!(error = %why, "SQLite cannot read the database, trying again: {why}");
+                    tokio::time::sleep(pause).await;
+                }
+                result => return result,
+            }
+        }
+        self.read_once(read).await
+    }
+
+    async fn read_once<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let job_sender = self.job_sender()?;
+        let permit = job_sender.reserve().await.map_err(|_| StoreError::Closed)?;
         let (reply, result) = oneshot::channel();
         let job: ReadJob = Box::new(move |connection| {
             // The caller may have given up.
             let _ = reply.send(connection.and_then(|connection| read_snapshot(connection, read)));
         });
-        job_sender.send(job).await.map_err(|_| StoreError::Closed)?;
+        self.provide_thread()?;
+        permit.send(job);
         result.await.map_err(|_| StoreError::Closed)?
     }
 
@@ -79,11 +109,17 @@ impl ReaderPool {
         state.map_or_else(Vec::new, |state| state.threads)
     }
 
-    /// Starts another thread if all are busy.
     fn job_sender(&self) -> Result<mpsc::Sender<ReadJob>, StoreError> {
+        let state = self.state.lock();
+        let state = state.as_ref().ok_or(StoreError::Closed)?;
+        Ok(state.job_sender.clone())
+    }
+
+    /// Starts another thread if no idle one is free for the read that is queued next.
+    fn provide_thread(&self) -> Result<(), StoreError> {
         let mut state = self.state.lock();
         let state = state.as_mut().ok_or(StoreError::Closed)?;
-        if state.shared.idle.load(Ordering::Relaxed) == 0 {
+        if state.shared.free.fetch_sub(1, Ordering::Relaxed) <= 0 {
             // A thread that panicked during a read is replaced.
             state.threads.retain(|thread| !thread.is_finished());
             if state.threads.len() < self.max_threads {
@@ -94,6 +130,7 @@ impl ReaderPool {
                 match started {
                     Ok(thread) => state.threads.push(thread),
                     Err(error) if state.threads.is_empty() => {
+                        state.shared.free.fetch_add(1, Ordering::Relaxed);
                         return Err(StoreError::Backend(format!(
                             "could not start a reader thread: {error}"
                         )));
@@ -103,7 +140,7 @@ impl ReaderPool {
                 }
             }
         }
-        Ok(state.job_sender.clone())
+        Ok(())
     }
 }
 
@@ -127,10 +164,8 @@ fn run_reader(file: &std::path::Path, shared: &SharedQueue) {
 
 /// Idle threads wait for the lock; the one that has it waits for the next read.
 fn next_job(shared: &SharedQueue) -> Option<ReadJob> {
-    shared.idle.fetch_add(1, Ordering::Relaxed);
-    let job = shared.job_receiver.lock().blocking_recv();
-    shared.idle.fetch_sub(1, Ordering::Relaxed);
-    job
+    shared.free.fetch_add(1, Ordering::Relaxed);
+    shared.job_receiver.lock().blocking_recv()
 }
 
 fn read_snapshot<T>(
@@ -142,9 +177,78 @@ fn read_snapshot<T>(
         .and_then(|mut sql| sql.execute([]))
         .map_err(store_error)?;
     let result = read(connection);
-    connection
+    if connection.is_autocommit() {
+        // After some errors SQLite has ended the transaction.
+        return result;
+    }
+    let ended = connection
         .prepare_cached("COMMIT")
         .and_then(|mut sql| sql.execute([]))
-        .map_err(store_error)?;
-    result
+        .map_err(store_error);
+    result.and_then(|value| ended.map(|_| value))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn pool() -> (TempDir, ReaderPool) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("axed.db");
+        let db = Connection::open(&file).expect("a database");
+        db.execute_batch("CREATE TABLE t (n)").expect("a table");
+        (dir, ReaderPool::new(file))
+    }
+
+    #[tokio::test]
+    async fn what_sqlite_calls_damaged_is_read_again() {
+        let (_dir, pool) = pool();
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let read = move |_: &Connection| match attempts.fetch_add(1, Ordering::Relaxed) {
+            0 | 1 => Err(StoreError::Malformed("a page".to_owned())),
+            attempt => Ok(attempt),
+        };
+        assert_eq!(pool.read(read).await.expect("a value"), 2);
+    }
+
+    #[tokio::test]
+    async fn a_read_does_not_wait_for_one_that_takes_long() {
+        let (_dir, pool) = pool();
+        let pool = ReaderPool {
+            max_threads: 2,
+            ..pool
+        };
+        pool.read(|_| Ok(())).await.expect("a thread");
+        let has_idle_thread = || {
+            let state = pool.state.lock();
+            let free = &state.as_ref().expect("an open pool").shared.free;
+            free.load(Ordering::Relaxed) == 1
+        };
+        while !has_idle_thread() {
+            std::thread::yield_now();
+        }
+        let (end, ended) = std::sync::mpsc::channel();
+        let ended = Arc::new(Mutex::new(ended));
+        let long = pool.read(move |_| Ok(ended.lock().recv_timeout(Duration::from_secs(10))));
+        let short = async {
+            pool.read(|_| Ok(())).await.expect("read");
+            end.send(()).expect("a long read");
+        };
+        let (long, ()) = tokio::join!(long, short);
+        assert_eq!(long.expect("read"), Ok(()), "the other one ended meanwhile");
+    }
+
+    #[test]
+    fn a_read_keeps_its_error_if_sqlite_has_rolled_back() {
+        let db = Connection::open_in_memory().expect("a database");
+        let result = read_snapshot(&db, |db| {
+            db.execute_batch("ROLLBACK").expect("rolled back");
+            Err::<(), _>(StoreError::DiskFull)
+        });
+        assert!(matches!(result, Err(StoreError::DiskFull)), "{result:?}");
+    }
 }

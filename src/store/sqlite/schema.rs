@@ -555,7 +555,7 @@ fn open_error(file: &Path, error: &rusqlite::Error) -> StoreError {
         return StoreError::DiskFull;
     }
     if is_damage(error) {
-        return StoreError::Corrupt(format!("{}: {error}", file.display()));
+        return StoreError::Malformed(format!("{}: {error}", file.display()));
     }
     StoreError::Backend(format!(
         "could not open the database {}: {error}; make it readable and writable, put a backup in its place, \

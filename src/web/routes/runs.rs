@@ -12,7 +12,6 @@ use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::replay::history::RecordedConversation;
-use crate::store::StoreError;
 use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
@@ -298,7 +297,7 @@ pub async fn delete(
     let run = match store.run(id).await {
         Ok(run) => run.ok_or_else(|| Problem::run_not_found(id))?,
         // A damaged run cannot be resumed, so it can be deleted.
-        Err(error @ StoreError::Corrupt(_)) if !state.runner.is_at_work(id).await => {
+        Err(error) if error.is_damage() && !state.runner.is_at_work(id).await => {
             if !store.delete(id).await? {
                 return Err(error.into());
             }

@@ -13,7 +13,6 @@ use crate::domain::agent::is_agent_name;
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::admission::sessions::SessionKey;
 use crate::engine::replay::history::{self, RecordedConversation};
-use crate::store::StoreError;
 use crate::store::runs::{PAGE_BYTES, SessionQuery};
 use crate::store::sessions::SessionListQuery;
 use crate::web::auth::Principal;
@@ -269,7 +268,7 @@ async fn require_visible(
     loop {
         let runs = match store.session_runs(query.clone()).await {
             // One that cannot be read cannot be seen either.
-            Err(StoreError::Corrupt(_)) => return Err(Problem::session_not_found(&key.name)),
+            Err(error) if error.is_damage() => return Err(Problem::session_not_found(&key.name)),
             runs => runs?,
         };
         let (Some(last), count) = (runs.last().map(|run| run.id), runs.len()) else {

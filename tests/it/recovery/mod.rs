@@ -10,3 +10,4 @@ mod queued_runs;
 mod random_kills;
 mod restart;
 mod resumed_state;
+mod unreadable_record;

@@ -1,5 +1,5 @@
 //! A store over the real one that accepts a number of writes and then no more, as if the process had died
-//! between two commits. It can also lose the answer of a commit.
+//! between two commits. It can also lose the answer of a commit, and fail reads.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -42,6 +42,8 @@ pub struct CrashingStore {
     attempted: watch::Sender<usize>,
     loses_answer: AtomicBool,
     looks: AtomicUsize,
+    /// How many reads of steps fail.
+    unreadable: AtomicUsize,
 }
 
 impl CrashingStore {
@@ -54,6 +56,7 @@ impl CrashingStore {
             attempted: watch::Sender::new(0),
             loses_answer: AtomicBool::new(false),
             looks: AtomicUsize::new(0),
+            unreadable: AtomicUsize::new(0),
         }
     }
 
@@ -66,6 +69,16 @@ impl CrashingStore {
     /// error.
     pub fn lose_next_answer(&self) {
         self.loses_answer.store(true, Ordering::SeqCst);
+    }
+
+    /// So many reads of steps fail, as SQLite's do on a disk that fails.
+    pub fn fail_reads_of_steps(&self, count: usize) {
+        self.unreadable.store(count, Ordering::SeqCst);
+    }
+
+    /// How many reads of steps are still to fail.
+    pub fn unreadable(&self) -> usize {
+        self.unreadable.load(Ordering::SeqCst)
     }
 
     fn takes_loss(&self, change: &Change) -> bool {
@@ -176,6 +189,12 @@ impl RunRecords for CrashingStore {
     }
 
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
+        let one_less = |count: usize| count.checked_sub(1);
+        let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+        if self.unreadable.fetch_update(set, fetch, one_less).is_ok() {
+            let error = StoreError::Malformed("a page".to_owned());
+            return Box::pin(async { Err(error) });
+        }
         self.inner.steps(id)
     }
 
