@@ -131,14 +131,18 @@ fn intersections(db: &Connection, filter: &RunFilter) -> StoreResult<Vec<Interse
         let cursor = IdCursor::for_tree(db, root)?;
         return Ok(vec![Intersection::new(vec![cursor], true)]);
     }
-    let mark_cursors = mark_cursors(db, filter)?;
+    let Marks {
+        cursors: mark_cursors,
+        needs_record,
+    } = mark_cursors(db, filter)?;
     let has_mark_cursors = !mark_cursors.is_empty();
     if has_mark_cursors
         && filter.agent.is_none()
         && filter.owner.is_none()
         && filter.status.is_none()
     {
-        return Ok(cross_product(&mark_cursors, &[], !filter.include_children));
+        let needs_record = needs_record || !filter.include_children;
+        return Ok(cross_product(&mark_cursors, &[], needs_record));
     }
     let mut intersections = Vec::new();
     let children: &[i64] = if filter.include_children {
@@ -154,7 +158,7 @@ fn intersections(db: &Connection, filter: &RunFilter) -> StoreResult<Vec<Interse
             intersections.extend(cross_product(
                 &mark_cursors,
                 &ended_cursors(filter, status, *child),
-                false,
+                needs_record,
             ));
         }
     }
@@ -189,26 +193,36 @@ fn cross_product(
         .collect()
 }
 
-/// Cursors for what clients mark runs with: each label, and the session of each owner that has one of this name.
-fn mark_cursors(db: &Connection, filter: &RunFilter) -> StoreResult<Vec<Vec<IdCursor>>> {
-    let mut mark_cursors: Vec<Vec<IdCursor>> = filter
+/// What clients mark runs with.
+struct Marks {
+    /// For each label, and for the session: that of each owner that has one of this name.
+    cursors: Vec<Vec<IdCursor>>,
+    /// Whether the session is in the row only, because too many owners have one of this name.
+    needs_record: bool,
+}
+
+fn mark_cursors(db: &Connection, filter: &RunFilter) -> StoreResult<Marks> {
+    let mut cursors: Vec<Vec<IdCursor>> = filter
         .labels
         .iter()
         .map(|label| vec![label_cursor(label)])
         .collect();
+    let mut needs_record = false;
     if let Some(session) = &filter.session {
         let owners = match &filter.owner {
-            Some(owner) => vec![Some(owner.clone())],
+            Some(owner) => Some(vec![Some(owner.clone())]),
             None => session_owners(db, session)?,
         };
-        mark_cursors.push(
-            owners
-                .into_iter()
-                .map(|owner| session_cursor(session, owner))
-                .collect(),
-        );
+        needs_record = owners.is_none();
+        cursors.extend(owners.map(|owners| {
+            let owners = owners.into_iter();
+            owners.map(|owner| session_cursor(session, owner)).collect()
+        }));
     }
-    Ok(mark_cursors)
+    Ok(Marks {
+        cursors,
+        needs_record,
+    })
 }
 
 fn label_cursor((key, value): &(String, String)) -> IdCursor {
@@ -233,8 +247,8 @@ fn session_cursor(session: &str, owner: Option<String>) -> IdCursor {
     )
 }
 
-/// The owners of a session of this name, at most as many as a search can read.
-fn session_owners(db: &Connection, session: &str) -> StoreResult<Vec<Option<String>>> {
+/// The owners of a session of this name; `None` if they are more than a search can read.
+fn session_owners(db: &Connection, session: &str) -> StoreResult<Option<Vec<Option<String>>>> {
     const MAX_OWNERS: usize = 64;
     let mut owners = vec![None];
     let mut sql = db
@@ -244,18 +258,22 @@ fn session_owners(db: &Connection, session: &str) -> StoreResult<Vec<Option<Stri
         )
         .map_err(store_error)?;
     let mut last = String::new();
-    while owners.len() < MAX_OWNERS {
+    loop {
         let next: Option<String> = sql
             .query_row(named_params! {":session": session, ":owner": last}, |row| {
                 row.get("owner")
             })
             .optional()
             .map_err(store_error)?;
-        let Some(owner) = next else { break };
+        let Some(owner) = next else {
+            return Ok(Some(owners));
+        };
+        if owners.len() == MAX_OWNERS {
+            return Ok(None);
+        }
         last.clone_from(&owner);
         owners.push(Some(owner));
     }
-    Ok(owners)
 }
 
 fn unfinished_cursor() -> IdCursor {

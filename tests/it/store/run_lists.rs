@@ -356,6 +356,46 @@ async fn runs_are_found_by_session(opened: &Opened) {
     assert_eq!(first.session.as_deref(), Some("s"));
 }
 
+/// Sessions of many keys have the same name: an admin finds the runs of all.
+async fn runs_of_sessions_of_many_owners_are_found(opened: &Opened) {
+    let store = &*opened.store;
+    let mut expected = Vec::new();
+    for n in 0..70 {
+        for session in ["talk", "other"] {
+            let scope = root();
+            let mut run = record(&scope, "a");
+            run.owner = Some(format!("key{n:02}"));
+            run.session = Some(session.to_owned());
+            run.labels.insert("k".to_owned(), "v".to_owned());
+            let open = write(&scope, Change::Create(Box::new(fresh(run))), 1);
+            store.write(open).await.expect("opened");
+            if n % 2 == 0 {
+                store.write(completing(&scope, "done")).await.expect("done");
+            }
+            if session == "talk" {
+                expected.insert(0, scope.run);
+            }
+        }
+    }
+    for labels in [vec![], vec![("k".to_owned(), "v".to_owned())]] {
+        let mut filter = RunFilter {
+            session: Some("talk".to_owned()),
+            labels,
+            ..page()
+        };
+        let mut found = Vec::new();
+        loop {
+            let page = store.list(filter.clone()).await.expect("a page");
+            found.extend(page.runs.iter().map(|run| run.id));
+            filter.before = page.next;
+            if filter.before.is_none() {
+                break;
+            }
+        }
+        assert_eq!(found, expected);
+    }
+}
+
 shared_stories!(
     runs_are_listed_by_agent_and_status,
     runs_are_listed_by_label_and_time,
@@ -363,4 +403,5 @@ shared_stories!(
     runs_are_listed_by_owner,
     runs_are_listed_by_their_cost,
     runs_are_found_by_session,
+    runs_of_sessions_of_many_owners_are_found,
 );
