@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, Row};
 
+use crate::domain::attachment::Digest;
 use crate::store::StoreError;
 use crate::store::encoding::definition_cache::{self, Hash};
 use crate::store::encoding::{entries, integers, turns};
@@ -23,7 +24,7 @@ const MAX_STARTUP_CHECK_BYTES: u64 = 32 << 20;
 /// Checks the whole database of a data directory; returns one sentence for each problem.
 pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
     let db = open_existing(dir)?;
-    let mut findings = quick_check(&db)?;
+    let mut findings = check_pages(&db, "integrity_check")?;
     let mut report = |finding: String| {
         if findings.len() < MAX_FINDINGS {
             findings.push(finding);
@@ -35,6 +36,7 @@ pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
         check_events(&db, &mut report),
         check_turns(&db, &mut report),
         check_definitions(&db, &mut report),
+        check_attachments(&db, &mut report),
     ];
     for error in results.into_iter().filter_map(Result::err) {
         report(store_error(error).to_string());
@@ -91,7 +93,7 @@ pub fn check_after_crash(db: &Connection, file: &Path, is_unclean: bool) -> Resu
         );
         return Ok(());
     }
-    match quick_check(db)?.first() {
+    match check_pages(db, "quick_check")?.first() {
         None => Ok(()),
         Some(finding) => Err(StoreError::Corrupt(format!(
             "{}: {finding}",
@@ -111,11 +113,12 @@ fn open_existing(dir: &Path) -> Result<Connection, StoreError> {
     Ok(db)
 }
 
-fn quick_check(db: &Connection) -> Result<Vec<String>, StoreError> {
+/// `integrity_check` also compares the indexes with their tables, which takes longer than `quick_check`.
+fn check_pages(db: &Connection, pragma: &str) -> Result<Vec<String>, StoreError> {
     let found = db
-        .prepare(&format!("PRAGMA quick_check({MAX_FINDINGS})"))
+        .prepare(&format!("PRAGMA {pragma}({MAX_FINDINGS})"))
         .and_then(|mut sql| {
-            sql.query_map([], |row| row.get::<_, String>("quick_check"))?
+            sql.query_map([], |row| row.get::<_, String>(pragma))?
                 .collect::<rusqlite::Result<Vec<_>>>()
         })
         .map_err(store_error)?;
@@ -194,6 +197,33 @@ fn check_definitions(db: &Connection, report: &mut impl FnMut(String)) -> rusqli
         if !is_unchanged {
             report("the recorded definition of an agent is not what was written".to_owned());
         }
+    }
+    Ok(())
+}
+
+/// The key of an attachment is the hash of its bytes. They exist while a run uses them.
+fn check_attachments(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
+    let mut sql = db.prepare("SELECT hash, data FROM attachments")?;
+    let mut found = sql.query([])?;
+    while let Some(row) = found.next()? {
+        let digest = row.get("hash").map(Digest);
+        let is_unchanged = row.get_ref("data")?.as_blob().is_ok_and(|data| {
+            let computed = Digest::compute(data);
+            digest.as_ref().is_ok_and(|digest| *digest == computed)
+        });
+        match digest {
+            _ if is_unchanged => {}
+            Ok(digest) => report(format!("the attachment {digest} is not what was written")),
+            Err(_) => report("an attachment is not what was written".to_owned()),
+        }
+    }
+    let mut sql = db.prepare(
+        "SELECT u.run FROM attachment_uses u \
+         WHERE NOT EXISTS (SELECT 1 FROM attachments a WHERE a.hash = u.hash)",
+    )?;
+    let mut found = sql.query([])?;
+    while let Some(row) = found.next()? {
+        report(unreadable("an attachment", row));
     }
     Ok(())
 }

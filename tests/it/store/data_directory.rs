@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use axed::domain::run::{RunId, Status};
+use axed::store::open::check;
 use axed::store::{Change, ClaimedRun, StoreError};
 
 use crate::store::fixtures::{
@@ -245,4 +246,63 @@ async fn a_definition_is_stored_once() {
     sql(dir, "DELETE FROM definitions WHERE body = '{}'");
     let unfinished = store.unfinished_runs().await.expect("unfinished");
     assert!(unfinished[3].resume_state.is_none());
+}
+
+/// Leaves the names of sessions of all runs out of the index of sessions.
+fn damage_index(dir: &Path) {
+    let open = || {
+        let db = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
+        db.execute_batch("PRAGMA writable_schema = ON")
+            .expect("writable");
+        db
+    };
+    let columns = "type, name, tbl_name, rootpage, sql";
+    let of_index = "FROM sqlite_master WHERE name = 'runs_session'";
+    let db = open();
+    let index = db.query_row(&format!("SELECT {columns} {of_index}"), [], |row| {
+        let text = |at: usize| row.get::<_, String>(at);
+        let root: i64 = row.get(3)?;
+        Ok((text(0)?, text(1)?, text(2)?, root, text(4)?))
+    });
+    let index = index.expect("the index");
+    db.execute(&format!("DELETE {of_index}"), [])
+        .expect("hidden");
+    drop(db);
+    sql(dir, "UPDATE runs SET session = 'talk'");
+    let sql = format!("INSERT INTO sqlite_master ({columns}) VALUES (?, ?, ?, ?, ?)");
+    open().execute(&sql, index).expect("visible");
+}
+
+#[tokio::test]
+async fn a_check_finds_damaged_indexes_and_attachments() {
+    let Opened { store, place, .. } = sqlite();
+    let dir = place.path();
+    store.write(opening(&root(), "a")).await.expect("opened");
+    store.close().await;
+    let findings = || check(dir).expect("checked").join("\n");
+    // The hash of no bytes.
+    let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    let insert = format!("INSERT INTO attachments (hash, data) VALUES (x'{digest}', x'')");
+    sql(dir, &insert);
+    sql(
+        dir,
+        "INSERT INTO attachment_uses (run, hash) SELECT r.id, a.hash FROM runs r, attachments a",
+    );
+    assert_eq!(findings(), "");
+
+    sql(dir, "UPDATE attachments SET data = x'00'");
+    let changed = format!("the attachment {digest} is not what was written");
+    assert_eq!(findings(), changed);
+    sql(dir, "DELETE FROM attachments");
+    let missing = findings();
+    assert!(missing.starts_with("an attachment of run_"), "{missing}");
+    sql(dir, "DELETE FROM attachment_uses");
+    assert_eq!(findings(), "");
+
+    damage_index(dir);
+    let damaged = findings();
+    assert!(
+        damaged.contains("missing from index runs_session"),
+        "{damaged}"
+    );
 }
