@@ -21,6 +21,14 @@ pub enum Due {
     Missed(Timestamp),
 }
 
+impl Due {
+    fn time(self) -> Timestamp {
+        match self {
+            Self::Start(at) | Self::Missed(at) => at,
+        }
+    }
+}
+
 /// The latest time that is not handled.
 pub fn due(schedule: &Schedule, record: &ScheduleRecord, now: Timestamp) -> Option<Due> {
     let since = match record.handled_at > now {
@@ -45,12 +53,24 @@ pub fn handled_at(record: &ScheduleRecord, at: Timestamp, now: Timestamp) -> Tim
     }
 }
 
+/// Whether a time whose start failed is not due any more, and is not recorded: a later one is due instead, or it is too old.
+pub fn is_given_up(
+    failed_at: Timestamp,
+    due: Option<Due>,
+    record: &ScheduleRecord,
+    now: Timestamp,
+) -> bool {
+    let is_due = due.is_some_and(|due| due.time() == failed_at);
+    // After `now` if the clock was set back.
+    !is_due && failed_at > record.handled_at && failed_at <= now
+}
+
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
     use jiff::tz::TimeZone;
 
-    use super::{Due, due, handled_at};
+    use super::{Due, due, handled_at, is_given_up};
     use crate::domain::cron::Cron;
     use crate::domain::schedule::{Missed, Overlap, Schedule};
     use crate::store::schedules::{ScheduleId, ScheduleRecord};
@@ -138,5 +158,21 @@ mod tests {
             let handled = handled_at(&record, time(at), time("02T12:30:00"));
             assert_eq!(handled, time(expected), "{recorded} {at}");
         }
+    }
+
+    #[test]
+    fn a_time_is_given_up_if_another_is_due_and_nothing_is_recorded_for_it() {
+        let schedule = schedule(Missed::Skip);
+        let (at, later) = (time("02T09:30:00"), time("03T09:30:00"));
+        let now = time("03T09:30:20");
+        let before = record(&schedule, "01T12:00:00");
+        assert!(is_given_up(at, Some(Due::Start(later)), &before, now));
+        assert!(is_given_up(at, None, &before, now));
+        assert!(!is_given_up(at, Some(Due::Start(at)), &before, now));
+        assert!(!is_given_up(at, Some(Due::Missed(at)), &before, now));
+        let handled = record(&schedule, "02T09:30:00");
+        assert!(!is_given_up(at, Some(Due::Start(later)), &handled, now));
+        // The clock was set back.
+        assert!(!is_given_up(at, None, &before, time("02T09:00:00")));
     }
 }

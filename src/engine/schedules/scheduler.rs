@@ -41,6 +41,15 @@ pub struct Scheduler {
     changed: Notify,
     /// Since when schedules with a record are in no agent's file.
     absent_since: Mutex<HashMap<ScheduleId, Instant>>,
+    /// The last start of a schedule that failed and was to be tried again.
+    failed_starts: Mutex<HashMap<ScheduleId, FailedStart>>,
+}
+
+/// Why no run could start at a time.
+#[derive(Clone)]
+struct FailedStart {
+    at: Timestamp,
+    error: String,
 }
 
 /// A schedule as it is now.
@@ -87,6 +96,7 @@ impl Scheduler {
             owners,
             changed: Notify::new(),
             absent_since: Mutex::default(),
+            failed_starts: Mutex::default(),
         }
     }
 
@@ -187,12 +197,22 @@ impl Scheduler {
             pass.wake_in(remaining);
             return Ok(());
         }
+        self.failed_starts().remove(&record.id);
         self.change(&record.id, ScheduleChange::Removed).await
     }
 
     fn absent_since(&self) -> MutexGuard<'_, HashMap<ScheduleId, Instant>> {
         let absent = self.absent_since.lock();
         absent.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed_starts(&self) -> MutexGuard<'_, HashMap<ScheduleId, FailedStart>> {
+        let failed = self.failed_starts.lock();
+        failed.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed_start(&self, id: &ScheduleId) -> Option<FailedStart> {
+        self.failed_starts().get(id).cloned()
     }
 
     /// Starts what is due of one schedule.
@@ -229,10 +249,24 @@ impl Scheduler {
                 }
             }
         }
-        match (plan::due(schedule, record, now), running) {
+        let due = plan::due(schedule, record, now);
+        if let Some(failed) = self.failed_start(id)
+            && plan::is_given_up(failed.at, due, record, now)
+        {
+            self.miss(record, failed.at).await?;
+            self.failed_starts().remove(id);
+            // Its run may have started nevertheless: then that is the last one.
+            pass.wake_in(Duration::ZERO);
+            return Ok(());
+        }
+        match (due, running) {
             (None, _) => {}
             (Some(Due::Missed(at)), _) => self.miss(record, at).await?,
-            (Some(Due::Start(at)), None) => self.start(id, schedule, record, at).await?,
+            (Some(Due::Start(at)), None) => {
+                let started = self.start(id, schedule, record, at).await;
+                self.remember(id, at, started.as_ref().err());
+                started?;
+            }
             (Some(Due::Start(at)), Some(run)) => {
                 self.overlap(id, schedule, record, at, run).await?;
                 pass.awaited
@@ -244,6 +278,15 @@ impl Scheduler {
             pass.wake_in(sleep.try_into().unwrap_or_default());
         }
         Ok(())
+    }
+
+    /// Remembers why the start of a time failed, until it or another one succeeds.
+    fn remember(&self, id: &ScheduleId, at: Timestamp, error: Option<&StartError>) {
+        let mut failed_starts = self.failed_starts();
+        match error.map(ToString::to_string) {
+            Some(error) => drop(failed_starts.insert(id.clone(), FailedStart { at, error })),
+            None => drop(failed_starts.remove(id)),
+        }
     }
 
     /// The last run of a schedule, if it has not ended.
@@ -284,10 +327,20 @@ impl Scheduler {
             None => ScheduleChange::Skipped {
                 at,
                 held_at: record.held_at,
-                error: Some("the daemon did not run at that time".to_owned()),
+                error: Some(self.missed_because(&record.id, at)),
             },
         };
         self.change(&record.id, change).await
+    }
+
+    fn missed_because(&self, id: &ScheduleId, at: Timestamp) -> String {
+        match self.failed_start(id).filter(|failed| failed.at == at) {
+            Some(FailedStart { error, .. }) => {
+                warn!(agent = %id.agent, error = %error, "Schedule {} of agent {} starts no run at {at}: {error}", id.name, id.agent);
+                error
+            }
+            None => "the daemon did not run at that time".to_owned(),
+        }
     }
 
     /// Starts the run of a time. An error is one after which the start is to be tried again.

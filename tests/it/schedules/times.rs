@@ -109,6 +109,39 @@ async fn a_missed_time_starts_a_run_only_if_the_schedule_says_so() {
 }
 
 #[tokio::test]
+async fn a_time_at_which_the_queue_was_full_is_missed_for_that_reason() {
+    let once = schedule_at(HOUR * 3, "missed = \"once\"");
+    let app = TestApp::setup()
+        .config("[runs]\nmax_running = 1\nmax_queued = 0")
+        .agent("blocker", "")
+        .agent("solo", &once)
+        .spawn()
+        .await;
+    app.provider.always("blocker", |_| hangs());
+    wait_until_seen(&app).await;
+    app.start("blocker", "go").await;
+    app.provider.wait_for_request("blocker", 1).await;
+    let earlier = (Timestamp::now() - DAY).as_second();
+    let move_back = format!("UPDATE schedules SET handled_at = {earlier}");
+    app.database().execute(&move_back);
+    // A change of the file wakes the scheduler.
+    app.write_agent("solo", &once.replace("\"go\"", "\"come\""));
+    app.daemon
+        .wait_for_log("Schedule daily of agent solo is tried again")
+        .await;
+
+    // From now on it is too late for the time.
+    app.write_agent("solo", &once.replace("\"once\"", "\"skip\""));
+    let is_skipped = |list: &ApiResponse| list.json()["data"][0]["skipped"].is_object();
+    let list = app.get_until("/schedules", is_skipped).await.json();
+    let reason = &list["data"][0]["skipped"]["reason"];
+    assert_eq!(reason, "1 runs are at work and 0 wait; try again later");
+    app.daemon
+        .wait_for_log("Schedule daily of agent solo starts no run at")
+        .await;
+}
+
+#[tokio::test]
 async fn a_new_schedule_misses_no_times_of_the_past() {
     let app = TestApp::setup()
         .agent("solo", &schedule_at(HOUR, "missed = \"once\""))
