@@ -154,4 +154,6 @@ pub struct SessionQuery {
     pub limit: usize,
     /// See [`RunFilter::cut_texts`].
     pub cut_texts: bool,
+    /// Whether runs whose record is damaged are left out, with a log line, instead of failing the read.
+    pub skip_damaged: bool,
 }

@@ -116,6 +116,7 @@ pub async fn session_history(engine: &Engine, run: &Run) -> Result<SessionHistor
         before: None,
         limit: 1,
         cut_texts: false,
+        skip_damaged: false,
     };
     let Some(last) = store.session_runs(query).await?.pop() else {
         return Ok(SessionHistory::default());

@@ -92,6 +92,7 @@ async fn previous_run(engine: &Engine, run: &Run) -> Result<Option<Run>, StoreEr
         before: Some(run.id),
         limit: 1,
         cut_texts: false,
+        skip_damaged: false,
     };
     Ok(engine.journal.store().session_runs(query).await?.pop())
 }

@@ -48,8 +48,24 @@ pub async fn list(db: &Reader, filter: &RunFilter) -> StoreResult<RunPage> {
 
 /// Runs of a session, newest first.
 pub async fn session_runs(db: &Reader, query: &SessionQuery) -> StoreResult<Vec<Run>> {
-    let ids = session_ids(db, query).await?;
-    load_page(db, &ids, query.cut_texts, IfDamaged::Fail).await
+    let if_damaged = match query.skip_damaged {
+        true => IfDamaged::LeaveOut,
+        false => IfDamaged::Fail,
+    };
+    let mut query = query.clone();
+    let limit = query.limit;
+    let mut page: Vec<Run> = Vec::new();
+    loop {
+        let ids = session_ids(db, &query).await?;
+        page.extend(load_page(db, &ids, query.cut_texts, if_damaged).await?);
+        let bytes = page.iter().map(Run::text_bytes).sum::<usize>();
+        if ids.len() < query.limit || page.len() >= limit || bytes >= PAGE_BYTES {
+            return Ok(page);
+        }
+        // Older runs take the places of those that were left out.
+        query.limit = limit - page.len();
+        query.before = ids.last().copied();
+    }
 }
 
 /// Only roots have sessions.

@@ -181,16 +181,40 @@ pub fn list(db: &Connection, filter: &RunFilter) -> StoreResult<RunPage> {
 }
 
 /// Runs of a session, newest first.
-pub fn session_runs(db: &Connection, query: SessionQuery) -> StoreResult<Vec<Run>> {
-    // Only roots have sessions.
+pub fn session_runs(db: &Connection, mut query: SessionQuery) -> StoreResult<Vec<Run>> {
+    let (limit, skip_damaged) = (query.limit, query.skip_damaged);
+    let read = |id| {
+        if skip_damaged {
+            readable(db, id)
+        } else {
+            run(db, id)
+        }
+    };
+    let mut page: Vec<Run> = Vec::new();
+    loop {
+        let ids = session_ids(db, &query)?;
+        let (is_last, last) = (ids.len() < query.limit, ids.last().copied());
+        page.extend(load_page(ids, query.cut_texts, read)?);
+        let bytes = page.iter().map(Run::text_bytes).sum::<usize>();
+        if is_last || page.len() >= limit || bytes >= PAGE_BYTES {
+            return Ok(page);
+        }
+        // Older runs take the places of those that were left out.
+        query.limit = limit - page.len();
+        query.before = last;
+    }
+}
+
+/// Only roots have sessions.
+fn session_ids(db: &Connection, query: &SessionQuery) -> StoreResult<Vec<RunId>> {
     let mut select = SelectQuery::new(
         "SELECT r.id AS id FROM runs r INDEXED BY runs_session WHERE r.session IS NOT NULL \
          AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.id)"
             .to_owned(),
     );
-    select.and_where("r.session = :session", ":session", query.name);
-    select.and_where("r.owner IS :owner", ":owner", query.owner);
-    if let Some(agent) = query.agent {
+    select.and_where("r.session = :session", ":session", query.name.clone());
+    select.and_where("r.owner IS :owner", ":owner", query.owner.clone());
+    if let Some(agent) = query.agent.clone() {
         select.and_where("r.agent = :agent", ":agent", agent);
     }
     if let Some(status) = query.status {
@@ -199,8 +223,7 @@ pub fn session_runs(db: &Connection, query: SessionQuery) -> StoreResult<Vec<Run
     if let Some(before) = query.before {
         select.and_where("r.id < :before", ":before", *rows::id_bytes(&before));
     }
-    let ids = select.fetch_newest(db, query.limit)?;
-    load_page(ids, query.cut_texts, |id| run(db, id))
+    select.fetch_newest(db, query.limit)
 }
 
 /// A run; `None` if it does not exist or its record is damaged.

@@ -13,7 +13,9 @@ use crate::domain::event::StoredEvent;
 use crate::domain::run::{self, Run, RunId, Status};
 use crate::domain::webhook::DeliveryId;
 use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
-use crate::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
+use crate::store::batches::{
+    BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery, UnusedBatches,
+};
 use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use crate::store::events::{EventLog, EventQuery};
 use crate::store::memories::{
@@ -313,7 +315,14 @@ impl BatchRecords for Log {
     fn change_batch(&self, _: BatchId, _: BatchChange) -> BoxFuture<'_, Result<(), StoreError>> {
         unreachable!("a stream has no batches")
     }
-    fn trim_batches(&self, _: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+    fn unused_batches(
+        &self,
+        _: Timestamp,
+        _: Option<BatchId>,
+    ) -> BoxFuture<'_, Result<UnusedBatches, StoreError>> {
+        unreachable!("a stream has no batches")
+    }
+    fn trim_batch(&self, _: BatchId, _: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
         unreachable!("a stream has no batches")
     }
     fn trim_unaccepted_lines(&self, _: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {

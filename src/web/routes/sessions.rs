@@ -6,13 +6,14 @@ use axum::response::Response;
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tracing::info;
+use tracing::{error, info};
 
 use crate::config::environment::is_valid_name;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::admission::sessions::SessionKey;
 use crate::engine::replay::history::{self, RecordedConversation};
+use crate::store::StoreError;
 use crate::store::runs::{PAGE_BYTES, SessionQuery};
 use crate::store::sessions::SessionListQuery;
 use crate::web::auth::Principal;
@@ -119,7 +120,7 @@ pub async fn list(
             &session.name,
             Some(session.last_agent.clone()),
         );
-        let (_, conversation) = last_conversation(&state, &principal, key).await?;
+        let (_, conversation) = readable_conversation(&state, &principal, key).await?;
         let lengths = conversation.messages.iter().map(history::message_bytes);
         bytes += lengths.sum::<usize>();
         let name = session.name.clone();
@@ -163,6 +164,7 @@ pub async fn get(
         before: query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
         limit: limit + 1,
         cut_texts: !wants_full_texts(&query)?,
+        skip_damaged: true,
         ..last_query.clone()
     };
     let store = state.runner.store();
@@ -174,9 +176,15 @@ pub async fn get(
     let next_cursor = runs.last().filter(|_| has_more).map(|run| run.id);
     let runs = principal.visible_runs(runs, store.as_ref()).await?;
     if runs.is_empty() && is_first {
+        let any_query = SessionQuery {
+            status: None,
+            ..last_query
+        };
+        // A session whose runs are all damaged exists: that fails.
+        store.session_runs(any_query).await?;
         return Err(Problem::session_not_found(&name));
     }
-    let (last, conversation) = last_conversation(&state, &principal, last_query).await?;
+    let (last, conversation) = readable_conversation(&state, &principal, last_query).await?;
     let now = now();
     let view = SessionView {
         name: &name,
@@ -313,6 +321,23 @@ fn session_query(owner: Option<String>, name: &str, agent: Option<String>) -> Se
         before: None,
         limit: 1,
         cut_texts: false,
+        skip_damaged: false,
+    }
+}
+
+/// As [`last_conversation`], but none and an empty one if its record is damaged.
+async fn readable_conversation(
+    state: &AppState,
+    principal: &Principal,
+    query: SessionQuery,
+) -> Result<(Option<Run>, RecordedConversation), StoreError> {
+    let name = query.name.clone();
+    match last_conversation(state, principal, query).await {
+        Err(error) if error.is_damage() => {
+            error!(error = %error, "The conversation of session {name} is left out of a list: {error}");
+            Ok((None, RecordedConversation::default()))
+        }
+        found => found,
     }
 }
 
@@ -321,7 +346,7 @@ async fn last_conversation(
     state: &AppState,
     principal: &Principal,
     query: SessionQuery,
-) -> Result<(Option<Run>, RecordedConversation), Problem> {
+) -> Result<(Option<Run>, RecordedConversation), StoreError> {
     let store = state.runner.store();
     let found = store.session_runs(query).await?;
     let last = principal.visible_runs(found, store.as_ref()).await?.pop();

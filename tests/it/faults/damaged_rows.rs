@@ -269,6 +269,49 @@ async fn a_damaged_run_is_left_out_of_lists_and_can_be_deleted() {
 }
 
 #[tokio::test]
+async fn sessions_with_a_damaged_run_are_listed_beside_others() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    let mut runs = Vec::new();
+    for session in ["bad", "good", "long", "long", "long"] {
+        let request = json!({"input": "go", "session": session});
+        runs.push(app.run_with("solo", request).await.id().to_owned());
+    }
+    damage_rows(&app, &[&runs[0], &runs[3]]);
+    damage_steps(&app, &runs[4]);
+
+    let page = app.get("/sessions").await.json();
+    let sessions = page["data"].as_array().expect("sessions");
+    let shown = |at: usize| {
+        (
+            sessions[at]["name"].as_str(),
+            sessions[at]["messages"].as_u64(),
+        )
+    };
+    assert_eq!(sessions.len(), 3);
+    assert_eq!(shown(0), (Some("bad"), Some(0)));
+    assert_eq!(shown(1), (Some("good"), Some(2)));
+    assert_eq!(shown(2), (Some("long"), Some(0)));
+    app.daemon
+        .wait_for_log("The conversation of session bad is left out of a list")
+        .await;
+
+    // Two runs of three can be read, also page by page.
+    let mut path = "/sessions/long?limit=1".to_owned();
+    for (id, is_last) in [(&runs[4], false), (&runs[2], true)] {
+        let page = app.get(&path).await.json();
+        assert_eq!(page["data"][0]["id"], id.as_str(), "{page}");
+        assert_eq!(page["next_cursor"].is_null(), is_last, "{page}");
+        path = format!("/sessions/long?limit=1&cursor={id}");
+    }
+    // What a run would continue is not hidden.
+    let refused = app.get("/sessions/long/messages").await;
+    refused.problem(500);
+    app.get("/sessions/bad").await.problem(500);
+    assert_eq!(app.get("/sessions/good/messages").await.status, 200);
+}
+
+#[tokio::test]
 async fn a_damaged_run_keeps_no_permit_and_no_place_in_its_session() {
     let setup = TestApp::setup().agent("solo", "");
     let mut app = setup.config("[runs]\nmax_running = 1").spawn().await;

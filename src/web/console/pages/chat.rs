@@ -87,6 +87,7 @@ async fn earlier(
         name: session.to_owned(),
         agent: Some(agent.to_owned()),
         limit: MAX_RUNS,
+        skip_damaged: true,
         ..SessionQuery::default()
     };
     let runs = store.session_runs(query).await?;

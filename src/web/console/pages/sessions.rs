@@ -95,6 +95,7 @@ async fn render_session(request: &ConsoleRequest) -> Result<Page, Problem> {
         before,
         limit: PAGE_SIZE,
         cut_texts: true,
+        skip_damaged: true,
         ..SessionQuery::default()
     };
     let store = request.state.runner.store();
