@@ -29,8 +29,8 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 const BATCH_AGE: Duration = Duration::from_secs(24 * 3600);
 /// How old a batch that is not accepted has to be. A younger one may be one that a node, whose clock is another, records now.
 const UNACCEPTED_AGE: Duration = MAX_RECORDING.saturating_mul(2);
-/// The time between two searches for such batches.
-const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(3600);
+/// The time between two searches for batches to remove, accepted or not.
+const BATCH_INTERVAL: Duration = Duration::from_secs(3600);
 /// Trees that are deleted at once: the store commits concurrent writes together.
 const DELETE_BATCH: usize = 8;
 /// Trees of one status that may fail to be deleted before the store is taken to be out of order.
@@ -59,11 +59,10 @@ pub async fn run(
             }
             if let Some(now) = pass.now {
                 pass.add(trim_usage(store, usage_retention, now).await);
-                pass.add(trim_batches(store, now).await);
                 if next_search <= Instant::now() {
-                    let trimmed = trim_unaccepted_lines(store, now).await;
+                    let trimmed = trim_batches(store, now).await;
                     if trimmed.is_ok() {
-                        next_search = Instant::now() + UNACCEPTED_INTERVAL;
+                        next_search = Instant::now() + BATCH_INTERVAL;
                     }
                     pass.add(trimmed);
                 }
@@ -200,23 +199,37 @@ async fn trim_usage(
     Ok(())
 }
 
-/// Removes batches whose runs are all deleted, a day after their end.
 async fn trim_batches(store: &dyn BatchRecords, now: Timestamp) -> Result<(), StoreError> {
-    let Ok(before) = now.checked_sub(BATCH_AGE) else {
-        return Ok(());
-    };
-    let mut step_started = Instant::now();
-    while store.trim_batches(before).await? {
-        throttle(&mut step_started).await;
+    if let Ok(before) = now.checked_sub(BATCH_AGE) {
+        trim_unused_batches(store, before).await?;
+    }
+    // The lines of batches whose requests ended early.
+    if let Ok(before) = now.checked_sub(UNACCEPTED_AGE) {
+        store.trim_unaccepted_lines(before).await?;
     }
     Ok(())
 }
 
-/// Removes the lines of batches whose requests ended early.
-async fn trim_unaccepted_lines(store: &dyn BatchRecords, now: Timestamp) -> Result<(), StoreError> {
-    match now.checked_sub(UNACCEPTED_AGE) {
-        Ok(before) => store.trim_unaccepted_lines(before).await,
-        Err(_) => Ok(()),
+/// Removes batches that ended before this time and whose runs are all deleted.
+async fn trim_unused_batches(
+    store: &dyn BatchRecords,
+    before: Timestamp,
+) -> Result<(), StoreError> {
+    let mut after = None;
+    let mut step_started = Instant::now();
+    loop {
+        let page = store.unused_batches(before, after).await?;
+        throttle(&mut step_started).await;
+        for id in page.ids {
+            while store.trim_batch(id, before).await? {
+                throttle(&mut step_started).await;
+            }
+            throttle(&mut step_started).await;
+        }
+        after = page.next;
+        if after.is_none() {
+            return Ok(());
+        }
     }
 }
 

@@ -48,11 +48,33 @@ pub trait BatchRecords: Send + Sync + 'static {
         change: BatchChange,
     ) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Removes a batch that ended before this time and of which the store has no run. Returns true if there may be more.
-    fn trim_batches(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>>;
+    /// A page of the batches that ended before this time and of which the store has no run, oldest first.
+    fn unused_batches(
+        &self,
+        before: Timestamp,
+        after: Option<BatchId>,
+    ) -> BoxFuture<'_, Result<UnusedBatches, StoreError>>;
+
+    /// Removes a part of a batch that ended before this time and of which the store has no run. Returns true if there is more
+    /// of it.
+    fn trim_batch(&self, id: BatchId, before: Timestamp)
+    -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Removes the lines of batches whose ids were made before this time and that were not accepted.
     fn trim_unaccepted_lines(&self, before: Timestamp) -> BoxFuture<'_, Result<(), StoreError>>;
+}
+
+/// Ended batches that one page of [`BatchRecords::unused_batches`] reads: the lines of each may be searched.
+pub const PAGE_ENDED_BATCHES: usize = 16;
+/// Lines that [`BatchRecords::trim_batch`] removes at once.
+pub const MAX_TRIMMED_LINES: u32 = 1_000;
+
+/// A page of batches that can be removed.
+#[derive(Clone, Debug, Default)]
+pub struct UnusedBatches {
+    pub ids: Vec<BatchId>,
+    /// The cursor of the next page; `None` if this is the last.
+    pub next: Option<BatchId>,
 }
 
 /// An idempotency key; unique for an owner and an agent.

@@ -1,10 +1,12 @@
 //! Reads batches of runs and their lines.
 
+use jiff::Timestamp;
 use tokio_postgres::Row;
+use uuid::Uuid;
 
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::domain::run::now;
-use crate::store::batches::{BatchKey, BatchQuery, LineQuery};
+use crate::store::batches::{BatchKey, BatchQuery, LineQuery, PAGE_ENDED_BATCHES, UnusedBatches};
 use crate::store::encoding::integers::signed;
 use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
@@ -23,6 +25,10 @@ const LINES: &str = "SELECT p.line, p.body, p.run, p.problem FROM (SELECT l.*, s
      AND (NOT :only_open OR (problem IS NULL AND (run IS NULL \
      OR EXISTS (SELECT 1 FROM runs r WHERE r.id = run AND r.finished_at IS NULL)))) ORDER BY line LIMIT :limit) l) p \
      WHERE coalesce(p.bytes_before, 0) < :bytes ORDER BY p.line";
+
+/// A page of ended batches, and whether they have no run.
+const ENDED: &str = "SELECT b.id, NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = b.id) \
+     AS is_unused FROM batches b WHERE b.finished_at < :before AND b.id > :after ORDER BY b.id LIMIT :limit";
 
 pub async fn find(db: &Reader, id: BatchId) -> StoreResult<Option<Batch>> {
     let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = :id");
@@ -61,6 +67,31 @@ pub async fn list(db: &Reader, query: &BatchQuery) -> StoreResult<Vec<Batch>> {
 pub async fn unfinished(db: &Reader) -> StoreResult<Vec<Batch>> {
     let sql = format!("SELECT {COLUMNS} FROM batches WHERE finished_at IS NULL ORDER BY id");
     db.rows(&sql, &[]).await?.iter().map(batch).collect()
+}
+
+/// Reads a page of ended batches and returns those that have no run.
+pub async fn unused(
+    db: &Reader,
+    before: Timestamp,
+    after: Option<BatchId>,
+) -> StoreResult<UnusedBatches> {
+    let params = params! {
+        ":before": before.as_millisecond(),
+        ":after": after.map_or(Uuid::nil(), |id| id.0),
+        ":limit": signed(PAGE_ENDED_BATCHES as u64),
+    };
+    let found = db.rows(ENDED, params).await?;
+    let mut page = UnusedBatches::default();
+    for row in &found {
+        let id = BatchId(rows::get(row, "id")?);
+        if rows::get::<bool>(row, "is_unused")? {
+            page.ids.push(id);
+        }
+        if found.len() == PAGE_ENDED_BATCHES {
+            page.next = Some(id);
+        }
+    }
+    Ok(page)
 }
 
 pub async fn counts(db: &Reader, id: BatchId) -> StoreResult<BatchCounts> {

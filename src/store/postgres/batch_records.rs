@@ -5,7 +5,9 @@ use jiff::Timestamp;
 
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::store::StoreError;
-use crate::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
+use crate::store::batches::{
+    BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery, UnusedBatches,
+};
 use crate::store::postgres::{PostgresStore, batch_queries, schedules};
 use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, ScheduleRecords};
 use crate::store::write_queue::job::Task;
@@ -83,8 +85,22 @@ impl BatchRecords for PostgresStore {
         self.queue.execute(Task::ChangeBatch(id, change))
     }
 
-    fn trim_batches(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.queue.is_positive(Task::TrimBatches(before))
+    fn unused_batches(
+        &self,
+        before: Timestamp,
+        after: Option<BatchId>,
+    ) -> BoxFuture<'_, Result<UnusedBatches, StoreError>> {
+        Box::pin(self.readers.read(move |db| {
+            Box::pin(async move { batch_queries::unused(db, before, after).await })
+        }))
+    }
+
+    fn trim_batch(
+        &self,
+        id: BatchId,
+        before: Timestamp,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.queue.is_positive(Task::TrimBatch(id, before))
     }
 
     fn trim_unaccepted_lines(&self, before: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {

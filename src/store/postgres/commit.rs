@@ -269,12 +269,15 @@ impl WriterState {
         Ok(match task.task {
             Task::Write(_) => result,
             Task::Resend(..)
-            | Task::TrimBatches(_)
             | Task::ChangeRequest(..)
             | Task::TakeDuty(..)
             | Task::HandOverDuty(_) => affected,
             Task::AcceptBatch(..) => outcomes[task.end - 1].affected,
             Task::AddPushConfig(..) => outcomes[task.start].affected,
+            Task::TrimBatch(..) => {
+                let (lines, batches) = (&outcomes[task.start], &outcomes[task.end - 1]);
+                u64::from(lines.affected > 0 && batches.affected == 0)
+            }
             Task::TrimUsage(_) => u64::from(affected > 0),
             Task::AddToMemory(..) | Task::TrimMemory(..) => {
                 let counted = outcomes[task.end - 1].rows.first();

@@ -374,9 +374,14 @@ statements! {
     CancelBatch: "UPDATE batches SET cancel_reason = coalesce(cancel_reason, :reason) \
          WHERE id = :id AND finished_at IS NULL",
     FinishBatch: "UPDATE batches SET finished_at = coalesce(finished_at, :at) WHERE id = :id",
-    DeleteBatch: "WITH old AS (DELETE FROM batches WHERE id = (SELECT b.id FROM batches b WHERE b.finished_at < :before \
-         AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = b.id) LIMIT 1) \
-         RETURNING id), lines AS (DELETE FROM batch_lines l USING old WHERE l.batch = old.id) SELECT id FROM old",
+    /// Removes some lines of an ended batch that has no run.
+    DeleteBatchLines: "DELETE FROM batch_lines WHERE batch = :batch AND line = ANY \
+         (ARRAY(SELECT l.line FROM batch_lines l WHERE l.batch = :batch ORDER BY l.line LIMIT :limit)) \
+         AND EXISTS (SELECT 1 FROM batches b WHERE b.id = :batch AND b.finished_at < :before) \
+         AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = :batch)",
+    /// Removes an ended batch that has no line any more.
+    DeleteBatch: "DELETE FROM batches WHERE id = :batch AND finished_at < :before \
+         AND NOT EXISTS (SELECT 1 FROM batch_lines l WHERE l.batch = :batch)",
     DeleteLinesWithoutBatch: "DELETE FROM batch_lines l WHERE l.batch = :batch \
          AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = l.batch)",
     /// Looks at one line of each batch.

@@ -6,7 +6,7 @@ use crate::domain::batch::{Batch, BatchId, BatchLine};
 use crate::domain::node::NodeId;
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
-use crate::store::batches::{BatchChange, BatchKey};
+use crate::store::batches::{BatchChange, BatchKey, MAX_TRIMMED_LINES};
 use crate::store::cluster::PermitChange;
 use crate::store::duties::LEADER;
 use crate::store::encoding::clock_skew::first_id;
@@ -57,10 +57,7 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
         Task::RemoveUnacceptedLines(id) => vec![remove_unaccepted_lines(*id)],
         Task::AcceptBatch(batch, key) => accept_batch(batch, key.as_ref()),
         Task::ChangeBatch(id, change) => vec![change_batch(*id, change)],
-        Task::TrimBatches(before) => {
-            let values = values! {":before": before.as_millisecond()};
-            vec![Query::new(Sql::DeleteBatch, values.into())]
-        }
+        Task::TrimBatch(id, before) => trim_batch(*id, *before),
         Task::TrimUnacceptedLines(before) => vec![trim_unaccepted_lines(*before)],
         Task::ChangeSchedule(id, change) => vec![change_schedule(id, change, node)],
         Task::AddToMemory(memory, entry) => {
@@ -197,6 +194,17 @@ fn batch_line(id: BatchId, line: &BatchLine) -> Query<'_> {
 fn remove_unaccepted_lines(id: BatchId) -> Query<'static> {
     let values = values! {":batch": id.0};
     Query::new(Sql::DeleteLinesWithoutBatch, values.into())
+}
+
+/// The second statement affects no row if the batch has more lines, or a run.
+fn trim_batch(id: BatchId, before: Timestamp) -> Vec<Query<'static>> {
+    let before = before.as_millisecond();
+    let lines = values! {":batch": id.0, ":before": before, ":limit": i64::from(MAX_TRIMMED_LINES)};
+    let batch = values! {":batch": id.0, ":before": before};
+    vec![
+        Query::new(Sql::DeleteBatchLines, lines.into()),
+        Query::new(Sql::DeleteBatch, batch.into()),
+    ]
 }
 
 fn trim_unaccepted_lines(before: Timestamp) -> Query<'static> {

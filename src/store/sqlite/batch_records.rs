@@ -5,7 +5,9 @@ use jiff::Timestamp;
 
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::store::StoreError;
-use crate::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
+use crate::store::batches::{
+    BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery, UnusedBatches,
+};
 use crate::store::sqlite::{SqliteStore, batches};
 use crate::store::write_queue::job::Task;
 
@@ -63,8 +65,23 @@ impl BatchRecords for SqliteStore {
         self.queue.execute(Task::ChangeBatch(id, change))
     }
 
-    fn trim_batches(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.queue.is_positive(Task::TrimBatches(before))
+    fn unused_batches(
+        &self,
+        before: Timestamp,
+        after: Option<BatchId>,
+    ) -> BoxFuture<'_, Result<UnusedBatches, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| batches::unused(db, before, after)),
+        )
+    }
+
+    fn trim_batch(
+        &self,
+        id: BatchId,
+        before: Timestamp,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.queue.is_positive(Task::TrimBatch(id, before))
     }
 
     fn trim_unaccepted_lines(&self, before: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {

@@ -6,7 +6,10 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::domain::run::{RunId, now};
 use crate::store::StoreError;
-use crate::store::batches::{BatchChange, BatchKey, BatchQuery, LineQuery};
+use crate::store::batches::{
+    BatchChange, BatchKey, BatchQuery, LineQuery, MAX_TRIMMED_LINES, PAGE_ENDED_BATCHES,
+    UnusedBatches,
+};
 use crate::store::encoding::clock_skew::first_id;
 use crate::store::encoding::integers;
 use crate::store::sqlite::error::store_error;
@@ -79,6 +82,37 @@ pub fn unfinished(db: &Connection) -> Result<Vec<Batch>, StoreError> {
     let read = || {
         let mut sql = db.prepare_cached(&sql)?;
         sql.query_map([], batch)?.collect::<rusqlite::Result<_>>()
+    };
+    read().map_err(store_error)
+}
+
+/// Reads a page of ended batches and returns those that have no run.
+pub fn unused(
+    db: &Connection,
+    before: Timestamp,
+    after: Option<BatchId>,
+) -> Result<UnusedBatches, StoreError> {
+    let after = after.map_or([0; 16], |id| *id.0.as_bytes());
+    let read = || {
+        let mut sql = db.prepare_cached(
+            "SELECT b.id, NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = b.id) \
+             AS is_unused FROM batches b WHERE b.finished_at < :before AND b.id > :after ORDER BY b.id LIMIT :limit",
+        )?;
+        let mut found = sql.query(named_params! {
+            ":before": before.as_millisecond(), ":after": after,
+            ":limit": integers::signed(PAGE_ENDED_BATCHES as u64),
+        })?;
+        let (mut ids, mut last, mut count) = (Vec::new(), None, 0);
+        while let Some(row) = found.next()? {
+            let id = BatchId(rows::id(row, "id")?.0);
+            if row.get::<_, bool>("is_unused")? {
+                ids.push(id);
+            }
+            last = Some(id);
+            count += 1;
+        }
+        let next = last.filter(|_| count == PAGE_ENDED_BATCHES);
+        Ok(UnusedBatches { ids, next })
     };
     read().map_err(store_error)
 }
@@ -215,17 +249,16 @@ pub fn change(sql: &mut Statements<'_>, id: BatchId, change: &BatchChange) -> ru
     changed.map(drop)
 }
 
-/// Removes one batch that is not needed any more; returns true if there was one.
-pub fn trim(sql: &mut Statements<'_>, before: Timestamp) -> rusqlite::Result<bool> {
-    let before = named_params! {":before": before.as_millisecond()};
-    let expired = sql
+/// Removes some lines of a batch that is not needed any more, and the batch after its last line; returns true if there is more.
+pub fn trim(sql: &mut Statements<'_>, id: BatchId, before: Timestamp) -> rusqlite::Result<bool> {
+    let (id, before) = (id.0.as_bytes(), before.as_millisecond());
+    let lines = sql.delete_batch_lines.execute(named_params! {
+        ":batch": id, ":before": before, ":limit": MAX_TRIMMED_LINES,
+    })?;
+    let batches = sql
         .delete_batch
-        .query_row(before, |row| row.get::<_, [u8; 16]>("id"))?;
-    if let Some(id) = expired {
-        sql.delete_batch_lines
-            .execute(named_params! {":batch": id})?;
-    }
-    Ok(expired.is_some())
+        .execute(named_params! {":batch": id, ":before": before})?;
+    Ok(lines > 0 && batches == 0)
 }
 
 pub fn trim_unaccepted(sql: &mut Statements<'_>, before: Timestamp) -> rusqlite::Result<()> {

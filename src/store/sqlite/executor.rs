@@ -86,20 +86,14 @@ impl<'c> Executor<'c> {
         }
         match task {
             Task::Write(write) => self.apply_all(write),
-            Task::RecordAttempt(record) => {
-                outbox::record_attempt(&mut self.sql, record)?;
-                Ok(0)
-            }
+            Task::RecordAttempt(record) => done(outbox::record_attempt(&mut self.sql, record)),
             Task::Resend(run, id) => Ok(outbox::resend(&mut self.sql, *run, *id)? as u64),
             Task::AddPushConfig(run, config) => {
                 self.has_push_configs = true;
                 let is_added = push_configs::add(&mut self.sql, *run, config)?;
                 Ok(u64::from(is_added))
             }
-            Task::DeletePushConfig(run, id) => {
-                push_configs::delete(&mut self.sql, *run, id)?;
-                Ok(0)
-            }
+            Task::DeletePushConfig(run, id) => done(push_configs::delete(&mut self.sql, *run, id)),
             Task::Delete(root) => self.delete(*root),
             Task::ForgetSession(owner, name) => {
                 let progress = sessions::forget_part(&mut self.sql, owner.as_deref(), name)?;
@@ -110,34 +104,21 @@ impl<'c> Executor<'c> {
                 let has_more = self.usage.trim(&mut self.sql, *before)?;
                 Ok(u64::from(has_more))
             }
-            Task::AddBatchLines(id, lines) => {
-                batches::add_lines(&mut self.sql, *id, lines)?;
-                Ok(0)
-            }
-            Task::RemoveUnacceptedLines(id) => {
-                batches::remove_unaccepted(&mut self.sql, *id)?;
-                Ok(0)
-            }
+            Task::AddBatchLines(id, lines) => done(batches::add_lines(&mut self.sql, *id, lines)),
+            Task::RemoveUnacceptedLines(id) => done(batches::remove_unaccepted(&mut self.sql, *id)),
             Task::AcceptBatch(batch, key) => {
                 let is_new = batches::accept(&mut self.sql, batch, key.as_ref())?;
                 Ok(u64::from(is_new))
             }
-            Task::ChangeBatch(id, change) => {
-                batches::change(&mut self.sql, *id, change)?;
-                Ok(0)
-            }
-            Task::TrimBatches(before) => {
-                let has_more = batches::trim(&mut self.sql, *before)?;
+            Task::ChangeBatch(id, change) => done(batches::change(&mut self.sql, *id, change)),
+            Task::TrimBatch(id, before) => {
+                let has_more = batches::trim(&mut self.sql, *id, *before)?;
                 Ok(u64::from(has_more))
             }
             Task::TrimUnacceptedLines(before) => {
-                batches::trim_unaccepted(&mut self.sql, *before)?;
-                Ok(0)
+                done(batches::trim_unaccepted(&mut self.sql, *before))
             }
-            Task::ChangeSchedule(id, change) => {
-                schedules::change(&mut self.sql, id, change)?;
-                Ok(0)
-            }
+            Task::ChangeSchedule(id, change) => done(schedules::change(&mut self.sql, id, change)),
             Task::ClearFailed(roots, owned) => {
                 for root in roots {
                     self.failed_runs.remove(*root);
@@ -384,13 +365,18 @@ impl<'c> Executor<'c> {
     }
 }
 
+/// The result of a task that says nothing about what it did.
+fn done<T, E: Into<WriteError>>(result: Result<T, E>) -> Result<u64, WriteError> {
+    result.map(|_| 0).map_err(Into::into)
+}
+
 fn frees_space(task: &Task) -> bool {
     matches!(
         task,
         Task::Delete(_)
             | Task::Vacuum
             | Task::TrimUsage(_)
-            | Task::TrimBatches(_)
+            | Task::TrimBatch(..)
             | Task::TrimUnacceptedLines(_)
             | Task::RemoveUnacceptedLines(_)
             | Task::Close(_)

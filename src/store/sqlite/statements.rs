@@ -201,10 +201,14 @@ statements! {
         cancel_batch: "UPDATE batches SET cancel_reason = coalesce(cancel_reason, :reason) \
              WHERE id = :id AND finished_at IS NULL",
         finish_batch: "UPDATE batches SET finished_at = coalesce(finished_at, :at) WHERE id = :id",
-        delete_batch: "DELETE FROM batches WHERE id = (SELECT b.id FROM batches b WHERE b.finished_at < :before \
-             AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = b.id) LIMIT 1) \
-             RETURNING id",
-        delete_batch_lines: "DELETE FROM batch_lines WHERE batch = :batch",
+        /// Removes some lines of an ended batch that has no run.
+        delete_batch_lines: "DELETE FROM batch_lines WHERE id IN \
+             (SELECT l.id FROM batch_lines l WHERE l.batch = :batch ORDER BY l.line LIMIT :limit) \
+             AND EXISTS (SELECT 1 FROM batches b WHERE b.id = :batch AND b.finished_at < :before) \
+             AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = :batch)",
+        /// Removes an ended batch that has no line any more.
+        delete_batch: "DELETE FROM batches WHERE id = :batch AND finished_at < :before \
+             AND NOT EXISTS (SELECT 1 FROM batch_lines l WHERE l.batch = :batch)",
         delete_lines_without_batch: "DELETE FROM batch_lines WHERE batch = :batch \
              AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = :batch)",
         /// Finds one line of each batch, instead of reading all lines.

@@ -55,8 +55,8 @@ pub enum Task {
     AcceptBatch(Box<Batch>, Option<BatchKey>),
     /// Changes a batch or one of its lines, and returns 0.
     ChangeBatch(BatchId, BatchChange),
-    /// Removes a batch that ended before this time and has no run. Returns 1 if there may be more, else 0.
-    TrimBatches(Timestamp),
+    /// Removes a part of a batch that ended before this time and has no run. Returns 1 if there is more of it, else 0.
+    TrimBatch(BatchId, Timestamp),
     /// Removes lines from before this time that belong to no batch, and returns 0.
     TrimUnacceptedLines(Timestamp),
     /// Changes the record of a schedule and returns 0.
@@ -116,9 +116,11 @@ impl Task {
                 bodies.map(String::len).sum()
             }
             Self::AddToMemory(_, entry) => entry.text.len(),
-            Self::Delete(_) | Self::ForgetSession(..) | Self::Vacuum | Self::TrimUsage(_) => {
-                64 << 10
-            }
+            Self::Delete(_)
+            | Self::ForgetSession(..)
+            | Self::Vacuum
+            | Self::TrimBatch(..)
+            | Self::TrimUsage(_) => 64 << 10,
             Self::ChangeRequest(_, change) => change.bytes(),
             _ => 0,
         }

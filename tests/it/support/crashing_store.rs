@@ -11,7 +11,9 @@ use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
-use axed::store::batches::{BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery};
+use axed::store::batches::{
+    BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery, UnusedBatches,
+};
 use axed::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use axed::store::events::{EventLog, EventQuery};
 use axed::store::memories::{
@@ -418,8 +420,15 @@ impl BatchRecords for CrashingStore {
     fn change_batch(&self, a: BatchId, b: BatchChange) -> BoxFuture<'_, Result<(), StoreError>> {
         self.inner.change_batch(a, b)
     }
-    fn trim_batches(&self, a: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.inner.trim_batches(a)
+    fn unused_batches(
+        &self,
+        a: Timestamp,
+        b: Option<BatchId>,
+    ) -> BoxFuture<'_, Result<UnusedBatches, StoreError>> {
+        self.inner.unused_batches(a, b)
+    }
+    fn trim_batch(&self, a: BatchId, b: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.trim_batch(a, b)
     }
     fn trim_unaccepted_lines(&self, a: Timestamp) -> BoxFuture<'_, Result<(), StoreError>> {
         self.inner.trim_unaccepted_lines(a)
