@@ -46,6 +46,13 @@ pub async fn set_up(
     let is_prompt_recorded = recorded_run.as_ref().is_some_and(|it| it.prompt.is_some());
     let loaded = load_prompt(context, record, input, recorded_run.as_deref_mut()).await;
     if let Err(PromptFailure::Store(error)) = loaded {
+        if let RunStart::New {
+            acceptance: Some(acceptance),
+            ..
+        } = start
+        {
+            acceptance.answer(Err(error.clone()));
+        }
         return Err(error.into());
     }
     let mut start_write = Box::new(start_run(context, record, start));

@@ -5,30 +5,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axed::domain::run::{Run, Status};
-use axed::engine::request::RunRequest;
+use axed::engine::request::{RunRequest, StartError};
+use axed::store::StoreError;
 use axed::store::runs::RunRecords;
 use tempfile::TempDir;
 
 use crate::recovery::model::{Life, ROOT};
+use crate::support::gate::Gate;
 use crate::support::provider::FakeProvider;
 use crate::support::provider::answer::says;
 use crate::support::within_timeout;
 
-/// The second run of a session, whose conversation can be read after this many failed reads; and how many of them are left.
-async fn continued_after(failed_reads: usize) -> (Run, usize) {
+/// A daemon's engine whose provider replies once the gate is open.
+async fn begin(gate: &Gate) -> (TempDir, Life) {
     let dir = TempDir::new().expect("a directory");
     fs::create_dir(dir.path().join("agents")).expect("a directory");
     let toml = format!("name = \"{ROOT}\"\nmodel = \"fake/{ROOT}\"\nsystem_prompt = \"Go.\"\n");
     fs::write(dir.path().join(format!("agents/{ROOT}.toml")), toml).expect("an agent");
     let provider = FakeProvider::start().await;
-    provider.always(ROOT, |_| says("done"));
+    let opened = gate.clone();
+    provider.always(ROOT, move |_| says("done").after_gate(&opened));
     let life = Life::open(dir.path(), usize::MAX, provider);
-    let first = start(&life).await;
-    let ended = within_timeout("the end", life.runner.wait(first.id, Duration::MAX)).await;
-    assert!(ended.expect("a record").is_some());
+    (dir, life)
+}
 
+/// The second run of a session, whose conversation can be read after this many failed reads; and how many of them are left.
+async fn continued_after(failed_reads: usize) -> (Run, usize) {
+    let gate = Gate::closed();
+    let (_dir, life) = begin(&gate).await;
+    start(&life).await.expect("accepted");
+    // It is queued behind the first one.
+    let next = start(&life).await.expect("accepted");
     life.store.fail_reads_of_steps(failed_reads);
-    let next = start(&life).await;
+    gate.open();
     life.ended(next.id).await;
     let unreadable = life.store.unreadable();
     let run = life.store.run(next.id).await.expect("a record");
@@ -36,14 +45,14 @@ async fn continued_after(failed_reads: usize) -> (Run, usize) {
     (run.expect("the run"), unreadable)
 }
 
-async fn start(life: &Life) -> Arc<Run> {
+async fn start(life: &Life) -> Result<Arc<Run>, StartError> {
     let request = RunRequest {
         agent: ROOT.to_owned(),
         input: Some("go".into()),
         session: Some("talk".to_owned()),
         ..RunRequest::default()
     };
-    life.runner.start(request).await.expect("accepted")
+    life.runner.start(request).await
 }
 
 #[tokio::test]
@@ -52,6 +61,27 @@ async fn a_run_whose_record_can_be_read_again_completes() {
         let (run, unreadable) = continued_after(failed_reads).await;
         assert_eq!((run.status, unreadable), (Status::Completed, 0));
     }
+}
+
+#[tokio::test]
+async fn a_run_that_is_not_accepted_is_refused_with_the_reason() {
+    let gate = Gate::closed();
+    let (_dir, life) = begin(&gate).await;
+    gate.open();
+    let first = start(&life).await.expect("accepted");
+    let ended = within_timeout("the end", life.runner.wait(first.id, Duration::MAX)).await;
+    assert!(ended.expect("a record").is_some());
+
+    life.store.fail_reads_of_steps(1);
+    let refused = start(&life).await;
+    assert!(
+        matches!(refused, Err(StartError::Store(StoreError::Malformed(_)))),
+        "{:?}",
+        refused.err()
+    );
+    let next = start(&life).await.expect("accepted");
+    life.ended(next.id).await;
+    life.end().await;
 }
 
 #[tokio::test]
