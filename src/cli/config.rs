@@ -80,7 +80,7 @@ fn check(strict: bool, format: FormatArgs, sources: Sources) -> anyhow::Result<E
         let kind = ProblemKind::RuleViolation;
         problems.push(positions.problem("telemetry.log", why, kind));
     }
-    if let Err((key, why)) = open::check_urls(&config.data) {
+    for (key, why) in open::check_urls(&config.data) {
         let text = format!("{key} {why}");
         problems.push(positions.problem(key, text, ProblemKind::RuleViolation));
     }

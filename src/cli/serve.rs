@@ -73,13 +73,17 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The error names the file and line, or the variable, that has the URL.
 fn check_urls(config: &Config, flags: &Flags) -> anyhow::Result<()> {
-    let Err((key, why)) = open::check_urls(&config.data) else {
+    let wrong = open::check_urls(&config.data);
+    if wrong.is_empty() {
         return Ok(());
-    };
+    }
     let loaded = load::load_with_sources(flags, &process_environment())?;
-    let text = format!("{key} {why}");
-    let problem = (loaded.positions).problem(key, text, ProblemKind::RuleViolation);
-    let text = document::format_problems(&[problem], &loaded.file, "\n");
+    let problem = |(key, why): (&str, String)| {
+        let text = format!("{key} {why}");
+        (loaded.positions).problem(key, text, ProblemKind::RuleViolation)
+    };
+    let problems: Vec<_> = wrong.into_iter().map(problem).collect();
+    let text = document::format_problems(&problems, &loaded.file, "\n");
     Err(InvalidInput(text).into())
 }
 

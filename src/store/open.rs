@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
+use tracing::warn;
 
 use crate::config::Data;
 use crate::store::StoreError;
@@ -25,26 +26,29 @@ pub fn open(
         let store = PostgresStore::open(urls, &data.cluster, publish, has_subscribers)?;
         return Ok(Arc::new(store));
     }
+    if data.listen_url.is_some() {
+        let dir = data.dir.display();
+        warn!("data.listen_url has no effect without data.url: runs are recorded in {dir}");
+    }
     let store = SqliteStore::open(&data.dir, data.durability, publish, has_subscribers)?;
     Ok(Arc::new(store))
 }
 
-/// Checks the URLs of the database without a connection. Returns the key of one that is wrong, and why, as the rest of a
-/// sentence about it.
-pub fn check_urls(data: &Data) -> Result<(), (&'static str, String)> {
-    for (key, url) in [
+/// Checks the URLs of the database without a connection. Returns the keys of those that are wrong, each with the reason as the rest
+/// of a sentence about it.
+pub fn check_urls(data: &Data) -> Vec<(&'static str, String)> {
+    let urls = [
         ("data.url", &data.url),
         ("data.listen_url", &data.listen_url),
-    ] {
-        if let Some(url) = url {
-            let checked = PostgresStore::check_url(url.expose_secret());
-            checked.map_err(|error| match error {
-                StoreError::Backend(why) => (key, why),
-                other => (key, other.to_string()),
-            })?;
-        }
-    }
-    Ok(())
+    ];
+    let check = |(key, url): (&'static str, &Option<SecretString>)| {
+        let error = PostgresStore::check_url(url.as_ref()?.expose_secret()).err()?;
+        Some(match error {
+            StoreError::Backend(why) => (key, why),
+            other => (key, other.to_string()),
+        })
+    };
+    urls.into_iter().filter_map(check).collect()
 }
 
 /// Checks the store of a data directory, while a daemon uses it or not; returns one sentence for each problem.

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream, stream};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio_postgres::config::{Config, SslMode, TargetSessionAttrs};
+use tokio_postgres::config::{Config, Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::{AsyncMessage, Client};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -128,6 +128,14 @@ pub fn configure(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
     if config.get_hosts().is_empty() {
         return Err(StoreError::Backend(
             "names no host, such as postgres://user@host/database".to_owned(),
+        ));
+    }
+    // What comes after the first @ is taken for the host: it may be a part of the password, so it is not shown.
+    let has_at = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
+    if config.get_hosts().iter().any(has_at) {
+        return Err(StoreError::Backend(
+            "has more than one @ before the database: write the @ of a user or password as %40"
+                .to_owned(),
         ));
     }
     config.ssl_mode(match mode {

@@ -38,6 +38,10 @@ impl DatabaseName {
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 "; the user of data.url has to own the database, or may create tables in its schema"
             }
+            Some(&SqlState::INVALID_CATALOG_NAME) => "; createdb creates it",
+            Some(&SqlState::DUPLICATE_TABLE) => {
+                "; the schema has tables of another program: choose an empty database or schema"
+            }
             _ => "",
         };
         match store_error(error) {

@@ -47,12 +47,20 @@ async fn apply(transaction: &Transaction<'_>, name: &DatabaseName) -> Result<(),
         .execute("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK])
         .await
         .map_err(error)?;
-    transaction
-        .batch_execute(
-            "CREATE TABLE IF NOT EXISTS axed_schema (version bigint NOT NULL, oldest_reader bigint NOT NULL)",
-        )
+    // IF NOT EXISTS would have the server send a notice at each start.
+    let is_new = transaction
+        .query_one("SELECT to_regclass('axed_schema') IS NULL", &[])
         .await
+        .and_then(|row| row.try_get::<_, bool>(0))
         .map_err(error)?;
+    if is_new {
+        transaction
+            .batch_execute(
+                "CREATE TABLE axed_schema (version bigint NOT NULL, oldest_reader bigint NOT NULL)",
+            )
+            .await
+            .map_err(error)?;
+    }
     transaction
         .batch_execute("LOCK TABLE axed_schema IN EXCLUSIVE MODE")
         .await

@@ -48,12 +48,33 @@ async fn open(connector: &Connector) -> Result<Client, StoreError> {
         let StoreError::Backend(why) = name.error(&error) else {
             return name.error(&error);
         };
-        StoreError::Backend(format!(
-            "{why}; check data.url, and that the server runs and lets this user in"
-        ))
+        StoreError::Backend(format!("{why}; {}", advice(&why)))
     })?;
     pooler::check(connector, &client).await?;
     Ok(client)
+}
+
+/// What to do if a connection fails for this reason.
+fn advice(why: &str) -> &'static str {
+    const CASES: [(&str, &str); 3] = [
+        (
+            "startup parameter: options",
+            "set ignore_startup_parameters = options in the pooler",
+        ),
+        (
+            "certificate",
+            "name the certificate of the server's authority in sslrootcert, or choose another sslmode",
+        ),
+        (
+            "does not support TLS",
+            "set up TLS at the server, or choose another sslmode",
+        ),
+    ];
+    let case = CASES.iter().find(|(part, _)| why.contains(part));
+    case.map_or(
+        "check data.url, and that the server runs and lets this user in",
+        |(_, advice)| advice,
+    )
 }
 
 const ALIGN_DELIVERIES: &str = concat!(

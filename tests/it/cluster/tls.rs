@@ -63,5 +63,6 @@ async fn connections_have_tls_and_the_certificate_is_checked() {
     for unsafe_url in [&other_host, unknown] {
         let said = refused(&app, unsafe_url).await;
         assert!(said.contains("certificate"), "{unsafe_url}: {said}");
+        assert!(said.contains("in sslrootcert"), "{unsafe_url}: {said}");
     }
 }
