@@ -401,6 +401,9 @@ pub enum StoreError {
     /// The run to fork was deleted in the meantime.
     #[error("{0} was deleted")]
     SourceDeleted(RunId),
+    /// The database is one of another program, or of a newer version.
+    #[error("{0}")]
+    Unusable(String),
     /// The data directory belongs to another process.
     #[error(
         "the data directory {dir} is in use by {holder}; stop it, or choose another directory with --data"

@@ -323,6 +323,7 @@ impl From<StoreError> for Problem {
             | StoreError::SessionChanged
             | StoreError::Locked { .. }
             | StoreError::NoDatabase(_)
+            | StoreError::Unusable(_)
             | StoreError::Backend(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 ProblemCode::StoreUnavailable,

@@ -460,13 +460,13 @@ fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
         })
         .map_err(to_store_error)?;
     if application != APPLICATION_ID && (version, tables) != (0, 0) {
-        return Err(StoreError::Backend(format!(
+        return Err(StoreError::Unusable(format!(
             "{} is a database of another program; choose another directory with --data",
             file.display()
         )));
     }
     let Some(pending) = MIGRATIONS.get(version as usize..) else {
-        return Err(StoreError::Backend(format!(
+        return Err(StoreError::Unusable(format!(
             "{} was written by a newer version of axed (its tables are version {version}, this one knows {}); \
              start that version, or choose another directory with --data",
             file.display(),
