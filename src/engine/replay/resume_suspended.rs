@@ -134,10 +134,12 @@ async fn resume_trees(
         }
         resolved.insert(id);
     }
-    tracing::info!(
-        "The store works again: going on with {} root runs",
-        recovered.len()
-    );
+    if !recovered.is_empty() {
+        tracing::info!(
+            "The store works again: going on with {} root runs",
+            recovered.len()
+        );
+    }
     // In the order of acceptance.
     recovered.sort_by_key(|revived| revived.run.id);
     engine.active_runs.replace(&resolved, active_runs);

@@ -24,7 +24,7 @@ use crate::engine::state::pending_batch::PendingBatchCell;
 use crate::engine::state::period_budgets;
 use crate::engine::state::run_warnings::RunWarnings;
 use crate::engine::state::run_workdir::RunWorkdir;
-use crate::engine::state::tree::Tree;
+use crate::engine::state::tree::{Tree, suspension_text};
 use crate::engine::state::turn_log::TurnLog;
 use crate::engine::state::usage::UsageCounter;
 use crate::store::{Progress, StoreError};
@@ -340,7 +340,7 @@ impl ActiveRun {
         tracing::warn!(
             run.id = %self.scope.run, run.root = %self.scope.root, agent = %self.agent.name,
             depth = self.scope.depth.0, error = %error,
-            "{} is suspended until the store works again: {error}", self.scope.root
+            "{} {}: {error}", self.scope.root, suspension_text(error)
         );
         let root = self.self_and_ancestors().last().unwrap_or(self);
         root.cancel_token.cancel();

@@ -17,6 +17,7 @@ use crate::engine::state::pinned_agents::PinnedAgents;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::tree_trace::TreeTrace;
+use crate::store::StoreError;
 
 pub struct Tree {
     pub budgets: Budgets,
@@ -109,6 +110,14 @@ pub struct TreeSuspension {
     /// When the start of calls of mutating tools could not be recorded, by run and call. They have not begun, although the record may
     /// have their start: only its answer may be lost.
     unrecorded_starts: Mutex<HashMap<(RunId, String), Timestamp>>,
+}
+
+/// What the log says of a tree after this error.
+pub fn suspension_text(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Fenced => "stops at this node",
+        _ => "is suspended until the store works again",
+    }
 }
 
 impl TreeSuspension {
