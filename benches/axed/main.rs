@@ -1,13 +1,16 @@
 //! Measures axed against a bare handler that makes the same provider calls, on the machine it runs on, and prints ratios.
 //!
 //! `ulimit -n 65536; cargo bench --bench axed [-- single tree others many start durability cancel fanout fork recover
-//! tools long streams]`, and tries how much it bears with `cargo bench --bench axed -- soak`. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are this binary in another role.
+//! tools long trees streams]`. Two parts only run if they are named: `-- stored` fills a store with a million runs, `-- soak` tries how
+//! much axed bears. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are
+//! this binary in another role.
 
 mod bare;
 mod cancel;
 mod cost;
 mod fanout;
 mod fork;
+mod growth;
 mod load;
 mod others;
 mod pin;
@@ -122,6 +125,13 @@ async fn measure(parts: &[&str], table: &mut Table) {
     }
     if is_selected("long") {
         tools::long(table).await;
+    }
+    if is_selected("trees") {
+        growth::trees(table).await;
+    }
+    // Fills a store with a million runs: only if it is named.
+    if parts.contains(&"stored") {
+        growth::stored(table).await;
     }
     if is_selected("streams") {
         streams::measure(table).await;
