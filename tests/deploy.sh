@@ -25,7 +25,7 @@ check "Compose"
 check "Kubernetes"
 # The oldest and the newest version with all that the manifests use.
 for version in 1.27 1.34; do
-  for file in deploy/kubernetes/*.yaml; do
+  for file in deploy/kubernetes/*.yaml deploy/cluster/kubernetes/postgres.yaml; do
     [ "${file##*/}" = kustomization.yaml ] ||
       "$tools/bin/kubernetes-validate" --quiet --strict --kubernetes-version "$version" "$file"
   done
