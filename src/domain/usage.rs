@@ -180,6 +180,14 @@ impl Usage {
         add(&mut self.unreported, other.unreported);
     }
 
+    /// Without tool calls.
+    pub fn of_requests(self) -> Self {
+        Self {
+            tool_calls: 0,
+            ..self
+        }
+    }
+
     /// Whether every request's usage is known.
     pub fn is_complete(&self) -> bool {
         self.unreported == 0

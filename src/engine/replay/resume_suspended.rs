@@ -26,7 +26,7 @@ pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(engine.suspension.next_probe_delay(interval)) => {}
-                () = engine.suspension.store_failed.notified() => continue,
+                () = engine.suspension.probe_moved.notified() => continue,
                 () = engine.draining.cancelled() => return keep_suspended(&engine),
             }
             match probe(&engine).await {

@@ -18,8 +18,6 @@ pub const INITIAL_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 pub const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// The longest delay of a tree whose writes fail although the store works: each attempt sends a model request again.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// A tree that ran this long is resumed at once when it is suspended again.
-const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub struct Suspension {
@@ -28,8 +26,8 @@ pub struct Suspension {
     pub resume_lock: RwLock<()>,
     /// Notified when runs are driven again, or will not be.
     pub changed: Notify,
-    /// Notified when the store fails: the next probe may have been planned for much later, for a single tree.
-    pub store_failed: Notify,
+    /// Notified when the next probe may have been planned too late: for a single tree that is due much later.
+    pub probe_moved: Notify,
 }
 
 #[derive(Default)]
@@ -49,25 +47,24 @@ pub struct SuspendedTree {
     /// How often in a row the tree was resumed and suspended again.
     pub attempts: u32,
     retry_at: Instant,
-    /// Whether a probe has succeeded since.
+    /// Whether a probe has succeeded since, or only this tree is affected.
     is_probed: bool,
 }
 
 impl SuspendedTree {
     /// A tree whose tasks have ended. Takes its permit.
     pub fn new(root: Arc<ActiveRun>, session_guard: Option<SessionGuard>) -> Self {
-        let attempts = match root.tree.suspension.last_resume.get() {
-            Some((at, attempts)) if at.elapsed() < BACKOFF_RESET_AFTER => attempts + 1,
-            _ => 0,
-        };
+        let suspension = &root.tree.suspension;
+        let attempts = suspension.previous_count();
+        // A tree that was resumed was so while the store worked: until a probe fails, only this tree is affected.
+        let is_probed = attempts > 0 || suspension.is_by_damage();
         Self {
             run_permit: root.tree.root_permit.take(),
             root,
             session_guard,
             attempts,
             retry_at: Instant::now() + backoff(attempts),
-            // It was resumed while the store worked: until a probe fails, only this tree is affected.
-            is_probed: attempts > 0,
+            is_probed,
         }
     }
 }
@@ -76,8 +73,11 @@ impl Suspension {
     /// Adds a tree; returns whether the supervising task is to be spawned.
     pub fn add(&self, tree: SuspendedTree) -> bool {
         let mut trees = self.lock();
-        if !tree.is_probed && !std::mem::replace(&mut trees.is_store_down, true) {
-            self.store_failed.notify_one();
+        let is_next = trees.waiting.iter().all(|it| tree.retry_at < it.retry_at);
+        let was_store_down = trees.is_store_down;
+        trees.is_store_down |= !tree.is_probed;
+        if trees.is_supervised && !was_store_down && (trees.is_store_down || is_next) {
+            self.probe_moved.notify_one();
         }
         trees.waiting.push(tree);
         !std::mem::replace(&mut trees.is_supervised, true)

@@ -41,6 +41,8 @@ pub struct Ending {
     pub steps: Vec<Step>,
     /// Events that are committed together with the terminal state.
     pub events: Vec<EventKind>,
+    /// Whether its caller was refused with the error: the run has no record and never gets one.
+    pub is_refused: bool,
 }
 
 pub enum LoopOutcome {
@@ -65,6 +67,15 @@ impl Ending {
             outcome: Ok(outcome),
             steps: Vec::new(),
             events: Vec::new(),
+            is_refused: false,
+        }
+    }
+
+    /// The end of a run that was not accepted.
+    pub fn refused(error: StoreError) -> Self {
+        Self {
+            is_refused: true,
+            ..Self::from(error)
         }
     }
 
@@ -87,6 +98,7 @@ impl From<StoreError> for Ending {
             outcome: Err(error),
             steps: Vec::new(),
             events: Vec::new(),
+            is_refused: false,
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::store::{Change, FinishedRun, Progress, StoreError};
 const MAX_CONTENT_BYTES: usize = 16 << 10;
 
 /// Decides the outcome and commits the terminal state. If the record could not be written or read, the run's tree is
-/// suspended; a run whose record can never be read fails instead.
+/// suspended; a run whose record can never be read fails instead, and one that was not accepted leaves nothing.
 pub async fn commit_end(
     context: &RunContext,
     record: Arc<Run>,
@@ -35,6 +35,7 @@ pub async fn commit_end(
     let run = &context.run;
     let loop_outcome = match ending.outcome {
         Ok(loop_outcome) => loop_outcome,
+        Err(error) if ending.is_refused => return Err(error),
         Err(error) if run.is_unreadable(&error) => {
             LoopOutcome::Failed(failures::internal(&error.to_string()))
         }
@@ -286,7 +287,7 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
         Err(StoreError::AlreadyClaimed(_)) => {}
         Err(error) => tracing::error!(
             run.id = %context.run.scope.run, run.root = %context.run.scope.root, agent = %context.run.agent.name,
-            depth = context.run.scope.depth.0, "The end of {} could not be recorded: {error}", context.run.scope.run
+            depth = context.run.scope.depth.0, "The end of {} is not recorded: {error}", context.run.scope.run
         ),
     }
     let run = end_result.ok();

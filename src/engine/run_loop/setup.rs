@@ -52,6 +52,7 @@ pub async fn set_up(
         } = start
         {
             acceptance.answer(Err(error.clone()));
+            return Err(Ending::refused(error));
         }
         return Err(error.into());
     }

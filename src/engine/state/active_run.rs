@@ -30,9 +30,9 @@ use crate::engine::state::usage::UsageCounter;
 use crate::store::{Progress, StoreError};
 
 /// After this many suspensions in a row, about a minute, a run that is to end anyway does not wait for its record any more.
-const MAX_READ_ATTEMPTS: u32 = 8;
+const MAX_READ_SUSPENSIONS: u32 = 9;
 /// After this many suspensions in a row a run fails if SQLite calls its record damaged.
-const MAX_MALFORMED_ATTEMPTS: u32 = 2;
+const MAX_MALFORMED_SUSPENSIONS: u32 = 3;
 
 pub struct ActiveRun {
     pub scope: Scope,
@@ -334,7 +334,7 @@ impl ActiveRun {
             // request brought to it, was never accepted.
             return;
         }
-        if self.tree.suspension.mark() {
+        if self.tree.suspension.mark(error) {
             return;
         }
         tracing::warn!(
@@ -349,12 +349,11 @@ impl ActiveRun {
     /// Whether a read error is final for the run: its record is damaged, or could again and again not be read, and the run is to
     /// end in any case. Otherwise the tree is suspended, as after a failed write.
     pub fn is_unreadable(&self, error: &StoreError) -> bool {
-        let last_resume = self.tree.suspension.last_resume.get();
-        let attempts = last_resume.map_or(0, |(_, attempts)| *attempts);
+        let suspensions = self.tree.suspension.previous_count();
         let is_final = match error {
             StoreError::Corrupt(_) => true,
-            StoreError::Malformed(_) => attempts >= MAX_MALFORMED_ATTEMPTS,
-            StoreError::Backend(_) => attempts >= MAX_READ_ATTEMPTS && self.is_to_end(),
+            StoreError::Malformed(_) => suspensions >= MAX_MALFORMED_SUSPENSIONS,
+            StoreError::Backend(_) => suspensions >= MAX_READ_SUSPENSIONS && self.is_to_end(),
             _ => false,
         };
         is_final && !self.is_suspended()
@@ -459,7 +458,7 @@ impl ActiveRun {
 
     /// The progress with what requests have used since it was updated; `None` if that is nothing.
     pub fn changed_progress(&self, progress: &Progress) -> Option<Progress> {
-        if self.usage.get().0 == progress.usage {
+        if self.usage.get().0.of_requests() == progress.usage.of_requests() {
             return None;
         }
         let mut changed = progress.clone();

@@ -1,8 +1,9 @@
 //! What all runs of one tree share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -18,6 +19,9 @@ use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::tree_trace::TreeTrace;
 use crate::store::StoreError;
+
+/// A tree that ran this long since it was resumed has left its earlier suspensions behind.
+const RESET_AFTER: Duration = Duration::from_secs(60);
 
 pub struct Tree {
     pub budgets: Budgets,
@@ -99,10 +103,19 @@ impl Tree {
     }
 }
 
-/// Whether a failed write suspended the tree, and the state that is kept until it is resumed.
+/// Why a tree is suspended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuspensionCause {
+    /// The store may fail for every run.
+    Store,
+    /// What was read of this tree is damaged, which says nothing about the store.
+    Damage,
+}
+
+/// Whether the tree is suspended, and the state that is kept until it is resumed.
 #[derive(Debug, Default)]
 pub struct TreeSuspension {
-    is_suspended: AtomicBool,
+    cause: OnceLock<SuspensionCause>,
     /// When it was last resumed after a failed write, and how often in a row; empty if never.
     pub last_resume: OnceLock<(Instant, u32)>,
     /// Results of mutating tools that could not be recorded, by run and call.
@@ -116,18 +129,36 @@ pub struct TreeSuspension {
 pub fn suspension_text(error: &StoreError) -> &'static str {
     match error {
         StoreError::Fenced => "stops at this node",
+        error if error.is_damage() => "is suspended, and resumed soon to try again",
         _ => "is suspended until the store works again",
     }
 }
 
 impl TreeSuspension {
     pub fn is_suspended(&self) -> bool {
-        self.is_suspended.load(Ordering::SeqCst)
+        self.cause.get().is_some()
     }
 
-    /// Marks the tree as suspended; returns whether it was already.
-    pub fn mark(&self) -> bool {
-        self.is_suspended.swap(true, Ordering::SeqCst)
+    /// Marks the tree as suspended by this error; returns whether it was already.
+    pub fn mark(&self, error: &StoreError) -> bool {
+        let cause = match error.is_damage() {
+            true => SuspensionCause::Damage,
+            false => SuspensionCause::Store,
+        };
+        self.cause.set(cause).is_err()
+    }
+
+    /// Whether it was suspended by what is damaged of it.
+    pub fn is_by_damage(&self) -> bool {
+        self.cause.get() == Some(&SuspensionCause::Damage)
+    }
+
+    /// How often in a row the tree was suspended before, each time but the first soon after it was resumed.
+    pub fn previous_count(&self) -> u32 {
+        match self.last_resume.get() {
+            Some((at, attempts)) if at.elapsed() < RESET_AFTER => attempts + 1,
+            _ => 0,
+        }
     }
 
     pub fn unrecorded_results(&self) -> MutexGuard<'_, HashMap<(RunId, String), ToolResult>> {
@@ -140,5 +171,31 @@ impl TreeSuspension {
         self.unrecorded_starts
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suspensions_in_a_row_follow_a_resume_soon() {
+        let resumed = |at: Instant| {
+            let suspension = TreeSuspension::default();
+            suspension.last_resume.set((at, 1)).expect("no resume yet");
+            suspension
+        };
+        let long_ago = Instant::now().checked_sub(RESET_AFTER).expect("a time");
+        assert_eq!(TreeSuspension::default().previous_count(), 0);
+        assert_eq!(resumed(Instant::now()).previous_count(), 2);
+        assert_eq!(resumed(long_ago).previous_count(), 0);
+    }
+
+    #[test]
+    fn the_first_error_is_the_cause() {
+        let suspension = TreeSuspension::default();
+        assert!(!suspension.mark(&StoreError::Malformed("a page".to_owned())));
+        assert!(suspension.mark(&StoreError::DiskFull));
+        assert!(suspension.is_suspended() && suspension.is_by_damage());
     }
 }

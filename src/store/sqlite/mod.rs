@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
+use rusqlite::Connection;
 use tokio::sync::Notify;
 
 use crate::config::Durability;
@@ -120,6 +121,22 @@ impl SqliteStore {
             writer: Some(thread),
         })
     }
+
+    /// Reads again without the runs that SQLite cannot read, if they stay so.
+    async fn read_or_leave_out<T: Send + 'static>(
+        &self,
+        read: impl Fn(&Connection, IfMalformed) -> Result<T, StoreError> + Clone + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let whole = read.clone();
+        let found = self.readers.read(move |db| whole(db, IfMalformed::Fail));
+        match found.await {
+            Err(StoreError::Malformed(_)) => {
+                let rest = self.readers.read(move |db| read(db, IfMalformed::LeaveOut));
+                rest.await
+            }
+            found => found,
+        }
+    }
 }
 
 /// Opens the database, created if it is missing, and locks its directory.
@@ -175,14 +192,15 @@ impl RunRecords for SqliteStore {
     }
 
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
-        Box::pin(self.readers.read(move |db| queries::list(db, &filter)))
+        let read = move |db: &Connection, if_malformed| queries::list(db, &filter, if_malformed);
+        Box::pin(self.read_or_leave_out(read))
     }
 
     fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
-        Box::pin(
-            self.readers
-                .read(move |db| queries::session_runs(db, query)),
-        )
+        let read = move |db: &Connection, if_malformed| {
+            queries::session_runs(db, query.clone(), if_malformed)
+        };
+        Box::pin(self.read_or_leave_out(read))
     }
 
     fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
@@ -221,18 +239,7 @@ impl RunRecords for SqliteStore {
     }
 
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
-        Box::pin(async move {
-            let readers = &self.readers;
-            let found = readers.read(|db| queries::unfinished_runs(db, IfMalformed::Fail));
-            match found.await {
-                Err(StoreError::Malformed(_)) => {
-                    readers
-                        .read(|db| queries::unfinished_runs(db, IfMalformed::LeaveOut))
-                        .await
-                }
-                found => found,
-            }
-        })
+        Box::pin(self.read_or_leave_out(queries::unfinished_runs))
     }
 
     fn claimed_run(

@@ -79,11 +79,21 @@ pub fn children(db: &Connection, id: RunId) -> StoreResult<Vec<Run>> {
 }
 
 /// What becomes of a run that SQLite cannot read.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum IfMalformed {
     Fail,
     /// As a run whose row is damaged.
     LeaveOut,
+}
+
+impl IfMalformed {
+    /// Whether a run that is read with this error is left out.
+    fn leaves_out(self, error: &StoreError) -> bool {
+        match error {
+            StoreError::Malformed(_) => self == Self::LeaveOut,
+            error => error.is_damage(),
+        }
+    }
 }
 
 /// Runs that have not ended, by depth and then by age.
@@ -91,10 +101,6 @@ pub fn unfinished_runs(
     db: &Connection,
     if_malformed: IfMalformed,
 ) -> StoreResult<Vec<UnfinishedRun>> {
-    let is_final = |error: &StoreError| match error {
-        StoreError::Malformed(_) => if_malformed == IfMalformed::LeaveOut,
-        error => error.is_damage(),
-    };
     let sql = format!(
         "SELECT {RUN_COLUMNS}, {RESUME_COLUMNS} FROM runs r INDEXED BY runs_unfinished \
          WHERE r.finished_at IS NULL AND {NOT_DELETED} ORDER BY r.depth, r.id"
@@ -111,7 +117,7 @@ pub fn unfinished_runs(
         let run = match run {
             Ok(run) => run,
             // A damaged run does not stop the others.
-            Err(error) if is_final(&error) => {
+            Err(error) if if_malformed.leaves_out(&error) => {
                 let id = rows::run_id(row).unwrap_or(RunId(uuid::Uuid::nil()));
                 error!(run.id = %id, error = %error, "The record of {id} is damaged, it is not resumed: {error}");
                 continue;
@@ -121,7 +127,7 @@ pub fn unfinished_runs(
         let resume_state = match resume_state(db, row, &mut definitions) {
             Ok(resume_state) => resume_state,
             // Without it the run cannot continue, and fails.
-            Err(error) if is_final(&error) => {
+            Err(error) if if_malformed.leaves_out(&error) => {
                 let id = run.id;
                 error!(run.id = %id, error = %error, "The record of {id} is damaged, it cannot continue: {error}");
                 None
@@ -168,10 +174,15 @@ pub fn claimed_run(db: &Connection, key: &IdempotencyKey) -> StoreResult<Option<
 }
 
 /// A page of runs, newest first.
-pub fn list(db: &Connection, filter: &RunFilter) -> StoreResult<RunPage> {
+pub fn list(
+    db: &Connection,
+    filter: &RunFilter,
+    if_malformed: IfMalformed,
+) -> StoreResult<RunPage> {
     let matches = search::search(db, filter)?;
     let last = matches.ids.last().copied();
-    let mut runs = load_page(matches.ids, filter.cut_texts, |id| readable(db, id))?;
+    let read = |id| readable(db, id, if_malformed);
+    let mut runs = load_page(matches.ids, filter.cut_texts, read)?;
     let ends_early = runs.last().map(|run| run.id).filter(|id| Some(*id) != last);
     let next = ends_early.or(matches.next);
     if let Some(min_cost) = filter.min_cost {
@@ -181,11 +192,15 @@ pub fn list(db: &Connection, filter: &RunFilter) -> StoreResult<RunPage> {
 }
 
 /// Runs of a session, newest first.
-pub fn session_runs(db: &Connection, mut query: SessionQuery) -> StoreResult<Vec<Run>> {
+pub fn session_runs(
+    db: &Connection,
+    mut query: SessionQuery,
+    if_malformed: IfMalformed,
+) -> StoreResult<Vec<Run>> {
     let (limit, skip_damaged) = (query.limit, query.skip_damaged);
     let read = |id| {
         if skip_damaged {
-            readable(db, id)
+            readable(db, id, if_malformed)
         } else {
             run(db, id)
         }
@@ -227,9 +242,9 @@ fn session_ids(db: &Connection, query: &SessionQuery) -> StoreResult<Vec<RunId>>
 }
 
 /// A run; `None` if it does not exist or its record is damaged.
-fn readable(db: &Connection, id: RunId) -> StoreResult<Option<Run>> {
+fn readable(db: &Connection, id: RunId, if_malformed: IfMalformed) -> StoreResult<Option<Run>> {
     match run(db, id) {
-        Err(error) if error.is_damage() => {
+        Err(error) if if_malformed.leaves_out(&error) => {
             error!(run.id = %id, error = %error, "{id} is left out of a list: {error}");
             Ok(None)
         }

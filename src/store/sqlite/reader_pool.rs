@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -26,6 +26,8 @@ const REREAD_PAUSES: [Duration; 5] = [
     Duration::from_millis(800),
     Duration::from_millis(1600),
 ];
+/// How long nothing is read again after a read has stayed damaged through all attempts: a list may meet many such records.
+const MIN_REREAD_INTERVAL: Duration = Duration::from_secs(30);
 
 type ReadJob = Box<dyn FnOnce(Result<&Connection, StoreError>) + Send>;
 
@@ -34,6 +36,8 @@ pub struct ReaderPool {
     max_threads: usize,
     /// `None` after the store was closed.
     state: Mutex<Option<PoolState>>,
+    /// When a read last stayed damaged through all attempts; a reread that succeeds resets it.
+    gave_up_at: Mutex<Option<Instant>>,
 }
 
 struct PoolState {
@@ -66,25 +70,43 @@ impl ReaderPool {
                 .map_or(2, usize::from)
                 .clamp(1, MAX_READERS),
             state: Mutex::new(Some(state)),
+            gave_up_at: Mutex::default(),
         }
     }
 
     /// Calls `read` on one of the threads. All its statements see one snapshot of the database. Reads again for some seconds
-    /// if SQLite calls the database damaged: a disk that fails a read looks the same.
+    /// if SQLite calls the database damaged, since a disk that fails a read looks the same, unless a read has shortly before
+    /// stayed damaged through all attempts.
     pub async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Connection) -> Result<T, StoreError> + Clone + Send + 'static,
     ) -> Result<T, StoreError> {
-        for pause in REREAD_PAUSES {
-            match self.read_once(read.clone()).await {
-                Err(StoreError::Malformed(why)) => {
-                    tracing::warn!(error = %why, "SQLite cannot read the database, trying again: {why}");
-                    tokio::time::sleep(pause).await;
-                }
-                result => return result,
+        let mut result = self.read_once(read.clone()).await;
+        if !is_malformed(&result) {
+            return result;
+        }
+        for (attempt, pause) in REREAD_PAUSES.into_iter().enumerate() {
+            // Another read may give up meanwhile.
+            if self.has_given_up() {
+                return result;
+            }
+            if attempt == 0 {
+                log_reread(&result);
+            }
+            tokio::time::sleep(pause).await;
+            result = self.read_once(read.clone()).await;
+            if !is_malformed(&result) {
+                *self.gave_up_at.lock() = None;
+                return result;
             }
         }
-        self.read_once(read).await
+        *self.gave_up_at.lock() = Some(Instant::now());
+        result
+    }
+
+    fn has_given_up(&self) -> bool {
+        let gave_up_at = *self.gave_up_at.lock();
+        gave_up_at.is_some_and(|at| at.elapsed() < MIN_REREAD_INTERVAL)
     }
 
     async fn read_once<T: Send + 'static>(
@@ -141,6 +163,16 @@ impl ReaderPool {
             }
         }
         Ok(())
+    }
+}
+
+fn is_malformed<T>(result: &Result<T, StoreError>) -> bool {
+    matches!(result, Err(StoreError::Malformed(_)))
+}
+
+fn log_reread<T>(result: &Result<T, StoreError>) {
+    if let Err(error) = result {
+        tracing::warn!(error = %error, "SQLite cannot read the database, trying again: {error}");
     }
 }
 
@@ -213,6 +245,25 @@ mod tests {
             attempt => Ok(attempt),
         };
         assert_eq!(pool.read(read).await.expect("a value"), 2);
+    }
+
+    #[tokio::test]
+    async fn what_stays_damaged_is_read_once_for_a_while() {
+        let (_dir, pool) = pool();
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&attempts);
+        let read = move |_: &Connection| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Err::<(), _>(StoreError::Malformed("a page".to_owned()))
+        };
+        let mut reads = Vec::new();
+        for _ in 0..3 {
+            let before = attempts.load(Ordering::Relaxed);
+            let result = pool.read(read.clone()).await;
+            assert!(is_malformed(&result), "{result:?}");
+            reads.push(attempts.load(Ordering::Relaxed) - before);
+        }
+        assert_eq!(reads, [REREAD_PAUSES.len() + 1, 1, 1]);
     }
 
     #[tokio::test]

@@ -30,6 +30,7 @@ async fn begin(gate: &Gate) -> (TempDir, Life) {
 }
 
 /// The second run of a session, whose conversation can be read after this many failed reads; and how many of them are left.
+/// Other runs are accepted meanwhile.
 async fn continued_after(failed_reads: usize) -> (Run, usize) {
     let gate = Gate::closed();
     let (_dir, life) = begin(&gate).await;
@@ -38,11 +39,27 @@ async fn continued_after(failed_reads: usize) -> (Run, usize) {
     let next = start(&life).await.expect("accepted");
     life.store.fail_reads_of_steps(failed_reads);
     gate.open();
+    within_timeout("the end", async {
+        tokio::select! {
+            ended = life.runner.wait(next.id, Duration::MAX) => drop(ended.expect("a record")),
+            () = run_others(&life) => {}
+        }
+    })
+    .await;
     life.ended(next.id).await;
     let unreadable = life.store.unreadable();
     let run = life.store.run(next.id).await.expect("a record");
     life.end().await;
     (run.expect("the run"), unreadable)
+}
+
+/// Runs of no session, one after the other, for ever.
+async fn run_others(life: &Life) {
+    loop {
+        let other = life.start().await;
+        let ended = life.runner.wait(other.id, Duration::MAX).await;
+        ended.expect("a record");
+    }
 }
 
 async fn start(life: &Life) -> Result<Arc<Run>, StartError> {
@@ -79,6 +96,8 @@ async fn a_run_that_is_not_accepted_is_refused_with_the_reason() {
         "{:?}",
         refused.err()
     );
+    // Of no session.
+    life.start().await;
     let next = start(&life).await.expect("accepted");
     life.ended(next.id).await;
     life.end().await;
