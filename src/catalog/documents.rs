@@ -141,14 +141,23 @@ impl Documents {
         due.any(|it| it.is_retry_due() && (it.text.is_err() || state.is_reloaded))
     }
 
-    /// Fetches again what has failed, and returns whether a reload would find anything else than before.
+    /// Fetches again what failed a while ago, and returns whether a reload would find anything else than before.
     pub fn retry(&self) -> bool {
+        self.retry_if(Fetched::is_retry_due)
+    }
+
+    /// Fetches again what has failed, however short a time ago.
+    pub fn retry_now(&self) {
+        self.retry_if(|known| known.has_failed);
+    }
+
+    fn retry_if(&self, is_due: impl Fn(&Fetched) -> bool) -> bool {
         let mut state = self.state();
         state.is_reloaded = false;
         let known = |url: &Url| Some((url.clone(), state.fetched.get(url.as_str())?.clone()));
         let mut due: Vec<(Url, Fetched)> = state.named.iter().filter_map(known).collect();
         drop(state);
-        due.retain(|(_, known)| known.is_retry_due());
+        due.retain(|(_, known)| is_due(known));
         let is_different = AtomicBool::new(false);
         concurrently(&due, |(url, known)| {
             if self.fetch_now(url) != known.text {
@@ -399,6 +408,24 @@ mod tests {
         assert!(documents.retry(), "the guard refuses the address");
         assert!(fetched_at() > failed.at);
         assert!(!documents.has_due_retry());
+    }
+
+    #[test]
+    fn a_requested_reload_tries_again_what_has_failed() {
+        let documents = Arc::new(Documents::default());
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join("worker.toml"), agent_file(URL)).expect("a file");
+        let rules = Rules {
+            documents: Arc::clone(&documents),
+            ..Rules::default()
+        };
+        let catalog = Catalog::open(vec![dir.path().to_owned()], rules);
+        let fetched_at = || documents.state().fetched[URL].at;
+        let failed_at = fetched_at();
+        catalog.reload();
+        assert_eq!(fetched_at(), failed_at);
+        catalog.reload_all();
+        assert!(fetched_at() > failed_at);
     }
 
     #[tokio::test]

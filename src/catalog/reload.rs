@@ -126,6 +126,12 @@ impl Catalog {
         self.replace(&before, after);
     }
 
+    /// Like [`Catalog::reload`], after fetching again the documents that could not be fetched.
+    pub fn reload_all(&self) {
+        self.rules.documents.retry_now();
+        self.reload();
+    }
+
     /// Inspects the current definitions again, because files that they name can come and go without a reload. Does
     /// nothing if that happened just now, or happens at the moment. Blocking I/O.
     pub fn refresh_warnings(&self) {

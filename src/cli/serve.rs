@@ -98,8 +98,9 @@ async fn handle_signals(
             SignalAction::Reload => {
                 service_manager::notify_reloading();
                 let catalog = Arc::clone(&catalog);
-                // Reading the directories blocks.
-                if let Err(error) = tokio::task::spawn_blocking(move || catalog.reload()).await {
+                // Reading the directories and fetching documents block.
+                let reloaded = tokio::task::spawn_blocking(move || catalog.reload_all());
+                if let Err(error) = reloaded.await {
                     warn!("Reloading the agents failed: {error}");
                 }
                 service_manager::notify_reloaded();

@@ -263,6 +263,28 @@ async fn a_document_of_a_url_is_kept_for_times_without_it() {
 }
 
 #[tokio::test]
+async fn sighup_fetches_what_has_failed() {
+    let service = Service::start().await;
+    let document = service.document();
+    service.set_document(StatusCode::INTERNAL_SERVER_ERROR, "");
+    let source = format!("{}/openapi", service.address);
+    let app = TestApp::setup()
+        .config("[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\n[agents]\nwatch = false")
+        .environment("PETS_TOKEN", "token-of-pets")
+        .agent("worker", &table(&source, "[\"listPets\"]"))
+        .spawn()
+        .await;
+    let listed = app.get("/agents").await.json();
+    assert_eq!(listed["data"][0]["valid"], false, "{listed}");
+
+    service.set_document(StatusCode::OK, &document);
+    app.daemon.signal("HUP");
+
+    app.get_until("/agents/worker", |got| got.json()["valid"] == true)
+        .await;
+}
+
+#[tokio::test]
 async fn documents_of_several_agents_are_fetched_at_the_same_time() {
     let service = Service::start().await;
     // It responds to none before it has the requests of both agents.
