@@ -230,21 +230,36 @@ impl Planner<'_> {
         let mut definition = resolved.await?;
         if copy.parent.is_none() {
             definitions::apply_to_root(self.request, &mut definition);
-            let replaces_model = self.is_forked(copy.source) && self.request.edit.model.is_some();
-            if self.tree.request.settings.model.is_some() && !replaces_model {
-                let budgets = &self.period_budgets;
-                prepare::check_requested_price(self.engine, &definition.agent, budgets)?;
-            }
+        }
+        let root = self.planned.first().map(|root| &*root.agent);
+        let (edit, budgets) = (&self.request.edit, &self.period_budgets);
+        let replaces_model = self.is_forked(copy.source) && edit.model.is_some();
+        if !replaces_model && self.may_have_clients_model(caller, &definition.agent) {
+            definitions::check_price(self.engine, &definition.agent, root, budgets)?;
         }
         if self.is_forked(copy.source) {
-            let root = self.planned.first().map(|root| &*root.agent);
-            let (edit, budgets) = (&self.request.edit, &self.period_budgets);
             definitions::apply_edit(self.engine, edit, root, budgets, &mut definition)?;
         }
         if copy.parent.is_none() || self.is_forked(copy.source) {
             prepare::check_provider(self.engine, &definition.agent)?;
         }
         Ok(definition)
+    }
+
+    /// Whether a client may have chosen the model of this copy. The record of a child does not say whether an earlier fork
+    /// has edited its model: so each that is not its agent's of today counts.
+    fn may_have_clients_model(&self, caller: Option<&Agent>, agent: &Agent) -> bool {
+        let Some(caller) = caller else {
+            return self.tree.request.settings.model.is_some();
+        };
+        if agent.ad_hoc.is_some() {
+            let settings = caller.subagent.as_ref();
+            let model = settings.and_then(|settings| settings.model.as_ref());
+            return agent.model != *model.unwrap_or(&caller.model);
+        }
+        let agents = self.engine.catalog.current();
+        let current = agents.get(&agent.name).ok();
+        current.is_none_or(|current| current.model != agent.model)
     }
 
     fn scope(&self, copy: &Copy, agent: &Agent) -> Result<Scope, ForkError> {

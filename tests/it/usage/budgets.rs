@@ -7,9 +7,11 @@ use jiff::Timestamp;
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::forks::fork;
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{delegates, says};
+use crate::support::provider::answer::{calls, delegates, says};
+use crate::support::run::Run;
 use crate::support::webhook_receiver::{ReceivedMessage, ReceiverReply, WebhookReceiver};
 
 /// The secret of the alerts' receiver.
@@ -288,4 +290,53 @@ async fn a_clients_unpriced_model_cannot_bypass_a_budget_in_usd() {
         .post(&fork(unmatched.id()), &json!({"at": {"turn": 1}}))
         .await;
     assert_eq!(again.status, 202, "{}", again.text);
+}
+
+#[tokio::test]
+async fn a_fork_of_a_fork_cannot_bypass_a_budget_in_usd() {
+    let app = TestApp::setup()
+        .config("[budgets.money]\nmatch = { label.team = \"blue\" }\nusd = 1\nper = \"day\"")
+        .config("[prices.\"anthropic/priced\"]\ninput = 1\noutput = 1")
+        .agent(
+            "planner",
+            "sub_agents = [\"reader\"]\n[subagent]\nenabled = true",
+        )
+        .agent("reader", "")
+        .spawn()
+        .await;
+    for model in ["reader", "priceless", "priced"] {
+        app.provider.always(model, |_| says("a book"));
+    }
+    let ad_hoc = calls([("subagent", json!({"label": "l", "task_prompt": "read"}))]);
+    app.provider
+        .will("planner", [delegates([("reader", "read")]), ad_hoc]);
+    app.provider.always("planner", |_| says("done"));
+    let source = app.run("planner", "go").await;
+    let blue = json!({"team": "blue"});
+    let at = |child: &Run<'_>| json!({"run": child.id(), "turn": 1});
+    let children = source.children().await;
+    assert_eq!(children.len(), 2);
+    for child in children {
+        // What the operator's files name is not refused.
+        let body = json!({"at": at(&child), "labels": blue});
+        fork(&app, source.id(), &body).await;
+
+        let body = json!({"at": at(&child), "edit": {"model": "anthropic/priceless"}});
+        let unmatched = fork(&app, source.id(), &body).await;
+        let requests = app.provider.requests_for("priceless").len();
+        let copies = unmatched.children().await;
+        let body = json!({"at": at(&copies[0]), "labels": blue});
+        let path = format!("/runs/{}/fork", unmatched.id());
+        let refused = app.post(&path, &body).await;
+        let problem = refused.problem(422);
+        assert_eq!(refused.json()["code"], "unpriced_model", "{problem}");
+        assert_eq!(app.provider.requests_for("priceless").len(), requests);
+        // A budget of the root alone holds for its children too.
+        let budget = json!({"at": at(&copies[0]), "budget": {"max_cost_usd": 1}});
+        app.post(&path, &budget).await.problem(422);
+
+        let edit =
+            json!({"at": at(&copies[0]), "labels": blue, "edit": {"model": "anthropic/priced"}});
+        fork(&app, unmatched.id(), &edit).await;
+    }
 }
