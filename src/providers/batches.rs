@@ -16,8 +16,10 @@ const MAX_ID_LEN: usize = 128;
 pub enum ResultsError {
     /// They could not be downloaded now.
     Unavailable(ProviderError),
-    /// They stay unreadable, and the service may charge for them.
+    /// The download is not what the service promises, perhaps because of a proxy. The service may charge for the results.
     Unreadable(ProviderError),
+    /// They stay out of reach, and the service may charge for them.
+    Lost(ProviderError),
 }
 
 impl ResultsError {
@@ -26,7 +28,8 @@ impl ResultsError {
     pub fn into_status(self) -> Result<BatchStatus, ProviderError> {
         match self {
             Self::Unavailable(error) => Err(error),
-            Self::Unreadable(error) => Ok(BatchStatus::Failed(error)),
+            Self::Unreadable(error) => Ok(BatchStatus::Unreadable(error)),
+            Self::Lost(error) => Ok(BatchStatus::Failed(error)),
         }
     }
 }
@@ -43,7 +46,7 @@ pub async fn read_results<T>(
     let lines = client.call_api_for_body(base_url, request, key).await;
     let lines = lines.map_err(|error| match error {
         BodyError::Failed(error) => ResultsError::Unavailable(error),
-        BodyError::TooLarge(error) => ResultsError::Unreadable(client.reply_error(error.into())),
+        BodyError::TooLarge(error) => ResultsError::Lost(client.reply_error(error.into())),
     })?;
     body_text(&lines)
         .and_then(parse)
@@ -55,11 +58,13 @@ pub fn result_lines(lines: &str) -> impl Iterator<Item = &str> {
     lines.lines().filter(|line| !line.trim().is_empty())
 }
 
+/// The status of a batch whose results do not name the request, as if the download was empty.
 pub fn no_reply_status() -> BatchStatus {
-    BatchStatus::Failed(ProviderError::new(
-        ErrorCategory::Server,
-        "the batch has no reply to the request",
-    ))
+    let message = "the batch has no reply to the request";
+    BatchStatus::Unreadable(ProviderError {
+        may_be_billed: true,
+        ..ProviderError::new(ErrorCategory::Server, message)
+    })
 }
 
 pub fn completed_status(status: u16, body: &RawValue) -> BatchStatus {

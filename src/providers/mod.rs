@@ -166,8 +166,10 @@ pub enum BatchStatus {
         status: u16,
         body: Bytes,
     },
-    /// The batch has no response to the request, or one that cannot be read.
+    /// The batch has no response to the request, or one that cannot be downloaded.
     Failed(ProviderError),
+    /// The batch is done, but its results could not be read, or do not name the request. The next poll may find them whole.
+    Unreadable(ProviderError),
     /// The service did not process the request in time.
     Expired,
 }

@@ -90,7 +90,7 @@ const MISTRAL_ID_LEN: usize = 9;
 const MISTRAL_ID_CHARACTERS: &[u8; 62] =
     b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// The id if Mistral accepts it, else a hash. Different ids stay different.
+/// The id if Mistral accepts it, else a hash. Different ids are all but certain to stay different.
 pub fn mistral_id(id: &str) -> Cow<'_, str> {
     if id.len() == MISTRAL_ID_LEN && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return Cow::Borrowed(id);

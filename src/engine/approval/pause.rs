@@ -120,6 +120,13 @@ async fn resume_tree(context: &RunContext) -> Result<(), StoreError> {
     propagate_pause(context, PauseEvent::Resumed, None).await
 }
 
+/// Waits until what was recorded of the run's pauses is committed.
+pub async fn commit(context: &RunContext) -> Result<(), StoreError> {
+    let journal = &context.engine.journal;
+    let committed = journal.append(&context.run, Change::Unchanged, Vec::new(), Vec::new());
+    committed.await.map(drop)
+}
+
 /// Waits for `work` until the run's deadline or its cancel. In contrast to the function of the same name in `limits`,
 /// the deadline may move because the run, or one above it, is paused meanwhile.
 pub async fn within_deadline<T>(

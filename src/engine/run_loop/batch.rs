@@ -24,7 +24,7 @@ use crate::providers::{
     BatchClient, BatchItem, BatchProvider, BatchStatus, ChatRequest, Delta, ErrorCategory,
     ProviderError, Reply,
 };
-use crate::store::Change;
+use crate::store::{Change, Progress};
 
 /// A batch that takes longer than this has expired; services promise a reply within a day.
 const MAX_BATCH_AGE: SignedDuration = SignedDuration::from_hours(24);
@@ -32,6 +32,8 @@ const MAX_BATCH_AGE: SignedDuration = SignedDuration::from_hours(24);
 const FIRST_POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// The timeout of one poll.
 const POLL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Polls in a row whose results cannot be read, until the request has failed.
+const MAX_UNREADABLE_POLLS: u32 = 3;
 /// How long a cancelled run waits for the service at each step: until its batch is made, found, and cancelled.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -41,6 +43,8 @@ pub struct BatchRequest<'a> {
     pub model: &'a str,
     pub provider: &'a ProviderHandle,
     pub request: ChatRequest<'a>,
+    /// See [`TurnRequest::progress`](crate::engine::run_loop::turn_request::TurnRequest::progress).
+    pub progress: &'a Progress,
 }
 
 /// Submits the request as a batch, or takes over the batch that an earlier process submitted, and waits for its reply.
@@ -101,11 +105,14 @@ async fn start_batch(
         Some(batch_id) => submitted_batch(batch_request, batch_id),
         None => submit(context, batched, batch_request, name, deltas).await?,
     };
-    // Recorded before the pause: a client that sees the run wait may count on the batch's id being known.
+    // Recorded before the pause: a client that sees the run wait may count on the batch's id being known. With what earlier
+    // batches of the turn have used: from now on nobody reads them again.
     let events = vec![submitted_event(&submitted)];
+    let progress = context.run.changed_progress(batch_request.progress);
+    let change = progress.map_or(Change::Unchanged, Change::Progress);
     let journal = &context.engine.journal;
     journal
-        .append(&context.run, Change::Unchanged, Vec::new(), events)
+        .append(&context.run, change, Vec::new(), events)
         .await?;
     pause::pause(context, PauseReason::Batch, None).await?;
     Ok(submitted)
@@ -145,7 +152,9 @@ async fn read_reply(
                 .await?
                 .map_err(TurnError::Provider)
         }
-        Ok(BatchStatus::Failed(error)) => Err(TurnError::Provider(error)),
+        Ok(BatchStatus::Failed(error) | BatchStatus::Unreadable(error)) => {
+            Err(TurnError::Provider(error))
+        }
         Ok(BatchStatus::Expired | BatchStatus::InProgress) => Err(TurnError::BatchExpired),
         Err(TurnError::Provider(mut error)) => {
             // The service may have replied and charge for it, and there is no way to find out.
@@ -304,7 +313,7 @@ async fn report_request(
     Ok(())
 }
 
-/// Polls the batch until it is done or has expired.
+/// Polls the batch until it is done or has expired. Results that cannot be read are downloaded again, since they are paid for.
 async fn poll_until_done(
     run: &ActiveRun,
     batches: &dyn BatchClient,
@@ -313,22 +322,33 @@ async fn poll_until_done(
     key: Option<&SecretString>,
 ) -> Result<BatchStatus, TurnError> {
     let mut wait = FIRST_POLL_INTERVAL.min(batches.max_poll_interval());
+    let mut unreadable_polls = 0;
     loop {
         pause::within_deadline(run, tokio::time::sleep(wait)).await?;
         wait = (wait * 2).min(batches.max_poll_interval());
         let poll = batches.poll(&submitted.batch_id, name, key);
-        match pause::within_deadline(run, tokio::time::timeout(POLL_TIMEOUT, poll)).await? {
-            Ok(Ok(BatchStatus::InProgress)) | Err(_) => {}
-            Ok(Ok(status)) => return Ok(status),
-            Ok(Err(error)) if error.category.is_retryable() => {
-                let error = redact_key(error, key);
-                tracing::warn!(
-                    run.id = %run.scope.run, run.root = %run.scope.root, agent = %run.agent.name,
-                    depth = run.scope.depth.0,
-                    "Batch {} could not be polled ({error}), retrying in {wait:?}", submitted.batch_id
-                );
+        let polled = tokio::time::timeout(POLL_TIMEOUT, poll);
+        let status = pause::within_deadline(run, polled).await?;
+        unreadable_polls = match &status {
+            Ok(Ok(BatchStatus::Unreadable(_))) => unreadable_polls + 1,
+            _ => 0,
+        };
+        let error = match status {
+            Ok(Ok(BatchStatus::InProgress)) | Err(_) => None,
+            Ok(Ok(BatchStatus::Unreadable(error))) if unreadable_polls < MAX_UNREADABLE_POLLS => {
+                Some(error)
             }
+            Ok(Ok(status)) => return Ok(status),
+            Ok(Err(error)) if error.category.is_retryable() => Some(error),
             Ok(Err(error)) => return Err(TurnError::Provider(error)),
+        };
+        if let Some(error) = error {
+            let error = redact_key(error, key);
+            tracing::warn!(
+                run.id = %run.scope.run, run.root = %run.scope.root, agent = %run.agent.name,
+                depth = run.scope.depth.0,
+                "Batch {} could not be polled ({error}), retrying in {wait:?}", submitted.batch_id
+            );
         }
         if now().duration_since(submitted.submitted_at) >= MAX_BATCH_AGE {
             return Err(TurnError::BatchExpired);

@@ -124,11 +124,21 @@ async fn reserve(
     }
     // Boxed: every request has space for it, and few come here.
     Box::pin(async move {
-        pause::pause(context, PauseReason::Batch, None).await?;
-        let reserved = budgets.reserve(&run.accounts, estimate, is_batch);
-        let reserved = pause::within_deadline(run, reserved).await;
-        pause::unpause(context, PauseReason::Batch).await?;
-        reserved?.map_err(TurnError::Budget)
+        loop {
+            pause::pause(context, PauseReason::Batch, None).await?;
+            let reserved = budgets.reserve(&run.accounts, estimate, is_batch);
+            let reserved = pause::within_deadline(run, reserved).await;
+            pause::unpause(context, PauseReason::Batch).await?;
+            let reservation = reserved?.map_err(TurnError::Budget)?;
+            if !run.is_held() {
+                // The record says that nothing was sent until the run does not wait any more.
+                pause::commit(context).await?;
+                return Ok(reservation);
+            }
+            // Others may use it while a client has paused the run.
+            drop(reservation);
+            pause::wait_while_held(context, PauseReason::TurnHeld).await?;
+        }
     })
     .await
 }
@@ -285,6 +295,7 @@ impl<'a> ProviderRequest<'a> {
             model: &self.model_name,
             provider,
             request,
+            progress: self.turn_request.progress,
         };
         Box::pin(batch::complete(context, batch_request, on_delta)).await
     }

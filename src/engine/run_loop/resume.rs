@@ -84,10 +84,13 @@ pub async fn resume(
     Ok(task_text)
 }
 
-/// Whether a request was under way when the earlier process stopped. A known batch is not lost.
+/// Whether a request was under way when the earlier process stopped. A known batch is not lost, and a run that waited without one
+/// has sent nothing.
 fn has_lost_request(context: &RunContext, recorded: &RecordedRun) -> bool {
     let is_batch_known = matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_));
-    recorded.is_compacting || (!is_batch_known && recorded.calls.last_turn > last_reply(recorded))
+    let has_begun = recorded.calls.last_turn > last_reply(recorded);
+    let is_under_way = recorded.is_compacting || (!is_batch_known && has_begun);
+    is_under_way && !context.run.clock().pause.is_recorded()
 }
 
 /// Whether the request of the next turn may have been sent, or has a batch.

@@ -52,6 +52,7 @@ pub async fn request_summary(turn_loop: &mut TurnLoop<'_>, task_text: String) ->
                 Some(turn),
             );
             completed_with(turn_loop, task_text)
+                .with_records(Vec::new(), vec![EventKind::ModelWarning { turn, message }])
         }
         Err(ending) => ending,
     }

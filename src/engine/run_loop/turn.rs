@@ -191,7 +191,8 @@ struct Retry<'a> {
 }
 
 /// Withdraws what subscribers have been sent of the failed reply, announces the next request, and records what the failed
-/// one has used.
+/// one has used. A batch that has failed is read again by a process that resumes the run, so what it has used is recorded with
+/// the batch that replaces it.
 async fn announce_retry(
     context: &RunContext,
     turn_request: &TurnRequest<'_>,
@@ -212,7 +213,11 @@ async fn announce_retry(
         reason,
     };
     let (journal, events) = (&context.engine.journal, vec![event]);
-    match run.changed_progress(turn_request.progress) {
+    let progress = match turn_request.may_be_batch() {
+        true => None,
+        false => run.changed_progress(turn_request.progress),
+    };
+    match progress {
         Some(progress) => {
             let change = Change::Progress(progress);
             let committed = journal.append(run, change, Vec::new(), events);

@@ -3,6 +3,7 @@
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::Params;
 use crate::domain::message::{Message, ToolSpec};
+use crate::domain::service::Service;
 use crate::providers::Reply;
 use crate::store::Progress;
 
@@ -16,6 +17,13 @@ pub struct TurnRequest<'a> {
     pub is_turn: bool,
     /// The run's progress before the request, to record what failed attempts use.
     pub progress: &'a Progress,
+}
+
+impl TurnRequest<'_> {
+    /// Whether it is sent as a batch if its model can.
+    pub fn may_be_batch(&self) -> bool {
+        self.is_turn && self.params.service == Some(Service::Batch)
+    }
 }
 
 /// What subscribers have been sent of a reply and what has not been withdrawn.

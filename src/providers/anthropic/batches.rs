@@ -168,7 +168,7 @@ mod tests {
             BatchStatus::Completed { status, body } => {
                 format!("{status} {}", String::from_utf8_lossy(body))
             }
-            BatchStatus::Failed(error) => error.to_string(),
+            BatchStatus::Failed(error) | BatchStatus::Unreadable(error) => error.to_string(),
             BatchStatus::Expired => "expired".to_owned(),
         }
     }

@@ -115,7 +115,7 @@ impl OpenAiBatches {
             .flatten()
         {
             let file = check_id(file)
-                .map_err(|error| ResultsError::Unreadable(self.client.reply_error(error)))?;
+                .map_err(|error| ResultsError::Lost(self.client.reply_error(error)))?;
             let path = format!("/files/{file}/content");
             let parse = |lines: &str| parse_results(lines, name);
             let found = read_results(&self.client, &self.base_url, &path, key, parse).await?;
@@ -314,7 +314,7 @@ mod tests {
             BatchStatus::Completed { status, body } => {
                 format!("{status} {}", String::from_utf8_lossy(body))
             }
-            BatchStatus::Failed(error) => error.to_string(),
+            BatchStatus::Failed(error) | BatchStatus::Unreadable(error) => error.to_string(),
             BatchStatus::Expired => "expired".to_owned(),
         }
     }

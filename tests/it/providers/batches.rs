@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, fails, hangs, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, fails, hangs, raw, says};
 use crate::support::run::Run;
 
 const CONFIG: &str = r#"
@@ -214,6 +214,78 @@ async fn runs_whose_budget_a_batch_has_reserved_continue_after_a_restart() {
         3,
         "each is paid once"
     );
+    assert_eq!(
+        parent["tree"]["complete"], true,
+        "the others had sent nothing"
+    );
+}
+
+#[tokio::test]
+async fn a_paused_run_leaves_a_freed_budget_to_others() {
+    let app = setup().agent("parent", SMALL_BUDGET).spawn().await;
+    let gate = Gate::closed();
+    let parent = waits_with_three_children(&app, 60, &gate).await;
+    let mut without_batch = Vec::new();
+    for child in parent.children().await {
+        if count(&child.events().await, "batch.submitted") == 0 {
+            without_batch.push(child.id().to_owned());
+        }
+    }
+    let path = format!("/runs/{}", without_batch[0]);
+    let paused = app.post(&format!("{path}/pause"), &json!({})).await;
+    assert_eq!(paused.status, 202, "{}", paused.text);
+    gate.open();
+    app.get_until(&path, |got| got.json()["waiting_for"] == "resume")
+        .await;
+    let other = app.find(&without_batch[1]).await.wait_for_end().await;
+    assert_eq!(other.output(), "done");
+    assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
+    let resumed = app.post(&format!("{path}/resume"), &json!({})).await;
+    assert_eq!(resumed.status, 202, "{}", resumed.text);
+    assert_eq!(parent.wait_for_end().await.output(), "all done");
+}
+
+/// A batch whose reply is rejected, and costs tokens.
+fn empty() -> ScriptedAnswer {
+    let usage = json!({"input_tokens": 700, "output_tokens": 300});
+    let reply = json!({"type": "message", "content": [], "usage": usage});
+    raw(200, "application/json", reply.to_string())
+}
+
+#[tokio::test]
+async fn a_failed_batch_is_charged_once_over_restarts() {
+    // Killed before the next batch: the failed one is read again.
+    let patient = "model = \"claude/m\"\nservice = \"batch\"\n[retry]\ninitial_delay_ms = 60000";
+    let mut app = setup().agent("patient", patient).spawn().await;
+    app.provider.will("m", [empty()]);
+    let id = app.start("patient", "go").await.id().to_owned();
+    for retries in 1..4 {
+        let mut events = app.events(&app.find(&id).await).await;
+        events
+            .until_matches(|events| count(events, "retry.scheduled") == retries)
+            .await;
+        if retries < 3 {
+            app.crash_and_restart().await;
+        }
+    }
+    app.post(&format!("/runs/{id}/cancel"), &json!({})).await;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.usage(), (700, 300, 0));
+
+    // Killed afterwards: nobody reads it again.
+    let gate = Gate::closed();
+    let next = priced(says("done")).after_gate(&gate);
+    app.provider.will("m", [empty(), next]);
+    let id = app.start("claude", "go").await.id().to_owned();
+    app.get_until(&format!("/runs/{id}"), |got| {
+        got.json()["input_tokens"] == 700
+    })
+    .await;
+    app.crash_and_restart().await;
+    gate.open();
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.usage(), (800, 350, 0));
+    assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 3);
 }
 
 #[tokio::test]
@@ -375,20 +447,41 @@ async fn errors_of_batch_items_are_handled_like_errors_of_requests() {
 }
 
 #[tokio::test]
-async fn a_result_that_cannot_be_read_is_not_downloaded_again() {
+async fn a_result_that_cannot_be_read_is_downloaded_three_times() {
     let bounded = "batch_poll = 0.02\nmax_reply = 65536";
     let config = CONFIG.replace("batch_poll = 0.02", bounded);
     for (agent, _) in WIRES {
-        for unreadable in [says("long ".repeat(20_000)), says("torn").cut()] {
+        // The last download is that of the second batch. What is too large stays so.
+        for (unreadable, downloads) in [
+            (says("long ".repeat(20_000)), 1 + 1),
+            (says("torn").cut(), 3 + 1),
+        ] {
             let app = setup_with(&config).spawn().await;
             app.provider.will("m", [unreadable, says("done")]);
             let run = app.run(agent, "go").await;
             assert_eq!(run.output(), "done", "{agent}");
             assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
+            assert_eq!(app.provider.batches.downloads(), downloads, "{agent}");
             assert_eq!(count(&run.events().await, "retry.scheduled"), 1);
             // The service may charge for the first.
             assert_eq!(run["tree"]["complete"], false);
         }
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_a_proxy_has_replaced_is_read_by_a_later_poll() {
+    for (agent, _) in WIRES {
+        let app = setup().spawn().await;
+        app.provider.will("m", [says("done")]);
+        let bodies = ["<html>please wait</html>", ""];
+        app.provider.batches.replace_downloads(bodies);
+        let run = app.run(agent, "go").await;
+        assert_eq!(run.output(), "done", "{agent}");
+        assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 1);
+        assert_eq!(app.provider.batches.downloads(), 3, "{agent}");
+        assert_eq!(count(&run.events().await, "retry.scheduled"), 0);
+        assert_eq!(run["tree"]["complete"], true);
     }
 }
 

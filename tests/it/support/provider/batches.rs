@@ -1,14 +1,14 @@
 //! The fake provider's batches, on OpenAI's wires and on Anthropic's: each request of a batch is answered from the script of
 //! its model, and the batch is done once its answer's gate is open.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 
@@ -24,6 +24,9 @@ pub struct BatchStore(Arc<Mutex<Contents>>);
 struct Contents {
     files: HashMap<String, String>,
     batches: Vec<Batch>,
+    /// What the next downloads of results return instead.
+    replaced_downloads: VecDeque<&'static str>,
+    downloads: usize,
 }
 
 struct Batch {
@@ -123,6 +126,16 @@ impl BatchStore {
             };
             (ids(&|_| true), ids(&|batch| batch.is_cancelled))
         })
+    }
+
+    /// Replaces the next downloads of results by these bodies, as a proxy does.
+    pub fn replace_downloads(&self, bodies: impl IntoIterator<Item = &'static str>) {
+        self.with(|it| it.replaced_downloads.extend(bodies));
+    }
+
+    /// How often results were downloaded.
+    pub fn downloads(&self) -> usize {
+        self.with(|it| it.downloads)
     }
 
     /// The routes.
@@ -306,14 +319,25 @@ async fn get_batch(State((batch_store, book)): BatchState, Path(id): Path<String
 }
 
 async fn results(State((batch_store, _)): BatchState, Path(id): Path<String>) -> Response {
-    find(&batch_store, &id, |batch| batch.result_line()).into_response()
+    download(&batch_store, &id)
 }
 
 async fn content(State((batch_store, _)): BatchState, Path(id): Path<String>) -> Response {
     let id = id
         .trim_start_matches("file-out-")
         .trim_start_matches("file-err-");
-    find(&batch_store, id, |batch| batch.result_line()).into_response()
+    download(&batch_store, id)
+}
+
+fn download(batch_store: &BatchStore, id: &str) -> Response {
+    let replaced = batch_store.with(|it| {
+        it.downloads += 1;
+        it.replaced_downloads.pop_front()
+    });
+    match replaced {
+        Some(body) => Html(body).into_response(),
+        None => find(batch_store, id, |batch| batch.result_line()).into_response(),
+    }
 }
 
 async fn cancel(State((batch_store, _)): BatchState, Path(id): Path<String>) -> Response {
