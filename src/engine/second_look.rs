@@ -11,7 +11,8 @@ use crate::store::StoreError;
 const INTERVAL: Duration = Duration::from_secs(1);
 const COUNT: u32 = 5;
 
-/// Looks some times, until `look` returns true, the run ends or the daemon stops. `run` is `None` if this process does not drive
+/// Looks some times, until `look` returns true, the run ends or the daemon stops. A look that fails does not count, so that an outage
+/// is outlasted. `run` is `None` if this process does not drive
 /// it.
 pub fn spawn<F>(
     engine: &Engine,
