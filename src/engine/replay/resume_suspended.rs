@@ -134,11 +134,9 @@ async fn resume_trees(
         }
         resolved.insert(id);
     }
-    if !recovered.is_empty() {
-        tracing::info!(
-            "The store works again: going on with {} root runs",
-            recovered.len()
-        );
+    match recovered.len() {
+        0 => tracing::info!("The store works again, and no run of this process waits for it"),
+        count => tracing::info!("The store works again: going on with {count} root runs"),
     }
     // In the order of acceptance.
     recovered.sort_by_key(|revived| revived.run.id);
