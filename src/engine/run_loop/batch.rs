@@ -350,7 +350,9 @@ async fn poll_until_done(
                 "Batch {} could not be polled ({error}), retrying in {wait:?}", submitted.batch_id
             );
         }
-        if now().duration_since(submitted.submitted_at) >= MAX_BATCH_AGE {
+        // One whose results could not be read is done.
+        let is_old = now().duration_since(submitted.submitted_at) >= MAX_BATCH_AGE;
+        if is_old && unreadable_polls == 0 {
             return Err(TurnError::BatchExpired);
         }
     }
