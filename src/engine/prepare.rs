@@ -192,7 +192,7 @@ pub fn check_prices(
     }
     let is_unpriced = |model: &ModelRef| is_unpriced(engine, model);
     if request.overrides.model.is_some() {
-        check_requested_price(engine, agent, period_budgets)?;
+        check_requested_price(engine, agent, None, period_budgets)?;
     }
     let agents = engine.catalog.current();
     let sub_agents = agent
@@ -223,13 +223,17 @@ pub fn check_prices(
     Ok(unpriced.into_iter().map(warning).collect())
 }
 
-/// Checks that the agent's model, which a client chose, has a price if a budget in money holds for the run.
+/// Checks that the agent's model, which a client chose, has a price if a budget in money holds for the run. `root` is the agent of
+/// its root, if that is another run.
 pub fn check_requested_price(
     engine: &Engine,
     agent: &Agent,
+    root: Option<&Agent>,
     period_budgets: &TreeBudgets,
 ) -> Result<(), StartError> {
-    let has_budget = agent.budget.max_cost.is_some() || period_budgets.in_usd().next().is_some();
+    let mut agents = std::iter::once(agent).chain(root);
+    let has_budget = agents.any(|agent| agent.budget.max_cost.is_some())
+        || period_budgets.in_usd().next().is_some();
     if has_budget && is_unpriced(engine, &agent.model) {
         return Err(StartError::Unpriced(agent.model.clone()));
     }
@@ -237,7 +241,7 @@ pub fn check_requested_price(
 }
 
 /// Whether nothing is counted for the model under a cost budget.
-pub fn is_unpriced(engine: &Engine, model: &ModelRef) -> bool {
+fn is_unpriced(engine: &Engine, model: &ModelRef) -> bool {
     let is_free = |provider: &Arc<ProviderHandle>| provider.is_free;
     engine.settings.models.price(model).is_none()
         && !engine.providers.get(&model.provider).is_ok_and(is_free)

@@ -156,20 +156,6 @@ pub fn apply_to_root(request: &ForkRequest, definition: &mut Definition) {
     definition.replace(agent);
 }
 
-/// Checks that a client's model has a price if a budget in money holds for the run. `root` is the agent of the fork's root.
-pub fn check_price(
-    engine: &Engine,
-    agent: &Agent,
-    root: Option<&Agent>,
-    period_budgets: &TreeBudgets,
-) -> Result<(), StartError> {
-    let has_root_budget = root.is_some_and(|root| root.budget.max_cost.is_some());
-    if has_root_budget && prepare::is_unpriced(engine, &agent.model) {
-        return Err(StartError::Unpriced(agent.model.clone()));
-    }
-    prepare::check_requested_price(engine, agent, period_budgets)
-}
-
 /// Applies the edits of the forked run's settings. `root` is the agent of the fork's root.
 pub fn apply_edit(
     engine: &Engine,
@@ -186,7 +172,7 @@ pub fn apply_edit(
         agent.model = model.parse().map_err(|error| {
             ForkError::field("/edit/model", StartError::Model(error).to_string())
         })?;
-        check_price(engine, &agent, root, period_budgets)
+        prepare::check_requested_price(engine, &agent, root, period_budgets)
             .map_err(|error| ForkError::field("/edit/model", error.to_string()))?;
     }
     prepare::check_params(engine, &agent, &edit.params).map_err(|error| match error {

@@ -235,7 +235,7 @@ impl Planner<'_> {
         let (edit, budgets) = (&self.request.edit, &self.period_budgets);
         let replaces_model = self.is_forked(copy.source) && edit.model.is_some();
         if !replaces_model && self.may_have_clients_model(caller, &definition.agent) {
-            definitions::check_price(self.engine, &definition.agent, root, budgets)?;
+            prepare::check_requested_price(self.engine, &definition.agent, root, budgets)?;
         }
         if self.is_forked(copy.source) {
             definitions::apply_edit(self.engine, edit, root, budgets, &mut definition)?;
