@@ -380,11 +380,16 @@ impl WriterState {
             .await?;
         let mut roots = Vec::with_capacity(claimed.rows.len());
         for row in &claimed.rows {
-            let root = RunId(row.try_get("root")?);
-            self.trees.insert(root, row.try_get("epoch")?);
-            roots.push(root);
+            roots.push(self.take_tree(row)?);
         }
         Ok(roots)
+    }
+
+    /// The root of a tree that this node has from now on.
+    fn take_tree(&mut self, row: &Row) -> Result<RunId, Error> {
+        let (root, epoch) = tree(row)?;
+        self.trees.insert(root, epoch);
+        Ok(root)
     }
 
     /// The trees of this node.
@@ -393,7 +398,6 @@ impl WriterState {
         let found = db
             .execute(&Query::new(Sql::OwnTrees, values.into()))
             .await?;
-        let tree = |row: &Row| Ok((RunId(row.try_get("root")?), row.try_get("epoch")?));
         found.rows.iter().map(tree).collect()
     }
 
@@ -410,9 +414,8 @@ impl WriterState {
             .await?;
         let mut owned = Vec::with_capacity(renewed.rows.len());
         for row in &renewed.rows {
-            let root = RunId(row.try_get("root")?);
-            self.trees.insert(root, row.try_get("epoch")?);
-            if row.try_get::<_, bool>("is_owner")? {
+            let root = self.take_tree(row)?;
+            if row.try_get("is_owner")? {
                 owned.push(root);
             }
         }
@@ -479,6 +482,11 @@ impl WriterState {
 const MAX_COMMIT_MS: i64 = 600_000;
 /// Of the node that has accepted the tree.
 const FIRST_EPOCH: i64 = 1;
+
+/// A tree with its number.
+fn tree(row: &Row) -> Result<(RunId, i64), Error> {
+    Ok((RunId(row.try_get("root")?), row.try_get("epoch")?))
+}
 
 fn affected(task: &PlannedTask<'_>, outcomes: &[Outcome]) -> u64 {
     let outcomes = &outcomes[task.start..task.end];
