@@ -358,11 +358,9 @@ mod tests {
         conversation.push_results(results)
     }
 
-    #[test]
-    fn excess_calls_are_truncated_to_one_past_the_limit() {
-        let mut conversation = Conversation::new(Vec::new(), "hi".into(), 9, 2, 0, 0);
-        conversation.next_turn();
-        let mut reply = tool_call_reply(&["a", "b", "c", "d"]);
+    /// Pushes a reply with these calls, which the service wants back as they were.
+    fn push_echoed_calls(conversation: &mut Conversation, ids: &[&str]) -> AssistantMessage {
+        let mut reply = tool_call_reply(ids);
         reply.message.echo = Some(Echo {
             wire: "anthropic".to_owned(),
             body: empty_arguments(),
@@ -371,6 +369,14 @@ mod tests {
         let ReplyAction::Calls(message) = conversation.push_reply(reply, true) else {
             panic!("no calls")
         };
+        message
+    }
+
+    #[test]
+    fn excess_calls_are_truncated_to_one_past_the_limit() {
+        let mut conversation = Conversation::new(Vec::new(), "hi".into(), 9, 2, 0, 0);
+        conversation.next_turn();
+        let message = push_echoed_calls(&mut conversation, &["a", "b", "c", "d"]);
         let ids: Vec<&str> = message
             .tool_calls
             .iter()
@@ -410,15 +416,7 @@ mod tests {
     fn too_long_call_ids_are_replaced() {
         let mut conversation = Conversation::new(Vec::new(), "hi".into(), 9, 9, 0, 0);
         conversation.next_turn();
-        let mut reply = tool_call_reply(&["a", &"b".repeat(10_000)]);
-        reply.message.echo = Some(Echo {
-            wire: "anthropic".to_owned(),
-            body: empty_arguments(),
-            prefix: 0,
-        });
-        let ReplyAction::Calls(message) = conversation.push_reply(reply, true) else {
-            panic!("no calls")
-        };
+        let message = push_echoed_calls(&mut conversation, &["a", &"b".repeat(10_000)]);
         let ids = message.tool_calls.iter();
         let ids: Vec<_> = ids
             .map(|call| (call.id.as_str(), call.provider_id.as_str()))
