@@ -15,6 +15,7 @@ use crate::engine::replay::suspension::{
     INITIAL_PROBE_INTERVAL, MAX_PROBE_INTERVAL, SuspendedTree,
 };
 use crate::engine::root_run;
+use crate::engine::state::active_run::MAX_MALFORMED_SUSPENSIONS;
 use crate::store::StoreError;
 use crate::store::runs::UnfinishedRun;
 
@@ -103,7 +104,8 @@ async fn resume_trees(
     let (mut recovered, mut resolved) = (Vec::new(), HashSet::new());
     for tree in trees {
         let id = tree.root.scope.run;
-        let loaded = load_tree(engine, id, by_root.remove(&id).unwrap_or_default());
+        let runs = by_root.remove(&id).unwrap_or_default();
+        let loaded = load_tree(engine, id, tree.attempts, runs);
         // The others go on also if the record of one makes this panic.
         let loaded = AssertUnwindSafe(loaded).catch_unwind().await;
         let panicked = |_| {
@@ -150,17 +152,22 @@ async fn resume_trees(
 async fn load_tree(
     engine: &Engine,
     id: RunId,
+    attempts: u32,
     unfinished: Vec<UnfinishedRun>,
 ) -> Result<TreeState, StoreError> {
     let mut recovered = recovery::recover_all(engine, unfinished).await?;
     if let Some(recovered_root) = recovered.pop() {
         return Ok(TreeState::Resumable(recovered_root));
     }
-    match engine.journal.store().run(id).await {
-        Ok(run) => {
-            let ended = run.filter(|run| run.status.is_terminal());
-            Ok(TreeState::Ended(ended.map(Arc::new)))
+    let store = engine.journal.store();
+    match store.run(id).await {
+        Ok(Some(run)) if run.status.is_terminal() => Ok(TreeState::Ended(Some(Arc::new(run)))),
+        // It could not be read with the others, and can be read again.
+        Ok(Some(_)) if store.cluster().is_none() => {
+            Err(StoreError::Malformed(format!("the record of {id}")))
         }
+        Ok(_) => Ok(TreeState::Ended(None)),
+        Err(error @ StoreError::Malformed(_)) if attempts < MAX_MALFORMED_SUSPENSIONS => Err(error),
         // The tree cannot be recovered; the log has the cause.
         Err(error) if error.is_damage() => Ok(TreeState::Ended(None)),
         Err(error) => Err(error),

@@ -31,8 +31,8 @@ use crate::store::{Progress, StoreError};
 
 /// After this many suspensions in a row, about a minute, a run that is to end anyway does not wait for its record any more.
 const MAX_READ_SUSPENSIONS: u32 = 9;
-/// After this many suspensions in a row a run fails if SQLite calls its record damaged.
-const MAX_MALFORMED_SUSPENSIONS: u32 = 3;
+/// After this many suspensions in a row, about twelve seconds, a run fails if SQLite calls its record damaged.
+pub const MAX_MALFORMED_SUSPENSIONS: u32 = 7;
 
 pub struct ActiveRun {
     pub scope: Scope,
