@@ -181,6 +181,8 @@ pub enum Delta<'a> {
     Sending(&'a SentRequest),
     /// A batch with the request is made next, or exists.
     Submitting,
+    /// The record has the batch: a process that resumes the run reads it again.
+    BatchRecorded,
     /// The response has begun.
     ResponseStarted {
         status: u16,

@@ -176,6 +176,20 @@ impl Journal {
         suspend_on_error(run, result)
     }
 
+    /// Commits what requests have used since the progress was recorded, if anything.
+    pub async fn append_usage(
+        &self,
+        run: &ActiveRun,
+        progress: &Progress,
+    ) -> Result<(), StoreError> {
+        let Some(progress) = run.changed_progress(progress) else {
+            return Ok(());
+        };
+        let change = Change::Progress(progress);
+        let committed = self.append(run, change, Vec::new(), Vec::new());
+        committed.await.map(drop)
+    }
+
     /// Commits what a request with an idempotency key brings. If an earlier request had the key, nothing is recorded, and the run
     /// continues: so warnings and turns are left to the next write.
     async fn append_claim(

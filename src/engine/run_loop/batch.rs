@@ -62,7 +62,7 @@ pub async fn complete(
     let name = batch_name(context, batch_request.turn);
     let result = match start_batch(context, batched, &batch_request, &name, deltas).await {
         Ok(submitted) => {
-            deltas(Delta::Submitting);
+            deltas(Delta::BatchRecorded);
             let status = wait_for_batch(context, batched, &submitted, &name, key).await;
             report_request(context, batched, &batch_request.request, deltas).await?;
             read_reply(context, batched, batch_request.request, status, deltas).await

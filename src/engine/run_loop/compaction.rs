@@ -177,7 +177,8 @@ async fn generate_summary(
         tokens: TokenUsage::default(),
     };
     for piece in request.pieces(oldest) {
-        record_usage(turn_loop).await?;
+        let recorded = turn_loop.record_usage().await;
+        recorded.map_err(|error| SummaryError::RunEnded(error.into()))?;
         let messages = [Message::user(request.message(&summary.text, &piece))];
         let turn_request = TurnRequest {
             turn: conversation.turn() + 1,
@@ -216,19 +217,6 @@ async fn generate_summary(
         summary.model = reply.model.unwrap_or(requested_model.model);
     }
     Ok(summary)
-}
-
-/// Records what the summaries of earlier pieces have used.
-async fn record_usage(turn_loop: &TurnLoop<'_>) -> Result<(), SummaryError> {
-    let run = &turn_loop.context.run;
-    let Some(progress) = run.changed_progress(&turn_loop.state.progress) else {
-        return Ok(());
-    };
-    let journal = &turn_loop.context.engine.journal;
-    let change = Change::Progress(progress);
-    let committed = journal.append(run, change, Vec::new(), Vec::new());
-    let result = committed.await.map(drop);
-    result.map_err(|error| SummaryError::RunEnded(error.into()))
 }
 
 /// Drops the oldest tool results until the request is a quarter below the compaction threshold. The prompt then stays

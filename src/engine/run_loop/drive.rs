@@ -143,6 +143,8 @@ async fn wait_while_held(turn_loop: &mut TurnLoop<'_>) -> Result<(), Ending> {
     }
     // The pause is recorded of a run that has started.
     Box::pin(turn_loop.write_pending()).await?;
+    // A process that resumes a waiting run takes it that nothing was sent since.
+    Box::pin(turn_loop.record_usage()).await?;
     let released = Box::pin(pause::wait_while_held(context, PauseReason::TurnHeld)).await;
     released.map_err(|error| error_ending(&context.run, error))
 }

@@ -54,7 +54,13 @@ pub async fn send(
         true => Amount::default(),
         false => request.estimate_usage(),
     };
-    let reservation = reserve(context, estimate, request.is_batch()).await?;
+    let reservation = reserve(
+        context,
+        turn_request,
+        streamed,
+        (estimate, request.is_batch()),
+    )
+    .await?;
     // A batch loads its own when it is submitted, and drops them afterwards.
     let blobs = match request.is_batch() {
         true => None,
@@ -111,11 +117,12 @@ pub async fn send(
 
 /// Reserves what a request may use. The run waits as paused while a batch has reserved it: the time of the batch's run stands
 /// still too, and it may take a day.
-async fn reserve(
-    context: &RunContext,
-    estimate: Amount,
-    is_batch: bool,
-) -> Result<Reservation<'_>, TurnError> {
+async fn reserve<'c>(
+    context: &'c RunContext,
+    turn_request: &TurnRequest<'_>,
+    streamed: &StreamedReply,
+    (estimate, is_batch): (Amount, bool),
+) -> Result<Reservation<'c>, TurnError> {
     let (run, budgets) = (&context.run, &context.run.tree.budgets);
     let reserved = budgets.reserve_unless_batch(&run.accounts, estimate, is_batch);
     let reserved = limits::within_deadline(run, reserved).await?;
@@ -124,6 +131,11 @@ async fn reserve(
     }
     // Boxed: every request has space for it, and few come here.
     Box::pin(async move {
+        if !streamed.has_recorded_batch {
+            // A process that resumes a waiting run takes it that nothing was sent since.
+            let journal = &context.engine.journal;
+            journal.append_usage(run, turn_request.progress).await?;
+        }
         loop {
             pause::pause(context, PauseReason::Batch, None).await?;
             let reserved = budgets.reserve(&run.accounts, estimate, is_batch);
@@ -367,14 +379,21 @@ struct DeltaReceiver<'a> {
 impl DeltaReceiver<'_> {
     fn receive(&mut self, delta: Delta<'_>) {
         let turn = self.turn_request.turn;
-        self.is_sent |= matches!(delta, Delta::Sending(_) | Delta::Submitting);
+        self.is_sent |= matches!(
+            delta,
+            Delta::Sending(_) | Delta::Submitting | Delta::BatchRecorded
+        );
+        self.streamed.has_recorded_batch |= matches!(delta, Delta::BatchRecorded);
         let is_recorded =
             self.turn_request.is_turn && !self.context.engine.settings.requests.is_off;
         if is_recorded || !matches!(delta, Delta::Sending(_)) {
             self.exchange.receive(&delta);
         }
         let event = match delta {
-            Delta::Sending(_) | Delta::Submitting | Delta::ResponseStarted { .. } => return,
+            Delta::Sending(_)
+            | Delta::Submitting
+            | Delta::BatchRecorded
+            | Delta::ResponseStarted { .. } => return,
             Delta::Usage(usage) => {
                 self.reported_usage = Some(usage);
                 return;

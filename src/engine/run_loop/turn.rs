@@ -202,7 +202,10 @@ async fn announce_retry(
     let (run, turn) = (&context.run, turn_request.turn);
     let reason = retry.error.to_string();
     if streamed.has_reasoning || !streamed.text.is_empty() {
-        *streamed = StreamedReply::default();
+        *streamed = StreamedReply {
+            has_recorded_batch: streamed.has_recorded_batch,
+            ..StreamedReply::default()
+        };
         withdraw(context, turn, reason.clone());
     }
     let event = EventKind::RetryScheduled {
@@ -213,7 +216,7 @@ async fn announce_retry(
         reason,
     };
     let (journal, events) = (&context.engine.journal, vec![event]);
-    let progress = match turn_request.may_be_batch() {
+    let progress = match streamed.has_recorded_batch {
         true => None,
         false => run.changed_progress(turn_request.progress),
     };

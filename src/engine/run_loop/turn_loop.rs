@@ -124,6 +124,13 @@ impl<'a> TurnLoop<'a> {
         }
     }
 
+    /// See [`Journal::append_usage`](crate::engine::record::journal::Journal::append_usage).
+    pub async fn record_usage(&self) -> Result<(), StoreError> {
+        let journal = &self.context.engine.journal;
+        let recorded = journal.append_usage(&self.context.run, &self.state.progress);
+        recorded.await
+    }
+
     /// Commits steps and events together with the progress of the run.
     pub async fn record(&self, steps: Vec<Step>, events: Vec<EventKind>) -> Result<(), StoreError> {
         let change = Change::Progress(self.state.progress.clone());

@@ -3,7 +3,6 @@
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::Params;
 use crate::domain::message::{Message, ToolSpec};
-use crate::domain::service::Service;
 use crate::providers::Reply;
 use crate::store::Progress;
 
@@ -19,19 +18,14 @@ pub struct TurnRequest<'a> {
     pub progress: &'a Progress,
 }
 
-impl TurnRequest<'_> {
-    /// Whether it is sent as a batch if its model can.
-    pub fn may_be_batch(&self) -> bool {
-        self.is_turn && self.params.service == Some(Service::Batch)
-    }
-}
-
-/// What subscribers have been sent of a reply and what has not been withdrawn.
+/// What is known of a reply that has not been recorded: what subscribers have been sent of it and what has not been withdrawn.
 #[derive(Debug, Default)]
 pub struct StreamedReply {
     /// The text: all that there is of an interrupted reply.
     pub text: String,
     pub has_reasoning: bool,
+    /// Whether the record has a batch of the turn, from which a process that resumes the run reads its usage again.
+    pub has_recorded_batch: bool,
 }
 
 pub struct TurnReply {

@@ -520,3 +520,23 @@ async fn a_provider_without_batches_gets_a_warning() {
     );
     assert!(app.provider.batches.created_and_cancelled().0.is_empty());
 }
+
+#[tokio::test]
+async fn what_a_request_without_a_batch_used_survives_a_kill() {
+    let plain = "[providers.plain]\nkind = \"anthropic\"\napi_key = \"k\"\n\
+                 base_url = \"{provider}\"\nservices = []\n";
+    let agent = "model = \"plain/m\"\nservice = \"batch\"\n[retry]\ninitial_delay_ms = 60000";
+    let mut app = setup_with(&format!("{CONFIG}{plain}"))
+        .agent("plain", agent)
+        .spawn()
+        .await;
+    app.provider.will("m", [empty()]);
+    let id = app.start("plain", "go").await.id().to_owned();
+    let mut events = app.events(&app.find(&id).await).await;
+    events
+        .until_matches(|events| count(events, "retry.scheduled") == 1)
+        .await;
+    app.crash_and_restart().await;
+    assert_eq!(app.find(&id).await.usage(), (700, 300, 0));
+    assert!(app.provider.batches.created_and_cancelled().0.is_empty());
+}

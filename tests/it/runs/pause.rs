@@ -358,3 +358,21 @@ async fn pauses_and_resumes_lose_no_step_and_repeat_none() {
     // Five turns of each planner, and two of each of its eight children.
     assert_eq!(app.provider.requests().len(), 6 * (5 + 16));
 }
+
+#[tokio::test]
+async fn a_request_that_a_kill_interrupted_counts_also_after_a_pause() {
+    let mut app = reader().spawn().await;
+    app.provider.will("other", [hangs(), says("done")]);
+    let run = app.start_with("other", json!({"timeout": 60})).await;
+    let id = run.id().to_owned();
+    app.provider.wait_for_request("other", 1).await;
+    pause(&app, &id).await;
+    for _ in 0..2 {
+        app.crash_and_restart().await;
+        waits_for(&app, &id, "resume").await;
+    }
+    resume(&app, &id).await;
+    completed(&app, &id, "done").await;
+    let run = app.find(&id).await;
+    assert_eq!(run["tree"]["complete"], false, "the first may be billed");
+}
