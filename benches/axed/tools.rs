@@ -58,7 +58,7 @@ pub async fn overhead(table: &mut Table) {
                 let http_request = request(
                     &axed.address,
                     &format!("/agents/{agent}/runs?wait=30"),
-                    crate::SINGLE,
+                    crate::INPUT,
                 );
                 let before = axed.cpu();
                 let load = measure_throughput(&http_request, 1, MEASURE).await;
@@ -103,7 +103,7 @@ pub async fn long(table: &mut Table) {
             let config = "[limits]\nloop_warn = 0\nloop_stop = 0";
             let axed = Process::axed_with(&provider, config, &[("long", &agent_toml)]);
             let path = "/agents/long/runs?wait=60";
-            let http_request = request(&axed.address, path, crate::SINGLE);
+            let http_request = request(&axed.address, path, crate::INPUT);
             // What the first runs allocate stays; it is no part of a run's own memory.
             load::send_all(&http_request, 1, 5).await;
             let before = axed.cpu();
