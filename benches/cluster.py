@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures short runs on one, two and three nodes that share a PostgreSQL: a client sends a request, waits for the end of its run
-and sends the next one; the model replies at once.
+and sends the next one; the model replies at once. Then clients follow slow replies at the node that drives the run and at another one.
 
     AXED_TEST_POSTGRES_SYNC=on tests/postgres.sh --server benches/cluster.py AXED [--clients 1,16,64] [--seconds 4] [--rounds 3] [--json FILE]
 
@@ -9,13 +9,17 @@ Without AXED_TEST_POSTGRES_SYNC the server syncs nothing; AXED is a release bina
 statistics of the database divided by the runs, with what nodes do beside runs.
 """
 
-import argparse, json, os, pathlib, selectors, signal, socket, subprocess, sys, tempfile, time, urllib.parse, uuid
+import argparse, http.client, json, os, pathlib, re, selectors, signal, socket, subprocess, sys, tempfile, threading, time
+import urllib.parse, uuid
 
 TICKS = os.sysconf("SC_CLK_TCK")
 # What PostgreSQL's processes hold back of their statistics while they are idle.
 STATISTICS_SECONDS = 2
 IDLE_SECONDS = 5
 SCRIPT = '[[replies]]\ntext = "The report is good."\ninput_tokens = 900\noutput_tokens = 300\n'
+# Each word says which one it is.
+FOLLOWED_RUNS, WORDS, WORD_MS = 8, 200, 20
+SLOW_SCRIPT = f'delay_ms = {WORD_MS}\n[[replies]]\ntext = "{" ".join(f"w{number}" for number in range(WORDS))}"\n'
 BODY = b'{"input":"Summarise the attached report in three sentences."}'
 
 
@@ -140,6 +144,35 @@ def measure(database, nodes, clients, seconds):
     }
 
 
+def follow(address, run, arrivals):
+    """Notes when each word of the reply arrives."""
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    connection.request("GET", f"/runs/{run}/events", headers={"accept": "text/event-stream"})
+    for line in connection.getresponse():
+        now = time.perf_counter()
+        if line.startswith(b"data:") and (event := json.loads(line[5:])).get("type") == "text.delta":
+            for word in re.findall(r"w\d+", event["text"]):
+                arrivals.setdefault(word, now)
+    connection.close()
+
+
+def measure_lag(nodes):
+    """The milliseconds between a word's arrival at a follower of the first node, which drives the runs, and of the second one, sorted."""
+    pairs, threads = [], []
+    for _ in range(FOLLOWED_RUNS):
+        connection = http.client.HTTPConnection(*nodes[0].address)
+        connection.request("POST", "/agents/slow/runs", body=BODY, headers={"content-type": "application/json"})
+        run = json.load(connection.getresponse())["id"]
+        connection.close()
+        pairs.append(({}, {}))
+        for node, arrivals in zip(nodes, pairs[-1]):
+            threads.append(threading.Thread(target=follow, args=(node.address, run, arrivals)))
+            threads[-1].start()
+    for thread in threads:
+        thread.join()
+    return sorted((there[word] - here[word]) * 1000 for here, there in pairs for word in here.keys() & there.keys())
+
+
 COLUMNS = {"nodes": "nodes", "clients": "clients", "runs_per_second": "runs a second", "median_ms": "median, ms", "p99_ms": "p99, ms",
            "nodes_us_per_run": "nodes, µs a run", "database_us_per_run": "database, µs a run",
            "transactions_per_run": "transactions a run", "rows_per_run": "rows a run", "log_kib_per_run": "log, KiB a run",
@@ -155,12 +188,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     arguments = parser.parse_args()
-    rows, idle = [], {}
+    rows, idle, lags = [], {}, None
     print("| " + " | ".join(COLUMNS.values()) + " |\n|" + "---|" * len(COLUMNS))
     for count in map(int, arguments.nodes.split(",")):
         with tempfile.TemporaryDirectory(prefix="axed-cluster-bench-") as directory:
             home = pathlib.Path(directory)
-            for path, text in {"axed.toml": '[providers.scripted]\nscripts = ["scripts"]\n', "scripts/solo.toml": SCRIPT,
+            for path, text in {"axed.toml": '[providers.scripted]\nscripts = ["scripts"]\n', "scripts/solo.toml": SCRIPT, "scripts/slow.toml": SLOW_SCRIPT,
+                               "agents/slow.toml": 'name = "slow"\nmodel = "scripted/slow"\nstream = true\n',
                                "agents/solo.toml": 'name = "solo"\nmodel = "scripted/solo"\n'}.items():
                 (home / path).parent.mkdir(exist_ok=True)
                 (home / path).write_text(text)
@@ -176,12 +210,18 @@ def main():
             before = database.counters()[0]
             time.sleep(IDLE_SECONDS)
             idle[count] = (database.counters()[0] - before) / (IDLE_SECONDS + STATISTICS_SECONDS)
+            if count == 2:
+                lags = measure_lag(nodes)
             for node in nodes:
                 node.stop()
     for count, rate in idle.items():
         print(f"without runs, {count} nodes: {rate:.1f} transactions a second")
+    if lags is not None:
+        print(f"a follower of another node gets a word later: {lags[len(lags) // 2]:.1f} ms at the median, "
+              f"{lags[len(lags) * 99 // 100]:.1f} ms at p99 ({len(lags):,} of {FOLLOWED_RUNS * WORDS:,} words)")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"loads": rows, "idle_transactions_per_second": idle}, indent=1) + "\n")
+        document = {"loads": rows, "idle_transactions_per_second": idle, "follower_lag_ms": lags}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 main()
