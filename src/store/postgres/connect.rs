@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream, stream};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio_postgres::config::{Config, Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::config::{Config, SslMode, TargetSessionAttrs};
 use tokio_postgres::{AsyncMessage, Client};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -117,6 +117,7 @@ fn statement_timeout(options: &str) -> Option<Duration> {
 
 /// What a URL says. Opens no connection. An error follows the key that has the URL.
 pub fn configure(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
+    check_separators(url)?;
     let (url, mode) = tls::split_url(url)?;
     let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
         // The library's error does not contain the URL, which has the password. Its cause names the option.
@@ -128,14 +129,6 @@ pub fn configure(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
     if config.get_hosts().is_empty() {
         return Err(StoreError::Backend(
             "names no host, such as postgres://user@host/database".to_owned(),
-        ));
-    }
-    // What comes after the first @ is taken for the host: it may be a part of the password, so it is not shown.
-    let has_at = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
-    if config.get_hosts().iter().any(has_at) {
-        return Err(StoreError::Backend(
-            "has more than one @ before the database: write the @ of a user or password as %40"
-                .to_owned(),
         ));
     }
     config.ssl_mode(match mode {
@@ -167,6 +160,17 @@ pub fn configure(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
     Ok((config, tls))
 }
 
+/// Refuses a URL whose password may be cut at an `@` or `?` of its own: what follows the first of them is taken for the names of host,
+/// database and options, which errors and logs show.
+fn check_separators(url: &str) -> Result<(), StoreError> {
+    let (base, options) = url.split_once('?').unwrap_or((url, ""));
+    if base.matches('@').count() > 1 || options.contains('@') {
+        let why = "has an @ that does not end its password: in names, passwords and options write @ as %40 and ? as %3F";
+        return Err(StoreError::Backend(why.to_owned()));
+    }
+    Ok(())
+}
+
 impl Connect for Connector {
     fn connect(
         &self,
@@ -189,6 +193,25 @@ impl Connect for Connector {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_that_may_be_cut_is_refused_and_not_shown() {
+        for url in [
+            "postgres://axed:se@cret@db/axed",
+            "postgres://axed:se@c/ret@db/axed",
+            "postgres://axed:se?cret@db/axed",
+        ] {
+            let Err(error) = configure(url).map(drop) else {
+                panic!("{url} was accepted");
+            };
+            let said = error.to_string();
+            assert!(said.contains("as %40") && !said.contains("ret"), "{said}");
+        }
+        let url = "postgres://axed:s%40c%3Fret@db/axed?application_name=a%40b";
+        let (config, _tls) = configure(url).unwrap();
+        assert_eq!(config.get_password(), Some(&b"s@c?ret"[..]));
+        assert_eq!(config.get_application_name(), Some("a@b"));
+    }
 
     #[test]
     fn the_last_limit_of_a_statement_holds() {

@@ -56,10 +56,14 @@ async fn open(connector: &Connector) -> Result<Client, StoreError> {
 
 /// What to do if a connection fails for this reason.
 fn advice(why: &str) -> &'static str {
-    const CASES: [(&str, &str); 3] = [
+    const CASES: [(&str, &str); 4] = [
         (
             "startup parameter: options",
             "set ignore_startup_parameters = options in the pooler",
+        ),
+        (
+            "client certificate",
+            "axed has no certificate of its own: let its user in by password in the server's pg_hba.conf",
         ),
         (
             "certificate",
