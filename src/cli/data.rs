@@ -70,11 +70,11 @@ pub struct Backup {
 #[derive(Debug, clap::Args)]
 #[command(
     next_line_help = true,
-    after_help = "The database of PostgreSQL is that of data.url, the one of SQLite is in data.dir. The target must
-be empty; the source stays as it is.
+    after_help = "The database of PostgreSQL is that of data.url, the one of SQLite is in
+data.dir. The target must be empty; the source stays as it is.
 
 Examples:
-  AXED_DATA__URL=postgres://axed@db/axed axed data migrate --to postgres --data /var/lib/axed
+  AXED_DATA__URL=postgres://axed@db/axed axed data migrate --to postgres
   axed data migrate --to sqlite --config /etc/axed/axed.toml"
 )]
 pub struct Migrate {

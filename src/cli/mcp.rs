@@ -34,11 +34,12 @@ const INTERNAL_ERROR: i64 = -32603;
 #[derive(Debug, clap::Args)]
 #[command(
     next_line_help = true,
-    after_help = "An MCP client starts this command; it is not for people. In the configuration of the client:
+    after_help = "An MCP client starts this command; it is not for people. In its
+configuration:
   {\"mcpServers\": {\"axed\": {\"command\": \"axed\", \"args\": [\"mcp\"],
     \"env\": {\"AXED_SERVER\": \"http://127.0.0.1:8080\", \"AXED_KEY\": \"axed_…\"}}}}
 
-A daemon has to run: axed serve. Clients that speak HTTP can use its /mcp directly.
+A daemon has to run: axed serve. Clients that speak HTTP can use its /mcp.
 Cancelling a call, or ending the client, cancels the run, unless it is a task."
 )]
 pub struct Args {

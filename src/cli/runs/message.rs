@@ -13,8 +13,8 @@ use crate::cli::server::DaemonArgs;
 #[derive(Debug, clap::Args)]
 #[command(
     next_line_help = true,
-    after_help = "The run reads the message before its next request to the model. It does not end before that, unless it has no
-turn left.
+    after_help = "The run reads the message before its next request to the model. It does not
+end before that, unless it has no turn left.
 
 Examples:
   axed runs message run_019a2b3c \"only the first quarter\"

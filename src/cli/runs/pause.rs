@@ -8,8 +8,9 @@ use crate::cli::server::DaemonArgs;
 #[derive(Debug, clap::Args)]
 #[command(
     next_line_help = true,
-    after_help = "Requests to models and tool calls that have begun end first; the run is waiting after that. It stays paused until
-axed runs resume, also over a restart of the daemon.
+    after_help = "Requests to models and tool calls that have begun end first; the run is
+waiting after that. It stays paused until axed runs resume, also over a restart
+of the daemon.
 
 Example:
   axed runs pause run_019a2b3c"
