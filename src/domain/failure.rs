@@ -15,7 +15,7 @@ pub struct Failure {
     pub message: String,
     /// The provider's error category, or `timeout`, `config`, `budget`, `agent`, `internal`.
     pub category: String,
-    /// Whether the same request may succeed later.
+    /// Whether the same request may succeed later. False if a call that is not safe to repeat was interrupted.
     pub retryable: bool,
 }
 

@@ -51,8 +51,7 @@ pub async fn interrupt_all(
 
 /// Why a run fails that was at work when the daemon stopped and cannot be resumed.
 fn interruption(run: &Run) -> Failure {
-    let status = run.status.as_str();
-    failures::interrupted(&format!("the daemon stopped while this run was {status}"))
+    failures::interrupted(run.status)
 }
 
 /// Fails a child run that cannot be resumed.

@@ -100,13 +100,7 @@ async fn execute_batch(
     let executed = tool_calls::execute(&batch, &calls, results).await;
     let results = executed.map_err(|error| match error {
         CallsError::Store(error) => error.into(),
-        CallsError::Interrupted(tool) => {
-            let message = format!(
-                "the daemon stopped while tool \"{tool}\" was running; it may or may not have finished, and it is not \
-                 safe to repeat"
-            );
-            Ending::failed(failures::interrupted(&message))
-        }
+        CallsError::Interrupted(tool) => Ending::failed(failures::interrupted_call(&tool)),
     })?;
     if results.iter().all(Option::is_some) {
         return Ok(results.into_iter().flatten().collect());

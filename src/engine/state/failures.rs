@@ -3,6 +3,7 @@
 use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::message::shorten;
 use crate::domain::node::describe_labels;
+use crate::domain::run::Status;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::BudgetExceeded;
 use crate::engine::state::deadline::Deadline;
@@ -27,13 +28,19 @@ pub fn internal(message: &str) -> Failure {
     failure(FailureCode::Internal, "internal", message.to_owned(), false)
 }
 
-pub fn interrupted(message: &str) -> Failure {
-    failure(
-        FailureCode::Interrupted,
-        "internal",
-        message.to_owned(),
-        true,
-    )
+/// Of a run at work that nothing can resume.
+pub fn interrupted(status: Status) -> Failure {
+    let message = format!("the daemon stopped while this run was {}", status.as_str());
+    failure(FailureCode::Interrupted, "internal", message, true)
+}
+
+/// Not retryable: the same request may perform the call a second time.
+pub fn interrupted_call(tool: &str) -> Failure {
+    let message = format!(
+        "the daemon stopped while tool \"{tool}\" was running; it may or may not have finished, and it is not safe to \
+         repeat"
+    );
+    failure(FailureCode::Interrupted, "internal", message, false)
 }
 
 pub fn no_node(labels: &[String]) -> Failure {

@@ -195,6 +195,7 @@ async fn after_a_crash_only_safe_calls_are_repeated() {
         let (code, message) = run.failure();
         assert_eq!(code, "interrupted");
         assert!(message.contains("\"s__send_order\""), "{message}");
+        assert_eq!(run["error"]["retryable"], false);
         assert_eq!(called(&app, 1).await.len(), 1);
     }
 }
