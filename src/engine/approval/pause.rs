@@ -263,22 +263,14 @@ async fn propagate_pause(
     Ok(())
 }
 
-/// Records the changes of a run and of those above it. Pauses and the event are committed together before anyone is notified:
+/// Records the changes of a run and of those above it. They and the event are committed together before anyone is notified:
 /// clients that wait for them find them in the record.
 async fn record_changes(
     context: &RunContext,
     changes: Vec<(&ActiveRun, Change)>,
     event: Option<EventKind>,
 ) -> Result<(), StoreError> {
-    let engine = &context.engine;
-    let is_pause = |(_, change): &(&ActiveRun, Change)| matches!(change, Change::Pause { .. });
-    if event.is_none() && !changes.iter().any(is_pause) {
-        for (run, change) in changes {
-            engine
-                .journal
-                .enqueue(run, change, Vec::new(), Vec::new())
-                .await?;
-        }
+    if event.is_none() && changes.is_empty() {
         return Ok(());
     }
     let (mut own, mut others) = (Change::Unchanged, Vec::new());
@@ -289,9 +281,7 @@ async fn record_changes(
         }
     }
     let write = journal::build_write(&context.run, own, Vec::new(), Vec::from_iter(event));
-    let committed = engine
-        .journal
-        .append_with(&context.run, write, others)
-        .await;
-    committed.map(drop)
+    let journal = &context.engine.journal;
+    let committed = journal.append_with(&context.run, write, others);
+    committed.await.map(drop)
 }

@@ -3,7 +3,8 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use crate::domain::run::{PendingApproval, Run, RunId};
+use crate::domain::run::{PendingApproval, Run, RunId, Status};
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::context::Engine;
 
 /// The record of a run that has come to wait for a person. `seen` is a record in which it waits for one already: then the
@@ -41,10 +42,18 @@ pub async fn wait_for_person(engine: &Engine, id: RunId, seen: Option<&Run>) -> 
 pub fn has_changed(run: &Run, seen: Option<&Run>) -> bool {
     match seen {
         None => run.waits_for_person(),
+        Some(_) if is_decided(run) => false,
         Some(seen) => {
             !run.waits_for_person() || run.turns != seen.turns || !calls(run).eq(calls(seen))
         }
     }
+}
+
+/// Whether all calls that the run waited for are decided. The end of its wait is recorded next, once its tree has a permit.
+fn is_decided(run: &Run) -> bool {
+    run.status == Status::Waiting
+        && run.waiting_for == Some(WaitingFor::Approval)
+        && run.pending_approvals.is_empty()
 }
 
 fn calls(run: &Run) -> impl Iterator<Item = (RunId, &str)> {
@@ -52,4 +61,62 @@ fn calls(run: &Run) -> impl Iterator<Item = (RunId, &str)> {
     pending
         .iter()
         .map(|it| (it.run_id, it.request.tool_call_id.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use serde_json::value::RawValue;
+
+    use super::has_changed;
+    use crate::domain::approval::ApprovalRequest;
+    use crate::domain::run::{PendingApproval, Run, RunId, Scope, Status};
+    use crate::domain::waiting_for::WaitingFor;
+
+    /// A run that waits for approval of these calls.
+    fn waiting(id: RunId, calls: &[&str]) -> Run {
+        let pending = |call: &&str| PendingApproval {
+            run_id: id,
+            root_id: id,
+            agent: "a".to_owned(),
+            request: ApprovalRequest {
+                tool_call_id: (*call).to_owned(),
+                tool: "t".to_owned(),
+                arguments: RawValue::NULL.to_owned().into(),
+                truncated: false,
+                requested_at: Timestamp::UNIX_EPOCH,
+                deadline: None,
+            },
+        };
+        Run {
+            status: Status::Waiting,
+            waiting_for: Some(WaitingFor::Approval),
+            pending_approvals: calls.iter().map(pending).collect(),
+            ..Run::queued(&Scope::root(id, None), "a".to_owned())
+        }
+    }
+
+    #[test]
+    fn a_run_has_changed_once_it_waits_no_more_or_for_other_calls() {
+        let id = RunId::new();
+        let seen = waiting(id, &["one", "two"]);
+        let changed = |run: &Run| has_changed(run, Some(&seen));
+        assert!(!changed(&seen));
+        assert!(changed(&waiting(id, &["two"])));
+        let decided = waiting(id, &[]);
+        assert!(!changed(&decided), "the end of its wait follows");
+        assert!(!has_changed(&decided, None));
+        for (status, waiting_for) in [
+            (Status::Running, None),
+            (Status::Cancelling, None),
+            (Status::Waiting, Some(WaitingFor::Resume)),
+        ] {
+            let next = Run {
+                status,
+                waiting_for,
+                ..decided.clone()
+            };
+            assert!(changed(&next), "{status:?}");
+        }
+    }
 }

@@ -230,7 +230,12 @@ async fn a_waiting_client_is_answered_when_a_run_comes_to_wait_for_a_person() {
         assert_eq!(decided.status, 202, "{}", decided.text);
     });
     assert_eq!(changed.status, 202, "{}", changed.text);
-    assert_eq!(changed.json()["pending_approvals"], json!([]));
+    let changed = changed.json();
+    assert_eq!(changed["pending_approvals"], json!([]));
+    assert_eq!(
+        (&changed["status"], &changed["waiting_for"]),
+        (&json!("running"), &Value::Null)
+    );
     gate.open();
     let ended = app.get(&waiting_path).await;
     assert_eq!(ended.json()["content"], "done");
@@ -256,7 +261,12 @@ async fn a_wait_after_a_restart_ends_with_the_decision() {
         decide(&app, &request, json!({"decision": "deny"})).await
     });
     assert_eq!(changed.status, 202, "{}", changed.text);
-    assert_eq!(changed.json()["pending_approvals"], json!([]));
+    let changed = changed.json();
+    assert_eq!(changed["pending_approvals"], json!([]));
+    assert_eq!(
+        (&changed["status"], &changed["waiting_for"]),
+        (&json!("running"), &Value::Null)
+    );
 }
 
 #[tokio::test]
