@@ -210,6 +210,11 @@ pub fn router(state: AppState) -> Router {
             .nest(prefix, routes)
             .route("/livez", routing::get(health::livez))
             .route("/readyz", routing::get(health::readyz));
+        if state.settings.clients.console {
+            // The prefix alone is the `/` of the routes below it.
+            let redirect = routing::get(console::layout::redirect_to_console);
+            routes = routes.route(&format!("{prefix}/"), redirect);
+        }
     }
     let cors = state.settings.cors.as_ref();
     let config = MiddlewareConfig {

@@ -332,7 +332,7 @@ class Cursor:
         if self.run_id is None:
             assert self._start is not None
             return self._start
-        # In contrast to `?after=`, the response is empty after the last event.
+        # After the last event the response is 204.
         headers = [EVENT_STREAM, ("last-event-id", str(self.after))]
         query: Query = [("scope", self._scope)]
         path = f"/runs/{segment(self.run_id)}/events"

@@ -131,7 +131,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
     if (this.run === undefined && start) {
       return { ...start, headers: [...(start.headers ?? []), accept] };
     }
-    // In contrast to `?after=`, the response is empty after the last event.
+    // After the last event the response is 204.
     const position: [string, string] = ["last-event-id", String(this.lastEvent)];
     const path = `/runs/${encode(this.run ?? "")}/events`;
     return { method: "GET", path, query: { scope: scope ?? "tree" }, headers: [accept, position] };

@@ -188,7 +188,7 @@ pub fn events(operation: Operation<'_>) -> Operation<'_> {
         .text_example(200, EVENT_STREAM, examples::EVENT_STREAM)
         .empty_response(
             204,
-            "The run has ended, and `Last-Event-ID` is its last event: the client should not reconnect.",
+            "The run has ended and has no event after `Last-Event-ID` or `after`: the client should not reconnect.",
         )
 }
 

@@ -41,11 +41,7 @@ pub async fn list(
     let params = EventParams::read(&request)?;
     drop(request);
     let run = runs::require_run(&state, id).await?;
-    if is_stream
-        && params.is_reconnect
-        && run.status.is_terminal()
-        && params.after >= run.last_event
-    {
+    if is_stream && params.after > 0 && run.status.is_terminal() && params.after >= run.last_event {
         // A browser's EventSource reconnects after the end of a stream until it gets 204.
         Ok((StatusCode::NO_CONTENT, [NO_CACHE]).into_response())
     } else if is_stream {
@@ -117,8 +113,6 @@ fn number_stored_events(schema: &mut Schema) {
 #[derive(Default)]
 struct EventParams {
     after: u64,
-    /// Whether `after` comes from `Last-Event-ID`.
-    is_reconnect: bool,
     run_only: bool,
     limit: usize,
 }
@@ -153,7 +147,6 @@ impl EventParams {
         )?;
         Ok(Self {
             after: last_event_id.or(after).unwrap_or(0),
-            is_reconnect: last_event_id.is_some(),
             run_only: run_only.unwrap_or(false),
             limit: limit.unwrap_or(PAGE_SIZE),
         })

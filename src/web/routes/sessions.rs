@@ -178,11 +178,11 @@ pub async fn get(
     if runs.is_empty() && is_first {
         let any_query = SessionQuery {
             status: None,
-            ..last_query
+            ..last_query.clone()
         };
         // A session whose runs are all damaged exists: that fails.
         store.session_runs(any_query).await?;
-        return Err(Problem::session_not_found(&name));
+        require_any_agent(&state, &principal, &last_query).await?;
     }
     let (last, conversation) = readable_conversation(&state, &principal, last_query).await?;
     let now = now();
@@ -226,7 +226,7 @@ pub async fn messages(
         .await?
         .is_empty()
     {
-        return Err(Problem::session_not_found(&name));
+        require_any_agent(&state, &principal, &last_query).await?;
     }
     let (last, conversation) = last_conversation(&state, &principal, last_query).await?;
     let view = SessionConversation {
@@ -254,6 +254,31 @@ pub async fn delete(
     state.runner.delete_session(key).await?;
     info!("Deleted session {name}; its runs stay");
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// 404 for a session without a run of any agent that the principal may see.
+async fn require_any_agent(
+    state: &AppState,
+    principal: &Principal,
+    query: &SessionQuery,
+) -> Result<(), Problem> {
+    let store = state.runner.store();
+    let any_query = SessionQuery {
+        agent: None,
+        status: None,
+        cut_texts: true,
+        skip_damaged: true,
+        ..query.clone()
+    };
+    let runs = store.session_runs(any_query).await?;
+    match principal
+        .visible_runs(runs, store.as_ref())
+        .await?
+        .is_empty()
+    {
+        true => Err(Problem::session_not_found(&query.name)),
+        false => Ok(()),
+    }
 }
 
 /// 404 for a session with a run that the principal may not see.

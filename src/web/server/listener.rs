@@ -32,7 +32,8 @@ use crate::web::server::pending::{
     CloseSignal, FirstBody, PendingConnection, PendingConnections, PendingLimits,
 };
 
-/// Maximum bytes of a request's head: request line and all headers.
+/// Maximum bytes of a request's head: request line and all headers. Over HTTP/1.1 up to twice as many pass, because hyper
+/// looks at the size of its buffer only before it reads on.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Maximum concurrent streams of an HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;

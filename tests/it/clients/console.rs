@@ -81,9 +81,11 @@ async fn the_root_leads_to_the_console_below_the_prefix() {
         page.text
     );
     assert!(page.text.contains("data-prefix=\"/axed\""));
-    let root = app.get("").await;
-    assert_eq!(root.status, 200, "{}", root.text);
-    assert!(root.text.contains("<h1>Runs</h1>"), "{}", root.text);
+    for root in ["", "/"] {
+        let root = app.get(root).await;
+        assert_eq!(root.status, 200, "{}", root.text);
+        assert!(root.text.contains("<h1>Runs</h1>"), "{}", root.text);
+    }
 }
 
 #[tokio::test]

@@ -245,7 +245,9 @@ impl Story {
             let last = app.find(id).await["last_event"]
                 .as_u64()
                 .unwrap_or_default();
-            let path = format!("/runs/{id}/events?after={last}");
+            // After the last event of a run that has ended there is no stream.
+            let after = last.saturating_sub(1);
+            let path = format!("/runs/{id}/events?after={after}");
             let mut events = app.events_at(&path).await;
             let mut more = dice.below(40);
             while more > 0 && events.next().await.is_some() {

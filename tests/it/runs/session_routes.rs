@@ -97,7 +97,19 @@ async fn a_session_shows_the_conversation_that_its_next_run_continues() {
     assert_eq!(rest["data"], json!([shown["data"][3]]));
     let last = json_at(&app, "/sessions/talk/messages").await;
     assert_eq!(last["run"], other.id());
-    for unknown in ["nobody/messages", "talk/messages?agent=nobody"] {
+    // The session exists, without a run of this agent.
+    let none = json_at(&app, "/sessions/talk/messages?agent=nobody").await;
+    assert_eq!(
+        (&none["run"], &none["data"]),
+        (&Value::Null, &json!([])),
+        "{none}"
+    );
+    let none = json_at(&app, "/sessions/talk?agent=nobody").await;
+    assert_eq!(
+        none,
+        json!({"name": "talk", "agent": null, "run": null, "messages": 0, "data": [], "next_cursor": null})
+    );
+    for unknown in ["nobody", "nobody?agent=solo", "nobody/messages?agent=solo"] {
         app.get(&format!("/sessions/{unknown}")).await.problem(404);
     }
 }

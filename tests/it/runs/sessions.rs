@@ -158,11 +158,7 @@ async fn is_listed_in_pages(app: &TestApp, newest: &Run<'_>, oldest: &Run<'_>) {
         (&others["messages"], &others["agent"]),
         (&json!(2), &json!("other"))
     );
-    for unknown in [
-        "/sessions/nobody",
-        "/sessions/a%20b",
-        "/sessions/talk?agent=nobody",
-    ] {
+    for unknown in ["/sessions/nobody", "/sessions/a%20b"] {
         app.get(unknown).await.problem(404);
     }
     app.get("/sessions/talk?limit=0").await.problem(400);
