@@ -11,6 +11,7 @@ const MAX_LISTED: usize = 10;
 pub fn describe_error(error: &io::Error) -> &'static str {
     let is_from_system = error.raw_os_error().is_some();
     match error.kind() {
+        _ if ReservedError::from_io_error(error) == Some(ReservedError::Procfs) => "lies in /proc",
         _ if ReservedError::from_io_error(error).is_some() => "belongs to the daemon",
         io::ErrorKind::NotFound => "does not exist",
         io::ErrorKind::PermissionDenied if is_from_system => "may not be read by the daemon",

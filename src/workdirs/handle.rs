@@ -1,17 +1,18 @@
-//! Accesses files below a workdir by handle. No path and no link leads out of it or into the daemon's own files, even
-//! if links and directories are swapped meanwhile.
+//! Accesses files below a workdir by handle. No path and no link leads out of it, into the daemon's own files or into
+//! `/proc`, even if links and directories are swapped meanwhile.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use cap_fs_ext::{DirExt, FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
-use cap_std::fs::{Dir, File, Metadata, OpenOptions};
+use cap_std::fs::{Dir, File, Metadata, MetadataExt, OpenOptions};
 
 use crate::workdirs::file_id::FileId;
 use crate::workdirs::reserved::{ReservedError, ReservedSnapshot};
-use crate::workdirs::workdir::{Workdir, ancestors};
+use crate::workdirs::workdir::{Workdir, ancestors, reject_procfs};
 
 /// Access to a workdir with one snapshot of the reserved paths. Paths are relative to the workdir, without `..`; `.` is
 /// the workdir itself.
@@ -110,7 +111,7 @@ impl WorkdirHandle {
         options.read(true).nonblock(true).follow(FollowSymlinks::No);
         let file = dir.open_with(name, &options)?;
         let meta = file.metadata()?;
-        self.check_metadata(&meta)?;
+        self.check_opened(&file, &meta)?;
         Ok((file, meta))
     }
 
@@ -149,7 +150,7 @@ impl WorkdirHandle {
         match self.reserved.contains_reserved(self.workdir.id) {
             true => self.check_ancestors(&dir)?,
             // Only a mount can put something of the daemon's here.
-            false => self.check_metadata(&dir.dir_metadata()?)?,
+            false => self.check_opened(&dir, &dir.dir_metadata()?)?,
         }
         Ok(dir)
     }
@@ -157,8 +158,18 @@ impl WorkdirHandle {
     /// Opens a directory in one that was opened here; fails if it has become a link.
     pub fn enter_in(&self, dir: &Dir, name: &Path) -> io::Result<Dir> {
         let dir = dir.open_dir_nofollow(name)?;
-        self.check_metadata(&dir.dir_metadata()?)?;
+        self.check_opened(&dir, &dir.dir_metadata()?)?;
         Ok(dir)
+    }
+
+    /// Fails if this open file or directory is the daemon's own, or lies on procfs.
+    fn check_opened(&self, opened: &impl AsFd, meta: &Metadata) -> io::Result<()> {
+        self.check_metadata(meta)?;
+        // The workdir is not on procfs, and most files are on its device.
+        match meta.dev() == self.workdir.id.device {
+            true => Ok(()),
+            false => reject_procfs(opened),
+        }
     }
 
     fn check_metadata(&self, meta: &Metadata) -> io::Result<()> {
@@ -168,8 +179,9 @@ impl WorkdirHandle {
         }
     }
 
-    /// Fails if a directory from this one up to the workdir is the daemon's own.
+    /// Fails if a directory from this one up to the workdir is the daemon's own, or this one lies on procfs.
     fn check_ancestors(&self, dir: &Dir) -> io::Result<()> {
+        self.check_opened(dir, &dir.dir_metadata()?)?;
         for id in ancestors(dir) {
             let id = id?;
             if self.reserved.is_forbidden(id) {

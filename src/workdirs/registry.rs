@@ -65,8 +65,8 @@ pub enum OpenError {
 impl From<io::Error> for OpenError {
     fn from(error: io::Error) -> Self {
         match ReservedError::from_io_error(&error) {
-            Some(_) => Self::Reserved,
-            None => Self::Resolve(error.into()),
+            Some(ReservedError::Reserved | ReservedError::ContainsReserved) => Self::Reserved,
+            Some(ReservedError::Procfs) | None => Self::Resolve(error.into()),
         }
     }
 }

@@ -105,6 +105,8 @@ pub enum ReservedError {
     Reserved,
     /// It contains one of them.
     ContainsReserved,
+    /// It lies on procfs, where the daemon's environment, memory and open files can be read.
+    Procfs,
 }
 
 impl fmt::Display for ReservedError {
@@ -117,6 +119,9 @@ impl fmt::Display for ReservedError {
             Self::ContainsReserved => {
                 "not to be moved, copied or deleted: it contains a directory that belongs to the daemon \
                  (configuration, agents, scripts or data)"
+            }
+            Self::Procfs => {
+                "out of reach for every tool: it lies in /proc, which shows the environment and the memory of processes"
             }
         })
     }

@@ -26,8 +26,9 @@ impl Workdir {
     /// Takes an open directory.
     ///
     /// # Errors
-    /// [`ReservedError`] if it lies in a reserved directory, or the system's error.
+    /// [`ReservedError`] if it lies in a reserved directory or on procfs, or the system's error.
     pub fn new(dir: Dir, reserved: &Arc<ReservedPaths>) -> io::Result<Self> {
+        reject_procfs(&dir)?;
         let id = FileId::from_metadata(&dir.dir_metadata()?);
         let snapshot = reserved.snapshot();
         reject_reserved(&dir, id, &snapshot)?;
@@ -78,6 +79,24 @@ fn reject_reserved(dir: &Dir, id: FileId, snapshot: &ReservedSnapshot) -> io::Re
             return Err(ReservedError::Reserved.into());
         }
     }
+    Ok(())
+}
+
+/// Rejects what lies on procfs: links there lead to any process's files, and its files hold the daemon's keys.
+#[cfg(target_os = "linux")]
+pub fn reject_procfs(opened: &impl AsFd) -> io::Result<()> {
+    match rustix::fs::fstatfs(opened) {
+        Ok(file_system) if file_system.f_type == rustix::fs::PROC_SUPER_MAGIC => {
+            Err(ReservedError::Procfs.into())
+        }
+        // Some network file systems fail; procfs never does.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Other systems have no procfs.
+#[cfg(not(target_os = "linux"))]
+pub fn reject_procfs(_: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
