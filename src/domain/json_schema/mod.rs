@@ -14,6 +14,7 @@ use crate::domain::json_schema::compiled::{
     CheckMode, CompiledSchema, ErrorCost, LimitExceeded, Mismatch, bounded_message,
 };
 use crate::domain::json_schema::complexity::Complexity;
+use crate::domain::json_schema::integers::{contains_whole_float, write_integers};
 use crate::domain::json_schema::limits::{
     INLINE_READS_PER_BYTE, MAX_INLINE_BYTES, MAX_INLINE_LEVELS, MAX_INLINE_PATTERN_BYTES,
     MAX_INLINE_PATTERNS, MAX_LEVELS, MAX_MATCH_COST, MAX_PATTERN_BYTES, MAX_PATTERNS,
@@ -23,6 +24,7 @@ use crate::domain::json_schema::metered_json::{MeteredJson, PatternCost};
 
 pub mod compiled;
 mod complexity;
+mod integers;
 pub mod limits;
 mod metered_json;
 
@@ -106,9 +108,21 @@ impl Schema {
     /// As [`Schema::coerce`]; returns the value as the outer error if the check needs a separate thread.
     pub fn coerce_inline(&self, value: Value) -> Result<Result<Value, Vec<String>>, Value> {
         match self.inline_compiled() {
-            Some(compiled) => compiled.coerce(value, CheckMode::Inline),
+            Some(compiled) => {
+                let coerced = compiled.coerce(value, CheckMode::Inline)?;
+                Ok(coerced.and_then(|value| self.write_integers(value)))
+            }
             None => Err(value),
         }
+    }
+
+    /// The valid value with integers where the schema requires them.
+    fn write_integers(&self, mut value: Value) -> Result<Value, Vec<String>> {
+        if self.raw.get().contains("integer") && contains_whole_float(&value) {
+            let schema: Value = serde_json::from_str(self.raw.get()).unwrap_or_default();
+            write_integers(&schema, &mut value).map_err(|mismatch| vec![mismatch.to_string()])?;
+        }
+        Ok(value)
     }
 
     /// Whether the schema is valid. Call it on a separate thread.
@@ -135,14 +149,16 @@ impl Schema {
     }
 
     /// Returns the value if it is valid. Where the schema requires a string, any other value but null is first replaced
-    /// by its compact JSON, because models write such values. Call it on a separate thread.
+    /// by its compact JSON, and where it requires an integer, a number such as `1.0` is replaced by `1`, because models
+    /// write such values. Call it on a separate thread.
     ///
     /// # Errors
-    /// As [`Schema::validation_errors`].
+    /// As [`Schema::validation_errors`], or an integer does not fit 64 bits.
     pub fn coerce(&self, value: Value) -> Result<Value, Vec<String>> {
         let mode = CheckMode::WithDeadline(Instant::now() + TIMEOUT);
         let checked = self.compile_with_sizes(&PATTERN_SIZES).coerce(value, mode);
-        checked.unwrap_or_else(|_| Err(vec![timeout_message()]))
+        let checked = checked.unwrap_or_else(|_| Err(vec![timeout_message()]));
+        checked.and_then(|value| self.write_integers(value))
     }
 
     fn inline_compiled(&self) -> Option<&CompiledSchema> {

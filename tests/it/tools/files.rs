@@ -205,6 +205,51 @@ async fn other_json_is_accepted_as_text_if_a_string_is_expected() {
     assert_eq!(written, r#"{"a":[1,true]}"#);
 }
 
+/// The environment of the daemon contains the keys of its providers.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn no_file_tool_reads_processes_in_proc() {
+    let app = TestApp::setup()
+        .agent("worker", &format!("workdir = \"/\"\ntools = {ALL:?}"))
+        .spawn()
+        .await;
+    let stolen = app.path("stolen");
+    let to = stolen.strip_prefix("/").expect("an absolute path");
+    let mut sent = vec![
+        ("list_directory", json!({"path": "proc"})),
+        ("list_directory", json!({"path": "proc/self"})),
+        ("grep", json!({"path": "proc/self", "pattern": "."})),
+        ("copy_path", json!({"from": "proc/self/net", "to": to})),
+    ];
+    for path in ["proc/self/environ", "proc/self/maps", "proc/version"] {
+        sent.extend([
+            ("read_file", json!({"path": path})),
+            ("grep", json!({"path": path, "pattern": "."})),
+            ("copy_path", json!({"from": path, "to": to})),
+        ]);
+    }
+    for (reported, call) in call_results(&app, &sent).await.iter().zip(&sent) {
+        assert!(
+            reported.starts_with("error: ") && reported.contains("it lies in /proc"),
+            "{call:?}: {reported}"
+        );
+    }
+    assert!(!stolen.exists());
+}
+
+#[tokio::test]
+async fn a_whole_number_may_be_written_as_a_float() {
+    let app = worker(&["read_file"]).spawn().await;
+    let read = |offset: f64| ("read_file", json!({"path": "notes/a.md", "offset": offset}));
+    let reported = call_results(&app, &[read(2.0), read(1e20)]).await;
+    assert!(reported[0].starts_with("2: alpha"), "{}", reported[0]);
+    assert!(
+        reported[1].contains("/offset: ") && reported[1].contains("does not fit an integer"),
+        "{}",
+        reported[1]
+    );
+}
+
 #[tokio::test]
 async fn unreadable_arguments_are_reported() {
     let app = TestApp::setup()

@@ -176,6 +176,7 @@ async fn operations_of_a_document_are_tools() {
             by_id(".."),
             by_id("moved"),
             by_id("huge"),
+            (list, json!({ "limit": 5.0 })),
             (list, json!({ "limit": 500 })),
             (list, json!({ "X-Trace": "a\r\nb" })),
             (create, json!({ "body": {} })),
@@ -192,6 +193,7 @@ async fn operations_of_a_document_are_tools() {
             "GET /v1/pets/%252e%252e ",
             "GET /v1/pets/moved ",
             "GET /v1/pets/huge ",
+            "GET /v1/pets?limit=5 ",
         ]
     );
     assert_eq!(service.header(0, "x-trace"), "t");
@@ -202,9 +204,10 @@ async fn operations_of_a_document_are_tools() {
         (5, "error: An argument makes \".\" or \"..\""),
         (6, "a redirect, which is not followed"),
         (7, "cut: this is the beginning of a longer response"),
-        (8, "do not fit its schema"),
-        (9, "characters that no header has"),
-        (10, "do not fit its schema"),
+        (8, "found"),
+        (9, "do not fit its schema"),
+        (10, "characters that no header has"),
+        (11, "do not fit its schema"),
     ] {
         assert!(results[at].contains(expected), "{}", results[at]);
     }
