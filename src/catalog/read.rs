@@ -255,7 +255,7 @@ mod tests {
         ),
         (
             "[webhook]\nurl = \"ftp://a\"",
-            "webhook.url must begin with https://",
+            "webhook.url must begin with http:// or https://",
         ),
         ("[webhook]\nevents = []", "webhook.url is required"),
         (

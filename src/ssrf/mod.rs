@@ -38,7 +38,7 @@ pub enum UrlError {
     TooLong,
     #[error("is not a URL ({0})")]
     Invalid(#[from] url::ParseError),
-    #[error("must begin with https://")]
+    #[error("must begin with http:// or https://")]
     NotHttp,
     #[error("must not hold a user or password")]
     HasCredentials,
