@@ -81,7 +81,7 @@ fn parse_tool(t: &mut TableReader<'_>) -> Option<HttpTool> {
     let schema = match &schema_node {
         None => empty_schema(),
         Some(node) => match read_object_schema(node) {
-            Ok(schema) => Some(schema),
+            Ok(schema) => Some(with_properties(schema)),
             Err(why) => {
                 t.push_invalid(node, "parameters", &why);
                 None
@@ -127,6 +127,17 @@ fn empty_schema() -> Option<Arc<RawValue>> {
     Some(Arc::from(raw))
 }
 
+/// The schema with `properties`, which providers require.
+fn with_properties(schema: Arc<RawValue>) -> Arc<RawValue> {
+    match serde_json::from_str::<Map<String, Value>>(schema.get()) {
+        Ok(mut fields) if !fields.contains_key("properties") => {
+            fields.insert("properties".to_owned(), json!({}));
+            serde_json::value::to_raw_value(&fields).map_or(schema, Arc::from)
+        }
+        _ => schema,
+    }
+}
+
 /// The format of a body of this content type; JSON without one.
 fn body_format(headers: &BTreeMap<String, Template>) -> BodyFormat {
     let mut headers = headers.iter();
@@ -162,4 +173,30 @@ fn parse_body(text: &str, format: BodyFormat, schema: &Value) -> Result<TextTemp
         })?;
     }
     Ok(template)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::with_properties;
+
+    #[test]
+    fn schemas_have_properties() {
+        for (written, sent) in [
+            (
+                r#"{"type":"object"}"#,
+                json!({"type": "object", "properties": {}}),
+            ),
+            (
+                r#"{"type":"object","properties":{"a":{}}}"#,
+                json!({"type": "object", "properties": {"a": {}}}),
+            ),
+        ] {
+            let schema = serde_json::value::RawValue::from_string(written.to_owned());
+            let schema = with_properties(schema.expect("JSON").into());
+            let schema: serde_json::Value = serde_json::from_str(schema.get()).expect("JSON");
+            assert_eq!(schema, sent);
+        }
+    }
 }

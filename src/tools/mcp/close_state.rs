@@ -28,6 +28,15 @@ pub struct CloseState {
 pub type CloseReason = Arc<OnceLock<String>>;
 
 impl CloseState {
+    /// The result of a tool without secrets.
+    pub fn redact_result(&self, text: String) -> String {
+        let text = self.secrets.redact_result(text);
+        match &self.issued {
+            Some(issued) => issued.redact(text),
+            None => text,
+        }
+    }
+
     /// The text without secrets, on one line and of a bounded length.
     pub fn redact(&self, text: &str) -> String {
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");

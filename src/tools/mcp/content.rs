@@ -2,7 +2,12 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
+use rmcp::RoleClient;
+use rmcp::model::{
+    CallToolResult, ContentBlock, CustomResult, JsonRpcMessage, ResourceContents, ServerResult,
+};
+use rmcp::service::RxJsonRpcMessage;
+use serde_json::{Value, json};
 
 use crate::domain::attachment::{Attachment, MediaType};
 use crate::domain::message::shorten;
@@ -10,6 +15,32 @@ use crate::tools::ToolOutput;
 
 /// Replaces content of a kind that later protocol versions may add.
 const UNKNOWN_CONTENT: &str = "[content of a kind that axed does not support]";
+/// The kinds of content that the SDK reads.
+const KNOWN_KINDS: [&str; 5] = ["text", "image", "audio", "resource", "resource_link"];
+
+/// Replaces content of unknown kinds in a tool's result by a text: the SDK reads a result with such content as JSON of
+/// no known form.
+pub fn replace_unknown_content(message: &mut RxJsonRpcMessage<RoleClient>) {
+    let JsonRpcMessage::Response(response) = message else {
+        return;
+    };
+    let ServerResult::CustomResult(CustomResult(value)) = &mut response.result else {
+        return;
+    };
+    let Some(Value::Array(blocks)) = value.get_mut("content") else {
+        return;
+    };
+    for block in blocks {
+        let kind = block.get("type").and_then(Value::as_str);
+        if kind.is_some_and(|kind| !KNOWN_KINDS.contains(&kind)) {
+            *block = json!({"type": "text", "text": UNKNOWN_CONTENT});
+        }
+    }
+    // A result that is still not readable stays without a known form.
+    if let Ok(result) = serde_json::from_value::<CallToolResult>(value.take()) {
+        response.result = ServerResult::CallToolResult(result);
+    }
+}
 
 /// The text of a result with its attachments; an error, which has only text, if the server marks the result as one.
 pub fn tool_output(result: CallToolResult) -> Result<ToolOutput, String> {
@@ -117,6 +148,7 @@ fn decoded_len(base64: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use rmcp::model::{JsonRpcMessage, ServerResult};
     use serde_json::{Value, json};
 
     use crate::tools::ToolOutput;
@@ -142,6 +174,33 @@ mod tests {
         let expected = "hello\n[image: image/tiff, 5 bytes]\n[audio: audio/wav, 6 bytes]\n[resource: file:///a]\n\
                         in b\n[resource: file:///c, a/b, 2 bytes]";
         assert_eq!(result.as_deref(), Ok(expected));
+    }
+
+    #[test]
+    fn content_of_an_unknown_kind_is_replaced() {
+        let read = |block: Value| {
+            let mut message = serde_json::from_value(json!({
+                "jsonrpc": "2.0", "id": 1,
+                "result": {"content": [{"type": "text", "text": "hello"}, block]},
+            }))
+            .expect("a message");
+            super::replace_unknown_content(&mut message);
+            match message {
+                JsonRpcMessage::Response(response) => match response.result {
+                    ServerResult::CallToolResult(result) => {
+                        super::tool_output(result).ok().map(|output| output.text)
+                    }
+                    _ => None,
+                },
+                _ => None,
+            }
+        };
+        let text = read(json!({"type": "video", "data": "aGVsbG8="}));
+        let expected = "hello\n[content of a kind that axed does not support]";
+        assert_eq!(text.as_deref(), Some(expected));
+        let known = read(json!({"type": "text", "text": "too"}));
+        assert_eq!(known.as_deref(), Some("hello\ntoo"));
+        assert_eq!(read(json!({"type": "image"})), None);
     }
 
     #[test]

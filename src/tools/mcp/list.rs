@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rmcp::model::{PaginatedRequestParams, Tool};
-use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 
 use crate::domain::json_schema::Schema;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
@@ -161,10 +161,11 @@ impl<'s> ToolListBuilder<'s> {
 /// The schema of a tool's arguments, as providers accept it.
 fn parameters(tool: &Tool) -> Result<Arc<RawValue>, String> {
     let mut schema = tool.input_schema.as_ref().clone();
-    // Providers require it.
+    // Providers require both.
     schema
         .entry("type")
         .or_insert_with(|| Value::from("object"));
+    schema.entry("properties").or_insert_with(|| json!({}));
     let parameters = to_raw_value(&schema).map_err(|error| error.to_string())?;
     Ok(parameters.into())
 }
@@ -182,6 +183,14 @@ async fn define_tool(
         return Err(format!(
             "its name would be {}, and names have at most {MAX_NAME_CHARS} characters",
             shorten(&name, 100)
+        ));
+    }
+    if let Some(kind) = tool.input_schema.get("type")
+        && *kind != "object"
+    {
+        let kind = shorten(&kind.to_string(), 100);
+        return Err(format!(
+            "its schema has the type {kind}, and models send objects only"
         ));
     }
     if parameters.get().len() > MAX_SCHEMA_BYTES {
@@ -244,7 +253,36 @@ mod tests {
         );
         assert_eq!(
             tool_list.tools[0].spec.parameters.get(),
-            r#"{"type":"object"}"#
+            r#"{"type":"object","properties":{}}"#
+        );
+    }
+
+    #[tokio::test]
+    async fn schemas_fit_providers() {
+        let tool_list = tools(json!([
+            {"name": "bare", "inputSchema": {"type": "object"}},
+            {"name": "full", "inputSchema": {"properties": {"a": {}}, "type": "object"}},
+            {"name": "list", "inputSchema": {"type": "array"}},
+        ]))
+        .await;
+        let schemas: Vec<&str> = tool_list
+            .tools
+            .iter()
+            .map(|tool| tool.spec.parameters.get())
+            .collect();
+        assert_eq!(
+            schemas,
+            [
+                r#"{"type":"object","properties":{}}"#,
+                r#"{"properties":{"a":{}},"type":"object"}"#
+            ]
+        );
+        assert_eq!(
+            tool_list.skipped,
+            [
+                "tool \"list\" of MCP server \"s\" is left out: its schema has the type \"array\", and models send \
+                 objects only"
+            ]
         );
     }
 
@@ -270,7 +308,7 @@ mod tests {
             {"name": "a", "inputSchema": {}, "annotations": {"readOnlyHint": true}},
             {"name": "b", "inputSchema": {}, "annotations": {"idempotentHint": true}},
             {"name": "c", "inputSchema": {}, "annotations": {"readOnlyHint": false}},
-            {"name": "d", "inputSchema": {"type": 7}},
+            {"name": "d", "inputSchema": {"properties": 7}},
         ]))
         .await;
         let effects: Vec<Effect> = tool_list.tools.iter().map(|tool| tool.effect).collect();

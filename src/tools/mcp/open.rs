@@ -131,6 +131,9 @@ async fn try_open(
                 .secrets
                 .expand_templates("env", env, environment)
                 .map_err(ConnectError::Failed)?;
+            let inherited = stdio::INHERITED_VARIABLES.iter();
+            let inherited = inherited.filter_map(|name| environment.get(*name));
+            close_state.secrets.show_in_results(inherited);
             let (close_reason, tail) = (Arc::clone(&close_state.reason), close_state.tail.clone());
             let started = stdio::start(command, args, env, environment, close_reason, tail);
             let (process, stderr) = started.map_err(ConnectError::Failed)?;

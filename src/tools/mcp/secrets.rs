@@ -1,4 +1,5 @@
-//! The secrets of one connection: expanded from variables when it is opened, redacted from every text about it.
+//! The secrets of one connection: expanded from variables when it is opened, redacted from every text about it and from
+//! the results of its tools.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,6 +48,9 @@ pub async fn read_secret_files(
 #[derive(Clone, Default)]
 pub struct Secrets {
     values: Vec<String>,
+    /// Those that are redacted from results, too: the values of variables. A text of the definition may be a directory
+    /// that results name.
+    result_values: Vec<String>,
 }
 
 impl Secrets {
@@ -69,15 +73,18 @@ impl Secrets {
             let expanded = template.expand(variable).map_err(|name| {
                 format!("its {table}.{key} needs the variable {name}, which the daemon's environment does not have")
             })?;
+            self.result_values
+                .extend(expanded.variable_values.iter().cloned());
             self.values.extend(expanded.variable_values);
             self.values.push(expanded.text.clone());
             texts.push((key.clone(), expanded.text));
         }
-        self.values.retain(|value| value.len() >= MIN_SECRET_BYTES);
-        // The longest come first, because a value may be part of another.
-        self.values
-            .sort_by_key(|value| std::cmp::Reverse(value.len()));
-        self.values.dedup();
+        for values in [&mut self.values, &mut self.result_values] {
+            values.retain(|value| value.len() >= MIN_SECRET_BYTES);
+            // The longest come first, because a value may be part of another.
+            values.sort_by_key(|value| std::cmp::Reverse(value.len()));
+            values.dedup();
+        }
         Ok(texts)
     }
 
@@ -86,6 +93,22 @@ impl Secrets {
         if value.len() >= MIN_SECRET_BYTES {
             self.values.push(value.to_owned());
         }
+    }
+
+    /// Leaves these values in results.
+    pub fn show_in_results<'v>(&mut self, values: impl Iterator<Item = &'v String>) {
+        for value in values {
+            self.result_values.retain(|it| it != value);
+        }
+    }
+
+    /// The result of a tool with every value of a variable replaced by `***`.
+    pub fn redact_result(&self, text: String) -> String {
+        let values = self.result_values.iter();
+        values.fold(text, |text, value| match text.contains(value) {
+            true => text.replace(value, MASK),
+            false => text,
+        })
     }
 
     /// The text with every secret replaced by `***`, also where the text was cut within one.
@@ -152,6 +175,30 @@ mod tests {
         assert_eq!(
             missing.expect_err("not set"),
             "its headers.Authorization needs the variable TOKEN, which the daemon's environment does not have"
+        );
+    }
+
+    #[test]
+    fn only_values_of_variables_are_redacted_from_results() {
+        let environment = BTreeMap::from([
+            ("TOKEN".to_owned(), "s3cret-token".to_owned()),
+            ("HOME".to_owned(), "/home/operator".to_owned()),
+        ]);
+        let read = |text| Template::parse(text).expect("a template");
+        let templates = BTreeMap::from([
+            ("KEY".to_owned(), read("key ${TOKEN}")),
+            ("NOTES".to_owned(), read("${HOME}/notes")),
+            ("ROOT".to_owned(), read("/srv/papers")),
+        ]);
+        let mut secrets = Secrets::default();
+        secrets
+            .expand_templates("env", &templates, &environment)
+            .expect("they are set");
+        secrets.show_in_results([&environment["HOME"]].into_iter());
+        let result = "/srv/papers/a\n/home/operator/notes/b\nkey s3cret-token, s3cret-to";
+        assert_eq!(
+            secrets.redact_result(result.to_owned()),
+            "/srv/papers/a\n/home/operator/notes/b\nkey ***, s3cret-to"
         );
     }
 

@@ -155,6 +155,11 @@ impl McpSession {
         }
     }
 
+    /// The text of a result without the secrets that the server was given.
+    pub fn redact_result(&self, text: String) -> String {
+        self.close_state.redact_result(text)
+    }
+
     pub fn mark_answered(&self) {
         self.has_answered.store(true, Ordering::Relaxed);
     }

@@ -17,13 +17,14 @@ use tokio::time::timeout;
 
 use crate::config::environment::Environment;
 use crate::tools::mcp::close_state::CloseReason;
+use crate::tools::mcp::content::replace_unknown_content;
 use crate::tools::mcp::lines::{BoundedLines, TransportState};
 use crate::tools::mcp::requests::PendingRequests;
 use crate::tools::mcp::stderr::StderrTail;
 use crate::tools::mcp::unread::{UNREAD_REASON, UnreadMessages};
 
 /// The variables that every server inherits from the daemon. They contain none of its keys.
-const INHERITED_VARIABLES: [&str; 9] = [
+pub const INHERITED_VARIABLES: [&str; 9] = [
     "HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
 ];
 /// How long a server may take to exit after its input closed, and again after SIGTERM.
@@ -154,12 +155,15 @@ impl Transport<RoleClient> for ServerProcess {
             };
             self.set_close_reason(self.tail.explain(&why));
         }
-        let received = received?;
+        let mut received = received?;
         self.state.has_received.store(true, Ordering::Relaxed);
         let matched = self.requests.match_response(&received);
         self.update_waiting();
         match matched {
-            Ok(()) => Some(received),
+            Ok(()) => {
+                replace_unknown_content(&mut received);
+                Some(received)
+            }
             Err(why) => {
                 self.set_close_reason(why);
                 None

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use rmcp::model::{CallToolResult, JsonObject};
+use rmcp::model::JsonObject;
 
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
@@ -47,9 +47,9 @@ impl McpTool {
             response = self.call_once(arguments).await;
         }
         match response {
-            Ok(result) => {
+            Ok(output) => {
                 self.connection.reset_failures();
-                content::tool_output(result)
+                output
             }
             Err(RequestError::Unavailable(error)) => Err(error.to_string()),
             Err(RequestError::Failed(failure)) => Err(format!(
@@ -59,10 +59,20 @@ impl McpTool {
         }
     }
 
-    async fn call_once(&self, arguments: JsonObject) -> Result<CallToolResult, RequestError> {
+    /// The result, which is an error if the server says so.
+    async fn call_once(
+        &self,
+        arguments: JsonObject,
+    ) -> Result<Result<ToolOutput, String>, RequestError> {
         let session = self.connection.session().await?;
         let response = session.call(&self.definition.original_name, arguments, self.timeout);
-        Ok(response.await?)
+        Ok(match content::tool_output(response.await?) {
+            Ok(output) => Ok(ToolOutput {
+                text: session.redact_result(output.text),
+                ..output
+            }),
+            Err(text) => Err(session.redact_result(text)),
+        })
     }
 }
 

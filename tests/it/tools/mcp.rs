@@ -89,6 +89,7 @@ async fn tools_are_offered_and_called_over_one_connection() {
     let echo = &sent.tools()[0];
     assert_eq!(echo["description"], "says it again");
     assert_eq!(echo["parameters"]["required"], json!(["text"]));
+    assert_eq!(sent.tools()[1]["parameters"]["properties"], json!({}));
 
     let (why, is_error) = result_of(&app, "s__echo", json!({})).await;
     assert!(
@@ -347,7 +348,7 @@ async fn a_servers_secret_can_come_from_a_file() {
         .spawn()
         .await;
     let (env, _) = result_of(&app, "s__env", json!({})).await;
-    assert!(env.contains("\"TOKEN\": \"s3cret-of-a-file\""), "{env}");
+    assert!(env.contains("\"TOKEN\": \"***\""), "{env}");
     assert!(!env.contains("STORY_TOKEN"), "{env}");
     app.daemon
         .wait_for_log("MCP server s writes: my token is ***")
@@ -362,9 +363,12 @@ async fn a_server_gets_its_variables_and_they_are_never_shown() {
         .await;
     let (env, _) = result_of(&app, "s__env", json!({})).await;
     assert!(
-        env.contains("s3cret-of-the-story") && !env.contains("key-of-the-operator"),
+        env.contains("\"TOKEN\": \"***\"") && !env.contains("key-of-the-operator"),
         "{env}"
     );
+    assert!(!env.contains("s3cret"), "{env}");
+    let (failed, is_error) = result_of(&app, "s__fail", json!({"with_token": true})).await;
+    assert_eq!((failed.as_str(), is_error), ("it did not work: ***", true));
     for path in ["/agents/a", "/agents", "/metrics"] {
         assert!(!app.get(path).await.text.contains("s3cret"), "{path}");
     }

@@ -17,7 +17,7 @@ tools = [
     {"name": "grow", "inputSchema": NONE},
     {"name": "env", "inputSchema": NONE},
     {"name": "fail", "inputSchema": NONE},
-    {"name": "dotted.name", "inputSchema": {"type": 7}},
+    {"name": "dotted.name", "inputSchema": {"properties": 7}},
     {"name": "dotted/name", "inputSchema": NONE},
 ]
 
@@ -60,7 +60,8 @@ def call(id, name, arguments):
     elif name == "env":
         say(id, json.dumps(dict(os.environ)))
     elif name == "fail":
-        say(id, "it did not work", isError=True)
+        more = ": " + os.environ["TOKEN"] if arguments.get("with_token") else ""
+        say(id, "it did not work" + more, isError=True)
     elif name == "dotted.name":
         say(id, "dotted with " + json.dumps(arguments))
     else:
