@@ -25,6 +25,7 @@ pub mod echo;
 pub mod endpoint;
 pub mod error_mapping;
 pub mod http_client;
+pub mod json_prompt;
 pub mod model_params;
 pub mod ollama;
 pub mod openai_chat;

@@ -13,6 +13,7 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::providers::anthropic::reply::with_unique_ids;
 use crate::providers::content_parts::{self, Base64, ContentPart, MediaData};
 use crate::providers::echo::ReplyOrigin;
+use crate::providers::json_prompt::with_json_prompt;
 use crate::providers::{ChatRequest, response_schema, tool_call_codec};
 
 /// The API requires `max_tokens`. If the agent sets none, it is the model's maximum, but at most this. Reasoning counts too.
@@ -343,7 +344,7 @@ fn output_format(request: &ChatRequest<'_>) -> Option<OutputFormat> {
             r#type: "json_schema",
             schema: response_schema::for_anthropic(schema)?,
         }),
-        // The API has no mode for arbitrary JSON objects: the prompt must ask for one.
+        // The API has no mode for arbitrary JSON objects: the prompt requests one.
         _ => None,
     }
 }
@@ -353,14 +354,15 @@ fn takes_schema(request: &ChatRequest<'_>) -> bool {
     takes_schema != Some(false)
 }
 
-/// The system prompt, with the schema of the reply if that is sent nowhere else.
+/// The system prompt, with the format of the reply if that is sent nowhere else.
 fn system_text<'a>(request: &ChatRequest<'a>, has_format: bool) -> Cow<'a, str> {
     match &request.params.response_format {
         ResponseFormat::JsonSchema(schema) if !has_format => {
             let prompt = [request.system, SCHEMA_PROMPT].join("\n\n");
             Cow::Owned(format!("{}\n{}", prompt.trim_start(), schema.get()))
         }
-        _ => Cow::Borrowed(request.system),
+        ResponseFormat::JsonObject => with_json_prompt(request.system),
+        ResponseFormat::JsonSchema(_) | ResponseFormat::Text => Cow::Borrowed(request.system),
     }
 }
 

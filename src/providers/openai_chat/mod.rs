@@ -25,6 +25,8 @@ mod request;
 
 const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
 const OPENAI_HOST: &str = "api.openai.com";
+/// The end of the host of every resource of Azure OpenAI.
+const AZURE_DOMAIN: &str = ".openai.azure.com";
 
 /// The client of one service that implements OpenAI's chat API.
 pub struct OpenAiChat {
@@ -64,6 +66,8 @@ impl OpenAiChat {
         let wants_reasoning = is_service("deepseek", "api.deepseek.com");
         let wants_signatures = is_service("gemini", "generativelanguage.googleapis.com");
         let has_mistral_rules = is_service("mistral", "api.mistral.ai");
+        let is_azure = service_id == "openai/azure" || base.host().ends_with(AZURE_DOMAIN);
+        let needs_json_prompt = is_azure || service_id == "openai" || base.host() == OPENAI_HOST;
         let client = HttpClient::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
         let batches = OpenAiBatches::new(&client, &base, config.batch_poll);
         Ok(Self {
@@ -73,6 +77,7 @@ impl OpenAiChat {
                 wants_reasoning,
                 wants_signatures,
                 has_mistral_rules,
+                needs_json_prompt,
             },
             batches,
         })
@@ -80,6 +85,11 @@ impl OpenAiChat {
 
     pub fn endpoint(&self) -> &Endpoint<ChatReplyBuilder> {
         &self.endpoint
+    }
+
+    /// Whether the service refuses the format `json_object` unless the prompt mentions JSON.
+    pub fn needs_json_prompt(&self) -> bool {
+        self.dialect.needs_json_prompt
     }
 
     fn request_body<'a>(&self, request: &ChatRequest<'a>) -> RequestBody<'a> {

@@ -12,6 +12,7 @@ use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::providers::content_parts::{self, ContentPart, DataUrl};
 use crate::providers::echo::ReplyOrigin;
+use crate::providers::json_prompt::with_json_prompt;
 use crate::providers::openai_chat::echo_payload::{EchoPayload, Reasoning};
 use crate::providers::openai_fields::service_tier;
 use crate::providers::{ChatRequest, response_schema, tool_call_codec};
@@ -26,6 +27,8 @@ pub struct Dialect {
     pub wants_signatures: bool,
     /// Whether the service has Mistral's rules: for the order of messages, for ids, and no options of a stream.
     pub has_mistral_rules: bool,
+    /// Whether the service refuses the format `json_object` unless the prompt mentions JSON.
+    pub needs_json_prompt: bool,
 }
 
 impl Dialect {
@@ -101,7 +104,7 @@ struct Schema<'a> {
 #[serde(tag = "role", rename_all = "lowercase")]
 enum MessageOut<'a> {
     System {
-        content: &'a str,
+        content: Cow<'a, str>,
     },
     User {
         content: Content<'a>,
@@ -308,10 +311,9 @@ fn build_messages<'a>(
     dialect: Dialect,
 ) -> Vec<MessageOut<'a>> {
     let mut messages = Vec::with_capacity(request.messages.len() + 1);
-    if !request.system.is_empty() {
-        messages.push(MessageOut::System {
-            content: request.system,
-        });
+    let system = system_text(request, dialect);
+    if !system.is_empty() {
+        messages.push(MessageOut::System { content: system });
     }
     let mut last_calls: &[ToolCall] = &[];
     for message in request.messages {
@@ -350,6 +352,14 @@ fn build_messages<'a>(
         }
     }
     messages
+}
+
+fn system_text<'a>(request: &ChatRequest<'a>, dialect: Dialect) -> Cow<'a, str> {
+    let is_object = matches!(request.params.response_format, ResponseFormat::JsonObject);
+    match is_object && dialect.needs_json_prompt {
+        true => with_json_prompt(request.system),
+        false => Cow::Borrowed(request.system),
+    }
 }
 
 /// Adds a user message, merged into a preceding one: a summary may follow the task, and the templates of some models

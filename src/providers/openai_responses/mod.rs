@@ -50,7 +50,8 @@ impl OpenAiResponses {
     }
 
     fn request_body<'a>(&self, request: &ChatRequest<'a>) -> RequestBody<'a> {
-        RequestBody::new(request, self.endpoint.origin(request.model))
+        let origin = self.endpoint.origin(request.model);
+        RequestBody::new(request, origin, self.chat.needs_json_prompt())
     }
 }
 

@@ -12,6 +12,7 @@ use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec, truncate_to_bytes};
 use crate::providers::content_parts::{self, ContentPart, DataUrl};
 use crate::providers::echo::ReplyOrigin;
+use crate::providers::json_prompt::JSON_PROMPT;
 use crate::providers::openai_fields::service_tier;
 use crate::providers::openai_responses::model_family::may_reason;
 use crate::providers::openai_responses::reply::echo_items;
@@ -189,12 +190,26 @@ struct OutputText<'a> {
 }
 
 impl<'a> RequestBody<'a> {
-    pub fn new(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Self {
+    /// `needs_json_prompt` is whether the service refuses the format `json_object` unless `input` mentions JSON.
+    pub fn new(
+        request: &ChatRequest<'a>,
+        origin: ReplyOrigin<'_>,
+        needs_json_prompt: bool,
+    ) -> Self {
         let params = request.params;
         let may_reason = may_reason(request.model, request.facts);
         let summary = params
             .reasoning_summary
             .filter(|_| may_reason && params.effort != Some(Effort::None));
+        let mut input = input_items(request, origin);
+        if needs_json_prompt && matches!(params.response_format, ResponseFormat::JsonObject) {
+            // The service does not look for the word in `instructions`.
+            let message = BuiltItem::Message {
+                role: "developer",
+                content: Content::Text(JSON_PROMPT),
+            };
+            input.insert(0, InputItem::Built(message));
+        }
         let cache_key = request.cache_key;
         let digest = cache_key
             .rsplit_once(':')
@@ -202,7 +217,7 @@ impl<'a> RequestBody<'a> {
         Self {
             model: request.model,
             instructions: request.system,
-            input: input_items(request, origin),
+            input,
             tools: request.tools.iter().map(Tool::from).collect(),
             tool_choice: request.tool_choice.map(ToolChoiceOut::from),
             temperature: params.temperature,

@@ -10,6 +10,7 @@ use crate::support::replay::{ReceivedRequest, ReplayServer};
 use axed::domain::agent::params::Params;
 use axed::domain::agent::response_format::ResponseFormat;
 use axed::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec};
+use axed::providers::json_prompt::JSON_PROMPT;
 use axed::providers::{ChatRequest, Delta};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -381,6 +382,60 @@ async fn another_service_gets_text_and_calls_in_its_format() {
         let schema: Value = serde_json::from_str(schema.get()).expect("JSON");
         has_text_and_calls(kind, &seen, &body, &schema);
         assert_eq!(seen.headers["content-type"], "application/json");
+    }
+}
+
+#[tokio::test]
+async fn a_json_object_is_requested_in_the_prompt_too() {
+    let params = Params {
+        response_format: ResponseFormat::JsonObject,
+        ..Params::default()
+    };
+    let messages = [Message::user("hello")];
+    for kind in WIRES {
+        for (system, with_json) in [
+            ("", JSON_PROMPT.to_owned()),
+            ("Be good.", format!("Be good.\n\n{JSON_PROMPT}")),
+            ("Reply in Json.", "Reply in Json.".to_owned()),
+        ] {
+            let (service, served) = replay_client(kind, recorded_stream(kind));
+            let request = ChatRequest {
+                tool_choice: None,
+                model: "model",
+                system,
+                messages: &messages,
+                blobs: None,
+                tools: &[],
+                params: &params,
+                stream: true,
+                multi_turn: false,
+                facts: None,
+                cache_key: "",
+                trace: None,
+                api_key: None,
+            };
+            complete(&served, request).await.0.expect("a reply");
+            let seen = service.requests().pop().expect("a request");
+            let body: Value = serde_json::from_str(&seen.body).expect("JSON");
+            match kind {
+                Wire::Anthropic => assert_eq!(body["system"], with_json),
+                Wire::Openai => {
+                    let first = json!({"role": "system", "content": with_json});
+                    assert_eq!(body["messages"][0], first);
+                    assert_eq!(body["response_format"], json!({"type": "json_object"}));
+                }
+                Wire::Responses => {
+                    let first =
+                        json!({"type": "message", "role": "developer", "content": JSON_PROMPT});
+                    assert_eq!(body["input"][0], first);
+                    assert_eq!(body["instructions"].as_str().unwrap_or_default(), system);
+                }
+                Wire::Ollama => {
+                    assert_eq!(body["format"], "json");
+                    assert!(!seen.body.contains(JSON_PROMPT), "{}", seen.body);
+                }
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What single services require beyond OpenAI's chat API, in conversations that began with another model too.
 
+use axed::providers::json_prompt::JSON_PROMPT;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
@@ -221,4 +222,28 @@ async fn mistral_gets_calls_of_another_service_and_no_empty_reply() {
     }
     let last = app.provider.wait_for_request("talker", 2).await;
     assert_eq!(last.user_messages(), ["go\n\ngo"]);
+}
+
+#[tokio::test]
+async fn only_openai_is_sent_a_prompt_for_json_besides_the_format() {
+    let format = "[params.response_format]\ntype = \"json_object\"";
+    let app = TestApp::setup()
+        .config("[providers.gemini]\nbase_url = \"{provider}\"\napi_key = \"k\"")
+        .agent("open", &format!("model = \"openai/open\"\n{format}"))
+        .agent("flash", &format!("model = \"gemini/flash\"\n{format}"))
+        .agent("new", &format!("model = \"responses/new\"\n{format}"))
+        .spawn()
+        .await;
+    for (agent, is_openai) in [("open", true), ("flash", false), ("new", false)] {
+        app.provider.will(agent, [says("{}")]);
+        assert_eq!(app.run(agent, "go").await.status(), "completed");
+        let sent = app
+            .provider
+            .wait_for_request(agent, 1)
+            .await
+            .body
+            .to_string();
+        assert!(sent.contains("json_object"), "{sent}");
+        assert_eq!(sent.contains(JSON_PROMPT), is_openai, "{sent}");
+    }
 }
