@@ -360,8 +360,10 @@ impl ReplyBuilder for OllamaReplyBuilder {
         part: BodyPart<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError> {
-        let (BodyPart::Document(text) | BodyPart::Message(text)) = part;
-        self.push_line(text, deltas)
+        match part {
+            BodyPart::Document(text) | BodyPart::Message(text) => self.push_line(text, deltas),
+            BodyPart::End => Ok(false),
+        }
     }
 
     fn has_final_usage(&self) -> bool {

@@ -10,7 +10,8 @@ use crate::providers::{Delta, ProviderError, Reply};
 pub trait ReplyBuilder: Default + Send {
     const FORMAT: StreamFormat;
 
-    /// Adds a whole reply, or one message of a stream. Returns whether it was the last.
+    /// Adds a whole reply, or one message of a stream. Returns whether it was the last; at the end of a stream, whether the
+    /// reply is complete all the same.
     ///
     /// # Errors
     /// The service reported an error, or the part cannot be parsed.

@@ -142,6 +142,8 @@ impl ReplyBuilder for AnthropicReplyBuilder {
         match part {
             BodyPart::Document(text) => self.push_document(text, deltas),
             BodyPart::Message(text) => self.push_event(text, deltas),
+            // Only `message_stop` is missing.
+            BodyPart::End => Ok(self.is_finished),
         }
     }
 

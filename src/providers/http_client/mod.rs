@@ -98,6 +98,8 @@ pub enum BodyPart<'a> {
     Document(&'a str),
     /// One message of a stream.
     Message(&'a str),
+    /// The body of a stream ended as HTTP requires, without the message that ends a reply.
+    End,
 }
 
 /// Why a part of a reply was rejected.
@@ -383,9 +385,9 @@ impl HttpClient {
             Some(rest) => match on_part(BodyPart::Message(&rest)) {
                 Err(PartError::Failed(error)) => return Err(error),
                 Err(PartError::Unreadable(_)) => false,
-                Ok(is_complete) => is_complete,
+                Ok(is_complete) => is_complete || on_part(BodyPart::End)?,
             },
-            None => false,
+            None => on_part(BodyPart::End)?,
         };
         match is_complete {
             true => Ok(()),

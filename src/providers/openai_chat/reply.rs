@@ -184,6 +184,12 @@ impl ReplyBuilder for ChatReplyBuilder {
                 self.is_finished = true;
                 Ok(true)
             }
+            // Some servers send no `[DONE]`. Others send an empty reason in every chunk.
+            BodyPart::End => {
+                let reason = self.stop_reason.as_deref();
+                self.is_finished |= reason.is_some_and(|reason| !reason.is_empty());
+                Ok(self.is_finished)
+            }
             BodyPart::Message(text) | BodyPart::Document(text) => {
                 self.is_finished |= matches!(part, BodyPart::Document(_));
                 let chunk: Chunk<'_> = wire_json::parse(text).inspect_err(|_| {

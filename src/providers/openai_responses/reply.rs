@@ -175,6 +175,7 @@ impl ReplyBuilder for ResponsesReplyBuilder {
                 self.push_response(text, deltas)?;
                 Ok(true)
             }
+            BodyPart::End => Ok(false),
         }
     }
 

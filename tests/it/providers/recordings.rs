@@ -244,6 +244,53 @@ async fn a_stream_cut_at_any_point_is_a_broken_connection() {
 }
 
 #[tokio::test]
+async fn a_stream_may_end_after_the_reason_for_its_end() {
+    let openai = [
+        json!({"choices": [{"delta": {"content": "hi"}, "finish_reason": null}]}),
+        json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
+        json!({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}),
+    ];
+    let anthropic = [
+        json!({"type": "message_start",
+            "message": {"content": [], "usage": {"input_tokens": 3, "output_tokens": 0}}}),
+        json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+        json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}}),
+        json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}),
+    ];
+    let answer = |events: &[Value]| {
+        let lines = events.iter().map(|event| format!("data: {event}\n\n"));
+        let body = lines.collect::<String>();
+        CannedResponse::new(200, "text/event-stream", body).in_chunks(5)
+    };
+    for (kind, events, usage) in [
+        (Wire::Openai, &openai[..], Some((3, 1))),
+        (Wire::Openai, &openai[..2], None),
+        (Wire::Anthropic, &anthropic[..], Some((3, 1))),
+    ] {
+        let (_service, served) = replay_client(kind, answer(events));
+        let (reply, deltas) = complete_hello(&served, true).await;
+        let reply = reply.expect("a reply");
+        let text = reply.message.content.as_str();
+        assert_eq!((text, deltas.as_str()), ("hi", "hi"), "{kind:?}");
+        let used = reply.usage.map(|usage| (usage.input, usage.output));
+        assert_eq!(used, usage, "{kind:?}");
+    }
+    let empty_reason = [json!({"choices": [{"delta": {"content": "hi"}, "finish_reason": ""}]})];
+    for (kind, events) in [
+        (Wire::Openai, &openai[..1]),
+        (Wire::Openai, &empty_reason[..]),
+        (Wire::Anthropic, &anthropic[..3]),
+    ] {
+        let error = expect_error(kind, answer(events), true).await;
+        let expected = "server: the stream ended before the reply was complete";
+        assert_eq!(error.to_string(), expected, "{kind:?}");
+    }
+    let cut = answer(&openai).cut_after(answer(&openai[..2]).len());
+    let error = expect_error(Wire::Openai, cut, true).await;
+    assert!(error.message.starts_with("the reply broke off"), "{error}");
+}
+
+#[tokio::test]
 async fn a_reply_in_another_content_type_than_requested_is_read() {
     for (kind, case) in [
         (Wire::Openai, "07_tool_result"),
