@@ -17,7 +17,7 @@ use crate::engine::run_loop::provider_request::{self, Target};
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::engine::state::turn_error::TurnError;
-use crate::providers::{ProviderError, retry};
+use crate::providers::{ErrorCategory, ProviderError, retry};
 use crate::store::{Change, StoreError};
 
 /// Sends the request to the agent's model, then to its fallbacks. The usage is added to the run and its ancestors.
@@ -35,6 +35,8 @@ pub async fn request(
     }
     let (agent, started_at) = (&context.run.agent, Instant::now());
     let mut last_error: Option<ProviderError> = None;
+    // `None` also if an earlier process made the request to the agent's own model.
+    let mut own_category: Option<ErrorCategory> = None;
     let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);
     // The batch of an earlier process may belong to a fallback.
     let start_index = match context.run.pending_batch.get() {
@@ -61,6 +63,9 @@ pub async fn request(
         }
         match request_with_retries(context, &turn_request, target, streamed, exchange).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
+                if *model == agent.model {
+                    own_category = own_category.or(Some(error.category));
+                }
                 last_error = Some(error.with(&model.to_string()));
             }
             Err(TurnError::Provider(error)) => {
@@ -69,8 +74,8 @@ pub async fn request(
             result => {
                 if result.is_ok() {
                     context.engine.metrics.turn_completed(started_at.elapsed());
-                    if let Some(error) = &last_error {
-                        warn_of_fallback(context, turn_request.turn, model, error);
+                    if last_error.is_some() {
+                        warn_of_fallback(context, turn_request.turn, model, own_category);
                     }
                 }
                 return result;
@@ -81,10 +86,16 @@ pub async fn request(
     Err(last_error.map_or(TurnError::Cancelled, TurnError::Provider))
 }
 
-fn warn_of_fallback(context: &RunContext, turn: u32, model: &ModelRef, error: &ProviderError) {
+/// `own_category` is of the error of the agent's own model.
+fn warn_of_fallback(
+    context: &RunContext,
+    turn: u32,
+    model: &ModelRef,
+    own_category: Option<ErrorCategory>,
+) {
     let own_model = &context.run.agent.model;
-    let category = error.category.as_str();
-    let message = format!("{own_model} gave no reply ({category}): the fallback {model} replied");
+    let why = own_category.map_or_else(String::new, |own| format!(" ({})", own.as_str()));
+    let message = format!("{own_model} gave no reply{why}: the fallback {model} replied");
     let warning = Warning::new(WarningCode::FallbackUsed, &message);
     context.run.warn(warning, Some(turn));
 }

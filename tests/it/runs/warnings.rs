@@ -166,6 +166,27 @@ async fn what_a_request_leaves_out_is_a_warning() {
 }
 
 #[tokio::test]
+async fn the_warning_of_a_fallback_has_the_error_of_the_agents_own_model() {
+    let app = TestApp::setup()
+        .agent(
+            "solo",
+            "fallback_models = [\"openai/second\", \"ollama/third\"]\n[retry]\nmax_retries = 0",
+        )
+        .spawn()
+        .await;
+    app.provider.will("solo", [fails(529, "busy")]);
+    app.provider.will("second", [fails(500, "oops")]);
+    app.provider.will("third", [says("done")]);
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let fallback = message(&run["warnings"], "fallback_used");
+    let expected = "anthropic/solo gave no reply (overloaded): the fallback ollama/third replied";
+    assert_eq!(fallback, expected);
+}
+
+#[tokio::test]
 async fn a_full_memory_and_repeated_calls_are_warnings() {
     let app = TestApp::setup()
         .agent(
