@@ -21,13 +21,12 @@ use crate::config::variables::{
 };
 use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
-    Agents, AttachmentLimits, Auth, Commands, Config, Limits, PerKey, Provider, ProviderKind, Runs,
-    Server, Tools, Webhooks, auth, budgets, clients_section, data_section, logins, providers,
-    proxies, telemetry,
+    Agents, AttachmentLimits, Auth, Commands, Config, Limits, PerKey, Provider, Runs, Server,
+    Tools, Webhooks, auth, budgets, clients_section, data_section, logins, providers, proxies,
+    telemetry,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
-use crate::domain::usage::Price;
 
 /// Read if it exists and no other file is named.
 const DEFAULT_FILE: &str = "config/axed.toml";
@@ -285,7 +284,9 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
     let provider_models = providers
         .iter()
         .map(|(name, provider)| (name.as_str(), provider_models(provider)));
-    let models = Models::new(provider_models, &top.tables_by_name("prices", read_price));
+    let mut models = Models::new(provider_models);
+    let prices = top.tables_by_name("prices", |model, s| read_price(model, s, &models));
+    models.add_prices(&prices);
     let limits = top.nested("limits", read_limits);
     let tools = Tools {
         attachments: limits.attachment_limits(),
@@ -312,15 +313,9 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
     }
 }
 
-/// A provider at its service's own address sells that service's models.
 fn provider_models(provider: &Provider) -> ProviderModels<'_> {
-    let service = match provider.kind {
-        ProviderKind::Anthropic => Some("anthropic"),
-        ProviderKind::Openai => Some("openai"),
-        ProviderKind::Ollama | ProviderKind::Scripted => None,
-    };
     ProviderModels {
-        service: service.filter(|_| provider.base_url.is_none()),
+        service: providers::sold_service(provider.kind, provider.base_url.as_deref()),
         overrides: &provider.models,
     }
 }
@@ -501,21 +496,22 @@ fn read_webhooks(s: &mut TableReader<'_>) -> Webhooks {
     }
 }
 
-fn read_price(model: &str, s: &mut TableReader<'_>) -> ConfiguredPrice {
-    if model.parse::<ModelRef>().is_err() {
-        s.push_invalid_name("is not provider/model; write one such as [prices.\"openai/gpt-5\"]");
+/// `models` have every price but those of `[prices]`.
+fn read_price(model: &str, s: &mut TableReader<'_>, models: &Models) -> ConfiguredPrice {
+    match model.parse::<ModelRef>() {
+        Ok(model) if models.price(&model).is_none() => providers::require_whole_price(s),
+        Ok(_) => {}
+        Err(_) => s.push_invalid_name(
+            "is not provider/model; write one such as [prices.\"openai/gpt-5\"]",
+        ),
     }
-    let range = 0.0..=MAX_PRICE;
-    let price = Price {
-        input: s.number("input", range.clone()).unwrap_or(0.0),
-        output: s.number("output", range.clone()).unwrap_or(0.0),
-        cache_read: s.number("cache_read", range.clone()),
-        cache_write: s.number("cache_write", range.clone()),
-        cache_write_1h: s.number("cache_write_1h", range),
-        long: None,
-    };
+    let price = |s: &mut TableReader<'_>, key| s.number(key, 0.0..=MAX_PRICE);
     ConfiguredPrice {
-        price,
+        input: price(s, "input"),
+        output: price(s, "output"),
+        cache_read: price(s, "cache_read"),
+        cache_write: price(s, "cache_write"),
+        cache_write_1h: price(s, "cache_write_1h"),
         batch: s.number("batch", 0.0..=1.0),
         flex: s.number("flex", 0.0..=1.0),
     }

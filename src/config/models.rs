@@ -189,12 +189,42 @@ impl From<Entry> for ModelFacts {
     }
 }
 
-/// One table of `[prices]`.
+/// One table of `[prices]`. Unset fields keep the known price, but cached tokens cost as much as a configured `input`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ConfiguredPrice {
-    pub price: Price,
+    pub input: Option<f64>,
+    pub output: Option<f64>,
+    pub cache_read: Option<f64>,
+    pub cache_write: Option<f64>,
+    pub cache_write_1h: Option<f64>,
     pub batch: Option<f64>,
     pub flex: Option<f64>,
+}
+
+impl ConfiguredPrice {
+    fn apply_to(&self, facts: ModelFacts) -> ModelFacts {
+        let known = facts.price.unwrap_or_default();
+        let cached = match self.input {
+            Some(_) => Price::default(),
+            None => known,
+        };
+        let is_changed = self.input.or(self.output).is_some();
+        let price = Price {
+            input: self.input.unwrap_or(known.input),
+            output: self.output.unwrap_or(known.output),
+            cache_read: self.cache_read.or(cached.cache_read),
+            cache_write: self.cache_write.or(cached.cache_write),
+            cache_write_1h: self.cache_write_1h.or(cached.cache_write_1h),
+            // A configured price applies to requests of every length.
+            long: known.long.filter(|_| !is_changed),
+        };
+        ModelFacts {
+            price: Some(price),
+            batch: self.batch.or(facts.batch),
+            flex: self.flex.or(facts.flex),
+            ..facts
+        }
+    }
 }
 
 /// `[providers.<name>.models.<model>]`. Unset fields keep the table's values.
@@ -275,11 +305,8 @@ pub struct Models {
 }
 
 impl Models {
-    /// Merges the shipped table with `[providers.<name>.models]` and with `[prices]`, which wins.
-    pub fn new<'a>(
-        providers: impl Iterator<Item = (&'a str, ProviderModels<'a>)> + Clone,
-        prices: &BTreeMap<String, ConfiguredPrice>,
-    ) -> Self {
+    /// Merges the shipped table with `[providers.<name>.models]`.
+    pub fn new<'a>(providers: impl Iterator<Item = (&'a str, ProviderModels<'a>)> + Clone) -> Self {
         let mut models = Self::default();
         for (name, provider) in providers.clone() {
             if let (Some(service), false) = (provider.service, SHIPPED.contains_key(name)) {
@@ -293,21 +320,19 @@ impl Models {
                 models.insert(name, model, facts);
             }
         }
+        models
+    }
+
+    /// Adds `[prices]`, which wins over all others.
+    pub fn add_prices(&mut self, prices: &BTreeMap<String, ConfiguredPrice>) {
         for (model, priced) in prices {
             let Ok(model) = model.parse::<ModelRef>() else {
                 continue;
             };
-            let existing = models.get(&model.provider, &model.model);
-            let existing = existing.cloned().unwrap_or_default();
-            let facts = ModelFacts {
-                price: Some(priced.price),
-                batch: priced.batch.or(existing.batch),
-                flex: priced.flex.or(existing.flex),
-                ..existing
-            };
-            models.insert(&model.provider, &model.model, facts);
+            let existing = self.get(&model.provider, &model.model);
+            let facts = priced.apply_to(existing.cloned().unwrap_or_default());
+            self.insert(&model.provider, &model.model, facts);
         }
-        models
     }
 
     fn insert(&mut self, provider: &str, model: &str, facts: ModelFacts) {
@@ -319,8 +344,7 @@ impl Models {
     pub fn get(&self, provider: &str, model: &str) -> Option<&ModelFacts> {
         let service = self.aliases.get(provider).copied().unwrap_or(provider);
         let tables = [self.configured.get(provider), SHIPPED.get(service)];
-        let find = |name: &str| tables.iter().flatten().find_map(|table| table.get(name));
-        find(model).or_else(|| find(strip_date_suffix(model)?))
+        find(&tables, model)
     }
 
     /// `None` if unknown. Local models and scripts cost nothing.
@@ -345,6 +369,20 @@ impl Models {
             .map(|((provider, model), facts)| (provider, model, facts))
             .collect()
     }
+}
+
+/// Whether the shipped table has a price for a provider's model. `service` is as in [`ProviderModels`].
+pub fn is_price_shipped(provider: &str, service: Option<&str>, model: &str) -> bool {
+    let table = SHIPPED.get(provider).or_else(|| SHIPPED.get(service?));
+    find(&[table], model).is_some_and(|facts| facts.price.is_some())
+}
+
+fn find<'a>(
+    tables: &[Option<&'a BTreeMap<String, ModelFacts>>],
+    model: &str,
+) -> Option<&'a ModelFacts> {
+    let find = |name: &str| tables.iter().flatten().find_map(|table| table.get(name));
+    find(model).or_else(|| find(strip_date_suffix(model)?))
 }
 
 /// Above every price of a real model, in USD per million tokens.
@@ -384,7 +422,9 @@ mod tests {
 
     use jiff::civil::date;
 
-    use super::{ConfiguredPrice, ModelOverride, Models, SHIPPED, Sampling, stale_since};
+    use super::{
+        ConfiguredPrice, ModelOverride, Models, SHIPPED, Sampling, is_price_shipped, stale_since,
+    };
     use crate::domain::agent::params::Effort;
     use crate::domain::usage::Price;
 
@@ -421,14 +461,15 @@ mod tests {
             ..Price::default()
         };
         let priced = ConfiguredPrice {
-            price: own,
+            input: Some(1.0),
+            output: Some(0.0),
             ..ConfiguredPrice::default()
         };
-        let prices = BTreeMap::from([
+        let mut models = Models::new(std::iter::empty());
+        models.add_prices(&BTreeMap::from([
             ("openai/gpt-5".to_owned(), priced),
             ("vllm/some".to_owned(), priced),
-        ]);
-        let models = Models::new(std::iter::empty(), &prices);
+        ]));
         let price = |provider: &str, model: &str| models.get(provider, model)?.price;
         assert_eq!(price("openai", "gpt-5"), Some(own));
         assert_eq!(price("vllm", "some"), Some(own));
@@ -448,6 +489,40 @@ mod tests {
         ] {
             assert_eq!(price(provider, unknown), None, "{provider}/{unknown}");
         }
+    }
+
+    #[test]
+    fn a_price_of_the_table_can_be_configured_in_part() {
+        let shipped = SHIPPED["openai"]["gpt-5.5"].price.expect("a price");
+        let price = |priced: ConfiguredPrice| {
+            let mut models = Models::new(std::iter::empty());
+            models.add_prices(&BTreeMap::from([("openai/gpt-5.5".to_owned(), priced)]));
+            let facts = models.get("openai", "gpt-5.5").expect("known");
+            facts.price.expect("a price")
+        };
+        let none = ConfiguredPrice::default();
+        assert_eq!(price(none), shipped);
+        let input = price(ConfiguredPrice {
+            input: Some(9.0),
+            ..none
+        });
+        assert_eq!((input.input, input.output), (9.0, shipped.output));
+        assert_eq!((input.cache_read, input.long), (None, None));
+        let output = price(ConfiguredPrice {
+            output: Some(9.0),
+            ..none
+        });
+        assert_eq!((output.input, output.output), (shipped.input, 9.0));
+        assert_eq!(output.cache_read, shipped.cache_read);
+    }
+
+    #[test]
+    fn a_price_is_shipped_under_the_name_of_the_provider_or_its_service() {
+        assert!(is_price_shipped("openai", None, "gpt-5"));
+        assert!(is_price_shipped("ours", Some("openai"), "gpt-5"));
+        assert!(is_price_shipped("openai", None, "gpt-4.1-2025-04-14"));
+        assert!(!is_price_shipped("ours", None, "gpt-5"));
+        assert!(!is_price_shipped("openai", None, "mine"));
     }
 
     #[test]

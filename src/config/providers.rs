@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::config::document::{Node, Origin, Table, Value};
 use crate::config::environment::{check_variable_name, env_value, is_valid_name, variable_name};
 use crate::config::load_context::LoadContext;
-use crate::config::models::{MAX_PRICE, ModelOverride, Sampling};
+use crate::config::models::{MAX_PRICE, ModelOverride, Sampling, is_price_shipped};
 use crate::config::presets::{PRESETS, Preset, find_preset};
 use crate::config::secrets::{is_secret_set, read_secret, source_variable};
 use crate::config::table_reader::{MAX_COUNT, TableReader};
@@ -88,13 +88,15 @@ pub(in crate::config) fn read(
     let preset_field = preset.filter(|preset| preset.max_completion_tokens);
     let own_field = preset_field.map(|_| "max_completion_tokens".to_owned());
     let positive = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
+    let base_url = configured_url.or(preset_url);
+    let service = sold_service(kind, base_url.as_deref());
     Provider {
         kind,
         api_key: read_api_key(s, context, &key_env),
         key_env,
         is_preset: used_preset.is_some(),
         missing_address,
-        base_url: configured_url.or(preset_url),
+        base_url,
         headers: s.texts_by_name("headers", parse_header),
         max_concurrent: s
             .integer("max_concurrent", 0..=MAX_COUNT)
@@ -109,7 +111,34 @@ pub(in crate::config) fn read(
             .number("batch_poll", 0.01..=3600.0)
             .map_or(DEFAULT_BATCH_POLL, Duration::from_secs_f64),
         services: read_services(name, s, kind, configured_base.as_deref()),
-        models: s.tables_by_name("models", |_, s| read_model(s)),
+        models: s.tables_by_name("models", |model, s| {
+            read_model(s, is_price_shipped(name, service, model))
+        }),
+    }
+}
+
+/// The service whose models a provider sells: one at its service's own address sells that service's.
+pub(in crate::config) fn sold_service(
+    kind: ProviderKind,
+    base_url: Option<&str>,
+) -> Option<&'static str> {
+    let service = match kind {
+        ProviderKind::Anthropic => Some("anthropic"),
+        ProviderKind::Openai => Some("openai"),
+        ProviderKind::Ollama | ProviderKind::Scripted => None,
+    };
+    service.filter(|_| base_url.is_none())
+}
+
+/// Records an error if a model without a known price has only a part of one: the rest would be free.
+pub(in crate::config) fn require_whole_price(s: &mut TableReader<'_>) {
+    for key in ["input", "output"] {
+        if s.peek(key).is_none() {
+            let message = format!(
+                "is required: axed knows no price of this model; set {key} = 0 if it costs nothing"
+            );
+            s.push_missing(key, &message);
+        }
     }
 }
 
@@ -165,7 +194,11 @@ fn read_services(
         .collect()
 }
 
-fn read_model(s: &mut TableReader<'_>) -> ModelOverride {
+fn read_model(s: &mut TableReader<'_>, is_price_known: bool) -> ModelOverride {
+    let has_price = s.peek("input").or_else(|| s.peek("output")).is_some();
+    if has_price && !is_price_known {
+        require_whole_price(s);
+    }
     let price = |s: &mut TableReader<'_>, key| s.number(key, 0.0..=MAX_PRICE);
     let sampling = [
         ("always", Sampling::Always),

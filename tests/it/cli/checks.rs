@@ -240,6 +240,7 @@ scripts = ["scripts"]
 timeout = 5
 [prices."opnai/gpt-5"]
 input = 1
+output = 1
 [budgets.team]
 match = { agent = "ekho" }
 tokens = 1000
@@ -266,7 +267,7 @@ per = "day"
 async fn settings_are_shown_with_their_sources_and_without_secrets() {
     let home = Home::new();
     let config = "[server]\nmax_wait = 7\n[providers.vllm]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1\"\n\
-                  api_key = \"sk-file\"\nheaders = { x-team = \"sk-header\" }\n[prices.\"vllm/m\"]\ninput = 0.5\n";
+                  api_key = \"sk-file\"\nheaders = { x-team = \"sk-header\" }\n[prices.\"vllm/m\"]\ninput = 0.5\noutput = 1.5\n";
     home.write("config/axed.toml", config);
     let show = async |arguments: &[&str]| {
         let arguments = [&["config", "show", "--agents", "mine"], arguments].concat();

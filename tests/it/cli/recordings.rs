@@ -241,7 +241,7 @@ max_tokens = 100000
 max_cost_usd = 1.0
 max_turns = 2"#;
     edit(&app, "tests/plan.toml", "completed = true", expect);
-    let price = "[prices.\"anthropic/planner\"]\ninput = 1.0\n[server]";
+    let price = "[prices.\"anthropic/planner\"]\ninput = 1.0\noutput = 0.0\n[server]";
     edit(&app, "config/axed.toml", "[server]", price);
     tested(&app, 0, &[]).await;
     let failing = r#"completed = false

@@ -287,8 +287,16 @@ const WRONG_FILES: &[(&str, &str)] = &[
         "DIR/axed.toml:1:9: prices.gpt is not provider/model; write one such as [prices.\"openai/gpt-5\"]",
     ),
     (
-        "[prices.\"a/b\"]\ninput = -1",
+        "[prices.\"a/b\"]\ninput = -1\noutput = 1",
         "DIR/axed.toml:2:1: prices.\"a/b\".input must be non-negative",
+    ),
+    (
+        "[prices.\"openai/mine\"]\ninput = 1",
+        "DIR/axed.toml:1:9: prices.\"openai/mine\".output is required: axed knows no price of this model; set output = 0 if it costs nothing",
+    ),
+    (
+        "[providers.openai.models.mine]\noutput = 1",
+        "DIR/axed.toml:1:26: providers.openai.models.mine.input is required: axed knows no price of this model; set input = 0 if it costs nothing",
     ),
 ];
 
@@ -412,6 +420,7 @@ fn prices_scripts_and_zeros_are_read() {
     let variables = [
         ("AXED_PRICES__OPENAI_GPT__OUTPUT", "9"),
         ("AXED_PRICES__a/B__INPUT", "1"),
+        ("AXED_PRICES__a/B__OUTPUT", "0"),
     ];
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("axed.toml");

@@ -349,7 +349,7 @@ async fn metrics_are_not_served_publicly() {
 #[tokio::test]
 async fn the_dashboard_shows_these_metrics_and_no_others() {
     let app = family()
-        .config("[prices.\"anthropic/planner\"]\ninput = 3.0")
+        .config("[prices.\"anthropic/planner\"]\ninput = 3.0\noutput = 15.0")
         .spawn()
         .await;
     app.provider
