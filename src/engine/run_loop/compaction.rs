@@ -14,7 +14,7 @@ use crate::engine::run_loop::ending::{Ending, error_ending};
 use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits::check_limits;
 use crate::engine::run_loop::request_bounds::RequestBounds;
-use crate::engine::run_loop::request_size;
+use crate::engine::run_loop::request_size::{self, SentAttachments};
 use crate::engine::run_loop::summary_request::SummaryRequest;
 use crate::engine::run_loop::turn;
 use crate::engine::run_loop::turn_loop::TurnLoop;
@@ -45,11 +45,11 @@ pub async fn compact(turn_loop: &mut TurnLoop<'_>, bounds: &RequestBounds) -> Re
         return Ok(());
     }
     turn_loop.write_pending().await?;
-    let RequestBounds { window, preamble } = *bounds;
+    let window = bounds.window;
     let settings = &run.agent.context;
     let failure = match settings.strategy {
         ContextStrategy::Fail => {
-            let tokens = turn_loop.conversation.estimate_tokens(preamble);
+            let tokens = bounds.estimate_tokens(&turn_loop.conversation);
             let failure = window.compaction_disabled(tokens, settings.compact_at);
             return Err(Ending::failed(failure));
         }
@@ -59,11 +59,11 @@ pub async fn compact(turn_loop: &mut TurnLoop<'_>, bounds: &RequestBounds) -> Re
         }
         ContextStrategy::Compact => summarize(turn_loop, bounds).await?,
     };
-    let tokens = turn_loop.conversation.estimate_tokens(preamble);
+    let tokens = bounds.estimate_tokens(&turn_loop.conversation);
     if tokens <= window.max_request_tokens() {
         return Ok(());
     }
-    let largest = describe_largest(turn_loop.conversation.messages());
+    let largest = describe_largest(turn_loop.conversation.messages(), bounds.sent);
     let too_long = || window.request_too_long(tokens, &largest);
     Err(Ending::failed(failure.unwrap_or_else(too_long)))
 }
@@ -73,15 +73,17 @@ async fn summarize(
     turn_loop: &mut TurnLoop<'_>,
     bounds: &RequestBounds,
 ) -> Result<Option<Failure>, Ending> {
-    let RequestBounds { window, preamble } = *bounds;
+    let window = bounds.window;
     let conversation = &turn_loop.conversation;
-    let before = conversation.estimate_tokens(preamble);
-    let max_kept_bytes = window.max_kept_bytes(preamble);
-    let Some((compaction, oldest)) = conversation.request_messages().plan_summary(max_kept_bytes)
-    else {
+    let before = bounds.estimate_tokens(conversation);
+    let max_kept_bytes = window.max_kept_bytes(bounds.preamble);
+    let request_messages = conversation.request_messages();
+    let plan = request_messages.plan_summary(max_kept_bytes, bounds.sent);
+    let Some((compaction, oldest)) = plan else {
         return Ok(None);
     };
-    let is_small = request_size::messages_bytes(oldest) <= window.max_summary_bytes() / 2;
+    let is_small =
+        request_size::messages_bytes(oldest, bounds.sent) <= window.max_summary_bytes() / 2;
     if is_small && before <= window.max_request_tokens() {
         // A summary might be just as long. The request is larger than it should be, but the model can still answer it.
         return Ok(None);
@@ -118,7 +120,7 @@ async fn summarize(
         messages,
         results: 0,
         tokens_before: before,
-        tokens_after: conversation.estimate_tokens(preamble),
+        tokens_after: bounds.estimate_tokens(conversation),
         model: Some(summary.model),
         input_tokens: summary.tokens.input,
         output_tokens: summary.tokens.output,
@@ -226,12 +228,12 @@ async fn drop_results(
     bounds: &RequestBounds,
 ) -> Result<(), StoreError> {
     let conversation = &mut turn_loop.conversation;
-    let RequestBounds { window, preamble } = *bounds;
-    let before = conversation.estimate_tokens(preamble);
-    let excess = before.saturating_sub(window.compact_threshold / 4 * 3);
+    let before = bounds.estimate_tokens(conversation);
+    let excess = before.saturating_sub(bounds.window.compact_threshold / 4 * 3);
     let excess = request_size::bytes_from_tokens(excess);
-    let Some((compaction, results)) = conversation.request_messages().plan_result_drop(excess)
-    else {
+    let request_messages = conversation.request_messages();
+    let plan = request_messages.plan_result_drop(excess, bounds.sent);
+    let Some((compaction, results)) = plan else {
         return Ok(());
     };
     let current = conversation.request_messages().compaction();
@@ -246,7 +248,7 @@ async fn drop_results(
         messages: 0,
         results,
         tokens_before: before,
-        tokens_after: conversation.estimate_tokens(preamble),
+        tokens_after: bounds.estimate_tokens(conversation),
         model: None,
         input_tokens: 0,
         output_tokens: 0,
@@ -283,14 +285,14 @@ fn turn_range(conversation: &Conversation, from: usize, before: usize) -> (u32, 
 }
 
 /// Describes the largest message, for the text of an error.
-fn describe_largest(messages: &[Message]) -> String {
+fn describe_largest(messages: &[Message], sent: SentAttachments) -> String {
     let largest = messages
         .iter()
-        .max_by_key(|it| request_size::message_bytes(it));
+        .max_by_key(|it| request_size::message_bytes(it, sent));
     let Some(message) = largest else {
         return String::new();
     };
-    let bytes = request_size::message_bytes(message);
+    let bytes = request_size::message_bytes(message, sent);
     let kind = match message {
         Message::User { .. } => "a user message",
         Message::Assistant(_) => "a reply",

@@ -9,7 +9,7 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
 use crate::engine::run_loop::loop_guard::{LoopGuard, LoopVerdict};
 use crate::engine::run_loop::request_messages::RequestMessages;
-use crate::engine::run_loop::request_size;
+use crate::engine::run_loop::request_size::{self, SentAttachments};
 use crate::providers::{Reply, reasoning};
 
 /// A longer id is replaced: it is in every event of its call. Some services put the signature of a thought into an id.
@@ -194,14 +194,14 @@ impl Conversation {
     /// The tokens of the next request, whose system prompt and tools have `preamble` bytes. The larger of two values:
     /// an estimate of the whole request, or the reported tokens of the last request plus an estimate of the new
     /// messages.
-    pub fn estimate_tokens(&self, preamble: usize) -> u64 {
+    pub fn estimate_tokens(&self, preamble: usize, sent: SentAttachments) -> u64 {
         let messages = self.messages();
-        let estimate =
-            request_size::tokens_from_bytes(preamble + request_size::messages_bytes(messages));
+        let bytes = preamble + request_size::messages_bytes(messages, sent);
+        let estimate = request_size::tokens_from_bytes(bytes);
         let reported = self.reported_usage.map_or(0, |(tokens, message_count)| {
             let new_messages = messages.get(message_count..).unwrap_or_default();
             tokens.saturating_add(request_size::tokens_from_bytes(
-                request_size::messages_bytes(new_messages),
+                request_size::messages_bytes(new_messages, sent),
             ))
         });
         estimate.max(reported)

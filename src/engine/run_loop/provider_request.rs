@@ -20,7 +20,7 @@ use crate::engine::record::blobs;
 use crate::engine::run_loop::batch;
 use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits;
-use crate::engine::run_loop::request_size;
+use crate::engine::run_loop::request_size::{self, SentAttachments};
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnRequest};
 use crate::engine::run_spans::ChatSpan;
 use crate::engine::state::budget::{Amount, Reservation};
@@ -222,7 +222,7 @@ impl<'a> ProviderRequest<'a> {
         } = self.turn_request;
         let format = &self.params.response_format;
         let bytes = request_size::preamble_bytes(system, tools, format)
-            + request_size::messages_bytes(messages);
+            + request_size::messages_bytes(messages, SentAttachments::for_model(self.facts));
         let max_tokens = self.params.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let tokens = TokenUsage {
             input: request_size::tokens_from_bytes(bytes),

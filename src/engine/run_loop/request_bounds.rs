@@ -4,13 +4,15 @@ use crate::domain::message::ToolSpec;
 use crate::engine::context::RunContext;
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::conversation::Conversation;
-use crate::engine::run_loop::request_size;
+use crate::engine::run_loop::request_size::{self, SentAttachments};
 
 #[derive(Clone, Copy, Debug)]
 pub struct RequestBounds {
     pub window: ContextWindow,
     /// Bytes of the system prompt, the tool definitions and the schema of the reply.
     pub preamble: usize,
+    /// The attachments that one of the models may get.
+    pub sent: SentAttachments,
 }
 
 impl RequestBounds {
@@ -24,11 +26,17 @@ impl RequestBounds {
                 tools,
                 &context.run.agent.params.response_format,
             ),
+            sent: SentAttachments::for_agent(models, &context.run.agent),
         })
+    }
+
+    /// The tokens of the next request.
+    pub fn estimate_tokens(&self, conversation: &Conversation) -> u64 {
+        conversation.estimate_tokens(self.preamble, self.sent)
     }
 
     /// Whether the next request is too large.
     pub fn is_exceeded(&self, conversation: &Conversation) -> bool {
-        conversation.estimate_tokens(self.preamble) > self.window.compact_threshold
+        self.estimate_tokens(conversation) > self.window.compact_threshold
     }
 }

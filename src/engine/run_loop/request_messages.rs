@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::{Message, ToolCall, ToolResult};
-use crate::engine::run_loop::request_size;
+use crate::engine::run_loop::request_size::{self, SentAttachments};
 
 #[derive(Debug)]
 pub struct RequestMessages {
@@ -123,15 +123,20 @@ impl RequestMessages {
     /// Chooses the oldest messages to summarize: as few as possible so that the others have at most `max_bytes` bytes,
     /// else all but the last turn. Returns the compaction without its summary, and those messages; `None` if there are
     /// none.
-    pub fn plan_summary(&self, max_bytes: usize) -> Option<(Compaction, &[Message])> {
+    pub fn plan_summary(
+        &self,
+        max_bytes: usize,
+        sent: SentAttachments,
+    ) -> Option<(Compaction, &[Message])> {
         let is_reply = |message: &Message| matches!(message, Message::Assistant(_));
         let last = self.messages.iter().rposition(is_reply);
         let last = last.map_or(self.prompt_index, |reply| reply.max(self.prompt_index));
-        let prompt_bytes = request_size::message_bytes(self.messages.get(self.prompt_index)?);
-        let mut kept_bytes = request_size::messages_bytes(self.messages.get(self.tail_index..)?);
+        let prompt_bytes = request_size::message_bytes(self.messages.get(self.prompt_index)?, sent);
+        let tail = self.messages.get(self.tail_index..)?;
+        let mut kept_bytes = request_size::messages_bytes(tail, sent);
         let mut last_cut = None;
         for index in self.tail_index + 1..=last {
-            kept_bytes -= request_size::message_bytes(&self.messages[index - 1]);
+            kept_bytes -= request_size::message_bytes(&self.messages[index - 1], sent);
             let is_prompt_alone =
                 self.prompt_index == self.tail_index && index == self.tail_index + 1;
             if matches!(self.messages[index], Message::Tool { .. }) || is_prompt_alone {
@@ -159,7 +164,11 @@ impl RequestMessages {
 
     /// Chooses the oldest tool results to drop: so many that the messages become `excess` bytes smaller, else all but
     /// those of the last turn. Returns the compaction and the number of results; `None` if there are none.
-    pub fn plan_result_drop(&self, excess: usize) -> Option<(Compaction, usize)> {
+    pub fn plan_result_drop(
+        &self,
+        excess: usize,
+        sent: SentAttachments,
+    ) -> Option<(Compaction, usize)> {
         let is_results = |message: &Message| matches!(message, Message::Tool { .. });
         let last = self.messages.iter().rposition(is_results)?;
         let from = self
@@ -173,7 +182,8 @@ impl RequestMessages {
             let before = self.messages[..index].last();
             for result in tool_results {
                 if let Some(notice) = drop_notice(before, result) {
-                    saved += request_size::result_bytes(result) - notice.len();
+                    let bytes = request_size::result_bytes(result, sent);
+                    saved += bytes.saturating_sub(notice.len());
                     dropped += 1;
                     end = Some(index + 1);
                 }
@@ -211,7 +221,8 @@ impl RequestMessages {
     }
 }
 
-/// The notice that replaces a dropped result, if it is shorter than the result.
+/// The notice that replaces a dropped result, if it is shorter than the result. Attachments count whether they are sent or
+/// not: what a recorded compaction drops does not depend on the model.
 fn drop_notice(reply: Option<&Message>, result: &ToolResult) -> Option<String> {
     let calls = match reply {
         Some(Message::Assistant(reply)) => reply.tool_calls.as_slice(),
@@ -224,7 +235,8 @@ fn drop_notice(reply: Option<&Message>, result: &ToolResult) -> Option<String> {
         "[This result of {tool} ({} bytes) was dropped to keep the conversation short.]",
         result.content.len()
     );
-    (notice.len() < request_size::result_bytes(result)).then_some(notice)
+    let bytes = request_size::result_bytes(result, SentAttachments::ALL);
+    (notice.len() < bytes).then_some(notice)
 }
 
 #[cfg(test)]
@@ -234,6 +246,7 @@ mod tests {
     use crate::domain::message::{
         AssistantMessage, Message, ToolCall, ToolResult, empty_arguments,
     };
+    use crate::engine::run_loop::request_size::SentAttachments;
 
     fn user(text: &str) -> Message {
         Message::user(text)
@@ -288,7 +301,7 @@ mod tests {
     }
 
     fn compact(messages: &mut RequestMessages, max_bytes: usize, summary: &str) -> Option<String> {
-        let (compaction, oldest) = messages.plan_summary(max_bytes)?;
+        let (compaction, oldest) = messages.plan_summary(max_bytes, SentAttachments::ALL)?;
         let oldest = short(oldest);
         let summary = summary.to_owned();
         messages.apply(Compaction {
@@ -324,9 +337,10 @@ mod tests {
 
     #[test]
     fn a_run_of_one_turn_has_nothing_to_summarize() {
-        assert!(with_turns(&[]).plan_summary(0).is_none());
-        assert!(with_turns(&["a"]).plan_summary(0).is_none());
-        assert!(with_turns(&["a"]).plan_result_drop(1000).is_none());
+        let all = SentAttachments::ALL;
+        assert!(with_turns(&[]).plan_summary(0, all).is_none());
+        assert!(with_turns(&["a"]).plan_summary(0, all).is_none());
+        assert!(with_turns(&["a"]).plan_result_drop(1000, all).is_none());
     }
 
     #[test]
@@ -356,21 +370,26 @@ mod tests {
     #[test]
     fn the_oldest_results_are_dropped_but_not_the_last() {
         let mut messages = with_turns(&["a", "b", "c"]);
-        let (compaction, dropped) = messages.plan_result_drop(10).expect("results");
+        let plan = |messages: &RequestMessages, excess| {
+            messages.plan_result_drop(excess, SentAttachments::ALL)
+        };
+        let (compaction, dropped) = plan(&messages, 10).expect("results");
         assert_eq!((compaction.results_before, dropped), (3, 1));
         messages.apply(compaction);
         assert_eq!(short(messages.as_slice()), "task a - b b c c");
-        let (compaction, dropped) = messages.plan_result_drop(100_000).expect("results");
+        let (compaction, dropped) = plan(&messages, 100_000).expect("results");
         assert_eq!(dropped, 1);
         messages.apply(compaction);
         assert_eq!(short(messages.as_slice()), "task a - b - c c");
-        assert!(messages.plan_result_drop(1).is_none());
+        assert!(plan(&messages, 1).is_none());
     }
 
     #[test]
     fn dropping_in_steps_equals_dropping_at_once() {
         let mut messages = with_turns(&["a", "b", "c", "d"]);
-        let (compaction, _) = messages.plan_result_drop(600).expect("results");
+        let (compaction, _) = messages
+            .plan_result_drop(600, SentAttachments::ALL)
+            .expect("results");
         messages.apply(compaction);
         compact(&mut messages, 1500, "1").expect("a summary");
         assert_eq!(short(messages.as_slice()), "task [1] b - c c d d");

@@ -1,5 +1,7 @@
 //! Estimates how large a request is, at four bytes a token. Pure.
 
+use crate::config::models::{ModelFacts, Models};
+use crate::domain::agent::Agent;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::attachment::Attachment;
 use crate::domain::content::estimate_tokens;
@@ -8,6 +10,52 @@ use crate::domain::message::{Message, ToolResult, ToolSpec};
 const BYTES_PER_TOKEN: usize = 4;
 /// What surrounds a message, a call or a result on every wire: a role, an id, a type.
 const FRAME_BYTES: usize = 16;
+/// The text that replaces an image or a file, without its name.
+const PLACEHOLDER_BYTES: usize = 96;
+
+/// The attachments that requests contain. A short text replaces the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SentAttachments {
+    pub images: bool,
+    pub pdf: bool,
+}
+
+impl SentAttachments {
+    pub const ALL: Self = Self {
+        images: true,
+        pdf: true,
+    };
+
+    /// Those that the model may accept.
+    pub fn for_model(facts: Option<&ModelFacts>) -> Self {
+        let may_accept = |flag: Option<bool>| flag != Some(false);
+        Self {
+            images: may_accept(facts.and_then(|it| it.images)),
+            pdf: may_accept(facts.and_then(|it| it.pdf)),
+        }
+    }
+
+    /// Those that the agent's model or one of its fallbacks may accept.
+    pub fn for_agent(models: &Models, agent: &Agent) -> Self {
+        let all = std::iter::once(&agent.model).chain(&agent.fallback_models);
+        let sent = all.map(|model| Self::for_model(models.get(&model.provider, &model.model)));
+        let none = Self {
+            images: false,
+            pdf: false,
+        };
+        sent.fold(none, |one, other| Self {
+            images: one.images || other.images,
+            pdf: one.pdf || other.pdf,
+        })
+    }
+
+    fn contain(self, attachment: &Attachment) -> bool {
+        match attachment.media_type.is_image() {
+            true => self.images,
+            false => self.pdf,
+        }
+    }
+}
 
 pub fn tokens_from_bytes(bytes: usize) -> u64 {
     bytes.div_ceil(BYTES_PER_TOKEN) as u64
@@ -31,13 +79,16 @@ pub fn preamble_bytes(system: &str, tools: &[ToolSpec], format: &ResponseFormat)
     system.len() + schema_bytes + tools.iter().map(tool_bytes).sum::<usize>()
 }
 
-pub fn messages_bytes(messages: &[Message]) -> usize {
-    messages.iter().map(message_bytes).sum()
+pub fn messages_bytes(messages: &[Message], sent: SentAttachments) -> usize {
+    let bytes = messages.iter().map(|message| message_bytes(message, sent));
+    bytes.sum()
 }
 
-pub fn message_bytes(message: &Message) -> usize {
+pub fn message_bytes(message: &Message, sent: SentAttachments) -> usize {
     let content = match message {
-        Message::User { content } => content.text_bytes() + attachment_bytes(content.attachments()),
+        Message::User { content } => {
+            content.text_bytes() + attachment_bytes(content.attachments(), sent)
+        }
         Message::Assistant(reply) => {
             let calls = reply.tool_calls.iter();
             let calls = calls.map(|call| {
@@ -50,28 +101,41 @@ pub fn message_bytes(message: &Message) -> usize {
         }
         Message::Tool { tool_results } => {
             let results = tool_results.iter();
-            let results = results.map(|it| FRAME_BYTES + it.call_id.len() + result_bytes(it));
+            let results = results.map(|it| FRAME_BYTES + it.call_id.len() + result_bytes(it, sent));
             results.sum()
         }
     };
     FRAME_BYTES + content
 }
 
-pub fn result_bytes(result: &ToolResult) -> usize {
-    result.content.len() + attachment_bytes(result.attachments.iter())
+pub fn result_bytes(result: &ToolResult, sent: SentAttachments) -> usize {
+    result.content.len() + attachment_bytes(result.attachments.iter(), sent)
 }
 
-/// The bytes that correspond to the estimated tokens of images and files.
-fn attachment_bytes<'a>(attachments: impl Iterator<Item = &'a Attachment>) -> usize {
-    attachments.map(estimate_tokens).sum::<usize>() * BYTES_PER_TOKEN
+/// The bytes that correspond to the estimated tokens of images and files, or of the texts that replace them.
+fn attachment_bytes<'a>(
+    attachments: impl Iterator<Item = &'a Attachment>,
+    sent: SentAttachments,
+) -> usize {
+    let bytes = attachments.map(|attachment| match sent.contain(attachment) {
+        true => estimate_tokens(attachment) * BYTES_PER_TOKEN,
+        false => PLACEHOLDER_BYTES + attachment.name.as_ref().map_or(0, String::len),
+    });
+    bytes.sum()
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::{
-        bytes_from_tokens, message_bytes, messages_bytes, preamble_bytes, tokens_from_bytes,
+        SentAttachments, bytes_from_tokens, message_bytes, messages_bytes, preamble_bytes,
+        tokens_from_bytes,
     };
+    use crate::config::models::ModelFacts;
     use crate::domain::agent::response_format::ResponseFormat;
+    use crate::domain::attachment::Attachment;
+    use crate::domain::content::Content;
     use crate::domain::message::{
         AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec, empty_arguments,
     };
@@ -86,7 +150,7 @@ mod tests {
     #[test]
     fn all_sent_parts_count() {
         let user = Message::user("12345");
-        assert_eq!(message_bytes(&user), 21);
+        assert_eq!(message_bytes(&user, SentAttachments::ALL), 21);
         let call = ToolCall {
             id: "id".to_owned(),
             provider_id: String::new(),
@@ -98,7 +162,10 @@ mod tests {
             tool_calls: vec![call],
             echo: None,
         };
-        assert_eq!(message_bytes(&Message::Assistant(reply.clone())), 44);
+        assert_eq!(
+            message_bytes(&Message::Assistant(reply.clone()), SentAttachments::ALL),
+            44
+        );
         let body = serde_json::value::to_raw_value(&"x".repeat(98)).expect("JSON");
         reply.echo = Some(Echo {
             wire: "anthropic".to_owned(),
@@ -106,16 +173,41 @@ mod tests {
             prefix: 0,
         });
         let reply = Message::Assistant(reply);
-        assert_eq!(message_bytes(&reply), 116);
+        assert_eq!(message_bytes(&reply, SentAttachments::ALL), 116);
         let result = Message::Tool {
             tool_results: vec![ToolResult::text("id", "found", false)],
         };
-        assert_eq!(message_bytes(&result), 39);
-        assert_eq!(messages_bytes(&[user, reply, result]), 176);
+        assert_eq!(message_bytes(&result, SentAttachments::ALL), 39);
+        assert_eq!(
+            messages_bytes(&[user, reply, result], SentAttachments::ALL),
+            176
+        );
         let tool = ToolSpec::new("read", "Reads", &empty_arguments());
         let bytes = |format| preamble_bytes("Be brief", std::slice::from_ref(&tool), &format);
         assert_eq!(bytes(ResponseFormat::Text), 35);
         let schema = serde_json::value::to_raw_value(&true).expect("JSON");
         assert_eq!(bytes(ResponseFormat::JsonSchema(schema.into())), 39);
+    }
+
+    #[test]
+    fn attachments_that_are_left_out_count_as_their_placeholders() {
+        let sent = |images, pdf| {
+            let facts = ModelFacts {
+                images,
+                pdf,
+                ..ModelFacts::default()
+            };
+            SentAttachments::for_model(Some(&facts))
+        };
+        for (data, without) in [
+            (&b"\xff\xd8\xff!"[..], sent(Some(false), Some(true))),
+            (&b"%PDF-1.7"[..], sent(None, Some(false))),
+        ] {
+            let attachment = Attachment::from_bytes(Bytes::from_static(data), None);
+            let attachment = attachment.expect("an image or a file");
+            let message = Message::user(Content::Parts(vec![attachment.into()]));
+            assert!(message_bytes(&message, SentAttachments::for_model(None)) > 6000);
+            assert!(message_bytes(&message, without) < 200);
+        }
     }
 }

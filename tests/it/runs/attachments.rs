@@ -502,7 +502,8 @@ async fn an_idempotency_key_distinguishes_pictures() {
 async fn a_model_without_pictures_gets_a_text_and_the_run_a_warning() {
     let app = TestApp::setup()
         .agent("solo", "")
-        .config("[providers.anthropic.models.solo]\nimages = false")
+        // The picture does not count: it would not fit the window.
+        .config("[providers.anthropic.models.solo]\nimages = false\ncontext_window = 1000")
         .spawn()
         .await;
     app.provider.will("solo", [says("I cannot see it.")]);
