@@ -49,7 +49,7 @@ use crate::web::server::forwarded::TrustedProxies;
 use crate::web::server::listener::Timeouts;
 use crate::web::server::pending::PendingLimits;
 use crate::web::state::AppState;
-use crate::webhooks::{self, WebhookSender};
+use crate::webhooks::WebhookSender;
 use crate::workdirs::registry::Workdirs;
 use crate::workdirs::reserved::{DaemonPaths, ReservedPaths};
 
@@ -347,7 +347,7 @@ fn settings(config: &Config, cluster: Cluster) -> Settings {
             bytes: config.limits.session_bytes,
             attachments: config.limits.attachment_limits(),
         },
-        webhook_guard: webhooks::guard(&config.webhooks),
+        webhook_guard: config.webhooks.guard(),
         webhook_secret_env: config.webhooks.secret_env.clone(),
         keys: keys(config),
         models: config.models.clone(),

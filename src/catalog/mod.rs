@@ -7,6 +7,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use crate::catalog::documents::Documents;
+use crate::catalog::memory_path::MemoryPaths;
 use crate::config::Config;
 use crate::config::document::Problem;
 use crate::config::positions::Positions;
@@ -25,6 +26,7 @@ mod http_tool_fields;
 pub mod http_tools;
 pub mod mcp_oauth;
 pub mod mcp_servers;
+mod memory_path;
 pub mod omissions;
 pub mod openapi_tools;
 pub mod prompt;
@@ -83,6 +85,8 @@ pub struct Rules {
     pub has_keys: bool,
     /// Whether memories are in a database instead of files.
     pub has_database: bool,
+    /// Where memories of agents cannot be.
+    pub memory_paths: MemoryPaths,
     /// The documents that agent files name.
     pub documents: Arc<Documents>,
 }
@@ -92,6 +96,7 @@ impl Rules {
         Self {
             has_keys: !config.auth.keys.is_empty(),
             has_database: config.data.url.is_some(),
+            memory_paths: MemoryPaths::from_config(config),
             documents: Arc::new(Documents::from_config(config)),
         }
     }

@@ -472,20 +472,24 @@ fn check_rules(rules: &Rules, file: &AgentFile) -> Result<(), InvalidFile> {
         agent, positions, ..
     } = file;
     let memory = &agent.memory;
-    if !memory.enabled || memory.path.is_none() {
+    let Some(path) = memory.path.as_deref().filter(|_| memory.enabled) else {
         return Ok(());
-    }
-    let text = match (rules.has_database, rules.has_keys && !memory.shared) {
-        (true, _) => {
-            "memory.path names a file, but this server keeps memories in its database (data.url); leave path out of [memory]"
-        }
-        (false, true) => {
-            "memory.path needs memory.shared = true, because this server has keys and each key has a memory of its \
-             own; say shared = true in [memory], or leave path out"
-        }
-        (false, false) => return Ok(()),
     };
-    let problem = positions.problem("memory.path", text.to_owned(), ProblemKind::RuleViolation);
+    let misplaced = match (rules.has_database, rules.has_keys && !memory.shared) {
+        (true, _) => Some(
+            "memory.path names a file, but this server keeps memories in its database (data.url); leave path out of [memory]",
+        ),
+        (false, true) => Some(
+            "memory.path needs memory.shared = true, because this server has keys and each key has a memory of its \
+             own; say shared = true in [memory], or leave path out",
+        ),
+        (false, false) => None,
+    };
+    let refusal = misplaced.map(str::to_owned);
+    let Some(text) = refusal.or_else(|| rules.memory_paths.refusal(path)) else {
+        return Ok(());
+    };
+    let problem = positions.problem("memory.path", text.clone(), ProblemKind::RuleViolation);
     Err(InvalidFile {
         error: LoadError::Invalid(format!("agent config \"{}\": {text}", agent.name)),
         problems: vec![problem],

@@ -17,6 +17,7 @@ use crate::domain::glob;
 use crate::domain::period_budget::PeriodBudget;
 use crate::domain::redaction::Redactor;
 use crate::domain::service::Service;
+use crate::ssrf::SsrfGuard;
 
 pub mod auth;
 mod budgets;
@@ -401,6 +402,13 @@ pub struct Webhooks {
     pub secret_env: Option<String>,
     /// Wait before the first retry; it doubles with each further retry.
     pub first_retry: Duration,
+}
+
+impl Webhooks {
+    /// The guard for their URLs.
+    pub fn guard(&self) -> SsrfGuard {
+        SsrfGuard::new(self.allow_hosts.iter().cloned(), "[webhooks] allow_hosts")
+    }
 }
 
 /// How the operator's logins at MCP servers are kept.

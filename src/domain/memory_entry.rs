@@ -6,6 +6,8 @@ use serde::Serialize;
 
 use crate::domain::message::shorten;
 
+/// The folder of a data directory with memories that are files.
+pub const MEMORY_DIR: &str = "memory";
 /// The most characters of a task and of a result in an entry.
 const MAX_TASK_CHARS: usize = 4000;
 const MAX_RESULT_CHARS: usize = 1000;

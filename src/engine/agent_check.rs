@@ -13,8 +13,8 @@ use crate::config::document::{Problem, ProblemKind};
 use crate::config::environment::{Environment, is_program};
 use crate::config::models::Models;
 use crate::config::positions::{Positions, item};
-use crate::config::secrets::{is_process_secret_set, is_secret_set};
-use crate::config::{ClientKey, Config};
+use crate::config::secrets::is_secret_set;
+use crate::config::{ClientKey, Config, Webhooks};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::{McpServer, McpTransport, Template};
@@ -23,6 +23,7 @@ use crate::domain::period_budget::PeriodLimit;
 use crate::domain::skill;
 use crate::domain::suggestion;
 use crate::engine::blocking::run_blocking;
+use crate::engine::webhook_check;
 use crate::providers::registry::{ProviderRegistry, ProviderUnavailable};
 use crate::tools::mcp::oauth::logins::LoginId;
 use crate::tools::mcp::oauth::logins::store::LoginStore;
@@ -68,8 +69,7 @@ pub struct AgentCheck {
     config_dir: PathBuf,
     environment: Environment,
     logins: LoginStore,
-    /// `[webhooks] secret_env`
-    webhook_secret_env: Option<String>,
+    webhooks: Webhooks,
     /// The keys of clients.
     keys: Vec<Arc<ClientKey>>,
     /// The budgets over time in USD, each with the agent that its roots must be of.
@@ -128,7 +128,7 @@ impl AgentCheck {
             config_dir: config.config_dir.clone(),
             logins: LoginStore::new(&config.logins, environment.clone()),
             environment,
-            webhook_secret_env: config.webhooks.secret_env.clone(),
+            webhooks: config.webhooks.clone(),
             keys: config.auth.keys.clone(),
             usd_budgets: (config.budgets.iter())
                 .filter(|budget| matches!(budget.limit, PeriodLimit::Usd(_)))
@@ -142,6 +142,10 @@ impl AgentCheck {
     pub fn check(&self, agents: &Agents) -> BTreeMap<String, Vec<Problem>> {
         let mut visits = MAX_VISITS;
         let mut problems = BTreeMap::new();
+        let defined = agents.entries.values().filter_map(|it| it.agent.as_deref());
+        let with_files = defined.filter(|agent| self.uses_files(agent));
+        let agent_workdirs = with_files.map(|agent| agent.workdir.as_deref());
+        let workdirs = self.workdirs.with_agent_workdirs(agent_workdirs);
         for (name, entry) in &agents.entries {
             let (agent, positions) = match (&entry.agent, &entry.draft) {
                 (Some(agent), _) => (&**agent, &*entry.positions),
@@ -150,6 +154,7 @@ impl AgentCheck {
             };
             let mut check = EntryCheck {
                 server: self,
+                workdirs: &workdirs,
                 agents,
                 positions,
                 agent,
@@ -165,6 +170,11 @@ impl AgentCheck {
             problems.insert(name.clone(), check.problems);
         }
         problems
+    }
+
+    fn uses_files(&self, agent: &Agent) -> bool {
+        let mut tools = agent.tools.iter().map(String::as_str);
+        !agent.files.is_empty() || tools.any(|tool| self.workdir_tools.contains(&tool))
     }
 }
 
@@ -184,6 +194,8 @@ fn missing_tool(tool: &str, tool_registry: &ToolRegistry) -> String {
 /// The check of one agent.
 struct EntryCheck<'a> {
     server: &'a AgentCheck,
+    /// As the runs of these agents see them.
+    workdirs: &'a Workdirs,
     agents: &'a Agents,
     positions: &'a Positions,
     agent: &'a Agent,
@@ -402,7 +414,7 @@ impl EntryCheck<'_> {
         let agent = self.agent;
         for entry in &agent.skills {
             let path = item("skills", entry);
-            match skills::read(entry, &self.server.config_dir, &self.server.workdirs) {
+            match skills::read(entry, &self.server.config_dir, self.workdirs) {
                 Ok(skill) => {
                     for deviation in skill.deviations {
                         self.warn(&path, format!("skill {deviation}"));
@@ -416,15 +428,12 @@ impl EntryCheck<'_> {
     }
 
     fn check_files(&mut self, visits: &mut usize) {
-        let mut tools = self.agent.tools.iter().map(String::as_str);
-        let uses_files = !self.agent.files.is_empty()
-            || tools.any(|tool| self.server.workdir_tools.contains(&tool));
         let configured = self.agent.workdir.as_deref();
-        if !uses_files && configured.is_none() {
+        if configured.is_none() && !self.server.uses_files(self.agent) {
             return;
         }
         let shown = configured.unwrap_or(Path::new(".")).display().to_string();
-        match self.server.workdirs.open(configured, None) {
+        match self.workdirs.open(configured, None) {
             Ok(workdir) => {
                 self.check_commands(&shown, &workdir);
                 self.check_globs(&shown, &workdir, visits);
@@ -554,23 +563,8 @@ impl EntryCheck<'_> {
     }
 
     fn check_webhook(&mut self) {
-        let Some(webhook) = &self.agent.webhook else {
-            return;
-        };
-        let own = webhook.secret_env.as_ref();
-        match own.or(self.server.webhook_secret_env.as_ref()) {
-            Some(variable) if !is_process_secret_set(variable) => {
-                let text = format!(
-                    "the environment variable {variable} with the webhook's secret is not set, so that nothing is sent"
-                );
-                self.warn("webhook.secret_env", text);
-            }
-            Some(_) => {}
-            None => {
-                let text = "webhook has no secret, so that nothing is sent; set secret_env here, or in [webhooks] of the server's \
-                            configuration";
-                self.warn("webhook", text.to_owned());
-            }
+        for (path, text) in webhook_check::warnings(self.agent, &self.server.webhooks) {
+            self.warn(path, text);
         }
     }
 }

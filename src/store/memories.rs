@@ -8,8 +8,6 @@ use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
 
-/// The folder of a data directory with memories that are files.
-pub const MEMORY_DIR: &str = "memory";
 /// A memory's file does not become larger: its oldest entries are removed.
 pub const MAX_FILE_BYTES: usize = 64 << 20;
 

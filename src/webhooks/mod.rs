@@ -19,7 +19,6 @@ use crate::domain::run::now;
 use crate::domain::webhook::DeliveryId;
 use crate::fair::Limits;
 use crate::fair::fair_queue::{FairQueue, QuotaKey};
-use crate::ssrf::SsrfGuard;
 use crate::store::leadership::Leadership;
 use crate::store::outbox::{
     AttemptOutcome, AttemptRecord, DeliveryAttempt, DueDelivery, DueQuery, Outbox,
@@ -51,14 +50,6 @@ const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const FIRST_RECORD_RETRY: Duration = Duration::from_secs(1);
 /// The longest sleep. Deliveries are due by the wall clock, which may change during a sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(60);
-
-/// The configuration key for hosts that are exempt from the SSRF guard.
-const ALLOW_HOSTS_KEY: &str = "[webhooks] allow_hosts";
-
-/// The guard for webhook URLs.
-pub fn guard(settings: &config::Webhooks) -> SsrfGuard {
-    SsrfGuard::new(settings.allow_hosts.iter().cloned(), ALLOW_HOSTS_KEY)
-}
 
 pub struct WebhookSender {
     store: Arc<dyn Outbox>,
@@ -95,7 +86,7 @@ impl WebhookSender {
         Self {
             store,
             metrics,
-            client: WebhookClient::new(guard(settings)),
+            client: WebhookClient::new(settings.guard()),
             secret_env: settings.secret_env.clone(),
             first_retry: settings.first_retry,
             max_retries: max_retries(settings.first_retry),

@@ -101,10 +101,40 @@ impl Workdirs {
         if bases.generation.is_some_and(|of| of >= generation) {
             return;
         }
-        // Runs may still have workdirs of agents that are gone.
-        let earlier = bases.paths.iter().cloned();
-        let agent_workdirs = agent_workdirs().into_iter().map(|path| self.absolute(path));
-        let base_paths = agent_workdirs.chain(earlier);
+        *bases = Bases {
+            generation: Some(generation),
+            paths: Arc::new(self.base_paths(&bases.paths, agent_workdirs().into_iter())),
+        };
+    }
+
+    /// A copy for one check, in which the agents have these workdirs. It shares no open directories.
+    pub fn with_agent_workdirs<'a>(
+        &self,
+        agent_workdirs: impl Iterator<Item = Option<&'a Path>>,
+    ) -> Self {
+        let paths = self.base_paths(&self.bases(), agent_workdirs);
+        let bases = Bases {
+            generation: None,
+            paths: Arc::new(paths),
+        };
+        Self {
+            cwd: self.cwd.clone(),
+            roots: self.roots.clone(),
+            reserved: Arc::clone(&self.reserved),
+            bases: Mutex::new(bases),
+            open_dirs: Mutex::default(),
+        }
+    }
+
+    /// The roots and the agents' workdirs, also by their paths without links. Runs may still have `earlier` ones of agents
+    /// that are gone.
+    fn base_paths<'a>(
+        &self,
+        earlier: &HashSet<PathBuf>,
+        agent_workdirs: impl Iterator<Item = Option<&'a Path>>,
+    ) -> HashSet<PathBuf> {
+        let base_paths = agent_workdirs.map(|path| self.absolute(path));
+        let base_paths = base_paths.chain(earlier.iter().cloned());
         let base_paths: HashSet<PathBuf> = base_paths.chain(self.roots.iter().cloned()).collect();
         let mut paths = base_paths.clone();
         let mut by_depth: Vec<PathBuf> = base_paths.into_iter().collect();
@@ -114,10 +144,7 @@ impl Workdirs {
                 paths.insert(resolved.canonical_path);
             }
         }
-        *bases = Bases {
-            generation: Some(generation),
-            paths: Arc::new(paths),
-        };
+        paths
     }
 
     /// Opens a configured workdir; `None` is the daemon's working directory. If `expected` is given, the directory must

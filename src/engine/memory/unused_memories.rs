@@ -2,8 +2,8 @@
 
 use crate::catalog::reload::Catalog;
 use crate::config::Config;
+use crate::domain::memory_entry::MEMORY_DIR;
 use crate::engine::memory::memories::{self, Memories};
-use crate::store::memories::MEMORY_DIR;
 
 /// Names each of them in the log, and what makes it useful again.
 pub async fn warn(config: &Config, catalog: &Catalog, memories: &Memories) {

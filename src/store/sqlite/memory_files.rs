@@ -7,10 +7,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::domain::memory_entry::{parse, parse_heading};
-use crate::store::memories::{
-    EntryLimit, MAX_FILE_BYTES, MEMORY_DIR, MemoryId, NewMemoryEntry, NewestEntries,
-};
+use crate::domain::memory_entry::{MEMORY_DIR, parse, parse_heading};
+use crate::store::memories::{EntryLimit, MAX_FILE_BYTES, MemoryId, NewMemoryEntry, NewestEntries};
 
 /// A longer line is no heading of an entry.
 const MAX_HEADING_BYTES: u64 = 256;

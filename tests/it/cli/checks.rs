@@ -3,6 +3,7 @@
 use crate::cli::home::{Home, ended};
 use crate::support::app::TestApp;
 use serde_json::{Value, json};
+use std::os::unix::fs::symlink;
 
 const ECHO: &str = "[[replies]]\ntext = \"got: {{input}}\"\n";
 
@@ -60,6 +61,42 @@ async fn a_check_lists_what_agents_name_and_the_server_lacks() {
     let check = home.axed(&["agents", "check"]).await;
     insta::assert_snapshot!(check.with(2));
     assert_eq!(check.err, "axed: 4 files checked: 2 errors, 17 warnings\n");
+}
+
+#[tokio::test]
+async fn a_check_finds_what_every_run_or_delivery_refuses() {
+    let home = Home::new();
+    home.write(
+        "config/axed.toml",
+        "[providers.scripted]\nscripts = [\"scripts\"]\n[tools]\nroots = [\"work\"]\n",
+    );
+    home.write("work/real/a.md", "a");
+    symlink("real", home.path().join("work/link")).expect("a link");
+    for (name, more) in [
+        (
+            "hooked",
+            "[webhook]\nurl = \"http://127.0.0.1:1/hook\"\nsecret_env = \"HOOK_SECRET\"\n",
+        ),
+        (
+            "keeps",
+            "[memory]\nenabled = true\npath = \"config/axed.toml\"\n",
+        ),
+        (
+            "linked",
+            "workdir = \"work/link\"\ntools = [\"read_file\"]\n",
+        ),
+    ] {
+        home.agent(name, more, ECHO);
+    }
+    let check = home.axed(&["agents", "check"]).await;
+    let out = check.with(2);
+    for expected in [
+        "agents/hooked.toml:4:1: warning: nothing is sent to webhook.url: 127.0.0.1 must be reached by https",
+        "agents/keeps.toml:5:1: error: memory.path config/axed.toml belongs to the daemon",
+        "agents/linked.toml:3:1: warning: the workdir work/link contains the link ",
+    ] {
+        assert!(out.lines().any(|line| line.starts_with(expected)), "{out}");
+    }
 }
 
 #[tokio::test]
