@@ -1,5 +1,6 @@
 //! The provider contract: one request to a model, one reply. Does not know wire formats, runs or retries.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::agent::params::Params;
 use crate::domain::attachment::Blobs;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
+use crate::domain::redaction::Redactor;
 use crate::domain::request_head::RequestHead;
 use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
@@ -315,6 +317,14 @@ impl ProviderError {
         if let Some(bytes) = beginning.filter(|_| is_truncated) {
             self.message.truncate(self.message.len() - bytes);
             self.message.push_str(REDACTED);
+        }
+        self
+    }
+
+    /// Removes what these patterns match from the message: some services repeat parts of the request.
+    pub fn redact_matches(mut self, redactor: &Redactor) -> Self {
+        if let Cow::Owned(redacted) = redactor.redact(&self.message) {
+            self.message = redacted;
         }
         self
     }

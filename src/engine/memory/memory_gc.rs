@@ -184,7 +184,7 @@ async fn request_with_retries(
                 None => return Ok(reply),
                 Some(failure) => ProviderError::new(ErrorCategory::BadRequest, failure.message),
             },
-            Err(error) => error,
+            Err(error) => error.redact_matches(&engine.settings.requests.redactor),
         };
         attempt += 1;
         if !error.category.is_retryable() || attempt > agent.retry.max_retries {

@@ -15,7 +15,6 @@ use crate::engine::approval::pause;
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
 use crate::engine::state::turn_error::TurnError;
@@ -70,7 +69,7 @@ pub async fn complete(
         Err(error) => Err(error),
     };
     result.map_err(|error| match error {
-        TurnError::Provider(error) => TurnError::Provider(redact_key(error, key)),
+        TurnError::Provider(error) => TurnError::Provider(redact(context, error, key)),
         other => other,
     })
 }
@@ -128,10 +127,10 @@ async fn wait_for_batch(
 ) -> Result<BatchStatus, TurnError> {
     let client = batched.batch_client();
     context.run.pending_batch.set(PendingBatch::Absent);
-    let result = poll_until_done(&context.run, client, submitted, name, key).await;
+    let result = poll_until_done(context, client, submitted, name, key).await;
     let is_abandoned = !matches!(&result, Ok(_) | Err(TurnError::Provider(_)));
     if is_abandoned && !context.run.is_suspended() {
-        cancel_batch(client, &submitted.batch_id, key).await;
+        cancel_batch(context, client, &submitted.batch_id, key).await;
     }
     pause::unpause(context, PauseReason::Batch).await?;
     result
@@ -180,7 +179,7 @@ pub async fn abandon(context: &RunContext) {
             });
             let provider_name = submitted.model.split('/').next().unwrap_or_default();
             if let Some((client, key)) = batch_client(context, provider_name) {
-                Box::pin(cancel_batch(client, &submitted.batch_id, key)).await;
+                Box::pin(cancel_batch(context, client, &submitted.batch_id, key)).await;
             }
         }
     }
@@ -201,7 +200,7 @@ async fn cancel_unrecorded(context: &RunContext, turn: u32) {
         match tokio::time::timeout(CANCEL_TIMEOUT, client.find(&name, key)).await {
             Ok(Ok(batch_id)) => Some((client, key, batch_id?)),
             Ok(Err(error)) => {
-                let error = redact_key(error, key);
+                let error = redact(context, error, key);
                 tracing::warn!(run.id = %context.run.scope.run, "Batch {name} could not be looked for: {error}");
                 None
             }
@@ -209,7 +208,7 @@ async fn cancel_unrecorded(context: &RunContext, turn: u32) {
         }
     });
     for (client, key, batch_id) in join_all(found).await.into_iter().flatten() {
-        cancel_batch(client, &batch_id, key).await;
+        cancel_batch(context, client, &batch_id, key).await;
     }
 }
 
@@ -261,7 +260,7 @@ async fn submit(
             // The service makes the batch whether or not the run waits for it.
             let pending = match tokio::time::timeout(CANCEL_TIMEOUT, created).await {
                 Ok(Ok(batch_id)) => {
-                    cancel_batch(batched.batch_client(), &batch_id, key).await;
+                    cancel_batch(context, batched.batch_client(), &batch_id, key).await;
                     PendingBatch::Absent
                 }
                 Ok(Err(_)) => PendingBatch::Absent,
@@ -315,12 +314,13 @@ async fn report_request(
 
 /// Polls the batch until it is done or has expired. Results that cannot be read are downloaded again, since they are paid for.
 async fn poll_until_done(
-    run: &ActiveRun,
+    context: &RunContext,
     batches: &dyn BatchClient,
     submitted: &SubmittedBatch,
     name: &str,
     key: Option<&SecretString>,
 ) -> Result<BatchStatus, TurnError> {
+    let run = &context.run;
     let mut wait = FIRST_POLL_INTERVAL.min(batches.max_poll_interval());
     let mut unreadable_polls = 0;
     loop {
@@ -343,7 +343,7 @@ async fn poll_until_done(
             Ok(Err(error)) => return Err(TurnError::Provider(error)),
         };
         if let Some(error) = error {
-            let error = redact_key(error, key);
+            let error = redact(context, error, key);
             tracing::warn!(
                 run.id = %run.scope.run, run.root = %run.scope.root, agent = %run.agent.name,
                 depth = run.scope.depth.0,
@@ -359,10 +359,15 @@ async fn poll_until_done(
 }
 
 /// Cancels a batch that no run waits for. The service may charge for what it has already processed.
-async fn cancel_batch(batches: &dyn BatchClient, batch_id: &str, key: Option<&SecretString>) {
+async fn cancel_batch(
+    context: &RunContext,
+    batches: &dyn BatchClient,
+    batch_id: &str,
+    key: Option<&SecretString>,
+) {
     let cancelled = tokio::time::timeout(CANCEL_TIMEOUT, batches.cancel(batch_id, key)).await;
     if let Ok(Err(error)) = cancelled {
-        let error = redact_key(error, key);
+        let error = redact(context, error, key);
         tracing::warn!("Batch {batch_id} could not be cancelled: {error}");
     }
 }
@@ -375,9 +380,11 @@ fn submitted_event(submitted: &SubmittedBatch) -> EventKind {
     }
 }
 
-fn redact_key(error: ProviderError, key: Option<&SecretString>) -> ProviderError {
-    match key {
+/// Removes the request's own key and what the operator's patterns match.
+fn redact(context: &RunContext, error: ProviderError, key: Option<&SecretString>) -> ProviderError {
+    let error = match key {
         Some(key) => error.redact(key),
         None => error,
-    }
+    };
+    error.redact_matches(&context.engine.settings.requests.redactor)
 }

@@ -360,7 +360,8 @@ async fn complete_now(
         limits::within_deadline(&context.run, provider.complete(request, on_delta)).await?;
     let metrics = &context.engine.metrics;
     metrics.provider_responded(&provider.name, start.elapsed(), result.is_ok());
-    result.map_err(TurnError::Provider)
+    let redactor = &context.engine.settings.requests.redactor;
+    result.map_err(|error| TurnError::Provider(error.redact_matches(redactor)))
 }
 
 /// Publishes the deltas of a reply, and keeps what they report.

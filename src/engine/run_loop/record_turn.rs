@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::domain::redaction::Redactor;
 use crate::domain::request_head::RequestHead;
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::RunContext;
@@ -15,7 +14,7 @@ use crate::engine::state::turn_log::{News, PreviousRequest};
 use crate::providers::SentRequest;
 use crate::store::request_delta::{self, RecordedText};
 use crate::store::turn_record::{
-    BodyDelta, SharedText, StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus,
+    BodyDelta, SharedText, StoredRequest, TurnEntry, TurnRecord, TurnStatus,
 };
 use crate::store::turns::MAX_DIFFERENCES;
 
@@ -46,7 +45,6 @@ pub async fn record(
         Some(sent) => Some(encode(context, turn, sent, attachments.collect()).await),
         None => None,
     };
-    let redactor = &context.engine.settings.requests.redactor;
     let record = TurnRecord {
         turn,
         provider,
@@ -63,7 +61,7 @@ pub async fn record(
         first_token_ms: exchange.first_token_ms,
         usage: exchange.tokens(),
         cost: exchange.usage.cost,
-        attempts: redacted_attempts(redactor, exchange.attempts),
+        attempts: exchange.attempts,
         stop_reason: reply.and_then(|reply| reply.stop_reason.clone()),
         tool_calls: reply.map_or(0, |reply| {
             u32::try_from(reply.message.tool_calls.len()).unwrap_or(u32::MAX)
@@ -71,14 +69,6 @@ pub async fn record(
     };
     let request = encoded.map(|it| it.request);
     context.run.turn_log.add(TurnEntry { record, request });
-}
-
-fn redacted_attempts(redactor: &Redactor, mut attempts: Vec<TurnAttempt>) -> Vec<TurnAttempt> {
-    for attempt in &mut attempts {
-        let error = attempt.error.take();
-        attempt.error = error.map(|error| redactor.redact(&error).into_owned());
-    }
-    attempts
 }
 
 struct EncodedRequest {

@@ -431,18 +431,19 @@ async fn an_unrecorded_batch_of_a_cancelled_run_is_found_and_cancelled() {
 #[tokio::test]
 async fn errors_of_batch_items_are_handled_like_errors_of_requests() {
     for (agent, _) in WIRES {
-        let app = setup().spawn().await;
+        let redact = "[data]\nredact = [\"SECRET-[0-9]+\"]";
+        let app = setup().config(redact).spawn().await;
         app.provider
             .will("m", [fails(429, "too many"), says("done")]);
         let run = app.run(agent, "go").await;
         assert_eq!(run.output(), "done");
         assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
         assert_eq!(count(&run.events().await, "retry.scheduled"), 1);
-        app.provider.will("m", [fails(400, "no such thing")]);
+        app.provider.will("m", [fails(400, "no such SECRET-1")]);
         let run = app.run(agent, "go").await;
         let (code, message) = run.failure();
         assert_eq!(code, "provider_bad_request");
-        assert!(message.contains("no such thing"), "{message}");
+        assert!(message.contains("no such [redacted]"), "{message}");
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{calls, says};
+use crate::support::provider::answer::{calls, fails, says};
 
 const READER: &str = "workdir = \"work\"\ntools = [\"read_file\", \"grep\", \"find_path\"]";
 
@@ -145,6 +145,37 @@ async fn what_a_pattern_matches_is_not_in_a_turn() {
     let db = app.database();
     let found = db.contains("turns", "sk-abc");
     assert_eq!(db.count(&format!("entries WHERE {found}")), 0);
+}
+
+#[tokio::test]
+async fn what_a_pattern_matches_is_not_in_errors_of_a_provider() {
+    let app = TestApp::setup()
+        .agent("solo", "[retry]\nmax_retries = 1\ninitial_delay_ms = 1")
+        .config("[data]\nredact = [\"SECRET-[0-9]+\"]")
+        .spawn()
+        .await;
+    let refused = [fails(529, "busy: SECRET-1"), fails(400, "no SECRET-2")];
+    app.provider.will("solo", refused);
+
+    let run = app.run("solo", "go").await;
+
+    let (code, message) = run.failure();
+    assert_eq!(code, "provider_bad_request");
+    assert!(message.contains("no [redacted]"), "{message}");
+    let events = run.events().await;
+    let event = |kind: &str| {
+        let event = events.iter().find(|event| event.kind() == kind);
+        event.unwrap_or_else(|| panic!("{kind} in {events:#?}"))
+    };
+    assert_eq!(event("run.failed")["error"]["message"], message);
+    let reason = "overloaded: busy: [redacted]";
+    assert_eq!(event("retry.scheduled")["reason"], reason);
+    let turn = run.get("/turns/1").await;
+    assert_eq!(turn.json()["attempts"][0]["error"], reason);
+    assert!(!turn.text.contains("SECRET"), "{}", turn.text);
+    app.daemon.wait_for_log("failed: ").await;
+    let log = app.daemon.log();
+    assert!(!log.contains("SECRET"), "{log}");
 }
 
 /// Ten turns cost the store at most 1.3 times what they cost without their requests.
