@@ -358,17 +358,20 @@ fn read_dirs(
     for dir in dirs {
         let paths = match list_agent_files(dir) {
             Ok(paths) => paths,
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                warnings.insert(format!("There is no agents directory {}", dir.display()));
-                continue;
-            }
             Err(error) => {
-                warnings.insert(format!(
-                    "Could not read agents directory {}, keeping what it held: {error}",
-                    dir.display()
-                ));
                 let previous = before.entries.values();
                 let previous = previous.filter(|entry| entry.path.parent() == Some(dir));
+                let mut previous = previous.peekable();
+                let dir = dir.display();
+                warnings.insert(match error.kind() {
+                    ErrorKind::NotFound if previous.peek().is_none() => {
+                        format!("There is no agents directory {dir}")
+                    }
+                    // A missing one may be a file system that is mounted again.
+                    _ => format!(
+                        "Could not read agents directory {dir}, keeping what it held: {error}"
+                    ),
+                });
                 for entry in previous {
                     let name = entry.name.clone();
                     after.entries.entry(name).or_insert_with(|| entry.clone());

@@ -96,6 +96,27 @@ async fn a_file_that_becomes_invalid_keeps_its_last_valid_definition() {
 }
 
 #[tokio::test]
+async fn a_directory_that_is_gone_for_a_moment_keeps_its_agents() {
+    let app = TestApp::setup()
+        .agent("solo", "system_prompt = \"Old.\"")
+        .agent("extra", "")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+
+    std::fs::rename(app.path("agents"), app.path("moved")).expect("move the directory");
+    app.daemon.wait_for_log("keeping what it held").await;
+    assert_eq!(app.run("solo", "go").await.output(), "done");
+
+    // What changed meanwhile is loaded once it is there again.
+    std::fs::remove_file(app.path("moved/extra.toml")).expect("remove a file");
+    std::fs::rename(app.path("moved"), app.path("agents")).expect("move the directory");
+    app.get_until("/agents/extra", |got| got.status == 404)
+        .await;
+    assert_eq!(app.get("/agents/solo").await.status, 200);
+}
+
+#[tokio::test]
 async fn a_file_that_was_never_valid_is_listed_and_refused() {
     let app = TestApp::setup()
         .file("agents/blank.toml", "name = \" \"\nmodel = \"a/b\"\n")
