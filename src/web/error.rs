@@ -421,6 +421,13 @@ impl From<ForkError> for Problem {
         let text = error.to_string();
         match error {
             ForkError::Start(error) => error.into(),
+            ForkError::EditedModel(error) => {
+                let code = match error {
+                    StartError::Unpriced(_) => ProblemCode::UnpricedModel,
+                    _ => ProblemCode::InvalidModel,
+                };
+                Self::field(code, "/edit/model", text)
+            }
             ForkError::NotFound(id) => Self::run_not_found(id),
             ForkError::Field { pointer, reason } => Self::invalid_field(pointer, reason),
             ForkError::NotForkable { .. } | ForkError::Incomplete { .. } => {

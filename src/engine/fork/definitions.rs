@@ -169,11 +169,11 @@ pub fn apply_edit(
     }
     let mut agent = Agent::clone(&definition.agent);
     if let Some(model) = &edit.model {
-        agent.model = model.parse().map_err(|error| {
-            ForkError::field("/edit/model", StartError::Model(error).to_string())
-        })?;
+        agent.model = model
+            .parse()
+            .map_err(|error| ForkError::EditedModel(StartError::Model(error)))?;
         prepare::check_requested_price(engine, &agent, root, period_budgets)
-            .map_err(|error| ForkError::field("/edit/model", error.to_string()))?;
+            .map_err(ForkError::EditedModel)?;
     }
     prepare::check_params(engine, &agent, &edit.params).map_err(|error| match error {
         StartError::Param { field, reason } => {

@@ -91,6 +91,9 @@ impl ForkEdit {
 pub enum ForkError {
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The edited model cannot be requested.
+    #[error(transparent)]
+    EditedModel(StartError),
     #[error("there is no run {0}")]
     NotFound(RunId),
     /// A field of the request does not fit the record.

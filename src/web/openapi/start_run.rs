@@ -59,9 +59,9 @@ pub fn fork(operation: Operation<'_>) -> Operation<'_> {
         )
         .problem(
             422,
-            "`unknown_field`, `invalid_field`, `invalid_body`, `invalid_override`: the body has a field that is invalid, or \
-             does not fit the record; `errors` points to it. `agent_invalid`, `provider_unavailable`, \
-             `provider_key_refused`, `idempotency_mismatch`: the fork cannot start.",
+            "`unknown_field`, `invalid_field`, `invalid_body`, `invalid_model`, `invalid_override`, `unpriced_model`: the \
+             body has a field that is invalid, or does not fit the record; `errors` points to it. `agent_invalid`, \
+             `provider_unavailable`, `provider_key_refused`, `idempotency_mismatch`: the fork cannot start.",
         );
     with_start(operation).problem(
         409,

@@ -64,6 +64,10 @@ async fn an_error_points_to_the_field() {
     let body = json!({"at": {"turn": 1}, "edit": {"model": "anthropic/unpriced"}});
     let problem = refuse(&app, &costly, &body).await;
     assert_eq!(problem["errors"][0]["pointer"], "/edit/model");
+    assert_eq!(problem["code"], "unpriced_model");
+    let body = json!({"edit": {"model": "x"}});
+    let problem = refuse(&app, &source, &body).await;
+    assert_eq!(problem["code"], "invalid_model");
     assert_eq!(
         app.get("/runs").await.json()["data"]
             .as_array()
