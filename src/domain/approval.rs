@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::message::truncate_to_bytes;
+use crate::domain::timestamp_text;
 
 /// The longest arguments that are shown; the run's messages have all of them.
 const MAX_ARGUMENTS_BYTES: usize = 2 << 10;
@@ -25,8 +26,12 @@ pub struct ApprovalRequest {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
     /// When approval was requested.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     pub requested_at: Timestamp,
     /// When the call is refused if nobody has decided; null if it waits without a limit.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
     pub deadline: Option<Timestamp>,
 }
 

@@ -27,6 +27,8 @@ pub struct Event {
     /// The name of the run's agent.
     pub agent: Arc<str>,
     /// When the event happened.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     pub time: Timestamp,
     #[serde(flatten)]
     pub kind: EventKind,
@@ -271,6 +273,8 @@ pub enum EventKind {
         truncated: bool,
         /// When the call is denied if nobody decides; absent if it waits without a limit.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(serialize_with = "timestamp_text::serialize_option")]
+        #[schemars(with = "Option<Timestamp>")]
         deadline: Option<Timestamp>,
     },
     /// The call is approved or denied, or nobody decided in time.
@@ -396,6 +400,8 @@ pub enum EventKind {
         /// The share of the budget, from 0.001 to 1.
         share: f64,
         /// When the budget starts again.
+        #[serde(serialize_with = "timestamp_text::serialize")]
+        #[schemars(with = "Timestamp")]
         resets_at: Timestamp,
     },
     /// The model reasons. Live only.

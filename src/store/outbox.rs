@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use crate::domain::run::RunId;
+use crate::domain::timestamp_text;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
 use crate::store::push_configs::PushTarget;
@@ -123,6 +124,8 @@ pub enum AttemptOutcome {
 #[schemars(rename = "DeliveryAttempt")]
 pub struct DeliveryAttempt {
     /// When the attempt began.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     pub time: Timestamp,
     /// The HTTP status of the response; null if there was none.
     pub status: Option<u16>,

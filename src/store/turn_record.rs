@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::agent::params::Effort;
 use crate::domain::attachment::Digest;
 use crate::domain::request_head::RequestHead;
+use crate::domain::timestamp_text;
 use crate::domain::usage::{Cost, TokenUsage};
 
 /// What is recorded of a turn besides its request and its reply.
@@ -77,6 +78,8 @@ pub struct TurnAttempt {
     /// Why the attempt failed; null if it succeeded.
     pub error: Option<String>,
     /// When the attempt began.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     pub started_at: Timestamp,
     /// How long it took, in milliseconds.
     pub duration_ms: u64,

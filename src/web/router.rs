@@ -17,6 +17,7 @@ use crate::web::console;
 use crate::web::error::{self, Problem};
 use crate::web::error_shape::ErrorShape;
 use crate::web::extract::link_prefix::LinkPrefix;
+use crate::web::extract::query::NoQuery;
 use crate::web::openapi::{
     batch_operations, document, operations as describe, recordings as describe_recordings,
     schedule_operations as describe_schedules, start_run, steering, trigger_operations,
@@ -284,6 +285,7 @@ pub fn openapi_json(prefix: &str, metrics: bool, clients: Clients) -> String {
 async fn openapi_document(
     State(state): State<AppState>,
     links: LinkPrefix,
+    _: NoQuery,
     if_none_match: IfNoneMatch,
 ) -> Response {
     let cached = state.openapi.lock().clone();

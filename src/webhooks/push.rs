@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use serde_json::json;
 
+use crate::domain::timestamp_text;
 use crate::store::outbox::DueDelivery;
 use crate::store::push_configs::PushTarget;
 
@@ -17,7 +18,7 @@ pub fn body(delivery: &DueDelivery, target: &PushTarget) -> String {
             "contextId": target.context,
             "status": {
                 "state": state(&delivery.event),
-                "timestamp": delivery.created_at,
+                "timestamp": timestamp_text::text(delivery.created_at),
             },
         },
     });

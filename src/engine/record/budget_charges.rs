@@ -7,6 +7,7 @@ use crate::domain::calendar::quarter_of;
 use crate::domain::event::{self, EventKind};
 use crate::domain::period_budget::{ALERT_EVENT, BudgetCharge, PeriodLimit};
 use crate::domain::run::{RunId, now};
+use crate::domain::timestamp_text;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::DeliveryId;
 use crate::engine::state::active_run::ActiveRun;
@@ -127,6 +128,7 @@ fn share(thousandths: u32) -> f64 {
 #[derive(Serialize)]
 struct AlertBody<'a> {
     r#type: &'static str,
+    #[serde(serialize_with = "timestamp_text::serialize")]
     timestamp: Timestamp,
     data: AlertData<'a>,
 }
@@ -144,7 +146,9 @@ struct AlertData<'a> {
     limit_tokens: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     used_tokens: Option<u64>,
+    #[serde(serialize_with = "timestamp_text::serialize")]
     since: Timestamp,
+    #[serde(serialize_with = "timestamp_text::serialize")]
     resets_at: Timestamp,
     /// The root run with which the share was reached.
     run: RunId,

@@ -10,6 +10,7 @@ use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind, STORED_EVENT_NAMES};
 use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::run::{RunId, Status};
+use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::engine::request::{RunRequest, StartError, WebhookRequest};
@@ -128,6 +129,7 @@ pub fn deliveries(
 #[derive(Serialize)]
 struct WebhookBody<'a> {
     r#type: &'static str,
+    #[serde(serialize_with = "timestamp_text::serialize")]
     timestamp: Timestamp,
     data: RunData<'a>,
 }

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::domain::run::now;
 use crate::store::{ClaimedRun, IdempotencyClaim, IdempotencyKey};
 use crate::web::error::Problem;
+use crate::web::extract::request_body::RequestBody;
 use crate::web::problem_code::ProblemCode;
 
 /// The response header of a request whose run or message was accepted by an earlier request.
@@ -34,7 +35,12 @@ pub fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     Ok(Some(String::from_utf8_lossy(key).into_owned()))
 }
 
-/// SHA-256 of content type and body. A header's value has no newline, so the two cannot be confused.
+/// The fingerprint of a request's body. The spelling and the parameters of its content type make no difference.
+pub fn body_fingerprint(body: &RequestBody) -> [u8; 32] {
+    fingerprint(body.content_type().as_bytes(), body.identity_bytes())
+}
+
+/// SHA-256 of content type and body. A content type has no newline, so the two cannot be confused.
 pub fn fingerprint(content_type: &[u8], body: &[u8]) -> [u8; 32] {
     let mut digest = Sha256::new();
     digest.update(content_type);

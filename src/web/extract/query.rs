@@ -1,5 +1,7 @@
 //! Query parameters: each is checked, and an error names the parameter that is wrong.
 
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri};
 
 use crate::web::error::{Problem, did_you_mean, quote};
@@ -116,6 +118,17 @@ impl Query {
                 Some((name.strip_prefix(prefix)?.to_owned(), value.clone()))
             })
             .collect()
+    }
+}
+
+/// A request of a route that has no query parameters: any parameter is refused.
+pub struct NoQuery;
+
+impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        Query::read(&parts.uri, &[]).map(|_| Self)
     }
 }
 

@@ -49,6 +49,17 @@ impl RequestBody {
         }
     }
 
+    /// What the body is read as. Equal for equal bodies, however their `Content-Type` is spelled.
+    pub fn content_type(&self) -> &'static str {
+        match self {
+            Self::Empty => "",
+            Self::Json(_) => "application/json",
+            Self::Text(_) => "text/plain",
+            // Without its boundary, which is another one each time.
+            Self::Form(_) => FORM_CONTENT_TYPE,
+        }
+    }
+
     /// What `parse` makes of the body.
     pub async fn parse<T: Send + 'static>(
         self,

@@ -17,7 +17,7 @@ fn example() -> Value {
             "pending": 1, "queued": 0, "running": 1, "waiting": 0, "cancelling": 0, "completed": 0, "failed": 0,
             "cancelled": 0, "rejected": 1, "deleted": 0,
         },
-        "created_at": "2026-03-01T09:30:00Z", "finished_at": null, "cancel_reason": null,
+        "created_at": "2026-03-01T09:30:00.000Z", "finished_at": null, "cancel_reason": null,
         "links": {
             "self": format!("/batches/{BATCH}"), "results": format!("/batches/{BATCH}/results"),
             "cancel": format!("/batches/{BATCH}/cancel"),

@@ -13,8 +13,9 @@ use crate::web::route::Route;
 const PROBLEM_JSON: &str = "application/problem+json";
 const DESCRIPTION: &str = "\
     Serves LLM agents. An agent is a TOML file; a POST starts a run of it; agents can call other agents.\n\n\
-    Every `GET` route supports `HEAD`. Unknown or repeated query parameters and unknown body fields are refused. Later \
-    versions may add fields to responses, types of events, and codes of problems: clients should ignore what they do not \
+    Every `GET` route supports `HEAD`. Unknown or repeated query parameters are refused, except by `/livez`, `/readyz`, \
+    `/metrics` and `/triggers`, whose callers add their own; so are unknown fields of a body that an operation describes. \
+    Later versions may add fields to responses, types of events, and codes of problems: clients should ignore what they do not \
     know.";
 const BEARER_DESCRIPTION: &str = "\
     A key of the daemon's configuration, sent as `Authorization: Bearer <key>`. Each operation names the scope that the \

@@ -15,13 +15,13 @@ pub const ROOT: &str = "run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d";
 const CHILD: &str = "run_019a1f3c-9a10-7c21-8d66-4a2f7b8c9d0e";
 const VERSION: &str = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 const DELIVERY: &str = "whd_019a1f3c-b000-7d32-9e77-5b308c9d0e1f";
-const CREATED_AT: &str = "2026-03-01T09:30:00Z";
+const CREATED_AT: &str = "2026-03-01T09:30:00.000Z";
 
 /// The beginning of an event stream.
 pub const EVENT_STREAM: &str = "\
     id: 1\nevent: run.queued\nretry: 2000\ndata: {\"seq\":1,\"run_id\":\"run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d\",\
     \"root_id\":\"run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d\",\"depth\":0,\"agent\":\"planner\",\
-    \"time\":\"2026-03-01T09:30:00Z\",\"type\":\"run.queued\"}\n\n";
+    \"time\":\"2026-03-01T09:30:00.000Z\",\"type\":\"run.queued\"}\n\n";
 
 /// A completed root run with one child.
 pub fn run() -> Value {

@@ -199,7 +199,7 @@ pub fn ticket(operation: Operation<'_>) -> Operation<'_> {
         .response::<TicketView>(201, "The ticket, for the parameter `ticket` of the events.")
         .example(
             201,
-            json!({"ticket": "axed_ticket_AAABn…", "expires_at": "2026-03-01T09:31:00Z"}),
+            json!({"ticket": "axed_ticket_AAABn…", "expires_at": "2026-03-01T09:31:00.000Z"}),
         )
 }
 

@@ -12,8 +12,8 @@ fn example() -> Value {
     json!({
         "agent": "planner", "name": "morning", "cron": "30 7 * * mon-fri", "timezone": "Europe/Berlin",
         "input": "Sum up the tickets of yesterday.", "overlap": "skip", "missed": "once", "labels": {"team": "blue"},
-        "key": null, "paused": false, "next": "2026-03-02T06:30:00Z",
-        "last": {"at": "2026-02-27T06:30:00Z", "run": examples::ROOT}, "skipped": null,
+        "key": null, "paused": false, "next": "2026-03-02T06:30:00.000Z",
+        "last": {"at": "2026-02-27T06:30:00.000Z", "run": examples::ROOT}, "skipped": null,
     })
 }
 

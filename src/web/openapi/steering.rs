@@ -8,6 +8,7 @@ use crate::web::openapi::operations::{CURSOR_DESCRIPTION, integer_schema};
 use crate::web::response::run::RunView;
 use crate::web::routes::approvals::{ApprovalsPage, DecisionRequest};
 use crate::web::routes::messages::{AddedMessage, NewMessageRequest};
+use crate::web::routes::pause::PauseRequest;
 
 pub fn add_message(operation: Operation<'_>) -> Operation<'_> {
     operation
@@ -78,7 +79,10 @@ pub fn resume(operation: Operation<'_>) -> Operation<'_> {
 }
 
 fn with_change(operation: Operation<'_>) -> Operation<'_> {
-    operation.problem(409, "`run_ended`: the run has ended or is being cancelled.")
+    operation
+        .request_body::<PauseRequest>()
+        .request_example("empty", "Without fields", json!({}))
+        .problem(409, "`run_ended`: the run has ended or is being cancelled.")
 }
 
 pub fn decide(operation: Operation<'_>) -> Operation<'_> {
@@ -86,6 +90,11 @@ pub fn decide(operation: Operation<'_>) -> Operation<'_> {
         .describe("decide_tool_call", "Approves or denies a tool call")
         .details("Only while the tool call waits for approval. The run then continues.")
         .tag("approvals")
+        .header(
+            "Idempotency-Key",
+            json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
+            "A POST that is repeated with the same key within 24 hours returns the run, as the first did.",
+        )
         .request_body::<DecisionRequest>()
         .body_required()
         .request_example("approve", "Approve", json!({"decision": "approve"}))
@@ -101,9 +110,19 @@ pub fn decide(operation: Operation<'_>) -> Operation<'_> {
         )
         .response::<RunView<'static>>(202, "The run; the decision is stored.")
         .example(202, examples::accepted_run())
+        .response_header(
+            202,
+            "Idempotency-Replayed",
+            "`true` if an earlier request with the same `Idempotency-Key` made the decision.",
+        )
         .problem(
             409,
             "`nothing_waits`: the tool call does not wait for approval, or no longer.",
+        )
+        .problem(
+            422,
+            "`unknown_field`, `invalid_field`: the body has an invalid field; `errors` points to it. \
+             `idempotency_mismatch`: the key was used with another body.",
         )
         .problem(
             503,

@@ -34,11 +34,11 @@ fn turn_example() -> Value {
         "attempts": [
             {
                 "provider": "anthropic", "model": "claude-sonnet-4-5", "status": 529,
-                "error": "overloaded: Overloaded", "started_at": "2026-03-01T09:30:00Z", "duration_ms": 210
+                "error": "overloaded: Overloaded", "started_at": "2026-03-01T09:30:00.000Z", "duration_ms": 210
             },
             {
                 "provider": "anthropic", "model": "claude-sonnet-4-5", "status": 200, "error": null,
-                "started_at": "2026-03-01T09:30:01Z", "duration_ms": 2_480
+                "started_at": "2026-03-01T09:30:01.000Z", "duration_ms": 2_480
             }
         ],
         "usage": {

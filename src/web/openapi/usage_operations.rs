@@ -64,11 +64,11 @@ pub fn usage(operation: Operation<'_>) -> Operation<'_> {
         .example(
             200,
             json!({
-                "data": [group], "totals": numbers(), "since": "2026-01-01T00:00:00Z", "until": "2026-02-01T00:00:00Z",
+                "data": [group], "totals": numbers(), "since": "2026-01-01T00:00:00.000Z", "until": "2026-02-01T00:00:00.000Z",
                 "budgets": [{
                     "name": "team-blue", "per": "month", "limit_usd": 500.0, "limit_tokens": null, "used_usd": 312.4,
-                    "used_tokens": 81_350_220, "used_thousandths": 624, "since": "2026-02-01T00:00:00Z",
-                    "resets_at": "2026-03-01T00:00:00Z",
+                    "used_tokens": 81_350_220, "used_thousandths": 624, "since": "2026-02-01T00:00:00.000Z",
+                    "resets_at": "2026-03-01T00:00:00.000Z",
                 }],
             }),
         )

@@ -20,7 +20,7 @@ use crate::engine::agent_check;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::path::AgentPath;
-use crate::web::extract::query::Query;
+use crate::web::extract::query::{NoQuery, Query};
 use crate::web::extract::request_body;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::{ListResponse, json_response};
@@ -31,6 +31,7 @@ use crate::web::state::AppState;
 pub async fn list(
     State(state): State<AppState>,
     principal: Principal,
+    _: NoQuery,
     if_none_match: IfNoneMatch,
 ) -> Response {
     let agents = agent_check::inspected_agents(state.runner.catalog()).await;
@@ -46,6 +47,7 @@ pub async fn list(
 pub async fn get(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
+    _: NoQuery,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
     let agents = agent_check::inspected_agents(state.runner.catalog()).await;

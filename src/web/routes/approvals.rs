@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, Uri};
+use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,13 +20,14 @@ use crate::store::IdempotencyClaim;
 use crate::store::approvals::{ApprovalPage, ApprovalQuery};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
+use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::CallPath;
 use crate::web::extract::query::{Query, count_up_to};
 use crate::web::extract::request_body;
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
-use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, check_reason};
+use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, check_reason, require_run};
 use crate::web::state::AppState;
 
 /// A person's decision on a tool call.
@@ -141,7 +142,8 @@ pub async fn visible_page(
     Ok(page)
 }
 
-/// `POST /runs/{id}/approvals/{tool_call_id}`: 202 once the decision is committed.
+/// `POST /runs/{id}/approvals/{tool_call_id}`: 202 once the decision is committed, and again for a repetition with the same
+/// `Idempotency-Key`.
 pub async fn decide(
     State(state): State<AppState>,
     principal: Principal,
@@ -149,16 +151,71 @@ pub async fn decide(
     CallPath(id, call): CallPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let decision_request: DecisionRequest = {
+    let (key, body) = {
         let (parts, body) = request.into_parts();
         let settings = &state.settings;
         Query::read(&parts.uri, &[])?;
-        let request_body = request_body::read(&parts.headers, body, settings.body_limits());
-        request_body.await?.json()?
+        let key = idempotency::read_key(&parts.headers)?;
+        let body = request_body::read(&parts.headers, body, settings.body_limits());
+        (key, body.await?)
     };
-    let run = apply(&state, &principal, id, &call, decision_request, None).await?;
-    let view = RunView::new(&run, &links, now());
-    Ok(json_response(StatusCode::ACCEPTED, &view))
+    let claim = key.map(|key| {
+        let route = format!("POST /runs/{id}/approvals/{call}");
+        let hash = idempotency::body_fingerprint(&body);
+        Box::new(idempotency::new_claim(
+            principal.key_name(),
+            route,
+            key,
+            hash,
+        ))
+    });
+    // Before anything is checked: the call of a repetition does not wait any more.
+    if let Some(response) = replay(&state, &links, claim.as_deref()).await? {
+        return Ok(response);
+    }
+    let decision_request: DecisionRequest = body.json()?;
+    match apply(
+        &state,
+        &principal,
+        id,
+        &call,
+        decision_request,
+        claim.clone(),
+    )
+    .await
+    {
+        Ok(run) => Ok(decided_response(&links, &run)),
+        // Perhaps another request with the same key was quicker.
+        Err(problem) => match replay(&state, &links, claim.as_deref()).await? {
+            Some(response) => Ok(response),
+            None => Err(problem),
+        },
+    }
+}
+
+/// The response to a decision that an earlier request with the same key made; `None` if there was none.
+async fn replay(
+    state: &AppState,
+    links: &str,
+    claim: Option<&IdempotencyClaim>,
+) -> Result<Option<Response>, Problem> {
+    let Some(claim) = claim else {
+        return Ok(None);
+    };
+    let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await? else {
+        return Ok(None);
+    };
+    idempotency::check_same_body(claim, &claimed)?;
+    let run = require_run(state, claimed.run).await?;
+    let mut response = decided_response(links, &run);
+    response
+        .headers_mut()
+        .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));
+    Ok(Some(response))
+}
+
+fn decided_response(links: &str, run: &Run) -> Response {
+    json_response(StatusCode::ACCEPTED, &RunView::new(run, links, now()))
 }
 
 /// Decides on a call for the principal, and returns the run once the decision is committed.

@@ -20,6 +20,7 @@ use tracing::{info, warn};
 
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine, MAX_LINES, MAX_RECORDING};
 use crate::domain::run::now;
+use crate::domain::timestamp_text;
 use crate::engine::request::StartError;
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey, BatchQuery, LineQuery};
@@ -70,8 +71,12 @@ pub struct BatchView {
     /// How many lines have which state.
     counts: BatchCounts,
     /// When it was accepted.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     created_at: Timestamp,
     /// When each line had its result; null until then.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
     finished_at: Option<Timestamp>,
     /// Why it was cancelled.
     cancel_reason: Option<String>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
+use axum::http::header::{HeaderValue, LOCATION};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use futures_util::FutureExt;
@@ -23,7 +23,7 @@ use crate::web::extract::large_body::{DATA_FIELDS, DataField};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::query::Query;
-use crate::web::extract::request_body::{self, BodyLimits, FORM_CONTENT_TYPE, RequestBody};
+use crate::web::extract::request_body::{self, BodyLimits, RequestBody};
 use crate::web::extract::run_request::build_run_request;
 use crate::web::extract::{idempotency, provider_keys};
 use crate::web::response::json::json_response;
@@ -204,15 +204,8 @@ impl ParsedRequest {
             true => ResponseMode::Stream,
             false => ResponseMode::Run { wait },
         };
-        let idempotency_key = idempotency_key.map(|key| {
-            let kind = parts.headers.get(CONTENT_TYPE);
-            let kind = match &body {
-                // Its boundary is another one each time.
-                RequestBody::Form(_) => FORM_CONTENT_TYPE.as_bytes(),
-                _ => kind.map_or(&b""[..], HeaderValue::as_bytes),
-            };
-            (key, idempotency::fingerprint(kind, body.identity_bytes()))
-        });
+        let idempotency_key =
+            idempotency_key.map(|key| (key, idempotency::body_fingerprint(&body)));
         Ok(Self {
             body,
             response_mode,

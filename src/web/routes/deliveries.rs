@@ -9,11 +9,13 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::domain::run::RunId;
+use crate::domain::timestamp_text;
 use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
 use crate::store::outbox::{Delivery, DeliveryAttempt, DeliveryStatus};
 use crate::web::error::{Problem, quote};
 use crate::web::extract::path::{DeliveryPath, RunPath};
+use crate::web::extract::query::NoQuery;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::{ListResponse, json_response};
 use crate::web::routes::runs::require_run;
@@ -34,10 +36,14 @@ pub struct DeliveryView {
     /// The delivery's status.
     status: DeliveryStatus,
     /// When the event happened.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     created_at: Timestamp,
     /// The last attempts, oldest first.
     attempts: Vec<DeliveryAttempt>,
     /// When the next attempt is due; null if there is none.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
     next_attempt_at: Option<Timestamp>,
 }
 
@@ -60,6 +66,7 @@ impl DeliveryView {
 pub async fn list(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    _: NoQuery,
 ) -> Result<Response, Problem> {
     require_run(&state, id).await?;
     let deliveries = state.runner.store().deliveries(id).await?;
@@ -74,6 +81,7 @@ pub async fn list(
 pub async fn resend(
     State(state): State<AppState>,
     DeliveryPath(id, name): DeliveryPath,
+    _: NoQuery,
 ) -> Result<Response, Problem> {
     let run = require_run(&state, id).await?;
     let not_found = || {

@@ -7,6 +7,7 @@ use axum::response::Response;
 use crate::engine::replay::run_diff;
 use crate::web::error::Problem;
 use crate::web::extract::path::RunPairPath;
+use crate::web::extract::query::NoQuery;
 use crate::web::response::json::json_response;
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
@@ -15,6 +16,7 @@ use crate::web::state::AppState;
 pub async fn diff(
     State(state): State<AppState>,
     RunPairPath(a, b): RunPairPath,
+    _: NoQuery,
 ) -> Result<Response, Problem> {
     let (a, b) = (require_run(&state, a).await?, require_run(&state, b).await?);
     let store = state.runner.store().as_ref();

@@ -11,6 +11,7 @@ use serde::Serialize;
 use tracing::warn;
 
 use crate::store::StoreError;
+use crate::web::extract::query::NoQuery;
 use crate::web::response::json::json_response;
 use crate::web::state::AppState;
 
@@ -143,7 +144,7 @@ pub async fn readyz(State(state): State<AppState>) -> Response {
 }
 
 /// `GET /version`
-pub async fn version() -> Response {
+pub async fn version(_: NoQuery) -> Response {
     let version = Version {
         name: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),

@@ -1,7 +1,6 @@
 //! `POST /runs/{id}/messages`: adds a message to an unfinished run.
 
 use axum::extract::{Request, State};
-use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use schemars::JsonSchema;
@@ -55,9 +54,7 @@ pub async fn add(
     let limits = state.settings.body_limits_with_attachments();
     let body = Box::pin(request_body::read(&parts.headers, body, limits)).await?;
     let claim = key.map(|key| {
-        let content_type = parts.headers.get(CONTENT_TYPE);
-        let content_type = content_type.map_or(&b""[..], HeaderValue::as_bytes);
-        let hash = idempotency::fingerprint(content_type, body.identity_bytes());
+        let hash = idempotency::body_fingerprint(&body);
         let route = format!("POST /runs/{id}/messages");
         idempotency::new_claim(by.as_deref(), route, key, hash)
     });

@@ -18,10 +18,10 @@ use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
 use crate::web::state::AppState;
 
-/// The body, which may also be absent.
+/// A request to pause or to resume a run; it has no fields.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-struct PauseRequest {}
+pub struct PauseRequest {}
 
 pub async fn pause(
     State(state): State<AppState>,

@@ -17,7 +17,7 @@ use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::RunPath;
-use crate::web::extract::query::{Query, count_up_to, parse_flag};
+use crate::web::extract::query::{NoQuery, Query, count_up_to, parse_flag};
 use crate::web::extract::request_body;
 use crate::web::extract::time::parse_time;
 use crate::web::problem_code::ProblemCode;
@@ -170,6 +170,7 @@ pub async fn visible_page(
 pub async fn tree(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    _: NoQuery,
 ) -> Result<Response, Problem> {
     let (runs, call_order) = read_tree(&state, id).await?;
     let summary = RunSummary::build_tree(id, &runs, &call_order, now())
@@ -292,6 +293,7 @@ pub async fn cancel(
 pub async fn delete(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    _: NoQuery,
 ) -> Result<StatusCode, Problem> {
     let store = state.runner.store();
     let run = match store.run(id).await {

@@ -1,8 +1,7 @@
 //! `/schedules`: the schedules of agents, when they start runs, and how to start one now.
 
 use axum::extract::{Request, State};
-use axum::http::header::{CONTENT_TYPE, HeaderValue};
-use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use jiff::Timestamp;
 use schemars::JsonSchema;
@@ -11,6 +10,7 @@ use tracing::info;
 
 use crate::domain::run::RunId;
 use crate::domain::schedule::Schedule;
+use crate::domain::timestamp_text;
 use crate::engine::schedules::scheduler::{ScheduleState, TriggerError};
 use crate::store::schedules::ScheduleId;
 use crate::web::auth::Principal;
@@ -37,6 +37,8 @@ pub struct ScheduleView {
     /// Whether it starts no run until it is resumed.
     paused: bool,
     /// When it starts a run next; null while it is paused.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
     next: Option<Timestamp>,
     /// Its last run; null before the first.
     last: Option<ScheduledRun>,
@@ -48,6 +50,8 @@ pub struct ScheduleView {
 #[derive(Serialize, JsonSchema)]
 pub struct ScheduledRun {
     /// The time of the schedule; if the run was triggered, when it was accepted.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     at: Timestamp,
     /// The run. It may be deleted.
     run: RunId,
@@ -57,6 +61,8 @@ pub struct ScheduledRun {
 #[derive(Serialize, JsonSchema)]
 pub struct SkippedTime {
     /// The time of the schedule.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     at: Timestamp,
     /// Why no run started.
     reason: String,
@@ -123,7 +129,7 @@ pub async fn trigger(
     body.json::<NoFields>()?;
     let claim = idempotency::read_key(&parts.headers)?.map(|key| {
         let route = format!("POST /schedules/{}/{}/trigger", id.agent, id.name);
-        let fingerprint = idempotency::fingerprint(content_type(&parts.headers), b"");
+        let fingerprint = idempotency::fingerprint(body.content_type().as_bytes(), b"");
         idempotency::new_claim(principal.key_name(), route, key, fingerprint)
     });
     let mode = ResponseMode::Run { wait };
@@ -203,8 +209,4 @@ fn can_see(principal: &Principal, state: &ScheduleState) -> bool {
     let owner = principal.owner_filter();
     let is_own = owner.is_none_or(|owner| state.schedule.key.as_deref() == Some(owner));
     is_own && principal.can_use_agent(&state.agent)
-}
-
-fn content_type(headers: &HeaderMap) -> &[u8] {
-    headers.get(CONTENT_TYPE).map_or(b"", HeaderValue::as_bytes)
 }

@@ -11,6 +11,7 @@ use tracing::{error, info};
 use crate::config::environment::is_valid_name;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::{Run, RunId, Status, now};
+use crate::domain::timestamp_text;
 use crate::engine::admission::sessions::SessionKey;
 use crate::engine::replay::history::{self, RecordedConversation};
 use crate::store::StoreError;
@@ -53,8 +54,12 @@ pub struct SessionBrief {
     /// The agent of `last_run`.
     agent: String,
     /// When its first run was accepted, of those that are stored.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     created_at: Timestamp,
     /// When its last run ended or, if that has not ended, was accepted.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     updated_at: Timestamp,
 }
 

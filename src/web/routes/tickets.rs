@@ -12,9 +12,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::run::now;
+use crate::domain::timestamp_text;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::path::RunPath;
+use crate::web::extract::query::NoQuery;
 use crate::web::response::json::json_response;
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
@@ -27,6 +29,8 @@ pub struct TicketView {
     /// The value of `?ticket=`.
     ticket: String,
     /// Until then a client may connect with it. Connections that are open then stay open.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     expires_at: Timestamp,
 }
 
@@ -34,6 +38,7 @@ pub struct TicketView {
 pub async fn create(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    _: NoQuery,
     principal: Principal,
 ) -> Result<Response, Problem> {
     require_run(&state, id).await?;

@@ -7,6 +7,7 @@ use axum::response::Response;
 use crate::domain::run::RunId;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::path::{RunPath, TurnPath};
+use crate::web::extract::query::NoQuery;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::json_response;
 use crate::web::response::turns::{TurnDetailView, TurnList, TurnView};
@@ -17,6 +18,7 @@ use crate::web::state::AppState;
 pub async fn list(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    _: NoQuery,
 ) -> Result<Response, Problem> {
     require_run(&state, id).await?;
     let turns = state.runner.store().turns(id).await?;
@@ -28,6 +30,7 @@ pub async fn list(
 pub async fn get(
     State(state): State<AppState>,
     TurnPath(id, number): TurnPath,
+    _: NoQuery,
 ) -> Result<Response, Problem> {
     require_run(&state, id).await?;
     let store = state.runner.store();

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::domain::calendar::time_zone;
 use crate::domain::period_budget::PeriodLimit;
 use crate::domain::run::now;
+use crate::domain::timestamp_text;
 use crate::domain::usage_sums::UsageSums;
 use crate::engine::state::period_budgets::BudgetStatus;
 use crate::store::usage::{UsageDimension, UsageQuery, UsageReport, UsageRow};
@@ -43,8 +44,12 @@ pub struct UsageView {
     /// The sums over all groups.
     pub totals: UsageNumbers,
     /// From when on runs are counted: the quarter hour of `since`, or of the first run that is kept. Null if none is counted.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
     pub since: Option<Timestamp>,
     /// Until when runs are counted: the end of the quarter hour of `until`, or of the last run that is counted.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
     pub until: Option<Timestamp>,
     /// How much of the budgets over time is used in their current periods, whatever the query: for a key, of the budgets
     /// that are its own alone; for the scope `admin`, of all.
@@ -70,8 +75,12 @@ pub struct BudgetView {
     /// The used share of the limit, in thousandths, rounded down; from 1000 on, new root runs are refused.
     pub used_thousandths: u64,
     /// When the period began.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     pub since: Timestamp,
     /// When the next period begins.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
     pub resets_at: Timestamp,
 }
 

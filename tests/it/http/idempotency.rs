@@ -104,6 +104,38 @@ async fn another_body_is_refused_and_another_key_or_agent_starts_another_run() {
 }
 
 #[tokio::test]
+async fn another_spelling_of_the_content_type_is_the_same_request() {
+    let app = solo().await;
+    let json = [
+        "application/json",
+        "application/json; charset=utf-8",
+        "Application/JSON",
+        // Without a type it is JSON.
+        "",
+    ];
+    let text = [
+        "text/plain",
+        "text/plain;charset=UTF-8",
+        "Text/Plain",
+        "text/plain; charset=\"utf-8\"",
+    ];
+    for (key, body, kinds) in [("json", r#"{"input":"go"}"#, json), ("text", "go", text)] {
+        let mut first = None;
+        for kind in kinds {
+            let mut request = app.request(Method::POST, RUNS).body(body);
+            if !kind.is_empty() {
+                request = request.header("content-type", kind);
+            }
+            let got = send(request.header("idempotency-key", key)).await;
+            assert!(matches!(got.status, 200 | 202), "{kind}: {}", got.text);
+            assert_eq!(is_replay(&got), first.is_some(), "{kind}");
+            assert_eq!(id(&got), *first.get_or_insert_with(|| id(&got)), "{kind}");
+        }
+    }
+    assert_eq!(runs(&app).await, 2);
+}
+
+#[tokio::test]
 async fn an_idempotency_key_survives_a_restart() {
     let mut app = solo().await;
     let first = post(&app, "/agents/solo/runs?wait=40", "k", "go").await;

@@ -124,6 +124,39 @@ async fn an_approved_call_is_executed() {
 }
 
 #[tokio::test]
+async fn a_decision_that_is_repeated_with_its_idempotency_key_gets_the_same_answer() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let (id, request) = sent(&app, "careful").await;
+    let path = path_of(&request);
+    let post = |key: &str, decision: &str| {
+        let request = app.request(Method::POST, &path);
+        let request = request.header("idempotency-key", key);
+        send(request.json(&json!({"decision": decision})))
+    };
+    let is_replay = |got: &ApiResponse| got.header("idempotency-replayed") == "true";
+
+    let (one, other) = tokio::join!(post("k", "approve"), post("k", "approve"));
+    for got in [&one, &other] {
+        assert_eq!(got.status, 202, "{}", got.text);
+        assert_eq!(got.json()["id"], id);
+    }
+    assert_ne!(is_replay(&one), is_replay(&other));
+    let run = app.find(&id).await;
+    ended_well(&run, 1).await;
+
+    let late = post("k", "approve").await;
+    assert_eq!((late.status, is_replay(&late)), (202, true));
+    assert_eq!(late.json()["status"], "completed");
+    let changed = post("k", "deny").await;
+    changed.problem(422);
+    assert_eq!(changed.json()["code"], "idempotency_mismatch");
+    let another = post("another", "approve").await;
+    another.problem(409);
+    assert_eq!(another.json()["code"], "nothing_waits");
+}
+
+#[tokio::test]
 async fn a_denial_and_its_reason_reach_the_model() {
     let app = careful("").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);

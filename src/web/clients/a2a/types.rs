@@ -4,6 +4,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::domain::timestamp_text;
+
 pub const VERSION: &str = "1.0";
 pub const HTTP_JSON: &str = "HTTP+JSON";
 
@@ -25,6 +27,7 @@ pub struct TaskStatus {
     pub state: TaskState,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<Message>,
+    #[serde(serialize_with = "timestamp_text::serialize")]
     pub timestamp: Timestamp,
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::config::KeyScope;
 use crate::domain::run::{Run, Status};
+use crate::domain::timestamp_text;
 use crate::domain::waiting_for::WaitingFor;
 use crate::web::auth::Principal;
 use crate::web::clients::mcp::protocol::Caller;
@@ -91,8 +92,8 @@ pub fn task(state: &AppState, run: &Run) -> Task {
     let mut task = Task::new(
         run.id.to_string(),
         TaskStatus::Working,
-        run.created_at.to_string(),
-        updated_at.to_string(),
+        timestamp_text::text(run.created_at),
+        timestamp_text::text(updated_at),
     );
     task.status_message = status_message(run);
     task.ttl_ms = ttl_ms(state, run);
