@@ -1,6 +1,6 @@
 //! `axed agents`: lists, shows, writes and checks agent files. Reads them as a daemon would; starts none.
 
-use std::io::Write;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -19,6 +19,7 @@ use crate::cli::output::FormatArgs;
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
+use crate::cli::whole_file;
 use crate::config::document::Problem;
 use crate::domain::agent::is_agent_name;
 
@@ -192,21 +193,16 @@ fn init(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
     let dir = dirs.first().map_or(Path::new("agents"), PathBuf::as_path);
     let path = dir.join(format!("{name}.toml"));
     std::fs::create_dir_all(dir).with_context(|| format!("could not make {}", dir.display()))?;
-    let mut file = match std::fs::File::create_new(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+    match whole_file::create(&path, &template(name)) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             return Err(InvalidInput(format!(
                 "{} is there already; choose another name or remove it",
                 path.display()
             ))
             .into());
         }
-        Err(error) => {
-            return Err(error).with_context(|| format!("could not write {}", path.display()));
-        }
-    };
-    file.write_all(template(name).as_bytes())
-        .with_context(|| format!("could not write {}", path.display()))?;
+        written => written.with_context(|| format!("could not write {}", path.display()))?,
+    }
     output::print_line(format_args!("{}", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -59,6 +59,7 @@ mod test;
 mod tree;
 mod tree_node;
 mod usage;
+mod whole_file;
 
 pub fn main() -> ExitCode {
     // A model's command runs under this binary as its supervisor. Users never type this subcommand.

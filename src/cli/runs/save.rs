@@ -1,7 +1,6 @@
 //! `axed runs save`.
 
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -10,6 +9,7 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::output;
 use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
+use crate::cli::whole_file;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -59,19 +59,16 @@ fn write(path: &Path, text: &str, force: bool) -> anyhow::Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).with_context(context)?;
     }
-    let mut options = OpenOptions::new();
-    options.write(true);
-    match force {
-        true => options.create(true).truncate(true),
-        false => options.create_new(true),
+    let written = if force {
+        whole_file::replace(path, text)
+    } else {
+        whole_file::create(path, text)
     };
-    let mut file = match options.open(path) {
-        Ok(file) => file,
+    match written {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             let why = format!("{} exists; --force replaces it", path.display());
-            return Err(InvalidInput(why).into());
+            Err(InvalidInput(why).into())
         }
-        Err(error) => return Err(error).with_context(context),
-    };
-    file.write_all(text.as_bytes()).with_context(context)
+        written => written.with_context(context),
+    }
 }

@@ -1,14 +1,14 @@
 //! One test: a recording, run as often as the command line says.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use crate::cli::test::assertions::{self, Failed};
 use crate::cli::test::files::FoundFile;
 use crate::cli::test::judge::JudgeError;
 use crate::cli::test::{ended_run, judge, request};
+use crate::cli::whole_file;
 use crate::domain::run::Run;
 use crate::engine::record::agent_snapshots;
 use crate::engine::replay::playback::{Divergence, Live, Playback, PlaybackReport};
@@ -174,27 +174,10 @@ impl Case {
         let text = accept::accept(&self.file.text, &file.recording, &file.ignore(), observed);
         let text = text.map_err(|error| invalid(error.to_string()))?;
         let changed = read_text(&text)?;
-        replace_file(&self.file.path, &text)
+        whole_file::replace(&self.file.path, &text)
             .map_err(|error| invalid(format!("could not write the file: {error}")))?;
         Ok(changed)
     }
-}
-
-/// Readers, and a crash, find the file as it was or as it is to be.
-fn replace_file(path: &Path, text: &str) -> io::Result<()> {
-    // Through a link, whose target is the file.
-    let path = fs::canonicalize(path)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let new = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
-    let written = fs::write(&new, text)
-        .and_then(|()| fs::set_permissions(&new, fs::metadata(&path)?.permissions()))
-        .and_then(|()| fs::File::open(&new)?.sync_all())
-        .and_then(|()| fs::rename(&new, &path));
-    if written.is_err() {
-        // What cannot be removed is not read as a test: its name does not end in .toml.
-        let _ = fs::remove_file(&new);
-    }
-    written
 }
 
 fn read_text(text: &str) -> Result<ReadRecording, Outcome> {
