@@ -44,8 +44,8 @@ pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
     Ok(findings)
 }
 
-/// Copies a consistent snapshot of the database to a file, without blocking writers. Fails if the file exists, unless it is to
-/// be overwritten. Returns the number of bytes.
+/// Copies a consistent snapshot of the database to a file, without blocking writers. Fails if the file exists, unless it is a
+/// regular file that is to be overwritten. Returns the number of bytes.
 pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreError> {
     let source = open_existing(dir)?;
     let write_error = |error: &dyn std::fmt::Display| {
@@ -61,8 +61,15 @@ pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreEr
             &"it is the database itself; choose another file",
         ));
     }
-    if !overwrite && fs::symlink_metadata(target).is_ok() {
-        return Err(write_error(&"it exists; --force replaces it"));
+    match fs::symlink_metadata(target) {
+        // A rename would replace the link or the device itself.
+        Ok(existing) if !existing.is_file() => {
+            return Err(write_error(
+                &"it exists and is not a regular file; choose another file",
+            ));
+        }
+        Ok(_) if !overwrite => return Err(write_error(&"it exists; --force replaces it")),
+        _ => {}
     }
     let partial = partial_path(target);
     let copied = copy_database(&source, &partial)

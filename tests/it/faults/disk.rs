@@ -1,6 +1,7 @@
 //! Faults of the disk beneath a daemon: full, taken away, damaged, half there; and the copy that mends them.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -345,6 +346,15 @@ async fn a_backup_of_a_running_daemon_can_be_restored() {
     let own = app.path("data/axed.db");
     let own = ["data", "backup", "--force", own.to_str().expect("a path")];
     assert_eq!(command(&app, &own).0, Some(1));
+    let link = app.path("link.db");
+    symlink("copy.db", &link).expect("a link");
+    let linked = ["data", "backup", "--force", link.to_str().expect("a path")];
+    let (ended, reported) = command(&app, &linked);
+    assert!(
+        ended == Some(1) && reported.contains("not a regular file"),
+        "{reported}"
+    );
+    assert!(link.is_symlink());
 
     // Stop, copy, start.
     app.daemon.kill().await;
