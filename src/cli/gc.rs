@@ -79,15 +79,22 @@ async fn collect_garbage(client: &Client, args: &Args) -> anyhow::Result<()> {
         let report = client.collect_memory_garbage(agent, args.of.as_deref(), args.dry_run);
         return print_report(report.await?, args.format.is_json());
     }
+    let mut is_found = false;
     for agent in client.valid_agents().await? {
         match client
             .collect_memory_garbage(&agent, None, args.dry_run)
             .await
         {
-            Ok(report) => print_report(report, args.format.is_json())?,
+            Ok(report) => {
+                is_found = true;
+                print_report(report, args.format.is_json())?;
+            }
             Err(ClientError::ErrorResponse { code, .. }) if code == "memory_disabled" => {}
             Err(error) => return Err(error.into()),
         }
+    }
+    if !is_found {
+        output::eprint_line(format_args!("axed: no agent has a memory"));
     }
     Ok(())
 }

@@ -299,6 +299,15 @@ async fn memories_are_analysed_and_trimmed() {
 }
 
 #[tokio::test]
+async fn a_collection_without_a_memory_says_so() {
+    let home = Home::new();
+    home.agent("forgetful", "", ECHO);
+    let ended = home.axed(&["gc", "--all", "--data", "kept"]).await;
+    assert_eq!(ended.with(0), "");
+    assert!(ended.err.contains("no agent has a memory"), "{}", ended.err);
+}
+
+#[tokio::test]
 async fn a_data_directory_of_a_daemon_is_not_opened_and_the_daemon_can_do_the_same() {
     let home = Home::new();
     home.agent("notes", "[memory]\nenabled = true\nlast_n = 1\n", ECHO);
