@@ -494,6 +494,7 @@ impl Daemon {
             compression: config.server.compression,
             max_body: config.server.max_body,
             attachments: config.limits.attachment_limits(),
+            link_guard: crate::tools::web::url_fetch::link_guard(&config.tools.url_fetch),
             max_wait: config.server.max_wait,
             max_timeout: config.server.max_timeout,
             client_timeout: CLIENT_TIMEOUT,

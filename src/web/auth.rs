@@ -236,6 +236,14 @@ impl Principal {
         }
     }
 
+    /// 403 if the key has none of the scopes; the first is the one that the error names.
+    pub fn require_any_scope(&self, scopes: [KeyScope; 2]) -> Result<(), Problem> {
+        match scopes.iter().any(|scope| self.has_scope(*scope)) {
+            true => Ok(()),
+            false => self.require_scope(scopes[0]),
+        }
+    }
+
     /// The owner whose runs a list shows; `None` for all runs.
     pub fn owner_filter(&self) -> Option<&str> {
         let key = self.0.as_ref().filter(|key| !key.is_admin())?;

@@ -183,6 +183,26 @@ impl Problem {
         self
     }
 
+    /// The same problem, with other names of its fields: JSON pointers, each with the one that replaces it.
+    #[must_use]
+    pub fn with_field_names(mut self, names: &[(&str, &str)]) -> Self {
+        let details = &mut *self.0;
+        for error in &mut details.errors {
+            let renamed = names.iter().find_map(|(from, to)| {
+                let rest = error.pointer.strip_prefix(from)?;
+                (rest.is_empty() || rest.starts_with('/')).then(|| format!("{to}{rest}"))
+            });
+            let Some(renamed) = renamed else {
+                continue;
+            };
+            if let Some(rest) = details.detail.strip_prefix(&error.pointer) {
+                details.detail = format!("{renamed}{rest}");
+            }
+            error.pointer = renamed;
+        }
+        self
+    }
+
     /// The cause is logged and not sent to the client.
     #[must_use]
     fn with_cause(mut self, cause: impl Into<String>) -> Self {

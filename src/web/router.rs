@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{MatchedPath, State};
+use axum::extract::{MatchedPath, OriginalUri, State};
 use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing;
@@ -199,10 +199,19 @@ fn schedule_routes() -> Vec<Route> {
 pub fn router(state: AppState) -> Router {
     let prefix = &state.settings.path_prefix;
     let mut routes = Router::new();
-    let mut shapes = HashMap::new();
+    let below = clients::error_shapes(state.settings.clients);
+    let below = below
+        .into_iter()
+        .map(|(path, shape)| (format!("{prefix}{path}"), shape));
+    let mut shapes = ErrorShapes {
+        below: below.collect(),
+        ..ErrorShapes::default()
+    };
     for route in route_table(state.settings.metrics, state.settings.clients) {
         if let Some(shape) = route.error_shape() {
-            shapes.insert(format!("{prefix}{}", route.path), shape);
+            shapes
+                .of_routes
+                .insert(format!("{prefix}{}", route.path), shape);
         }
         routes = routes.route(route.path, route.into_handler(&state));
     }
@@ -243,27 +252,47 @@ pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
         },
         ..MiddlewareConfig::default()
     };
-    with_middleware(routes, HashMap::new(), config, state)
+    with_middleware(routes, ErrorShapes::default(), config, state)
 }
 
 fn metrics_route() -> Route {
     get("/metrics", metrics::metrics, describe::metrics).with_scope(Metrics)
 }
 
-/// `shapes` are the shapes of errors of other protocols, by path.
+/// The shapes of errors of other protocols, by path with the path prefix.
+#[derive(Default)]
+struct ErrorShapes {
+    of_routes: HashMap<String, ErrorShape>,
+    /// By the beginning of a path, for paths without a route.
+    below: Vec<(String, ErrorShape)>,
+}
+
+impl ErrorShapes {
+    fn below(&self, path: &str) -> Option<ErrorShape> {
+        let mut below = self.below.iter();
+        let found = below.find(|(beginning, _)| path.starts_with(beginning.as_str()));
+        found.map(|(_, shape)| *shape)
+    }
+}
+
 fn with_middleware(
     routes: Router<AppState>,
-    shapes: HashMap<String, ErrorShape>,
+    shapes: ErrorShapes,
     config: MiddlewareConfig,
     state: AppState,
 ) -> Router {
     let shapes = Arc::new(shapes);
+    let known = Arc::clone(&shapes);
     let method_not_allowed = move |path: MatchedPath, method: Method, uri: Uri| {
-        let shape = shapes.get(path.as_str()).copied();
+        let shape = known.of_routes.get(path.as_str()).copied();
         std::future::ready(with_shape(error::method_not_allowed(&method, &uri), shape))
     };
+    let route_not_found = move |OriginalUri(uri): OriginalUri| {
+        let shape = shapes.below(uri.path());
+        async move { with_shape(error::route_not_found(uri).await, shape) }
+    };
     let routes = routes
-        .fallback(error::route_not_found)
+        .fallback(route_not_found)
         .method_not_allowed_fallback(method_not_allowed);
     middleware::surround(routes, config).with_state(state)
 }

@@ -14,8 +14,10 @@ use crate::domain::redaction::Redactor;
 use crate::engine::run_owners::RunOwners;
 use crate::engine::runner::Runner;
 use crate::engine::schedules::scheduler::Scheduler;
+use crate::ssrf::SsrfGuard;
 use crate::web::batches::handle::FeederHandle;
 use crate::web::clients::mcp::open_calls::OpenCalls;
+use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::large_body::DATA_FIELDS;
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
@@ -86,6 +88,8 @@ pub struct Settings {
     /// Maximum bytes of a request body, without the data of images and files.
     pub max_body: usize,
     pub attachments: AttachmentLimits,
+    /// For the URLs of images and files in requests.
+    pub link_guard: Arc<SsrfGuard>,
     /// Maximum of `?wait`.
     pub max_wait: Duration,
     /// Maximum of a request's `timeout`.
@@ -103,6 +107,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Checks the images and files of one request.
+    pub fn attachment_counter(&self) -> AttachmentCounter {
+        AttachmentCounter::new(self.attachments).with_guard(&self.link_guard)
+    }
+
     /// The limits of a body without images and files.
     pub fn body_limits(&self) -> BodyLimits {
         BodyLimits {

@@ -95,6 +95,11 @@ pub struct OutgoingRequest {
     pub timeout: Duration,
 }
 
+/// Allows public hosts by HTTPS, and those that the configuration names.
+pub fn https_guard(config: &config::UrlFetch) -> SsrfGuard {
+    SsrfGuard::new(config.allow_hosts.iter().cloned(), ALLOW_LIST_KEY)
+}
+
 pub struct WebFetcher {
     guard: Arc<SsrfGuard>,
     timeout: Duration,
@@ -116,9 +121,8 @@ impl WebFetcher {
         config: &config::UrlFetch,
         configure: impl FnOnce(SsrfGuard) -> SsrfGuard,
     ) -> Self {
-        let hosts = config.allow_hosts.iter().cloned();
         Self {
-            guard: Arc::new(configure(SsrfGuard::new(hosts, ALLOW_LIST_KEY))),
+            guard: Arc::new(configure(https_guard(config))),
             timeout: config.timeout,
             client: OnceLock::new(),
         }

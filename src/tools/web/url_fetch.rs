@@ -12,8 +12,9 @@ use crate::config;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
+use crate::ssrf::SsrfGuard;
 use crate::tools::web::content::ContentKind;
-use crate::tools::web::fetch::{FetchResponse, WebFetcher};
+use crate::tools::web::fetch::{FetchResponse, WebFetcher, https_guard};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
 const NAME: &str = "url_fetch";
@@ -59,6 +60,11 @@ impl AttachmentDownloader {
             .await
             .map(Bytes::from)
     }
+}
+
+/// What an [`AttachmentDownloader`] may reach.
+pub fn link_guard(config: &config::UrlFetch) -> Arc<SsrfGuard> {
+    Arc::new(https_guard(config))
 }
 
 struct UrlFetchTool {

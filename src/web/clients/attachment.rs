@@ -2,7 +2,6 @@
 
 use crate::domain::attachment::MediaType;
 use crate::domain::content::{AttachmentLink, Part};
-use crate::ssrf;
 use crate::web::error::Problem;
 use crate::web::extract::content::{AttachmentCounter, build_attachment, decode_base64};
 
@@ -31,8 +30,7 @@ impl AttachmentInput {
             self.media_type = declared.ok().or(self.media_type);
             return self.from_base64(data, pointer, counter);
         }
-        ssrf::parse_url(&url).map_err(|why| Problem::invalid_field(pointer, why.to_string()))?;
-        counter.add(0, pointer)?;
+        counter.add_link(&url, pointer)?;
         Ok(Part::Link(AttachmentLink {
             url,
             is_image: self.is_image,

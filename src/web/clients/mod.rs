@@ -1,6 +1,7 @@
 //! Other protocols over the same runs, for clients that people already have. Each folder speaks one.
 
 use crate::config::clients::Clients;
+use crate::web::error_shape::ErrorShape;
 use crate::web::route::Route;
 
 pub mod a2a;
@@ -33,4 +34,16 @@ pub fn routes(clients: Clients) -> Vec<Route> {
         routes.extend(mcp::routes());
     }
     routes
+}
+
+/// The beginnings of paths that belong to one protocol, with the shape of its errors.
+pub fn error_shapes(clients: Clients) -> Vec<(&'static str, ErrorShape)> {
+    let mut shapes = Vec::new();
+    if clients.openai {
+        shapes.push(("/v1/", openai::error::ERRORS));
+    }
+    if clients.a2a {
+        shapes.push(("/a2a/", a2a::error::ERRORS));
+    }
+    shapes
 }

@@ -2,6 +2,7 @@
 //! read, their type is checked against their bytes, and their number and size are limited.
 
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::alphabet;
@@ -16,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::config::AttachmentLimits;
 use crate::domain::attachment::{Attachment, FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::content::{AttachmentLink, Content, Part};
-use crate::ssrf;
+use crate::ssrf::{self, SsrfGuard};
 use crate::web::error::{Problem, quote};
 use crate::web::extract::json_body::Object;
 
@@ -221,6 +222,8 @@ impl<'de> Deserialize<'de> for ContentInput {
 #[derive(Debug)]
 pub struct AttachmentCounter {
     limits: AttachmentLimits,
+    /// Checks URLs; without it, they are checked when they are fetched.
+    guard: Option<Arc<SsrfGuard>>,
     count: usize,
     bytes: usize,
 }
@@ -229,9 +232,28 @@ impl AttachmentCounter {
     pub fn new(limits: AttachmentLimits) -> Self {
         Self {
             limits,
+            guard: None,
             count: 0,
             bytes: 0,
         }
+    }
+
+    #[must_use]
+    pub fn with_guard(mut self, guard: &Arc<SsrfGuard>) -> Self {
+        self.guard = Some(Arc::clone(guard));
+        self
+    }
+
+    /// Counts an image or file that is fetched later; an error if its URL shows that it cannot be.
+    pub fn add_link(&mut self, url: &str, pointer: &str) -> Result<(), Problem> {
+        let url =
+            ssrf::parse_url(url).map_err(|why| Problem::invalid_field(pointer, why.to_string()))?;
+        if let Some(guard) = &self.guard {
+            guard
+                .check(&url)
+                .map_err(|why| Problem::invalid_field(pointer, why.to_string()))?;
+        }
+        self.add(0, pointer)
     }
 
     /// Counts an image or file of `bytes`; an error if it exceeds a limit.
@@ -322,9 +344,7 @@ impl PartInput {
                     "is given beside data; send one of them",
                 ));
             }
-            ssrf::parse_url(&url)
-                .map_err(|why| Problem::invalid_field(field_pointer("url"), why.to_string()))?;
-            counter.add(0, &field_pointer("url"))?;
+            counter.add_link(&url, &field_pointer("url"))?;
             return Ok(Part::Link(AttachmentLink {
                 url,
                 is_image: wants_image,

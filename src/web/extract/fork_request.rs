@@ -13,7 +13,7 @@ use crate::domain::run::RunId;
 use crate::engine::fork::request::{DefinitionChoice, ForkEdit, ForkPoint, ForkRequest};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::error::Problem;
-use crate::web::extract::content::{AttachmentCounter, ContentInput};
+use crate::web::extract::content::ContentInput;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::extract::run_request::{
     ResponseFormatInput, WebhookInput, check_labels, check_params, check_session_name,
@@ -203,7 +203,7 @@ impl ForkPointInput {
 
 impl EditInput {
     async fn parse(self, owner: Option<&str>, settings: &Settings) -> Result<ForkEdit, Problem> {
-        let mut counter = AttachmentCounter::new(settings.attachments);
+        let mut counter = settings.attachment_counter();
         let message = self.message;
         let message = message.map(|it| it.into_content("/edit/message", &mut counter));
         let message = message.transpose()?;

@@ -18,7 +18,7 @@ use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
 use crate::engine::state::provider_keys::Keys;
 use crate::validation;
 use crate::web::error::Problem;
-use crate::web::extract::content::{AttachmentCounter, RunInput};
+use crate::web::extract::content::RunInput;
 use crate::web::extract::form::Form;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::extract::known_fields;
@@ -190,9 +190,9 @@ impl CreateRunRequest {
         params.response_format = format.or(params.response_format);
         let is_object_input = self.input.as_ref().is_some_and(RunInput::is_object);
         let (input, mut counter) = match (self.form, self.input) {
-            (Some(form), _) => (form.input, form.counter),
+            (Some(form), _) => (form.input, form.counter.with_guard(&settings.link_guard)),
             (None, input) => {
-                let mut counter = AttachmentCounter::new(settings.attachments);
+                let mut counter = settings.attachment_counter();
                 let input = input.map(|input| input.into_content("/input", &mut counter));
                 (input.transpose()?, counter)
             }
@@ -385,6 +385,7 @@ pub fn invalid_override(pointer: &str, error: InvalidOverride) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use serde_json::{Value, json};
@@ -393,6 +394,7 @@ mod tests {
     use crate::domain::agent::response_format::ResponseFormat;
     use crate::domain::usage::Cost;
     use crate::engine::request::RunRequest;
+    use crate::ssrf::SsrfGuard;
     use crate::web::error::Problem;
     use crate::web::server::forwarded::TrustedProxies;
     use crate::web::state::Settings;
@@ -412,6 +414,7 @@ mod tests {
                 bytes: 9,
                 total: 9,
             },
+            link_guard: Arc::new(SsrfGuard::new([], "allow_hosts")),
             max_wait: Duration::from_secs(300),
             max_timeout: Duration::from_secs(86_400),
             client_timeout: Duration::from_secs(30),

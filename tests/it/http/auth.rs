@@ -188,6 +188,30 @@ async fn every_route_requires_its_scope() {
 }
 
 #[tokio::test]
+async fn agent_cards_are_for_keys_that_read_or_run() {
+    let scopes = ["run", "read", "cancel", "metrics"];
+    let keys = scopes.map(|scope| (scope, format!("scopes = [\"{scope}\"]")));
+    let keys: Vec<(&str, &str)> = keys.iter().map(|(n, rest)| (*n, rest.as_str())).collect();
+    let app = with_keys(&keys).spawn().await;
+    for path in [
+        "/.well-known/agent-card.json",
+        "/a2a/solo/.well-known/agent-card.json",
+        "/a2a/solo/extendedAgentCard",
+    ] {
+        for scope in scopes {
+            let request = with_key(&app, scope).request(Method::GET, path);
+            let got = send(request.header("a2a-version", "1.0")).await;
+            let expected = match scope {
+                "run" | "read" => 200,
+                _ => 403,
+            };
+            assert_eq!(got.status, expected, "{scope}: {path}: {}", got.text);
+            assert_eq!(got.text.contains("solo"), expected == 200, "{}", got.text);
+        }
+    }
+}
+
+#[tokio::test]
 async fn agents_outside_a_keys_globs_are_hidden_from_it() {
     let app = with_keys(&[
         ("solist", "scopes = [\"admin\"]\nagents = [\"sol*\", \"x\"]"),

@@ -97,9 +97,20 @@ async fn a_url_is_checked_by_the_guard() {
         "https://169.254.169.254/a.png",
         "http://example.com/a.png",
     ] {
-        let failed = app.run_with("solo", named(url)).await;
-        assert_eq!(failed.failure().0, "config", "{url}");
+        let refused = app.post("/agents/solo/runs", &named(url)).await;
+        refused.problem(422);
+        let pointer = &refused.json()["errors"][0]["pointer"];
+        assert_eq!(pointer, "/input/0/url", "{url}");
     }
+    let message = json!({"role": "user", "content": named("https://10.0.0.1/a.png")["input"]});
+    let body = json!({"input": "and this?", "messages": [message, {"role": "assistant", "content": "a dot"}]});
+    let refused = app.post("/agents/solo/runs", &body).await;
+    refused.problem(422);
+    let pointer = &refused.json()["errors"][0]["pointer"];
+    assert_eq!(pointer, "/messages/0/content/0/url");
+    // The addresses of a name are known when it is fetched.
+    let failed = app.run_with("solo", named("https://localhost/a.png")).await;
+    assert_eq!(failed.failure().0, "config");
     assert_eq!((web.seen().len(), app.provider.requests().len()), (0, 0));
     for (part, pointer) in [
         (

@@ -1,5 +1,5 @@
 //! Agent cards: how a client reaches an agent, and what it does. With keys, a card is shown to the keys that may use the
-//! agent.
+//! agent, if they may read or start runs.
 
 use crate::web::clients::a2a::types::{
     AgentCapabilities, AgentCard, AgentInterface, AgentSkill, HTTP_JSON, VERSION,
@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::json;
 
+use crate::config::KeyScope;
 use crate::domain::agent::Agent;
 use crate::web::auth::Principal;
 use crate::web::clients::a2a::version::Version1;
@@ -28,16 +29,20 @@ const INPUT_TYPES: [&str; 7] = [
     "image/gif",
     "application/pdf",
 ];
+/// A card is for keys with one of these.
+const SCOPES: [KeyScope; 2] = [KeyScope::Read, KeyScope::Run];
 /// The name of the security scheme.
 const KEY: &str = "key";
 
 /// `GET /a2a/{agent}/.well-known/agent-card.json`
 pub async fn of_agent(
     State(state): State<AppState>,
+    principal: Principal,
     AgentPath(name): AgentPath,
     url: PublicUrl,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
+    principal.require_any_scope(SCOPES)?;
     let agents = state.runner.catalog().current();
     let agent = agents.get(&name)?;
     Ok(if_none_match.json_response(&card_of(&state, agent, &url)))
@@ -47,11 +52,12 @@ pub async fn of_agent(
 pub async fn extended(
     _: Version1,
     state: State<AppState>,
+    principal: Principal,
     agent: AgentPath,
     url: PublicUrl,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
-    of_agent(state, agent, url, if_none_match).await
+    of_agent(state, principal, agent, url, if_none_match).await
 }
 
 /// `GET /.well-known/agent-card.json`: each agent that the key may use is an interface and a skill.
@@ -60,7 +66,8 @@ pub async fn all(
     principal: Principal,
     url: PublicUrl,
     if_none_match: IfNoneMatch,
-) -> Response {
+) -> Result<Response, Problem> {
+    principal.require_any_scope(SCOPES)?;
     let agents = state.runner.catalog().current();
     let entries = agents.entries.values();
     let usable = entries.filter(|entry| principal.can_use_agent(&entry.name));
@@ -74,7 +81,7 @@ pub async fn all(
             "Agents of this server: each interface is one.".to_owned(),
         )
     };
-    if_none_match.json_response(&card)
+    Ok(if_none_match.json_response(&card))
 }
 
 fn card_of(state: &AppState, agent: &Agent, url: &PublicUrl) -> AgentCard {

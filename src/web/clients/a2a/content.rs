@@ -6,7 +6,6 @@ use axum::http::StatusCode;
 
 use crate::domain::attachment::{FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::content::{AttachmentLink, Content, Part};
-use crate::ssrf;
 use crate::web::clients::a2a::message::PartInput;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{
@@ -109,9 +108,7 @@ fn parse_part(
                 .ok_or_else(|| Problem::invalid_field(format!("{pointer}/mediaType"), why))?;
             let declared = supported_type(&declared, pointer)?;
             let pointer = format!("{pointer}/url");
-            ssrf::parse_url(&url)
-                .map_err(|why| Problem::invalid_field(&pointer, why.to_string()))?;
-            counter.add(0, &pointer)?;
+            counter.add_link(&url, &pointer)?;
             let is_image = declared.is_image();
             Ok(Part::Link(AttachmentLink {
                 url,

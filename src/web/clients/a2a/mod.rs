@@ -62,7 +62,7 @@ fn route(
     of_protocol(method, path, handler, ERRORS).with_scope(scope)
 }
 
-/// For every key: cards are no secret for those who have one, and some handlers check the scope that their verb needs.
+/// For every key: the handlers check its scopes.
 fn open(method: &'static str, path: &'static str, handler: MethodRouter<AppState>) -> Route {
     of_protocol(method, path, handler, ERRORS).with_any_key()
 }

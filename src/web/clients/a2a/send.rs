@@ -7,7 +7,6 @@ use axum::http::Uri;
 use axum::response::Response;
 use bytes::Bytes;
 
-use crate::config::AttachmentLimits;
 use crate::domain::attachment::Digest;
 use crate::domain::content::Content;
 use crate::domain::run::{Run, RunId};
@@ -224,21 +223,18 @@ fn json_bytes(body: RequestBody) -> Result<Bytes, Problem> {
 }
 
 async fn read(state: &AppState, bytes: Bytes) -> Result<ReadMessage, Problem> {
-    let limits = state.settings.attachments;
-    parse_large(bytes.len(), move || parse(&bytes, limits)).await
+    let counter = state.settings.attachment_counter();
+    parse_large(bytes.len(), move || parse(&bytes, counter)).await
 }
 
-fn parse(bytes: &[u8], limits: AttachmentLimits) -> Result<ReadMessage, Problem> {
+fn parse(bytes: &[u8], mut counter: AttachmentCounter) -> Result<ReadMessage, Problem> {
     let (message, configuration) = parse_json::<SendRequest>(bytes)?.into_checked()?;
     let parts = message.parts.into_iter().map(|Object(part)| part);
     let parts: Vec<PartInput> = parts.collect();
     let is_decision = message.task_id.is_some() && decisions::is_decision(&parts);
     let body = match is_decision {
         true => MessageBody::Decision(parts),
-        false => {
-            let mut counter = AttachmentCounter::new(limits);
-            MessageBody::Content(content::parse(parts, &mut counter)?)
-        }
+        false => MessageBody::Content(content::parse(parts, &mut counter)?),
     };
     Ok(ReadMessage {
         id: message.message_id,

@@ -76,7 +76,7 @@ pub async fn post(
     let found = if let Some(existing) = start::find(&state, claim.as_ref()).await? {
         repeated(&state, existing).await?
     } else if input.resume.is_empty() {
-        let new = NewMessages::read(&messages, state.settings.attachments)?;
+        let new = NewMessages::read(&messages, state.settings.attachment_counter())?;
         match find_waiting_run(&state, &principal, &agent, &new, claim.as_ref()).await? {
             Some(found) => found,
             None => {

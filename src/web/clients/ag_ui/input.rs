@@ -5,7 +5,6 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::config::AttachmentLimits;
 use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::content::Content;
 use crate::domain::message::ToolResult;
@@ -65,8 +64,7 @@ pub struct NewMessages {
 
 impl NewMessages {
     /// Those of the thread's messages.
-    pub fn read(messages: &[Value], limits: AttachmentLimits) -> Result<Self, Problem> {
-        let mut counter = AttachmentCounter::new(limits);
+    pub fn read(messages: &[Value], mut counter: AttachmentCounter) -> Result<Self, Problem> {
         let is_reply = |message: &Value| message["role"] == "assistant";
         let start = messages.iter().rposition(is_reply);
         let start = start.map_or(0, |at| at + 1);

@@ -114,7 +114,7 @@ async fn respond(
         "ping" if !caller.is_modern => success(request, &caller, JsonObject::new()),
         "server/discover" => success(request, &caller, server_info::discover()),
         "tools/list" => {
-            require_any(principal, &[KeyScope::Run, KeyScope::Read])?;
+            principal.require_any_scope([KeyScope::Run, KeyScope::Read])?;
             success(request, &caller, tools::list(state, principal))
         }
         "tools/call" => {
@@ -154,13 +154,6 @@ async fn respond(
         method => Err(unknown_method(method, &caller)),
     };
     response.map(Reply::Response)
-}
-
-fn require_any(principal: &Principal, scopes: &[KeyScope]) -> Result<(), Problem> {
-    match scopes.iter().any(|scope| principal.has_scope(*scope)) {
-        true => Ok(()),
-        false => principal.require_scope(scopes[0]),
-    }
 }
 
 fn unknown_method(method: &str, caller: &Caller) -> RpcError {

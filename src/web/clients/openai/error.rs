@@ -117,6 +117,21 @@ mod tests {
     }
 
     #[test]
+    fn a_problem_names_the_fields_of_the_request() {
+        let names = [
+            ("/max_tokens", "/max_output_tokens"),
+            ("/labels", "/metadata"),
+        ];
+        let problem = Problem::invalid_field("/labels/team", "is too long");
+        let problem = problem.with_field_names(&names);
+        assert_eq!(problem.detail(), "/metadata/team: is too long");
+        assert_eq!(problem.pointer(), Some("/metadata/team"));
+        let problem = Problem::invalid_field("/labels_of", "is unknown");
+        let problem = problem.with_field_names(&names);
+        assert_eq!(problem.detail(), "/labels_of: is unknown");
+    }
+
+    #[test]
     fn params_name_fields_as_code_does() {
         assert_eq!(to_param(""), None);
         assert_eq!(to_param("/a~1b/2").as_deref(), Some("a/b[2]"));

@@ -169,12 +169,14 @@ async fn pictures_come_as_data_urls() {
     assert_eq!(got.status, 200, "{}", got.text);
     let sent = app.provider.wait_for_request("solo", 1).await;
     assert!(sent.body.to_string().contains(PIXEL), "{}", sent.body);
-    let refused = chat(&app, json!({"messages": picture("data:text/plain,x")})).await;
-    assert_eq!(refused.status, 400);
-    assert_eq!(
-        refused.json()["error"]["param"],
-        "messages[0].content[1].image_url"
-    );
+    for url in ["data:text/plain,x", "http://127.0.0.1:1/x.png", "ftp://a/b"] {
+        let refused = chat(&app, json!({"messages": picture(url)})).await;
+        assert_eq!(refused.status, 400, "{url}: {}", refused.text);
+        assert_eq!(
+            refused.json()["error"]["param"],
+            "messages[0].content[1].image_url"
+        );
+    }
 }
 
 #[tokio::test]
@@ -243,6 +245,24 @@ async fn wrong_requests_have_the_shape_of_openai() {
         assert!(error["message"].is_string());
     }
     assert!(app.provider.requests().is_empty());
+}
+
+#[tokio::test]
+async fn errors_name_the_fields_that_the_client_sent() {
+    let app = solo("").await;
+    for (body, param) in [
+        (json!({"max_completion_tokens": 0}), "max_completion_tokens"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"metadata": {"k".repeat(65): "v"}}), "metadata"),
+        (json!({"user": "u".repeat(257)}), "user"),
+    ] {
+        let got = chat(&app, body).await;
+        assert_eq!(got.status, 400, "{}", got.text);
+        let error = &got.json()["error"];
+        assert_eq!(error["param"], param);
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.starts_with(&format!("/{param}: ")), "{message}");
+    }
 }
 
 #[tokio::test]

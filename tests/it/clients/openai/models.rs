@@ -30,7 +30,7 @@ async fn models_are_the_agents_that_are_valid() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_is_an_error_of_the_protocol() {
+async fn a_wrong_method_or_path_is_an_error_of_the_protocol() {
     for prefix in ["", "/axed"] {
         let app = match prefix {
             "" => TestApp::spawn().await,
@@ -43,6 +43,14 @@ async fn a_wrong_method_is_an_error_of_the_protocol() {
         assert_eq!(error["type"], "invalid_request_error");
         assert_eq!(error["code"], "method_not_allowed");
         app.delete("/agents").await.problem(405);
+        let refused = app.post("/v1/embeddings", &json!({"input": "x"})).await;
+        assert_eq!(refused.status, 404);
+        let error = &refused.json()["error"];
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["code"], "route_not_found");
+        let refused = app.get("/a2a/solo/nothing").await;
+        assert_eq!(refused.json()["error"]["status"], "NOT_FOUND");
+        app.get("/nothing").await.problem(404);
     }
 }
 

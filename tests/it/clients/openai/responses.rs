@@ -363,6 +363,18 @@ async fn a_failed_response_says_why() {
             json!({"input": [{"type": "item_reference", "id": "x"}]}),
             "input[0].type",
         ),
+        (
+            json!({"input": "x", "max_output_tokens": 0}),
+            "max_output_tokens",
+        ),
+        (
+            json!({"input": "x", "metadata": {"team": "v".repeat(257)}}),
+            "metadata.team",
+        ),
+        (
+            json!({"input": "x", "conversation": {"id": "a b"}}),
+            "conversation.id",
+        ),
     ] {
         let refused = create(&app, body).await;
         assert_eq!(refused.status, 400, "{}", refused.text);

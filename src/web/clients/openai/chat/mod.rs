@@ -60,13 +60,16 @@ pub async fn create(
         let chat_run = ChatRun::repeated(&state, existing, chat.model).await?;
         return respond(&state, chat_run, delivery, None).await;
     }
+    let field_names = chat.field_names();
     let PreparedChat {
         model,
         agent,
         run_request,
         new_results,
         new_message,
-    } = Box::pin(chat.prepare(&principal, &state)).await?;
+    } = Box::pin(chat.prepare(&principal, &state))
+        .await
+        .map_err(|problem| problem.with_field_names(&field_names))?;
     if !new_results.is_empty()
         && let Some(ContinuedRun {
             run,
@@ -101,7 +104,9 @@ pub async fn create(
         provider_keys,
         ..run_request
     };
-    let started = start::start(&state, run_request, delivery.stream.is_some()).await?;
+    let started = start::start(&state, run_request, delivery.stream.is_some())
+        .await
+        .map_err(|problem| problem.with_field_names(&field_names))?;
     let subscription = started.subscription;
     let chat_run = ChatRun::new(started.run, model);
     respond(&state, chat_run, delivery, subscription).await

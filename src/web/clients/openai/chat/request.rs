@@ -163,6 +163,20 @@ impl ChatRequest {
         }
     }
 
+    /// The names in this request of fields that a run names otherwise; see [`Problem::with_field_names`].
+    pub fn field_names(&self) -> [(&'static str, &'static str); 4] {
+        let max_tokens = match self.max_tokens {
+            None if self.max_completion_tokens.is_some() => "/max_completion_tokens",
+            _ => "/max_tokens",
+        };
+        [
+            ("/max_tokens", max_tokens),
+            ("/labels/user", user_field(self.metadata.as_ref())),
+            ("/labels", "/metadata"),
+            ("/params", ""),
+        ]
+    }
+
     pub async fn prepare(
         self,
         principal: &Principal,
@@ -186,7 +200,7 @@ impl ChatRequest {
         let max_tokens = self.token_limit()?;
         let labels = labels(self.metadata, self.user);
         check_labels(&labels, settings.max_labels)?;
-        let mut counter = AttachmentCounter::new(settings.attachments);
+        let mut counter = settings.attachment_counter();
         let mut entries = Vec::new();
         for (at, Object(message)) in self.messages.into_iter().enumerate() {
             message.add_to(&mut entries, &format!("/messages/{at}"), &mut counter)?;
@@ -275,6 +289,15 @@ pub fn labels(
         labels.entry("user".to_owned()).or_insert(user);
     }
     labels
+}
+
+/// The field that the label `user` is from.
+pub fn user_field(metadata: Option<&BTreeMap<String, String>>) -> &'static str {
+    if metadata.is_some_and(|metadata| metadata.contains_key("user")) {
+        "/metadata/user"
+    } else {
+        "/user"
+    }
 }
 
 fn functions(tools: Vec<Object<ToolInput>>) -> Result<Vec<FunctionInput>, Problem> {

@@ -94,18 +94,23 @@ pub async fn create(
         Some(id) => Some(previous_response(&state, &principal, id).await?),
         None => None,
     };
+    let field_names = input.field_names();
     let prepared = input.prepare(read, previous.as_ref(), owner.as_deref(), &state);
     let run_request = RunRequest {
         claim,
         trace,
         provider_keys,
-        ..Box::pin(prepared).await?
+        ..Box::pin(prepared)
+            .await
+            .map_err(|problem| problem.with_field_names(&field_names))?
     };
     let run_request = RunRequest {
         owner,
         ..run_request
     };
-    let started = start::start(&state, run_request, delivery.is_stream).await?;
+    let started = start::start(&state, run_request, delivery.is_stream)
+        .await
+        .map_err(|problem| problem.with_field_names(&field_names))?;
     let open = OpenResponse::new(&state, started).await?;
     respond(&state, open, delivery).await
 }

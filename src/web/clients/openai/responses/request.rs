@@ -18,7 +18,9 @@ use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
 use crate::web::clients::client_tools::FunctionInput;
 use crate::web::clients::history::{self, Entry, History};
-use crate::web::clients::openai::chat::request::{labels, split_model, tool_call, tool_result};
+use crate::web::clients::openai::chat::request::{
+    labels, split_model, tool_call, tool_result, user_field,
+};
 use crate::web::clients::openai::content;
 use crate::web::clients::openai::responses::echo::Echo;
 use crate::web::clients::openai::responses::record::ResponseRecord;
@@ -128,7 +130,7 @@ impl ResponsesRequest {
         state: &AppState,
     ) -> Result<ReadInput, Problem> {
         let (agent, model_override) = split_model(&self.model, principal)?;
-        let mut counter = AttachmentCounter::new(state.settings.attachments);
+        let mut counter = state.settings.attachment_counter();
         let entries = read_items(self.input.as_deref(), &mut counter)?;
         Ok(ReadInput {
             agent,
@@ -231,6 +233,21 @@ impl ResponsesRequest {
             store: self.stores(),
             messages,
         }
+    }
+
+    /// The names in this request of fields that a run names otherwise; see [`Problem::with_field_names`].
+    pub fn field_names(&self) -> [(&'static str, &'static str); 5] {
+        let session = match self.conversation {
+            Some(ConversationInput::Object { .. }) => "/conversation/id",
+            _ => "/conversation",
+        };
+        [
+            ("/max_tokens", "/max_output_tokens"),
+            ("/labels/user", user_field(self.metadata.as_ref())),
+            ("/labels", "/metadata"),
+            ("/session", session),
+            ("/params", ""),
+        ]
     }
 
     pub fn previous_response_id(&self) -> Option<&str> {
