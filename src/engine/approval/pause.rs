@@ -23,21 +23,25 @@ pub async fn pause(
     reason: PauseReason,
     event: Option<EventKind>,
 ) -> Result<(), StoreError> {
-    let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, PauseEvent::CallPaused(reason), event).await
+    let guard = context.run.tree.root_permit.update_lock.lock().await;
+    let recorded = propagate_pause(context, PauseEvent::CallPaused(reason), event).await?;
+    drop(guard);
+    commit(context, recorded).await
 }
 
-/// Marks a waiting call as running, once its tree has a permit. A run that is cancelled or overdue needs none, because
+/// Marks a waiting call as running, once its tree has a permit, and commits it. A run that is cancelled or overdue needs none, because
 /// it only ends.
 pub async fn unpause(context: &RunContext, reason: PauseReason) -> Result<(), StoreError> {
     loop {
         let acquired = reacquire_permit(context).await;
-        let _guard = context.run.tree.root_permit.update_lock.lock().await;
+        let guard = context.run.tree.root_permit.update_lock.lock().await;
         if acquired.is_ok() && !context.run.tree.root_permit.is_held() {
             // Other calls were resumed and paused in between, and gave the permit back.
             continue;
         }
-        return propagate_pause(context, PauseEvent::CallResumed(reason), None).await;
+        let recorded = propagate_pause(context, PauseEvent::CallResumed(reason), None).await?;
+        drop(guard);
+        return commit(context, recorded).await;
     }
 }
 
@@ -68,8 +72,9 @@ pub async fn end_approval_wait(context: &RunContext) -> Result<(), StoreError> {
         to: PauseReason::CallHeld,
     };
     let guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, change, None).await?;
+    let recorded = propagate_pause(context, change, None).await?;
     drop(guard);
+    commit(context, recorded).await?;
     // A run that is cancelled or overdue meanwhile ends the call soon.
     let _ = wait_for_release(&context.run).await;
     unpause(context, PauseReason::CallHeld).await
@@ -100,8 +105,10 @@ pub async fn finish_call(context: &RunContext) -> Result<(), StoreError> {
             return Ok(());
         }
     }
-    let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, PauseEvent::CallFinished, None).await
+    let guard = context.run.tree.root_permit.update_lock.lock().await;
+    let recorded = propagate_pause(context, PauseEvent::CallFinished, None).await?;
+    drop(guard);
+    commit(context, recorded).await
 }
 
 /// Ensures that the tree has a permit and that the record does not say `waiting`: a run that an earlier process left
@@ -116,15 +123,29 @@ pub async fn ensure_running(context: &RunContext) -> Result<(), StoreError> {
 
 async fn resume_tree(context: &RunContext) -> Result<(), StoreError> {
     let _ = reacquire_permit(context).await;
-    let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, PauseEvent::Resumed, None).await
+    let guard = context.run.tree.root_permit.update_lock.lock().await;
+    let recorded = propagate_pause(context, PauseEvent::Resumed, None).await?;
+    drop(guard);
+    commit(context, recorded).await
 }
 
-/// Waits until what was recorded of the run's pauses is committed.
-pub async fn commit(context: &RunContext) -> Result<(), StoreError> {
-    let journal = &context.engine.journal;
-    let committed = journal.append(&context.run, Change::Unchanged, Vec::new(), Vec::new());
-    committed.await.map(drop)
+/// Whether changes are in the record, or in the queue of the store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recorded {
+    Committed,
+    Queued,
+}
+
+/// Waits until the changes are in the record, and notifies again those who have looked before. It is done without the lock, so that
+/// ends of waits share a commit.
+async fn commit(context: &RunContext, recorded: Recorded) -> Result<(), StoreError> {
+    if recorded == Recorded::Queued {
+        let journal = &context.engine.journal;
+        let committed = journal.append(&context.run, Change::Unchanged, Vec::new(), Vec::new());
+        committed.await?;
+        context.run.tree.root_permit.changed.notify_waiters();
+    }
+    Ok(())
 }
 
 /// Waits for `work` until the run's deadline or its cancel. In contrast to the function of the same name in `limits`,
@@ -225,13 +246,13 @@ async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
 }
 
 /// Applies an event to the run and its consequences to the runs above it, and records which runs were paused or
-/// resumed. A paused root gives its permit back. `recorded` is an event of this run: who sees it sees the runs wait, and who
+/// resumed. A paused root gives its permit back. `event_kind` is an event of this run: who sees it sees the runs wait, and who
 /// sees one of them wait sees all that it waits for.
 async fn propagate_pause(
     context: &RunContext,
     event: PauseEvent,
-    recorded: Option<EventKind>,
-) -> Result<(), StoreError> {
+    event_kind: Option<EventKind>,
+) -> Result<Recorded, StoreError> {
     let mut changes = Vec::new();
     let mut paused_root = None;
     let mut next = Some((&*context.run, event));
@@ -254,24 +275,33 @@ async fn propagate_pause(
             paused_root = Some(run);
         }
     }
-    record_changes(context, changes, recorded).await?;
+    let recorded = record_changes(context, changes, event_kind).await?;
     if let Some(root) = paused_root {
         drop(root.tree.root_permit.take());
         permits::release(&context.engine, root.scope.run).await;
     }
     context.run.tree.root_permit.changed.notify_waiters();
-    Ok(())
+    Ok(recorded)
 }
 
-/// Records the changes of a run and of those above it. They and the event are committed together before anyone is notified:
-/// clients that wait for them find them in the record.
+/// Records the changes of a run and of those above it. Pauses and the event are committed together before anyone is notified:
+/// clients that wait for them find them in the record. Ends of waits are queued.
 async fn record_changes(
     context: &RunContext,
     changes: Vec<(&ActiveRun, Change)>,
     event: Option<EventKind>,
-) -> Result<(), StoreError> {
+) -> Result<Recorded, StoreError> {
+    let journal = &context.engine.journal;
     if event.is_none() && changes.is_empty() {
-        return Ok(());
+        return Ok(Recorded::Committed);
+    }
+    let is_pause = |(_, change): &(&ActiveRun, Change)| matches!(change, Change::Pause { .. });
+    if event.is_none() && !changes.iter().any(is_pause) {
+        for (run, change) in changes {
+            let queued = journal.enqueue(run, change, Vec::new(), Vec::new());
+            queued.await?;
+        }
+        return Ok(Recorded::Queued);
     }
     let (mut own, mut others) = (Change::Unchanged, Vec::new());
     for (run, change) in changes {
@@ -281,7 +311,6 @@ async fn record_changes(
         }
     }
     let write = journal::build_write(&context.run, own, Vec::new(), Vec::from_iter(event));
-    let journal = &context.engine.journal;
     let committed = journal.append_with(&context.run, write, others);
-    committed.await.map(drop)
+    committed.await.map(|_| Recorded::Committed)
 }

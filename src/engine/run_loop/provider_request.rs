@@ -140,11 +140,10 @@ async fn reserve<'c>(
             pause::pause(context, PauseReason::Batch, None).await?;
             let reserved = budgets.reserve(&run.accounts, estimate, is_batch);
             let reserved = pause::within_deadline(run, reserved).await;
+            // Until this is committed, the record says that nothing was sent.
             pause::unpause(context, PauseReason::Batch).await?;
             let reservation = reserved?.map_err(TurnError::Budget)?;
             if !run.is_held() {
-                // The record says that nothing was sent until the run does not wait any more.
-                pause::commit(context).await?;
                 return Ok(reservation);
             }
             // Others may use it while a client has paused the run.

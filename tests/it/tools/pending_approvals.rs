@@ -1,5 +1,7 @@
 //! Pending approvals in run objects and in `GET /approvals`, and what `?wait` returns for a run that waits for one.
 
+use std::time::Instant;
+
 use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -215,6 +217,7 @@ async fn a_waiting_client_is_answered_when_a_run_comes_to_wait_for_a_person() {
     // A GET knows that it waits, and is answered when that changes.
     let path = format!("/runs/{}", run["id"].as_str().expect("an id"));
     let waiting_path = format!("{path}?wait={wait}");
+    let started = Instant::now();
     let (changed, ()) = tokio::join!(app.get(&waiting_path), async {
         // A wait for a run that waits already ends with its time. The longer wait has begun by then.
         let unchanged = app.get(&format!("{path}?wait=0.5")).await;
@@ -229,6 +232,10 @@ async fn a_waiting_client_is_answered_when_a_run_comes_to_wait_for_a_person() {
         let decided = app.post(&approval, &json!({"decision": "approve"})).await;
         assert_eq!(decided.status, 202, "{}", decided.text);
     });
+    assert!(
+        started.elapsed() < TEST_TIMEOUT / 2,
+        "only its time ended it"
+    );
     assert_eq!(changed.status, 202, "{}", changed.text);
     let changed = changed.json();
     assert_eq!(changed["pending_approvals"], json!([]));
@@ -250,16 +257,22 @@ async fn a_wait_after_a_restart_ends_with_the_decision() {
     );
     let (id, request) = sent(&app, "careful").await;
     app.crash_and_restart().await;
-    let short = app.get(&format!("/runs/{id}?wait=0.1")).await;
-    assert_eq!(
-        (short.status, &short.json()["status"]),
-        (202, &json!("waiting"))
-    );
-    // If the decision comes first, only the time ends the wait.
-    let path = format!("/runs/{id}?wait=10");
-    let (changed, _) = tokio::join!(app.get(&path), async {
-        decide(&app, &request, json!({"decision": "deny"})).await
+    let path = format!("/runs/{id}?wait={}", TEST_TIMEOUT.as_secs());
+    let started = Instant::now();
+    let (changed, ()) = tokio::join!(app.get(&path), async {
+        // The longer wait has begun once this one ends.
+        let short = app.get(&format!("/runs/{id}?wait=0.5")).await;
+        assert_eq!(
+            (short.status, &short.json()["status"]),
+            (202, &json!("waiting"))
+        );
+        let decided = decide(&app, &request, json!({"decision": "deny"})).await;
+        assert_eq!(decided.status, 202, "{}", decided.text);
     });
+    assert!(
+        started.elapsed() < TEST_TIMEOUT / 2,
+        "only its time ended it"
+    );
     assert_eq!(changed.status, 202, "{}", changed.text);
     let changed = changed.json();
     assert_eq!(changed["pending_approvals"], json!([]));
