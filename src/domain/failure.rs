@@ -15,7 +15,7 @@ pub struct Failure {
     pub message: String,
     /// The provider's error category, or `timeout`, `config`, `budget`, `agent`, `internal`.
     pub category: String,
-    /// Whether the same request may succeed later. False if a call that is not safe to repeat was interrupted.
+    /// Whether the same request may succeed later. False if a call was interrupted that is not safe to repeat, or may be.
     pub retryable: bool,
 }
 

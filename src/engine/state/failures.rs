@@ -28,10 +28,11 @@ pub fn internal(message: &str) -> Failure {
     failure(FailureCode::Internal, "internal", message.to_owned(), false)
 }
 
-/// Of a run at work that nothing can resume.
+/// Of a run that nothing can resume. What was at work may have begun a call that is not safe to repeat.
 pub fn interrupted(status: Status) -> Failure {
     let message = format!("the daemon stopped while this run was {}", status.as_str());
-    failure(FailureCode::Interrupted, "internal", message, true)
+    let is_retryable = status == Status::Queued;
+    failure(FailureCode::Interrupted, "internal", message, is_retryable)
 }
 
 /// Not retryable: the same request may perform the call a second time.

@@ -119,7 +119,7 @@ async fn children_that_a_damaged_root_does_not_reach_end_before_it() {
     is_damage(&run);
     let children = run.children().await;
     assert_eq!(children[0].failure().0, "interrupted");
-    assert_eq!(children[0]["error"]["retryable"], true);
+    assert_eq!(children[0]["error"]["retryable"], false);
     // Nothing follows the end of the root: who follows the tree has seen everything then.
     let events = run.events().await;
     assert_complete(&events);
