@@ -150,7 +150,11 @@ pub struct ChatReplyBuilder {
     reasoning_details: Vec<Box<RawValue>>,
     calls: Vec<PartialCall>,
     usage: Option<TokenUsage>,
-    has_choices: bool,
+    /// Chunks with a choice.
+    choices: u64,
+    /// Those of them that had a reason for the end, and whether the last one had it.
+    reasons: u64,
+    ends_with_reason: bool,
     is_refused: bool,
     /// Whether the reply has arrived completely.
     is_finished: bool,
@@ -184,10 +188,11 @@ impl ReplyBuilder for ChatReplyBuilder {
                 self.is_finished = true;
                 Ok(true)
             }
-            // Some servers send no `[DONE]`. Others send an empty reason in every chunk.
+            // Some servers send no `[DONE]`. Others send a reason in every chunk, so that it does not tell the end.
             BodyPart::End => {
-                let reason = self.stop_reason.as_deref();
-                self.is_finished |= reason.is_some_and(|reason| !reason.is_empty());
+                let is_only_reason = self.reasons == 1 && self.ends_with_reason;
+                let tells_end = self.choices > 1 || self.usage.is_some();
+                self.is_finished |= is_only_reason && tells_end;
                 Ok(self.is_finished)
             }
             BodyPart::Message(text) | BodyPart::Document(text) => {
@@ -207,7 +212,7 @@ impl ReplyBuilder for ChatReplyBuilder {
 
     fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
         let error = |message: &str| Err(ProviderError::new(ErrorCategory::Server, message));
-        if !self.has_choices {
+        if self.choices == 0 {
             return error("response contains no choices");
         }
         let end = match self.stop_reason.as_deref() {
@@ -262,7 +267,10 @@ impl ChatReplyBuilder {
         let Some(choice) = chunk.choices.and_then(|choices| choices.into_iter().next()) else {
             return Ok(());
         };
-        self.has_choices = true;
+        let reason = choice.finish_reason.as_deref();
+        self.ends_with_reason = reason.is_some_and(|reason| !reason.is_empty());
+        self.choices += 1;
+        self.reasons += u64::from(self.ends_with_reason);
         self.stop_reason = choice.finish_reason.or(self.stop_reason.take());
         let Some(mut message) = choice.message.or(choice.delta) else {
             return Ok(());

@@ -275,10 +275,17 @@ async fn a_stream_may_end_after_the_reason_for_its_end() {
         let used = reply.usage.map(|usage| (usage.input, usage.output));
         assert_eq!(used, usage, "{kind:?}");
     }
+    // Some servers send a reason in every chunk.
+    let early_reason = [
+        json!({"choices": [{"delta": {"content": "hi, "}, "finish_reason": "stop"}]}),
+        json!({"choices": [{"delta": {"content": "but"}, "finish_reason": "stop"}]}),
+    ];
     let empty_reason = [json!({"choices": [{"delta": {"content": "hi"}, "finish_reason": ""}]})];
     for (kind, events) in [
         (Wire::Openai, &openai[..1]),
         (Wire::Openai, &empty_reason[..]),
+        (Wire::Openai, &early_reason[..]),
+        (Wire::Openai, &early_reason[..1]),
         (Wire::Anthropic, &anthropic[..3]),
     ] {
         let error = expect_error(kind, answer(events), true).await;
