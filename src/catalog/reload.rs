@@ -316,7 +316,9 @@ fn fingerprint(dirs: &[PathBuf], rules: &Rules) -> u64 {
     let mut hasher = DefaultHasher::new();
     for dir in dirs {
         dir.hash(&mut hasher);
-        let Ok(listing) = fs::read_dir(dir) else {
+        let listing = fs::read_dir(dir);
+        listing.is_ok().hash(&mut hasher);
+        let Ok(listing) = listing else {
             continue;
         };
         let mut files: Vec<PathBuf> = listing.flatten().map(|entry| entry.path()).collect();
@@ -367,7 +369,7 @@ fn read_dirs(
                     ErrorKind::NotFound if previous.peek().is_none() => {
                         format!("There is no agents directory {dir}")
                     }
-                    // A missing one may be a file system that is mounted again.
+                    // A missing one may come back.
                     _ => format!(
                         "Could not read agents directory {dir}, keeping what it held: {error}"
                     ),
