@@ -87,8 +87,7 @@ fn block_text(block: ContentBlock, attachments: &mut Vec<Attachment>) -> String 
                 ..
             } => {
                 let kind = mime_type.as_deref().unwrap_or("unknown type");
-                let name = uri.rsplit('/').next().filter(|name| !name.is_empty());
-                match read_attachment(kind, &blob, name) {
+                match read_attachment(kind, &blob, file_name(&uri)) {
                     AttachmentResult::Attached(attachment) => {
                         push_attachment(attachment, attachments)
                     }
@@ -104,6 +103,12 @@ fn block_text(block: ContentBlock, attachments: &mut Vec<Attachment>) -> String 
         },
         _ => UNKNOWN_CONTENT.to_owned(),
     }
+}
+
+/// The last name of a URI's path. The query may hold a secret.
+fn file_name(uri: &str) -> Option<&str> {
+    let path = uri.split(['?', '#']).next()?;
+    path.rsplit('/').next().filter(|name| !name.is_empty())
 }
 
 enum AttachmentResult {
@@ -208,7 +213,7 @@ mod tests {
         let output = output(json!({"content": [
             {"type": "image", "mimeType": "image/gif", "data": "R0lGODlhIQ=="},
             {"type": "image", "mimeType": "image/png", "data": "R0lGODlhIQ=="},
-            {"type": "resource", "resource": {"uri": "file:///a/b.pdf", "blob": "JVBERi0xLjc=", "mimeType": "application/pdf"}},
+            {"type": "resource", "resource": {"uri": "https://a.example/b.pdf?to=/c&key=s3cret#/d", "blob": "JVBERi0xLjc=", "mimeType": "application/pdf"}},
         ]}))
         .expect("an output");
         let expected = "[image: image/gif, 7 bytes]\n[image: image/png, left out: its bytes are of another type]\n\

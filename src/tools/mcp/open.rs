@@ -155,21 +155,11 @@ async fn try_open(
                 .secrets
                 .expand_templates("headers", headers, environment)
                 .map_err(ConnectError::Failed)?;
-            let (session_lost, close_reason) =
-                (close_state.retired.clone(), Arc::clone(&close_state.reason));
             close_state.issued = tokens.map(|it| Arc::clone(&it.secrets));
-            let tokens = tokens.map(Arc::clone);
-            let client = http::connect(
-                url,
-                headers,
-                tokens,
-                session_lost,
-                Arc::clone(&close_reason),
-            )
-            .map_err(ConnectError::Failed)?;
-            handshake
-                .perform(HttpTransport::new(client, close_reason))
-                .await
+            let (lost, reason) = (close_state.retired.clone(), Arc::clone(&close_state.reason));
+            let client = http::connect(url, headers, tokens.cloned(), lost, Arc::clone(&reason));
+            let client = client.map_err(ConnectError::Failed)?;
+            handshake.perform(HttpTransport::new(client, reason)).await
         }
     };
     let service = opened.map_err(|error| error.into_connect_error(&close_state))?;

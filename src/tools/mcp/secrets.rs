@@ -11,6 +11,8 @@ use crate::domain::mcp::Template;
 
 /// A shorter value is not secret, and would match in any text.
 const MIN_SECRET_BYTES: usize = 8;
+/// A shorter value of a variable is hardly a token, and results may contain it as ordinary text.
+const MIN_RESULT_SECRET_BYTES: usize = 16;
 /// Stands for a secret.
 const MASK: &str = "***";
 
@@ -48,8 +50,8 @@ pub async fn read_secret_files(
 #[derive(Clone, Default)]
 pub struct Secrets {
     values: Vec<String>,
-    /// Those that are redacted from results, too: the values of variables. A text of the definition may be a directory
-    /// that results name.
+    /// Those that are redacted from results, too: secrets of files, and values of variables that may be tokens. A text of
+    /// the definition may be a directory that results name.
     result_values: Vec<String>,
 }
 
@@ -73,8 +75,11 @@ impl Secrets {
             let expanded = template.expand(variable).map_err(|name| {
                 format!("its {table}.{key} needs the variable {name}, which the daemon's environment does not have")
             })?;
-            self.result_values
-                .extend(expanded.variable_values.iter().cloned());
+            for (name, value) in template.variables().zip(&expanded.variable_values) {
+                if may_be_token(value) || secret_file(environment, name).is_some() {
+                    self.result_values.push(value.clone());
+                }
+            }
             self.values.extend(expanded.variable_values);
             self.values.push(expanded.text.clone());
             texts.push((key.clone(), expanded.text));
@@ -102,7 +107,7 @@ impl Secrets {
         }
     }
 
-    /// The result of a tool with every value of a variable replaced by `***`.
+    /// The result of a tool with every secret that results must not show replaced by `***`.
     pub fn redact_result(&self, text: String) -> String {
         let values = self.result_values.iter();
         values.fold(text, |text, value| match text.contains(value) {
@@ -116,6 +121,19 @@ impl Secrets {
         let values = self.values.iter();
         values.fold(text.to_owned(), |text, value| redact_value(text, value))
     }
+}
+
+/// Whether a variable's value may be a token, and not a path, an address or words.
+fn may_be_token(value: &str) -> bool {
+    let is_path = value.starts_with('/') || value.starts_with("./");
+    // User information and a query may hold a secret.
+    let is_address = value
+        .split_once("://")
+        .is_some_and(|(_, rest)| !rest.contains(['@', '?']));
+    value.len() >= MIN_RESULT_SECRET_BYTES
+        && !is_path
+        && !is_address
+        && !value.contains(char::is_whitespace)
 }
 
 /// Replaces a secret by `***`, and also its beginning if that has at least half of it: the rest may have been cut off.
@@ -178,28 +196,63 @@ mod tests {
         );
     }
 
-    #[test]
-    fn only_values_of_variables_are_redacted_from_results() {
-        let environment = BTreeMap::from([
-            ("TOKEN".to_owned(), "s3cret-token".to_owned()),
-            ("HOME".to_owned(), "/home/operator".to_owned()),
-        ]);
-        let read = |text| Template::parse(text).expect("a template");
-        let templates = BTreeMap::from([
-            ("KEY".to_owned(), read("key ${TOKEN}")),
-            ("NOTES".to_owned(), read("${HOME}/notes")),
-            ("ROOT".to_owned(), read("/srv/papers")),
-        ]);
+    /// The results' text, redacted by a server's variables with these values.
+    fn redacted(environment: &[(&str, &str)], templates: &[&str], result: &str) -> String {
+        let environment = environment.iter();
+        let environment: BTreeMap<String, String> = environment
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        let templates = templates.iter().enumerate();
+        let templates: BTreeMap<String, Template> = templates
+            .map(|(at, text)| (at.to_string(), Template::parse(text).expect("a template")))
+            .collect();
         let mut secrets = Secrets::default();
         secrets
             .expand_templates("env", &templates, &environment)
             .expect("they are set");
-        secrets.show_in_results([&environment["HOME"]].into_iter());
-        let result = "/srv/papers/a\n/home/operator/notes/b\nkey s3cret-token, s3cret-to";
+        secrets.show_in_results(environment.get("USER").into_iter());
+        secrets.redact_result(result.to_owned())
+    }
+
+    #[test]
+    fn only_values_of_variables_are_redacted_from_results() {
+        let environment = [
+            ("TOKEN", "s3cret-of-the-service"),
+            ("USER", "operator-of-the-machine"),
+        ];
+        let templates = ["key ${TOKEN}", "${USER}", "notes-of-the-company"];
+        let result =
+            "notes-of-the-company\noperator-of-the-machine\nkey s3cret-of-the-service, s3cret-of";
         assert_eq!(
-            secrets.redact_result(result.to_owned()),
-            "/srv/papers/a\n/home/operator/notes/b\nkey ***, s3cret-to"
+            redacted(&environment, &templates, result),
+            "notes-of-the-company\noperator-of-the-machine\nkey ***, s3cret-of"
         );
+    }
+
+    #[test]
+    fn values_that_are_no_tokens_stay_in_results() {
+        for (value, is_shown) in [
+            ("us-east-1", true),
+            ("12345678", true),
+            ("fifteen-letters", true),
+            ("sixteen--letters", false),
+            ("/srv/papers/of/the/company", true),
+            ("./papers/of/the/company", true),
+            ("The Example Company", true),
+            ("https://example.com/v1/notes", true),
+            ("https://example.com/v1?key=s3cret", false),
+            ("postgres://me:s3cret@db/notes", false),
+        ] {
+            let expected = if is_shown { value } else { "***" };
+            let result = redacted(&[("VALUE", value)], &["${VALUE}"], value);
+            assert_eq!(result, expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn secrets_of_files_are_always_redacted_from_results() {
+        let environment = [("PIN", "12345678"), ("PIN_FILE", "/run/secrets/pin")];
+        assert_eq!(redacted(&environment, &["${PIN}"], "is 12345678"), "is ***");
     }
 
     #[test]

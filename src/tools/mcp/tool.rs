@@ -67,10 +67,14 @@ impl McpTool {
         let session = self.connection.session().await?;
         let response = session.call(&self.definition.original_name, arguments, self.timeout);
         Ok(match content::tool_output(response.await?) {
-            Ok(output) => Ok(ToolOutput {
-                text: session.redact_result(output.text),
-                ..output
-            }),
+            Ok(mut output) => {
+                output.text = session.redact_result(output.text);
+                for attachment in &mut output.attachments {
+                    let name = attachment.name.take();
+                    attachment.name = name.map(|name| session.redact_result(name));
+                }
+                Ok(output)
+            }
             Err(text) => Err(session.redact_result(text)),
         })
     }

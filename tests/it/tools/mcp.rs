@@ -369,6 +369,13 @@ async fn a_server_gets_its_variables_and_they_are_never_shown() {
     assert!(!env.contains("s3cret"), "{env}");
     let (failed, is_error) = result_of(&app, "s__fail", json!({"with_token": true})).await;
     assert_eq!((failed.as_str(), is_error), ("it did not work: ***", true));
+    let (files, _) = result_of(&app, "s__pictures", json!({"with_token": true})).await;
+    assert!(
+        files.ends_with("\n[file: ***, application/pdf, 8 bytes]"),
+        "{files}"
+    );
+    let last = app.provider.requests_for("a").pop().expect("a request");
+    assert!(!last.body.to_string().contains("s3cret"), "{}", last.body);
     for path in ["/agents/a", "/agents", "/metrics"] {
         assert!(!app.get(path).await.text.contains("s3cret"), "{path}");
     }

@@ -49,10 +49,15 @@ def call(id, name, arguments):
         while True:
             sys.stdout.write("x" * 65536)
     elif name == "pictures":
-        send({"id": id, "result": {"content": [
+        content = [
             {"type": "image", "mimeType": "image/gif", "data": "R0lGODlhIQ=="},
             {"type": "resource_link", "uri": "file:///a", "name": "a"},
-        ]}})
+        ]
+        if arguments.get("with_token"):
+            content.append({"type": "resource", "resource": {
+                "uri": "file:///" + os.environ["TOKEN"], "mimeType": "application/pdf", "blob": "JVBERi0xLjc=",
+            }})
+        send({"id": id, "result": {"content": content}})
     elif name == "grow":
         tools.append({"name": "grown", "inputSchema": NONE})
         send({"method": "notifications/tools/list_changed"})
