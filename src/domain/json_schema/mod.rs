@@ -110,19 +110,19 @@ impl Schema {
         match self.inline_compiled() {
             Some(compiled) => {
                 let coerced = compiled.coerce(value, CheckMode::Inline)?;
-                Ok(coerced.and_then(|value| self.write_integers(value)))
+                Ok(coerced.map(|value| self.write_integers(value)))
             }
             None => Err(value),
         }
     }
 
     /// The valid value with integers where the schema requires them.
-    fn write_integers(&self, mut value: Value) -> Result<Value, Vec<String>> {
+    fn write_integers(&self, mut value: Value) -> Value {
         if self.raw.get().contains("integer") && contains_whole_float(&value) {
             let schema: Value = serde_json::from_str(self.raw.get()).unwrap_or_default();
-            write_integers(&schema, &mut value).map_err(|mismatch| vec![mismatch.to_string()])?;
+            write_integers(&schema, &mut value);
         }
-        Ok(value)
+        value
     }
 
     /// Whether the schema is valid. Call it on a separate thread.
@@ -153,12 +153,12 @@ impl Schema {
     /// write such values. Call it on a separate thread.
     ///
     /// # Errors
-    /// As [`Schema::validation_errors`], or an integer does not fit 64 bits.
+    /// As [`Schema::validation_errors`].
     pub fn coerce(&self, value: Value) -> Result<Value, Vec<String>> {
         let mode = CheckMode::WithDeadline(Instant::now() + TIMEOUT);
         let checked = self.compile_with_sizes(&PATTERN_SIZES).coerce(value, mode);
         let checked = checked.unwrap_or_else(|_| Err(vec![timeout_message()]));
-        checked.and_then(|value| self.write_integers(value))
+        checked.map(|value| self.write_integers(value))
     }
 
     fn inline_compiled(&self) -> Option<&CompiledSchema> {

@@ -243,11 +243,8 @@ async fn a_whole_number_may_be_written_as_a_float() {
     let read = |offset: f64| ("read_file", json!({"path": "notes/a.md", "offset": offset}));
     let reported = call_results(&app, &[read(2.0), read(1e20)]).await;
     assert!(reported[0].starts_with("2: alpha"), "{}", reported[0]);
-    assert!(
-        reported[1].contains("/offset: ") && reported[1].contains("does not fit an integer"),
-        "{}",
-        reported[1]
-    );
+    let too_large = "error: The arguments of read_file cannot be read: ";
+    assert!(reported[1].starts_with(too_large), "{}", reported[1]);
 }
 
 #[tokio::test]
