@@ -1,5 +1,5 @@
-//! Accesses files below a workdir by handle. No path and no link leads out of it, into the daemon's own files or into
-//! `/proc`, even if links and directories are swapped meanwhile.
+//! Accesses files below a workdir by handle. No path and no link leads out of it, into the daemon's own files or onto
+//! procfs, even if links and directories are swapped meanwhile.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cap_fs_ext::{DirExt, FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
-use cap_std::fs::{Dir, File, Metadata, MetadataExt, OpenOptions};
+use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 
 use crate::workdirs::file_id::FileId;
 use crate::workdirs::reserved::{ReservedError, ReservedSnapshot};
@@ -95,7 +95,7 @@ impl WorkdirHandle {
     /// Metadata of an entry in a directory that was opened here. Fails if the entry is the daemon's own.
     pub fn entry_metadata(&self, dir: &Dir, name: &OsStr) -> io::Result<Metadata> {
         let meta = dir.symlink_metadata(name)?;
-        self.check_metadata(&meta)?;
+        self.check_id(FileId::from_metadata(&meta))?;
         Ok(meta)
     }
 
@@ -111,7 +111,7 @@ impl WorkdirHandle {
         options.read(true).nonblock(true).follow(FollowSymlinks::No);
         let file = dir.open_with(name, &options)?;
         let meta = file.metadata()?;
-        self.check_opened(&file, &meta)?;
+        self.check_opened(&file, FileId::from_metadata(&meta))?;
         Ok((file, meta))
     }
 
@@ -128,8 +128,9 @@ impl WorkdirHandle {
 
     /// Fails if this is the daemon's own, or a directory that contains something of the daemon's.
     pub fn check_recursive(&self, meta: &Metadata) -> io::Result<()> {
-        self.check_metadata(meta)?;
-        match self.reserved.contains_reserved(FileId::from_metadata(meta)) {
+        let id = FileId::from_metadata(meta);
+        self.check_id(id)?;
+        match self.reserved.contains_reserved(id) {
             true => Err(ReservedError::ContainsReserved.into()),
             false => Ok(()),
         }
@@ -150,7 +151,7 @@ impl WorkdirHandle {
         match self.reserved.contains_reserved(self.workdir.id) {
             true => self.check_ancestors(&dir)?,
             // Only a mount can put something of the daemon's here.
-            false => self.check_opened(&dir, &dir.dir_metadata()?)?,
+            false => self.check_opened(&dir, FileId::from_metadata(&dir.dir_metadata()?))?,
         }
         Ok(dir)
     }
@@ -158,22 +159,22 @@ impl WorkdirHandle {
     /// Opens a directory in one that was opened here; fails if it has become a link.
     pub fn enter_in(&self, dir: &Dir, name: &Path) -> io::Result<Dir> {
         let dir = dir.open_dir_nofollow(name)?;
-        self.check_opened(&dir, &dir.dir_metadata()?)?;
+        self.check_opened(&dir, FileId::from_metadata(&dir.dir_metadata()?))?;
         Ok(dir)
     }
 
     /// Fails if this open file or directory is the daemon's own, or lies on procfs.
-    fn check_opened(&self, opened: &impl AsFd, meta: &Metadata) -> io::Result<()> {
-        self.check_metadata(meta)?;
+    fn check_opened(&self, opened: &impl AsFd, id: FileId) -> io::Result<()> {
+        self.check_id(id)?;
         // The workdir is not on procfs, and most files are on its device.
-        match meta.dev() == self.workdir.id.device {
+        match id.device == self.workdir.id.device {
             true => Ok(()),
             false => reject_procfs(opened),
         }
     }
 
-    fn check_metadata(&self, meta: &Metadata) -> io::Result<()> {
-        match self.reserved.is_forbidden(FileId::from_metadata(meta)) {
+    fn check_id(&self, id: FileId) -> io::Result<()> {
+        match self.reserved.is_forbidden(id) {
             true => Err(ReservedError::Reserved.into()),
             false => Ok(()),
         }
@@ -181,11 +182,11 @@ impl WorkdirHandle {
 
     /// Fails if a directory from this one up to the workdir is the daemon's own, or this one lies on procfs.
     fn check_ancestors(&self, dir: &Dir) -> io::Result<()> {
-        self.check_opened(dir, &dir.dir_metadata()?)?;
-        for id in ancestors(dir) {
+        for (level, id) in ancestors(dir).enumerate() {
             let id = id?;
-            if self.reserved.is_forbidden(id) {
-                return Err(ReservedError::Reserved.into());
+            match level {
+                0 => self.check_opened(dir, id)?,
+                _ => self.check_id(id)?,
             }
             if id == self.workdir.id {
                 return Ok(());
