@@ -1,73 +1,118 @@
 //! Writes files whole: readers, a crash and a full disk leave the file as it was or as it is to be.
 
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::path::Path;
-use std::{fs, process};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// The links that are followed to the name of a file that does not exist.
+const MAX_LINKS: usize = 40;
 
 /// Creates the file; `AlreadyExists` if something has its name.
 pub fn create(path: &Path, text: &str) -> io::Result<()> {
-    write_beside(path, text, |new| match fs::hard_link(new, path) {
+    write_beside(path, None, text, |new| match fs::hard_link(new, path) {
         Ok(()) => {
             // The file is there, whether or not its other name goes.
             let _ = fs::remove_file(new);
             Ok(())
         }
+        Err(_) if fs::symlink_metadata(path).is_ok() => Err(ErrorKind::AlreadyExists.into()),
         // Some file systems have no hard links.
-        Err(_) if fs::symlink_metadata(path).is_err() => fs::rename(new, path),
-        Err(error) => Err(error),
+        Err(_) => fs::rename(new, path),
     })
 }
 
-/// Creates the file, or replaces it, with its mode. Of a link, it replaces the target.
+/// Creates the file, or replaces it, with its mode. Of a link, it creates or replaces the target.
 pub fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let existing = match fs::metadata(path) {
-        Ok(existing) if existing.is_file() => existing,
+    let (path, existing) = match fs::metadata(path) {
+        Ok(existing) if existing.is_file() => (fs::canonicalize(path)?, Some(existing)),
         // A pipe or a device remains what it is.
         Ok(_) => return fs::write(path, text),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            return write_beside(path, text, |new| fs::rename(new, path));
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound => (link_target(path), None),
         Err(error) => return Err(error),
     };
-    let path = fs::canonicalize(path)?;
-    write_beside(&path, text, |new| {
-        fs::set_permissions(new, existing.permissions())?;
-        fs::rename(new, &path)
+    let permissions = existing.map(|it| it.permissions());
+    write_beside(&path, permissions, text, |new| {
+        // Such as a file that is a mount of its own.
+        fs::rename(new, &path).map_err(|error| explain("it cannot be replaced", &error))
     })
+}
+
+/// The missing file that the link names; the path itself if it is no link.
+fn link_target(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        let Ok(target) = fs::read_link(&path) else {
+            break;
+        };
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    path
 }
 
 /// Writes a new file in the same directory, and has it moved to its name.
 fn write_beside(
     path: &Path,
+    permissions: Option<Permissions>,
     text: &str,
     publish: impl FnOnce(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
     // What cannot be removed is read neither as an agent nor as a test: its name does not end in .toml.
-    let new = path.with_file_name(format!(".{name}.{}.new", process::id()));
-    let written = fs::File::create(&new)
-        .and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        })
-        .and_then(|()| publish(&new));
+    let new = path.with_file_name(format!(".axed.{:032x}.new", fastrand::u128(..)));
+    write_new(&new, permissions, text, publish)
+}
+
+/// `permissions` are those of the file that is replaced: before they are set, only this user can read the new one.
+fn write_new(
+    new: &Path,
+    permissions: Option<Permissions>,
+    text: &str,
+    publish: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let mode = match permissions {
+        Some(_) => 0o600,
+        None => 0o666,
+    };
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(new);
+    let mut file = file.map_err(|error| explain("no file can be created beside it", &error))?;
+    let write = || {
+        if let Some(permissions) = permissions {
+            file.set_permissions(permissions)?;
+        }
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    };
+    let written = write().and_then(|()| publish(new));
     if written.is_err() {
-        let _ = fs::remove_file(&new);
+        let _ = fs::remove_file(new);
     }
     written
 }
 
+fn explain(what: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, Permissions};
     use std::io::ErrorKind;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::Path;
 
-    use super::{create, replace};
+    use super::{create, replace, write_beside, write_new};
 
     fn read(path: &Path) -> String {
         fs::read_to_string(path).expect("a file")
+    }
+
+    fn mode(path: &Path) -> u32 {
+        let mode = fs::metadata(path).expect("a file").permissions().mode();
+        mode & 0o777
     }
 
     fn names(dir: &Path) -> Vec<String> {
@@ -78,13 +123,6 @@ mod tests {
             .collect();
         names.sort();
         names
-    }
-
-    /// Makes every write beside this file fail, as on a full disk.
-    fn fail_writes(path: &Path) {
-        let name = path.file_name().expect("a name").to_string_lossy();
-        let new = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
-        fs::create_dir(new).expect("a directory");
     }
 
     #[test]
@@ -108,26 +146,59 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let (file, link) = (dir.path().join("a.toml"), dir.path().join("b.toml"));
         replace(&file, "first").expect("written");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).expect("a mode");
         symlink("a.toml", &link).expect("a link");
         replace(&link, "second").expect("written");
         assert_eq!(read(&file), "second");
         assert_eq!(read(&link), "second");
-        let mode = fs::metadata(&file).expect("a file").permissions().mode();
-        assert_eq!(mode & 0o777, 0o640);
+        assert_eq!(mode(&file), 0o640);
         assert_eq!(names(dir.path()), ["a.toml", "b.toml"]);
+    }
+
+    #[test]
+    fn a_link_to_a_missing_file_remains_and_its_target_is_created() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let link = dir.path().join("b.toml");
+        symlink("c.toml", &link).expect("a link");
+        symlink("a.toml", dir.path().join("c.toml")).expect("a link");
+        replace(&link, "first").expect("written");
+        assert_eq!(read(&dir.path().join("a.toml")), "first");
+        assert_eq!(names(dir.path()), ["a.toml", "b.toml", "c.toml"]);
+        assert!(link.is_symlink());
     }
 
     #[test]
     fn a_write_that_fails_changes_nothing() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (file, absent) = (dir.path().join("a.toml"), dir.path().join("b.toml"));
+        let file = dir.path().join("a.toml");
         replace(&file, "first").expect("written");
-        fail_writes(&file);
-        fail_writes(&absent);
-        replace(&file, "second").expect_err("it cannot be written");
-        create(&absent, "second").expect_err("it cannot be written");
+        let fail = |_: &Path| Err(ErrorKind::StorageFull.into());
+        let error = write_beside(&file, None, "second", fail).expect_err("it failed");
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
         assert_eq!(read(&file), "first");
-        assert!(!absent.exists());
+        assert_eq!(names(dir.path()), ["a.toml"]);
+    }
+
+    #[test]
+    fn the_new_file_is_private_and_no_other_file_is_written() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (secret, new) = (dir.path().join("secret"), dir.path().join("new"));
+        fs::write(&secret, "secret").expect("written");
+        let private = || Some(Permissions::from_mode(0o600));
+        fs::hard_link(&secret, &new).expect("a second name");
+        write_new(&new, private(), "text", |_| Ok(())).expect_err("it exists");
+        assert_eq!(read(&new), "secret");
+        fs::remove_file(&new).expect("removed");
+        symlink("secret", &new).expect("a link");
+        write_new(&new, private(), "text", |_| Ok(())).expect_err("it exists");
+        assert_eq!(read(&secret), "secret");
+        assert!(new.is_symlink());
+        fs::remove_file(&new).expect("removed");
+        write_new(&new, private(), "text", |new| {
+            assert_eq!(mode(new), 0o600);
+            Ok(())
+        })
+        .expect("written");
+        assert_eq!(read(&new), "text");
     }
 }
