@@ -19,13 +19,14 @@ use crate::engine::state::provider_keys::Keys;
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::idempotency::{self, BodyHash};
 use crate::web::extract::large_body::{DATA_FIELDS, DataField};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::AgentPath;
+use crate::web::extract::provider_keys;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body::{self, BodyLimits, RequestBody};
 use crate::web::extract::run_request::build_run_request;
-use crate::web::extract::{idempotency, provider_keys};
 use crate::web::response::json::json_response;
 use crate::web::routes::{events, runs};
 use crate::web::state::{AppState, Settings};
@@ -173,7 +174,7 @@ pub struct ParsedRequest {
     pub body: RequestBody,
     pub response_mode: ResponseMode,
     /// The idempotency key with the fingerprint of the body.
-    pub idempotency_key: Option<(String, [u8; 32])>,
+    pub idempotency_key: Option<(String, BodyHash)>,
     pub trace: Option<Box<TraceContext>>,
     pub provider_keys: Keys,
 }
@@ -205,7 +206,7 @@ impl ParsedRequest {
             false => ResponseMode::Run { wait },
         };
         let idempotency_key =
-            idempotency_key.map(|key| (key, idempotency::body_fingerprint(&body)));
+            idempotency_key.map(|key| (key, BodyHash::new(&parts.headers, &body)));
         Ok(Self {
             body,
             response_mode,

@@ -111,6 +111,7 @@ impl Story {
         let claim = IdempotencyClaim {
             key,
             body_hash: [0; 32],
+            former_body_hash: None,
             expires_at: Timestamp::MAX,
         };
         let request = MessageRequest {

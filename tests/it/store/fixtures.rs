@@ -203,6 +203,7 @@ pub fn claim(key: &str, body: u8, expires: Timestamp) -> IdempotencyClaim {
             key: key.to_owned(),
         },
         body_hash: [body; 32],
+        former_body_hash: None,
         expires_at: expires,
     }
 }
