@@ -102,7 +102,10 @@ const invalid = await failsWith(
 assert(invalid.code === "invalid_field" && invalid.errors[0]?.pointer === "/arguments", invalid);
 await client.pause(careful.id);
 await client.resume(careful.id);
-await client.approve(pending.run_id, pending.tool_call_id, { arguments: { path: "other.md", content: "x" } });
+for (let attempt = 0; attempt < 2; attempt++) {
+  const decision = { arguments: { path: "other.md", content: "x" } };
+  await client.approve(pending.run_id, pending.tool_call_id, decision, { idempotencyKey: "once" });
+}
 const approved = await client.wait(careful.id, { timeout: 30_000 });
 assert(approved.content?.includes("wrote 1 bytes to other.md"), approved);
 await failsWith(Conflict, client.approve(pending.run_id, pending.tool_call_id));
@@ -169,6 +172,10 @@ await failsWith(WaitTimeout, answering(60_000, running, away).wait("run_x", { ti
 for (const status of [429, 502, 503, 504]) {
   const failing = (): Response => new Response("<html>no upstream</html>", { status, headers: { "retry-after": "9" } });
   await failsWith(WaitTimeout, answering(60_000, running, failing).wait("run_x", { timeout: 1500 }));
+}
+// A decision is repeated also if it may have arrived.
+for (const lost of [away, (): Response => new Response("", { status: 502 })]) {
+  assert((await answering(60_000, lost, running).approve("run_x", "call_1")).status === "running");
 }
 const missing = (): Response => new Response("", { status: 404 });
 await failsWith(NotFound, answering(60_000, running, missing).wait("run_x", { timeout: 1500 }));

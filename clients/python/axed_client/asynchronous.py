@@ -130,16 +130,26 @@ class AsyncClient:
         return cast(AddedMessage, await self._call(Request("POST", path, body={"content": content}, headers=headers)))
 
     async def approve(
-        self, run_id: str, tool_call_id: str, *, arguments: Mapping[str, Any] | None = None, reason: str | None = None
+        self,
+        run_id: str,
+        tool_call_id: str,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Run:
         """Approves a tool call, with other arguments if they are given."""
         body = {"decision": "approve", "arguments": arguments, "reason": reason}
-        return cast(Run, await self._call(protocol.decision_request(run_id, tool_call_id, body)))
+        request = protocol.decision_request(run_id, tool_call_id, body, idempotency_key)
+        return cast(Run, await self._call(request))
 
-    async def deny(self, run_id: str, tool_call_id: str, *, reason: str | None = None) -> Run:
+    async def deny(
+        self, run_id: str, tool_call_id: str, *, reason: str | None = None, idempotency_key: str | None = None
+    ) -> Run:
         """Denies a tool call. The model gets the reason."""
         body = {"decision": "deny", "reason": reason}
-        return cast(Run, await self._call(protocol.decision_request(run_id, tool_call_id, body)))
+        request = protocol.decision_request(run_id, tool_call_id, body, idempotency_key)
+        return cast(Run, await self._call(request))
 
     async def delete(self, run_id: str) -> None:
         """Deletes a root run that has ended, with its tree."""

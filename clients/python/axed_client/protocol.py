@@ -58,8 +58,6 @@ class Request:
     body: Any = None
     headers: list[tuple[str, str]] = field(default_factory=list)
     read_timeout: float = READ_SECONDS
-    is_repeatable: bool = True
-    """Whether it may be sent again although it may have arrived."""
     give_up_at: float = math.inf
     """By the monotonic clock; the last attempt has `GRACE_SECONDS` more."""
 
@@ -87,10 +85,6 @@ class Lost:
     """The connection could not be opened, or it broke."""
 
     cause: httpx.RequestError
-
-    @property
-    def was_sent(self) -> bool:
-        return not isinstance(self.cause, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
 
 
 @dataclass
@@ -133,8 +127,7 @@ def send(request: Request, retry_time: float) -> Operation[Response]:
     while True:
         outcome = yield request
         if isinstance(outcome, Lost):
-            is_last = is_final(outcome.cause) or outcome.was_sent and not request.is_repeatable
-            pause = None if is_last else retries.next_pause()
+            pause = None if is_final(outcome.cause) else retries.next_pause()
             if pause is None:
                 raise ConnectionFailed(f"{request.method} {request.path}: {outcome.cause!r}") from outcome.cause
         else:
@@ -142,9 +135,7 @@ def send(request: Request, retry_time: float) -> Operation[Response]:
             if outcome.status < 300:
                 return outcome
             error = problem(outcome.status, outcome.headers, outcome.content)
-            # A proxy's 502 or 504 does not say whether the daemon got the request.
-            is_retried = error.status in _RETRIED and (request.is_repeatable or error.status in (429, 503))
-            pause = retries.next_pause(error.retry_after) if is_retried else None
+            pause = retries.next_pause(error.retry_after) if error.status in _RETRIED else None
             if pause is None:
                 raise error
         yield Sleep(pause)
@@ -257,10 +248,10 @@ def idempotency(key: str | None) -> list[tuple[str, str]]:
     return [("idempotency-key", key or str(uuid.uuid4()))]
 
 
-def decision_request(run_id: str, tool_call_id: str, body: dict[str, Any]) -> Request:
+def decision_request(run_id: str, tool_call_id: str, body: dict[str, Any], idempotency_key: str | None) -> Request:
     path = f"/runs/{segment(run_id)}/approvals/{segment(tool_call_id)}"
-    # If it arrives twice, the second one is a conflict that looks like somebody else's decision.
-    return Request("POST", path, body={k: v for k, v in body.items() if v is not None}, is_repeatable=False)
+    body = {k: v for k, v in body.items() if v is not None}
+    return Request("POST", path, body=body, headers=idempotency(idempotency_key))
 
 
 def segment(text: str) -> str:

@@ -14,8 +14,6 @@ export interface Call {
   timeout?: number;
   /** By `performance.now()`; the last attempt has a second more. */
   giveUpAt?: number;
-  /** False if it must not be sent again once it may have arrived. */
-  isRepeatable?: boolean;
 }
 
 /** A request that is ready to be sent, any number of times. */

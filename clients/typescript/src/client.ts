@@ -182,13 +182,13 @@ export class Client {
     run: string,
     toolCall: string,
     decision: { arguments?: Record<string, unknown>; reason?: string } = {},
-    options: CallOptions = {},
+    options: StartOptions = {},
   ): Promise<Run> {
     return this.decide(run, toolCall, { decision: "approve", ...decision }, options);
   }
 
   /** Denies a tool call. The model gets the reason. */
-  deny(run: string, toolCall: string, reason?: string, options: CallOptions = {}): Promise<Run> {
+  deny(run: string, toolCall: string, reason?: string, options: StartOptions = {}): Promise<Run> {
     return this.decide(run, toolCall, { decision: "deny", reason }, options);
   }
 
@@ -261,10 +261,10 @@ export class Client {
     } while (position !== null);
   }
 
-  private decide(run: string, toolCall: string, body: unknown, options: CallOptions): Promise<Run> {
+  private decide(run: string, toolCall: string, body: unknown, options: StartOptions): Promise<Run> {
+    const headers = idempotency(options);
     const path = `/runs/${encode(run)}/approvals/${encode(toolCall)}`;
-    // If it arrives twice, the second one is a conflict that looks like somebody else's decision.
-    return this.json<Run>({ method: "POST", path, body, isRepeatable: false }, options);
+    return this.json<Run>({ method: "POST", path, body, headers }, options);
   }
 
   private async json<T>(call: Call, options: CallOptions): Promise<T> {
@@ -276,7 +276,6 @@ export class Client {
     const remaining = (): number => Math.max(0, (call.giveUpAt ?? Infinity) - performance.now());
     const retries = new Retries(Math.min(this.retryTime, remaining()));
     const attempt = this.prepare(call);
-    const isRepeatable = call.isRepeatable ?? true;
     for (;;) {
       onAttempt?.();
       let pause: number | undefined;
@@ -290,14 +289,12 @@ export class Client {
           return text === "" ? undefined : parsed(text, `${call.method} ${call.path}`);
         }
         const problem = await problemOf(response);
-        // A proxy's 502 or 504 does not say whether the daemon got the request.
-        const isRetried = RETRIED.includes(problem.status) && (isRepeatable || [429, 503].includes(problem.status));
-        pause = isRetried ? retries.nextPause(problem.retryAfter) : undefined;
+        pause = RETRIED.includes(problem.status) ? retries.nextPause(problem.retryAfter) : undefined;
         if (pause === undefined) throw problem;
       } catch (error) {
         options.signal?.throwIfAborted();
         if (!isLost(error)) throw error;
-        pause = isRepeatable || isUnsent(error) ? retries.nextPause() : undefined;
+        pause = retries.nextPause();
         if (pause === undefined) throw new ConnectionFailed(`${call.method} ${call.path}: ${error}`, { cause: error });
       }
       await sleep(pause, options.signal);
@@ -347,10 +344,4 @@ function startCall(agent: string, input: MessageContent | RunRequest, options: S
 /** One key for all attempts of a call, so that it takes effect once. */
 function idempotency(options: StartOptions): [string, string][] {
   return [["idempotency-key", options.idempotencyKey ?? crypto.randomUUID()]];
-}
-
-/** Whether the daemon did not get the request. Browsers do not say so. */
-function isUnsent(error: unknown): boolean {
-  const cause = error instanceof Error ? (error.cause as { code?: unknown } | undefined) : undefined;
-  return cause?.code === "ECONNREFUSED" || cause?.code === "ENOTFOUND";
 }
