@@ -43,12 +43,17 @@ pub fn expand_home(path: &str, home: Option<&Path>) -> PathBuf {
     }
 }
 
+/// The directory of the skills that are named without a path.
+pub fn skills_dir(config_dir: &Path) -> PathBuf {
+    config_dir.join("skills")
+}
+
 /// The directory of a skill in an agent's file: absolute, below `~`, relative to the config directory, or
 /// `skills/<name>` there for a bare name.
 pub fn skill_dir(entry: &str, config_dir: &Path) -> PathBuf {
     match entry.contains('/') {
         true => config_dir.join(expand_home(entry, home_dir().as_deref())),
-        false => config_dir.join("skills").join(entry),
+        false => skills_dir(config_dir).join(entry),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::config::document::{self, Node, Origin, Problem, Table, Value};
 use crate::config::environment::{Environment, check_variable_name, env_value};
 use crate::config::in_force::{self, SettingInForce};
 use crate::config::load_context::LoadContext;
-use crate::config::models::{ConfiguredPrice, MAX_PRICE, Models, ProviderModels};
+use crate::config::models::{ConfiguredPrice, Models, ProviderModels};
 use crate::config::positions::Positions;
 use crate::config::secrets::{self, read_secret};
 use crate::config::table_reader::{self, MAX_COUNT, TableReader};
@@ -285,7 +285,9 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         .iter()
         .map(|(name, provider)| (name.as_str(), provider_models(provider)));
     let mut models = Models::new(provider_models);
-    let prices = top.tables_by_name("prices", |model, s| read_price(model, s, &models));
+    let prices = top.tables_by_name("prices", |model, s| {
+        read_price(model, s, &models, &providers)
+    });
     models.add_prices(&prices);
     let limits = top.nested("limits", read_limits);
     let tools = Tools {
@@ -310,6 +312,7 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         config_dir: context.config_dir.clone(),
         config_file: context.config_file.clone(),
         secret_files: Vec::new(),
+        configured_data_dir: None,
     }
 }
 
@@ -497,24 +500,24 @@ fn read_webhooks(s: &mut TableReader<'_>) -> Webhooks {
 }
 
 /// `models` have every price but those of `[prices]`.
-fn read_price(model: &str, s: &mut TableReader<'_>, models: &Models) -> ConfiguredPrice {
+fn read_price(
+    model: &str,
+    s: &mut TableReader<'_>,
+    models: &Models,
+    providers: &BTreeMap<String, Provider>,
+) -> ConfiguredPrice {
+    let is_known = |model: &ModelRef| {
+        let provider = providers.get(&model.provider);
+        models.price(model).is_some() || provider.is_some_and(|it| it.kind.is_free())
+    };
     match model.parse::<ModelRef>() {
-        Ok(model) if models.price(&model).is_none() => providers::require_whole_price(s),
+        Ok(model) if !is_known(&model) => providers::require_whole_price(s),
         Ok(_) => {}
         Err(_) => s.push_invalid_name(
             "is not provider/model; write one such as [prices.\"openai/gpt-5\"]",
         ),
     }
-    let price = |s: &mut TableReader<'_>, key| s.number(key, 0.0..=MAX_PRICE);
-    ConfiguredPrice {
-        input: price(s, "input"),
-        output: price(s, "output"),
-        cache_read: price(s, "cache_read"),
-        cache_write: price(s, "cache_write"),
-        cache_write_1h: price(s, "cache_write_1h"),
-        batch: s.number("batch", 0.0..=1.0),
-        flex: s.number("flex", 0.0..=1.0),
-    }
+    providers::read_price(s)
 }
 
 fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {

@@ -73,12 +73,14 @@ pub struct Config {
     pub config_file: PathBuf,
     /// The files with secrets that the environment names.
     pub secret_files: Vec<PathBuf>,
+    /// The configured data directory if another one is used.
+    pub configured_data_dir: Option<PathBuf>,
 }
 
 impl Config {
     /// Keeps runs and memories in another directory. Logins stay, because they are the operator's.
     pub fn with_data_dir(mut self, dir: PathBuf) -> Self {
-        self.data.dir = dir;
+        self.configured_data_dir = Some(std::mem::replace(&mut self.data.dir, dir));
         self
     }
 }
@@ -468,6 +470,13 @@ pub enum ProviderKind {
     Ollama,
     /// Canned replies from files, for demos and tests.
     Scripted,
+}
+
+impl ProviderKind {
+    /// Whether its models cost nothing unless a price is configured.
+    pub fn is_free(self) -> bool {
+        matches!(self, Self::Ollama | Self::Scripted)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -189,7 +189,7 @@ impl From<Entry> for ModelFacts {
     }
 }
 
-/// One table of `[prices]`. Unset fields keep the known price, but cached tokens cost as much as a configured `input`.
+/// The price in one table of `[prices]` or `[providers.<name>.models]`. Unset fields keep the known price.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ConfiguredPrice {
     pub input: Option<f64>,
@@ -203,23 +203,19 @@ pub struct ConfiguredPrice {
 
 impl ConfiguredPrice {
     fn apply_to(&self, facts: ModelFacts) -> ModelFacts {
-        let known = facts.price.unwrap_or_default();
-        let cached = match self.input {
-            Some(_) => Price::default(),
-            None => known,
-        };
         let is_changed = self.input.or(self.output).is_some();
-        let price = Price {
+        let known = facts.price.or(is_changed.then(Price::default));
+        let price = known.map(|known| Price {
             input: self.input.unwrap_or(known.input),
             output: self.output.unwrap_or(known.output),
-            cache_read: self.cache_read.or(cached.cache_read),
-            cache_write: self.cache_write.or(cached.cache_write),
-            cache_write_1h: self.cache_write_1h.or(cached.cache_write_1h),
+            cache_read: self.cache_read.or(known.cache_read),
+            cache_write: self.cache_write.or(known.cache_write),
+            cache_write_1h: self.cache_write_1h.or(known.cache_write_1h),
             // A configured price applies to requests of every length.
             long: known.long.filter(|_| !is_changed),
-        };
+        });
         ModelFacts {
-            price: Some(price),
+            price,
             batch: self.batch.or(facts.batch),
             flex: self.flex.or(facts.flex),
             ..facts
@@ -230,13 +226,7 @@ impl ConfiguredPrice {
 /// `[providers.<name>.models.<model>]`. Unset fields keep the table's values.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOverride {
-    pub input: Option<f64>,
-    pub output: Option<f64>,
-    pub cache_read: Option<f64>,
-    pub cache_write: Option<f64>,
-    pub cache_write_1h: Option<f64>,
-    pub batch: Option<f64>,
-    pub flex: Option<f64>,
+    pub price: ConfiguredPrice,
     pub context_window: Option<u64>,
     pub max_output: Option<u32>,
     pub images: Option<bool>,
@@ -250,16 +240,8 @@ pub struct ModelOverride {
 
 impl ModelOverride {
     fn apply_to(&self, facts: ModelFacts) -> ModelFacts {
-        let has_price = self.input.or(self.output).is_some();
-        let price = match (facts.price, has_price) {
-            (Some(price), _) => Some(self.apply_to_price(price)),
-            (None, true) => Some(self.apply_to_price(Price::default())),
-            (None, false) => None,
-        };
+        let facts = self.price.apply_to(facts);
         ModelFacts {
-            price,
-            batch: self.batch.or(facts.batch),
-            flex: self.flex.or(facts.flex),
             context_window: self.context_window.or(facts.context_window),
             max_output: self.max_output.or(facts.max_output),
             images: self.images.or(facts.images),
@@ -270,19 +252,6 @@ impl ModelOverride {
             responses: self.responses.unwrap_or(facts.responses),
             extra: self.extra.clone(),
             ..facts
-        }
-    }
-
-    fn apply_to_price(&self, price: Price) -> Price {
-        let is_changed = self.input.or(self.output).is_some();
-        Price {
-            input: self.input.unwrap_or(price.input),
-            output: self.output.unwrap_or(price.output),
-            cache_read: self.cache_read.or(price.cache_read),
-            cache_write: self.cache_write.or(price.cache_write),
-            cache_write_1h: self.cache_write_1h.or(price.cache_write_1h),
-            // A configured price applies to requests of every length.
-            long: price.long.filter(|_| !is_changed),
         }
     }
 }
@@ -347,7 +316,7 @@ impl Models {
         find(&tables, model)
     }
 
-    /// `None` if unknown. Local models and scripts cost nothing.
+    /// `None` if unknown: local models and scripts then cost nothing.
     pub fn price(&self, model: &ModelRef) -> Option<&Price> {
         self.get(&model.provider, &model.model)?.price.as_ref()
     }
@@ -423,7 +392,8 @@ mod tests {
     use jiff::civil::date;
 
     use super::{
-        ConfiguredPrice, ModelOverride, Models, SHIPPED, Sampling, is_price_shipped, stale_since,
+        ConfiguredPrice, ModelOverride, Models, ProviderModels, SHIPPED, Sampling,
+        is_price_shipped, stale_since,
     };
     use crate::domain::agent::params::Effort;
     use crate::domain::usage::Price;
@@ -460,6 +430,7 @@ mod tests {
             input: 1.0,
             ..Price::default()
         };
+        let shipped = SHIPPED["openai"]["gpt-5"].price.expect("a price");
         let priced = ConfiguredPrice {
             input: Some(1.0),
             output: Some(0.0),
@@ -471,7 +442,13 @@ mod tests {
             ("vllm/some".to_owned(), priced),
         ]));
         let price = |provider: &str, model: &str| models.get(provider, model)?.price;
-        assert_eq!(price("openai", "gpt-5"), Some(own));
+        let known = Price {
+            input: 1.0,
+            output: 0.0,
+            long: None,
+            ..shipped
+        };
+        assert_eq!(price("openai", "gpt-5"), Some(known));
         assert_eq!(price("vllm", "some"), Some(own));
         let gpt = models.get("openai", "gpt-5").expect("known");
         assert_eq!(gpt.sampling, Sampling::Never, "the other facts stay");
@@ -498,6 +475,20 @@ mod tests {
             let mut models = Models::new(std::iter::empty());
             models.add_prices(&BTreeMap::from([("openai/gpt-5.5".to_owned(), priced)]));
             let facts = models.get("openai", "gpt-5.5").expect("known");
+            let overrides = BTreeMap::from([(
+                "gpt-5.5".to_owned(),
+                ModelOverride {
+                    price: priced,
+                    ..ModelOverride::default()
+                },
+            )]);
+            let provider = ProviderModels {
+                service: Some("openai"),
+                overrides: &overrides,
+            };
+            let models = Models::new(std::iter::once(("openai", provider)));
+            let same = models.get("openai", "gpt-5.5").expect("known");
+            assert_eq!(same.price, facts.price, "one rule for both sections");
             facts.price.expect("a price")
         };
         let none = ConfiguredPrice::default();
@@ -507,7 +498,8 @@ mod tests {
             ..none
         });
         assert_eq!((input.input, input.output), (9.0, shipped.output));
-        assert_eq!((input.cache_read, input.long), (None, None));
+        assert_eq!((input.cache_read, input.long), (shipped.cache_read, None));
+        assert!(shipped.cache_read.is_some());
         let output = price(ConfiguredPrice {
             output: Some(9.0),
             ..none
@@ -531,7 +523,10 @@ mod tests {
         let configured = ModelOverride {
             context_window: Some(8000),
             effort: Some(vec![Effort::Low]),
-            cache_read: Some(0.1),
+            price: ConfiguredPrice {
+                cache_read: Some(0.1),
+                ..ConfiguredPrice::default()
+            },
             ..ModelOverride::default()
         };
         let facts = configured.apply_to(shipped.clone());

@@ -9,7 +9,9 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::config::document::{Node, Origin, Table, Value};
 use crate::config::environment::{check_variable_name, env_value, is_valid_name, variable_name};
 use crate::config::load_context::LoadContext;
-use crate::config::models::{MAX_PRICE, ModelOverride, Sampling, is_price_shipped};
+use crate::config::models::{
+    ConfiguredPrice, MAX_PRICE, ModelOverride, Sampling, is_price_shipped,
+};
 use crate::config::presets::{PRESETS, Preset, find_preset};
 use crate::config::secrets::{is_secret_set, read_secret, source_variable};
 use crate::config::table_reader::{MAX_COUNT, TableReader};
@@ -112,7 +114,8 @@ pub(in crate::config) fn read(
             .map_or(DEFAULT_BATCH_POLL, Duration::from_secs_f64),
         services: read_services(name, s, kind, configured_base.as_deref()),
         models: s.tables_by_name("models", |model, s| {
-            read_model(s, is_price_shipped(name, service, model))
+            let needs_price = !kind.is_free() && !is_price_shipped(name, service, model);
+            read_model(s, needs_price)
         }),
     }
 }
@@ -194,12 +197,11 @@ fn read_services(
         .collect()
 }
 
-fn read_model(s: &mut TableReader<'_>, is_price_known: bool) -> ModelOverride {
+fn read_model(s: &mut TableReader<'_>, needs_price: bool) -> ModelOverride {
     let has_price = s.peek("input").or_else(|| s.peek("output")).is_some();
-    if has_price && !is_price_known {
+    if has_price && needs_price {
         require_whole_price(s);
     }
-    let price = |s: &mut TableReader<'_>, key| s.number(key, 0.0..=MAX_PRICE);
     let sampling = [
         ("always", Sampling::Always),
         ("without_effort", Sampling::WithoutEffort),
@@ -207,13 +209,7 @@ fn read_model(s: &mut TableReader<'_>, is_price_known: bool) -> ModelOverride {
     ];
     let max_output = s.integer("max_output", 1..=MAX_COUNT);
     ModelOverride {
-        input: price(s, "input"),
-        output: price(s, "output"),
-        cache_read: price(s, "cache_read"),
-        cache_write: price(s, "cache_write"),
-        cache_write_1h: price(s, "cache_write_1h"),
-        batch: s.number("batch", 0.0..=1.0),
-        flex: s.number("flex", 0.0..=1.0),
+        price: read_price(s),
         context_window: s.integer("context_window", 1..=MAX_COUNT),
         max_output: max_output.and_then(|tokens| u32::try_from(tokens).ok()),
         images: s.flag("images"),
@@ -223,6 +219,19 @@ fn read_model(s: &mut TableReader<'_>, is_price_known: bool) -> ModelOverride {
         sampling: s.one_of("sampling", &sampling),
         responses: s.flag("responses"),
         extra: s.json_table("extra", check_extra).unwrap_or_default(),
+    }
+}
+
+pub(in crate::config) fn read_price(s: &mut TableReader<'_>) -> ConfiguredPrice {
+    let price = |s: &mut TableReader<'_>, key| s.number(key, 0.0..=MAX_PRICE);
+    ConfiguredPrice {
+        input: price(s, "input"),
+        output: price(s, "output"),
+        cache_read: price(s, "cache_read"),
+        cache_write: price(s, "cache_write"),
+        cache_write_1h: price(s, "cache_write_1h"),
+        batch: s.number("batch", 0.0..=1.0),
+        flex: s.number("flex", 0.0..=1.0),
     }
 }
 

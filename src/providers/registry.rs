@@ -215,7 +215,7 @@ fn build_handle(
     Ok(Arc::new(ProviderHandle {
         name,
         provider,
-        is_free: matches!(config.kind, ProviderKind::Ollama | ProviderKind::Scripted),
+        is_free: config.kind.is_free(),
         services: config.services.clone(),
         permits: permits.map(|max| FairSemaphore::new(max, &[])),
     }))

@@ -416,6 +416,7 @@ fn axeds_variables_override_the_services() {
 #[test]
 fn prices_scripts_and_zeros_are_read() {
     let text = "[prices.\"openai/gpt\"]\ninput = 2\noutput = 8.5\ncache_read = 0\n\
+                [prices.\"ollama/llama\"]\ninput = 0\n[providers.ollama.models.qwen]\noutput = 1\n\
                 [providers.scripted]\nscripts = [\"s.toml\", \"/abs\"]\nmax_concurrent = 0\ntimeout = 0\n";
     let variables = [
         ("AXED_PRICES__OPENAI_GPT__OUTPUT", "9"),
@@ -452,6 +453,15 @@ fn prices_scripts_and_zeros_are_read() {
             .map_or(0.0, |price| price.input),
         1.0
     );
+    for (model, expected) in [("llama", (0.0, 0.0)), ("qwen", (0.0, 1.0))] {
+        let facts = config.models.get("ollama", model).expect(model);
+        let price = facts.price.expect("a price");
+        assert_eq!(
+            (price.input, price.output),
+            expected,
+            "the rest costs nothing"
+        );
+    }
     let scripted = &config.providers["scripted"];
     assert_eq!(
         scripted.scripts,
