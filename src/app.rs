@@ -242,14 +242,13 @@ fn start_store_tasks(
 fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
     let cwd = std::env::current_dir().context("the working directory cannot be found")?;
     let scripts = config.providers.values().flat_map(|it| &it.scripts);
-    let others = config.agents.dirs.iter().chain(scripts).cloned();
+    let dirs = [&config.data.dir, &config.logins.dir];
+    let dirs = dirs.into_iter().chain(&config.configured_data_dir);
+    let others = config.agents.dirs.iter().chain(scripts).chain(dirs);
     let own = DaemonPaths {
         config_file: config.config_file.clone(),
         config_dir: config.config_dir.clone(),
-        others: others
-            .chain([config.data.dir.clone(), config.logins.dir.clone()])
-            .chain(config.secret_files.clone())
-            .collect(),
+        others: others.chain(&config.secret_files).cloned().collect(),
     };
     let reserved = ReservedPaths::new(&own, &cwd);
     Ok(Workdirs::new(cwd, &config.tools.roots, reserved))

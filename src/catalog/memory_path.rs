@@ -3,14 +3,22 @@
 use std::path::{Component, Path, PathBuf, absolute};
 
 use crate::config::Config;
+use crate::config::environment::skills_dir;
 use crate::domain::memory_entry::MEMORY_DIR;
+
+/// The names of the database and its logs in a data directory begin with this.
+const DATABASE: &str = "axed.db";
+/// What else axed writes in a data directory, but for memories.
+const DATA_NAMES: [&str; 4] = ["lock", "reserve", "openapi", "memory.new"];
 
 /// The daemon's own paths.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryPaths {
     /// The default place of memories, which lies in the data directory.
     memory_dir: PathBuf,
-    /// The configuration, data and secrets: files, and directories with all below them.
+    /// The data directories, of which only what axed writes is its own.
+    data_dirs: Vec<PathBuf>,
+    /// The configuration, logins, skills and secrets: files, and directories with all below them.
     reserved: Vec<PathBuf>,
     /// Agents and scripts: files, and directories whose `.toml` files the daemon reads.
     toml_dirs: Vec<PathBuf>,
@@ -18,14 +26,22 @@ pub struct MemoryPaths {
 
 impl MemoryPaths {
     pub fn from_config(config: &Config) -> Self {
-        let own = [&config.config_file, &config.data.dir, &config.logins.dir];
+        let own = [
+            config.config_file.clone(),
+            config.logins.dir.clone(),
+            skills_dir(&config.config_dir),
+        ];
         let scripts = config.providers.values().flat_map(|it| &it.scripts);
         Self {
             memory_dir: config.data.dir.join(MEMORY_DIR),
+            data_dirs: [&config.data.dir]
+                .into_iter()
+                .chain(&config.configured_data_dir)
+                .cloned()
+                .collect(),
             reserved: own
                 .into_iter()
-                .chain(&config.secret_files)
-                .cloned()
+                .chain(config.secret_files.iter().cloned())
                 .collect(),
             toml_dirs: config.agents.dirs.iter().chain(scripts).cloned().collect(),
         }
@@ -43,24 +59,36 @@ impl MemoryPaths {
         let memory_dir = &self.memory_dir;
         self.is_own(&resolve(path)).then(|| {
             format!(
-                "memory.path {shown} belongs to the daemon (configuration, agents, scripts, data or secrets); name another \
-                 file, such as one in {}",
+                "memory.path {shown} belongs to the daemon (configuration, agents, skills, scripts, data or secrets); \
+                 name another file, such as one in {}",
                 memory_dir.display()
             )
         })
     }
 
     fn is_own(&self, file: &Path) -> bool {
-        let memory_dir = resolve(&self.memory_dir);
-        if file.starts_with(&memory_dir) && file != memory_dir {
-            return false;
-        }
         let is_toml = file.extension().is_some_and(|it| it == "toml");
+        let mut data_dirs = self.data_dirs.iter();
         let mut reserved = self.reserved.iter();
         let mut toml_dirs = self.toml_dirs.iter();
-        reserved.any(|own| file.starts_with(resolve(own)))
+        data_dirs.any(|dir| is_written_by_axed(file, &resolve(dir)))
+            || reserved.any(|own| file.starts_with(resolve(own)))
             || (is_toml && toml_dirs.any(|own| file.starts_with(resolve(own))))
     }
+}
+
+/// Whether axed writes this file of its data directory, other than as a memory.
+fn is_written_by_axed(file: &Path, data_dir: &Path) -> bool {
+    let Ok(in_data_dir) = file.strip_prefix(data_dir) else {
+        return false;
+    };
+    let Some(name) = in_data_dir.components().next() else {
+        return true;
+    };
+    let name = name.as_os_str();
+    name.as_encoded_bytes().starts_with(DATABASE.as_bytes())
+        || DATA_NAMES.iter().any(|own| name == *own)
+        || in_data_dir == Path::new(MEMORY_DIR)
 }
 
 /// The absolute path without links, as far as it exists.
@@ -90,6 +118,8 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::MemoryPaths;
+    use crate::config::environment::Environment;
+    use crate::config::load::{Flags, load};
 
     #[test]
     fn a_memory_is_no_file_of_the_daemon() {
@@ -101,7 +131,8 @@ mod tests {
         symlink("config", at("link")).expect("a link");
         let paths = MemoryPaths {
             memory_dir: at("data/memory"),
-            reserved: vec![at("config/axed.toml"), at("data")],
+            data_dirs: vec![at("data")],
+            reserved: vec![at("config/axed.toml"), at("data/logins")],
             toml_dirs: vec![at("agents")],
         };
         let refusal = |path: &str| paths.refusal(&at(path));
@@ -112,7 +143,14 @@ mod tests {
             ("link/axed.toml", "belongs to the daemon"),
             ("missing/../agents/solo.toml", "belongs to the daemon"),
             ("data/axed.db", "belongs to the daemon"),
+            ("data/axed.db-wal", "belongs to the daemon"),
+            ("data/lock", "belongs to the daemon"),
+            ("data/reserve", "belongs to the daemon"),
+            ("data/openapi/petstore", "belongs to the daemon"),
+            ("data/logins/token", "belongs to the daemon"),
+            ("data/memory.new/solo.md", "belongs to the daemon"),
             ("data/memory", "belongs to the daemon"),
+            ("data", "belongs to the daemon"),
         ] {
             let refused = refusal(path);
             assert!(
@@ -126,8 +164,36 @@ mod tests {
             "config/solo.md",
             "agents/solo.md",
             "data/memory/solo.md",
+            "data/notes/solo.md",
+            "data/locks.md",
         ] {
             assert_eq!(refusal(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_configured_data_directory_is_the_daemons_also_where_another_one_is_used() {
+        let home = tempfile::tempdir().expect("a directory");
+        let at = |path: &str| home.path().join(path);
+        let file = at("axed.toml");
+        let text = format!("[data]\ndir = {:?}\n", at("data"));
+        fs::write(&file, text).expect("a file");
+        let flags = Flags {
+            config: Some(file),
+            ..Flags::default()
+        };
+        let config = load(&flags, &Environment::new()).expect("a configuration");
+        let paths = MemoryPaths::from_config(&config.with_data_dir(at("temporary")));
+        for path in [
+            "data/axed.db",
+            "data/logins/token",
+            "temporary/axed.db",
+            "skills/review/SKILL.md",
+        ] {
+            assert!(paths.refusal(&at(path)).is_some(), "{path}");
+        }
+        for path in ["data/memory/solo.md", "temporary/solo.md", "solo.md"] {
+            assert_eq!(paths.refusal(&at(path)), None, "{path}");
         }
     }
 }
