@@ -33,6 +33,10 @@ class Link:
             far.connect(self.target)
         except OSError:
             return near.close()
+        # Small pieces would wait for acknowledgements, 40 ms for each answer of the database.
+        for end in (near, far):
+            if end.family == socket.AF_INET:
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for source, target in ((near, far), (far, near)):
             threading.Thread(target=self.pass_on, args=(source, target), daemon=True).start()
 
