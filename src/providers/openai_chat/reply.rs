@@ -56,6 +56,17 @@ struct MessageIn<'a> {
     tool_calls: Option<Vec<CallIn<'a>>>,
 }
 
+impl MessageIn<'_> {
+    /// Whether it adds to the reply.
+    fn adds(&self) -> bool {
+        let texts = [&self.refusal, &self.reasoning_content, &self.reasoning];
+        let mut texts = texts.into_iter().flatten();
+        !self.content.0.is_empty()
+            || texts.any(|text| !text.is_empty())
+            || self.tool_calls.as_ref().is_some_and(|all| !all.is_empty())
+    }
+}
+
 #[derive(Deserialize)]
 struct CallIn<'a> {
     index: Option<u64>,
@@ -150,11 +161,11 @@ pub struct ChatReplyBuilder {
     reasoning_details: Vec<Box<RawValue>>,
     calls: Vec<PartialCall>,
     usage: Option<TokenUsage>,
-    /// Chunks with a choice.
-    choices: u64,
-    /// Those of them that had a reason for the end, and whether the last one had it.
-    reasons: u64,
-    ends_with_reason: bool,
+    has_choices: bool,
+    /// Whether a chunk before the first reason for the end had a choice, and whether one after it has added to the reply.
+    began_without_reason: bool,
+    continues_after_reason: bool,
+    has_reason: bool,
     is_refused: bool,
     /// Whether the reply has arrived completely.
     is_finished: bool,
@@ -190,9 +201,9 @@ impl ReplyBuilder for ChatReplyBuilder {
             }
             // Some servers send no `[DONE]`. Others send a reason in every chunk, so that it does not tell the end.
             BodyPart::End => {
-                let is_only_reason = self.reasons == 1 && self.ends_with_reason;
-                let tells_end = self.choices > 1 || self.usage.is_some();
-                self.is_finished |= is_only_reason && tells_end;
+                let is_end = self.has_reason && !self.continues_after_reason;
+                let tells_end = self.began_without_reason || self.usage.is_some();
+                self.is_finished |= is_end && tells_end;
                 Ok(self.is_finished)
             }
             BodyPart::Message(text) | BodyPart::Document(text) => {
@@ -212,7 +223,7 @@ impl ReplyBuilder for ChatReplyBuilder {
 
     fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
         let error = |message: &str| Err(ProviderError::new(ErrorCategory::Server, message));
-        if self.choices == 0 {
+        if !self.has_choices {
             return error("response contains no choices");
         }
         let end = match self.stop_reason.as_deref() {
@@ -267,14 +278,16 @@ impl ChatReplyBuilder {
         let Some(choice) = chunk.choices.and_then(|choices| choices.into_iter().next()) else {
             return Ok(());
         };
+        self.has_choices = true;
         let reason = choice.finish_reason.as_deref();
-        self.ends_with_reason = reason.is_some_and(|reason| !reason.is_empty());
-        self.choices += 1;
-        self.reasons += u64::from(self.ends_with_reason);
+        let had_reason = self.has_reason;
+        self.has_reason |= reason.is_some_and(|reason| !reason.is_empty());
+        self.began_without_reason |= !self.has_reason;
         self.stop_reason = choice.finish_reason.or(self.stop_reason.take());
         let Some(mut message) = choice.message.or(choice.delta) else {
             return Ok(());
         };
+        self.continues_after_reason |= had_reason && message.adds();
         // A refusal has its own field.
         let refusal = message.refusal.take().unwrap_or_default();
         self.is_refused |= !refusal.is_empty();

@@ -257,6 +257,14 @@ async fn a_stream_may_end_after_the_reason_for_its_end() {
         json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}}),
         json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}),
     ];
+    // Some servers repeat the reason, or send the usage with an empty choice.
+    let usage = json!({"prompt_tokens": 3, "completion_tokens": 1});
+    let empty_end = [
+        openai[0].clone(),
+        openai[1].clone(),
+        openai[1].clone(),
+        json!({"choices": [{"delta": {"content": ""}, "finish_reason": null}], "usage": usage}),
+    ];
     let answer = |events: &[Value]| {
         let lines = events.iter().map(|event| format!("data: {event}\n\n"));
         let body = lines.collect::<String>();
@@ -265,6 +273,7 @@ async fn a_stream_may_end_after_the_reason_for_its_end() {
     for (kind, events, usage) in [
         (Wire::Openai, &openai[..], Some((3, 1))),
         (Wire::Openai, &openai[..2], None),
+        (Wire::Openai, &empty_end[..], Some((3, 1))),
         (Wire::Anthropic, &anthropic[..], Some((3, 1))),
     ] {
         let (_service, served) = replay_client(kind, answer(events));
