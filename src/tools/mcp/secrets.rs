@@ -76,9 +76,10 @@ impl Secrets {
                 format!("its {table}.{key} needs the variable {name}, which the daemon's environment does not have")
             })?;
             for (name, value) in template.variables().zip(&expanded.variable_values) {
-                if may_be_token(value) || secret_file(environment, name).is_some() {
+                if secret_file(environment, name).is_some() {
                     self.result_values.push(value.clone());
                 }
+                self.result_values.extend(tokens(value).map(str::to_owned));
             }
             self.values.extend(expanded.variable_values);
             self.values.push(expanded.text.clone());
@@ -102,8 +103,8 @@ impl Secrets {
 
     /// Leaves these values in results.
     pub fn show_in_results<'v>(&mut self, values: impl Iterator<Item = &'v String>) {
-        for value in values {
-            self.result_values.retain(|it| it != value);
+        for token in values.flat_map(|value| tokens(value)) {
+            self.result_values.retain(|it| it != token);
         }
     }
 
@@ -123,17 +124,21 @@ impl Secrets {
     }
 }
 
-/// Whether a variable's value may be a token, and not a path, an address or words.
-fn may_be_token(value: &str) -> bool {
-    let is_path = value.starts_with('/') || value.starts_with("./");
-    // User information and a query may hold a secret.
-    let is_address = value
+/// The parts of a variable's value that may be secrets.
+fn tokens(value: &str) -> impl Iterator<Item = &str> {
+    value.split_whitespace().filter(|word| may_be_token(word))
+}
+
+/// Whether a word may be a secret, and not a path or an address.
+fn may_be_token(word: &str) -> bool {
+    // Base64 may begin with a slash.
+    let is_absolute = |rest: &str| rest.contains('/') && !rest.contains(['+', '=']);
+    let is_path = word.starts_with("./") || word.strip_prefix('/').is_some_and(is_absolute);
+    // User information, a query and a fragment may hold a secret.
+    let is_address = word
         .split_once("://")
-        .is_some_and(|(_, rest)| !rest.contains(['@', '?']));
-    value.len() >= MIN_RESULT_SECRET_BYTES
-        && !is_path
-        && !is_address
-        && !value.contains(char::is_whitespace)
+        .is_some_and(|(_, rest)| !rest.contains(['@', '?', '#']));
+    word.len() >= MIN_RESULT_SECRET_BYTES && !is_path && !is_address
 }
 
 /// Replaces a secret by `***`, and also its beginning if that has at least half of it: the rest may have been cut off.
@@ -241,12 +246,25 @@ mod tests {
             ("The Example Company", true),
             ("https://example.com/v1/notes", true),
             ("https://example.com/v1?key=s3cret", false),
+            ("https://example.com/v1#s3cret", false),
             ("postgres://me:s3cret@db/notes", false),
+            ("/wJalrXUtnFEMIK7MDENGbPxRfiCY", false),
+            ("/wJalrXUtnFEMI/K7MDENG+bPxRfiCY=", false),
         ] {
             let expected = if is_shown { value } else { "***" };
             let result = redacted(&[("VALUE", value)], &["${VALUE}"], value);
             assert_eq!(result, expected, "{value}");
         }
+    }
+
+    #[test]
+    fn words_of_a_value_are_redacted_from_results() {
+        let environment = [("AUTH", "Bearer s3cret-of-the-service")];
+        let result = "Bearer s3cret-of-the-service, s3cret-of-the-service";
+        assert_eq!(
+            redacted(&environment, &["${AUTH}"], result),
+            "Bearer ***, ***"
+        );
     }
 
     #[test]
