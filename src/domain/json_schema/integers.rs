@@ -123,6 +123,12 @@ impl<'s> IntegerWriter<'s> {
         if let Some(kind) = keywords.get("type") {
             return contains_kind(kind, "number");
         }
+        let values = keywords.get("enum").and_then(Value::as_array);
+        if values.is_some_and(|all| !all.iter().any(Value::is_number))
+            || keywords.get("const").is_some_and(|it| !it.is_number())
+        {
+            return false;
+        }
         let depth = depth + 1;
         if let Some(schema) = self.referenced(keywords)
             && !self.accepts_fractions(schema, depth)
@@ -260,6 +266,8 @@ mod tests {
             json!({"$ref": "#/$defs/name"}),
             json!({"anyOf": [{"type": "string"}, {"type": "array"}]}),
             json!({"allOf": [{}, {"type": "integer"}]}),
+            json!({"enum": ["auto"]}),
+            json!({"const": null}),
         ] {
             let schema = json!({
                 "anyOf": [{"type": "integer"}, alternative],
