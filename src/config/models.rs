@@ -205,12 +205,18 @@ impl ConfiguredPrice {
     fn apply_to(&self, facts: ModelFacts) -> ModelFacts {
         let is_changed = self.input.or(self.output).is_some();
         let known = facts.price.or(is_changed.then(Price::default));
+        // Cached tokens of free input are free, and reading them costs no more than input.
+        let is_free = self.input.is_some_and(|price| price <= 0.0);
+        let unless_free = |known: Option<f64>| known.filter(|_| !is_free);
+        let read_at_most = |price: f64| price.min(self.input.unwrap_or(price));
         let price = known.map(|known| Price {
             input: self.input.unwrap_or(known.input),
             output: self.output.unwrap_or(known.output),
-            cache_read: self.cache_read.or(known.cache_read),
-            cache_write: self.cache_write.or(known.cache_write),
-            cache_write_1h: self.cache_write_1h.or(known.cache_write_1h),
+            cache_read: self
+                .cache_read
+                .or(unless_free(known.cache_read).map(read_at_most)),
+            cache_write: self.cache_write.or(unless_free(known.cache_write)),
+            cache_write_1h: self.cache_write_1h.or(unless_free(known.cache_write_1h)),
             // A configured price applies to requests of every length.
             long: known.long.filter(|_| !is_changed),
         });
@@ -449,6 +455,14 @@ mod tests {
             ..shipped
         };
         assert_eq!(price("openai", "gpt-5"), Some(known));
+        for (input, cache_read) in [(0.0, None), (0.01, Some(0.01))] {
+            let priced = ConfiguredPrice {
+                input: Some(input),
+                ..priced
+            };
+            let facts = priced.apply_to(SHIPPED["openai"]["gpt-5"].clone());
+            assert_eq!(facts.price.and_then(|it| it.cache_read), cache_read);
+        }
         assert_eq!(price("vllm", "some"), Some(own));
         let gpt = models.get("openai", "gpt-5").expect("known");
         assert_eq!(gpt.sampling, Sampling::Never, "the other facts stay");
