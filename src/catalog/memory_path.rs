@@ -31,9 +31,10 @@ impl MemoryPaths {
             config.logins.dir.clone(),
             skills_dir(&config.config_dir),
         ];
+        let configured = config.configured_data_dir.as_ref();
         let scripts = config.providers.values().flat_map(|it| &it.scripts);
         Self {
-            memory_dir: config.data.dir.join(MEMORY_DIR),
+            memory_dir: configured.unwrap_or(&config.data.dir).join(MEMORY_DIR),
             data_dirs: [&config.data.dir]
                 .into_iter()
                 .chain(&config.configured_data_dir)

@@ -10,7 +10,8 @@ use crate::cli::output;
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::temp_dir::TempDir;
 use crate::config::Config;
-use crate::config::load::Flags;
+use crate::config::environment::process_environment;
+use crate::config::load::{self, Flags};
 use crate::store::StoreError;
 
 /// The configuration of a daemon in this process. Without `data`, its runs and memories are in the `TempDir`.
@@ -22,15 +23,19 @@ pub fn private_config(
         Some(_) => None,
         None => Some(TempDir::new()?),
     };
-    let flags = Flags {
+    let flags = sources.flags();
+    let mut config = load_quiet_config(&Flags {
         data,
-        ..sources.flags()
-    };
-    let config = load_quiet_config(&flags)?;
-    let mut config = match &temp_dir {
-        Some(temp_dir) => config.with_data_dir(temp_dir.path().join("data")),
-        None => config,
-    };
+        ..flags.clone()
+    })?;
+    match &temp_dir {
+        Some(temp_dir) => config = config.with_data_dir(temp_dir.path().join("data")),
+        // The daemon's files are in the configured one.
+        None => {
+            let configured = load::load(&flags, &process_environment())?;
+            config.configured_data_dir = Some(configured.data.dir);
+        }
+    }
     // The configured database is that of the daemon.
     config.data.url = None;
     Ok((config, temp_dir))
