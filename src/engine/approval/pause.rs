@@ -29,8 +29,8 @@ pub async fn pause(
     commit(context, recorded).await
 }
 
-/// Marks a waiting call as running, once its tree has a permit, and commits it. A run that is cancelled or overdue needs none, because
-/// it only ends.
+/// Marks a waiting call as running, once its tree has a permit, and commits it if the run waits no more. A run that
+/// is cancelled or overdue needs no permit, because it only ends.
 pub async fn unpause(context: &RunContext, reason: PauseReason) -> Result<(), StoreError> {
     loop {
         let acquired = reacquire_permit(context).await;
@@ -129,15 +129,17 @@ async fn resume_tree(context: &RunContext) -> Result<(), StoreError> {
     commit(context, recorded).await
 }
 
-/// Whether changes are in the record, or in the queue of the store.
+/// Where the changes of a call are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Recorded {
-    Committed,
+    /// In the record, or there were none. Those of other calls may be in the queue, ahead of what this one records next.
+    Settled,
+    /// In the queue of the store.
     Queued,
 }
 
-/// Waits until the changes are in the record, and notifies again those who have looked before. It is done without the lock, so that
-/// ends of waits share a commit.
+/// Waits until queued changes are in the record, and notifies again those who have looked before. It is done
+/// without the lock, so that ends of waits share a commit.
 async fn commit(context: &RunContext, recorded: Recorded) -> Result<(), StoreError> {
     if recorded == Recorded::Queued {
         let journal = &context.engine.journal;
@@ -293,7 +295,7 @@ async fn record_changes(
 ) -> Result<Recorded, StoreError> {
     let journal = &context.engine.journal;
     if event.is_none() && changes.is_empty() {
-        return Ok(Recorded::Committed);
+        return Ok(Recorded::Settled);
     }
     let is_pause = |(_, change): &(&ActiveRun, Change)| matches!(change, Change::Pause { .. });
     if event.is_none() && !changes.iter().any(is_pause) {
@@ -312,5 +314,5 @@ async fn record_changes(
     }
     let write = journal::build_write(&context.run, own, Vec::new(), Vec::from_iter(event));
     let committed = journal.append_with(&context.run, write, others);
-    committed.await.map(|_| Recorded::Committed)
+    committed.await.map(|_| Recorded::Settled)
 }
