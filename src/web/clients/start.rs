@@ -7,7 +7,6 @@ use crate::engine::record::journal::Subscription;
 use crate::engine::request::{RunRequest, StartError};
 use crate::store::{IdempotencyClaim, StoreError};
 use crate::web::error::Problem;
-use crate::web::extract::idempotency;
 use crate::web::routes::runs;
 use crate::web::state::AppState;
 
@@ -28,14 +27,9 @@ pub async fn find(
     state: &AppState,
     claim: Option<&IdempotencyClaim>,
 ) -> Result<Option<StartedRun>, Problem> {
-    let Some(claim) = claim else {
+    let Some((claimed, mut run)) = runs::find_claimed(state, claim).await? else {
         return Ok(None);
     };
-    let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await? else {
-        return Ok(None);
-    };
-    idempotency::check_same_body(claim, &claimed)?;
-    let mut run = runs::require_run(state, claimed.run).await?;
     if run.parent_id.is_some() {
         // The request decided on a call of a sub-agent.
         run = runs::require_run(state, run.root_id).await?;

@@ -1,7 +1,8 @@
 //! The `Idempotency-Key` header: reads it, and checks that a repeated request is the same. The store keeps the keys.
 
 use axum::http::header::{CONTENT_TYPE, HeaderName};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::Response;
 use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
 
@@ -12,7 +13,7 @@ use crate::web::extract::request_body::RequestBody;
 use crate::web::problem_code::ProblemCode;
 
 /// The response header of a request whose run or message was accepted by an earlier request.
-pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 const HEADER: &str = "Idempotency-Key";
 /// Maximum characters of a key.
@@ -94,6 +95,13 @@ pub fn new_claim(
         former_body_hash: former.map(Box::new),
         expires_at: now().checked_add(RETENTION).unwrap_or(Timestamp::MAX),
     }
+}
+
+/// Marks the response to a request whose key an earlier request has used.
+pub fn mark_replayed(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    response
 }
 
 /// Refuses a key that was used with another body.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, Uri};
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use crate::web::extract::query::{Query, count_up_to};
 use crate::web::extract::request_body;
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
-use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, check_reason, require_run};
+use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, check_reason, find_claimed};
 use crate::web::state::AppState;
 
 /// A person's decision on a tool call.
@@ -199,19 +199,8 @@ async fn replay(
     links: &str,
     claim: Option<&IdempotencyClaim>,
 ) -> Result<Option<Response>, Problem> {
-    let Some(claim) = claim else {
-        return Ok(None);
-    };
-    let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await? else {
-        return Ok(None);
-    };
-    idempotency::check_same_body(claim, &claimed)?;
-    let run = require_run(state, claimed.run).await?;
-    let mut response = decided_response(links, &run);
-    response
-        .headers_mut()
-        .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));
-    Ok(Some(response))
+    let found = find_claimed(state, claim).await?;
+    Ok(found.map(|(_, run)| idempotency::mark_replayed(decided_response(links, &run))))
 }
 
 fn decided_response(links: &str, run: &Run) -> Response {

@@ -326,12 +326,8 @@ async fn replay(
         Some(_) => StatusCode::OK,
         None => StatusCode::ACCEPTED,
     };
-    let mut response = respond(state, links, status, earlier).await?;
-    let replayed = HeaderValue::from_static("true");
-    response
-        .headers_mut()
-        .insert(idempotency::REPLAYED, replayed);
-    Ok(response)
+    let response = respond(state, links, status, earlier).await?;
+    Ok(idempotency::mark_replayed(response))
 }
 
 async fn respond(

@@ -292,9 +292,6 @@ pub async fn replay(
 ) -> Result<Response, Problem> {
     idempotency::check_same_body(claim, &claimed)?;
     let run = Arc::new(runs::require_run(state, claimed.run).await?);
-    let mut response = respond(state, links, response_mode, run, None).await?;
-    response
-        .headers_mut()
-        .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));
-    Ok(response)
+    let response = respond(state, links, response_mode, run, None).await?;
+    Ok(idempotency::mark_replayed(response))
 }

@@ -1,7 +1,7 @@
 //! `POST /runs/{id}/messages`: adds a message to an unfinished run.
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::StatusCode;
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -88,11 +88,8 @@ fn added_response(run_id: RunId, number: u32) -> Response {
 
 fn replay(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result<Response, Problem> {
     idempotency::check_same_body(claim, claimed)?;
-    let mut response = added_response(claimed.run, claimed.number.unwrap_or_default());
-    response
-        .headers_mut()
-        .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));
-    Ok(response)
+    let response = added_response(claimed.run, claimed.number.unwrap_or_default());
+    Ok(idempotency::mark_replayed(response))
 }
 
 fn parse_content(body: RequestBody, settings: &Settings) -> Result<Content, Problem> {

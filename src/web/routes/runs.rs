@@ -13,8 +13,10 @@ use tracing::info;
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::replay::history::RecordedConversation;
 use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage};
+use crate::store::{ClaimedRun, IdempotencyClaim};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::{NoQuery, Query, count_up_to, parse_flag};
@@ -336,6 +338,22 @@ pub async fn delete(
 pub async fn require_run(state: &AppState, id: RunId) -> Result<Run, Problem> {
     let run = state.runner.store().run(id).await?;
     run.ok_or_else(|| Problem::run_not_found(id))
+}
+
+/// The run that an earlier request with this key has started or changed; 422 if that had another body.
+pub async fn find_claimed(
+    state: &AppState,
+    claim: Option<&IdempotencyClaim>,
+) -> Result<Option<(ClaimedRun, Run)>, Problem> {
+    let Some(claim) = claim else {
+        return Ok(None);
+    };
+    let Some(claimed) = state.runner.store().claimed_run(claim.key.clone()).await? else {
+        return Ok(None);
+    };
+    idempotency::check_same_body(claim, &claimed)?;
+    let run = require_run(state, claimed.run).await?;
+    Ok(Some((claimed, run)))
 }
 
 fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {

@@ -101,11 +101,8 @@ pub async fn receive(
     match Box::pin(state.runner.start(run_request)).await {
         Ok(run) => respond(StatusCode::ACCEPTED, run.id),
         Err(StartError::Store(StoreError::AlreadyClaimed(claimed))) => {
-            let mut response = respond(StatusCode::OK, claimed.run)?;
-            response
-                .headers_mut()
-                .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));
-            Ok(response)
+            let response = respond(StatusCode::OK, claimed.run)?;
+            Ok(idempotency::mark_replayed(response))
         }
         Err(
             error @ (StartError::Store(_)
