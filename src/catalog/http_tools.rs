@@ -15,6 +15,7 @@ use crate::catalog::openapi_tools;
 use crate::catalog::schemas::read_object_schema;
 use crate::config::table_reader::TableReader;
 use crate::domain::http_tool::{BodyFormat, HttpMethod, HttpTool, MAX_HTTP_TOOLS, render_body};
+use crate::domain::json_schema::complete_arguments;
 use crate::domain::mcp::Template;
 use crate::domain::text_template::TextTemplate;
 
@@ -129,13 +130,11 @@ fn empty_schema() -> Option<Arc<RawValue>> {
 
 /// The schema with `properties`, which providers require.
 fn with_properties(schema: Arc<RawValue>) -> Arc<RawValue> {
-    match serde_json::from_str::<Map<String, Value>>(schema.get()) {
-        Ok(mut fields) if !fields.contains_key("properties") => {
-            fields.insert("properties".to_owned(), json!({}));
-            serde_json::value::to_raw_value(&fields).map_or(schema, Arc::from)
-        }
-        _ => schema,
-    }
+    let Ok(mut fields) = serde_json::from_str(schema.get()) else {
+        return schema;
+    };
+    complete_arguments(&mut fields);
+    serde_json::value::to_raw_value(&fields).map_or(schema, Arc::from)
 }
 
 /// The format of a body of this content type; JSON without one.

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use rmcp::model::{PaginatedRequestParams, Tool};
 use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Value, json};
 
-use crate::domain::json_schema::Schema;
+use crate::domain::json_schema::{Schema, complete_arguments};
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::{ToolSpec, shorten};
 use crate::tools::Effect;
@@ -161,11 +160,7 @@ impl<'s> ToolListBuilder<'s> {
 /// The schema of a tool's arguments, as providers accept it.
 fn parameters(tool: &Tool) -> Result<Arc<RawValue>, String> {
     let mut schema = tool.input_schema.as_ref().clone();
-    // Providers require both.
-    schema
-        .entry("type")
-        .or_insert_with(|| Value::from("object"));
-    schema.entry("properties").or_insert_with(|| json!({}));
+    complete_arguments(&mut schema);
     let parameters = to_raw_value(&schema).map_err(|error| error.to_string())?;
     Ok(parameters.into())
 }
