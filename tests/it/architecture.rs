@@ -1,4 +1,4 @@
-//! Checks the code against `docs/ARCHITECTURE.md`: layers, circles of files, crates, sizes, words. If the plan changes,
+//! Checks the code against `docs/ARCHITECTURE.md`: layers, circles of files, crates, words. If the plan changes,
 //! the page and the tables here change in one commit.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,8 +138,6 @@ const WORDS: &[&str] = &[
     "house",
     "room",
 ];
-const MAX_FILE_LINES: usize = 600;
-const MAX_FUNCTION_LINES: usize = 80;
 
 #[test]
 fn imports_go_to_lower_layers() {
@@ -261,30 +259,6 @@ fn nothing_is_re_exported_and_paths_are_full() {
             "src/{name} uses super::super: use the full crate:: path"
         );
     }
-}
-
-#[test]
-fn files_and_functions_fit_a_reader() {
-    let mut faults = Vec::new();
-    for (file, text) in texts(&["src", "tests", "benches"], &["rs"]) {
-        let lines: Vec<&str> = text.lines().collect();
-        if lines.len() > MAX_FILE_LINES {
-            faults.push(format!(
-                "{file} has {} lines, at most {MAX_FILE_LINES}",
-                lines.len()
-            ));
-        }
-        for (start, length) in functions(&lines) {
-            if length > MAX_FUNCTION_LINES {
-                let name = lines[start].trim();
-                faults.push(format!(
-                    "{file}:{}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}",
-                    start + 1
-                ));
-            }
-        }
-    }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[test]
@@ -426,33 +400,6 @@ fn names_crate(code: &str, name: &str) -> bool {
         let before = code[..at].chars().next_back();
         !before.is_some_and(|letter| letter.is_alphanumeric() || letter == '_' || letter == ':')
     })
-}
-
-/// Each function's first line, from 0, and its number of lines, as rustfmt lays them out.
-fn functions(lines: &[&str]) -> Vec<(usize, usize)> {
-    let is_start = |line: &str| {
-        let line = line.trim_start();
-        let line = line.strip_prefix("pub ").unwrap_or(line);
-        let line = line.strip_prefix("pub(crate) ").unwrap_or(line);
-        line.starts_with("fn ") || line.starts_with("async fn ") || line.starts_with("const fn ")
-    };
-    let mut found = Vec::new();
-    for (start, line) in lines.iter().enumerate().filter(|(_, line)| is_start(line)) {
-        let indent = &line[..line.len() - line.trim_start().len()];
-        let rest = lines[start..].iter();
-        let end = rest
-            .take_while(|next| next.is_empty() || next.starts_with(indent))
-            .position(|next| {
-                let is_own = next
-                    .strip_prefix(indent)
-                    .is_some_and(|own| !own.starts_with(' '));
-                is_own && (next.ends_with('}') || next.ends_with(';'))
-            });
-        if let Some(end) = end {
-            found.push((start, end + 1));
-        }
-    }
-    found
 }
 
 /// The project's files with these extensions, by their paths from its root.
