@@ -13,7 +13,7 @@ if ! command -v python3 >/dev/null; then
   exit 0
 fi
 python_packages="httpx==0.28.1 mypy==1.18.2 typing-extensions==4.16.0"
-node_packages="typescript@5.9.3"
+node_packages="typescript@5.9.3 pyright@1.1.414"
 command -v npm >/dev/null || node_packages=
 install_tools clients "$python_packages" "$node_packages"
 find_axed
@@ -21,6 +21,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 MYPYPATH=clients/python "$tools/python/bin/mypy" --strict --cache-dir "$work/mypy" clients/python/axed_client tests/clients/drive.py
+if [ -n "$node_packages" ]; then
+  cat >"$work/pyrightconfig.json" <<JSON
+{"include": ["axed_client", "drive.py"], "typeCheckingMode": "standard"}
+JSON
+  cp -r clients/python/axed_client tests/clients/drive.py tests/clients/daemon.py "$work/"
+  "$tools/node/node_modules/.bin/pyright" -p "$work" --pythonpath "$tools/python/bin/python"
+fi
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=clients/python "$tools/python/bin/python" tests/clients/drive.py "$AXED"
 
 if [ ! -x "$tools/node/node_modules/.bin/tsc" ] || ! command -v node >/dev/null; then

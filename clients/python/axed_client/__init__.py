@@ -16,20 +16,27 @@ from axed_client.errors import (
     UnexpectedResponse,
     WaitTimeout,
 )
+from axed_client.events import RunEvent
 from axed_client.synchronous import Client, RunStream
 from axed_client.types import (
     AddedMessage,
     AgentSummary,
+    Budget,
     ChildRun,
+    ForkEdit,
     ForkPoint,
+    ForkRequest,
     PendingApproval,
     Run,
     RunError,
-    RunEvent,
+    RunFields,
+    RunFilters,
+    RunRequest,
     RunTree,
     Turn,
     TurnDetail,
     Warning,
+    Webhook,
 )
 
 __all__ = [
@@ -38,12 +45,15 @@ __all__ = [
     "AsyncClient",
     "AsyncRunStream",
     "AxedError",
+    "Budget",
     "ChildRun",
     "Client",
     "Conflict",
     "ConnectionFailed",
     "Forbidden",
+    "ForkEdit",
     "ForkPoint",
+    "ForkRequest",
     "Invalid",
     "NotFound",
     "PendingApproval",
@@ -51,7 +61,10 @@ __all__ = [
     "Run",
     "RunError",
     "RunEvent",
+    "RunFields",
+    "RunFilters",
     "RunNotCompleted",
+    "RunRequest",
     "RunStream",
     "RunTree",
     "TooManyRequests",
@@ -62,4 +75,5 @@ __all__ = [
     "UnexpectedResponse",
     "WaitTimeout",
     "Warning",
+    "Webhook",
 ]

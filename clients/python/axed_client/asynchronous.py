@@ -8,16 +8,21 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import httpx
+from typing_extensions import Unpack
 
 from axed_client import protocol
+from axed_client.events import RunEvent
 from axed_client.protocol import Cursor, EventParser, Lost, Operation, Outcome, Request, Response, Sleep, segment
 from axed_client.types import (
     AddedMessage,
     AgentSummary,
     ChildRun,
+    ForkRequest,
     PendingApproval,
     Run,
-    RunEvent,
+    RunFields,
+    RunFilters,
+    RunRequest,
     RunTree,
     Turn,
     TurnDetail,
@@ -60,7 +65,7 @@ class AsyncClient:
         *,
         idempotency_key: str | None = None,
         provider_keys: Mapping[str, str] | None = None,
-        **fields: Any,
+        **fields: Unpack[RunRequest],
     ) -> Run:
         """Starts a run and returns it as soon as it is recorded. `fields` are those of the request's body, such as
         `session`, `labels`, `model` or `budget`."""
@@ -75,7 +80,7 @@ class AsyncClient:
         timeout: float | None = None,
         idempotency_key: str | None = None,
         provider_keys: Mapping[str, str] | None = None,
-        **fields: Any,
+        **fields: Unpack[RunFields],
     ) -> Run:
         """Starts a run and waits for its end.
 
@@ -90,7 +95,7 @@ class AsyncClient:
         *,
         idempotency_key: str | None = None,
         provider_keys: Mapping[str, str] | None = None,
-        **fields: Any,
+        **fields: Unpack[RunRequest],
     ) -> AsyncRunStream:
         """Starts a run with streamed replies and returns its events, over restarts of the daemon."""
         request = protocol.start_request(agent, input, fields, idempotency_key, provider_keys)
@@ -119,7 +124,7 @@ class AsyncClient:
     async def resume(self, run_id: str) -> Run:
         return cast(Run, await self._call(Request("POST", f"/runs/{segment(run_id)}/resume")))
 
-    async def fork(self, run_id: str, *, idempotency_key: str | None = None, **fields: Any) -> Run:
+    async def fork(self, run_id: str, *, idempotency_key: str | None = None, **fields: Unpack[ForkRequest]) -> Run:
         """Starts a run from a part of another. `fields` are those of the request's body, such as `at` and `edit`."""
         return cast(Run, await self._call(protocol.fork_request(run_id, fields, idempotency_key)))
 
@@ -169,9 +174,9 @@ class AsyncClient:
     async def agents(self) -> list[AgentSummary]:
         return cast("list[AgentSummary]", (await self._call(Request("GET", "/agents")))["data"])
 
-    def runs(self, *, labels: Mapping[str, str] | None = None, **filters: Any) -> AsyncIterator[Run]:
-        """Runs, newest first, over all pages. `filters` are those of the list, such as `agent`, `status` or `since`."""
-        return cast("AsyncIterator[Run]", self._pages("/runs", {**filters, "labels": labels}, "cursor", "next_cursor"))
+    def runs(self, **filters: Unpack[RunFilters]) -> AsyncIterator[Run]:
+        """Runs, newest first, over all pages."""
+        return cast("AsyncIterator[Run]", self._pages("/runs", {**filters}, "cursor", "next_cursor"))
 
     def children(self, run_id: str) -> AsyncIterator[ChildRun]:
         path = f"/runs/{segment(run_id)}/children"

@@ -24,7 +24,8 @@ from axed_client.errors import (
     WaitTimeout,
     problem,
 )
-from axed_client.types import Run, RunEvent
+from axed_client.events import RunEvent
+from axed_client.types import ForkRequest, Run, RunFields
 
 T = TypeVar("T")
 
@@ -229,17 +230,17 @@ def stream_of(request: Request) -> Request:
 def start_request(
     agent: str,
     input: Any,
-    fields: Mapping[str, Any],
+    fields: RunFields,
     idempotency_key: str | None,
     provider_keys: Mapping[str, str] | None,
 ) -> Request:
-    body = {**fields} if input is None else {"input": input, **fields}
+    body: dict[str, Any] = {**fields} if input is None else {"input": input, **fields}
     headers = idempotency(idempotency_key)
     headers += [("x-provider-key", f"{name}={key}") for name, key in (provider_keys or {}).items()]
     return Request("POST", f"/agents/{segment(agent)}/runs", body=body, headers=headers)
 
 
-def fork_request(run_id: str, fields: Mapping[str, Any], idempotency_key: str | None) -> Request:
+def fork_request(run_id: str, fields: ForkRequest, idempotency_key: str | None) -> Request:
     return Request("POST", f"/runs/{segment(run_id)}/fork", body={**fields}, headers=idempotency(idempotency_key))
 
 

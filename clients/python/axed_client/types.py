@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Union
 
 from typing_extensions import NotRequired
@@ -138,39 +139,6 @@ class RunTree(TypedDict):
     children: list[RunTree]
 
 
-class RunEvent(TypedDict, total=False):
-    """Every event has the first six fields; `type` says which others it has."""
-
-    type: str
-    run_id: str
-    root_id: str
-    depth: int
-    agent: str
-    time: str
-    seq: int
-    """Missing in `text.delta`, `text.withdrawn`, `reasoning.started` and `reasoning.delta`."""
-    turn: int
-    text: str
-    reason: str | None
-    content: Any
-    error: Any
-    model: str
-    tool: str
-    tool_call_id: str
-    arguments: Any
-    result: str
-    is_error: bool
-    decision: str
-    number: int
-    truncated: bool
-    child_id: str
-    child_agent: str
-    task: str
-    duration_ms: int
-    input_tokens: int
-    output_tokens: int
-
-
 class AddedMessage(TypedDict):
     run_id: str
     number: int
@@ -215,3 +183,75 @@ class ForkPoint(TypedDict, total=False):
     run: str
     turn: int
     after: Literal["reply"]
+
+
+class Budget(TypedDict, total=False):
+    max_tokens: int
+    max_cost_usd: float
+    max_tool_calls: int
+    max_runs: int
+
+
+class Webhook(TypedDict, total=False):
+    url: str
+    events: list[str]
+
+
+class RunFields(TypedDict, total=False):
+    """The fields of a new run's request, besides its input and its time limit."""
+
+    context: str
+    model: str
+    skill: str
+    workdir: str
+    params: dict[str, Any]
+    budget: Budget
+    labels: dict[str, str]
+    response_format: dict[str, Any]
+    stream: bool
+    webhook: Webhook
+    session: str
+    on_busy: Literal["queue", "reject", "cancel_previous"]
+    messages: list[dict[str, Any]]
+
+
+class RunRequest(RunFields, total=False):
+    timeout: int
+
+
+class ForkEdit(TypedDict, total=False):
+    message: MessageContent
+    tool_results: dict[str, str]
+    model: str
+    effort: str
+    params: dict[str, Any]
+    max_turns: int
+    system: str
+    reply: dict[str, Any]
+
+
+class ForkRequest(TypedDict, total=False):
+    at: ForkPoint
+    edit: ForkEdit
+    definition: Literal["recorded", "current"]
+    labels: dict[str, str]
+    webhook: Webhook
+    budget: Budget
+    timeout: int
+    session: str
+    memory: bool
+
+
+class RunFilters(TypedDict, total=False):
+    """What `runs` lists; `labels={"team": "blue"}` lists runs with this label."""
+
+    agent: str
+    status: RunStatus
+    root: str
+    all: bool
+    session: str
+    since: str
+    until: str
+    full: bool
+    limit: int
+    labels: Mapping[str, str]

@@ -1,7 +1,7 @@
 // Reads events from the bytes of a stream.
 
 import { parsed } from "./errors.js";
-import type { RunEvent } from "./types.js";
+import type { RunEvent } from "./events.js";
 
 export class EventParser {
   private readonly decoder = new TextDecoder();

@@ -5,7 +5,7 @@ import type { Client } from "./client.js";
 import { ConnectionFailed, UnexpectedResponse, problemOf } from "./errors.js";
 import { EventParser } from "./event_parser.js";
 import { Retries, sleep } from "./retries.js";
-import type { RunEvent } from "./types.js";
+import type { RunEvent } from "./events.js";
 
 /** A stream without a byte for this long is dead: the daemon sends a comment every ten seconds. */
 const SILENCE = 30_000;

@@ -135,23 +135,6 @@ export interface RunTree {
   children: RunTree[];
 }
 
-/** `type` says which other fields an event has. */
-export interface RunEvent {
-  type: string;
-  run_id: string;
-  root_id: string;
-  depth: number;
-  agent: string;
-  time: string;
-  /** Missing in `text.delta`, `text.withdrawn`, `reasoning.started` and `reasoning.delta`. */
-  seq?: number;
-  turn?: number;
-  text?: string;
-  tool?: string;
-  tool_call_id?: string;
-  [field: string]: unknown;
-}
-
 export interface AddedMessage {
   run_id: string;
   number: number;
@@ -217,9 +200,20 @@ export interface RunRequest {
   messages?: Record<string, unknown>[];
 }
 
+export interface ForkEdit {
+  message?: MessageContent;
+  tool_results?: Record<string, string>;
+  model?: string;
+  effort?: string;
+  params?: Record<string, unknown>;
+  max_turns?: number;
+  system?: string;
+  reply?: Record<string, unknown>;
+}
+
 export interface ForkRequest {
   at?: ForkPoint;
-  edit?: Record<string, unknown>;
+  edit?: ForkEdit;
   definition?: "recorded" | "current";
   labels?: Record<string, string>;
   webhook?: Record<string, unknown>;
