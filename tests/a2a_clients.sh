@@ -28,9 +28,11 @@ mkdir "$work/work"
 ln -s "$tools/node/node_modules" "$work/node_modules"
 cd "$work"
 
-start_daemon
-
-node drive.mjs "$server" || { tail -n 20 daemon.log; exit 1; }
+for binding in HTTP+JSON JSONRPC; do
+  [ -z "$daemon" ] || { kill "$daemon"; wait "$daemon" || true; rm -r data daemon.log; }
+  start_daemon
+  node drive.mjs "$server" "$binding" || { tail -n 20 daemon.log; exit 1; }
+done
 
 if [ -n "${A2A_TCK:-}" ]; then
   (cd "$A2A_TCK" && .venv/bin/python run_tck.py --sut-host "$server/a2a/slow" --transport http_json --level must)

@@ -6,6 +6,7 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
+use tracing::{error, warn};
 
 use crate::catalog::LoadError;
 use crate::domain::json_schema::compiled::Mismatch;
@@ -231,6 +232,20 @@ impl Problem {
     /// The text for the log, if the log gets more than the client.
     pub fn cause(&self) -> Option<&str> {
         self.0.cause.as_deref()
+    }
+
+    /// What the log gets of a problem that the middleware does not see. `what` was refused.
+    pub fn log(&self, what: &str) {
+        let (status, code) = (self.status().as_u16(), self.code());
+        match self.cause() {
+            Some(cause) if status == 500 => {
+                error!(http.status = status, code, "{what} failed: {cause}");
+            }
+            Some(cause) => {
+                warn!(http.status = status, code, "{what} was refused: {cause}");
+            }
+            None => {}
+        }
     }
 
     /// The body of the response.

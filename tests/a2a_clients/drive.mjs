@@ -3,10 +3,11 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer } from "node:http";
 import { ListTasksRequest, SendMessageRequest, TaskPushNotificationConfig, TaskState } from "@a2a-js/sdk";
-import { ClientFactory } from "@a2a-js/sdk/client";
+import { ClientFactory, ClientFactoryOptions } from "@a2a-js/sdk/client";
 
-const [server] = process.argv.slice(2);
-const factory = new ClientFactory();
+const [server, binding] = process.argv.slice(2);
+const preferred = { preferredTransports: [binding] };
+const factory = new ClientFactory(ClientFactoryOptions.createFrom(ClientFactoryOptions.default, preferred));
 const clientOf = (agent) => factory.createFromUrl(`${server}/a2a/${agent}/.well-known/agent-card.json`, "");
 let messages = 0;
 const message = (text, more = {}, configuration = undefined) =>
@@ -19,6 +20,7 @@ const textOf = (artifact) => artifact.parts.map((part) => part.content.value).jo
 const slow = await clientOf("slow");
 const card = await slow.getAgentCard();
 assert.equal(card.name, "slow");
+assert.ok(card.supportedInterfaces.some((it) => it.protocolBinding === binding));
 assert.equal(card.capabilities.pushNotifications, true);
 
 const task = await slow.sendMessage(message("count"));
@@ -27,7 +29,7 @@ assert.equal(textOf(task.artifacts[0]), "one two three");
 assert.equal(task.history.length, 2);
 const found = await slow.getTask({ id: task.id, tenant: "" });
 assert.equal(found.contextId, task.contextId);
-console.log("a2a_clients: the SDK sends messages and reads tasks");
+console.log(`a2a_clients: ${binding}: the SDK sends messages and reads tasks`);
 
 let text = "";
 let last;
@@ -40,7 +42,7 @@ for await (const { payload } of slow.sendMessageStream(message("count", { contex
 assert.equal(last.$case, "statusUpdate");
 assert.equal(last.value.status.state, TaskState.TASK_STATE_COMPLETED);
 assert.equal(text, "one two three");
-console.log("a2a_clients: the SDK follows a stream");
+console.log(`a2a_clients: ${binding}: the SDK follows a stream`);
 
 const careful = await clientOf("careful");
 const waiting = await careful.sendMessage(message("write"));
@@ -48,7 +50,7 @@ assert.equal(waiting.status.state, TaskState.TASK_STATE_INPUT_REQUIRED);
 const written = await careful.sendMessage(message("approve", { taskId: waiting.id, contextId: waiting.contextId }));
 assert.equal(written.id, waiting.id);
 assert.equal(written.status.state, TaskState.TASK_STATE_COMPLETED);
-console.log("a2a_clients: the SDK answers an approval");
+console.log(`a2a_clients: ${binding}: the SDK answers an approval`);
 
 const page = await slow.listTasks(ListTasksRequest.fromJSON({ pageSize: 1, includeArtifacts: true }));
 assert.equal(page.totalSize, 2);
@@ -61,7 +63,7 @@ const cancelled = await careful.cancelTask({ id: background.id, tenant: "", meta
 assert.equal(cancelled.status.state, TaskState.TASK_STATE_CANCELED);
 await assert.rejects(careful.cancelTask({ id: background.id, tenant: "", metadata: undefined }), { name: "TaskNotCancelableError" });
 await assert.rejects(slow.getTask({ id: background.id, tenant: "" }), { name: "TaskNotFoundError" });
-console.log("a2a_clients: the SDK lists and cancels tasks, and knows the errors");
+console.log(`a2a_clients: ${binding}: the SDK lists and cancels tasks, and knows the errors`);
 
 const received = [];
 const receiver = createServer((request, response) => {
@@ -89,4 +91,4 @@ assert.equal(received.find(isEnd).body.statusUpdate.taskId, notified.id);
 await slow.deleteTaskPushNotificationConfig({ taskId: notified.id, id: config.id, tenant: "" });
 receiver.close();
 receiver.closeAllConnections();
-console.log("a2a_clients: the SDK gets push notifications");
+console.log(`a2a_clients: ${binding}: the SDK gets push notifications`);

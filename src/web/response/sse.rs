@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::Stream;
 
+pub const MEDIA_TYPE: &str = "text/event-stream";
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Caches must not keep a stream, and proxies must not compress it, because that delays events.
@@ -18,7 +19,7 @@ pub fn response(
     chunks: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static,
 ) -> Response {
     let headers = [
-        (CONTENT_TYPE, "text/event-stream"),
+        (CONTENT_TYPE, MEDIA_TYPE),
         NO_CACHE,
         (ACCEL_BUFFERING, "no"),
     ];

@@ -2,7 +2,7 @@
 //! agent, if they may read or start runs.
 
 use crate::web::clients::a2a::types::{
-    AgentCapabilities, AgentCard, AgentInterface, AgentSkill, HTTP_JSON, VERSION,
+    AgentCapabilities, AgentCard, AgentInterface, AgentSkill, HTTP_JSON, JSON_RPC, VERSION,
 };
 use axum::extract::State;
 use axum::response::Response;
@@ -42,10 +42,25 @@ pub async fn of_agent(
     url: PublicUrl,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
+    let card = of(&state, &principal, &name, &url)?;
+    Ok(if_none_match.json_response(&card))
+}
+
+/// The card of the agent.
+pub fn of(
+    state: &AppState,
+    principal: &Principal,
+    name: &str,
+    url: &PublicUrl,
+) -> Result<AgentCard, Problem> {
     principal.require_any_scope(SCOPES)?;
     let agents = state.runner.catalog().current();
-    let agent = agents.get(&name)?;
-    Ok(if_none_match.json_response(&card_of(&state, agent, &url)))
+    let agent = agents.get(name)?;
+    Ok(AgentCard {
+        supported_interfaces: interfaces(agent, url).into(),
+        skills: vec![skill(agent)],
+        ..card(state, &agent.name, description(agent))
+    })
 }
 
 /// `GET /a2a/{agent}/extendedAgentCard`: no more than the other card, which needs a key too.
@@ -60,7 +75,7 @@ pub async fn extended(
     of_agent(state, principal, agent, url, if_none_match).await
 }
 
-/// `GET /.well-known/agent-card.json`: each agent that the key may use is an interface and a skill.
+/// `GET /.well-known/agent-card.json`: each agent that the key may use has interfaces and a skill.
 pub async fn all(
     State(state): State<AppState>,
     principal: Principal,
@@ -73,7 +88,10 @@ pub async fn all(
     let usable = entries.filter(|entry| principal.can_use_agent(&entry.name));
     let usable: Vec<&Agent> = usable.filter_map(|entry| entry.agent.as_deref()).collect();
     let card = AgentCard {
-        supported_interfaces: usable.iter().map(|agent| interface(agent, &url)).collect(),
+        supported_interfaces: usable
+            .iter()
+            .flat_map(|agent| interfaces(agent, &url))
+            .collect(),
         skills: usable.iter().map(|agent| skill(agent)).collect(),
         ..card(
             &state,
@@ -82,14 +100,6 @@ pub async fn all(
         )
     };
     Ok(if_none_match.json_response(&card))
-}
-
-fn card_of(state: &AppState, agent: &Agent, url: &PublicUrl) -> AgentCard {
-    AgentCard {
-        supported_interfaces: vec![interface(agent, url)],
-        skills: vec![skill(agent)],
-        ..card(state, &agent.name, description(agent))
-    }
 }
 
 fn card(state: &AppState, name: &str, description: String) -> AgentCard {
@@ -116,12 +126,13 @@ fn card(state: &AppState, name: &str, description: String) -> AgentCard {
     }
 }
 
-fn interface(agent: &Agent, url: &PublicUrl) -> AgentInterface {
-    AgentInterface {
+/// The agent in each binding; both have the same URL.
+fn interfaces(agent: &Agent, url: &PublicUrl) -> [AgentInterface; 2] {
+    [HTTP_JSON, JSON_RPC].map(|protocol_binding| AgentInterface {
         url: url.join(&format!("/a2a/{}", agent.name)),
-        protocol_binding: HTTP_JSON,
+        protocol_binding,
         protocol_version: VERSION,
-    }
+    })
 }
 
 /// What the agent does. An agent of ours has one skill: to work on its input.

@@ -1,4 +1,5 @@
-//! Errors as A2A's HTTP+JSON binding has them: `google.rpc.Status`, with the kind of error in an `ErrorInfo`.
+//! Errors as A2A's bindings have them. HTTP+JSON: `google.rpc.Status`; JSON-RPC: a code. Both have the kind of error in an
+//! `ErrorInfo`.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -16,32 +17,37 @@ const PROTOCOL_DOMAIN: &str = "a2a-protocol.org";
 /// The domain of reasons that A2A does not define: the codes of problems, in upper case.
 const OWN_DOMAIN: &str = "axed";
 
-/// The protocol's own errors, by the codes of problems, with their status.
-const REASONS: &[(ProblemCode, &str, StatusCode)] = &[
+/// The protocol's own errors, by the codes of problems, with their status and their code in JSON-RPC.
+const REASONS: &[(ProblemCode, &str, StatusCode, i32)] = &[
     (
         ProblemCode::RunNotFound,
         "TASK_NOT_FOUND",
         StatusCode::NOT_FOUND,
+        -32001,
     ),
     (
         ProblemCode::RunTerminal,
         "TASK_NOT_CANCELABLE",
         StatusCode::BAD_REQUEST,
+        -32002,
     ),
     (
         ProblemCode::RunEnded,
         "UNSUPPORTED_OPERATION",
         StatusCode::BAD_REQUEST,
+        -32004,
     ),
     (
         ProblemCode::UnsupportedMediaType,
         "CONTENT_TYPE_NOT_SUPPORTED",
         StatusCode::BAD_REQUEST,
+        -32005,
     ),
     (
         ProblemCode::UnsupportedVersion,
         "VERSION_NOT_SUPPORTED",
         StatusCode::BAD_REQUEST,
+        -32009,
     ),
 ];
 
@@ -54,17 +60,52 @@ pub fn task_ended(id: &str, state: &str) -> Problem {
 }
 
 fn shape(problem: &Problem) -> ShapedError {
-    let known = REASONS
-        .iter()
-        .find(|(code, ..)| code.as_str() == problem.code());
-    let (status, name) = match known {
-        Some((_, _, StatusCode::NOT_FOUND)) => (StatusCode::NOT_FOUND, "NOT_FOUND"),
-        Some((ProblemCode::UnsupportedMediaType, _, status)) => (*status, "INVALID_ARGUMENT"),
-        Some((_, _, status)) => (*status, "FAILED_PRECONDITION"),
+    let (status, name) = match reason_of(problem) {
+        Some((_, _, StatusCode::NOT_FOUND, _)) => (StatusCode::NOT_FOUND, "NOT_FOUND"),
+        Some((ProblemCode::UnsupportedMediaType, _, status, _)) => (*status, "INVALID_ARGUMENT"),
+        Some((_, _, status, _)) => (*status, "FAILED_PRECONDITION"),
         None => status_of(problem.status()),
     };
-    let (reason, domain) = match known {
-        Some((_, reason, _)) => ((*reason).to_owned(), PROTOCOL_DOMAIN),
+    let body: Value = json!({
+        "error": {
+            "code": status.as_u16(),
+            "status": name,
+            "message": problem.detail(),
+            "details": details(problem),
+        },
+    });
+    ShapedError {
+        status,
+        body: body.to_string().into_bytes(),
+    }
+}
+
+fn reason_of(problem: &Problem) -> Option<&'static (ProblemCode, &'static str, StatusCode, i32)> {
+    REASONS
+        .iter()
+        .find(|(code, ..)| code.as_str() == problem.code())
+}
+
+/// The code of a problem in JSON-RPC.
+pub fn rpc_code(problem: &Problem) -> i32 {
+    if let Some((.., code)) = reason_of(problem) {
+        return *code;
+    }
+    let has_code = |code: ProblemCode| code.as_str() == problem.code();
+    match problem.status() {
+        _ if has_code(ProblemCode::InvalidJson) => -32700,
+        _ if has_code(ProblemCode::MalformedBody) => -32600,
+        StatusCode::METHOD_NOT_ALLOWED => -32601,
+        StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => -32602,
+        status if status.is_server_error() => -32603,
+        _ => -32000,
+    }
+}
+
+/// What is wrong, for programs.
+pub fn details(problem: &Problem) -> Vec<Value> {
+    let (reason, domain) = match reason_of(problem) {
+        Some((_, reason, ..)) => ((*reason).to_owned(), PROTOCOL_DOMAIN),
         None => (problem.code().to_ascii_uppercase(), OWN_DOMAIN),
     };
     let mut details = vec![json!({
@@ -79,18 +120,7 @@ fn shape(problem: &Problem) -> ShapedError {
             "fieldViolations": [{ "field": field_name(pointer), "description": problem.detail() }],
         }));
     }
-    let body: Value = json!({
-        "error": {
-            "code": status.as_u16(),
-            "status": name,
-            "message": problem.detail(),
-            "details": details,
-        },
-    });
-    ShapedError {
-        status,
-        body: body.to_string().into_bytes(),
-    }
+    details
 }
 
 /// The status with its name in `google.rpc.Code`.

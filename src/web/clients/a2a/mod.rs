@@ -1,4 +1,4 @@
-//! A2A 1.0 below `/a2a/{agent}/`, in its HTTP+JSON binding. A task is a root run of the agent, a context is a session, an
+//! A2A 1.0: the HTTP+JSON binding below `/a2a/{agent}/`, and the JSON-RPC binding at `/a2a/{agent}`. A task is a root run of the agent, a context is a session, an
 //! approval is input that a task requires.
 
 use axum::routing::{MethodRouter, delete, get, post};
@@ -19,6 +19,7 @@ pub mod message;
 pub mod push;
 pub mod push_config;
 pub mod response;
+pub mod rpc;
 pub mod send;
 pub mod stream;
 pub mod task;
@@ -50,6 +51,7 @@ pub fn routes() -> Vec<Route> {
         route("get", CONFIGS, get(push::list), Read),
         route("get", CONFIG, get(push::get), Read),
         route("delete", CONFIG, delete(push::delete), Run),
+        of_protocol("post", "/a2a/{agent}", post(rpc::post), rpc::ERRORS).with_any_key(),
     ]
 }
 

@@ -10,7 +10,7 @@ use crate::domain::run::RunId;
 use crate::web::error::Problem;
 
 pub const MEDIA_TYPE: &str = "application/a2a+json";
-const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
+pub const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
 
 pub fn json(value: &impl Serialize) -> Result<Response, Problem> {
     let body = serde_json::to_vec(value)

@@ -40,8 +40,18 @@ pub async fn get(
     }
     let query = Query::read(&uri, &["historyLength", "tenant", version::HEADER])?;
     let history = history_length(&query)?;
-    let run = find(&state, &principal, &agent, &id).await?;
-    let task = task(&state, &run, TaskParts::with_history(history)).await?;
+    read(&state, &principal, &agent, &id, history).await
+}
+
+pub async fn read(
+    state: &AppState,
+    principal: &Principal,
+    agent: &str,
+    id: &str,
+    history: Option<usize>,
+) -> Result<Response, Problem> {
+    let run = find(state, principal, agent, id).await?;
+    let task = task(state, &run, TaskParts::with_history(history)).await?;
     Ok(response::with_run_id(response::json(&task)?, run.id))
 }
 
@@ -75,7 +85,7 @@ pub async fn act(
     }
 }
 
-async fn cancel(
+pub async fn cancel(
     state: &AppState,
     principal: &Principal,
     agent: &str,
@@ -100,7 +110,7 @@ async fn cancel(
     Ok(response::with_run_id(response::json(&task)?, run.id))
 }
 
-async fn subscribe(
+pub async fn subscribe(
     state: &AppState,
     principal: &Principal,
     agent: &str,

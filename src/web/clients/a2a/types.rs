@@ -8,6 +8,7 @@ use crate::domain::timestamp_text;
 
 pub const VERSION: &str = "1.0";
 pub const HTTP_JSON: &str = "HTTP+JSON";
+pub const JSON_RPC: &str = "JSONRPC";
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -8,7 +8,6 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
-use tracing::{error, warn};
 
 use crate::web::error::Problem;
 use crate::web::error_shape::{ErrorShape, ShapedError};
@@ -197,7 +196,7 @@ impl RpcError {
 impl From<Problem> for RpcError {
     fn from(problem: Problem) -> Self {
         let status = problem.status();
-        log(&problem);
+        problem.log("An MCP request");
         let code = match status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
             true => ErrorCode::INTERNAL_ERROR,
             false => ErrorCode::INVALID_PARAMS,
@@ -207,23 +206,6 @@ impl From<Problem> for RpcError {
             error.status = status;
         }
         error
-    }
-}
-
-/// What the log gets of a problem that the middleware does not see.
-fn log(problem: &Problem) {
-    let (status, code) = (problem.status().as_u16(), problem.code());
-    match problem.cause() {
-        Some(cause) if status == 500 => {
-            error!(http.status = status, code, "An MCP request failed: {cause}");
-        }
-        Some(cause) => {
-            warn!(
-                http.status = status,
-                code, "An MCP request was refused: {cause}"
-            );
-        }
-        None => {}
     }
 }
 

@@ -8,6 +8,7 @@ use crate::support::app::{ApiResponse, TestApp, send};
 mod cards;
 mod messages;
 mod push;
+mod rpc;
 mod streams;
 mod tasks;
 
