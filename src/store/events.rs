@@ -3,6 +3,7 @@
 use futures_util::future::BoxFuture;
 
 use crate::domain::event::StoredEvent;
+use crate::domain::recorded_event::{self, RecordedEvent};
 use crate::domain::run::RunId;
 use crate::store::StoreError;
 
@@ -33,6 +34,24 @@ pub struct EventQuery {
     pub after: u64,
     /// The page ends with the write that reaches this number of events.
     pub limit: usize,
+}
+
+/// Reads what continuing a run needs of an event.
+///
+/// # Errors
+/// [`StoreError::Corrupt`] if it is not what was written.
+pub fn recorded(event: &StoredEvent) -> Result<RecordedEvent, StoreError> {
+    let StoredEvent {
+        seq,
+        run_id,
+        name,
+        data,
+    } = event;
+    recorded_event::parse(name, data).map_err(|error| {
+        StoreError::Corrupt(format!(
+            "event {seq} of {run_id}, {name}, could not be read: {error}"
+        ))
+    })
 }
 
 /// Reads a log page by page.

@@ -11,12 +11,13 @@ use serde_json::{Map, Value};
 use crate::domain::agent::Agent;
 use crate::domain::agent::overrides::{BudgetOverride, ParamsOverride};
 use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::recorded_event::RecordedKind;
 use crate::domain::run::{Reused, ReusedRun, Run, RunId, Status};
 use crate::engine::context::Engine;
 use crate::engine::fork::cut::Cut;
 use crate::engine::fork::request::ForkError;
 use crate::engine::record::agent_snapshots;
-use crate::store::events::EventQuery;
+use crate::store::events::{self, EventQuery};
 use crate::store::{Step, StoreError};
 
 pub struct SourceTree {
@@ -179,11 +180,6 @@ pub struct RequestSettings {
 
 impl RecordedRequest {
     async fn load(engine: &Engine, root: RunId) -> Result<Self, StoreError> {
-        #[derive(Deserialize)]
-        struct RunQueued {
-            #[serde(default)]
-            request: Map<String, Value>,
-        }
         let query = EventQuery {
             root,
             run: root,
@@ -192,13 +188,15 @@ impl RecordedRequest {
             limit: 1,
         };
         let events = engine.journal.store().events(query).await?;
-        let queued = events.first();
-        let queued = queued.and_then(|event| serde_json::from_str::<RunQueued>(&event.data).ok());
-        let fields = queued.map_or_else(Map::new, |queued| queued.request);
-        Ok(Self {
-            settings: serde_json::from_value(fields.clone().into()).unwrap_or_default(),
-            fields,
-        })
+        let queued = events.first().map(events::recorded).transpose()?;
+        let fields = match queued.map(|event| event.kind) {
+            Some(RecordedKind::RunQueued { request }) => request,
+            _ => Map::new(),
+        };
+        let settings = serde_json::from_value(fields.clone().into()).map_err(|error| {
+            StoreError::Corrupt(format!("what the request of {root} set: {error}"))
+        })?;
+        Ok(Self { settings, fields })
     }
 
     pub fn timeout(&self) -> Option<Duration> {

@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 
 use jiff::{SignedDuration, Timestamp};
-use serde::Deserialize;
 
 use crate::domain::event::ResumeCause;
+use crate::domain::recorded_event::{RecordedEvent, RecordedKind};
 use crate::domain::run::{RunId, now};
 use crate::engine::context::RunContext;
 use crate::store::StoreError;
-use crate::store::events::EventPages;
+use crate::store::events::{self, EventPages};
 
 /// How long the run, or one above it, was paused since then. Until now, if it is.
 pub async fn since(context: &RunContext, start: Timestamp) -> Result<SignedDuration, StoreError> {
@@ -22,7 +22,7 @@ pub async fn since(context: &RunContext, start: Timestamp) -> Result<SignedDurat
     let mut pages = EventPages::of_tree(&**store, context.run.scope.root);
     while let Some(page) = pages.next().await? {
         for event in page {
-            pauses.apply(&event.name, &event.data);
+            pauses.apply(&events::recorded(&event)?);
         }
     }
     Ok(pauses.total(start, now()))
@@ -38,29 +38,22 @@ struct Pauses {
 }
 
 impl Pauses {
-    fn apply(&mut self, name: &str, data: &str) {
-        #[derive(Deserialize)]
-        struct PauseEvent {
-            run_id: RunId,
-            time: Timestamp,
-            cause: Option<ResumeCause>,
-        }
-        if !["run.paused", "run.resumed"].contains(&name) {
+    fn apply(&mut self, event: &RecordedEvent) {
+        if !self.runs.contains(&event.run_id) {
             return;
         }
-        let Ok(event) = serde_json::from_str::<PauseEvent>(data) else {
-            return;
-        };
-        let is_restart = event.cause == Some(ResumeCause::Restart);
-        if is_restart || !self.runs.contains(&event.run_id) {
-            return;
-        }
-        if name == "run.paused" {
-            self.paused.insert(event.run_id);
-            self.since.get_or_insert(event.time);
-        } else if self.paused.remove(&event.run_id) && self.paused.is_empty() {
-            let since = self.since.take().unwrap_or(event.time);
-            self.ended.push((since, event.time));
+        match event.kind {
+            RecordedKind::RunPaused => {
+                self.paused.insert(event.run_id);
+                self.since.get_or_insert(event.time);
+            }
+            RecordedKind::RunResumed {
+                cause: ResumeCause::Request,
+            } if self.paused.remove(&event.run_id) && self.paused.is_empty() => {
+                let since = self.since.take().unwrap_or(event.time);
+                self.ended.push((since, event.time));
+            }
+            _ => {}
         }
     }
 
@@ -79,6 +72,7 @@ mod tests {
     use jiff::{SignedDuration, Timestamp};
 
     use super::Pauses;
+    use crate::domain::recorded_event;
     use crate::domain::run::RunId;
 
     #[test]
@@ -90,8 +84,11 @@ mod tests {
         };
         let at = |second: i64| Timestamp::from_second(second).expect("a time");
         let mut apply = |name: &str, of: RunId, second: i64, cause: &str| {
-            let event = serde_json::json!({"run_id": of, "time": at(second), "cause": cause});
-            pauses.apply(name, &event.to_string());
+            let event = serde_json::json!(
+                {"run_id": of, "time": at(second), "type": name, "cause": cause}
+            );
+            let event = recorded_event::parse(name, &event.to_string());
+            pauses.apply(&event.expect("an event"));
         };
         apply("run.paused", parent, 10, "request");
         apply("run.paused", run, 20, "request");

@@ -4,31 +4,21 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::event::ResumeCause;
 use crate::domain::message::{AssistantMessage, ToolResult};
+use crate::domain::recorded_event::{RecordedEvent, RecordedKind};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::{CallLimit, TokenUsage};
 use crate::engine::context::Engine;
 use crate::engine::prepare::{Prompt, RunInput};
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
-use crate::store::events::EventPages;
+use crate::store::events::{self, EventPages};
 use crate::store::{Step, StoreError};
-
-/// The events that describe the progress of a call.
-const CALL_EVENTS: [&str; 6] = [
-    "tool.started",
-    "tool.completed",
-    "agent.called",
-    "agent.returned",
-    "approval.requested",
-    "approval.decided",
-];
 
 #[derive(Debug, Default)]
 pub struct RecordedRun {
@@ -135,13 +125,12 @@ pub struct RecordedCalls {
 }
 
 impl RecordedRun {
-    fn set_result(&mut self, turn: u32, position: usize, result: ToolResult) {
+    /// `None` if there is no such call.
+    fn set_result(&mut self, turn: u32, position: u32, result: ToolResult) -> Option<()> {
         let mut turns = self.turns.iter_mut().rev();
-        let recorded_turn = turns.find(|reply| reply.turn == turn);
-        let slot = recorded_turn.and_then(|reply| reply.results.get_mut(position));
-        if let Some(slot) = slot {
-            *slot = Some(result);
-        }
+        let recorded_turn = turns.find(|reply| reply.turn == turn)?;
+        *recorded_turn.results.get_mut(position as usize)? = Some(result);
+        Some(())
     }
 
     fn mark_messages_read(&mut self, turn: u32, last: u32) {
@@ -232,9 +221,9 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
                 *turn_compaction.unwrap_or(&mut recorded.compaction) = Some(compaction);
             }
             Step::Followup { content } => {
-                if let Some(reply) = recorded.turns.last_mut() {
-                    reply.followup = Some(content);
-                }
+                let reply = recorded.turns.last_mut();
+                let reply = reply.ok_or_else(|| misplaced(run.id, "a message after a reply"))?;
+                reply.followup = Some(content);
             }
             Step::Result {
                 turn,
@@ -243,7 +232,13 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
                 refused_by,
             } => {
                 refused_limits.extend(refused_by);
-                recorded.set_result(turn, position as usize, result);
+                let found = recorded.set_result(turn, position, result);
+                found.ok_or_else(|| {
+                    misplaced(
+                        run.id,
+                        &format!("the result of call {position} in turn {turn}"),
+                    )
+                })?;
             }
         }
     }
@@ -258,6 +253,13 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
     Ok(recorded)
 }
 
+/// The error of a step that follows nothing which it can belong to.
+fn misplaced(run: RunId, step: &str) -> StoreError {
+    StoreError::Corrupt(format!(
+        "the steps of {run}: {step} does not follow the reply that it belongs to"
+    ))
+}
+
 /// Reads the progress of a run's calls from the tree's events, without their child runs.
 pub async fn load_calls(
     engine: &Engine,
@@ -268,89 +270,78 @@ pub async fn load_calls(
     let mut pages = EventPages::of_run(&**engine.journal.store(), root, run);
     while let Some(page) = pages.next().await? {
         for event in page {
-            calls.apply(&event.name, &event.data);
+            calls.apply(events::recorded(&event)?);
         }
     }
     Ok(calls)
 }
 
 impl RecordedCalls {
-    fn apply(&mut self, name: &str, data: &str) {
-        #[derive(Deserialize)]
-        struct CallEvent {
-            tool_call_id: String,
-            child_id: Option<RunId>,
-            time: Timestamp,
-        }
-        #[derive(Deserialize)]
-        struct TurnStarted {
-            turn: u32,
-        }
-        match name {
-            "run.resumed" if is_restart(data) => self.resume_count += 1,
-            "turn.completed" | "tool.completed" | "approval.decided" => self.resume_count = 0,
-            _ => {}
-        }
-        match name {
-            "turn.completed" => self.reported_usage = parse_usage(data),
-            "context.compacted" => self.reported_usage = None,
-            "batch.submitted" => self.batch = serde_json::from_str(data).ok(),
-            _ => {}
-        }
-        if name == "turn.started" {
-            self.last_turn = serde_json::from_str::<TurnStarted>(data)
-                .map_or(self.last_turn, |started| started.turn);
-        }
-        if !CALL_EVENTS.contains(&name) {
-            return;
-        }
-        let Ok(call) = serde_json::from_str::<CallEvent>(data) else {
-            return;
-        };
-        match (name, call.child_id) {
-            ("tool.started", _) => drop(self.started.insert(call.tool_call_id, call.time)),
-            ("agent.called", Some(child)) => drop(self.delegated.insert(call.tool_call_id, child)),
-            ("approval.requested", _) => {
-                self.approvals_requested
-                    .insert(call.tool_call_id, call.time);
+    fn apply(&mut self, event: RecordedEvent) {
+        let time = event.time;
+        match event.kind {
+            RecordedKind::RunResumed { cause } => {
+                self.resume_count += u32::from(cause == ResumeCause::Restart);
             }
-            ("approval.decided", _) => {
-                if let Ok(decision) = serde_json::from_str(data) {
-                    self.decisions.entry(call.tool_call_id).or_insert(decision);
-                }
+            RecordedKind::TurnStarted { turn } => self.last_turn = turn,
+            RecordedKind::TurnCompleted(reply) => {
+                self.resume_count = 0;
+                self.reported_usage = Some(TokenUsage {
+                    input: reply.input_tokens,
+                    output: reply.output_tokens,
+                    reasoning: reply.reasoning_tokens,
+                    ..TokenUsage::default()
+                });
             }
-            ("tool.completed", _) => drop(self.completed.insert(call.tool_call_id)),
-            ("agent.returned", _) => drop(self.returned.insert(call.tool_call_id)),
-            _ => {}
+            RecordedKind::ContextCompacted => self.reported_usage = None,
+            RecordedKind::BatchSubmitted {
+                turn,
+                model,
+                batch_id,
+            } => {
+                self.batch = Some(SubmittedBatch {
+                    turn,
+                    model,
+                    batch_id,
+                    submitted_at: time,
+                });
+            }
+            RecordedKind::ToolStarted { tool_call_id } => {
+                self.started.insert(tool_call_id, time);
+            }
+            RecordedKind::ToolCompleted { tool_call_id } => {
+                self.resume_count = 0;
+                self.completed.insert(tool_call_id);
+            }
+            RecordedKind::AgentCalled {
+                tool_call_id,
+                child_id,
+            } => {
+                self.delegated.insert(tool_call_id, child_id);
+            }
+            RecordedKind::AgentReturned { tool_call_id } => {
+                self.returned.insert(tool_call_id);
+            }
+            RecordedKind::ApprovalRequested { tool_call_id } => {
+                self.approvals_requested.insert(tool_call_id, time);
+            }
+            RecordedKind::ApprovalDecided {
+                tool_call_id,
+                decision,
+                reason,
+                by,
+            } => {
+                self.resume_count = 0;
+                let decision = ApprovalDecision {
+                    decision,
+                    reason,
+                    arguments: None,
+                    by,
+                    claim: None,
+                };
+                self.decisions.entry(tool_call_id).or_insert(decision);
+            }
+            RecordedKind::RunQueued { .. } | RecordedKind::RunPaused | RecordedKind::Other => {}
         }
     }
-}
-
-/// Whether the run was resumed after a restart, and not by a client.
-fn is_restart(data: &str) -> bool {
-    #[derive(Deserialize)]
-    struct RunResumed {
-        /// Older versions did not write it.
-        cause: Option<ResumeCause>,
-    }
-    let resumed = serde_json::from_str::<RunResumed>(data);
-    resumed.is_ok_and(|resumed| resumed.cause != Some(ResumeCause::Request))
-}
-
-/// The tokens in `turn.completed`; `None` if the provider reported none.
-fn parse_usage(data: &str) -> Option<TokenUsage> {
-    #[derive(Deserialize)]
-    struct TurnCompleted {
-        input_tokens: u64,
-        output_tokens: u64,
-        #[serde(default)]
-        reasoning_tokens: u64,
-    }
-    let completed: TurnCompleted = serde_json::from_str(data).ok()?;
-    Some(TokenUsage {
-        input: completed.input_tokens,
-        output: completed.output_tokens,
-        reasoning: completed.reasoning_tokens,
-        ..TokenUsage::default()
-    })
 }

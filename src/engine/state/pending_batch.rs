@@ -3,18 +3,15 @@
 use std::sync::{Mutex, PoisonError};
 
 use jiff::Timestamp;
-use serde::Deserialize;
 
 /// A batch that contains a turn's request.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubmittedBatch {
     pub turn: u32,
     /// `provider/model`.
     pub model: String,
     /// The provider's id.
-    #[serde(rename = "batch_id")]
     pub batch_id: String,
-    #[serde(rename = "time")]
     pub submitted_at: Timestamp,
 }
 

@@ -1,5 +1,6 @@
 //! The steps and the events of an entry: what one write adds to the record.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 
 use serde::Deserialize;
@@ -20,9 +21,25 @@ pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
     String::from_utf8(json).map(Some).map_err(|why| error(&why))
 }
 
-pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
-    serde_json::from_str(text)
-        .map_err(|error| StoreError::Corrupt(format!("a stored step could not be read: {error}")))
+/// The steps of the entry of a run that ends with this event.
+///
+/// # Errors
+/// [`StoreError::Corrupt`] if they are not what was written.
+pub fn steps(run: RunId, last_seq: u64, text: &str) -> Result<Vec<Step>, StoreError> {
+    serde_json::from_str(text).map_err(|error| {
+        damaged(
+            run,
+            last_seq,
+            &format!("a stored step could not be read: {error}"),
+        )
+    })
+}
+
+/// The error of an entry that is not what was written.
+pub fn damaged(run: RunId, last_seq: u64, why: &str) -> StoreError {
+    StoreError::Corrupt(format!(
+        "the entry of {run} that ends with event {last_seq}: {why}"
+    ))
 }
 
 /// The events of an entry, all of one run, one a line: the name, a space, and the JSON without a number. `None` if there are none.
@@ -90,27 +107,31 @@ pub fn read_events(
     count: u64,
     lines: &str,
 ) -> Result<Vec<StoredEvent>, StoreError> {
-    check_events(count, lines)?;
+    check_events(count, lines).map_err(|why| damaged(run_id, last_seq, &why))?;
     Ok(events(run_id, last_seq, count, lines).collect())
 }
 
 /// Whether these are the lines of so many events.
-pub fn check_events(count: u64, lines: &str) -> Result<(), StoreError> {
+fn check_events(count: u64, lines: &str) -> Result<(), String> {
     let is_event = |line: &str| {
-        let json = line.split_once(' ').map(|(_, json)| json);
-        json.is_some_and(|json| serde_json::from_str::<EventObject>(json).is_ok())
+        let (name, json) = line.split_once(' ')?;
+        let event: EventObject<'_> = serde_json::from_str(json).ok()?;
+        (event.name == name).then_some(())
     };
-    match lines.lines().count() as u64 == count && lines.lines().all(is_event) {
+    match lines.lines().count() as u64 == count
+        && lines.lines().all(|line| is_event(line).is_some())
+    {
         true => Ok(()),
-        false => Err(StoreError::Corrupt(
-            "a stored event could not be read".to_owned(),
-        )),
+        false => Err("a stored event could not be read".to_owned()),
     }
 }
 
-/// A JSON object of any content.
+/// A JSON object of any content, with its type.
 #[derive(Deserialize)]
-struct EventObject {}
+struct EventObject<'a> {
+    #[serde(rename = "type", borrow)]
+    name: Cow<'a, str>,
+}
 
 #[cfg(test)]
 mod tests {

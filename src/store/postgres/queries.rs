@@ -50,7 +50,7 @@ const DEFINITION: &str = "SELECT d.body FROM runs r JOIN definitions d ON d.hash
 const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
      WHERE credential = :credential AND route = :route AND key = :key AND expires > :now \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)";
-const STEPS: &str = "SELECT e.steps FROM runs r JOIN entries e ON e.root = r.root \
+const STEPS: &str = "SELECT e.last_seq, e.steps FROM runs r JOIN entries e ON e.root = r.root \
      WHERE r.id = :id AND e.run = :id AND e.steps IS NOT NULL \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) ORDER BY e.last_seq, e.id";
 
@@ -59,7 +59,7 @@ macro_rules! events {
     ($of:expr) => {
         concat!(
             "SELECT e.run, e.last_seq, e.count, e.events FROM entries e \
-             WHERE e.root = :root AND e.last_seq > :after AND e.events IS NOT NULL ",
+             WHERE e.root = :root AND e.last_seq > :after AND e.count > 0 ",
             $of,
             " AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = :root) ORDER BY e.last_seq LIMIT :limit"
         )
@@ -107,7 +107,9 @@ pub async fn is_held(db: &Reader, id: RunId) -> StoreResult<bool> {
 pub async fn steps(db: &Reader, id: RunId) -> StoreResult<Vec<Step>> {
     let mut steps = Vec::new();
     for row in db.rows(STEPS, params! {":id": id}).await? {
-        steps.extend(entries::steps(&rows::required_text(&row, "steps")?)?);
+        let last_seq = rows::count(&row, "last_seq")?;
+        let text = rows::str(&row, "steps")?.unwrap_or_default();
+        steps.extend(entries::steps(id, last_seq, text)?);
     }
     Ok(steps)
 }

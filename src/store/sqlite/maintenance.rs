@@ -8,13 +8,14 @@ use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, Row};
 
 use crate::domain::attachment::Digest;
-use crate::store::StoreError;
+use crate::domain::run::RunId;
 use crate::store::encoding::definition_cache::{self, Hash};
 use crate::store::encoding::{entries, integers, turns};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::files::DATABASE_FILE;
 use crate::store::sqlite::rows::{self, RUN_COLUMNS};
 use crate::store::sqlite::{files, schema};
+use crate::store::{StoreError, events};
 
 /// A check ends after this many findings.
 const MAX_FINDINGS: usize = 100;
@@ -150,15 +151,10 @@ fn check_runs(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Res
 }
 
 fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
-    let mut sql = db.prepare("SELECT run, steps FROM entries WHERE steps IS NOT NULL")?;
+    let mut sql = db.prepare("SELECT run, last_seq, steps FROM entries WHERE steps IS NOT NULL")?;
     let mut found = sql.query([])?;
     while let Some(row) = found.next()? {
-        let parsed = row
-            .get_ref("steps")?
-            .as_str()
-            .map_err(|error| error.to_string());
-        let parsed =
-            parsed.and_then(|text| entries::steps(text).map_err(|error| error.to_string()));
+        let parsed = read_entry(row, "steps", entries::steps);
         if let Err(error) = parsed {
             let finding = unreadable("a step", row);
             report(format!("{finding}: {error}"));
@@ -168,19 +164,42 @@ fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Re
 }
 
 fn check_events(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
-    let mut sql = db.prepare("SELECT run, count, events FROM entries WHERE events IS NOT NULL")?;
+    let mut sql = db.prepare("SELECT run, last_seq, count, events FROM entries WHERE count > 0")?;
     let mut found = sql.query([])?;
     while let Some(row) = found.next()? {
         let count = row.get::<_, i64>("count").map(integers::unsigned);
-        let lines = row.get_ref("events")?.as_str();
-        let is_readable = count.is_ok_and(|count| {
-            lines.is_ok_and(|lines| entries::check_events(count, lines).is_ok())
+        let parsed = read_entry(row, "events", |run, last_seq, lines| {
+            let events = entries::read_events(run, last_seq, count.map_err(store_error)?, lines)?;
+            events
+                .iter()
+                .try_for_each(|event| events::recorded(event).map(drop))
         });
-        if !is_readable {
-            report(unreadable("an event", row));
+        if let Err(error) = parsed {
+            let finding = unreadable("an event", row);
+            report(format!("{finding}: {error}"));
         }
     }
     Ok(())
+}
+
+/// Reads a column of an entry with `read`, which gets its run and the number of its last event.
+fn read_entry<T>(
+    row: &Row<'_>,
+    column: &str,
+    read: impl FnOnce(RunId, u64, &str) -> Result<T, StoreError>,
+) -> Result<T, String> {
+    let read = || {
+        let last_seq = integers::unsigned(row.get("last_seq").map_err(store_error)?);
+        let text = row.get_ref(column).map_err(store_error)?;
+        let text = text
+            .as_str()
+            .map_err(|error| StoreError::Corrupt(error.to_string()))?;
+        read(rows::id(row, "run").map_err(store_error)?, last_seq, text)
+    };
+    read().map_err(|error| match error {
+        StoreError::Corrupt(why) => why,
+        error => error.to_string(),
+    })
 }
 
 /// What cannot be read, with its run if the row has it.

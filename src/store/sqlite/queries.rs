@@ -285,7 +285,7 @@ pub fn is_held(db: &Connection, id: RunId) -> StoreResult<bool> {
 pub fn steps(db: &Connection, id: RunId) -> StoreResult<Vec<Step>> {
     let mut sql = db
         .prepare_cached(&format!(
-            "SELECT e.steps AS steps FROM runs r CROSS JOIN entries e ON e.root = r.root \
+            "SELECT e.last_seq AS last_seq, e.steps AS steps FROM runs r CROSS JOIN entries e ON e.root = r.root \
              WHERE r.id = :id AND e.run = :id AND e.steps IS NOT NULL AND {NOT_DELETED} ORDER BY e.last_seq, e.id",
         ))
         .map_err(store_error)?;
@@ -294,7 +294,9 @@ pub fn steps(db: &Connection, id: RunId) -> StoreResult<Vec<Step>> {
         .map_err(store_error)?;
     let mut steps = Vec::new();
     while let Some(row) = found.next().map_err(store_error)? {
-        steps.extend(entries::steps(text_column(row, "steps")?)?);
+        let last_seq = integers::unsigned(row.get("last_seq").map_err(store_error)?);
+        let text = entry_text(row, "steps", id, last_seq)?;
+        steps.extend(entries::steps(id, last_seq, text)?);
     }
     Ok(steps)
 }
@@ -305,7 +307,7 @@ pub fn events(db: &Connection, query: EventQuery) -> StoreResult<Vec<StoredEvent
     let mut sql = db
         .prepare_cached(
             "SELECT run, last_seq, count, events FROM entries \
-             WHERE root = :root AND last_seq > :after AND events IS NOT NULL \
+             WHERE root = :root AND last_seq > :after AND count > 0 \
              AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = :root) ORDER BY last_seq",
         )
         .map_err(store_error)?;
@@ -329,7 +331,8 @@ pub fn events(db: &Connection, query: EventQuery) -> StoreResult<Vec<StoredEvent
         }
         let last = integers::unsigned(row.get(columns.last_seq).map_err(store_error)?);
         let count = integers::unsigned(row.get(columns.count).map_err(store_error)?);
-        let entry = entries::read_events(run, last, count, text_column(row, columns.events)?)?;
+        let lines = entry_text(row, columns.events, run, last)?;
+        let entry = entries::read_events(run, last, count, lines)?;
         events.extend(
             entry
                 .into_iter()
@@ -496,9 +499,15 @@ fn tree_usage(db: &Connection, id: RunId) -> StoreResult<TreeUsage> {
     Ok(total)
 }
 
-fn text_column<'r>(row: &'r Row<'_>, column: impl RowIndex) -> StoreResult<&'r str> {
+/// A text of the entry of a run that ends with this event.
+fn entry_text<'r>(
+    row: &'r Row<'_>,
+    column: impl RowIndex,
+    run: RunId,
+    last_seq: u64,
+) -> StoreResult<&'r str> {
     let value = row.get_ref(column).map_err(store_error)?;
     value
         .as_str()
-        .map_err(|error| StoreError::Corrupt(error.to_string()))
+        .map_err(|error| entries::damaged(run, last_seq, &error.to_string()))
 }

@@ -155,6 +155,16 @@ impl Database {
         }
     }
 
+    /// Such a column with a text in place of another.
+    pub fn replaced(&self, column: &str, text: &str, by: &str) -> String {
+        match self {
+            Self::Sqlite(_) => format!("replace({column}, '{text}', '{by}')"),
+            Self::Postgres(_) => format!(
+                "convert_to(replace(convert_from({column}, 'UTF8'), '{text}', '{by}'), 'UTF8')"
+            ),
+        }
+    }
+
     /// Bytes of a text, as a literal for columns of texts that clients or models choose.
     pub fn free_text(&self, text: &str) -> String {
         match self {

@@ -340,6 +340,47 @@ async fn an_interrupted_call_is_repeated_only_if_safe() {
 }
 
 #[tokio::test]
+async fn a_call_whose_start_cannot_be_read_stops_its_run() {
+    let damages = [
+        ("\"tool_call_id\"", "\"tool_call_ix\""),
+        ("tool.started {", "tool.stbrted {"),
+        ("tool.started", "tool.stbrted"),
+        ("tool.started {", "memory.warning {"),
+        ("\"time\":\"", "\"time\":\"x"),
+        ("tool.started", ""),
+    ];
+    for (text, by) in damages {
+        let mut app = with_server("").spawn().await;
+        let call = calls([("s__hang", json!({}))]);
+        app.provider.will("a", [call, says("done")]);
+        let id = app.start("a", "go").await.id().to_owned();
+        lines(&app, "hanging", 1).await;
+        let script = SERVER.replace("note(\"hanging\", name)", "say(id, \"made again\")");
+        app.write("server.py", &script);
+        app.daemon.kill().await;
+        let db = app.database();
+        let value = match by {
+            "" => "NULL".to_owned(),
+            by => db.replaced("events", text, by),
+        };
+        let is_started = db.contains("events", "tool.started");
+        db.execute(&format!(
+            "UPDATE entries SET events = {value} WHERE {is_started}"
+        ));
+        app.restart_after_end().await;
+        let run = app.find(&id).await.wait_for_end().await;
+        let (code, message) = run.failure();
+        assert_eq!(code, "internal", "{by}: {message}");
+        assert!(
+            message.contains("the database is damaged"),
+            "{by}: {message}"
+        );
+        assert!(message.contains(&id), "it names the entry: {message}");
+        assert_eq!(app.provider.requests_for("a").len(), 1, "{by}");
+    }
+}
+
+#[tokio::test]
 async fn a_servers_secret_can_come_from_a_file() {
     let app = with_server("")
         .environment("STORY_TOKEN", "")
