@@ -13,7 +13,7 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::json_schema::Schema;
 use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::json_schema::limits::STACK_BYTES;
-use crate::domain::structured;
+use crate::domain::structured::{self, FinalText};
 use crate::fair::fair_semaphore::FairSemaphore;
 
 /// Larger JSON is not parsed on a thread of the runtime.
@@ -129,16 +129,15 @@ pub fn check_arguments_inline(
 pub fn check_output_inline(
     format: &ResponseFormat,
     text: &str,
-) -> Option<Result<bool, Vec<String>>> {
+) -> Option<Result<FinalText, Vec<String>>> {
     match format {
-        ResponseFormat::Text => Some(Ok(false)),
+        ResponseFormat::Text => Some(Ok(FinalText::Free)),
         _ if text.len() > MAX_INLINE_BYTES => None,
         _ => structured::check_inline(format, text),
     }
 }
 
-/// Checks a final text against the requested format: true if the format is JSON, false if it is text. `owner` is the key of
-/// the run.
+/// Checks a final text against the requested format. `owner` is the key of the run.
 ///
 /// # Errors
 /// One sentence for each mismatch.
@@ -146,7 +145,7 @@ pub async fn check_output(
     format: &ResponseFormat,
     text: &str,
     owner: Option<&str>,
-) -> Result<bool, Vec<String>> {
+) -> Result<FinalText, Vec<String>> {
     if let Some(checked) = check_output_inline(format, text) {
         return checked;
     }

@@ -2,64 +2,205 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
+use serde_json::de::StrRead;
 use serde_json::value::RawValue;
+use serde_json::{StreamDeserializer, Value};
 
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::shorten;
 
-/// The JSON of a text: the whole text, or the content of the one code fence around it.
-pub fn extract_json(text: &str) -> Option<&RawValue> {
-    let text = text.trim();
-    let fenced = text
-        .strip_prefix("```json")
-        .or_else(|| text.strip_prefix("```"))
-        .and_then(|rest| rest.strip_suffix("```"));
-    serde_json::from_str(fenced.unwrap_or(text)).ok()
+/// How models mark their thinking, where the server does not take it out of the text. In lower case.
+const THINKING: [(&str, &str); 9] = [
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[think]", "[/think]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|channel|>analysis", "<|channel|>final"),
+    ("<|channel>thought", "<channel|>"),
+];
+/// A text with more values, or with more brackets that begin none, is not searched.
+const MAX_CANDIDATES: usize = 64;
+
+/// A final text that fits its format.
+#[derive(Debug, PartialEq, Eq)]
+pub enum FinalText {
+    /// Any text was requested.
+    Free,
+    /// The whole text is the requested JSON.
+    Json,
+    /// The requested JSON is this part of the text.
+    JsonWithin(Range<usize>),
 }
 
-/// Checks a final text against the requested format. Returns true for JSON, false for free text. Call it on a separate
-/// thread; see [`Schema`].
+impl FinalText {
+    pub fn is_structured(&self) -> bool {
+        *self != Self::Free
+    }
+
+    /// The text, or the JSON in it.
+    pub fn into_content(self, text: String) -> String {
+        match self {
+            Self::Free | Self::Json => text,
+            Self::JsonWithin(range) => text[range].to_owned(),
+        }
+    }
+}
+
+/// Checks a final text against the requested format. JSON may have thinking, sentences or a code fence around it, if only
+/// one value in the text fits. Call it on a separate thread; see [`Schema`].
 ///
 /// # Errors
 /// The validation errors.
-pub fn check(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
-    let value = match format {
-        ResponseFormat::Text => return Ok(false),
-        _ => parse_value(text)?,
-    };
-    into_result(match requested_schema(format)? {
-        Some(schema) => schema.validation_errors(&value),
-        None => object_errors(&value),
-    })
+pub fn check(format: &ResponseFormat, text: &str) -> Result<FinalText, Vec<String>> {
+    let validate = |schema: &Schema, value: &Value| Some(schema.validation_errors(value));
+    check_with(format, text, validate).unwrap_or_else(|| Err(not_one_value()))
 }
 
 /// As [`check`]; `None` if the check needs a separate thread.
-pub fn check_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool, Vec<String>>> {
+pub fn check_inline(format: &ResponseFormat, text: &str) -> Option<Result<FinalText, Vec<String>>> {
+    check_with(format, text, Schema::validation_errors_inline)
+}
+
+fn check_with(
+    format: &ResponseFormat,
+    text: &str,
+    validate: impl Fn(&Schema, &Value) -> Option<Vec<String>>,
+) -> Option<Result<FinalText, Vec<String>>> {
     if matches!(format, ResponseFormat::Text) {
-        return Some(Ok(false));
+        return Some(Ok(FinalText::Free));
     }
-    let checked = parse_value(text).and_then(|value| Ok((requested_schema(format)?, value)));
-    Some(match checked {
-        Ok((Some(schema), value)) => into_result(schema.validation_errors_inline(&value)?),
-        Ok((None, value)) => into_result(object_errors(&value)),
-        Err(errors) => Err(errors),
+    let schema = match requested_schema(format) {
+        Ok(schema) => schema,
+        Err(errors) => return Some(Err(errors)),
+    };
+    let candidates = find_candidates(text);
+    let mut found: Option<(Value, Range<usize>)> = None;
+    let mut errors = not_one_value();
+    for range in &candidates {
+        let value = match parse_value(&text[range.clone()]) {
+            Ok(value) => value,
+            Err(why) => {
+                errors = why;
+                continue;
+            }
+        };
+        let mismatches = match &schema {
+            Some(schema) => validate(schema, &value)?,
+            None => object_errors(&value),
+        };
+        match &found {
+            _ if !mismatches.is_empty() => errors = mismatches,
+            Some((other, _)) if value != *other => return Some(Err(not_one_value())),
+            Some(_) => {}
+            None => found = Some((value, range.clone())),
+        }
+    }
+    Some(match found {
+        Some((_, range)) if range.len() == text.trim().len() => Ok(FinalText::Json),
+        Some((_, range)) => Ok(FinalText::JsonWithin(range)),
+        None if candidates.len() == 1 => Err(errors),
+        None => Err(not_one_value()),
     })
 }
 
-/// Parses a text as JSON; rejects objects with duplicate keys.
-fn parse_value(text: &str) -> Result<Value, Vec<String>> {
-    let no_json = || vec!["it is not one JSON value".to_owned()];
-    let json = extract_json(text).ok_or_else(no_json)?;
-    // Clients get the text unchanged. A client whose parser takes the first of two equal keys would see another value
-    // than the one that was validated.
-    serde_json::from_str::<UniqueKeys>(json.get())
+fn not_one_value() -> Vec<String> {
+    vec!["it is not one JSON value".to_owned()]
+}
+
+/// The whole text if it is JSON, otherwise the objects and lists of the answer in it, or the one value in its code fence.
+/// Nothing if the answer has broken JSON, since a part of that is no answer.
+fn find_candidates(text: &str) -> Vec<Range<usize>> {
+    let whole = trim(text, 0..text.len());
+    if is_json(&text[whole.clone()]) {
+        return vec![whole];
+    }
+    let answer = without_thinking(text);
+    let mut candidates = Vec::new();
+    let (mut at, mut passed) = (answer.start, 0);
+    while let Some(found) = text[at..answer.end].find(['{', '[']) {
+        at += found;
+        let rest = &text[at..answer.end];
+        passed += 1;
+        match StreamDeserializer::<_, &RawValue>::new(StrRead::new(rest)).next() {
+            _ if passed > MAX_CANDIDATES => return Vec::new(),
+            Some(Ok(value)) => {
+                let end = at + value.get().len();
+                candidates.push(at..end);
+                at = end;
+            }
+            Some(Err(error)) if error.is_eof() || looks_like_json(rest) => return Vec::new(),
+            _ => at += 1,
+        }
+    }
+    if candidates.is_empty() {
+        let value = without_fence(text, trim(text, answer));
+        candidates.extend(Some(value).filter(|it| is_json(&text[it.clone()])));
+    }
+    candidates
+}
+
+/// What comes after thinking, whose beginning may be a part of the prompt, and before more of it.
+fn without_thinking(text: &str) -> Range<usize> {
+    let lower = text.to_ascii_lowercase();
+    let ends = THINKING
+        .iter()
+        .filter_map(|(_, end)| Some(lower.rfind(end)? + end.len()));
+    let start = ends.max().unwrap_or(0);
+    let begins = THINKING
+        .iter()
+        .filter_map(|(begin, _)| lower[start..].find(begin));
+    let end = begins.min().map_or(text.len(), |at| start + at);
+    start..end
+}
+
+/// Whether a text that begins with a bracket is rather broken JSON than a bracket of a sentence.
+fn looks_like_json(text: &str) -> bool {
+    let rest = text[1..].trim_start();
+    match text.starts_with('{') {
+        true => rest.starts_with(['"', '\'']),
+        false => rest.starts_with(['{', '[', '"', '\'']),
+    }
+}
+
+/// The content of the code fence, with any label, that is all of this part of the text; else the part itself.
+fn without_fence(text: &str, part: Range<usize>) -> Range<usize> {
+    let fenced = ["```", "~~~"].iter().find_map(|fence| {
+        let inner = text[part.clone()]
+            .strip_prefix(fence)?
+            .strip_suffix(fence)?;
+        let (label, content) = inner.split_once('\n').unwrap_or(("", inner));
+        let start = part.start + fence.len() + if label.is_empty() { 0 } else { label.len() + 1 };
+        Some(start..start + content.len())
+    });
+    trim(text, fenced.unwrap_or(part))
+}
+
+/// Without white space and byte order marks around it.
+fn trim(text: &str, range: Range<usize>) -> Range<usize> {
+    let is_blank = |c: char| c.is_whitespace() || c == '\u{feff}';
+    let part = text[range.clone()].trim_start_matches(is_blank);
+    let start = range.end - part.len();
+    start..start + part.trim_end_matches(is_blank).len()
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<&RawValue>(text).is_ok()
+}
+
+/// Parses JSON; rejects objects with duplicate keys.
+fn parse_value(json: &str) -> Result<Value, Vec<String>> {
+    // A client whose parser takes the first of two equal keys would see another value than the one that was validated.
+    serde_json::from_str::<UniqueKeys>(json)
         .map_err(|error| vec![shorten(&error.to_string(), 300)])?;
-    serde_json::from_str(json.get()).map_err(|error| vec![shorten(&error.to_string(), 300)])
+    serde_json::from_str(json).map_err(|error| vec![shorten(&error.to_string(), 300)])
 }
 
 fn requested_schema(format: &ResponseFormat) -> Result<Option<Schema>, Vec<String>> {
@@ -76,14 +217,6 @@ fn object_errors(value: &Value) -> Vec<String> {
         Vec::new()
     } else {
         vec!["it is not a JSON object".to_owned()]
-    }
-}
-
-fn into_result(errors: Vec<String>) -> Result<bool, Vec<String>> {
-    if errors.is_empty() {
-        Ok(true)
-    } else {
-        Err(errors)
     }
 }
 
@@ -160,31 +293,91 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{check, extract_json, repair_prompt};
+    use super::{FinalText, check, repair_prompt};
     use crate::domain::agent::response_format::ResponseFormat;
 
+    /// The JSON that is found in a text.
+    fn found<'t>(format: &ResponseFormat, text: &'t str) -> Option<&'t str> {
+        match check(format, text).ok()? {
+            FinalText::Free => None,
+            FinalText::Json => Some(text.trim()),
+            FinalText::JsonWithin(range) => text.get(range),
+        }
+    }
+
     #[test]
-    fn json_is_found_whole_or_in_a_fence() {
+    fn json_is_found_with_whatever_is_around_it() {
         for text in [
             "{\"a\": 1}",
             " {\"a\": 1}\n",
+            "\u{feff}{\"a\": 1}",
             "```json\n{\"a\": 1}\n```",
             "```\n{\"a\": 1}```",
+            "```JSON5 {\"a\": 1}```",
+            "~~~javascript\r\n{\"a\": 1}\r\n~~~\nDone.",
+            "Here is {the} answer [see 1], [[2]:\n\n{\"a\": 1}",
+            "{\"a\": 1}\n\nI hope this helps :-}",
+            "{\"a\": 1}\n{\"a\":1}",
+            "<think>\nmaybe {\"a\": 2}\n</think>\n\n{\"a\": 1}",
+            "So {\"a\": 2}, or {\"a\": </think>```json\n{\"a\": 1}\n```",
+            "Well. <Thinking>{</Thinking> and <think>2</think> {\"a\": 1}",
+            "[THINK]{\"a\": 2}[/THINK]{\"a\": 1}",
+            "◁think▷{\"a\": 2}◁/think▷{\"a\": 1}",
+            "<|channel|>analysis<|message|>{\"a\": 2}<|end|><|start|>assistant<|channel|>final<|message|>{\"a\": 1}",
+            "<answer>{\"a\": 1}</answer>",
+            "\\boxed{{\"a\": 1}}",
         ] {
-            assert_eq!(
-                extract_json(text).map(|json| json.get()),
-                Some("{\"a\": 1}"),
-                "{text}"
-            );
+            let found = found(&ResponseFormat::JsonObject, text);
+            assert_eq!(found, Some("{\"a\": 1}"), "{text}");
         }
+        let tagged = "{\"a\": \"<think>{</think>\"}";
+        assert_eq!(found(&ResponseFormat::JsonObject, tagged), Some(tagged));
+    }
+
+    #[test]
+    fn json_that_is_ambiguous_broken_or_thought_is_no_answer() {
         for text in [
             "",
-            "Here: {\"a\": 1}",
+            "nothing",
             "{\"a\": 1} {}",
-            "```json\n{\"a\": 1}",
+            "First {\"a\": 2}? No: {\"a\": 1}",
+            "Here: {\"items\": {\"a\": 1}, \"b\":",
+            "Here: {\"items\": {\"a\": 1}, b}",
+            "Here: [{\"a\": 1}, oops]",
+            "```json\n{\"a\": 1",
+            "<think>maybe {\"a\": 1}",
+            "<think>maybe {\"a\": 1}</think>",
+            "[1]",
+            "```\n\"a\"\n```",
             &"[".repeat(1000),
+            &"[1 ".repeat(1000),
         ] {
-            assert!(extract_json(text).is_none(), "{text}");
+            assert_eq!(found(&ResponseFormat::JsonObject, text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_schema_chooses_among_values() {
+        let schema = |schema: serde_json::Value| {
+            let schema = serde_json::value::to_raw_value(&schema).expect("JSON");
+            ResponseFormat::JsonSchema(Arc::from(schema))
+        };
+        let object = schema(json!({"type": "object", "required": ["n"]}));
+        let text = "From {\"m\": 1} and [2] follows:\n{\"n\": 1}";
+        assert_eq!(found(&object, text), Some("{\"n\": 1}"));
+        assert_eq!(found(&object, "{\"n\": 1} or {\"n\": 2}"), None);
+        let errors = check(&object, "Well: {\"m\": 1}").expect_err("errors");
+        assert!(
+            errors[0].contains("\"n\" is a required property"),
+            "{errors:?}"
+        );
+        let word = schema(json!({"type": "string"}));
+        for text in [
+            "\"yes\"",
+            "```\n\"yes\"```",
+            "<think>no</think> ```text\n\"yes\"\n```",
+        ] {
+            assert_eq!(found(&word, text), Some("\"yes\""), "{text}");
         }
     }
 
@@ -199,7 +392,10 @@ mod tests {
             assert!(why[0].starts_with(expected), "{why:?}");
         }
         let valid = "{\"a\": [null, true, -1, 1, 0.5, \"x\"], \"b\": {\"a\": 1}}";
-        assert_eq!(check(&ResponseFormat::JsonObject, valid), Ok(true));
+        assert_eq!(
+            check(&ResponseFormat::JsonObject, valid),
+            Ok(FinalText::Json)
+        );
     }
 
     #[test]
@@ -208,9 +404,12 @@ mod tests {
             json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
         let schema = serde_json::value::to_raw_value(&schema).expect("JSON");
         let schema = ResponseFormat::JsonSchema(Arc::from(schema));
-        assert_eq!(check(&ResponseFormat::Text, "{}"), Ok(false));
-        assert_eq!(check(&ResponseFormat::JsonObject, "{}"), Ok(true));
-        assert_eq!(check(&schema, "{\"n\": 1}"), Ok(true));
+        assert_eq!(check(&ResponseFormat::Text, "{}"), Ok(FinalText::Free));
+        assert_eq!(
+            check(&ResponseFormat::JsonObject, "{}"),
+            Ok(FinalText::Json)
+        );
+        assert_eq!(check(&schema, "{\"n\": 1}"), Ok(FinalText::Json));
         let why = |format, text: &str| repair_prompt(&check(format, text).expect_err("errors"));
         assert!(why(&ResponseFormat::JsonObject, "[]").contains("- it is not a JSON object\n"));
         assert!(why(&schema, "yes").contains("- it is not one JSON value\n"));

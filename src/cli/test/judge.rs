@@ -14,7 +14,6 @@ use crate::domain::expect::Judge;
 use crate::domain::failure::FailureCode;
 use crate::domain::message::shorten;
 use crate::domain::run::Run;
-use crate::domain::structured;
 use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::runner::Runner;
 
@@ -111,6 +110,5 @@ async fn ask(runner: &Runner, judge: &Judge, content: &str) -> Result<Answer, Ju
             false => invalid(why),
         });
     };
-    let json = structured::extract_json(answer).map_or(answer.as_str(), |json| json.get());
-    serde_json::from_str(json).map_err(|error| provider(error.to_string()))
+    serde_json::from_str(answer).map_err(|error| provider(error.to_string()))
 }

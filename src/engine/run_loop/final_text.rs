@@ -3,7 +3,7 @@
 //! request another reply, and gives up after too many interrupted checks.
 
 use crate::domain::event::EventKind;
-use crate::domain::structured;
+use crate::domain::structured::{self, FinalText};
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::new_messages;
@@ -19,16 +19,15 @@ pub const MAX_RESUMED_CHECKS: u32 = 3;
 
 /// The result of a check of a final text.
 pub enum OutputCheck {
-    /// `structured` is false if any text is accepted.
-    Valid { structured: bool },
+    Valid(FinalText),
     /// The reasons.
     Invalid(Vec<String>),
 }
 
-impl From<Result<bool, Vec<String>>> for OutputCheck {
-    fn from(checked: Result<bool, Vec<String>>) -> Self {
+impl From<Result<FinalText, Vec<String>>> for OutputCheck {
+    fn from(checked: Result<FinalText, Vec<String>>) -> Self {
         match checked {
-            Ok(structured) => Self::Valid { structured },
+            Ok(text) => Self::Valid(text),
             Err(errors) => Self::Invalid(errors),
         }
     }
@@ -58,13 +57,13 @@ pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(),
         events: vec![completed],
     };
     match check_output(turn_loop, &message.content, &mut unrecorded).await? {
-        OutputCheck::Valid { .. } if !new_messages::close(turn_loop).await? => {
+        OutputCheck::Valid(_) if !new_messages::close(turn_loop).await? => {
             unrecorded.record(turn_loop).await?;
             turn_loop.conversation.restore_reply(turn, message);
             Ok(())
         }
-        OutputCheck::Valid { structured } => {
-            Err(complete(turn_loop, message.content, structured, unrecorded).await)
+        OutputCheck::Valid(text) => {
+            Err(complete(turn_loop, message.content, text, unrecorded).await)
         }
         OutputCheck::Invalid(errors) if !turn_loop.conversation.may_repair() => {
             Err(Ending::failed(failures::output_invalid(&errors))
@@ -134,16 +133,16 @@ async fn summarize_task(
 
 async fn complete(
     turn_loop: &TurnLoop<'_>,
-    content: String,
-    structured: bool,
+    reply: String,
+    text: FinalText,
     mut unrecorded: UnrecordedReply,
 ) -> Ending {
     let context = turn_loop.context;
     let has_memory = context.run.adds_memory();
     let memory_time = has_memory.then(|| context.engine.memories.next_time());
     let ending = Ending::new(LoopOutcome::Completed {
-        content,
-        structured,
+        structured: text.is_structured(),
+        content: text.into_content(reply),
         task: turn_loop.conversation.task().into_owned(),
         memory_time,
     });

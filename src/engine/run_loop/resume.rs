@@ -163,14 +163,14 @@ async fn restore_final_text(
     }
     let checked = final_text::check_recorded_output(&context.run, &content, resume_count);
     let errors = match Box::pin(checked).await? {
-        OutputCheck::Valid { .. } if may_continue && !new_messages::close(turn_loop).await? => {
+        OutputCheck::Valid(_) if may_continue && !new_messages::close(turn_loop).await? => {
             turn_loop.conversation.restore_reply(turn, message);
             return Ok(());
         }
-        OutputCheck::Valid { structured } => {
+        OutputCheck::Valid(text) => {
             return Err(Ending::new(LoopOutcome::Completed {
-                content,
-                structured,
+                structured: text.is_structured(),
+                content: text.into_content(content),
                 task: turn_loop.conversation.task().into_owned(),
                 memory_time: fixed_memory_time(context, memory_time).await?,
             }));

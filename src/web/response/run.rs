@@ -11,7 +11,6 @@ use serde_json::value::RawValue;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
 use crate::domain::run::{ForkedFrom, PendingApproval, Reused, Run, RunId, Status};
-use crate::domain::structured;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::waiting_for::WaitingFor;
@@ -132,7 +131,7 @@ impl<'a> RunView<'a> {
                 .content
                 .as_deref()
                 .filter(|_| run.structured)
-                .and_then(structured::extract_json),
+                .and_then(|it| serde_json::from_str(it).ok()),
             model: &run.model,
             stop_reason: run.stop_reason.as_deref(),
             turns: run.turns,

@@ -21,17 +21,18 @@ async fn a_valid_answer_is_parsed_on_every_wire() {
             .agent("solo", &format!("model = \"{name}/solo\"\n{SCHEMA}"))
             .spawn()
             .await;
-        app.provider.will(
-            "solo",
-            [says("{\"n\": 7}"), says("```json\n{\"n\": 8}\n```")],
-        );
+        let thought = "<think>\n{\"n\": 1}?\n</think>\n\nHere it is:\n```json\n{\"n\": 8}\n```";
+        app.provider
+            .will("solo", [says("{\"n\": 7}"), says(thought)]);
 
         let bare = app.run("solo", "go").await;
-        let fenced = app.run("solo", "go").await;
+        let wrapped = app.run("solo", "go").await;
 
         assert_eq!(bare["structured"], json!({"n": 7}), "{wire:?}");
         assert_eq!(bare.output(), "{\"n\": 7}");
-        assert_eq!(fenced["structured"], json!({"n": 8}));
+        assert_eq!(wrapped["structured"], json!({"n": 8}));
+        assert_eq!(wrapped.output(), "{\"n\": 8}");
+        assert_eq!(wrapped.messages().await["data"][1]["content"], thought);
         assert_eq!(
             app.provider.requests().len(),
             2,

@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::domain::run::{Run, Status};
-use crate::domain::structured;
 use crate::web::clients::a2a::{decisions, history};
 use crate::web::clients::run_meta;
 use crate::web::error::Problem;
@@ -110,9 +109,7 @@ pub fn artifact(run: &Run) -> Option<Artifact> {
 
 pub fn data_part(run: &Run) -> Option<Part> {
     let content = run.content.as_deref().filter(|_| run.structured)?;
-    let json = structured::extract_json(content)?;
-    let json: Value = serde_json::from_str(json.get()).ok()?;
-    Some(Part::json(json))
+    serde_json::from_str(content).ok().map(Part::json)
 }
 
 pub fn artifact_of(parts: Vec<Part>) -> Artifact {

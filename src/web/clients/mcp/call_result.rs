@@ -1,11 +1,9 @@
 //! The result of a tool call: what became of the run.
 
 use rmcp::model::{CallToolResult, ContentBlock, MetaObject};
-use serde_json::value::to_value;
 use serde_json::{Value, json};
 
 use crate::domain::run::{Run, Status};
-use crate::domain::structured;
 use crate::web::clients::mcp::rpc::problem_data;
 use crate::web::clients::run_meta;
 use crate::web::error::Problem;
@@ -19,8 +17,7 @@ pub fn from_run(run: &Run, takes_any_json: bool) -> CallToolResult {
             let mut result = CallToolResult::success(vec![ContentBlock::text(content.as_str())]);
             result.structured_content = Some(content.as_str())
                 .filter(|_| run.structured)
-                .and_then(structured::extract_json)
-                .and_then(|json| to_value(json).ok())
+                .and_then(|json| serde_json::from_str(json).ok())
                 .filter(|json: &Value| takes_any_json || json.is_object());
             result
         }

@@ -90,7 +90,7 @@ impl ResponseRecord {
                 run: run.id,
                 number,
             },
-            texts: texts(&steps, after, end),
+            texts: texts(&run, &steps, after, end),
             calls: Vec::new(),
             tokens: None,
             results,
@@ -319,8 +319,9 @@ fn turn_before(turns: &[u32], number: u32) -> Option<u32> {
     }
 }
 
-/// The texts of the replies of a response, without those that the model had to correct.
-fn texts(steps: &[Step], after: u32, end: Option<u32>) -> Vec<(u32, String)> {
+/// The texts of the replies of a response, without those that the model had to correct. The last text of a run that ended
+/// with JSON is the JSON alone.
+fn texts(run: &Run, steps: &[Step], after: u32, end: Option<u32>) -> Vec<(u32, String)> {
     let mut texts: Vec<(u32, String)> = Vec::new();
     for step in steps {
         match step {
@@ -334,6 +335,12 @@ fn texts(steps: &[Step], after: u32, end: Option<u32>) -> Vec<(u32, String)> {
             Step::Followup { .. } => drop(texts.pop()),
             _ => {}
         }
+    }
+    if let (true, Some(content), Some((turn, text))) =
+        (run.structured, &run.content, texts.last_mut())
+        && *turn == run.turns
+    {
+        text.clone_from(content);
     }
     texts
 }
