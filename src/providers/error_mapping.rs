@@ -16,6 +16,39 @@ const MAX_PLAIN_BODY: usize = 300;
 /// Longer values of `retry-after` are reduced to this.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Codes of services for a request that is longer than the model's context, in lower case.
+const TOO_LONG_KINDS: [&str; 7] = [
+    "context_length",
+    "context_size",
+    "context_window",
+    "prompt_too_long",
+    "input_too_long",
+    "request_too_large",
+    "max_prompt_tokens",
+];
+/// Words of services for the same, in lower case: OpenAI, vLLM and the many with its words; Anthropic; Bedrock; xAI; llama.cpp;
+/// Moonshot; Zhipu; DashScope; Groq; TGI.
+const TOO_LONG_PHRASES: [&str; 18] = [
+    "context length",
+    "context window",
+    "context size",
+    "context limit",
+    "prompt is too long",
+    "prompt too long",
+    "prompt exceeds",
+    "input is too long",
+    "input too long",
+    "maximum prompt length",
+    "input length",
+    "model token limit",
+    "request too large",
+    "length of the messages",
+    "message size",
+    "too many tokens",
+    "inputs` tokens",
+    "conversation is too long",
+];
+
 /// The error of a response with an error status. `body` may be empty if it could not be read.
 pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>) -> ProviderError {
     let parsed = ErrorBody::parse(body);
@@ -27,6 +60,7 @@ pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>
         }
         category => category,
     };
+    let is_too_long = parsed.is_too_long(category);
     let message = parsed
         .message
         .or_else(|| {
@@ -38,11 +72,8 @@ pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>
         })
         .unwrap_or_else(|| format!("HTTP {}", status.as_u16()));
     ProviderError {
-        category,
-        message,
         retry_after,
-        may_be_billed: false,
-        has_final_usage: false,
+        ..refusal(category, message, is_too_long)
     }
 }
 
@@ -57,10 +88,23 @@ pub fn from_error_body(body: &str) -> ProviderError {
             true => ErrorCategory::Overloaded,
             false => ErrorCategory::Server,
         });
+    let is_too_long = parsed.is_too_long(category);
     let message = parsed
         .message
         .unwrap_or_else(|| "the service reported an error without a message".to_owned());
-    ProviderError::new(category, message)
+    refusal(category, message, is_too_long)
+}
+
+/// Some services report a request that is too long as a fault of their own; a repetition would be as long.
+fn refusal(category: ErrorCategory, message: String, is_too_long: bool) -> ProviderError {
+    let category = match is_too_long {
+        true => ErrorCategory::BadRequest,
+        false => category,
+    };
+    ProviderError {
+        is_too_long,
+        ..ProviderError::new(category, message)
+    }
 }
 
 /// The wait that a service requests with `retry-after-ms` (OpenAI) or `retry-after` (RFC 9110: seconds or a date).
@@ -214,6 +258,29 @@ impl ErrorBody {
         }
     }
 
+    fn is_too_long(&self, category: ErrorCategory) -> bool {
+        let has = |text: &str, terms: &[&str]| terms.iter().any(|term| text.contains(term));
+        let message = self.message.as_deref().unwrap_or_default().to_lowercase();
+        let counts_tokens = message.contains("token")
+            && has(&message, &["prompt", "input", "context"])
+            && has(
+                &message,
+                &[
+                    "exceed",
+                    "too l",
+                    "too many",
+                    "maximum",
+                    "greater",
+                    "less than",
+                    "limit",
+                ],
+            );
+        matches!(category, ErrorCategory::BadRequest | ErrorCategory::Server)
+            && (has(&self.kind, &TOO_LONG_KINDS)
+                || has(&message, &TOO_LONG_PHRASES)
+                || counts_tokens)
+    }
+
     fn mentions_overload(&self) -> bool {
         let message = self.message.as_deref().unwrap_or_default().to_lowercase();
         self.kind.contains("overload") || message.contains("overload")
@@ -281,6 +348,62 @@ mod tests {
         assert_eq!(long.chars().count(), "server: ".len() + 1000);
         let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
         assert_eq!(error_text(500, &deep), "server: Internal Server Error");
+    }
+
+    #[test]
+    fn a_request_longer_than_the_context_is_known_by_many_words() {
+        let status = |status: u16, body: &str| {
+            let status = StatusCode::from_u16(status).expect("a status");
+            let error = from_status(status, body, None);
+            (error.category.as_str(), error.is_too_long)
+        };
+        for message in [
+            "This model's maximum context length is 4096 tokens. However, you requested 5200 tokens.",
+            "Your input exceeds the context window of this model. Please adjust your input and try again.",
+            "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 tokens.",
+            "prompt is too long: 214000 tokens > 200000 maximum",
+            "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
+            "Input is too long for requested model.",
+            "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+            "Prompt contains 65673 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
+            "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+            "the request exceeds the available context size, try increasing it",
+            "Please reduce the length of the messages or completion.",
+            "Invalid request: Your request exceeded model token limit: 131072",
+            "Prompt exceeds max length",
+            "Range of input length should be [1, 30720]",
+            "context window exceeds limit (2013)",
+            "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens",
+            "prompt token count of 128557 exceeds the limit of 128000",
+            "prompt too long; exceeded max context length by 4 tokens",
+            "too many tokens: total number of tokens in the prompt cannot exceed 4081",
+            "Requested input length 9000 exceeds maximum input length 8192",
+        ] {
+            let body = format!("{{\"error\":{{\"message\":{message:?}}}}}");
+            assert_eq!(status(400, &body), ("bad_request", true), "{message}");
+            assert_eq!(status(500, &body), ("bad_request", true), "{message}");
+            assert!(from_error_body(&body).is_too_long, "{message}");
+            assert!(!status(429, &body).1, "{message}");
+        }
+        for code in [
+            "context_length_exceeded",
+            "exceed_context_size_error",
+            "request_too_large",
+        ] {
+            let body = format!("{{\"error\":{{\"message\":\"no\",\"code\":{code:?}}}}}");
+            assert_eq!(status(400, &body), ("bad_request", true), "{code}");
+        }
+        for message in [
+            "no",
+            "max_tokens is too large: 100000. This model supports at most 16384 completion tokens",
+            "max_tokens: 100000 > 64000, which is the maximum allowed number of output tokens",
+            "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum",
+            "Invalid 'tools': array too long. Expected an array with maximum length 128",
+            "Unsupported parameter: 'max_tokens' is not supported with this model.",
+        ] {
+            let body = format!("{{\"error\":{{\"message\":{message:?}}}}}");
+            assert!(!status(400, &body).1, "{message}");
+        }
     }
 
     #[test]

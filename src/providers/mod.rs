@@ -281,6 +281,8 @@ pub struct ProviderError {
     pub may_be_billed: bool,
     /// Whether the usage that was reported through deltas is final: the reply was complete, and then rejected.
     pub has_final_usage: bool,
+    /// Whether the request is longer than the model's context, so that a shorter one may succeed.
+    pub is_too_long: bool,
 }
 
 impl ProviderError {
@@ -292,6 +294,7 @@ impl ProviderError {
             retry_after: None,
             may_be_billed: false,
             has_final_usage: false,
+            is_too_long: false,
         }
     }
 

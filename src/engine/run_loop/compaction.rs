@@ -21,6 +21,7 @@ use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::failures;
 use crate::engine::state::turn_error::TurnError;
+use crate::providers::ProviderError;
 use crate::store::{Change, Step, StoreError};
 
 /// A summary, with the model that wrote it and the tokens it used.
@@ -66,6 +67,41 @@ pub async fn compact(turn_loop: &mut TurnLoop<'_>, bounds: &RequestBounds) -> Re
     let largest = describe_largest(turn_loop.conversation.messages(), bounds.sent);
     let too_long = || window.request_too_long(tokens, &largest);
     Err(Ending::failed(failure.unwrap_or_else(too_long)))
+}
+
+/// Makes a request smaller that a service refused as too long: its model's window is smaller than was known. Later requests
+/// of the run are held below it.
+///
+/// # Errors
+/// The ending by the refusal, if nothing can be taken out of the request.
+pub async fn compact_refused(
+    turn_loop: &mut TurnLoop<'_>,
+    refusal: ProviderError,
+) -> Result<(), Ending> {
+    let context = turn_loop.context;
+    let run = &context.run;
+    check_limits(run).map_err(|error| error_ending(run, error))?;
+    let settings = &run.agent.context;
+    let (system, specs) = (
+        &turn_loop.preamble.system,
+        turn_loop.preamble.toolbox.offered_specs(),
+    );
+    let window = ContextWindow::smaller_than(u64::MAX, settings.compact_at);
+    let mut bounds = RequestBounds::with_window(context, system, specs, window);
+    let before = bounds.estimate_tokens(&turn_loop.conversation);
+    bounds.window = ContextWindow::smaller_than(before, settings.compact_at);
+    turn_loop.bounds = Some(bounds);
+    match settings.strategy {
+        ContextStrategy::Fail => {}
+        ContextStrategy::DropToolResults => drop_results(turn_loop, &bounds).await?,
+        ContextStrategy::Compact => {
+            summarize(turn_loop, &bounds).await?;
+        }
+    }
+    match bounds.estimate_tokens(&turn_loop.conversation) < before {
+        true => Ok(()),
+        false => Err(error_ending(run, TurnError::Provider(refusal))),
+    }
 }
 
 /// Asks the model to summarize the oldest turns. If that fails, drops the oldest tool results and returns the failure.

@@ -47,6 +47,11 @@ impl ContextWindow {
         }
     }
 
+    /// What is assumed of a window that a request with this estimate did not fit into.
+    pub fn smaller_than(refused_tokens: u64, compact_at: f64) -> Self {
+        Self::new(refused_tokens / 4 * 3, 0, compact_at)
+    }
+
     /// The model cannot answer a larger request.
     pub fn max_request_tokens(&self) -> u64 {
         self.tokens - self.reply_tokens

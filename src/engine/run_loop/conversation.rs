@@ -223,6 +223,11 @@ impl Conversation {
         self.turn
     }
 
+    /// The turn's request was refused, and is made again.
+    pub fn retract_turn(&mut self) {
+        self.turn -= 1;
+    }
+
     /// Adds a reply. `has_tools` says whether the request offered any tool; if not, calls in the reply are ignored.
     pub fn push_reply(&mut self, reply: Reply, has_tools: bool) -> ReplyAction {
         let mut message = reply.message;

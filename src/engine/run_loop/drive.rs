@@ -185,10 +185,21 @@ async fn request_reply(
     let mut exchange = Exchange::default();
     let request = turn::request(context, turn_request, &mut streamed, &mut exchange);
     let request = Box::pin(request);
-    let result = match must_commit_first {
+    let mut result = match must_commit_first {
         true => sequentially(commit, request).await,
         false => concurrently(commit, request).await,
     };
+    if let Err(TurnError::Provider(error)) = &result
+        && error.is_too_long
+        && streamed.is_empty()
+    {
+        turn_loop.conversation.retract_turn();
+        Box::pin(compaction::compact_refused(turn_loop, error.clone())).await?;
+        turn_loop.conversation.next_turn();
+        let turn_request = turn_loop.turn_request(turn);
+        let request = turn::request(context, turn_request, &mut streamed, &mut exchange);
+        result = Box::pin(request).await;
+    }
     context.run.live_text.clear();
     // Boxed because it is done soon, and thousands of runs wait for the request.
     Box::pin(record_turn::record(context, turn, exchange, &result)).await;

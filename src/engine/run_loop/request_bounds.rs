@@ -19,15 +19,26 @@ impl RequestBounds {
     /// `None` if the model's context window is unknown.
     pub fn new(context: &RunContext, system: &str, tools: &[ToolSpec]) -> Option<Self> {
         let models = &context.engine.settings.models;
-        Some(Self {
-            window: ContextWindow::for_agent(models, &context.run.agent)?,
+        let window = ContextWindow::for_agent(models, &context.run.agent)?;
+        Some(Self::with_window(context, system, tools, window))
+    }
+
+    pub fn with_window(
+        context: &RunContext,
+        system: &str,
+        tools: &[ToolSpec],
+        window: ContextWindow,
+    ) -> Self {
+        let models = &context.engine.settings.models;
+        Self {
+            window,
             preamble: request_size::preamble_bytes(
                 system,
                 tools,
                 &context.run.agent.params.response_format,
             ),
             sent: SentAttachments::for_agent(models, &context.run.agent),
-        })
+        }
     }
 
     /// The tokens of the next request.

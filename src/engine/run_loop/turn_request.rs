@@ -28,6 +28,12 @@ pub struct StreamedReply {
     pub has_recorded_batch: bool,
 }
 
+impl StreamedReply {
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && !self.has_reasoning && !self.has_recorded_batch
+    }
+}
+
 pub struct TurnReply {
     pub reply: Reply,
     /// The model that the request named; the reply may name another.

@@ -117,6 +117,36 @@ pub fn prefixes_stay(turns: &[&Arc<RecordedRequest>], breaks: usize) {
     assert_eq!(turns.windows(2).filter(is_broken).count(), breaks);
 }
 
+/// The window of the model is not known: the service's refusal shows it.
+#[tokio::test]
+async fn a_run_that_its_service_refuses_continues_with_a_summary() {
+    for wire in Wire::ALL {
+        let toml = format!("model = \"{}/refused\"\n{READER}", wire.name());
+        let app = library(&[]).agent("refused", &toml).spawn().await;
+        app.provider.always("refused", reader(45));
+
+        let run = app.run("refused", "Read the book").await;
+
+        assert_eq!(run.output(), "done", "{wire:?}");
+        assert_eq!(
+            run["turns"], 46,
+            "neither a summary nor a refusal is a turn"
+        );
+        has_pages(&run, 45).await;
+        let refused = app.provider.requests();
+        let refused = refused.iter().filter(|seen| tokens(seen) > WINDOW);
+        assert_eq!(
+            refused.count(),
+            1,
+            "later requests stay below what was refused"
+        );
+        let events = run.events().await;
+        assert_eq!(count(&events, "turn.started"), 46);
+        assert!(count(&events, "context.compacted") > 1);
+        assert_complete(&events);
+    }
+}
+
 #[tokio::test]
 async fn a_run_far_longer_than_the_window_completes_on_every_wire() {
     for wire in Wire::ALL {

@@ -1,6 +1,7 @@
 //! Sessions that exceed the context window.
 
 use crate::runs::context_window::{WINDOW, library, prefixes_stay, tokens};
+use crate::support::app::TestApp;
 use crate::support::provider::answer::{ScriptedAnswer, fails, says};
 use crate::support::provider::recorded_request::RecordedRequest;
 use serde_json::json;
@@ -65,6 +66,44 @@ async fn a_session_far_longer_than_the_window_is_summarized_once() {
     let text = run.messages().await["data"].to_string();
     assert!(text.contains(&essay(1)) && text.contains(&essay(RUNS)));
     assert!(!text.contains("gist 1"));
+}
+
+/// The window of the model is not known: the service's refusal shows it.
+#[tokio::test]
+async fn a_session_that_its_service_refuses_is_summarized() {
+    let app = TestApp::setup().agent("talker", "").spawn().await;
+    app.provider.always("talker", talker());
+    for number in 1..=30 {
+        let body = json!({"input": essay(number), "session": "talk"});
+        let run = app.run_with("talker", body).await;
+        assert!(run.output().starts_with(&format!("Got: {number}:")));
+    }
+    let session = app.get("/sessions/talk").await.json();
+    assert_eq!(session["messages"], 60, "the record has it all");
+}
+
+#[tokio::test]
+async fn what_stays_too_long_is_refused_once() {
+    let app = TestApp::setup()
+        .agent("talker", "")
+        .agent("strict", "context = { strategy = \"fail\" }")
+        .spawn()
+        .await;
+    let refused = "This model's maximum context length is 10 tokens.";
+    for (agent, requests) in [("talker", 2), ("strict", 1)] {
+        app.provider.will(agent, [says("hello")]);
+        let talk = json!({"input": essay(1), "session": agent});
+        app.run_with(agent, talk.clone()).await;
+        app.provider.always(agent, move |_| fails(400, refused));
+        let before = app.provider.requests().len();
+
+        let run = app.run_with(agent, talk).await;
+
+        let (code, message) = run.failure();
+        assert_eq!(code, "provider_bad_request");
+        assert!(message.contains(refused), "{message}");
+        assert_eq!(app.provider.requests().len() - before, requests, "{agent}");
+    }
 }
 
 #[tokio::test]
