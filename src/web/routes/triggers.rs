@@ -1,10 +1,11 @@
 //! `POST /triggers/{agent}/{name}`: a signed webhook of another service starts a run. The route is open: the signature takes the
 //! place of a key.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::header::{HeaderName, HeaderValue};
+use axum::http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use jiff::{SignedDuration, Timestamp};
@@ -13,6 +14,7 @@ use secrecy::SecretString;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tracing::warn;
+use url::form_urlencoded;
 
 use crate::config::secrets::process_secret;
 use crate::domain::content::Content;
@@ -32,6 +34,7 @@ use crate::webhooks::inbound::SignedHeaders;
 
 /// How long an event is known by its id, unless its run is deleted before. Senders repeat an event for some days.
 const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
+const FORM: &str = "application/x-www-form-urlencoded";
 const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
 
 /// What the sender learns.
@@ -72,7 +75,8 @@ pub async fn receive(
         let nothing = TriggeredRun { run: None };
         return Ok(json_response(StatusCode::OK, &nothing));
     }
-    let value: Value = serde_json::from_slice(bytes).map_err(|error| {
+    let payload = payload(trigger.kind, &parts.headers, bytes)?;
+    let value: Value = serde_json::from_slice(&payload).map_err(|error| {
         let detail = format!("the body is no JSON: {error}");
         Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidJson, detail)
     })?;
@@ -86,7 +90,7 @@ pub async fn receive(
             let values = Map::from_iter([("body".to_owned(), value)]);
             template.render(&Value::Object(values), max_bytes)
         }
-        None => Some(String::from_utf8_lossy(bytes).into_owned()),
+        None => Some(String::from_utf8_lossy(&payload).into_owned()),
     };
     let run_request = RunRequest {
         input: Some(Content::from(
@@ -163,6 +167,27 @@ fn invalid_signature() -> Problem {
     let detail = "the signature is missing or wrong, or its time is more than 5 minutes away";
     let code = ProblemCode::InvalidSignature;
     Problem::new(StatusCode::UNAUTHORIZED, code, detail)
+}
+
+/// The JSON of an event. GitHub sends it as a field of a form, unless its webhook is set to JSON.
+fn payload<'b>(
+    kind: TriggerKind,
+    headers: &HeaderMap,
+    body: &'b [u8],
+) -> Result<Cow<'b, [u8]>, Problem> {
+    let content_type = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok());
+    let media_type = content_type.and_then(|it| it.split(';').next());
+    let is_form = media_type.is_some_and(|it| it.trim().eq_ignore_ascii_case(FORM));
+    if kind != TriggerKind::Github || !is_form {
+        return Ok(Cow::Borrowed(body));
+    }
+    let mut fields = form_urlencoded::parse(body);
+    let payload = fields.find(|(name, _)| name == "payload");
+    let (_, payload) = payload.ok_or_else(|| {
+        let detail = "the form has no field payload";
+        Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidBody, detail)
+    })?;
+    Ok(Cow::Owned(payload.into_owned().into_bytes()))
 }
 
 /// GitHub's first event, which only tests the webhook.

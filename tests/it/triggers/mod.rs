@@ -57,7 +57,10 @@ pub async fn send_event(
     body: &str,
 ) -> ApiResponse {
     let request = app.request(Method::POST, &format!("/triggers/solo/{trigger}"));
-    let request = request.header("content-type", "application/json");
+    let request = match headers.iter().any(|(name, _)| *name == "content-type") {
+        true => request,
+        false => request.header("content-type", "application/json"),
+    };
     let request = headers.iter().fold(request, |request, (name, value)| {
         request.header(*name, *value)
     });

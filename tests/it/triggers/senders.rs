@@ -102,6 +102,34 @@ async fn github_signs_the_body_and_its_ping_starts_nothing() {
 }
 
 #[tokio::test]
+async fn github_may_send_a_form() {
+    let app = app_with_triggers().await;
+    let send = async |delivery: &str, content_type: &str, form: &str| {
+        let signature = format!("sha256={}", hex_mac(&[form]));
+        let headers = [
+            ("content-type", content_type),
+            ("x-github-delivery", delivery),
+            ("x-github-event", "issues"),
+            ("x-hub-signature-256", signature.as_str()),
+        ];
+        send_event(&app, "github", &headers, form).await
+    };
+    let mut form = url::form_urlencoded::Serializer::new(String::new());
+    let form = form.append_pair("payload", ISSUE).finish();
+    for content_type in [
+        "application/x-www-form-urlencoded",
+        "Application/X-WWW-Form-Urlencoded; charset=utf-8",
+    ] {
+        let delivery = content_type.len().to_string();
+        let run = send(&delivery, content_type, &form).await;
+        assert_eq!(started(&app, &run).await["input"], "It fails");
+    }
+    let again = send("d1", "application/x-www-form-urlencoded", "a=b").await;
+    let why = again.problem(400);
+    assert!(why.contains("no field payload"), "{why}");
+}
+
+#[tokio::test]
 async fn stripe_signs_the_time_and_the_body_with_any_of_several_secrets() {
     let app = app_with_triggers().await;
     let sign = |age: i64| {
