@@ -36,18 +36,8 @@ use crate::providers::registry::ProviderHandle;
 use crate::tools::call_agent::CallableAgent;
 use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{call_agent, deferred, recall, subagent};
+use crate::tools::{call_agent, recall, subagent};
 use crate::workdirs::workdir::Workdir;
-
-/// Tools that agents get by settings of their own.
-const RESERVED_TOOLS: [&str; 6] = [
-    READ_SKILL,
-    call_agent::NAME,
-    subagent::NAME,
-    recall::NAME,
-    deferred::TOOL_SEARCH,
-    deferred::TOOL_CALL,
-];
 
 #[derive(Clone, Debug)]
 pub struct Prompt {
@@ -369,7 +359,7 @@ fn readable_skills(agent: &Agent) -> &[String] {
     if can_read { &agent.skills } else { &[] }
 }
 
-/// Tools in the agent's file that the model is not offered.
+/// Tools in the agent's file, or of the run's client, that the model is not offered.
 pub fn missing_tools(engine: &Engine, agent: &Agent, toolbox: &Toolbox) -> Vec<Warning> {
     if agent.ad_hoc.is_some() {
         // Its caller's run has the warnings.
@@ -381,7 +371,13 @@ pub fn missing_tools(engine: &Engine, agent: &Agent, toolbox: &Toolbox) -> Vec<W
     };
     let missing = agent.tools.iter().filter(|name| !is_offered(name));
     let messages = missing.map(|name| engine.tool_registry.describe_missing(name));
-    let warnings = messages.map(|it| Warning::new(WarningCode::ToolNotOffered, &it));
+    let left_out = agent.client.as_ref().map(|client| &client.tools_left_out);
+    let left_out = left_out.filter(|tools| !tools.is_empty()).map(|tools| {
+        let tools = tools.join(", ");
+        format!("tools of the client that are no functions are not offered: {tools}")
+    });
+    let warnings = messages.chain(left_out);
+    let warnings = warnings.map(|it| Warning::new(WarningCode::ToolNotOffered, &it));
     warnings.collect()
 }
 
@@ -403,11 +399,22 @@ fn is_empty(overrides: &Overrides) -> bool {
         && client.is_empty()
 }
 
-/// Refuses tools of the client with the names of tools that the agent has or may get.
+/// Refuses tools of the client with the names of tools that the agent has. `tool_search` and `tool_call` are not among
+/// them: the toolbox does not defer the agent's tools if the client has tools of these names.
 fn check_client_tools(agent: &Agent, tools: &[ClientTool]) -> Result<(), StartError> {
     let own = agent.tools.iter().map(String::as_str);
     let http_tools = agent.http_tools.iter().map(|tool| tool.name.as_str());
-    let own: BTreeSet<&str> = own.chain(http_tools).chain(RESERVED_TOOLS).collect();
+    let by_settings = [
+        (READ_SKILL, !agent.skills.is_empty()),
+        (call_agent::NAME, !agent.sub_agents.is_empty()),
+        (subagent::NAME, agent.subagent.is_some()),
+        (recall::NAME, agent.context.recall),
+    ];
+    let by_settings = by_settings
+        .iter()
+        .filter(|(_, is_on)| *is_on)
+        .map(|it| it.0);
+    let own: BTreeSet<&str> = own.chain(http_tools).chain(by_settings).collect();
     let is_of_server = |name: &str| {
         let mut servers = agent.mcp_servers.iter();
         servers.any(|server| {

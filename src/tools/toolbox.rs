@@ -62,7 +62,11 @@ impl Toolbox {
         mcp_tools.retain(|(name, _)| is_allowed(name));
         // MCP tools cannot collide with built-in ones: their names contain the separator of server and tool.
         tools.extend(mcp_tools.iter().cloned());
-        let deferral = registry.deferral();
+        // The client's tools keep their names.
+        let mut client_tools = agent.client_tools().iter();
+        let takes_names = client_tools
+            .any(|tool| [deferred::TOOL_SEARCH, deferred::TOOL_CALL].contains(&tool.name.as_str()));
+        let deferral = registry.deferral().filter(|_| !takes_names);
         let deferral = deferral.and_then(|deferral| deferral.defer(mcp_tools));
         let is_deferred = |name: &str| deferral.is_some() && name.contains(TOOL_NAME_SEPARATOR);
         if agent.context.recall {
@@ -142,7 +146,11 @@ impl Toolbox {
             (name.contains(TOOL_NAME_SEPARATOR) && self.tools.contains_key(name))
                 || self.unavailable_server(name).is_some()
         };
-        match deferred::inner_call(&call) {
+        let inner_call = match self.is_client_tool(&call.name) {
+            true => None,
+            false => deferred::inner_call(&call),
+        };
+        match inner_call {
             Some((name, arguments)) if is_known(&name) => ToolCall {
                 name,
                 arguments,

@@ -75,8 +75,7 @@ fn client_additions(
         instructions: client.instructions,
         tools: tools?,
         tool_choice: client.tool_choice,
-        is_temporary: false,
-        echo: None,
+        ..ClientAdditions::default()
     })
 }
 

@@ -15,6 +15,9 @@ pub struct ClientAdditions {
     /// Tools that the client executes. The run waits for their results.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ClientTool>,
+    /// Tools of the client that are not offered, because no run can call them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools_left_out: Vec<String>,
     /// What the first reply has to call; `None` if the model decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoice>,
@@ -55,6 +58,7 @@ impl ClientAdditions {
     pub fn is_empty(&self) -> bool {
         self.instructions.is_none()
             && self.tools.is_empty()
+            && self.tools_left_out.is_empty()
             && self.echo.is_none()
             && !self.is_temporary
     }

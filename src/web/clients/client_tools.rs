@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::client_additions::ClientTool;
+use crate::domain::message::shorten;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::json_body::{self, MAX_DEPTH};
 
@@ -18,6 +19,25 @@ pub struct FunctionInput {
     pub name: String,
     pub description: Option<String>,
     pub parameters: Option<Box<RawValue>>,
+}
+
+/// The tools of a request.
+#[derive(Default)]
+pub struct RequestTools {
+    pub functions: Vec<FunctionInput>,
+    /// The others, which no run can call.
+    pub left_out: Vec<String>,
+}
+
+impl RequestTools {
+    pub fn leave_out(&mut self, kind: &str, name: Option<&str>) {
+        let kind = shorten(kind, MAX_NAME);
+        let name = name.map(|name| format!(" {}", quote(name)));
+        let tool = format!("{kind}{}", name.unwrap_or_default());
+        if self.left_out.len() < MAX_TOOLS && !self.left_out.contains(&tool) {
+            self.left_out.push(tool);
+        }
+    }
 }
 
 /// The checked tools.

@@ -16,8 +16,8 @@ use crate::web::error::Problem;
 use crate::web::extract::content::ContentInput;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::extract::run_request::{
-    ResponseFormatInput, WebhookInput, check_labels, check_params, check_session_name,
-    invalid_override, parse_timeout,
+    MAX_LABEL_VALUE, ResponseFormatInput, WebhookInput, check_labels, check_params,
+    check_session_name, invalid_override, parse_timeout,
 };
 use crate::web::json_pointer;
 use crate::web::state::Settings;
@@ -149,7 +149,7 @@ impl ForkInput {
         settings: &Settings,
     ) -> Result<ForkRequest, Problem> {
         if let Some(labels) = &self.labels {
-            check_labels(labels, settings.max_labels)?;
+            check_labels(labels, settings.max_labels, MAX_LABEL_VALUE)?;
         }
         let at = match self.at {
             Some(Object(at)) => at.parse()?,

@@ -29,7 +29,7 @@ use crate::web::state::Settings;
 
 /// Maximum characters of a label's key and of its value.
 const MAX_LABEL_KEY: usize = 64;
-const MAX_LABEL_VALUE: usize = 256;
+pub const MAX_LABEL_VALUE: usize = 256;
 /// Maximum bytes of a path, which is the kernel's limit.
 const MAX_PATH: usize = 4096;
 
@@ -162,7 +162,7 @@ impl CreateRunRequest {
         settings: &Settings,
     ) -> Result<RunRequest, Problem> {
         let labels = self.labels.unwrap_or_default();
-        check_labels(&labels, settings.max_labels)?;
+        check_labels(&labels, settings.max_labels, MAX_LABEL_VALUE)?;
         let session = self.session.map(check_session_name).transpose()?;
         if self.on_busy.is_some() && session.is_none() {
             return Err(Problem::invalid_field(
@@ -310,7 +310,12 @@ pub async fn check_params(
     Ok(params.with_response_format(format))
 }
 
-pub fn check_labels(labels: &BTreeMap<String, String>, max_labels: usize) -> Result<(), Problem> {
+/// `max_value` in characters.
+pub fn check_labels(
+    labels: &BTreeMap<String, String>,
+    max_labels: usize,
+    max_value: usize,
+) -> Result<(), Problem> {
     if labels.len() > max_labels {
         let why = format!(
             "{} labels are more than the {max_labels} that a run may have",
@@ -323,8 +328,8 @@ pub fn check_labels(labels: &BTreeMap<String, String>, max_labels: usize) -> Res
             let why = format!("a label's key has 1 to {MAX_LABEL_KEY} characters");
             return Err(Problem::invalid_field("/labels", why));
         }
-        if value.chars().nth(MAX_LABEL_VALUE).is_some() {
-            let why = format!("a label's value has at most {MAX_LABEL_VALUE} characters");
+        if value.chars().nth(max_value).is_some() {
+            let why = format!("a label's value has at most {max_value} characters");
             return Err(Problem::invalid_field(
                 json_pointer::join("/labels", key),
                 why,

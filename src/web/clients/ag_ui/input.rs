@@ -134,9 +134,7 @@ impl RunAgentInput {
         Ok(ClientAdditions {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
             tools: client_tools::parse(functions.collect())?,
-            tool_choice: None,
-            is_temporary: false,
-            echo: None,
+            ..ClientAdditions::default()
         })
     }
 

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::domain::agent::client_additions::{ClientAdditions, ClientTool, ToolChoice};
-use crate::web::clients::client_tools::{self, FunctionInput};
+use crate::web::clients::client_tools::{self, RequestTools};
 use crate::web::error::{Problem, quote};
 
 const POINTER: &str = "/tool_choice";
@@ -23,13 +23,15 @@ struct FunctionName {
 }
 
 /// The tools of a request with its choice, in the form that a run is started with.
-pub fn additions(
-    functions: Vec<FunctionInput>,
-    choice: Option<&Value>,
-) -> Result<ClientAdditions, Problem> {
+pub fn additions(tools: RequestTools, choice: Option<&Value>) -> Result<ClientAdditions, Problem> {
+    let RequestTools {
+        functions,
+        left_out,
+    } = tools;
     let (tools, tool_choice) = apply(choice, client_tools::parse(functions)?)?;
     Ok(ClientAdditions {
         tools,
+        tools_left_out: left_out,
         tool_choice,
         ..ClientAdditions::default()
     })

@@ -89,6 +89,70 @@ async fn a_completion_is_a_run() {
 }
 
 #[tokio::test]
+async fn metadata_has_the_length_that_openai_allows() {
+    let app = solo("").await;
+    app.provider.always("solo", |_| says("ok"));
+    for path in ["chat/completions", "responses"] {
+        let send = async |length: usize| {
+            let value = "ä".repeat(length);
+            let body = json!({
+                "model": "solo", "messages": [{"role": "user", "content": "hi"}], "input": "hi",
+                "metadata": {"trace": value},
+            });
+            app.post(&format!("/v1/{path}"), &body).await
+        };
+        let longest = send(512).await;
+        assert_eq!(longest.status, 200, "{}", longest.text);
+        let run = app.find(longest.header("x-run-id")).await;
+        assert_eq!(run["labels"]["trace"], "ä".repeat(512));
+        let refused = send(513).await;
+        assert_eq!(refused.status, 400, "{}", refused.text);
+    }
+}
+
+/// A client sends back what a model was cut in.
+#[tokio::test]
+async fn broken_arguments_in_the_history_are_empty() {
+    let app = solo("").await;
+    app.provider.always("solo", |_| says("ok"));
+    let user = json!({"role": "user", "content": "hi"});
+    for (arguments, sent) in [
+        (json!("{\"zone\": "), "{}"),
+        (json!("[1]"), "{}"),
+        (json!("zone"), "{}"),
+        (json!(null), "{}"),
+        (json!(""), "{}"),
+        (json!(" {\"zone\":1} "), "{\"zone\":1}"),
+        (json!("\"{\\\"zone\\\":1}\""), "{\"zone\":1}"),
+        (json!({"zone": 1}), "{\"zone\":1}"),
+    ] {
+        let call = json!({"name": "now", "arguments": arguments});
+        let messages = json!([
+            user,
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "cut"},
+            user,
+        ]);
+        let got = chat(&app, json!({"messages": messages})).await;
+        assert_eq!(got.status, 200, "{arguments}: {}", got.text);
+        let input = json!([
+            user,
+            {"type": "function_call", "call_id": "c1", "name": "now", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "c1", "output": "cut"},
+            user,
+        ]);
+        let response = json!({"model": "solo", "input": input});
+        let got = app.post("/v1/responses", &response).await;
+        assert_eq!(got.status, 200, "{arguments}: {}", got.text);
+        let requests = app.provider.requests();
+        for request in requests.iter().rev().take(2) {
+            let call = &request.body["messages"][1]["tool_calls"][0]["function"];
+            assert_eq!(call["arguments"], sent, "{arguments}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_stream_has_the_chunks_that_clients_expect() {
     let app = solo("").await;
     app.provider

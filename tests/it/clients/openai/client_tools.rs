@@ -293,3 +293,74 @@ async fn a_name_of_the_agents_own_tools_is_refused() {
     assert_eq!(got.status, 400, "{}", got.text);
     assert_eq!(got.json()["error"]["param"], "tools");
 }
+
+/// Qwen Code has a `tool_search`, which axed offers only to agents with many MCP tools.
+#[tokio::test]
+async fn names_of_tools_that_the_agent_does_not_have_are_the_clients() {
+    let app = solo().await;
+    let names = [
+        "tool_search",
+        "tool_call",
+        "call_agent",
+        "recall",
+        "run_command",
+    ];
+    let tools = names.map(|name| json!({"type": "function", "function": {"name": name}}));
+    app.provider.will(
+        "solo",
+        [calls([(
+            "tool_call",
+            json!({"name": "a__b", "arguments": {}}),
+        )])],
+    );
+    let body = json!({"model": "solo", "messages": [user("hi")], "tools": tools});
+    let got = app.post("/v1/chat/completions", &body).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    let call = &got.json()["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert_eq!(call["name"], "tool_call");
+    let request = app.provider.wait_for_request("solo", 1).await;
+    let offered = request.tool_names();
+    for name in names {
+        assert!(offered.iter().any(|it| it == name), "{name} in {offered:?}");
+    }
+}
+
+/// As Codex CLI sends them.
+#[tokio::test]
+async fn tools_that_are_no_functions_are_left_out_with_a_warning() {
+    let app = solo().await;
+    app.provider.always("solo", |_| says("ok"));
+    let others = [
+        json!({"type": "namespace", "name": "mcp__x", "tools": [{"type": "function", "name": "t"}]}),
+        json!({"type": "web_search", "external_web_access": false}),
+        json!({"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}),
+        json!({"type": "local_shell"}),
+    ];
+    let chat = [others.to_vec(), tools().as_array().expect("tools").clone()].concat();
+    let flat = json!({"type": "function", "name": "weather", "parameters": {"type": "object"}});
+    let flat = [others.to_vec(), vec![flat]].concat();
+    for (path, body) in [
+        (
+            "/v1/chat/completions",
+            json!({"model": "solo", "messages": [user("hi")], "tools": chat}),
+        ),
+        (
+            "/v1/responses",
+            json!({"model": "solo", "input": "hi", "tools": flat}),
+        ),
+    ] {
+        let got = app.post(path, &body).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+        let run = app.find(got.header("x-run-id")).await;
+        let warning = &run["warnings"][0];
+        assert_eq!(warning["code"], "tool_not_offered");
+        let message = warning["message"].as_str().expect("a message");
+        for kind in ["namespace", "web_search", "custom", "local_shell"] {
+            assert!(message.contains(kind), "{message}");
+        }
+    }
+    let requests = app.provider.requests();
+    for request in requests {
+        assert_eq!(request.tool_names(), ["list_directory", "weather"]);
+    }
+}

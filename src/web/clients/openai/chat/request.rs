@@ -2,6 +2,7 @@
 //! over, because clients send many that concern only OpenAI's own service.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -18,7 +19,7 @@ use crate::domain::content::{Content, Part};
 use crate::domain::message::{ToolCall, ToolResult, empty_arguments};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
-use crate::web::clients::client_tools::FunctionInput;
+use crate::web::clients::client_tools::{FunctionInput, RequestTools};
 use crate::web::clients::history::{self, Entry, History};
 use crate::web::clients::openai::content;
 use crate::web::clients::openai::tool_choice;
@@ -76,8 +77,9 @@ struct ToolCallInput {
 #[derive(Deserialize, JsonSchema)]
 struct CalledFunction {
     name: String,
-    #[serde(default)]
-    arguments: String,
+    /// JSON in a text.
+    #[schemars(with = "String")]
+    arguments: Option<Box<RawValue>>,
 }
 
 #[derive(Default, Deserialize, JsonSchema)]
@@ -106,7 +108,7 @@ struct SchemaInput {
 
 #[derive(Deserialize, JsonSchema)]
 struct ToolInput {
-    r#type: String,
+    r#type: Option<String>,
     function: Option<Object<FunctionDescription>>,
 }
 
@@ -122,6 +124,13 @@ struct FunctionDescription {
 pub struct StreamSettings {
     pub includes_usage: bool,
 }
+
+/// OpenAI's limit, in characters.
+pub const MAX_METADATA_VALUE: usize = 512;
+/// The type of the tools that a client can execute.
+pub const FUNCTION: &str = "function";
+/// How often arguments are encoded as a text: once, and once more by some clients.
+const MAX_ENCODINGS: u32 = 2;
 
 /// A checked request.
 pub struct PreparedChat {
@@ -199,7 +208,7 @@ impl ChatRequest {
         }
         let max_tokens = self.token_limit()?;
         let labels = labels(self.metadata, self.user);
-        check_labels(&labels, settings.max_labels)?;
+        check_labels(&labels, settings.max_labels, MAX_METADATA_VALUE)?;
         let mut counter = settings.attachment_counter();
         let mut entries = Vec::new();
         for (at, Object(message)) in self.messages.into_iter().enumerate() {
@@ -212,10 +221,10 @@ impl ChatRequest {
             new_results,
             new_message,
         } = history::build(entries)?;
-        let functions = functions(self.tools.unwrap_or_default())?;
+        let tools = read_tools(self.tools.unwrap_or_default())?;
         let client = ClientAdditions {
             instructions,
-            ..tool_choice::additions(functions, self.tool_choice.as_ref())?
+            ..tool_choice::additions(tools, self.tool_choice.as_ref())?
         };
         let format = self.response_format.map(|it| it.0.into_format());
         let params = ParamsOverride {
@@ -300,23 +309,26 @@ pub fn user_field(metadata: Option<&BTreeMap<String, String>>) -> &'static str {
     }
 }
 
-fn functions(tools: Vec<Object<ToolInput>>) -> Result<Vec<FunctionInput>, Problem> {
-    let tools = tools.into_iter().enumerate();
-    let functions = tools.map(|(at, Object(tool))| {
-        let pointer = format!("/tools/{at}");
-        let function = tool.function.filter(|_| tool.r#type == "function");
-        let Object(function) = function.ok_or_else(|| {
-            let why = "must be of type function, with a function";
-            Problem::invalid_field(pointer.as_str(), why)
-        })?;
-        Ok(FunctionInput {
-            pointer: format!("{pointer}/function"),
-            name: function.name,
-            description: function.description,
-            parameters: function.parameters,
-        })
-    });
-    functions.collect()
+fn read_tools(inputs: Vec<Object<ToolInput>>) -> Result<RequestTools, Problem> {
+    let mut tools = RequestTools::default();
+    for (at, Object(tool)) in inputs.into_iter().enumerate() {
+        let pointer = format!("/tools/{at}/function");
+        match (tool.r#type.as_deref(), tool.function) {
+            (None | Some(FUNCTION), Some(Object(function))) => {
+                tools.functions.push(FunctionInput {
+                    pointer,
+                    name: function.name,
+                    description: function.description,
+                    parameters: function.parameters,
+                })
+            }
+            (None | Some(FUNCTION), None) => {
+                return Err(Problem::invalid_field(pointer, "is required"));
+            }
+            (Some(kind), _) => tools.leave_out(kind, None),
+        }
+    }
+    Ok(tools)
 }
 
 impl StopInput {
@@ -364,7 +376,7 @@ impl MessageInput {
                     add(Entry::Call(tool_call(
                         call.id,
                         name,
-                        &arguments,
+                        arguments.as_deref(),
                         &call_pointer,
                     )?));
                 }
@@ -381,35 +393,35 @@ impl MessageInput {
     }
 }
 
-/// A call of an earlier reply; `arguments` is JSON in a text.
+/// A call of an earlier reply. Its model may have broken or cut the arguments.
 pub fn tool_call(
     id: String,
     name: String,
-    arguments: &str,
+    arguments: Option<&RawValue>,
     pointer: &str,
 ) -> Result<ToolCall, Problem> {
     if id.is_empty() || name.is_empty() {
         return Err(Problem::invalid_field(pointer, "needs an id and a name"));
     }
-    let arguments = match arguments.trim() {
-        "" => empty_arguments(),
-        json if !json.starts_with('{') || json_body::nesting_depth(json) > MAX_DEPTH => {
-            let why = format!("the arguments are no JSON object of at most {MAX_DEPTH} levels");
-            return Err(Problem::invalid_field(pointer, why));
-        }
-        json => RawValue::from_string(json.to_owned())
-            .map_err(|error| {
-                let why = format!("the arguments are no JSON: {error}");
-                Problem::invalid_field(pointer, why)
-            })?
-            .into(),
-    };
+    let arguments = arguments.and_then(|json| read_arguments(json.get(), MAX_ENCODINGS));
     Ok(ToolCall {
         id,
         provider_id: String::new(),
         name,
-        arguments,
+        arguments: arguments.unwrap_or_else(empty_arguments),
     })
+}
+
+/// An object, or one that is encoded in a text; `None` for anything else.
+fn read_arguments(json: &str, max_encodings: u32) -> Option<Arc<RawValue>> {
+    let json = json.trim();
+    if json.starts_with('"') && max_encodings > 0 {
+        let text: String = serde_json::from_str(json).ok()?;
+        return read_arguments(&text, max_encodings - 1);
+    }
+    let is_object = json.starts_with('{') && json_body::nesting_depth(json) <= MAX_DEPTH;
+    let json = is_object.then(|| RawValue::from_string(json.to_owned()));
+    json?.ok().map(Arc::from)
 }
 
 /// A result: its texts joined, and its pictures and files as attachments.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 
 use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::overrides::ParamsOverride;
@@ -16,10 +16,10 @@ use crate::domain::content::Content;
 use crate::domain::message::{Message, ToolResult};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
-use crate::web::clients::client_tools::FunctionInput;
+use crate::web::clients::client_tools::{FunctionInput, RequestTools};
 use crate::web::clients::history::{self, Entry, History};
 use crate::web::clients::openai::chat::request::{
-    labels, split_model, tool_call, tool_result, user_field,
+    FUNCTION, MAX_METADATA_VALUE, labels, split_model, tool_call, tool_result, user_field,
 };
 use crate::web::clients::openai::content;
 use crate::web::clients::openai::responses::echo::Echo;
@@ -83,7 +83,7 @@ struct FormatInput {
 
 #[derive(Deserialize, JsonSchema)]
 struct ToolInput {
-    r#type: String,
+    r#type: Option<String>,
     name: Option<String>,
     description: Option<String>,
     parameters: Option<Box<RawValue>>,
@@ -97,8 +97,9 @@ struct ItemInput {
     content: Option<Box<RawValue>>,
     call_id: Option<String>,
     name: Option<String>,
-    #[serde(default)]
-    arguments: String,
+    arguments: Option<Box<RawValue>>,
+    /// The text of a custom call.
+    input: Option<String>,
     output: Option<Box<RawValue>>,
 }
 
@@ -149,7 +150,7 @@ impl ResponsesRequest {
     ) -> Result<RunRequest, Problem> {
         let settings = &state.settings;
         let run_labels = labels(self.metadata.clone(), self.user.clone());
-        check_labels(&run_labels, settings.max_labels)?;
+        check_labels(&run_labels, settings.max_labels, MAX_METADATA_VALUE)?;
         let inherited = previous
             .map(ResponseRecord::conversation)
             .unwrap_or_default();
@@ -181,7 +182,7 @@ impl ResponsesRequest {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
             echo: to_raw_value(&echo).ok().map(Arc::from),
             is_temporary,
-            ..tool_choice::additions(functions(self.tools)?, self.tool_choice.as_ref())?
+            ..tool_choice::additions(read_tools(self.tools)?, self.tool_choice.as_ref())?
         };
         let format = self.text.and_then(|Object(text)| text.format);
         let format =
@@ -283,35 +284,36 @@ impl ReadInput {
 
 fn format_echo(text: Option<&TextInput>) -> Value {
     let Some(Object(format)) = text.and_then(|text| text.format.as_ref()) else {
-        return serde_json::json!({"type": "text"});
+        return json!({"type": "text"});
     };
     match (format.r#type, &format.schema) {
-        (FormatKind::JsonSchema, Some(schema)) => serde_json::json!({
+        (FormatKind::JsonSchema, Some(schema)) => json!({
             "type": "json_schema", "name": format.name.as_deref().unwrap_or("response"), "schema": schema,
             "strict": true, "description": null,
         }),
-        (kind, _) => serde_json::json!({"type": kind}),
+        (kind, _) => json!({"type": kind}),
     }
 }
 
-fn functions(tools: Option<Vec<Object<ToolInput>>>) -> Result<Vec<FunctionInput>, Problem> {
-    let tools = tools.into_iter().flatten().enumerate();
-    let functions = tools.map(|(at, Object(tool))| {
+fn read_tools(inputs: Option<Vec<Object<ToolInput>>>) -> Result<RequestTools, Problem> {
+    let mut tools = RequestTools::default();
+    for (at, Object(tool)) in inputs.into_iter().flatten().enumerate() {
         let pointer = format!("/tools/{at}");
-        match tool.name.filter(|_| tool.r#type == "function") {
-            Some(name) => Ok(FunctionInput {
+        match (tool.r#type.as_deref(), tool.name) {
+            (None | Some(FUNCTION), Some(name)) => tools.functions.push(FunctionInput {
                 pointer,
                 name,
                 description: tool.description,
                 parameters: tool.parameters,
             }),
-            None => Err(Problem::invalid_field(
-                pointer,
-                "must be of type function, with a name: agents have built-in tools of their own",
-            )),
+            (None | Some(FUNCTION), None) => {
+                let name_pointer = format!("{pointer}/name");
+                return Err(Problem::invalid_field(name_pointer, "is required"));
+            }
+            (Some(kind), name) => tools.leave_out(kind, name.as_deref()),
         }
-    });
-    functions.collect()
+    }
+    Ok(tools)
 }
 
 fn read_items(
@@ -374,15 +376,29 @@ impl ItemInput {
             "function_call" => {
                 let id = self.call_id.ok_or_else(|| required("call_id"))?;
                 let name = self.name.ok_or_else(|| required("name"))?;
-                tool_call(id, name, &self.arguments, pointer).map(|call| Some(Entry::Call(call)))
+                let arguments = self.arguments.as_deref();
+                tool_call(id, name, arguments, pointer).map(|call| Some(Entry::Call(call)))
             }
-            "function_call_output" => {
+            "custom_tool_call" => {
+                let id = self.call_id.ok_or_else(|| required("call_id"))?;
+                let name = self.name.ok_or_else(|| required("name"))?;
+                let arguments = to_raw_value(&json!({"input": self.input})).ok();
+                let arguments = arguments.as_deref();
+                tool_call(id, name, arguments, pointer).map(|call| Some(Entry::Call(call)))
+            }
+            "function_call_output" | "custom_tool_call_output" => {
                 let id = self.call_id.ok_or_else(|| required("call_id"))?;
                 let output_pointer = format!("{pointer}/output");
                 let output = content::parse(self.output.as_deref(), &output_pointer, counter)?;
                 tool_result(id, output, &output_pointer).map(|it| Some(Entry::Result(it)))
             }
-            "reasoning" => Ok(None),
+            "reasoning"
+            | "compaction"
+            | "web_search_call"
+            | "file_search_call"
+            | "code_interpreter_call"
+            | "image_generation_call"
+            | "mcp_list_tools" => Ok(None),
             other => Err(Problem::invalid_field(
                 format!("{pointer}/type"),
                 format!(
