@@ -32,7 +32,7 @@ const UNACCEPTED_AGE: Duration = MAX_RECORDING.saturating_mul(2);
 /// The time between two searches for batches to remove, accepted or not.
 const BATCH_INTERVAL: Duration = Duration::from_secs(3600);
 /// Trees that are deleted at once: the store commits concurrent writes together.
-const DELETE_BATCH: usize = 8;
+const DELETE_BATCH: usize = 64;
 /// Trees of one status that may fail to be deleted before the store is taken to be out of order.
 const MAX_FAILURES: usize = 16;
 /// Roots counted in one read.

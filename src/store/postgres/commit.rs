@@ -311,6 +311,25 @@ impl WriterState {
         })
     }
 
+    /// Removes small trees in one transaction; see [`delete::delete_small`].
+    pub async fn delete_small(
+        &mut self,
+        db: &Connection,
+        roots: &[RunId],
+    ) -> Result<Vec<Option<delete::DeleteProgress>>, CommitError> {
+        let begin = [Query::new(Sql::Begin, Vec::new()), self.guard()];
+        if db.execute_all(&begin).await?[1].affected == 0 {
+            return Err(CommitError::Refused(Refusal::Node));
+        }
+        let progress = delete::delete_small(db, roots).await?;
+        db.execute(&Query::new(Sql::Commit, Vec::new())).await?;
+        for root in roots {
+            self.trees.remove(root);
+        }
+        self.memory.inserts.reset();
+        Ok(progress)
+    }
+
     /// Removes the next part of a tree, in a transaction of its own; true if there is more. `is_new` if its deletion begins:
     /// then there may be no such root.
     pub async fn delete_part(

@@ -336,11 +336,24 @@ statements! {
     /// The end of a tree's log.
     DeleteLastEntries: "DELETE FROM entries WHERE (root, last_seq, id) IN (SELECT root, last_seq, id FROM entries \
          WHERE root = :root ORDER BY last_seq DESC, id DESC LIMIT :limit)",
+    /// Those of these roots that exist, with the number of their entries, up to a limit.
+    RootsToDelete: "SELECT r.id, (SELECT count(*) FROM (SELECT 1 FROM entries e WHERE e.root = r.id LIMIT :limit) AS first) AS entries \
+         FROM runs r WHERE r.id = ANY(:roots) AND r.parent IS NULL AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.id) \
+         ORDER BY r.id",
+    /// The runs of these trees, with their labels, one tree after the other.
+    RunsToDelete: "WITH RECURSIVE tree (root, id) AS (SELECT root, root FROM unnest(:roots::uuid[]) AS roots (root) UNION ALL \
+         SELECT tree.root, c.id FROM tree JOIN runs c ON c.parent = tree.id) \
+         SELECT tree.root, r.id, r.labels FROM tree JOIN runs r ON r.id = tree.id ORDER BY tree.root LIMIT :limit",
+    DeleteEntries: "DELETE FROM entries WHERE root = ANY(:roots)",
+    /// In the order in which others lock them.
+    LockLastSessions: "SELECT 1 FROM sessions s JOIN runs r ON s.owner = coalesce(r.owner, '') AND s.name = r.session \
+         AND s.last_run = r.id WHERE r.id = ANY(:runs) ORDER BY s.owner COLLATE \"C\", s.name FOR UPDATE OF s",
     /// Runs of a tree whose descendants are among them, with their labels.
     LastRuns: "WITH RECURSIVE tree (id, depth) AS (VALUES (:root::uuid, 0) UNION ALL \
          SELECT c.id, tree.depth + 1 FROM tree JOIN runs c ON c.parent = tree.id) \
          SELECT r.id, r.labels FROM tree JOIN runs r ON r.id = tree.id ORDER BY tree.depth DESC, r.id DESC LIMIT :limit",
-    DeleteLabel: "DELETE FROM labels WHERE key = :key AND value = :value AND run = :run",
+    DeleteLabels: "DELETE FROM labels WHERE (key, value, run) IN \
+         (SELECT key, value, run FROM unnest(:keys::bytea[], :values::bytea[], :of::uuid[]) AS gone (key, value, run))",
     /// Waits for runs of other nodes that are about to refer to the same bytes.
     LockAttachments: "SELECT 1 FROM attachments WHERE hash IN \
          (SELECT hash FROM attachment_uses WHERE run = ANY(:runs)) ORDER BY hash FOR UPDATE",
@@ -355,7 +368,7 @@ statements! {
     /// Removes definitions, and other shared texts, that only these runs have used.
     DeleteOwnDefinitions: "DELETE FROM definitions WHERE only_run = ANY(:runs)",
     DeleteRuns: "DELETE FROM runs WHERE id = ANY(:runs)",
-    DeleteTree: "DELETE FROM trees WHERE root = :root",
+    DeleteTrees: "DELETE FROM trees WHERE root = ANY(:roots)",
     OldestRun: "SELECT id FROM runs ORDER BY id LIMIT 1",
     /// Removes a few definitions that were last used before the oldest run was accepted. Another node may use one at this moment:
     /// then it says so in the row.

@@ -23,7 +23,7 @@ use crate::store::postgres::commit::{
 };
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::connection::{Connection, Query};
-use crate::store::postgres::delete::DeleteProgress;
+use crate::store::postgres::delete::{self, DeleteProgress};
 use crate::store::postgres::error::{is_disk_full, is_read_only, is_transient, store_error};
 use crate::store::postgres::explain::{self, Explanation, explain};
 use crate::store::postgres::node::{self, NodeStatus};
@@ -161,7 +161,14 @@ impl<'c> Writer<'c> {
                 Task::ClearFailed(roots, owned) => {
                     results.push(self.clear_failed(roots, owned).await);
                 }
-                Task::Delete(root) => results.push(self.delete(*root).await),
+                Task::Delete(_) => {
+                    let roots = rest.iter().map_while(|job| match &job.task {
+                        Task::Delete(root) => Some(*root),
+                        _ => None,
+                    });
+                    let roots: Vec<RunId> = roots.take(delete::MAX_TREES).collect();
+                    results.extend(self.delete(&roots).await);
+                }
                 Task::Vacuum => results.push(self.vacuum().await),
                 Task::ClaimTrees(max, claimed) => {
                     results.push(self.claim_trees(*max, claimed).await);
@@ -487,7 +494,39 @@ impl<'c> Writer<'c> {
         self.settle(given).await.map_err(commit_error)
     }
 
-    async fn delete(&mut self, root: RunId) -> JobResult {
+    /// Removes these trees: the small ones at once, and a part of each that is large.
+    async fn delete(&mut self, roots: &[RunId]) -> Vec<JobResult> {
+        let mut results = Vec::with_capacity(roots.len());
+        for (root, deleted) in roots.iter().zip(self.delete_small(roots).await) {
+            results.push(match deleted {
+                Some(count) => Ok(count),
+                // Also if another tree is the one that cannot be removed.
+                None => self.delete_large(*root).await,
+            });
+        }
+        results
+    }
+
+    /// What became of each tree; `None` if nothing.
+    async fn delete_small(&mut self, roots: &[RunId]) -> Vec<Option<u64>> {
+        let deleted = match self.connected().await {
+            Ok((db, state)) => state.delete_small(db, roots).await,
+            Err(error) => Err(error),
+        };
+        match self.settle(deleted).await {
+            Ok(progress) => {
+                let result = |progress| match progress {
+                    None => Some(0),
+                    Some(DeleteProgress::Done) => Some(1),
+                    Some(DeleteProgress::More) => None,
+                };
+                progress.into_iter().map(result).collect()
+            }
+            Err(_) => vec![None; roots.len()],
+        }
+    }
+
+    async fn delete_large(&mut self, root: RunId) -> JobResult {
         match self.delete_part(root, true).await.map_err(commit_error)? {
             None => Ok(0),
             Some(progress) => {

@@ -1,15 +1,19 @@
 //! Trees are deleted, and old ones are found.
 
+use std::time::Instant;
+
 use axed::domain::run::{Outcome, RunId, Scope, Status};
 use axed::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery};
 use axed::store::run_store::RunStore;
 use axed::store::runs::{RunFilter, SessionQuery};
 use axed::store::{Change, NewRun, Step, StoreError};
+use futures_util::future::join_all;
 use jiff::Timestamp;
 
 use crate::store::fixtures::{
-    Opened, child, claim, closing, completing, count, failure, fresh, in_an_hour, listed, opening,
-    opening_of, page, record, root, sql, sqlite, sqlite_in, starting, stored, whole_log, write,
+    Opened, child, claim, claiming, closing, completing, count, failure, fresh, in_an_hour, listed,
+    opening, opening_of, page, record, root, sql, sqlite, sqlite_in, starting, stored, whole_log,
+    write,
 };
 
 /// A root is deleted with its descendants, and nothing else is.
@@ -84,6 +88,70 @@ async fn a_large_tree_is_deleted(opened: &Opened) {
     assert!(store.commit_count() > before + 2, "in parts");
 }
 
+/// Many trees that are deleted at once share commits; a large one among them, one that is gone and one that never was have
+/// their own results.
+async fn many_trees_are_deleted_at_once(opened: &Opened) {
+    let store = &*opened.store;
+    let mut roots = Vec::new();
+    for n in 0..300 {
+        let scope = root();
+        let mut run = record(&scope, "a");
+        run.labels.insert("k".to_owned(), n.to_string());
+        run.session = Some(format!("s{n}"));
+        let mut opening = fresh(run);
+        opening.resume_state.definition = format!("{{\"name\":\"{n}\"}}").into();
+        opening.claim = Some(claim(&n.to_string(), 0, in_an_hour()));
+        let open = write(&scope, Change::Create(Box::new(opening)), 1);
+        store.write(open).await.expect("opened");
+        let below = child(&scope);
+        for _ in 0..if n == 7 { 1200 } else { 1 } {
+            store.enqueue(starting(&scope)).await.expect("posted");
+        }
+        store
+            .write(self::opening(&below, "b"))
+            .await
+            .expect("opened");
+        for scope in [&below, &scope] {
+            store.write(completing(scope, "x")).await.expect("closed");
+        }
+        roots.push((scope, below));
+    }
+    let kept = roots.pop().expect("a root");
+    let before = store.commit_count();
+    let repeated = roots[3].0.run;
+    let ids: Vec<RunId> = roots.iter().map(|(root, _)| root.run).collect();
+    let all = ids.iter().copied().chain([repeated, RunId::new()]);
+    let started = Instant::now();
+    let deleted = join_all(all.map(|root| store.delete(root))).await;
+    let rate = ids.len() as f64 / started.elapsed().as_secs_f64();
+    let commits = store.commit_count() - before;
+    eprintln!("{rate:.0} trees a second in {commits} commits");
+    assert!(commits < 30, "{commits} commits");
+    let deleted = deleted
+        .into_iter()
+        .filter(|it| *it.as_ref().expect("an answer"));
+    assert_eq!(deleted.count(), ids.len());
+    while store.vacuum().await.expect("tidied") {}
+    for (root, below) in &roots {
+        for scope in [root, below] {
+            assert_eq!(store.run(scope.run).await.expect("a read"), None);
+        }
+        assert!(
+            store
+                .events(whole_log(root))
+                .await
+                .expect("events")
+                .is_empty()
+        );
+    }
+    assert_eq!(stored(store, &kept.0).await.status, Status::Completed);
+    let again = claim("3", 0, in_an_hour());
+    store
+        .write(claiming(&root(), again))
+        .await
+        .expect("the key is free again");
+}
+
 /// Ended roots are found by status, by end and by position, but not while a descendant is unfinished.
 async fn expired_roots_are_found(opened: &Opened) {
     let store = &*opened.store;
@@ -154,6 +222,7 @@ async fn expired_roots_are_found(opened: &Opened) {
 shared_stories!(
     a_tree_is_deleted,
     a_large_tree_is_deleted,
+    many_trees_are_deleted_at_once,
     expired_roots_are_found,
 );
 
