@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::cli::style::When;
+use crate::telemetry::log_queue;
 use crate::tools::shell::supervisor;
 
 mod age;
@@ -81,6 +82,7 @@ pub fn main() -> ExitCode {
     let result = runtime.block_on(cli.command.run());
     // A blocked read of stdin would delay the end of the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    log_queue::flush();
     result.unwrap_or_else(|error| {
         output::eprint_line(format_args!("axed: {error:#}"));
         if let Some(hint) = exit::hint_for_error(&error) {

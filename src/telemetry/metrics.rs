@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::domain::run::{HARD_MAX_DEPTH, Status};
 use crate::domain::usage::{Cost, TokenUsage};
+use crate::telemetry::log_queue;
 use crate::telemetry::prometheus::{Counter, Family, FixedPoint, Histogram, TextEncoder};
 
 /// Agents with series of their own: the catalog names them, but its files change.
@@ -220,6 +221,11 @@ impl Metrics {
             "axed_store_commits_total",
             "Transactions that the store has committed.",
             gauges.commits,
+        );
+        encoder.counter(
+            "axed_log_lines_dropped_total",
+            "Log lines that were dropped because nobody read them in time.",
+            log_queue::dropped_lines(),
         );
         encoder.finish()
     }

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
+use jiff::Timestamp;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -10,6 +11,7 @@ use crate::domain::terminal_text;
 use crate::telemetry::json_lines::JsonLines;
 
 pub mod json_lines;
+pub mod log_queue;
 pub mod metrics;
 #[cfg(feature = "otel")]
 pub mod otlp;
@@ -29,22 +31,23 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
     } else {
         LogFormat::Json
     });
-    // A closed stderr must not stop the daemon: lines that cannot be written are lost.
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .log_internal_errors(false);
-    let human = || TerminalSafeStderr(terminal_text::sanitize_log_line);
+    let human = || LogWriter(LogFormat::Human);
     let started = match format {
         LogFormat::Json => lines
             .event_format(JsonLines)
-            .with_writer(|| TerminalSafeStderr(terminal_text::escape_json))
+            .with_writer(|| LogWriter(LogFormat::Json))
             .try_init(),
         LogFormat::Human if terminal => lines.with_writer(human).try_init(),
         LogFormat::Human => lines.with_ansi(false).with_writer(human).try_init(),
     };
-    // An error means that this process logs already.
-    drop(started);
-    Ok(())
+    match started {
+        Ok(()) => log_queue::start().map_err(|error| format!("no thread for the log: {error}")),
+        // This process logs already.
+        Err(_) => Ok(()),
+    }
 }
 
 /// Checks the filter of the log.
@@ -97,23 +100,42 @@ fn is_level_or_target(directive: &str) -> bool {
         || directive.parse::<LevelFilter>().is_ok()
 }
 
-/// Writes log lines to stderr without control characters: names and errors in them come from models and servers.
-struct TerminalSafeStderr(fn(&str) -> String);
+/// Queues log lines without control characters: names and errors in them come from models and servers.
+struct LogWriter(LogFormat);
 
-impl Write for TerminalSafeStderr {
+impl LogWriter {
+    /// The line before the first one after so many were dropped.
+    fn dropped_line(&self, count: u64) -> String {
+        let (time, target) = (Timestamp::now(), module_path!());
+        let message = format!("Log lines were dropped because nobody read them in time: {count}");
+        match self.0 {
+            LogFormat::Json => format!(
+                "{{\"timestamp\":\"{time:.6}\",\"level\":\"WARN\",\"message\":\"{message}\",\"dropped\":{count},\"target\":\"{target}\"}}\n"
+            ),
+            LogFormat::Human => format!("{time:.6}  WARN {target}: {message}\n"),
+        }
+    }
+}
+
+impl Write for LogWriter {
     /// `formatted` is one whole event.
     fn write(&mut self, formatted: &[u8]) -> std::io::Result<usize> {
+        let describe = |count| self.dropped_line(count);
         if terminal_text::is_plain_line(formatted) {
-            std::io::stderr().write_all(formatted)?;
+            log_queue::push(formatted, describe);
         } else {
-            let line = (self.0)(&String::from_utf8_lossy(formatted));
-            std::io::stderr().write_all(line.as_bytes())?;
+            let text = String::from_utf8_lossy(formatted);
+            let line = match self.0 {
+                LogFormat::Json => terminal_text::escape_json(&text),
+                LogFormat::Human => terminal_text::sanitize_log_line(&text),
+            };
+            log_queue::push(line.as_bytes(), describe);
         }
         Ok(formatted.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        std::io::stderr().flush()
+        Ok(())
     }
 }
 

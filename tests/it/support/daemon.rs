@@ -25,13 +25,19 @@ pub struct Daemon {
 
 /// Everything that a process wrote to stderr, and to stdout after its first line.
 #[derive(Clone, Default)]
-struct Log(Arc<watch::Sender<String>>);
+struct Log {
+    text: Arc<watch::Sender<String>>,
+    is_unread: Arc<watch::Sender<bool>>,
+}
 
 impl Log {
     async fn collect(self, output: impl AsyncRead + Unpin) {
         let mut lines = BufReader::new(output).lines();
+        let mut is_unread = self.is_unread.subscribe();
         while let Ok(Some(line)) = lines.next_line().await {
-            self.0.send_modify(|log| {
+            let reading = is_unread.wait_for(|is_unread| !is_unread);
+            reading.await.expect("the log is kept");
+            self.text.send_modify(|log| {
                 log.push_str(&line);
                 log.push('\n');
             });
@@ -39,7 +45,7 @@ impl Log {
     }
 
     fn text(&self) -> String {
-        self.0.borrow().clone()
+        self.text.borrow().clone()
     }
 }
 
@@ -106,9 +112,14 @@ impl Daemon {
             .expect("kill axed");
     }
 
+    /// Whether nobody reads its output from now on.
+    pub fn leave_log_unread(&self, is_unread: bool) {
+        self.log.is_unread.send_replace(is_unread);
+    }
+
     /// Waits until the log contains `text`.
     pub async fn wait_for_log(&self, text: &str) {
-        let mut log = self.log.0.subscribe();
+        let mut log = self.log.text.subscribe();
         within_timeout(
             &format!("{text:?} in the log"),
             log.wait_for(|log| log.contains(text)),

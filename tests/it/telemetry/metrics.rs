@@ -31,6 +31,7 @@ const NAMES: [(&str, &str); 15] = [
     ("axed_sse_clients", "gauge"),
     ("axed_webhook_deliveries_total", "counter"),
     ("axed_store_commits_total", "counter"),
+    ("axed_log_lines_dropped_total", "counter"),
 ];
 
 /// A reading of `/metrics`: name with labels, and value.
