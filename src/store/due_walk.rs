@@ -7,6 +7,8 @@ use std::collections::HashSet;
 use crate::domain::webhook::DeliveryId;
 use crate::store::outbox::DueQuery;
 
+/// The longest wait without jitter, in milliseconds.
+pub const MAX_WAIT_MS: i64 = 3_600_000;
 /// Pending deliveries of one block.
 pub const BLOCK_ROWS: usize = 256;
 
@@ -87,10 +89,19 @@ impl<'q> DueWalk<'q> {
         self.limit();
     }
 
+    /// Takes deliveries whose time is further ahead than their own wait. They may be due already.
+    pub fn add_far_ahead(&mut self, due: DueIds) {
+        let others = due
+            .into_iter()
+            .filter(|(_, id)| !self.in_flight.contains(id));
+        self.due.extend(others);
+    }
+
     /// The due ones with their times, longest due first, and when the first of the others is due.
     pub fn finish(mut self) -> (DueIds, Option<i64>) {
         self.due.append(&mut self.due_of_owner);
         self.due.sort_unstable();
+        self.due.dedup();
         (self.due, self.next_at)
     }
 

@@ -51,6 +51,9 @@ pub struct DueQuery {
     pub excluded_hosts: Vec<(String, String)>,
     /// Largest number of deliveries of each owner.
     pub limit: usize,
+    /// The wait after the first failed attempt, which doubles with each: deliveries whose time is further ahead than their own wait are
+    /// due too. `None` to look only for those that are further ahead than any wait, which takes less.
+    pub first_retry: Option<Duration>,
 }
 
 #[derive(Clone, Debug, Default)]

@@ -10,6 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use secrecy::SecretString;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -42,6 +43,8 @@ const RETRY_PERIOD: Duration = Duration::from_secs(24 * 3600);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(3600);
 /// The largest random addition to a wait, as a fraction of it, so that deliveries that failed together do not retry together.
 const JITTER: f64 = 0.2;
+/// The time between two searches for deliveries whose time is further ahead than their wait, because the clock was set back.
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// How long attempts in progress may take when the daemon stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The wait before the store is read again after it failed.
@@ -71,6 +74,7 @@ struct InFlight<'s> {
     attempts: FuturesUnordered<BoxFuture<'s, (DeliveryId, Target)>>,
     ids: HashSet<DeliveryId>,
     targets: HashMap<Target, usize>,
+    next_clock_check: Instant,
     /// Chooses which keys get the free slots. It is empty between two choices: other deliveries stay in the store.
     queue: FairQueue<DueDelivery>,
 }
@@ -117,7 +121,7 @@ impl WebhookSender {
                 Some(done) = in_flight.attempts.next() => in_flight.finish(done),
                 () = outbox_notify.notified() => {}
                 () = self.leadership.poll() => {}
-                () = tokio::time::sleep(sleep_duration(next_due)) => {}
+                () = tokio::time::sleep(sleep_duration(next_due).min(CLOCK_CHECK_INTERVAL)) => {}
                 () = stop.cancelled() => break,
             }
             // The store is read once for all that have ended.
@@ -151,7 +155,9 @@ impl WebhookSender {
             let full_target = |(target, count): (&Target, &usize)| {
                 (*count >= MAX_CONCURRENT_PER_HOST).then(|| target.clone())
             };
+            let is_clock_checked = in_flight.next_clock_check <= Instant::now();
             let query = DueQuery {
+                first_retry: is_clock_checked.then_some(self.first_retry),
                 due_by: now(),
                 in_flight: in_flight.ids.iter().copied().collect(),
                 excluded_hosts: in_flight.targets.iter().filter_map(full_target).collect(),
@@ -166,6 +172,9 @@ impl WebhookSender {
             };
             let (started, has_skipped) = in_flight.admit(due.deliveries);
             // If deliveries to one host were skipped, the store may have later ones to other hosts.
+            if is_clock_checked && started.is_empty() {
+                in_flight.next_clock_check = Instant::now() + CLOCK_CHECK_INTERVAL;
+            }
             let is_done = started.is_empty() || !has_skipped;
             for delivery in started {
                 let attempt = self.deliver(delivery, stop.clone());
@@ -312,6 +321,7 @@ impl InFlight<'_> {
             attempts: FuturesUnordered::new(),
             ids: HashSet::new(),
             targets: HashMap::new(),
+            next_clock_check: Instant::now(),
             queue: FairQueue::new(Limits::with_shared_permits(MAX_CONCURRENT, keys)),
         }
     }

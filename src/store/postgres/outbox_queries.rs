@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
-use crate::store::due_walk::{BLOCK_ROWS, DueIds, DueWalk, NextRead, Pending, Target};
+use crate::store::due_walk::{BLOCK_ROWS, DueIds, DueWalk, MAX_WAIT_MS, NextRead, Pending, Target};
 use crate::store::encoding::clock_skew::MAX_RETRY_MS;
 use crate::store::encoding::integers::signed;
 use crate::store::outbox::{
@@ -62,6 +62,15 @@ const NEXT_OF_TARGET: &str = concat!(
     clock!(),
     " + :due_in::bigint ORDER BY next_at LIMIT 1"
 );
+/// Pending deliveries whose time is further ahead than their own wait, with its jitter.
+const FAR_AHEAD: &str = concat!(
+    "SELECT id, next_at - ",
+    clock!(),
+    " AS due_in FROM deliveries WHERE next_at IS NOT NULL AND next_at > ",
+    clock!(),
+    " + 1000 + CASE tries WHEN 0 THEN 0 ELSE \
+     least(:first::bigint << least(tries - 1, 20)::int, :max::bigint) * 6 / 5 END LIMIT :rows"
+);
 const DUE: &str = "SELECT d.id, d.run, d.url, d.host, d.secret_env, d.body, d.event, d.created_at, d.since, d.tries, d.owner, d.push, \
      c.context, c.token, c.scheme, c.credentials, r.agent \
      FROM unnest(:ids::uuid[]) WITH ORDINALITY AS found (id, position) JOIN deliveries d ON d.id = found.id \
@@ -95,6 +104,14 @@ pub async fn due_deliveries(db: &Reader, query: &DueQuery) -> StoreResult<DueDel
         let params = params! {":owner": owner, ":host": host, ":rows": BLOCK_ROWS as i64};
         found = db.rows(NEXT_PENDING, params).await?;
     }
+    if let Some(first_retry) = query.first_retry {
+        let params = params! {
+            ":first": signed(first_retry.as_millis() as u64),
+            ":max": MAX_WAIT_MS,
+            ":rows": BLOCK_ROWS as i64,
+        };
+        walk.add_far_ahead(due_ids(&db.rows(FAR_AHEAD, params).await?)?);
+    }
     let (due, next) = walk.finish();
     Ok(DueDeliveries {
         deliveries: read_due(db, &due).await?,
@@ -122,13 +139,15 @@ async fn due_of_target(
         ":limit": signed(query.limit as u64),
     };
     let found = db.rows(DUE_OF_TARGET, params).await?;
-    let due = found
-        .iter()
-        .map(|row| Ok((rows::get(row, "due_in")?, DeliveryId(rows::get(row, "id")?))));
     let params = params! {":owner": owner, ":host": host, ":due_in": due_in};
     let next = db.row(NEXT_OF_TARGET, params).await?;
     let next: Option<i64> = next.map_or(Ok(None), |row| rows::get(&row, "due_in"))?;
-    Ok((due.collect::<StoreResult<_>>()?, next))
+    Ok((due_ids(&found)?, next))
+}
+
+fn due_ids(found: &[Row]) -> StoreResult<DueIds> {
+    let due = |row| Ok((rows::get(row, "due_in")?, DeliveryId(rows::get(row, "id")?)));
+    found.iter().map(due).collect()
 }
 
 async fn read_due(db: &Reader, due: &[(i64, DeliveryId)]) -> StoreResult<Vec<DueDelivery>> {

@@ -6,8 +6,9 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
-use crate::store::due_walk::{BLOCK_ROWS, DueIds, DueWalk, NextRead, Pending, Target};
+use crate::store::due_walk::{BLOCK_ROWS, DueIds, DueWalk, MAX_WAIT_MS, NextRead, Pending, Target};
 use crate::store::encoding::clock_skew::MAX_RETRY_MS;
+use crate::store::encoding::integers::signed;
 use crate::store::outbox::{
     AttemptOutcome, AttemptRecord, Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery,
     MAX_LISTED_DELIVERIES, MAX_STORED_ATTEMPTS,
@@ -32,6 +33,10 @@ const DUE_DELIVERIES: &str = "SELECT next_at, id FROM deliveries INDEXED BY deli
 const NEXT_DUE_AT: &str = "SELECT min(next_at) AS next_at FROM deliveries INDEXED BY deliveries_due \
      WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at > :due_by";
 
+/// Pending deliveries whose time is further ahead than their own wait, with its jitter.
+const FAR_AHEAD: &str = "SELECT next_at, id FROM deliveries INDEXED BY deliveries_due WHERE next_at IS NOT NULL AND next_at > :now + 1000 \
+     + CASE tries WHEN 0 THEN 0 ELSE min(:first << min(tries - 1, 20), :max) * 6 / 5 END LIMIT :rows";
+
 /// Deliveries that are due, longest due first, and those whose time is further ahead than any wait, because the clock was set
 /// back.
 pub fn due_deliveries(db: &Connection, query: &DueQuery) -> Result<DueDeliveries, StoreError> {
@@ -54,6 +59,19 @@ fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliverie
             }
         };
         block = next_pending(db, &after)?;
+    }
+    if let Some(first_retry) = query.first_retry {
+        let mut sql = db.prepare_cached(FAR_AHEAD)?;
+        let rows = sql.query_map(
+            named_params! {
+                ":now": now().as_millisecond(),
+                ":first": signed(first_retry.as_millis() as u64),
+                ":max": MAX_WAIT_MS,
+                ":rows": BLOCK_ROWS as i64,
+            },
+            |row| Ok((row.get("next_at")?, DeliveryId(rows::id(row, "id")?.0))),
+        )?;
+        walk.add_far_ahead(rows.collect::<Result<_, _>>()?);
     }
     let (due, next_at) = walk.finish();
     let next_at = next_at.map(Timestamp::from_millisecond).transpose();

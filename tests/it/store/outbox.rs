@@ -49,6 +49,7 @@ async fn due(
             .map(|host| (String::new(), (*host).to_owned()))
             .collect(),
         limit: 10,
+        first_retry: None,
     };
     store.due_deliveries(query).await.expect("due deliveries")
 }

@@ -321,13 +321,22 @@ async fn a_message_is_sent_once_while_its_outcome_cannot_be_recorded() {
 
 #[tokio::test]
 async fn a_delivery_waits_for_no_time_of_a_clock_that_was_ahead() {
+    // Two days are further ahead than any wait; half an hour is further ahead than this one.
+    let (days, half_an_hour) = (2 * 24 * 3_600_000, 1_800_000);
+    for (first_retry, ahead) in [(3_600_000, days), (600_000, half_an_hour)] {
+        is_sent_although_the_clock_was_ahead(first_retry, ahead).await;
+    }
+}
+
+/// The attempt was recorded while the clock was so many milliseconds ahead.
+async fn is_sent_although_the_clock_was_ahead(first_retry: u32, ahead: u32) {
     let receiver = WebhookReceiver::start().await;
     receiver.will([ReceiverReply::Status(500)]);
     let app = TestApp::setup()
         .environment("HOOK_SECRET", SECRET)
-        .config(
-            "[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"\nfirst_retry_ms = 3600000",
-        )
+        .config(&format!(
+            "[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"\nfirst_retry_ms = {first_retry}",
+        ))
         .agent("solo", &webhook(&receiver.url("/")))
         .spawn()
         .await;
@@ -336,9 +345,7 @@ async fn a_delivery_waits_for_no_time_of_a_clock_that_was_ahead() {
     let path = format!("/runs/{}/deliveries", run.id());
     let is_tried = |got: &ApiResponse| !got.json()["data"][0]["attempts"][0].is_null();
     app.get_until(&path, is_tried).await;
-    // The attempt was recorded while the clock was two days ahead.
-    let days = 2 * 24 * 3_600_000;
-    let move_ahead = format!("UPDATE deliveries SET next_at = next_at + {days}");
+    let move_ahead = format!("UPDATE deliveries SET next_at = next_at + {ahead}");
     app.database().execute(&move_ahead);
 
     // The sender looks again.
