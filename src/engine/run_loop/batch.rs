@@ -94,9 +94,14 @@ async fn start_batch(
     let found = if pending == (PendingBatch::Unknown { turn }) {
         let key = batch_request.request.api_key;
         let found = batched.batch_client().find(name, key);
-        pause::within_deadline(&context.run, found)
-            .await?
-            .map_err(TurnError::Provider)?
+        let found = pause::within_deadline(&context.run, found).await?;
+        let found = found.map_err(TurnError::Provider)?;
+        if found.is_none() {
+            // The service may have made a batch that it does not find by the name.
+            context.run.pending_batch.set(PendingBatch::Absent);
+            count_lost_request(context);
+        }
+        found
     } else {
         None
     };
@@ -173,10 +178,7 @@ pub async fn abandon(context: &RunContext) {
         PendingBatch::Absent => {}
         PendingBatch::Unknown { turn } => Box::pin(cancel_unrecorded(context, turn)).await,
         PendingBatch::Submitted(submitted) => {
-            context.run.add_usage(&Usage {
-                unreported: 1,
-                ..Usage::default()
-            });
+            count_lost_request(context);
             let provider_name = submitted.model.split('/').next().unwrap_or_default();
             if let Some((client, key)) = batch_client(context, provider_name) {
                 Box::pin(cancel_batch(context, client, &submitted.batch_id, key)).await;
@@ -185,12 +187,21 @@ pub async fn abandon(context: &RunContext) {
     }
 }
 
+/// Nobody will know what the request used.
+fn count_lost_request(context: &RunContext) {
+    context.run.add_usage(&Usage {
+        unreported: 1,
+        ..Usage::default()
+    });
+}
+
 /// Cancels the batch of a turn that may have been submitted without being recorded, if the service finds it by its name.
 async fn cancel_unrecorded(context: &RunContext, turn: u32) {
     let agent = &context.run.agent;
     if agent.params.service != Some(Service::Batch) {
         return;
     }
+    count_lost_request(context);
     let name = batch_name(context, turn);
     let models = std::iter::once(&agent.model).chain(&agent.fallback_models);
     let mut providers: Vec<&str> = models.map(|model| model.provider.as_str()).collect();

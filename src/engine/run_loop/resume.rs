@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, ToolCall};
+use crate::domain::service::Service;
 use crate::domain::structured;
 use crate::domain::usage::Usage;
 use crate::engine::context::RunContext;
@@ -84,12 +85,16 @@ pub async fn resume(
     Ok(task_text)
 }
 
-/// Whether a request was under way when the earlier process stopped. A known batch is not lost, and a run that waited without one
-/// has sent nothing.
+/// Whether a request was under way when the earlier process stopped. A known batch is not lost, nor one that is looked for, and a
+/// run that waited without one has sent nothing.
 fn has_lost_request(context: &RunContext, recorded: &RecordedRun) -> bool {
-    let is_batch_known = matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_));
+    let has_batch = match context.run.pending_batch.get() {
+        PendingBatch::Submitted(_) => true,
+        PendingBatch::Unknown { .. } => context.run.agent.params.service == Some(Service::Batch),
+        PendingBatch::Absent => false,
+    };
     let has_begun = recorded.calls.last_turn > last_reply(recorded);
-    let is_under_way = recorded.is_compacting || (!is_batch_known && has_begun);
+    let is_under_way = recorded.is_compacting || (!has_batch && has_begun);
     is_under_way && !context.run.clock().pause.is_recorded()
 }
 
