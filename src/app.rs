@@ -59,7 +59,7 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the export of the last traces may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-const STORE_ENDED: &str = "the store's writer has ended; the next start resumes all runs";
+const STORE_ENDED: &str = "the store's writer has ended, for the reason in the log; once that is mended, the next start resumes all runs";
 
 /// The parts of a daemon without its listeners.
 pub struct Services {

@@ -95,15 +95,20 @@ enum Engine {
 }
 
 impl DataDir {
-    /// `server_tool` does the same for a PostgreSQL database.
-    fn resolve(self, server_tool: &str) -> anyhow::Result<PathBuf> {
+    /// The directory, and what the error of a missing database says if the configured one is on PostgreSQL. `server_tool` does the same
+    /// for that.
+    fn resolve(self, server_tool: &str) -> anyhow::Result<(PathBuf, Option<String>)> {
         let is_named = self.data.is_some();
         let data = self.load()?;
-        anyhow::ensure!(
-            is_named || data.url.is_none(),
-            "data.url names a PostgreSQL database: use {server_tool}; --data names a data directory"
-        );
-        Ok(data.dir)
+        let elsewhere = data.url.map(|_| {
+            format!(
+                "data.url names a PostgreSQL database: use {server_tool}; --data names a data directory"
+            )
+        });
+        match elsewhere {
+            Some(elsewhere) if !is_named => anyhow::bail!(elsewhere),
+            elsewhere => Ok((data.dir, elsewhere)),
+        }
     }
 
     fn load(self) -> anyhow::Result<Data> {
@@ -121,10 +126,19 @@ impl DataDir {
 
 pub fn data(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Check(args) => check(&args.data_dir.resolve("pg_amcheck")?, args.format),
+        Command::Check(args) => {
+            let (dir, elsewhere) = args.data_dir.resolve("pg_amcheck")?;
+            let findings = open::check(&dir);
+            report(
+                &dir,
+                findings.map_err(|it| describe_missing(it, elsewhere))?,
+                args.format,
+            )
+        }
         Command::Backup(args) => {
-            let dir = args.data_dir.resolve("pg_dump")?;
-            let bytes = open::backup(&dir, &args.file, args.force).map_err(describe)?;
+            let (dir, elsewhere) = args.data_dir.resolve("pg_dump")?;
+            let bytes = open::backup(&dir, &args.file, args.force)
+                .map_err(|error| describe_missing(error, elsewhere))?;
             output::print_line(format_args!(
                 "Copied the database to {} ({bytes} bytes)",
                 args.file.display()
@@ -132,6 +146,14 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Migrate(args) => migrate(args),
+    }
+}
+
+/// As [`describe`]; `elsewhere` says where the database is, if not in the directory.
+fn describe_missing(error: StoreError, elsewhere: Option<String>) -> anyhow::Error {
+    match (error, elsewhere) {
+        (StoreError::NoDatabase(_), Some(elsewhere)) => anyhow::anyhow!(elsewhere),
+        (error, _) => describe(error),
     }
 }
 
@@ -185,8 +207,7 @@ fn migrate(Migrate { to, sources, data }: Migrate) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(dir: &Path, format: FormatArgs) -> anyhow::Result<ExitCode> {
-    let findings = open::check(dir).map_err(describe)?;
+fn report(dir: &Path, findings: Vec<String>, format: FormatArgs) -> anyhow::Result<ExitCode> {
     if format.is_json() {
         output::print_json(&json!({"dir": dir.to_string_lossy(), "data": findings}))?;
         return Ok(match findings.is_empty() {

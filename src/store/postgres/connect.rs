@@ -1,12 +1,14 @@
 //! Opens connections: the parts of the URL that the client library does not know, and what every connection has.
 
 use std::error::Error as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream, stream};
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Config, SslMode, TargetSessionAttrs};
 use tokio_postgres::{AsyncMessage, Client};
@@ -39,6 +41,8 @@ pub struct Connector {
     pub name: DatabaseName,
     config: Config,
     tls: MakeRustlsConnect,
+    /// Notified when the server did not answer the writer in time.
+    pub unanswered: Arc<Notify>,
     /// Of the thread that drives the connections.
     runtime: Handle,
 }
@@ -52,6 +56,7 @@ impl Connector {
             name: DatabaseName::new(&config),
             tls,
             config,
+            unanswered: Arc::default(),
             runtime,
         })
     }

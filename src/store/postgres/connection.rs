@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use futures_util::future::{MaybeDone, maybe_done, try_join_all};
+use tokio::sync::Notify;
 use tokio_postgres::{Client, Error, Row, RowStream, Statement};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
@@ -57,6 +59,8 @@ pub struct Connection {
     /// Drives the connection. Aborting it closes the connection, also if an answer is outstanding.
     driver: AbortOnDropHandle<()>,
     statements: Vec<PreparedStatement>,
+    /// Notified when an answer does not come in time.
+    unanswered: Arc<Notify>,
 }
 
 struct PreparedStatement {
@@ -86,6 +90,7 @@ impl Connection {
             client,
             driver,
             statements,
+            unanswered: Arc::clone(&connector.unanswered),
         })
     }
 
@@ -107,6 +112,7 @@ impl Connection {
                     "The database did not answer the writer within {MAX_ANSWER_TIME:?}: closing the connection"
                 );
                 self.driver.abort();
+                self.unanswered.notify_waiters();
                 answer.await
             }
         }

@@ -42,6 +42,14 @@ impl DatabaseName {
             Some(&SqlState::DUPLICATE_TABLE) => {
                 "; the schema has tables of another program: choose an empty database or schema"
             }
+            Some(
+                &(SqlState::UNDEFINED_TABLE
+                | SqlState::UNDEFINED_COLUMN
+                | SqlState::UNDEFINED_FUNCTION
+                | SqlState::DATATYPE_MISMATCH),
+            ) => {
+                "; it does not have the tables of this version of axed: restore a backup, or choose another database"
+            }
             _ => "",
         };
         match store_error(error) {

@@ -152,11 +152,11 @@ fn prepare(
 ) -> Result<((Connector, Connector), ReaderPool), StoreError> {
     let connector = Connector::new("data.url", url, runtime.clone())?;
     let listen_connector = Connector::new("data.listen_url", listen_url, runtime.clone())?;
-    let readers = ReaderPool::new(connector.reader_pool()?, connector.max_answer_time());
+    let readers = ReaderPool::new(&connector)?;
     Ok(((connector, listen_connector), readers))
 }
 
-/// Says that the database is open, and serves the jobs until the store is closed.
+/// Says whether the database is open, and serves the jobs until the store is closed.
 async fn serve(
     (connector, listen_connector): (Connector, Connector),
     (state, others): (WriterState, Vec<OtherNode>),
@@ -166,7 +166,6 @@ async fn serve(
     opened: &std::sync::mpsc::Sender<Result<CurrentNode, StoreError>>,
 ) {
     let current = CurrentNode::new(state.node, others);
-    let _ = opened.send(Ok(current.clone()));
     let status = Rc::new(NodeStatus::new(current.clone()));
     let WriterEnd {
         mut jobs,
@@ -175,6 +174,12 @@ async fn serve(
     } = writer_end;
     let place = (&connector, cluster);
     let mut writer = Writer::new(place, state, Rc::clone(&status), &callbacks, &commits);
+    // Its statements need the tables of this version.
+    if let Err(error) = writer.connect().await {
+        let _ = opened.send(Err(error));
+        return;
+    }
+    let _ = opened.send(Ok(current.clone()));
     let reply = tokio::select! {
         reply = writer.run(&mut jobs) => reply,
         () = node::beat(&connector, &status) => None,

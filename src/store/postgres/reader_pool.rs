@@ -8,11 +8,12 @@ use std::time::Duration;
 use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
 use tokio_util::task::TaskTracker;
 
 use crate::store::StoreError;
+use crate::store::postgres::connect::Connector;
 use crate::store::postgres::error::store_error;
 use crate::store::postgres::sql::{NamedSql, Params};
 
@@ -21,12 +22,19 @@ const MAX_LONG_READS: usize = 3;
 const MAX_LONG_READ_WAIT: Duration = Duration::from_secs(30);
 
 pub struct ReaderPool {
-    pool: Pool,
-    /// How long a server that works may take to answer a statement.
-    max_answer_time: Option<Duration>,
+    connections: Connections,
     tasks: TaskTracker,
     /// Permits of reads that may take long.
     long_reads: Arc<Semaphore>,
+}
+
+#[derive(Clone)]
+struct Connections {
+    pool: Pool,
+    /// How long a server that works may take to answer a statement.
+    max_answer_time: Option<Duration>,
+    /// Notified when the server did not answer the writer in time: it answers no reader either.
+    unanswered: Arc<Notify>,
 }
 
 /// A connection on which one caller reads.
@@ -36,18 +44,22 @@ pub struct Reader {
     /// Whether a transaction has begun and not ended.
     is_in_transaction: bool,
     max_answer_time: Option<Duration>,
+    unanswered: Arc<Notify>,
     /// Whether a statement got no answer in time: one may still come.
     is_unanswered: AtomicBool,
 }
 
 impl ReaderPool {
-    pub fn new(pool: Pool, max_answer_time: Option<Duration>) -> Self {
-        Self {
-            pool,
-            max_answer_time,
+    pub fn new(connector: &Connector) -> Result<Self, StoreError> {
+        Ok(Self {
+            connections: Connections {
+                pool: connector.reader_pool()?,
+                max_answer_time: connector.max_answer_time(),
+                unanswered: Arc::clone(&connector.unanswered),
+            },
             tasks: TaskTracker::new(),
             long_reads: Arc::new(Semaphore::new(MAX_LONG_READS)),
-        }
+        })
     }
 
     /// As [`Self::read`], for what reads more the more a tenant has stored: a few at a time, so that others find connections.
@@ -83,9 +95,9 @@ impl ReaderPool {
         &self,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (pool, max_answer_time) = (self.pool.clone(), self.max_answer_time);
+        let connections = self.connections.clone();
         self.run(async move {
-            let reader = Reader::take(&pool, max_answer_time).await?;
+            let reader = Reader::take(connections).await?;
             read(&reader).await
         })
         .await
@@ -96,12 +108,29 @@ impl ReaderPool {
         &self,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (pool, max_answer_time) = (self.pool.clone(), self.max_answer_time);
+        self.between("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", read)
+            .await
+    }
+
+    /// Calls `write`, whose statements are one transaction, beside those of the writer.
+    pub async fn in_transaction<T: Send + 'static>(
+        &self,
+        write: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.between("BEGIN ISOLATION LEVEL READ COMMITTED", write)
+            .await
+    }
+
+    /// Calls `read` in a transaction. One of whose statements failed commits nothing.
+    async fn between<T: Send + 'static>(
+        &self,
+        begin: &'static str,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let connections = self.connections.clone();
         self.run(async move {
-            let mut reader = Reader::take(&pool, max_answer_time).await?;
-            reader
-                .execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                .await?;
+            let mut reader = Reader::take(connections).await?;
+            reader.execute(begin).await?;
             reader.is_in_transaction = true;
             let result = read(&reader).await;
             if reader.is_unanswered.load(Ordering::Relaxed) {
@@ -116,7 +145,7 @@ impl ReaderPool {
 
     /// Rejects further reads. Those that have begun go on.
     pub fn close(&self) {
-        self.pool.close();
+        self.connections.pool.close();
     }
 
     async fn run<T: Send + 'static>(
@@ -144,12 +173,13 @@ fn with_permit<'r, T: Send + 'r>(
 }
 
 impl Reader {
-    async fn take(pool: &Pool, max_answer_time: Option<Duration>) -> Result<Self, StoreError> {
-        let client = pool.get().await.map_err(pool_error)?;
+    async fn take(connections: Connections) -> Result<Self, StoreError> {
+        let client = connections.pool.get().await.map_err(pool_error)?;
         Ok(Self {
             client: Some(client),
             is_in_transaction: false,
-            max_answer_time,
+            max_answer_time: connections.max_answer_time,
+            unanswered: connections.unanswered,
             is_unanswered: AtomicBool::new(false),
         })
     }
@@ -185,11 +215,17 @@ impl Reader {
         &self,
         answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, StoreError> {
-        let answered = match self.max_answer_time {
-            Some(limit) => tokio::time::timeout(limit, answer).await,
-            None => Ok(answer.await),
+        let answer = async {
+            match self.max_answer_time {
+                Some(limit) => tokio::time::timeout(limit, answer).await.ok(),
+                None => Some(answer.await),
+            }
         };
-        let answered = answered.map_err(|_| {
+        let answered = tokio::select! {
+            answered = answer => answered,
+            () = self.unanswered.notified() => None,
+        };
+        let answered = answered.ok_or_else(|| {
             self.is_unanswered.store(true, Ordering::Relaxed);
             StoreError::Backend("the database did not answer in time".to_owned())
         })?;

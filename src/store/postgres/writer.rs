@@ -88,6 +88,14 @@ impl<'c> Writer<'c> {
         }
     }
 
+    /// Connects for the first time.
+    ///
+    /// # Errors
+    /// The database does not have the tables of this version, or does not answer.
+    pub async fn connect(&mut self) -> Result<(), StoreError> {
+        self.connected().await.map(drop).map_err(commit_error)
+    }
+
     /// Serves jobs until it is closed or all senders are dropped. Then it leaves the database. Returns whom to inform.
     pub async fn run(
         &mut self,
@@ -387,6 +395,7 @@ impl<'c> Writer<'c> {
             let opened = tokio::time::timeout(MAX_OPEN_TIME, self.open()).await;
             self.is_unanswered = opened.is_err();
             if self.is_unanswered {
+                self.connector.unanswered.notify_waiters();
                 self.retry_later();
             }
             self.connection = Some(name.in_time(opened).map_err(CommitError::Unavailable)?);

@@ -31,6 +31,10 @@ pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
             findings.push(finding);
         }
     };
+    match schema::differences(&db) {
+        Ok(differences) => differences.into_iter().for_each(&mut report),
+        Err(error) => report(store_error(error).to_string()),
+    }
     let results = [
         check_runs(&db, &mut report),
         check_steps(&db, &mut report),

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use std::collections::BTreeMap;
 
 use crate::config::Durability;
 use crate::store::StoreError;
@@ -398,6 +399,14 @@ pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, St
     let mut connection = connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     configure_writer(&mut connection, durability).map_err(|error| open_error(file, &error))?;
     migrate(&mut connection, file)?;
+    let differences = differences(&connection).map_err(|error| open_error(file, &error))?;
+    if !differences.is_empty() {
+        return Err(StoreError::Unusable(format!(
+            "{} does not have the tables of this version of axed: {}; put a backup in its place, or choose another directory with --data",
+            file.display(),
+            differences.join("; ")
+        )));
+    }
     enable_incremental_vacuum(&connection, file);
     Ok(connection)
 }
@@ -493,6 +502,39 @@ fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
         .and_then(|()| transaction.pragma_update(None, "user_version", current_version()))
         .and_then(|()| transaction.commit())
         .map_err(to_store_error)
+}
+
+/// What of the tables and indexes of this version a migrated file does not have as they are written.
+pub fn differences(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    let expected = Connection::open_in_memory()?;
+    for sql in MIGRATIONS {
+        expected.execute_batch(sql)?;
+    }
+    let found = objects(connection)?;
+    let differences = objects(&expected)?
+        .into_iter()
+        .filter_map(
+            |((kind, name), expected)| match found.get(&(kind.clone(), name.clone())) {
+                None => Some(format!("the {kind} {name} is missing")),
+                Some(found) if *found != expected => Some(format!(
+                    "the {kind} {name} is ({found}) instead of ({expected})"
+                )),
+                Some(_) => None,
+            },
+        );
+    Ok(differences.collect())
+}
+
+/// Tables with their columns, and indexes with what they are of, by kind and name.
+fn objects(connection: &Connection) -> rusqlite::Result<BTreeMap<(String, String), String>> {
+    let mut sql = connection.prepare(
+        "SELECT type, name, CASE type WHEN 'index' THEN substr(sql, instr(sql, ' ON ') + 4) ELSE (SELECT \
+         group_concat(concat_ws(' ', c.name, c.type), ', ') FROM pragma_table_xinfo(m.name) c) END AS parts \
+         FROM sqlite_master m WHERE type IN ('table', 'index') AND name NOT LIKE 'sqlite_%' ORDER BY name",
+    )?;
+    let row =
+        |row: &rusqlite::Row<'_>| Ok(((row.get("type")?, row.get("name")?), row.get("parts")?));
+    sql.query_map([], row)?.collect()
 }
 
 /// Whether unused pages can be returned to the file system.
