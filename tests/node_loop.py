@@ -4,7 +4,8 @@ any of them, in batches and sessions and by schedules; then checks that nothing 
 
     tests/postgres.sh --server tests/node_loop.py AXED [--rounds 12] [--seed N] [--faults kill,…] [--before AXED] [--pooler]
 
-Faults: kill, pause, drain (SIGTERM), cut (nothing passes between a node and the database) and database (away) are the default;
+Faults: kill, pause, drain (SIGTERM), cut (nothing passes between a node and the database), database (away) and crash (its server is
+killed) are the default;
 drop (all packets of a node, in a network namespace; root only); clock (a node's wall clock jumps by an hour; needs libfaketime);
 upgrade (nodes start with the binary of --before and are restarted with AXED).
 
@@ -26,7 +27,7 @@ from nodes.cluster import Clocks, Cluster, Loopback, Namespaces
 from nodes.faults import FAULTS
 
 CLIENTS = 3
-DEFAULT_FAULTS = "kill,pause,drain,cut,database"
+DEFAULT_FAULTS = "kill,pause,drain,cut,database,crash"
 
 
 def play(clients, cluster, seconds):

@@ -1,6 +1,6 @@
 """Three daemons on one PostgreSQL, each with a way to the database that can be cut."""
 
-import atexit, http.client, json, os, pathlib, signal, socket, subprocess, sys, threading, time, urllib.parse, uuid
+import atexit, http.client, json, os, pathlib, shlex, signal, socket, subprocess, sys, threading, time, urllib.parse, uuid
 
 import kill_loop
 from nodes.receiver import SECRET
@@ -52,6 +52,14 @@ class Link:
                 end.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+
+def is_alive(process):
+    """Not if only its parent has not taken notice yet."""
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class Loopback:
@@ -135,6 +143,10 @@ class Cluster:
         self.home, self.dice, self.network, self.clocks = home, dice, network, clocks
         self.new_binary, self.binaries = binaries[-1], [binaries[0]] * NODES
         self.execute(f"CREATE DATABASE {self.database}")
+        # What is committed survives a crash of the server, whatever postgres.sh has set.
+        self.execute(f"ALTER DATABASE {self.database} SET synchronous_commit = on")
+        # After a crash.
+        self.server_process = None
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.server).query)
         (place,), (port,) = query["host"], query["port"]
         direct, parts = f"{place}/.s.PGSQL.{port}", urllib.parse.urlsplit(pooler or "")
@@ -166,6 +178,32 @@ class Cluster:
         url = self.server.replace("/postgres?", f"/{self.database}?")
         subprocess.run(["pg_dump", "-f", self.home / "database.sql", url], check=False)
 
+    def kill_server(self):
+        """Its processes do not end in order: nothing is written any more."""
+        ((self.data,),) = self.query("SHOW data_directory")
+        postmaster = pathlib.Path(self.data, "postmaster.pid").read_text().split()[0]
+        children = subprocess.run(["pgrep", "-P", postmaster], stdout=subprocess.PIPE, text=True).stdout.split()
+        # First its own: it would start them again.
+        subprocess.run(["kill", "-KILL", postmaster, *children], check=False, stderr=subprocess.DEVNULL)
+        if self.server_process:
+            self.server_process.wait()
+        while any(is_alive(process) for process in (postmaster, *children)):
+            time.sleep(0.05)
+
+    def start_server(self):
+        """As it was started before, and waits until it has read its log."""
+        data = pathlib.Path(self.data)
+        (data / "postmaster.pid").unlink(missing_ok=True)
+        owner = data.stat()
+        as_owner = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.getuid() == 0 else {}
+        with open(self.home / "server.log", "a") as log:
+            command = shlex.split((data / "postmaster.opts").read_text())
+            self.server_process = subprocess.Popen(command, stdout=log, stderr=log, cwd=data, **as_owner)
+        is_ready = ["psql", "-q", "-d", self.server, "-c", "SELECT 1"]
+        while subprocess.run(is_ready, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+            assert self.server_process.poll() is None, "the server of the database does not start"
+            time.sleep(0.1)
+
     def send(self, method, path, body=None, key=None):
         """Tries again elsewhere what failed for want of a node or the database: requests have a key, or may be repeated."""
         end = time.monotonic() + RETRY_SECONDS
@@ -193,3 +231,7 @@ class Cluster:
         for node in self.nodes:
             node.process.send_signal(signal.SIGCONT)
             node.kill()
+        if self.server_process:
+            # postgres.sh does not know it.
+            self.server_process.send_signal(signal.SIGINT)
+            self.server_process.wait()

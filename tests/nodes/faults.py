@@ -5,6 +5,7 @@ import signal, time
 # A node that is paused or cut off for more than 8 s loses its runs.
 PAUSE_SECONDS = (2, 12)
 AWAY_SECONDS = (1, 30)
+DOWN_SECONDS = (0, 10)
 HOUR = 3600
 
 
@@ -72,4 +73,10 @@ def database(cluster, _):
     return cluster.dice.uniform(*AWAY_SECONDS), lambda: cluster.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
 
 
-FAULTS = {fault.__name__: fault for fault in (kill, pause, drain, cut, database, drop, clock, upgrade)}
+def crash(cluster, _):
+    """All processes of the database's server are killed; it starts again from its log."""
+    cluster.kill_server()
+    return cluster.dice.uniform(*DOWN_SECONDS), cluster.start_server
+
+
+FAULTS = {fault.__name__: fault for fault in (kill, pause, drain, cut, database, crash, drop, clock, upgrade)}
