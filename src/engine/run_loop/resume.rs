@@ -30,6 +30,13 @@ pub async fn resume(
     turn_loop: &mut TurnLoop<'_>,
     recorded: RecordedRun,
 ) -> Result<Option<String>, Ending> {
+    let run = &turn_loop.context.run;
+    if run.clock().pause.is_recorded()
+        && matches!(run.pending_batch.get(), PendingBatch::Unknown { .. })
+    {
+        // A run that waited without a batch has sent nothing.
+        run.pending_batch.set(PendingBatch::Absent);
+    }
     if has_lost_request(turn_loop.context, &recorded) {
         // The interrupted request is sent again. The cost of the first one stays unknown.
         turn_loop.context.run.add_usage(&Usage {
