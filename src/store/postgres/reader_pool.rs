@@ -108,29 +108,12 @@ impl ReaderPool {
         &self,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.between("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", read)
-            .await
-    }
-
-    /// Calls `write`, whose statements are one transaction, beside those of the writer.
-    pub async fn in_transaction<T: Send + 'static>(
-        &self,
-        write: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.between("BEGIN ISOLATION LEVEL READ COMMITTED", write)
-            .await
-    }
-
-    /// Calls `read` in a transaction. One of whose statements failed commits nothing.
-    async fn between<T: Send + 'static>(
-        &self,
-        begin: &'static str,
-        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
         let connections = self.connections.clone();
         self.run(async move {
             let mut reader = Reader::take(connections).await?;
-            reader.execute(begin).await?;
+            reader
+                .execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                .await?;
             reader.is_in_transaction = true;
             let result = read(&reader).await;
             if reader.is_unanswered.load(Ordering::Relaxed) {
