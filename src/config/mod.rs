@@ -504,8 +504,8 @@ pub struct Otlp {
     pub endpoint: String,
     /// Sent with every request.
     pub headers: BTreeMap<String, SecretString>,
-    /// The `service.name` of the spans.
-    pub service: String,
+    /// What the spans say of the daemon: `service.name` and others.
+    pub resource: BTreeMap<String, String>,
     /// Share of the traces that start here to sample, 0 to 1.
     pub sampling: f64,
     /// Whether spans contain prompts, replies, tool arguments and tool results.

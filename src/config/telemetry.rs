@@ -72,12 +72,27 @@ fn read_otlp(s: &mut TableReader<'_>, environment: &Environment) -> Option<Otlp>
     Some(Otlp {
         endpoint: endpoint.filter(|_| !is_disabled)?,
         headers,
-        service: env_value(environment, "OTEL_SERVICE_NAME")
-            .unwrap_or("axed")
-            .to_owned(),
+        resource: read_resource(environment),
         sampling,
         content,
     })
+}
+
+/// The attributes of the daemon, from OpenTelemetry's own variables.
+fn read_resource(environment: &Environment) -> BTreeMap<String, String> {
+    let defaults = [
+        ("service.name", "axed"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+    ];
+    let defaults = defaults.map(|(name, text)| (name.to_owned(), text.to_owned()));
+    let configured = env_value(environment, "OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    let service = env_value(environment, "OTEL_SERVICE_NAME");
+    let service = service.map(|name| ("service.name".to_owned(), name.to_owned()));
+    defaults
+        .into_iter()
+        .chain(parse_pairs(configured))
+        .chain(service)
+        .collect()
 }
 
 /// The endpoint from OpenTelemetry's own variables; the one for traces holds the whole URL
@@ -122,16 +137,18 @@ fn with_traces_path(url: String) -> String {
     }
 }
 
-/// Parses `name=value` pairs, separated by commas, with percent-encoded values.
 fn parse_headers(text: &str) -> BTreeMap<String, SecretString> {
-    let pair = |pair: &str| {
+    let pairs = parse_pairs(text);
+    pairs.map(|(name, value)| (name, value.into())).collect()
+}
+
+/// Parses `name=value` pairs, separated by commas, with percent-encoded values.
+fn parse_pairs(text: &str) -> impl Iterator<Item = (String, String)> {
+    text.split(',').filter_map(|pair| {
         let (name, value) = pair.split_once('=')?;
-        Some((
-            name.trim().to_owned(),
-            SecretString::from(percent_decode(value.trim())),
-        ))
-    };
-    text.split(',').filter_map(pair).collect()
+        let name = name.trim();
+        (!name.is_empty()).then(|| (name.to_owned(), percent_decode(value.trim())))
+    })
 }
 
 fn percent_decode(text: &str) -> String {

@@ -12,6 +12,8 @@ use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 
 use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::Params;
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::trace::{SpanId, TraceContext, TraceId};
@@ -71,8 +73,9 @@ impl ChatSpan {
             parent,
             self.started_at,
         );
-        let mut span = with_request_model(with_run(span, run), model)
+        let span = with_request_model(with_run(span, run), model)
             .with_int(key::TURN, turn_request.turn.into());
+        let mut span = with_params(span, turn_request.params);
         if to.records_content() {
             let system =
                 json!([{"type": "text", "content": truncate_content(turn_request.system)}]);
@@ -84,7 +87,7 @@ impl ChatSpan {
         }
         to.send(match result {
             Ok(reply) => {
-                let output = to.records_content().then(|| reply_json(&reply.message));
+                let output = to.records_content().then(|| reply_json(reply));
                 let span = with_response(span, reply.model.as_deref(), reply.usage.as_ref());
                 let span = match &reply.stop_reason {
                     Some(reason) => span.with_attribute(
@@ -166,6 +169,7 @@ pub fn end_run(run: &ActiveRun, record: &Run) {
             exporter: to,
             id,
             caller_span: caller,
+            ..
         }),
         Some(started_at),
     ) = (run.tree.trace.as_deref(), record.started_at)
@@ -186,20 +190,21 @@ pub fn end_run(run: &ActiveRun, record: &Run) {
         parent,
         started_at,
     );
+    let span = with_request_model(with_run(span, run), &run.agent.model);
     let mut span = with_response(
-        with_request_model(with_run(span, run), &run.agent.model),
+        with_params(span, &run.agent.params),
         Some(&record.model),
         Some(&record.usage.tokens),
     )
     .with_int(key::ATTEMPT, record.attempt.into());
     if to.records_content() {
-        let message_json = |role: &str, text: &str| json!([{"role": role, "parts": [{"type": "text", "content": truncate_content(text)}]}]);
-        span = span.with_attribute(
-            key::INPUT,
-            AttributeValue::Text(message_json("user", &record.input.to_plain_text()).to_string()),
-        );
+        let message_json = |role: &str, text: &str| json!({"role": role, "parts": [{"type": "text", "content": truncate_content(text)}]});
+        let input = json!([message_json("user", &record.input.to_plain_text())]);
+        span = span.with_attribute(key::INPUT, AttributeValue::Text(input.to_string()));
         if let Some(text) = &record.content {
-            let output = message_json("assistant", text).to_string();
+            let mut output = message_json("assistant", text);
+            output["finish_reason"] = finish_reason(record.stop_reason.as_deref(), false).into();
+            let output = json!([output]).to_string();
             span = span.with_attribute(key::OUTPUT, AttributeValue::Text(output));
         }
     }
@@ -216,9 +221,13 @@ pub fn end_run(run: &ActiveRun, record: &Run) {
 fn with_run(span: Span, run: &ActiveRun) -> Span {
     let scope = &run.scope;
     let run_id = scope.run.to_string();
+    let session = match run.tree.trace.as_deref() {
+        Some(TreeTrace::Exported { session, .. }) => session.as_deref(),
+        Some(TreeTrace::Propagated(_)) | None => None,
+    };
     span.with_text(key::AGENT, &run.agent.name)
-        // Each run is a conversation of its own.
-        .with_text(key::CONVERSATION, &run_id)
+        // Without a session, each run is a conversation of its own.
+        .with_text(key::CONVERSATION, session.unwrap_or(&run_id))
         .with_text(key::RUN, &run_id)
         .with_text(key::ROOT, &scope.root.to_string())
         .with_int(key::DEPTH, scope.depth.0.into())
@@ -229,6 +238,42 @@ fn with_request_model(span: Span, model: &ModelRef) -> Span {
         .with_text(key::REQUEST_MODEL, &model.model)
 }
 
+/// The parameters as they were requested; a model that refuses one does not get it.
+fn with_params(span: Span, params: &Params) -> Span {
+    let extra = |name: &str| params.extra.get(name).and_then(Json::as_f64);
+    let numbers = [
+        (key::TEMPERATURE, params.temperature),
+        (key::TOP_P, params.top_p),
+        (key::TOP_K, extra("top_k")),
+        (key::FREQUENCY_PENALTY, extra("frequency_penalty")),
+        (key::PRESENCE_PENALTY, extra("presence_penalty")),
+    ];
+    let seed = params.extra.get("seed").and_then(Json::as_u64);
+    let counts = [
+        (key::MAX_TOKENS, params.max_tokens.map(u64::from)),
+        (key::SEED, seed),
+    ];
+    let numbers = numbers.into_iter();
+    let numbers = numbers.filter_map(|(key, it)| Some((key, AttributeValue::Number(it?))));
+    let counts = counts.into_iter();
+    let counts = counts.filter_map(|(key, it)| Some((key, AttributeValue::Int(it?))));
+    let stop = (!params.stop.is_empty()).then(|| {
+        let texts = params.stop.iter().map(|text| truncate(text, 64));
+        (
+            key::STOP_SEQUENCES,
+            AttributeValue::TextList(texts.collect()),
+        )
+    });
+    let output = match params.response_format {
+        ResponseFormat::Text => "text",
+        ResponseFormat::JsonObject | ResponseFormat::JsonSchema(_) => "json",
+    };
+    numbers.chain(counts).chain(stop).fold(
+        span.with_text(key::OUTPUT_TYPE, output),
+        |span, (key, value)| span.with_attribute(key, value),
+    )
+}
+
 fn with_response(span: Span, model: Option<&str>, tokens: Option<&TokenUsage>) -> Span {
     let mut span = match model {
         Some(model) => span.with_text(key::RESPONSE_MODEL, model),
@@ -237,14 +282,11 @@ fn with_response(span: Span, model: Option<&str>, tokens: Option<&TokenUsage>) -
     if let Some(tokens) = tokens {
         span = span
             .with_int(key::INPUT_TOKENS, tokens.input)
-            .with_int(key::OUTPUT_TOKENS, tokens.output);
-        for (key, count) in [
-            (key::CACHE_READ_TOKENS, tokens.cache_read),
-            (key::CACHE_WRITE_TOKENS, tokens.cache_write),
-        ] {
-            if count > 0 {
-                span = span.with_int(key, count);
-            }
+            .with_int(key::OUTPUT_TOKENS, tokens.output)
+            .with_int(key::CACHE_READ_TOKENS, tokens.cache_read)
+            .with_int(key::CACHE_WRITE_TOKENS, tokens.cache_write);
+        if tokens.reasoning > 0 {
+            span = span.with_int(key::REASONING_TOKENS, tokens.reasoning);
         }
     }
     span
@@ -296,8 +338,23 @@ fn messages_json(messages: &[Message]) -> String {
     Json::Array(recent.into()).to_string()
 }
 
-fn reply_json(reply: &AssistantMessage) -> Json {
-    assistant_json(reply, &mut { MAX_CONTENT_BYTES })
+/// An output message needs a reason for its end: readers drop it without.
+fn reply_json(reply: &Reply) -> Json {
+    let mut json = assistant_json(&reply.message, &mut { MAX_CONTENT_BYTES });
+    let has_calls = !reply.message.tool_calls.is_empty();
+    json["finish_reason"] = finish_reason(reply.stop_reason.as_deref(), has_calls).into();
+    json
+}
+
+/// The conventions' word for a provider's reason.
+fn finish_reason(stop_reason: Option<&str>, has_calls: bool) -> &'static str {
+    match stop_reason.unwrap_or_default().to_lowercase().as_str() {
+        _ if has_calls => "tool_call",
+        "length" | "max_tokens" | "max_output_tokens" | "model_context_window_exceeded" => "length",
+        "content_filter" | "refusal" | "safety" | "recitation" => "content_filter",
+        "error" => "error",
+        _ => "stop",
+    }
 }
 
 fn assistant_json(reply: &AssistantMessage, remaining: &mut usize) -> Json {

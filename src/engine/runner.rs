@@ -198,7 +198,12 @@ impl Runner {
         let keys = ProviderKeys::from_request(request.provider_keys);
         let tree = Arc::new(Tree {
             is_streaming: request.stream.unwrap_or(agent.stream),
-            trace: TreeTrace::for_tree(engine.traces.as_ref(), request.trace.as_deref(), scope.run),
+            trace: TreeTrace::for_tree(
+                engine.traces.as_ref(),
+                request.trace.as_deref(),
+                scope.run,
+                request.session.as_deref(),
+            ),
             node_labels: placement.labels,
             ..Tree::new(request.owner, period_budgets, webhooks, keys)
         });

@@ -4,6 +4,7 @@
 //! The messages are the parts of OpenTelemetry's trace/v1/trace.proto that we write; the tests read them with the official
 //! crate `opentelemetry-proto`. That crate is not used here because it requires the whole SDK.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,8 @@ pub struct OtlpExporter {
     client: Client,
     url: Url,
     headers: HeaderMap,
-    service: String,
+    /// The attributes of the daemon.
+    resource: BTreeMap<String, String>,
     /// Whether the collector rejects requests now: logged once at the start and once at the end.
     is_down: bool,
     /// When dropped spans were last logged.
@@ -88,7 +90,7 @@ impl OtlpExporter {
             client,
             url,
             headers,
-            service: settings.service.clone(),
+            resource: settings.resource.clone(),
             is_down: false,
             warned_at: None,
         })
@@ -142,7 +144,7 @@ impl OtlpExporter {
         stop: &CancellationToken,
     ) {
         let count = batch.len() as u64;
-        let body = export_request(&self.service, batch.drain(..)).encode_to_vec();
+        let body = export_request(&self.resource, batch.drain(..)).encode_to_vec();
         let body = Bytes::from(body);
         let mut attempt = 1;
         let export_error = loop {
@@ -335,7 +337,7 @@ struct KeyValue {
 
 #[derive(Message)]
 struct AnyValue {
-    #[prost(oneof = "Any", tags = "1, 3, 5")]
+    #[prost(oneof = "Any", tags = "1, 3, 4, 5")]
     value: Option<Any>,
 }
 
@@ -345,6 +347,8 @@ enum Any {
     Text(String),
     #[prost(int64, tag = "3")]
     Int(i64),
+    #[prost(double, tag = "4")]
+    Number(f64),
     #[prost(message, tag = "5")]
     Array(ArrayValue),
 }
@@ -361,15 +365,18 @@ const SPAN_KIND_CLIENT: i32 = 3;
 /// `STATUS_CODE_ERROR`. Spans that did not fail have no status, as the conventions require.
 const STATUS_CODE_ERROR: i32 = 2;
 
-fn export_request(service: &str, spans: impl Iterator<Item = Span>) -> ExportRequest {
+fn export_request(
+    resource: &BTreeMap<String, String>,
+    spans: impl Iterator<Item = Span>,
+) -> ExportRequest {
     let version = env!("CARGO_PKG_VERSION");
-    let resource_attributes = [("service.name", service), ("service.version", version)];
-    let resource_attributes = resource_attributes
-        .map(|(key, text)| attribute(key, AttributeValue::Text(text.to_owned())));
+    let resource_attributes = resource.iter();
+    let resource_attributes =
+        resource_attributes.map(|(key, text)| attribute(key, AttributeValue::Text(text.clone())));
     ExportRequest {
         resource_spans: vec![ResourceSpans {
             resource: Some(Resource {
-                attributes: resource_attributes.into(),
+                attributes: resource_attributes.collect(),
             }),
             scope_spans: vec![ScopeSpans {
                 scope: Some(Scope {
@@ -414,6 +421,7 @@ fn attribute(key: &str, value: AttributeValue) -> KeyValue {
     let value = match value {
         AttributeValue::Text(text) => Any::Text(text),
         AttributeValue::Int(number) => Any::Int(i64::try_from(number).unwrap_or(i64::MAX)),
+        AttributeValue::Number(number) => Any::Number(number),
         AttributeValue::TextList(texts) => Any::Array(ArrayValue {
             values: texts
                 .into_iter()

@@ -21,12 +21,22 @@ pub mod key {
     pub const AGENT: &str = "gen_ai.agent.name";
     pub const CONVERSATION: &str = "gen_ai.conversation.id";
     pub const REQUEST_MODEL: &str = "gen_ai.request.model";
+    pub const TEMPERATURE: &str = "gen_ai.request.temperature";
+    pub const TOP_P: &str = "gen_ai.request.top_p";
+    pub const TOP_K: &str = "gen_ai.request.top_k";
+    pub const SEED: &str = "gen_ai.request.seed";
+    pub const FREQUENCY_PENALTY: &str = "gen_ai.request.frequency_penalty";
+    pub const PRESENCE_PENALTY: &str = "gen_ai.request.presence_penalty";
+    pub const MAX_TOKENS: &str = "gen_ai.request.max_tokens";
+    pub const STOP_SEQUENCES: &str = "gen_ai.request.stop_sequences";
+    pub const OUTPUT_TYPE: &str = "gen_ai.output.type";
     pub const RESPONSE_MODEL: &str = "gen_ai.response.model";
     pub const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
     pub const INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
     pub const OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
     pub const CACHE_READ_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
     pub const CACHE_WRITE_TOKENS: &str = "gen_ai.usage.cache_creation.input_tokens";
+    pub const REASONING_TOKENS: &str = "gen_ai.usage.reasoning.output_tokens";
     pub const TOOL: &str = "gen_ai.tool.name";
     pub const TOOL_TYPE: &str = "gen_ai.tool.type";
     pub const TOOL_CALL: &str = "gen_ai.tool.call.id";
@@ -149,11 +159,12 @@ pub enum SpanKind {
     Client,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum AttributeValue {
     Text(String),
     TextList(Vec<String>),
     Int(u64),
+    Number(f64),
 }
 
 impl Span {
@@ -173,7 +184,7 @@ impl Span {
             kind,
             started_at,
             ended_at: Timestamp::now().max(started_at),
-            attributes: Vec::with_capacity(12),
+            attributes: Vec::with_capacity(16),
             is_error: false,
         };
         span.with_text(key::OPERATION, operation)
@@ -184,7 +195,7 @@ impl Span {
         let value_bytes = |value: &AttributeValue| match value {
             AttributeValue::Text(text) => text.len(),
             AttributeValue::TextList(texts) => texts.iter().map(String::len).sum(),
-            AttributeValue::Int(_) => 0,
+            AttributeValue::Int(_) | AttributeValue::Number(_) => 0,
         };
         let attribute_bytes = self.attributes.iter().map(|(_, value)| value_bytes(value));
         size_of::<Self>() + self.name.len() + attribute_bytes.sum::<usize>()
@@ -248,7 +259,7 @@ mod tests {
         let (traces, mut spans) = SpanSender::new(&Otlp {
             endpoint: String::new(),
             headers: BTreeMap::new(),
-            service: String::new(),
+            resource: BTreeMap::new(),
             sampling: 1.0,
             content: true,
         });

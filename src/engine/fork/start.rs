@@ -126,6 +126,7 @@ pub async fn prepare_fork(
             engine.traces.as_ref(),
             new_run.trace.as_deref(),
             unfinished.run.id,
+            unfinished.run.session.as_deref(),
         ),
         provider_keys: ProviderKeys::from_request(new_run.provider_keys.clone()),
         node_labels: Arc::clone(&admission.placement.labels),

@@ -133,7 +133,7 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         keeps_memory: agent.keeps_memory,
         suspension: TreeSuspension::default(),
         webhooks: continuation.webhooks.as_slice().into(),
-        trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id),
+        trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id, run.session.as_deref()),
         run_count: AtomicU64::new(run.tree.runs),
         provider_keys: ProviderKeys::from_record(&agent.given_keys),
         node_labels: Arc::default(),

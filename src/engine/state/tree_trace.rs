@@ -11,6 +11,8 @@ pub enum TreeTrace {
         id: TraceId,
         /// The caller's span, the parent of the root's.
         caller_span: Option<SpanId>,
+        /// The session of the root.
+        session: Option<Box<str>>,
     },
     /// The runs export nothing; providers receive the caller's trace context.
     Propagated(TraceContext),
@@ -22,11 +24,13 @@ impl TreeTrace {
         traces: Option<&SpanSender>,
         caller: Option<&TraceContext>,
         root: RunId,
+        session: Option<&str>,
     ) -> Option<Box<Self>> {
         let exported = |exporter: &SpanSender, id, caller_span| Self::Exported {
             exporter: exporter.clone(),
             id,
             caller_span,
+            session: session.map(Box::from),
         };
         let trace = match (traces, caller) {
             (Some(exporter), Some(caller)) if caller.sampled => {

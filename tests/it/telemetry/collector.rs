@@ -50,6 +50,8 @@ pub struct Reported {
     pub spans: Vec<Span>,
     pub headers: Vec<HeaderMap>,
     pub services: Vec<String>,
+    /// What the daemon says of itself.
+    pub resources: Vec<BTreeMap<String, Value>>,
     /// Requests that are still to be refused.
     pub refusals: usize,
     pub refused: usize,
@@ -115,6 +117,7 @@ fn take(
             let about = read(resource.attributes);
             let name = about["service.name"].as_str().expect("a name");
             reported.services.push(name.to_owned());
+            reported.resources.push(about.clone());
             for of_scope in of_resource.scope_spans {
                 reported
                     .spans
@@ -147,6 +150,7 @@ pub fn read(
     let value = |any: Option<Any>| match any {
         Some(Any::StringValue(text)) => json!(text),
         Some(Any::IntValue(number)) => json!(number),
+        Some(Any::DoubleValue(number)) => json!(number),
         Some(Any::ArrayValue(list)) => {
             let text = |item: opentelemetry_proto::tonic::common::v1::AnyValue| match item.value {
                 Some(Any::StringValue(text)) => text,

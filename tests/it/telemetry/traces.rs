@@ -210,10 +210,15 @@ async fn content_is_exported_only_if_configured() {
         said(planner, "gen_ai.input.messages"),
         words("user", "secret go")
     );
-    assert_eq!(
-        said(planner, "gen_ai.output.messages"),
-        words("assistant", "done")
-    );
+    let ended = |mut output: Value, reason: &str| {
+        output[0]["finish_reason"] = json!(reason);
+        output
+    };
+    let done = ended(words("assistant", "done"), "stop");
+    assert_eq!(said(planner, "gen_ai.output.messages"), done);
+    let first = one(&spans, "chat planner", "axed.turn", &json!(1));
+    let called = said(first, "gen_ai.output.messages");
+    assert_eq!(called[0]["finish_reason"], "tool_call");
     let second = one(&spans, "chat planner", "axed.turn", &json!(2));
     let input = said(second, "gen_ai.input.messages");
     assert_eq!(input[0], words("user", "secret go")[0]);
@@ -234,6 +239,48 @@ async fn content_is_exported_only_if_configured() {
         "secret task"
     );
     assert_eq!(*tool.of("gen_ai.tool.call.result"), json!("secret words"));
+}
+
+/// As readers want it: one conversation for a session, and what was requested of the model.
+#[tokio::test]
+async fn spans_name_the_session_the_parameters_and_the_daemon() {
+    let collector = Collector::start().await;
+    let toml = "[params]\ntemperature = 0.5\ntop_p = 0.25\nmax_tokens = 77\nstop = [\"END\"]\nextra = { seed = 7 }";
+    let app = TestApp::setup()
+        .agent("solo", toml)
+        .config(&collector.config())
+        .environment(
+            "OTEL_RESOURCE_ATTRIBUTES",
+            "deployment.environment.name=test%20bed, service.name=agents,=x,junk",
+        )
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("one").with_usage(5, 2)]);
+
+    let run = app
+        .run_with("solo", json!({"input": "go", "session": "talk"}))
+        .await;
+
+    let spans = collector.spans(2).await;
+    for name in ["chat solo", "invoke_agent solo"] {
+        let span = one(&spans, name, "axed.run.id", &run["id"]);
+        for (key, value) in [
+            ("gen_ai.conversation.id", json!("talk")),
+            ("gen_ai.request.temperature", json!(0.5)),
+            ("gen_ai.request.top_p", json!(0.25)),
+            ("gen_ai.request.max_tokens", json!(77)),
+            ("gen_ai.request.stop_sequences", json!(["END"])),
+            ("gen_ai.request.seed", json!(7)),
+            ("gen_ai.output.type", json!("text")),
+            ("gen_ai.usage.cache_read.input_tokens", json!(0)),
+        ] {
+            assert_eq!(*span.of(key), value, "{name} {key}");
+        }
+    }
+    let reported = collector.until("a resource", |it| !it.resources.is_empty());
+    let about = &reported.await.resources[0];
+    assert_eq!(about["deployment.environment.name"], "test bed");
+    assert_eq!(about["service.name"], "agents");
 }
 
 /// Starts an agent with these headers and waits for its end.
