@@ -87,6 +87,12 @@ impl<'a> EventPages<'a> {
         }
     }
 
+    /// Only events with a greater number.
+    pub fn after(mut self, event: u64) -> Self {
+        self.query.after = event;
+        self
+    }
+
     /// Whether the last page was read.
     pub fn is_at_end(&self) -> bool {
         self.is_at_end

@@ -318,7 +318,9 @@ async fn a_repeated_resume_shows_the_run() {
 async fn the_clients_tools_are_executed_by_the_client() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let opens = calls([("open_page", json!({ "page": "map" }))]);
-    app.provider.will("solo", [opens, says("It is open")]);
+    let open = says("It is open").with_usage(20, 3).with_model("other-1");
+    app.provider
+        .will("solo", [opens.with_usage(10, 2).with_model("one-1"), open]);
     let with_tools = |run: &str, messages: &[Value]| {
         let mut body = input(run, messages);
         body["tools"] = json!([{ "name": "open_page", "description": "Opens a page.",
@@ -341,8 +343,22 @@ async fn the_clients_tools_are_executed_by_the_client() {
     assert!(refused.text.contains("/messages: "), "{}", refused.text);
     let second = events(&app, "solo", &with_tools("r2", &messages)).await;
     assert_eq!(second[0]["metadata"], first[0]["metadata"]);
-    let last = snapshot(&second).pop().expect("a message");
+    let ids = |messages: &[Value]| -> Vec<Value> {
+        messages
+            .iter()
+            .map(|message| message["id"].clone())
+            .collect()
+    };
+    let mut shown = snapshot(&second);
+    let last = shown.pop().expect("a message");
     assert_eq!(last["content"], "It is open");
+    assert_eq!(ids(&shown), ids(&messages), "the client's ids stay");
+    for (events, model, tokens) in [(&first, "one-1", 12), (&second, "other-1", 23)] {
+        let usage = &find(events, "RUN_FINISHED")["usage"];
+        assert_eq!(usage.as_array().map(Vec::len), Some(1), "{usage}");
+        assert_eq!(usage[0]["model"], model, "{usage}");
+        assert_eq!(usage[0]["totalTokens"], tokens, "{usage}");
+    }
     let outcome = &find(&second, "RUN_FINISHED")["outcome"];
     assert_eq!(
         outcome,

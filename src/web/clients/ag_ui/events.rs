@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::domain::run::Run;
+use crate::domain::usage::TokenUsage;
 
 const PROTOCOL_VERSION: &str = "1.0";
 
@@ -16,22 +17,29 @@ pub fn run_started(thread: &str, request: &str, run: &Run) -> Value {
     })
 }
 
-/// `outcome` is what the run has come to: success, interrupt or cancelled.
-pub fn run_finished(thread: &str, request: &str, run: &Run, outcome: Value) -> Value {
-    let tokens = run.tree.usage.tokens;
+/// `outcome` is what the run has come to: success, interrupt or cancelled. `usage` is that of this response, by model.
+pub fn run_finished(
+    thread: &str,
+    request: &str,
+    outcome: Value,
+    usage: &[(String, TokenUsage)],
+) -> Value {
+    let usage = usage.iter().map(|(model, tokens)| {
+        json!({
+            "model": model,
+            "inputTokens": tokens.input,
+            "outputTokens": tokens.output,
+            "totalTokens": tokens.total(),
+            "cachedInputTokens": tokens.cache_read,
+            "cacheWriteInputTokens": tokens.cache_write,
+        })
+    });
     json!({
         "type": "RUN_FINISHED",
         "threadId": thread,
         "runId": request,
         "outcome": outcome,
-        "usage": [{
-            "model": run.model,
-            "inputTokens": tokens.input,
-            "outputTokens": tokens.output,
-            "totalTokens": tokens.input + tokens.output,
-            "cachedInputTokens": tokens.cache_read,
-            "cacheWriteInputTokens": tokens.cache_write,
-        }],
+        "usage": usage.collect::<Vec<_>>(),
     })
 }
 

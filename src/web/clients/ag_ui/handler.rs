@@ -20,6 +20,7 @@ use crate::web::clients::ag_ui::content;
 use crate::web::clients::ag_ui::input::{NewMessages, ResumeEntry, RunAgentInput};
 use crate::web::clients::ag_ui::interrupts;
 use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream};
+use crate::web::clients::ag_ui::usage::Baseline;
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::results::{self, NewInput};
 use crate::web::clients::run_wait::is_waiting;
@@ -40,6 +41,7 @@ struct FoundRun {
     run: Arc<Run>,
     subscription: Option<Subscription>,
     recorded: Vec<Step>,
+    baseline: Baseline,
     /// Whether the client has not seen the run's record as it is now: then it gets what the run waits for.
     is_unseen: bool,
 }
@@ -102,6 +104,7 @@ pub async fn post(
                     run: started.run,
                     subscription: started.subscription,
                     recorded: Vec::new(),
+                    baseline: Baseline::default(),
                     is_unseen: false,
                 }
             }
@@ -115,6 +118,7 @@ pub async fn post(
         thread: input.thread_id,
         id: input.run_id,
         messages: input.messages,
+        baseline: found.baseline,
     };
     Ok(respond(&state, request, found))
 }
@@ -127,9 +131,13 @@ async fn repeated(state: &AppState, existing: StartedRun) -> Result<FoundRun, Pr
         seen_turn,
         ..
     } = existing;
-    let recorded = match seen_turn {
-        Some(turn) => steps_until(state, run.id, turn).await?,
-        None => Vec::new(),
+    let (recorded, baseline) = match seen_turn {
+        Some(turn) => {
+            let recorded = steps_until(state, run.id, turn).await?;
+            let baseline = Baseline::after_turn(state, &run, turn).await?;
+            (recorded, baseline)
+        }
+        None => (Vec::new(), Baseline::default()),
     };
     // A run that has results from the client waits for a place before it goes on.
     let has_results = run.waits_for_client() && seen_turn == Some(run.turns);
@@ -137,6 +145,7 @@ async fn repeated(state: &AppState, existing: StartedRun) -> Result<FoundRun, Pr
         run,
         subscription,
         recorded,
+        baseline,
         is_unseen: !has_results,
     })
 }
@@ -160,6 +169,7 @@ async fn resume(
         return Err(problem);
     }
     Ok(FoundRun {
+        baseline: Baseline::of_waiting(&run),
         run: Arc::new(run),
         subscription,
         recorded,
@@ -193,6 +203,7 @@ async fn find_waiting_run(
     let mut results = new.results.clone();
     results.retain(|result| calls.iter().any(|call| call.id == result.call_id));
     let subscription = state.runner.subscribe(run.id).await;
+    let baseline = Baseline::of_waiting(&run);
     let input = NewInput {
         results: &results,
         message: new.content.as_ref(),
@@ -207,6 +218,7 @@ async fn find_waiting_run(
         recorded: steps_until(state, run.id, continued.turn).await?,
         run: continued.run,
         subscription,
+        baseline,
         is_unseen: false,
     }))
 }
@@ -242,6 +254,7 @@ fn respond(state: &AppState, request: AgUiRequest, found: FoundRun) -> Response 
         subscription,
         recorded,
         is_unseen,
+        ..
     } = found;
     let mut stream = AgUiStream::new(state, request, Arc::clone(&run), subscription, &recorded);
     if is_unseen && is_waiting(&run) {

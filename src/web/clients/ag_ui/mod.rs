@@ -16,6 +16,7 @@ pub mod input;
 pub mod interrupts;
 pub mod stream;
 pub mod transcript;
+pub mod usage;
 
 /// A request that fails is answered with the event that ends a run that fails.
 const ERRORS: ErrorShape = ErrorShape(shape);

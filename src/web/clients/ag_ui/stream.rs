@@ -14,6 +14,7 @@ use crate::domain::run::{Run, Status};
 use crate::engine::record::journal::{StreamEvent, Subscription};
 use crate::store::Step;
 use crate::web::clients::ag_ui::transcript::Transcript;
+use crate::web::clients::ag_ui::usage::Baseline;
 use crate::web::clients::ag_ui::{events, interrupts};
 use crate::web::clients::run_wait::{CancelOnDrop, wait_for_stop};
 use crate::web::error::Problem;
@@ -30,6 +31,7 @@ pub struct AgUiRequest {
     /// The client's id of the request.
     pub id: String,
     pub messages: Box<RawValue>,
+    pub baseline: Baseline,
 }
 
 pub struct AgUiStream {
@@ -151,16 +153,22 @@ impl AgUiStream {
         .await;
         let messages = self.transcript.snapshot(sent.unwrap_or_default(), &steps);
         self.queue.push_back(events::messages_snapshot(messages));
-        let event = match (&run.error, run.status) {
+        let end = match (&run.error, run.status) {
             (Some(failure), Status::Failed) => {
                 events::run_error(&failure.message, &failure.code.to_string())
             }
-            _ => {
-                let (thread, id) = (&self.request.thread, &self.request.id);
-                events::run_finished(thread, id, run, self.outcome(run, &steps))
-            }
+            _ => match self.request.baseline.usage_since(&self.state, run).await {
+                Ok(usage) => {
+                    let (thread, id) = (&self.request.thread, &self.request.id);
+                    events::run_finished(thread, id, self.outcome(run, &steps), &usage)
+                }
+                Err(error) => {
+                    let problem = Problem::from(error);
+                    events::run_error(problem.detail(), problem.code())
+                }
+            },
         };
-        self.queue.push_back(event);
+        self.queue.push_back(end);
     }
 
     fn outcome(&self, run: &Run, steps: &[Step]) -> Value {

@@ -250,16 +250,32 @@ impl Transcript {
         open.cloned().collect()
     }
 
-    /// The messages of the client, and those of the run in place of what it has of them.
-    pub fn snapshot(&self, mut messages: Vec<Value>, steps: &[Step]) -> Vec<Value> {
-        let given: HashSet<&String> = self.calls.values().collect();
+    /// The messages of the client, in which those that it has of the run are as recorded, and then the others of the run. All
+    /// that the client sent keep their ids and places, but texts that were withdrawn are gone.
+    pub fn snapshot(&self, sent: Vec<Value>, steps: &[Step]) -> Vec<Value> {
+        let mut own = self.recorded_messages(steps);
         let prefix = self.run.to_string();
-        let is_of_run = |message: &Value| {
+        let mut messages = Vec::with_capacity(sent.len() + own.len());
+        for message in sent {
             let id = message["id"].as_str().unwrap_or_default();
-            let call = message["toolCallId"].as_str().map(str::to_owned);
-            id.starts_with(&prefix) || call.is_some_and(|call| given.contains(&call))
-        };
-        messages.retain(|message| !is_of_run(message));
+            match own.iter().position(|it| is_same_message(it, &message)) {
+                Some(at) => {
+                    let mut recorded = own.remove(at);
+                    if !id.is_empty() {
+                        recorded["id"] = id.into();
+                    }
+                    messages.push(recorded);
+                }
+                None if id.starts_with(&prefix) => {}
+                None => messages.push(message),
+            }
+        }
+        messages.append(&mut own);
+        messages
+    }
+
+    fn recorded_messages(&self, steps: &[Step]) -> Vec<Value> {
+        let mut messages = Vec::new();
         for step in steps {
             match step {
                 Step::Reply { turn, message } => {
@@ -297,6 +313,18 @@ impl Transcript {
         }
         messages
     }
+}
+
+/// Whether a message that the client has is this one of the run: by its id, or by the call that it makes or answers.
+fn is_same_message(recorded: &Value, sent: &Value) -> bool {
+    let is_same = |pointer: &str| {
+        let value = recorded.pointer(pointer);
+        value.is_some() && value == sent.pointer(pointer)
+    };
+    recorded["role"] == sent["role"]
+        && ["/id", "/toolCallId", "/toolCalls/0/id"]
+            .into_iter()
+            .any(is_same)
 }
 
 fn result_id(call: &str) -> String {
