@@ -13,6 +13,7 @@ use bytes::Bytes;
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::config::clients::Clients;
 use crate::web::clients;
+use crate::web::clients::openai::is_unknown_operation;
 use crate::web::console;
 use crate::web::error::{self, Problem};
 use crate::web::error_shape::ErrorShape;
@@ -285,7 +286,13 @@ fn with_middleware(
     let known = Arc::clone(&shapes);
     let method_not_allowed = move |path: MatchedPath, method: Method, uri: Uri| {
         let shape = known.of_routes.get(path.as_str()).copied();
-        std::future::ready(with_shape(error::method_not_allowed(&method, &uri), shape))
+        async move {
+            let problem = match is_unknown_operation(path.as_str(), uri.path()) {
+                true => error::route_not_found(uri).await,
+                false => error::method_not_allowed(&method, &uri),
+            };
+            with_shape(problem, shape)
+        }
     };
     let route_not_found = move |OriginalUri(uri): OriginalUri| {
         let shape = shapes.below(uri.path());

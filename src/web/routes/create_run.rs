@@ -19,6 +19,7 @@ use crate::engine::state::provider_keys::Keys;
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::accept::prefers_stream;
 use crate::web::extract::idempotency::{self, BodyHash};
 use crate::web::extract::large_body::{DATA_FIELDS, DataField};
 use crate::web::extract::link_prefix::LinkPrefix;
@@ -201,7 +202,7 @@ impl ParsedRequest {
             ..settings.body_limits_with_attachments()
         };
         let body = request_body::read(&parts.headers, body, limits).await?;
-        let response_mode = match events::wants_stream(&parts.headers) {
+        let response_mode = match prefers_stream(&parts.headers) {
             true => ResponseMode::Stream,
             false => ResponseMode::Run { wait },
         };

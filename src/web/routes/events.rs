@@ -5,8 +5,8 @@ use std::convert::Infallible;
 use std::fmt::Write;
 
 use axum::extract::{Request, State};
-use axum::http::header::{ACCEPT, CONTENT_TYPE, HeaderName};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderName};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
@@ -19,6 +19,7 @@ use crate::engine::record::journal::Subscription;
 use crate::store::events::EventQuery;
 use crate::store::run_store::RunStore;
 use crate::web::error::{Problem, quote};
+use crate::web::extract::accept::prefers_stream;
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::{Query, count_up_to};
 use crate::web::response::event_stream::{EventStream, PAGE_SIZE, is_final_event};
@@ -37,7 +38,7 @@ pub async fn list(
     RunPath(id): RunPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let is_stream = wants_stream(request.headers());
+    let is_stream = prefers_stream(request.headers());
     let params = EventParams::read(&request)?;
     drop(request);
     let run = runs::require_run(&state, id).await?;
@@ -153,22 +154,6 @@ impl EventParams {
     }
 }
 
-/// Whether `Accept` names an event stream (and not only by a wildcard).
-pub fn wants_stream(headers: &HeaderMap) -> bool {
-    headers
-        .get_all(ACCEPT)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|range| {
-            let mut parts = range.split(';').map(str::trim);
-            parts
-                .next()
-                .is_some_and(|kind| kind.eq_ignore_ascii_case("text/event-stream"))
-                && !parts.any(|part| matches!(part, "q=0" | "q=0.0" | "q=0.00" | "q=0.000"))
-        })
-}
-
 async fn page_response(
     store: &dyn RunStore,
     run: &Run,
@@ -222,22 +207,4 @@ fn sse_response(event_stream: EventStream) -> Response {
         Some((Ok::<_, Infallible>(Bytes::from(chunk)), follower))
     });
     sse::response(chunks)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::wants_stream;
-
-    #[test]
-    fn only_an_explicit_accept_gets_a_stream() {
-        let wants = |accept: &'static str| {
-            let mut headers = axum::http::HeaderMap::new();
-            headers.insert("accept", accept.parse().expect("a value"));
-            wants_stream(&headers)
-        };
-        assert!(wants("text/event-stream"));
-        assert!(wants("application/json;q=0.5, Text/Event-Stream; q=0.9"));
-        assert!(!wants("*/*"));
-        assert!(!wants("application/json, text/event-stream;q=0"));
-    }
 }

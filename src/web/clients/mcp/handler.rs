@@ -25,11 +25,11 @@ use crate::web::clients::mcp::server_info::{self, complete};
 use crate::web::clients::mcp::subscription::TaskSubscription;
 use crate::web::clients::mcp::{resources, tasks, tools};
 use crate::web::error::{Problem, quote};
+use crate::web::extract::accept::{prefers_stream, takes_stream};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::request_body::{self, RequestBody, parse_large, unsupported_media_type};
 use crate::web::response::json::json_response;
 use crate::web::response::sse;
-use crate::web::routes::events::wants_stream;
 use crate::web::state::AppState;
 
 const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
@@ -122,7 +122,7 @@ async fn respond(
             return Ok(Reply::Call(outcome));
         }
         "subscriptions/listen" if caller.is_modern => {
-            if !wants_stream(headers) {
+            if !takes_stream(headers) {
                 let message = "the response is a stream: accept text/event-stream";
                 let error = RpcError::new(ErrorCode::INVALID_REQUEST, message);
                 return Err(error.with_status(StatusCode::NOT_ACCEPTABLE));
@@ -183,7 +183,7 @@ async fn call_response(headers: &HeaderMap, id: &RequestId, outcome: CallOutcome
             let response = json!({ "jsonrpc": "2.0", "id": id, "result": result });
             (run, json_response(StatusCode::OK, &response))
         }
-        CallOutcome::Waiting(stream) if wants_stream(headers) => {
+        CallOutcome::Waiting(stream) if prefers_stream(headers) => {
             (Some(stream.run()), stream_response(stream))
         }
         CallOutcome::Waiting(stream) => {

@@ -4,6 +4,7 @@ use axum::routing::{MethodRouter, delete, get, post};
 
 use crate::config::KeyScope::{self, Admin, Cancel, Read, Run};
 use crate::web::clients::openai::error::ERRORS;
+use crate::web::clients::openai::responses::reference::ResponseRef;
 use crate::web::route::{Route, of_protocol};
 use crate::web::state::AppState;
 
@@ -15,8 +16,16 @@ pub mod models;
 pub mod responses;
 pub mod tool_choice;
 
+const RESPONSE: &str = "/v1/responses/{id}";
+
+/// Whether a path of the route of one response names an operation of OpenAI's service that does not exist here, such as
+/// `/v1/responses/compact`.
+pub fn is_unknown_operation(route: &str, path: &str) -> bool {
+    let id = path.rsplit('/').next().unwrap_or_default();
+    route.ends_with(RESPONSE) && ResponseRef::parse(id).is_none()
+}
+
 pub fn routes() -> Vec<Route> {
-    const RESPONSE: &str = "/v1/responses/{id}";
     vec![
         route("get", "/v1/models", get(models::list), Read),
         route("get", "/v1/models/{name}", get(models::get), Read),

@@ -48,6 +48,16 @@ async fn a_wrong_method_or_path_is_an_error_of_the_protocol() {
         let error = &refused.json()["error"];
         assert_eq!(error["type"], "invalid_request_error");
         assert_eq!(error["code"], "route_not_found");
+        // Operations of OpenAI's service, and not responses.
+        for path in ["compact", "input_tokens"] {
+            let path = format!("/v1/responses/{path}");
+            let refused = app.post(&path, &json!({"model": "solo"})).await;
+            assert_eq!(refused.status, 404, "{path}");
+            assert_eq!(refused.json()["error"]["code"], "route_not_found");
+            assert_eq!(app.get(&path).await.status, 404);
+        }
+        let id = "/v1/responses/resp_0198c7a2-0000-7000-8000-000000000000";
+        assert_eq!(app.post(id, &json!({})).await.status, 405);
         let refused = app.get("/a2a/solo/nothing").await;
         assert_eq!(refused.json()["error"]["status"], "NOT_FOUND");
         app.get("/nothing").await.problem(404);
