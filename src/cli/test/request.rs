@@ -74,6 +74,7 @@ fn client_additions(
     Ok(ClientAdditions {
         instructions: client.instructions,
         tools: tools?,
+        ends_with_calls: client.tool_choice.is_some(),
         tool_choice: client.tool_choice,
         ..ClientAdditions::default()
     })

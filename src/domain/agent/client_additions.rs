@@ -21,6 +21,9 @@ pub struct ClientAdditions {
     /// What the first reply has to call; `None` if the model decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoice>,
+    /// Whether the run ends with the first reply if it calls only tools of the client: their arguments are the client's output.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ends_with_calls: bool,
     /// Whether the run is deleted after its end, once the client has its result.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_temporary: bool,

@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
 
 use crate::domain::event::EventKind;
+use crate::domain::message::AssistantMessage;
 use crate::domain::run::Run;
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::approval::pause;
@@ -96,6 +97,9 @@ async fn run_turns(
             completed,
         };
         match action {
+            ReplyAction::Calls(message) if is_output(&turn_loop, turn, &message) => {
+                return Err(complete_with_calls(&turn_loop, new_reply(message)));
+            }
             ReplyAction::Calls(message) => {
                 Box::pin(execute_calls(&mut turn_loop, new_reply(message))).await?;
             }
@@ -265,6 +269,31 @@ async fn execute_calls(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<
     let run = &turn_loop.context.run;
     check_limits(run).map_err(|error| error_ending(run, error))?;
     tool_results::execute_calls(turn_loop, call_batch).await
+}
+
+/// Whether the calls of a reply are what the client wants of the run. One that sends results begins another run with them.
+fn is_output(turn_loop: &TurnLoop<'_>, turn: u32, message: &AssistantMessage) -> bool {
+    let client = turn_loop.context.run.agent.client.as_ref();
+    let toolbox = &turn_loop.preamble.toolbox;
+    let mut calls = message.tool_calls.iter();
+    turn == 1
+        && client.is_some_and(|client| client.ends_with_calls)
+        && calls.all(|call| toolbox.is_client_tool(&call.name))
+}
+
+fn complete_with_calls(turn_loop: &TurnLoop<'_>, reply: NewReply) -> Ending {
+    let NewReply {
+        turn,
+        message,
+        completed,
+    } = reply;
+    let outcome = LoopOutcome::Completed {
+        content: message.content.clone(),
+        structured: false,
+        task: turn_loop.conversation.task().into_owned(),
+        memory_time: None,
+    };
+    Ending::new(outcome).with_records(vec![Step::Reply { turn, message }], vec![completed])
 }
 
 /// An ad-hoc sub-agent returns its last text as an incomplete result; any other run fails.

@@ -35,6 +35,8 @@ const LENGTH_REASONS: [&str; 4] = [
     "max_output_tokens",
     "model_context_window_exceeded",
 ];
+/// Stop reasons of replies that call tools.
+const CALL_REASONS: [&str; 3] = ["tool_use", "tool_calls", "function_call"];
 const FILTER_REASONS: [&str; 2] = ["content_filter", "refusal"];
 
 /// A run that has stopped.
@@ -116,10 +118,7 @@ fn has_calls(run: &Run, seen_turn: Option<u32>) -> bool {
 /// What the run has come to.
 pub async fn stop_of(state: &AppState, run: &Run, seen_turn: Option<u32>) -> Result<Stop, Problem> {
     match run.status {
-        Status::Completed => Ok(Stop::Completed {
-            content: run.content.clone().unwrap_or_default(),
-            reason: end_reason(run),
-        }),
+        Status::Completed => completed(state, run).await,
         Status::Failed => Ok(failed(run)),
         Status::Cancelled => {
             let reason = run.cancel_reason.as_deref().unwrap_or_default();
@@ -132,6 +131,22 @@ pub async fn stop_of(state: &AppState, run: &Run, seen_turn: Option<u32>) -> Res
         _ if has_calls(run, seen_turn) => client_calls(state, run).await,
         _ => Ok(Stop::Failed(interrupted(run))),
     }
+}
+
+async fn completed(state: &AppState, run: &Run) -> Result<Stop, Problem> {
+    let content = run.content.clone().unwrap_or_default();
+    let stop_reason = run.stop_reason.as_deref().unwrap_or_default();
+    let may_have_calls = content.is_empty() || CALL_REASONS.contains(&stop_reason);
+    if may_have_calls
+        && let Stop::Calls { content, calls } = client_calls(state, run).await?
+        && !calls.is_empty()
+    {
+        return Ok(Stop::Calls { content, calls });
+    }
+    Ok(Stop::Completed {
+        content,
+        reason: end_reason(run),
+    })
 }
 
 /// The daemon stops before the run has.

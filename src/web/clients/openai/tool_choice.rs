@@ -32,6 +32,8 @@ pub fn additions(tools: RequestTools, choice: Option<&Value>) -> Result<ClientAd
     Ok(ClientAdditions {
         tools,
         tools_left_out: left_out,
+        // Clients that force a call want structured output, and never send a result.
+        ends_with_calls: tool_choice.is_some(),
         tool_choice,
         ..ClientAdditions::default()
     })

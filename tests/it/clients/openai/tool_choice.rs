@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, TestApp};
+use crate::support::events::assert_complete;
 use crate::support::provider::answer::{calls, says};
 
 async fn complete(app: &TestApp, agent: &str, choice: Value) -> ApiResponse {
@@ -51,6 +52,67 @@ async fn each_wire_has_its_own_form_of_a_choice() {
         let got = respond(&app, "solo", own_named.clone()).await.json();
         assert_eq!(got["tool_choice"], own_named);
         assert_eq!(got["output"][0]["name"], "weather");
+    }
+}
+
+/// Structured output through a tool, as instructor, LangChain and pydantic-ai request it: no result ever comes.
+#[tokio::test]
+async fn a_run_whose_call_was_forced_is_completed() {
+    for model in ["anthropic/solo", "openai/solo", "responses/solo"] {
+        let toml = format!("model = \"{model}\"");
+        let app = TestApp::setup().agent("solo", &toml).spawn().await;
+        app.provider.will(
+            "solo",
+            [
+                calls([("weather", json!({"city": "Bonn"}))]),
+                calls([("weather", json!({"city": "Ulm"}))]),
+                says("It is warm."),
+                calls([("weather", json!({"city": "Kiel"}))]),
+                says("It is cold."),
+            ],
+        );
+        let named = json!({"type": "function", "function": {"name": "weather"}});
+
+        let got = complete(&app, "solo", named).await;
+
+        let choice = got.json()["choices"][0].clone();
+        assert_eq!(choice["finish_reason"], "tool_calls", "{model}");
+        let call = &choice["message"]["tool_calls"][0];
+        assert_eq!(call["function"]["arguments"], "{\"city\":\"Bonn\"}");
+        let run = app.find(got.header("x-run-id")).await;
+        assert_eq!(run["status"], "completed");
+        assert_complete(&run.events().await);
+
+        // A client that sends a result nevertheless begins another run with it.
+        let got = complete(&app, "solo", json!("required")).await;
+        let message = got.json()["choices"][0]["message"].clone();
+        let result = json!({"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "warm"});
+        let messages = json!([{"role": "user", "content": "go"}, message, result]);
+        let body = json!({"model": "solo", "messages": messages});
+        let next = app.post("/v1/chat/completions", &body).await;
+        assert_eq!(
+            next.json()["choices"][0]["message"]["content"],
+            "It is warm."
+        );
+        assert_ne!(next.header("x-run-id"), got.header("x-run-id"));
+
+        let got = respond(&app, "solo", json!("required")).await;
+        let response = got.json();
+        assert_eq!(response["status"], "completed");
+        let call = &response["output"][0];
+        assert_eq!(call["name"], "weather");
+        let run = app.find(got.header("x-run-id")).await;
+        assert_eq!(run["status"], "completed");
+        let output =
+            json!([{"type": "function_call_output", "call_id": call["call_id"], "output": "cold"}]);
+        let body =
+            json!({"model": "solo", "previous_response_id": response["id"], "input": output});
+        let next = app.post("/v1/responses", &body).await;
+        assert_eq!(next.status, 200, "{}", next.text);
+        assert_eq!(
+            next.json()["output"][0]["content"][0]["text"],
+            "It is cold."
+        );
     }
 }
 

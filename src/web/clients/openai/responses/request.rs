@@ -178,11 +178,14 @@ impl ResponsesRequest {
         let is_temporary = !self.stores();
         let instructions = [self.instructions, history.instructions];
         let instructions: Vec<String> = instructions.into_iter().flatten().collect();
+        let additions = tool_choice::additions(read_tools(self.tools)?, self.tool_choice.as_ref())?;
         let client = ClientAdditions {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
             echo: to_raw_value(&echo).ok().map(Arc::from),
             is_temporary,
-            ..tool_choice::additions(read_tools(self.tools)?, self.tool_choice.as_ref())?
+            // The next run of a session needs the results.
+            ends_with_calls: additions.ends_with_calls && session.is_none(),
+            ..additions
         };
         let format = self.text.and_then(|Object(text)| text.format);
         let format =
