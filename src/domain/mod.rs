@@ -18,6 +18,7 @@ pub mod http_placement;
 pub mod http_tool;
 pub mod json_buffer;
 pub mod json_schema;
+pub mod lenient_json;
 pub mod mcp;
 pub mod mcp_oauth;
 pub mod memory_entry;
