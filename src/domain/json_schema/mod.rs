@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use jsonschema::PatternOptions;
+use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Map, Value};
 
 use crate::domain::json_schema::compiled::{
     CheckMode, CompiledSchema, ErrorCost, LimitExceeded, Mismatch, bounded_message,
@@ -22,6 +22,7 @@ use crate::domain::json_schema::limits::{
 };
 use crate::domain::json_schema::metered_json::{MeteredJson, PatternCost};
 
+pub mod arguments;
 pub mod compiled;
 mod complexity;
 mod integers;
@@ -228,16 +229,6 @@ impl fmt::Debug for Schema {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Schema").field(&self.raw.get()).finish()
     }
-}
-
-/// Adds what providers require of the schema of a tool's arguments, if it is missing.
-pub fn complete_arguments(schema: &mut Map<String, Value>) {
-    schema
-        .entry("type")
-        .or_insert_with(|| Value::from("object"));
-    schema
-        .entry("properties")
-        .or_insert_with(|| Value::Object(Map::new()));
 }
 
 #[cfg(test)]
