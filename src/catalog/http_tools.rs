@@ -15,7 +15,7 @@ use crate::catalog::openapi_tools;
 use crate::catalog::schemas::read_object_schema;
 use crate::config::table_reader::TableReader;
 use crate::domain::http_tool::{BodyFormat, HttpMethod, HttpTool, MAX_HTTP_TOOLS, render_body};
-use crate::domain::json_schema::complete_arguments;
+use crate::domain::json_schema::arguments::repair_arguments;
 use crate::domain::mcp::Template;
 use crate::domain::text_template::TextTemplate;
 
@@ -81,8 +81,8 @@ fn parse_tool(t: &mut TableReader<'_>) -> Option<HttpTool> {
     let schema_node = t.take_node("parameters");
     let schema = match &schema_node {
         None => empty_schema(),
-        Some(node) => match read_object_schema(node) {
-            Ok(schema) => Some(with_properties(schema)),
+        Some(node) => match read_object_schema(node).and_then(repaired) {
+            Ok(schema) => Some(schema),
             Err(why) => {
                 t.push_invalid(node, "parameters", &why);
                 None
@@ -128,13 +128,11 @@ fn empty_schema() -> Option<Arc<RawValue>> {
     Some(Arc::from(raw))
 }
 
-/// The schema with `properties`, which providers require.
-fn with_properties(schema: Arc<RawValue>) -> Arc<RawValue> {
-    let Ok(mut fields) = serde_json::from_str(schema.get()) else {
-        return schema;
-    };
-    complete_arguments(&mut fields);
-    serde_json::value::to_raw_value(&fields).map_or(schema, Arc::from)
+/// The schema as providers accept it.
+fn repaired(schema: Arc<RawValue>) -> Result<Arc<RawValue>, String> {
+    let mut fields = serde_json::from_str(schema.get()).map_err(|error| error.to_string())?;
+    repair_arguments(&mut fields)?;
+    serde_json::value::to_raw_value(&fields).map_or(Ok(schema), |raw| Ok(raw.into()))
 }
 
 /// The format of a body of this content type; JSON without one.
@@ -178,7 +176,7 @@ fn parse_body(text: &str, format: BodyFormat, schema: &Value) -> Result<TextTemp
 mod tests {
     use serde_json::json;
 
-    use super::with_properties;
+    use super::repaired;
 
     #[test]
     fn schemas_have_properties() {
@@ -193,7 +191,7 @@ mod tests {
             ),
         ] {
             let schema = serde_json::value::RawValue::from_string(written.to_owned());
-            let schema = with_properties(schema.expect("JSON").into());
+            let schema = repaired(schema.expect("JSON").into()).expect("a schema");
             let schema: serde_json::Value = serde_json::from_str(schema.get()).expect("JSON");
             assert_eq!(schema, sent);
         }

@@ -9,7 +9,7 @@ use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::content::Content;
 use crate::domain::message::ToolResult;
 use crate::web::clients::ag_ui::content;
-use crate::web::clients::client_tools::{self, FunctionInput};
+use crate::web::clients::client_tools::{self, FunctionInput, RequestTools};
 use crate::web::error::Problem;
 use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
@@ -131,9 +131,14 @@ impl RunAgentInput {
                 instructions.push(text_of(message, at)?);
             }
         }
+        let (tools, tools_left_out) = client_tools::parse(RequestTools {
+            functions: functions.collect(),
+            left_out: Vec::new(),
+        })?;
         Ok(ClientAdditions {
             instructions: (!instructions.is_empty()).then(|| instructions.join("\n\n")),
-            tools: client_tools::parse(functions.collect())?,
+            tools,
+            tools_left_out,
             ..ClientAdditions::default()
         })
     }

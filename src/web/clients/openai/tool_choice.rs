@@ -24,14 +24,11 @@ struct FunctionName {
 
 /// The tools of a request with its choice, in the form that a run is started with.
 pub fn additions(tools: RequestTools, choice: Option<&Value>) -> Result<ClientAdditions, Problem> {
-    let RequestTools {
-        functions,
-        left_out,
-    } = tools;
-    let (tools, tool_choice) = apply(choice, client_tools::parse(functions)?)?;
+    let (tools, tools_left_out) = client_tools::parse(tools)?;
+    let (tools, tool_choice) = apply(choice, tools)?;
     Ok(ClientAdditions {
         tools,
-        tools_left_out: left_out,
+        tools_left_out,
         // Clients that force a call want structured output, and never send a result.
         ends_with_calls: tool_choice.is_some(),
         tool_choice,

@@ -364,3 +364,38 @@ async fn tools_that_are_no_functions_are_left_out_with_a_warning() {
         assert_eq!(request.tool_names(), ["list_directory", "weather"]);
     }
 }
+
+#[tokio::test]
+async fn schemas_are_made_plain_before_a_provider_sees_them() {
+    let app = solo().await;
+    app.provider.always("solo", |_| says("ok"));
+    let schemas = [
+        json!({"properties": {"a": "string"}, "required": null}),
+        json!([]),
+        json!({"type": "object", "properties": []}),
+        json!({"oneOf": [{"properties": {"a": {}}, "required": ["a"]}]}),
+        json!({"type": "array"}),
+    ];
+    let tools = schemas.iter().enumerate().map(|(at, schema)| {
+        json!({"type": "function", "function": {"name": format!("t{at}"), "parameters": schema}})
+    });
+    let tools: Vec<Value> = tools.collect();
+    let body = json!({"model": "solo", "messages": [user("hi")], "tools": tools});
+    let got = app.post("/v1/chat/completions", &body).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    let request = app.provider.requests().remove(0);
+    let names = request.tool_names();
+    assert_eq!(names, ["list_directory", "t0", "t1", "t2", "t3"]);
+    for tool in request.tools() {
+        let schema = &tool["parameters"];
+        assert_eq!(schema["type"], "object", "{tool}");
+        let is_plain = schema["properties"].is_object() && schema.get("oneOf").is_none();
+        assert!(is_plain, "{tool}");
+    }
+    let run = app.find(got.header("x-run-id")).await;
+    let warning = run["warnings"][0]["message"].as_str();
+    assert!(
+        warning.is_some_and(|it| it.contains("\"t4\"")),
+        "{warning:?}"
+    );
+}
