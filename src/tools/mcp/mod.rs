@@ -15,6 +15,8 @@ mod http_response;
 mod http_transport;
 mod lines;
 mod list;
+mod listed_tool;
+mod message;
 pub mod oauth;
 mod open;
 pub mod pool;
