@@ -25,7 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ssrf::{is_loopback, root_cause};
 use crate::tools::mcp::close_state::CloseReason;
-use crate::tools::mcp::http_response::{self, HttpError};
+use crate::tools::mcp::http_response::{self, AwaitedRequest, HttpError};
+use crate::tools::mcp::message::RequestKind;
 use crate::tools::mcp::oauth::challenge::{Challenge, ChallengeKind};
 use crate::tools::mcp::oauth::logins::login_tokens::TokenError;
 use crate::tools::mcp::oauth::token::AccessToken;
@@ -177,7 +178,11 @@ impl HttpClient {
             let new_session_id = new_session_id
                 .and_then(|it| it.to_str().ok())
                 .map(str::to_owned);
-            return http_response::parse_response(response, request.id, new_session_id, max_event)
+            let request = AwaitedRequest {
+                kind: RequestKind::of(&request.request),
+                id: request.id,
+            };
+            return http_response::parse_response(response, request, new_session_id, max_event)
                 .await;
         }
         let (http_error, json_rpc_error) =
@@ -333,7 +338,7 @@ impl StreamableHttpClient for HttpClient {
             Ok(events) => {
                 streams.opened.fetch_add(1, Ordering::Relaxed);
                 streams.failed_in_row.store(0, Ordering::Relaxed);
-                Ok(events.then(limit_reopening).boxed())
+                Ok(events.then(read_event).boxed())
             }
             Err(error) => {
                 // A server that never had such a stream works without one.
@@ -356,10 +361,12 @@ impl StreamableHttpClient for HttpClient {
     }
 }
 
-/// Keeps the transport from reopening an event stream at once: it would after an error, or with `retry: 0`.
-async fn limit_reopening(event: Result<Sse, SseError>) -> Result<Sse, SseError> {
+/// Reads the message of an event, and keeps the transport from reopening an event stream at once: it would after an error,
+/// or with `retry: 0`.
+async fn read_event(event: Result<Sse, SseError>) -> Result<Sse, SseError> {
     match event {
-        Ok(mut event) => {
+        Ok(event) => {
+            let mut event = http_response::read_stream_event(event);
             let min_delay = MIN_REOPEN_DELAY.as_millis() as u64;
             event.retry = event.retry.map(|delay| delay.max(min_delay));
             Ok(event)

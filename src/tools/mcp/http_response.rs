@@ -9,16 +9,16 @@ use futures_util::stream::{BoxStream, unfold};
 use futures_util::{Stream, StreamExt};
 use reqwest::Response;
 use reqwest::header::CONTENT_TYPE;
-use rmcp::model::{JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{RequestId, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_client::{SseError, StreamableHttpPostResponse};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::Value;
 use sse_stream::{Sse, SseStream};
 
+use crate::domain::lenient_json;
 use crate::domain::message::shorten;
 use crate::ssrf::root_cause;
 use crate::tools::mcp::failure::{RetrySafety, connection_error};
+use crate::tools::mcp::message::{self, Answer, Message, RequestKind};
 
 const MAX_BODY_BYTES: usize = 16 << 20;
 const MAX_ERROR_BODY_BYTES: usize = 16 << 10;
@@ -93,7 +93,7 @@ pub async fn error_response(
     };
     // The part that arrived in time is enough.
     let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read).await;
-    let error = serde_json::from_slice::<JsonRpcError>(&body).ok();
+    let error = lenient_json::from_slice::<JsonRpcError>(&body).ok();
     let line = match &error {
         Some(error) => shorten(error.error.message.trim(), MAX_LINE_CHARS),
         None => first_line(&body),
@@ -111,13 +111,32 @@ pub struct JsonRpcError {
     pub error: rmcp::model::ErrorData,
 }
 
-/// Returns the answer to the request `id` from a response with a success status.
+/// A request whose answer is awaited.
+pub struct AwaitedRequest {
+    pub id: RequestId,
+    pub kind: RequestKind,
+}
+
+impl AwaitedRequest {
+    fn is_answered_by(&self, answer: &Answer) -> bool {
+        match &self.id {
+            RequestId::Number(number) => answer.request_number() == Some(*number),
+            RequestId::String(_) => false,
+        }
+    }
+
+    fn read(&self, answer: Answer) -> ServerJsonRpcMessage {
+        answer.into_message(self.id.clone(), self.kind)
+    }
+}
+
+/// Returns the answer to the request from a response with a success status.
 ///
 /// # Errors
 /// The response does not contain the answer.
 pub async fn parse_response(
     response: Response,
-    id: RequestId,
+    request: AwaitedRequest,
     session_id: Option<String>,
     max_event_bytes: usize,
 ) -> Result<StreamableHttpPostResponse, HttpError> {
@@ -133,7 +152,7 @@ pub async fn parse_response(
             response.bytes_stream(),
             max_event_bytes,
         ));
-        let events = require_answer(events.boxed(), id);
+        let events = require_answer(events.boxed(), request);
         return Ok(StreamableHttpPostResponse::Sse(events, session_id));
     }
     let body = read_body(response, MAX_BODY_BYTES).await?;
@@ -141,48 +160,47 @@ pub async fn parse_response(
         let why = format!("it gave no answer (HTTP {status} without a body)");
         return Err(HttpError::InvalidResponse(why));
     }
-    if !kind.starts_with("application/json") {
-        let content_type_text = match content_type {
+    let json = lenient_json::from_slice(&body).map_err(|_| {
+        let line = first_line(&body);
+        if kind.starts_with("application/json") {
+            let why = format!("its answer is not a JSON-RPC message: {line}");
+            return HttpError::InvalidResponse(why);
+        }
+        let content_type = match content_type {
             Some(it) => format!("content type {}", shorten(&it, 100)),
             None => "no content type".to_owned(),
         };
-        let line = first_line(&body);
-        let why = format!(
-            "it answered with {content_type_text} instead of JSON or an event stream (HTTP {status}: {line})"
-        );
-        return Err(HttpError::InvalidResponse(why));
-    }
-    let message = serde_json::from_slice::<ServerJsonRpcMessage>(&body).map_err(|_| {
-        let line = first_line(&body);
-        HttpError::InvalidResponse(format!("its answer is not a JSON-RPC message: {line}"))
+        HttpError::InvalidResponse(format!(
+            "it answered with {content_type} instead of JSON or an event stream (HTTP {status}: {line})"
+        ))
     })?;
-    let answer_id = match &message {
-        JsonRpcMessage::Response(response) => Some(&response.id),
-        JsonRpcMessage::Error(error) => error.id.as_ref(),
-        _ => {
-            let why = "it answered with a message of its own instead of a result".to_owned();
-            return Err(HttpError::InvalidResponse(why));
+    let messages = message::read(json);
+    let mut why = match messages.is_empty() {
+        true => format!(
+            "its answer is not a JSON-RPC message: {}",
+            first_line(&body)
+        ),
+        false => "it answered with a message of its own instead of a result".to_owned(),
+    };
+    for message in messages {
+        match message {
+            Message::Answer(answer) if request.is_answered_by(&answer) => {
+                let answer = request.read(answer);
+                return Ok(StreamableHttpPostResponse::Json(answer, session_id));
+            }
+            Message::Answer(answer) => why = answer.describe_mismatch(Some(&request.id)),
+            Message::Other(_) => {}
         }
-    };
-    if answer_id.is_some_and(|of| is_same_id(of, &id)) {
-        return Ok(StreamableHttpPostResponse::Json(message, session_id));
     }
-    let error = match &message {
-        JsonRpcMessage::Error(error) => Some(error.error.message.as_ref()),
-        _ => None,
-    };
-    let answer_id = answer_id.map_or_else(|| "null".to_owned(), ToString::to_string);
-    Err(HttpError::InvalidResponse(wrong_id_message(
-        &answer_id, &id, error,
-    )))
+    Err(HttpError::InvalidResponse(why))
 }
 
-/// Passes events on. If they end without an answer to the request `id`, appends an error event. A resumable stream,
+/// Passes events on, as the SDK reads them. If they end without an answer to the request, appends an error event. A resumable stream,
 /// whose events have ids, is left to the transport to resume.
-fn require_answer(events: EventStream, id: RequestId) -> EventStream {
+fn require_answer(events: EventStream, request: AwaitedRequest) -> EventStream {
     let state = AnswerStream {
         events,
-        id,
+        request,
         is_answered: false,
         is_resumable: false,
     };
@@ -190,9 +208,9 @@ fn require_answer(events: EventStream, id: RequestId) -> EventStream {
         let mut state = state?;
         let event = state.events.next().await;
         let reason = match event {
-            Some(Ok(event)) => {
+            Some(Ok(mut event)) => {
                 state.is_resumable |= event.id.is_some();
-                match state.check_event(&event) {
+                match state.read_event(&mut event) {
                     None => return Some((Ok(event), Some(state))),
                     Some(reason) => reason,
                 }
@@ -205,7 +223,7 @@ fn require_answer(events: EventStream, id: RequestId) -> EventStream {
             }
             Some(Err(error)) => format!("the stream broke before its answer: {error}"),
         };
-        let error = ServerJsonRpcMessage::error(connection_error(reason), Some(state.id));
+        let error = ServerJsonRpcMessage::error(connection_error(reason), Some(state.request.id));
         let event = Sse {
             data: serde_json::to_string(&error).ok(),
             ..Sse::default()
@@ -219,70 +237,65 @@ type EventStream = BoxStream<'static, Result<Sse, SseError>>;
 
 struct AnswerStream {
     events: EventStream,
-    id: RequestId,
+    request: AwaitedRequest,
     is_answered: bool,
     is_resumable: bool,
 }
 
 impl AnswerStream {
-    /// What is wrong with an event, if anything.
-    fn check_event(&mut self, event: &Sse) -> Option<String> {
-        #[derive(Deserialize)]
-        struct MessageHead {
-            #[serde(default)]
-            id: Value,
-            method: Option<IgnoredAny>,
-            error: Option<MessageError>,
-        }
-        #[derive(Deserialize)]
-        struct MessageError {
-            #[serde(default)]
-            message: String,
-        }
-        let data = event
-            .data
-            .as_deref()
-            .filter(|data| !data.trim().is_empty())?;
-        if !matches!(event.event.as_deref(), None | Some("" | "message")) || self.is_answered {
+    /// Replaces the message of an event by one that the SDK reads. Returns what is wrong with the event, if anything.
+    fn read_event(&mut self, event: &mut Sse) -> Option<String> {
+        let data = message_data(event)?;
+        if self.is_answered {
             return None;
         }
-        let Ok(head) = serde_json::from_str::<MessageHead>(data) else {
+        let Ok(json) = lenient_json::from_slice(data.as_bytes()) else {
             let line = first_line(data.as_bytes());
             return Some(format!(
                 "it sent an event that is not a JSON-RPC message: {line}"
             ));
         };
-        if head.method.is_some() {
-            return None;
-        }
-        let answer_id = match &head.id {
-            Value::Number(number) => number.as_i64().map(RequestId::Number),
-            Value::String(text) => Some(RequestId::String(text.as_str().into())),
-            _ => None,
-        };
-        self.is_answered = answer_id.is_some_and(|of| is_same_id(&of, &self.id));
-        match self.is_answered {
-            true => None,
-            false => {
-                let error = head.error.as_ref().map(|error| error.message.as_str());
-                Some(wrong_id_message(&head.id.to_string(), &self.id, error))
+        let mut mismatch = None;
+        for message in message::read(json) {
+            match message {
+                Message::Answer(answer) if self.request.is_answered_by(&answer) => {
+                    self.is_answered = true;
+                    event.data = serde_json::to_string(&self.request.read(answer)).ok();
+                    return None;
+                }
+                Message::Answer(answer) => {
+                    mismatch = Some(answer.describe_mismatch(Some(&self.request.id)));
+                }
+                Message::Other(message) => event.data = serde_json::to_string(&message).ok(),
             }
         }
+        mismatch
     }
 }
 
-fn wrong_id_message(answer_id: &str, id: &RequestId, error: Option<&str>) -> String {
-    let answer_id = shorten(answer_id, 50);
-    let why = format!("it answered with the id {answer_id} instead of {id}");
-    match error {
-        Some(error) => format!("{why}: {error}"),
-        None => why,
-    }
+/// The data of an event that carries messages.
+fn message_data(event: &Sse) -> Option<&str> {
+    let data = event.data.as_deref();
+    let data = data.filter(|data| !data.trim().is_empty());
+    data.filter(|_| matches!(event.event.as_deref(), None | Some("" | "message")))
 }
 
-/// Some servers return a numeric id as a string.
-fn is_same_id(answer_id: &RequestId, id: &RequestId) -> bool {
-    answer_id == id || answer_id.to_string() == id.to_string()
+/// An event of a stream that no single request has opened, with its message as the SDK reads it.
+pub fn read_stream_event(mut event: Sse) -> Sse {
+    let json = message_data(&event).map(|data| lenient_json::from_slice(data.as_bytes()));
+    let Some(Ok(json)) = json else {
+        return event;
+    };
+    for message in message::read(json) {
+        let message = match message {
+            Message::Answer(answer) => answer.into_guessed_message(),
+            Message::Other(message) => Some(*message),
+        };
+        if let Some(message) = message {
+            event.data = serde_json::to_string(&message).ok();
+        }
+    }
+    event
 }
 
 /// The body, if it has at most `max_bytes`.

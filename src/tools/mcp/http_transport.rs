@@ -8,7 +8,6 @@ use rmcp::transport::{StreamableHttpClientTransport, Transport};
 use tokio_util::sync::CancellationToken;
 
 use crate::tools::mcp::close_state::CloseReason;
-use crate::tools::mcp::content::replace_unknown_content;
 use crate::tools::mcp::http::HttpClient;
 use crate::tools::mcp::http_response::HttpError;
 use crate::tools::mcp::unread::{UNREAD_REASON, UnreadMessages};
@@ -70,9 +69,7 @@ impl Transport<RoleClient> for HttpTransport {
             // Closing it could wait for ever: its task gives out one message more. It ends the session after it is dropped, too.
             self.client = None;
         }
-        let mut received = self.client.as_mut()?.receive().await?;
-        replace_unknown_content(&mut received);
-        Some(received)
+        self.client.as_mut()?.receive().await
     }
 
     async fn close(&mut self) -> Result<(), Self::Error> {

@@ -1,183 +1,173 @@
-//! The output of a server process, line by line. It fails at a line that is too long, and at an answer that is not
-//! valid: the transport would skip it, and the request that waits for it would wait on.
+//! The output of a server process, line by line, and the messages in a line. Lines of logs between them are skipped.
 
 use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncBufRead, AsyncRead, BufReader, ReadBuf};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
+use crate::domain::lenient_json;
 use crate::domain::message::shorten;
-use crate::tools::mcp::close_state::CloseReason;
+use crate::tools::mcp::message::{self, Message};
 
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Bytes at each end of a line that are kept.
-const MAX_END_BYTES: usize = 512;
 /// Most characters of an invalid answer that are shown.
 const MAX_SHOWN_CHARS: usize = 200;
+/// Bytes at each end of a line by which an invalid answer is recognized.
+const MAX_END_BYTES: usize = 512;
 
-/// A server's output. Its reader gets at most one line at a time.
-pub struct BoundedLines<R> {
+/// A server's output.
+pub struct LineReader<R> {
     output: BufReader<R>,
-    line: Line,
-    transport: Arc<TransportState>,
-    close_reason: CloseReason,
+    line: Vec<u8>,
 }
 
-/// What the transport does with the lines.
-#[derive(Default)]
-pub struct TransportState {
-    /// Set when the last line was a message.
-    pub has_received: AtomicBool,
-    /// Whether requests wait for an answer.
-    pub is_waiting: AtomicBool,
-}
-
-impl<R: AsyncRead> BoundedLines<R> {
-    pub fn new(output: R, transport: Arc<TransportState>, close_reason: CloseReason) -> Self {
+impl<R: AsyncRead + Unpin> LineReader<R> {
+    pub fn new(output: R) -> Self {
         Self {
             output: BufReader::new(output),
-            line: Line::default(),
-            transport,
-            close_reason,
+            line: Vec::new(),
         }
     }
 
-    fn fail(&self, why: String) -> Poll<io::Result<()>> {
-        let _ = self.close_reason.set(why.clone());
-        Poll::Ready(Err(io::Error::other(why)))
-    }
-}
-
-impl<R: AsyncRead + Unpin> AsyncRead for BoundedLines<R> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if this.line.is_complete {
-            let line = std::mem::take(&mut this.line);
-            let was_message = this.transport.has_received.swap(false, Ordering::Relaxed);
-            let is_waiting = this.transport.is_waiting.load(Ordering::Relaxed);
-            if !was_message && is_waiting && line.looks_like_answer() {
-                let beginning = String::from_utf8_lossy(&line.head);
-                let beginning = shorten(beginning.trim_end(), MAX_SHOWN_CHARS);
-                return this.fail(format!("its answer is not a JSON-RPC message: {beginning}"));
+    /// The next line without its end; `None` at the end of the output. Cancel safe.
+    ///
+    /// # Errors
+    /// The output cannot be read, or the line is too long.
+    pub async fn next_line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            let available = self.output.fill_buf().await?;
+            if available.is_empty() {
+                let rest = std::mem::take(&mut self.line);
+                return Ok(Some(rest).filter(|rest| !rest.is_empty()));
+            }
+            let line_end = available.iter().position(|byte| *byte == b'\n');
+            let length = line_end.unwrap_or(available.len());
+            self.line.extend_from_slice(&available[..length]);
+            self.output
+                .consume(length + usize::from(line_end.is_some()));
+            if self.line.len() > MAX_MESSAGE_BYTES {
+                let why = format!("it sent a message of more than {MAX_MESSAGE_BYTES} bytes");
+                return Err(io::Error::other(why));
+            }
+            if line_end.is_some() {
+                return Ok(Some(std::mem::take(&mut self.line)));
             }
         }
-        let available = ready!(Pin::new(&mut this.output).poll_fill_buf(context))?;
-        let line_end = available.iter().position(|byte| *byte == b'\n');
-        let length = line_end.map_or(available.len(), |at| at + 1);
-        let part = &available[..length.min(buffer.remaining())];
-        buffer.put_slice(part);
-        this.line.push(part);
-        let read = part.len();
-        Pin::new(&mut this.output).consume(read);
-        if this.line.bytes > MAX_MESSAGE_BYTES {
-            return this.fail(format!(
-                "it sent a message of more than {MAX_MESSAGE_BYTES} bytes"
-            ));
+    }
+}
+
+/// The messages in a line, and whether the line has other text before them.
+pub struct LineMessages {
+    pub messages: Vec<Message>,
+    pub may_be_log: bool,
+}
+
+/// The messages in a line; none in a line of a log.
+///
+/// # Errors
+/// The beginning of an answer that cannot be read.
+pub fn read_line(line: &[u8]) -> Result<LineMessages, String> {
+    let mut may_be_log = false;
+    let values = match lenient_json::from_slice(line) {
+        Ok(value) => vec![value],
+        Err(_) => {
+            let text = String::from_utf8_lossy(line);
+            let json = ["{\"jsonrpc\"", "{ \"jsonrpc\""];
+            let start = json.iter().filter_map(|start| text.find(start)).min();
+            may_be_log =
+                start.is_some_and(|start| !text[..start].trim_matches('\u{feff}').is_empty());
+            start.map_or_else(Vec::new, |start| first_values(&text[start..]))
         }
-        Poll::Ready(Ok(()))
+    };
+    if values.is_empty() && looks_like_answer(line) {
+        let beginning = String::from_utf8_lossy(&line[..line.len().min(MAX_END_BYTES)]);
+        return Err(shorten(beginning.trim_end(), MAX_SHOWN_CHARS));
     }
+    Ok(LineMessages {
+        messages: values.into_iter().flat_map(message::read).collect(),
+        may_be_log,
+    })
 }
 
-/// The line that is being read.
-#[derive(Default)]
-struct Line {
-    bytes: usize,
-    head: Vec<u8>,
-    tail: Vec<u8>,
-    is_complete: bool,
+/// The JSON values that a text begins with.
+fn first_values(text: &str) -> Vec<Value> {
+    let text = lenient_json::repair(text);
+    let values = serde_json::Deserializer::from_str(&text).into_iter();
+    values.map_while(Result::ok).collect()
 }
 
-impl Line {
-    fn push(&mut self, part: &[u8]) {
-        self.bytes += part.len();
-        self.is_complete = part.last() == Some(&b'\n');
-        let missing = MAX_END_BYTES - self.head.len();
-        self.head
-            .extend_from_slice(&part[..missing.min(part.len())]);
-        let end = part.len().saturating_sub(MAX_END_BYTES);
-        self.tail.extend_from_slice(&part[end..]);
-        let excess = self.tail.len().saturating_sub(MAX_END_BYTES);
-        self.tail.drain(..excess);
-    }
-
-    /// Whether this is rather an answer than a line of a log. Some servers write `jsonrpc` last.
-    fn looks_like_answer(&self) -> bool {
-        let head = String::from_utf8_lossy(&self.head);
-        let tail = String::from_utf8_lossy(&self.tail);
-        let contains = |key: &str| head.contains(key) || tail.contains(key);
-        head.starts_with('{')
-            && !contains("\"method\"")
-            && contains("\"jsonrpc\"")
-            && (contains("\"result\"") || contains("\"error\""))
-    }
+/// Whether this is rather an answer than a line of a log. Some servers write `jsonrpc` last.
+fn looks_like_answer(line: &[u8]) -> bool {
+    let head = String::from_utf8_lossy(&line[..line.len().min(MAX_END_BYTES)]);
+    let tail = String::from_utf8_lossy(&line[line.len().saturating_sub(MAX_END_BYTES)..]);
+    let contains = |key: &str| head.contains(key) || tail.contains(key);
+    head.starts_with('{')
+        && !contains("\"method\"")
+        && contains("\"jsonrpc\"")
+        && (contains("\"result\"") || contains("\"error\""))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::Ordering;
+    use super::{LineReader, read_line};
 
-    use tokio::io::{AsyncBufReadExt, BufReader};
-
-    use super::{BoundedLines, TransportState};
-    use crate::tools::mcp::close_state::CloseReason;
-
-    /// The lines that are read of this output, none of which is a message, and why it failed.
-    async fn read(output: &str, is_waiting: bool) -> (Vec<String>, Option<String>) {
-        let (transport, close_reason) =
-            (Arc::new(TransportState::default()), CloseReason::default());
-        transport.is_waiting.store(is_waiting, Ordering::Relaxed);
-        let lines = BoundedLines::new(output.as_bytes(), transport, Arc::clone(&close_reason));
-        let mut lines = BufReader::new(lines).lines();
-        let mut read = Vec::new();
-        while let Ok(Some(line)) = lines.next_line().await {
-            read.push(line);
-        }
-        (read, close_reason.get().cloned())
+    /// The number of messages in each line, or the beginning of an answer that cannot be read.
+    fn read(line: &str) -> Result<(usize, bool), String> {
+        let read = read_line(line.as_bytes())?;
+        Ok((read.messages.len(), read.may_be_log))
     }
 
-    #[tokio::test]
-    async fn an_invalid_answer_ends_the_output() {
+    #[test]
+    fn an_invalid_answer_is_shown() {
         let long = "x".repeat(100_000);
         for answer in [
-            r#"{"jsonrpc": "2.0", "id": 1, "result": NaN}"#.to_owned(),
+            r#"{"jsonrpc": "2.0", "id": 1, "result": [}"#.to_owned(),
             r#"{"id":1,"error":{]},"jsonrpc":"2.0"}"#.to_owned(),
-            format!(r#"{{"result":{{"text":"{long}","mean":NaN}},"jsonrpc":"2.0","id":1}}"#),
+            format!(r#"{{"result":{{"text":"{long}","mean":?}},"jsonrpc":"2.0","id":1}}"#),
         ] {
-            let output = format!("a log\n{answer}\nmore\n");
-            let (read_lines, why) = read(&output, true).await;
-            assert_eq!(read_lines, ["a log", answer.as_str()]);
-            let why = why.expect("a reason");
-            let expected = format!("its answer is not a JSON-RPC message: {}", &answer[..30]);
-            assert!(why.starts_with(&expected) && why.len() < 300, "{why}");
-            let (read_lines, why) = read(&output, false).await;
-            assert_eq!((read_lines.len(), why), (3, None), "nothing waits for it");
+            let why = read(&answer).expect_err("an invalid answer");
+            assert!(why.starts_with(&answer[..30]) && why.len() < 300, "{why}");
+        }
+    }
+
+    #[test]
+    fn messages_are_found_in_noise() {
+        let answer = r#"{"jsonrpc": "2.0", "id": 1, "result": 1}"#;
+        for (line, messages, may_be_log) in [
+            (answer.to_owned(), 1, false),
+            (format!("{answer}\r"), 1, false),
+            (format!("\u{feff}{answer}"), 1, false),
+            (format!("{answer}{answer} done"), 2, false),
+            (format!("[{answer}, {answer}]"), 2, false),
+            (format!("sent {answer}"), 1, true),
+            (answer.replace("1}", "NaN}"), 1, false),
+        ] {
+            assert_eq!(read(&line), Ok((messages, may_be_log)), "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_that_are_no_messages_are_skipped() {
+        for line in [
+            "",
+            "started",
+            "{\"level\": \"info\"}",
+            "{\"method\": \"GET\", \"path\": \"/\"}",
+            "{\"jsonrpc\": \"2.0\", \"method\": \"error\"",
+            "{\"text\": \"{\\\"jsonrpc\\\": 2, \\\"result\\\": 1}\"}",
+            "null",
+        ] {
+            assert_eq!(read(line).map(|(messages, _)| messages), Ok(0), "{line}");
         }
     }
 
     #[tokio::test]
-    async fn lines_that_are_no_answers_are_skipped() {
-        let output = "started\n{\"level\": \"error\"}\n\n{\"jsonrpc\": \"2.0\", \"method\": \"error\"\n\
-                      sent {\"jsonrpc\": \"2.0\", \"result\": 1}\n{\"text\": \"{\\\"jsonrpc\\\": 2, \\\"result\\\": 1}\"}\n";
-        let (read_lines, why) = read(output, true).await;
-        assert_eq!((read_lines.len(), why), (6, None));
-    }
-
-    #[tokio::test]
-    async fn a_line_that_is_too_long_ends_the_output() {
-        let output = "x".repeat((16 << 20) + 1);
-        let (read_lines, why) = read(&output, false).await;
-        assert!(read_lines.is_empty());
-        assert_eq!(
-            why.as_deref(),
-            Some("it sent a message of more than 16777216 bytes")
-        );
+    async fn a_line_that_is_too_long_is_an_error() {
+        let output = "a\nb".to_owned() + &"x".repeat(16 << 20);
+        let mut lines = LineReader::new(output.as_bytes());
+        let first = lines.next_line().await.expect("a line");
+        assert_eq!(first.as_deref(), Some(&b"a"[..]));
+        let why = lines.next_line().await.expect_err("too long").to_string();
+        assert_eq!(why, "it sent a message of more than 16777216 bytes");
     }
 }

@@ -1,22 +1,26 @@
 //! The requests that a server process still has to answer. An answer to none of them ends the connection at once,
 //! because the request that it was meant for would wait on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, VecDeque};
 
 use rmcp::RoleClient;
-use rmcp::model::{ClientNotification, JsonRpcMessage, RequestId};
-use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
+use rmcp::model::{ClientNotification, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::service::TxJsonRpcMessage;
 
-use crate::domain::message::shorten;
+use crate::tools::mcp::message::{Answer, RequestKind};
 
 /// Cancelled requests whose late answers are still recognized.
 const MAX_CANCELLED: usize = 1024;
+/// Answers whose repetitions are still recognized.
+const MAX_ANSWERED: usize = 16;
 
 /// The ids of requests that were sent.
 #[derive(Default)]
 pub struct PendingRequests {
-    pending: BTreeSet<i64>,
-    cancelled: BTreeSet<i64>,
+    pending: BTreeMap<i64, RequestKind>,
+    cancelled: BTreeMap<i64, RequestKind>,
+    /// The last answers, by their digests.
+    answered: VecDeque<u64>,
 }
 
 impl PendingRequests {
@@ -24,7 +28,9 @@ impl PendingRequests {
     pub fn track_sent(&mut self, message: &TxJsonRpcMessage<RoleClient>) {
         match message {
             JsonRpcMessage::Request(request) => {
-                self.pending.extend(numeric_id(&request.id));
+                if let Some(id) = number(&request.id) {
+                    self.pending.insert(id, RequestKind::of(&request.request));
+                }
             }
             JsonRpcMessage::Notification(notification) => {
                 let ClientNotification::CancelledNotification(cancelled) =
@@ -32,11 +38,11 @@ impl PendingRequests {
                 else {
                     return;
                 };
-                let Some(id) = cancelled.params.request_id.as_ref().and_then(numeric_id) else {
+                let Some(id) = cancelled.params.request_id.as_ref().and_then(number) else {
                     return;
                 };
-                if self.pending.remove(&id) {
-                    self.cancelled.insert(id);
+                if let Some(kind) = self.pending.remove(&id) {
+                    self.cancelled.insert(id, kind);
                 }
                 if self.cancelled.len() > MAX_CANCELLED {
                     self.cancelled.pop_first();
@@ -51,37 +57,35 @@ impl PendingRequests {
         !self.pending.is_empty()
     }
 
-    /// Matches an answer to its request.
+    /// The answer as the SDK reads it; `None` if nothing waits for it. One that may be part of a log counts only if it has the
+    /// id of a request.
     ///
     /// # Errors
     /// The answer belongs to no request although requests are pending.
-    pub fn match_response(&mut self, message: &RxJsonRpcMessage<RoleClient>) -> Result<(), String> {
-        let (id, error) = match message {
-            JsonRpcMessage::Response(response) => (Some(&response.id), None),
-            JsonRpcMessage::Error(error) => (error.id.as_ref(), Some(&error.error.message)),
-            _ => return Ok(()),
-        };
-        let is_known = id
-            .and_then(numeric_id)
-            .is_some_and(|id| self.pending.remove(&id) || self.cancelled.remove(&id));
-        if is_known || self.pending.is_empty() {
-            return Ok(());
-        }
-        let id = match id {
-            Some(id) => shorten(&id.to_string(), 50),
-            None => "null".to_owned(),
-        };
-        Err(match error {
-            Some(error) => {
-                format!("it answered with the id {id}, which no request has: {error}")
+    pub fn match_answer(
+        &mut self,
+        answer: Answer,
+        may_be_log: bool,
+    ) -> Result<Option<ServerJsonRpcMessage>, String> {
+        let digest = answer.digest();
+        let id = answer.request_number();
+        if let Some((id, kind)) = id.and_then(|id| Some((id, self.pending.remove(&id)?))) {
+            self.answered.push_back(digest);
+            if self.answered.len() > MAX_ANSWERED {
+                self.answered.pop_front();
             }
-            None => format!("it answered with the id {id}, which no request has"),
-        })
+            return Ok(Some(answer.into_message(RequestId::Number(id), kind)));
+        }
+        let is_late = id.is_some_and(|id| self.cancelled.remove(&id).is_some());
+        let is_repeated = self.answered.contains(&digest);
+        match is_late || is_repeated || may_be_log || self.pending.is_empty() {
+            true => Ok(None),
+            false => Err(answer.describe_mismatch(None)),
+        }
     }
 }
 
-/// Our ids are numbers. Some servers return them as strings.
-fn numeric_id(id: &RequestId) -> Option<i64> {
+fn number(id: &RequestId) -> Option<i64> {
     match id {
         RequestId::Number(number) => Some(*number),
         RequestId::String(text) => text.parse().ok(),
@@ -93,22 +97,33 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::PendingRequests;
+    use crate::tools::mcp::message::{Message, read};
 
     fn track_sent(requests: &mut PendingRequests, message: Value) {
         requests.track_sent(&serde_json::from_value(message).expect("a message"));
     }
 
-    fn match_response(requests: &mut PendingRequests, id: Value) -> Result<(), String> {
-        let message = json!({"jsonrpc": "2.0", "id": id, "result": {}});
-        requests.match_response(&serde_json::from_value(message).expect("a message"))
+    /// Whether the message is an answer that a request waits for.
+    fn matches(requests: &mut PendingRequests, message: Value) -> Result<bool, String> {
+        match read(message).pop() {
+            Some(Message::Answer(answer)) => {
+                let may_be_log = !answer.is_marked;
+                Ok(requests.match_answer(answer, may_be_log)?.is_some())
+            }
+            _ => panic!("no answer"),
+        }
+    }
+
+    fn result(id: Value) -> Value {
+        json!({"jsonrpc": "2.0", "id": id, "result": {}})
     }
 
     #[test]
     fn an_answer_must_match_a_pending_or_cancelled_request() {
         let mut requests = PendingRequests::default();
         assert_eq!(
-            match_response(&mut requests, json!(9)),
-            Ok(()),
+            matches(&mut requests, result(json!(9))),
+            Ok(false),
             "no request is pending"
         );
         for id in 1..=3 {
@@ -121,16 +136,34 @@ mod tests {
             &mut requests,
             json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}}),
         );
-        assert_eq!(match_response(&mut requests, json!("1")), Ok(()));
-        assert_eq!(match_response(&mut requests, json!(2)), Ok(()));
-        let wrong = match_response(&mut requests, json!(1)).expect_err("answered already");
-        assert_eq!(wrong, "it answered with the id 1, which no request has");
-        let error = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "Parse error"}});
-        let error = serde_json::from_value(error).expect("a message");
+        assert_eq!(matches(&mut requests, result(json!("1"))), Ok(true));
+        assert_eq!(matches(&mut requests, result(json!(2))), Ok(false));
         assert_eq!(
-            requests.match_response(&error).expect_err("an unknown id"),
+            matches(&mut requests, result(json!("1"))),
+            Ok(false),
+            "the same answer again"
+        );
+        for (id, shown) in [
+            (json!(1), "1"),
+            (json!(99), "99"),
+            (json!("x"), "x"),
+            (json!(true), "true"),
+            (json!([3]), "[3]"),
+            (json!(3.5), "3.5"),
+            (json!(null), "null"),
+        ] {
+            let wrong = matches(&mut requests, result(id)).expect_err("for no request");
+            let expected = format!("it answered with the id {shown}, which no request has");
+            assert_eq!(wrong, expected);
+        }
+        let error = json!({"jsonrpc": "2.0", "error": {"code": -32700, "message": "Parse error"}});
+        assert_eq!(
+            matches(&mut requests, error).expect_err("no id"),
             "it answered with the id null, which no request has: Parse error"
         );
-        assert_eq!(match_response(&mut requests, json!(3)), Ok(()));
+        let log = json!({"level": "error", "error": "not found"});
+        assert_eq!(matches(&mut requests, log), Ok(false), "a line of a log");
+        let unmarked = json!({"id": 3.0, "result": {}, "error": null});
+        assert_eq!(matches(&mut requests, unmarked), Ok(true));
     }
 }

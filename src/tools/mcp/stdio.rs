@@ -1,10 +1,9 @@
 //! An MCP server that runs as a child process: its lifetime and its pipes.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rmcp::RoleClient;
@@ -12,13 +11,14 @@ use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use rmcp::transport::async_rw::AsyncRwTransport;
 use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::Empty;
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::config::environment::Environment;
 use crate::tools::mcp::close_state::CloseReason;
-use crate::tools::mcp::content::replace_unknown_content;
-use crate::tools::mcp::lines::{BoundedLines, TransportState};
+use crate::tools::mcp::lines::{LineReader, read_line};
+use crate::tools::mcp::message::Message;
 use crate::tools::mcp::requests::PendingRequests;
 use crate::tools::mcp::stderr::StderrTail;
 use crate::tools::mcp::unread::{UNREAD_REASON, UnreadMessages};
@@ -34,12 +34,14 @@ const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A running server process with its pipes. Dropping it kills the process group.
 pub struct ServerProcess {
-    rpc: AsyncRwTransport<RoleClient, BoundedLines<ChildStdout>, ChildStdin>,
+    lines: LineReader<ChildStdout>,
+    input: AsyncRwTransport<RoleClient, Empty, ChildStdin>,
+    /// Messages that were read and not yet received.
+    messages: VecDeque<RxJsonRpcMessage<RoleClient>>,
     child: Child,
     process_group: Option<Pid>,
     unread_messages: UnreadMessages,
     requests: PendingRequests,
-    state: Arc<TransportState>,
     close_reason: CloseReason,
     tail: StderrTail,
 }
@@ -77,18 +79,14 @@ pub fn start(
     let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
         return Err("it was started without pipes".to_owned());
     };
-    let state = Arc::new(TransportState::default());
-    let lines = BoundedLines::new(stdout, Arc::clone(&state), Arc::clone(&close_reason));
-    // `BoundedLines` ends the connection if a line is too long. This limit would only drop the line, and the request
-    // that waits for it would wait on.
-    let rpc = AsyncRwTransport::new(lines, stdin).with_max_line_length(usize::MAX);
     let process = ServerProcess {
-        rpc,
+        lines: LineReader::new(stdout),
+        input: AsyncRwTransport::new(tokio::io::empty(), stdin),
+        messages: VecDeque::new(),
         child,
         process_group,
         unread_messages: UnreadMessages::default(),
         requests: PendingRequests::default(),
-        state,
         close_reason,
         tail,
     };
@@ -103,9 +101,42 @@ impl ServerProcess {
         }
     }
 
-    fn update_waiting(&self) {
-        let is_waiting = self.requests.has_pending();
-        self.state.is_waiting.store(is_waiting, Ordering::Relaxed);
+    /// Keeps the messages in a line of output.
+    ///
+    /// # Errors
+    /// An answer that no request can be waiting for, or that cannot be read, although requests wait.
+    fn push_line(&mut self, line: &[u8]) -> Result<(), String> {
+        let read = match read_line(line) {
+            Ok(read) => read,
+            Err(beginning) if self.requests.has_pending() => {
+                return Err(format!("its answer is not a JSON-RPC message: {beginning}"));
+            }
+            Err(_) => return Ok(()),
+        };
+        for message in read.messages {
+            let message = match message {
+                Message::Answer(answer) => {
+                    let may_be_log = read.may_be_log || !answer.is_marked;
+                    self.requests.match_answer(answer, may_be_log)?
+                }
+                Message::Other(message) => Some(*message).filter(|_| !read.may_be_log),
+            };
+            self.messages.extend(message);
+        }
+        Ok(())
+    }
+
+    /// Why the output ended.
+    async fn explain_end(&mut self) -> String {
+        let why = match timeout(FINAL_OUTPUT_TIMEOUT, self.child.wait()).await {
+            Ok(Ok(status)) => {
+                // The last lines explain more. A descendant may keep standard error open, too.
+                let _ = timeout(FINAL_OUTPUT_TIMEOUT, self.tail.wait_eof()).await;
+                format!("its process ended ({status})")
+            }
+            _ => "its process closed its output".to_owned(),
+        };
+        self.tail.explain(&why)
     }
 
     fn set_close_reason(&self, reason: String) {
@@ -121,10 +152,9 @@ impl Transport<RoleClient> for ServerProcess {
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = io::Result<()>> + Send + 'static {
         self.requests.track_sent(&message);
-        self.update_waiting();
         let unread = &self.unread_messages;
         let guard = (!unread.is_full()).then(|| unread.count_one());
-        let sending = self.rpc.send(message);
+        let sending = self.input.send(message);
         async move {
             match guard {
                 Some(_guard) => sending.await,
@@ -138,43 +168,37 @@ impl Transport<RoleClient> for ServerProcess {
             self.set_close_reason(UNREAD_REASON.to_owned());
             return None;
         }
-        let received = tokio::select! {
-            biased;
-            received = self.rpc.receive() => received,
-            // A descendant of the server may keep its output open.
-            _ = self.child.wait() => timeout(FINAL_OUTPUT_TIMEOUT, self.rpc.receive()).await.ok().flatten(),
-        };
-        if received.is_none() && self.close_reason.get().is_none() {
-            let why = match timeout(FINAL_OUTPUT_TIMEOUT, self.child.wait()).await {
-                Ok(Ok(status)) => {
-                    // The last lines explain more. A descendant may keep standard error open, too.
-                    let _ = timeout(FINAL_OUTPUT_TIMEOUT, self.tail.wait_eof()).await;
-                    format!("its process ended ({status})")
+        loop {
+            if let Some(message) = self.messages.pop_front() {
+                return Some(message);
+            }
+            let line = tokio::select! {
+                biased;
+                line = self.lines.next_line() => line,
+                // A descendant of the server may keep its output open.
+                _ = self.child.wait() => {
+                    let rest = timeout(FINAL_OUTPUT_TIMEOUT, self.lines.next_line()).await;
+                    rest.unwrap_or(Ok(None))
                 }
-                _ => "its process closed its output".to_owned(),
             };
-            self.set_close_reason(self.tail.explain(&why));
-        }
-        let mut received = received?;
-        self.state.has_received.store(true, Ordering::Relaxed);
-        let matched = self.requests.match_response(&received);
-        self.update_waiting();
-        match matched {
-            Ok(()) => {
-                replace_unknown_content(&mut received);
-                Some(received)
-            }
-            Err(why) => {
-                self.set_close_reason(why);
-                None
-            }
+            let why = match line {
+                Ok(Some(line)) => match self.push_line(&line) {
+                    Ok(()) => continue,
+                    Err(why) => why,
+                },
+                Ok(None) if self.close_reason.get().is_some() => return None,
+                Ok(None) => self.explain_end().await,
+                Err(error) => error.to_string(),
+            };
+            self.set_close_reason(why);
+            return None;
         }
     }
 
     /// Closes in the order of the protocol: close the input, then SIGTERM, then SIGKILL for the whole group.
     async fn close(&mut self) -> io::Result<()> {
         // A write to the server may block until the process ends.
-        let _ = timeout(EXIT_TIMEOUT, self.rpc.close()).await;
+        let _ = timeout(EXIT_TIMEOUT, self.input.close()).await;
         if timeout(EXIT_TIMEOUT, self.child.wait()).await.is_err() {
             self.signal(Signal::TERM);
             let _ = timeout(EXIT_TIMEOUT, self.child.wait()).await;

@@ -408,7 +408,6 @@ async fn a_process_that_fails_in_a_call_is_named_and_restarted() {
             "it answered with the id null, which no request has: no such thing",
         ),
         ("close", "its process closed its output"),
-        ("nan", not_json),
         ("deep", not_json),
         ("freeze", "it did not answer within 5 s"),
     ];

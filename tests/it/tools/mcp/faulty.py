@@ -21,7 +21,7 @@ def result(id, method, params):
             "serverInfo": {"name": "faulty", "version": "1"},
         }
     if method == "tools/list":
-        names = ["pid", "die", "wrong_id", "no_id", "close", "nan", "deep", "freeze", "slow", "noise"]
+        names = ["pid", "die", "wrong_id", "no_id", "close", "deep", "freeze", "slow", "noise"]
         return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
     return {}
 
@@ -37,8 +37,6 @@ def call(id, name):
         send({"id": None, "error": {"code": -32700, "message": "no such thing"}})
     elif name == "close":
         os.close(1)
-    elif name == "nan":
-        send({"id": id, "result": {"content": [], "structuredContent": {"mean": float("nan")}}})
     elif name == "deep":
         nested = []
         for _ in range(200):
