@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ClientRequest, JsonObject, PingRequest,
+    CallToolRequestParams, CallToolResponse, ClientRequest, JsonObject, PingRequest,
 };
 use rmcp::{Peer, RoleClient, ServiceError};
+use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
@@ -16,6 +17,7 @@ use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::failure::{RequestFailure, RetrySafety, is_connection_error};
 use crate::tools::mcp::http;
 use crate::tools::mcp::http_response::HttpError;
+use crate::tools::mcp::message::raw_call_result;
 
 /// Concurrent calls of one connection.
 const MAX_CALLS: usize = 1024;
@@ -121,7 +123,7 @@ impl McpSession {
         }
     }
 
-    /// Calls a tool by the server's own name for it. If the future is dropped, the call is cancelled at the server.
+    /// Calls a tool by the server's own name for it, and returns the result as the server sent it. If the future is dropped, the call is cancelled at the server.
     ///
     /// # Errors
     /// The server was not reached, answered with an error, or not in time.
@@ -130,7 +132,7 @@ impl McpSession {
         tool: &str,
         arguments: JsonObject,
         time_limit: Duration,
-    ) -> Result<CallToolResult, RequestFailure> {
+    ) -> Result<Value, RequestFailure> {
         let _guard = self.begin_request()?;
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         let Ok(response) = timeout(time_limit, self.peer.call_tool_once(params)).await else {
@@ -145,7 +147,7 @@ impl McpSession {
         match response.map_err(|error| self.classify_error(&error))? {
             CallToolResponse::Complete(result) => {
                 self.mark_answered();
-                Ok(result)
+                Ok(raw_call_result(result))
             }
             _ => Err(RequestFailure {
                 reason: "it requires a person's input or a task, which a run does not support"
