@@ -1,16 +1,18 @@
 //! Lists a server's tools and adapts their names, schemas and sizes to what models accept.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rmcp::model::{PaginatedRequestParams, Tool};
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::domain::json_schema::{Schema, complete_arguments};
+use crate::domain::json_schema::Schema;
+use crate::domain::json_schema::arguments::repair_arguments;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::{ToolSpec, shorten};
 use crate::tools::Effect;
 use crate::tools::mcp::failure::RequestFailure;
+use crate::tools::mcp::listed_tool::{LeftOut, left_out};
 use crate::tools::mcp::session::McpSession;
 use crate::validation;
 
@@ -54,16 +56,22 @@ pub struct ToolDefinition {
 pub async fn list_tools(server: &str, session: &McpSession) -> Result<ToolList, RequestFailure> {
     let _guard = session.begin_request()?;
     let mut builder = ToolListBuilder::new(server);
-    let mut cursor = None;
+    let mut cursors = BTreeSet::new();
+    let mut cursor: Option<String> = None;
     for _ in 0..MAX_PAGES {
         let mut params = PaginatedRequestParams::default();
         params.cursor = cursor;
         let page = session.peer.list_tools(Some(params)).await;
         let page = page.map_err(|error| session.classify_error(&error))?;
         session.mark_answered();
+        for tool in left_out(&page) {
+            builder.leave_out(tool);
+        }
         // A page may be large, so only what is offered of it is kept.
-        builder.add_page(page.tools).await;
-        cursor = page.next_cursor;
+        let has_listed_all = builder.add_page(page.tools).await == PageContent::Repeated;
+        cursor = page.next_cursor.filter(|cursor| !cursor.is_empty());
+        // Some servers name the same page again and again.
+        cursor = cursor.filter(|cursor| !has_listed_all && cursors.insert(cursor.clone()));
         if cursor.is_none() || builder.is_full() {
             break;
         }
@@ -71,11 +79,20 @@ pub async fn list_tools(server: &str, session: &McpSession) -> Result<ToolList, 
     Ok(builder.finish(cursor.is_some()))
 }
 
+/// Whether a page lists anything new.
+#[derive(PartialEq, Eq)]
+enum PageContent {
+    New,
+    /// It has tools, each of which an earlier page lists too.
+    Repeated,
+}
+
 /// Collects the tools of a server page by page.
 struct ToolListBuilder<'s> {
     server: &'s str,
     tool_list: ToolList,
-    names: BTreeSet<String>,
+    /// The position in the list of each offered name.
+    names: BTreeMap<String, usize>,
     /// Bytes of the schemas and descriptions that are offered.
     bytes: usize,
     /// Tools that the server listed, and the bytes of their schemas and descriptions.
@@ -88,7 +105,7 @@ impl<'s> ToolListBuilder<'s> {
         Self {
             server,
             tool_list: ToolList::default(),
-            names: BTreeSet::new(),
+            names: BTreeMap::new(),
             bytes: 0,
             listed: 0,
             listed_bytes: 0,
@@ -102,45 +119,65 @@ impl<'s> ToolListBuilder<'s> {
             || self.listed_bytes >= MAX_LISTED_BYTES
     }
 
-    async fn add_page(&mut self, tools: Vec<Tool>) {
+    async fn add_page(&mut self, tools: Vec<Tool>) -> PageContent {
+        let mut content = match tools.is_empty() {
+            true => PageContent::New,
+            false => PageContent::Repeated,
+        };
         for tool in tools {
+            if self.listed >= MAX_TOOLS {
+                self.listed += 1;
+                return PageContent::New;
+            }
+            let what = format!("tool \"{}\"", shorten(&tool.name, 100));
+            match self.add(tool).await {
+                Ok(Added::New) => content = PageContent::New,
+                Ok(Added::Repeated) => continue,
+                Err(why) => {
+                    content = PageContent::New;
+                    self.leave_out(LeftOut { what, why });
+                }
+            }
             self.listed += 1;
-            if self.listed > MAX_TOOLS {
-                return;
-            }
-            let original_name = shorten(&tool.name, 100);
-            if let Err(why) = self.add(tool).await
-                && self.tool_list.skipped.len() < MAX_SKIPPED_NAMED
-            {
-                let server = self.server;
-                self.tool_list.skipped.push(format!(
-                    "tool \"{original_name}\" of MCP server \"{server}\" is left out: {why}"
-                ));
-            }
+        }
+        content
+    }
+
+    /// Records why something that the server listed is not offered.
+    fn leave_out(&mut self, LeftOut { what, why }: LeftOut) {
+        if self.tool_list.skipped.len() < MAX_SKIPPED_NAMED {
+            let server = self.server;
+            let warning = format!("{what} of MCP server \"{server}\" is left out: {why}");
+            self.tool_list.skipped.push(warning);
         }
     }
 
     /// # Errors
     /// Why the tool is not offered.
-    async fn add(&mut self, tool: Tool) -> Result<(), String> {
+    async fn add(&mut self, tool: Tool) -> Result<Added, String> {
         let parameters = parameters(&tool)?;
         let title = tool.title.as_ref().map_or(0, |text| text.len());
         let description = tool.description.as_ref().map_or(0, |text| text.len());
         self.listed_bytes += title + description + parameters.get().len();
         let tool = define_tool(self.server, tool, parameters).await?;
         let spec = &tool.spec;
+        if let Some(at) = self.names.get(&spec.name) {
+            return match self.tool_list.tools[*at].is_same(&tool) {
+                true => Ok(Added::Repeated),
+                false => Err(format!("another one is named {} already", spec.name)),
+            };
+        }
         let size = spec.description.len() + spec.parameters.get().len();
         if self.bytes + size > MAX_TOTAL_BYTES {
             return Err(format!(
                 "with it the server's tools would have more than {MAX_TOTAL_BYTES} bytes"
             ));
         }
-        if !self.names.insert(spec.name.clone()) {
-            return Err(format!("another one is named {} already", spec.name));
-        }
+        self.names
+            .insert(spec.name.clone(), self.tool_list.tools.len());
         self.bytes += size;
         self.tool_list.tools.push(Arc::new(tool));
-        Ok(())
+        Ok(Added::New)
     }
 
     /// The list. The server `has_more` tools if it named another page.
@@ -157,10 +194,25 @@ impl<'s> ToolListBuilder<'s> {
     }
 }
 
+/// What became of a tool of a page.
+enum Added {
+    New,
+    /// The list has it already.
+    Repeated,
+}
+
+impl ToolDefinition {
+    fn is_same(&self, other: &Self) -> bool {
+        self.original_name == other.original_name
+            && self.spec.description == other.spec.description
+            && self.spec.parameters.get() == other.spec.parameters.get()
+    }
+}
+
 /// The schema of a tool's arguments, as providers accept it.
 fn parameters(tool: &Tool) -> Result<Arc<RawValue>, String> {
     let mut schema = tool.input_schema.as_ref().clone();
-    complete_arguments(&mut schema);
+    repair_arguments(&mut schema)?;
     let parameters = to_raw_value(&schema).map_err(|error| error.to_string())?;
     Ok(parameters.into())
 }
@@ -178,14 +230,6 @@ async fn define_tool(
         return Err(format!(
             "its name would be {}, and names have at most {MAX_NAME_CHARS} characters",
             shorten(&name, 100)
-        ));
-    }
-    if let Some(kind) = tool.input_schema.get("type")
-        && *kind != "object"
-    {
-        let kind = shorten(&kind.to_string(), 100);
-        return Err(format!(
-            "its schema has the type {kind}, and models send objects only"
         ));
     }
     if parameters.get().len() > MAX_SCHEMA_BYTES {
@@ -215,7 +259,7 @@ async fn define_tool(
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{ToolList, ToolListBuilder};
+    use super::{PageContent, ToolList, ToolListBuilder};
     use crate::tools::Effect;
 
     async fn tools(tools: Value) -> ToolList {
@@ -232,6 +276,7 @@ mod tests {
             {"name": "a.b", "inputSchema": {}},
             {"name": "a/b", "inputSchema": {}},
             {"name": long, "inputSchema": {}},
+            {"name": "a.b", "inputSchema": {}, "description": "another"},
             {"name": "a.b", "inputSchema": {}},
         ]))
         .await;
@@ -298,12 +343,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_page_that_only_repeats_others_ends_the_list() {
+        let mut builder = ToolListBuilder::new("s");
+        let page = json!([{"name": "a", "inputSchema": {}}, {"name": "b", "inputSchema": {}}]);
+        let page = |at: usize| serde_json::from_value(json!([page[at]])).expect("a tool");
+        for (at, content) in [
+            (0, PageContent::New),
+            (1, PageContent::New),
+            (0, PageContent::Repeated),
+        ] {
+            assert!(builder.add_page(page(at)).await == content);
+        }
+        assert!(builder.add_page(Vec::new()).await == PageContent::New);
+        let list = builder.finish(false);
+        assert_eq!((list.tools.len(), list.skipped), (2, Vec::new()));
+    }
+
+    #[tokio::test]
     async fn hints_set_the_effect() {
         let tool_list = tools(json!([
             {"name": "a", "inputSchema": {}, "annotations": {"readOnlyHint": true}},
             {"name": "b", "inputSchema": {}, "annotations": {"idempotentHint": true}},
             {"name": "c", "inputSchema": {}, "annotations": {"readOnlyHint": false}},
-            {"name": "d", "inputSchema": {"properties": 7}},
+            {"name": "d", "inputSchema": {"properties": {"a": {"pattern": "("}}}},
         ]))
         .await;
         let effects: Vec<Effect> = tool_list.tools.iter().map(|tool| tool.effect).collect();
