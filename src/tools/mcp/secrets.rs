@@ -46,6 +46,22 @@ pub async fn read_secret_files(
     }
 }
 
+/// Where templates of a server are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum TemplateTable {
+    Env,
+    Headers,
+}
+
+impl TemplateTable {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Env => "env",
+            Self::Headers => "headers",
+        }
+    }
+}
+
 /// The values to redact.
 #[derive(Clone, Default)]
 pub struct Secrets {
@@ -56,13 +72,14 @@ pub struct Secrets {
 }
 
 impl Secrets {
-    /// Expands the variables in the templates. Each result becomes a secret, and so does each variable's value.
+    /// Expands the variables in the templates. Each variable's value becomes a secret, and so does each result, except text of an
+    /// `env` table without variables.
     ///
     /// # Errors
     /// The first variable that is not set, and the key that needs it.
     pub fn expand_templates(
         &mut self,
-        table: &str,
+        table: TemplateTable,
         templates: &BTreeMap<String, Template>,
         environment: &Environment,
     ) -> Result<Vec<(String, String)>, String> {
@@ -73,6 +90,7 @@ impl Secrets {
                 value.filter(|value| !value.is_empty())
             };
             let expanded = template.expand(variable).map_err(|name| {
+                let table = table.name();
                 format!("its {table}.{key} needs the variable {name}, which the daemon's environment does not have")
             })?;
             for (name, value) in template.variables().zip(&expanded.variable_values) {
@@ -81,8 +99,10 @@ impl Secrets {
                 }
                 self.result_values.extend(tokens(value).map(str::to_owned));
             }
+            if table == TemplateTable::Headers || !expanded.variable_values.is_empty() {
+                self.values.push(expanded.text.clone());
+            }
             self.values.extend(expanded.variable_values);
-            self.values.push(expanded.text.clone());
             texts.push((key.clone(), expanded.text));
         }
         for values in [&mut self.values, &mut self.result_values] {
@@ -170,7 +190,7 @@ pub fn redact_value(mut text: String, value: &str) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Secrets, redact_value};
+    use super::{Secrets, TemplateTable, redact_value};
     use crate::domain::mcp::Template;
 
     #[test]
@@ -183,7 +203,7 @@ mod tests {
         ]);
         let mut secrets = Secrets::default();
         let expanded = secrets
-            .expand_templates("headers", &templates, &environment)
+            .expand_templates(TemplateTable::Headers, &templates, &environment)
             .expect("it is set");
         assert_eq!(expanded[0].1, "Bearer s3cret-token");
         let redacted = secrets.redact("no one on earth: Bearer s3cret-token, s3cret-token");
@@ -191,10 +211,11 @@ mod tests {
         let mut in_a_query = Secrets::default();
         in_a_query.add("key=s3cret-token&for=me");
         in_a_query
-            .expand_templates("headers", &templates, &environment)
+            .expand_templates(TemplateTable::Headers, &templates, &environment)
             .expect("it is set");
         assert_eq!(in_a_query.redact("?key=s3cret-token&for=me"), "?***");
-        let missing = secrets.expand_templates("headers", &templates, &BTreeMap::new());
+        let missing =
+            secrets.expand_templates(TemplateTable::Headers, &templates, &BTreeMap::new());
         assert_eq!(
             missing.expect_err("not set"),
             "its headers.Authorization needs the variable TOKEN, which the daemon's environment does not have"
@@ -213,7 +234,7 @@ mod tests {
             .collect();
         let mut secrets = Secrets::default();
         secrets
-            .expand_templates("env", &templates, &environment)
+            .expand_templates(TemplateTable::Env, &templates, &environment)
             .expect("they are set");
         secrets.show_in_results(environment.get("USER").into_iter());
         secrets.redact_result(result.to_owned())
@@ -232,6 +253,22 @@ mod tests {
             redacted(&environment, &templates, result),
             "notes-of-the-company\noperator-of-the-machine\nkey ***, s3cret-of"
         );
+    }
+
+    #[test]
+    fn text_of_a_file_is_a_secret_only_in_headers() {
+        let template = Template::parse("literal-of-the-file").expect("a template");
+        let templates = BTreeMap::from([("A".to_owned(), template)]);
+        for (table, expected) in [
+            (TemplateTable::Env, "literal-of-the-file"),
+            (TemplateTable::Headers, "***"),
+        ] {
+            let mut secrets = Secrets::default();
+            secrets
+                .expand_templates(table, &templates, &BTreeMap::new())
+                .expect("no variables");
+            assert_eq!(secrets.redact("literal-of-the-file"), expected);
+        }
     }
 
     #[test]

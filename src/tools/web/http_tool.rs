@@ -14,7 +14,7 @@ use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 use crate::ssrf;
-use crate::tools::mcp::secrets::{Secrets, read_secret_files};
+use crate::tools::mcp::secrets::{Secrets, TemplateTable, read_secret_files};
 use crate::tools::web::fetch::{FetchResponse, OutgoingRequest, WebFetcher};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
@@ -96,7 +96,8 @@ impl HttpToolSender {
         let name = &tool.name;
         let environment = read_secret_files(&tool.headers, &self.environment).await;
         let environment = environment.map_err(|why| format!("{name} cannot be called: {why}"))?;
-        let expanded = secrets.expand_templates("headers", &tool.headers, &environment);
+        let expanded =
+            secrets.expand_templates(TemplateTable::Headers, &tool.headers, &environment);
         let expanded = expanded.map_err(|why| format!("{name} cannot be called: {why}"))?;
         let mut headers = HeaderMap::new();
         for (header, value) in expanded {
