@@ -7,7 +7,8 @@ use crate::catalog::mcp_oauth;
 use crate::config::document::Node;
 use crate::config::table_reader::TableReader;
 use crate::domain::mcp::{
-    DEFAULT_TIMEOUT, McpServer, McpTransport, Template, is_server_name, is_variable_name,
+    DEFAULT_OPEN_TIMEOUT, DEFAULT_TIMEOUT, MAX_OPEN_TIMEOUT, McpServer, McpTransport, Template,
+    is_server_name, is_variable_name,
 };
 
 /// Maximum number of servers of one agent: each may be a process.
@@ -90,6 +91,7 @@ fn parse_server(s: &mut TableReader<'_>) -> Option<McpServer> {
     }
     let tools = s.text_list("tools").unwrap_or_default();
     let timeout = s.integer("timeout", 1..=MAX_TIMEOUT_SECS);
+    let open_timeout = s.integer("open_timeout", 1..=MAX_OPEN_TIMEOUT.as_secs());
     let required = s.flag("required").unwrap_or(false);
     let transport = match kind {
         Some(Kind::Stdio) => parse_stdio(s),
@@ -106,6 +108,7 @@ fn parse_server(s: &mut TableReader<'_>) -> Option<McpServer> {
         transport: transport?,
         tools,
         timeout: timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
+        open_timeout: open_timeout.map_or(DEFAULT_OPEN_TIMEOUT, Duration::from_secs),
         required,
     })
 }

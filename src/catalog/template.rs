@@ -207,6 +207,7 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 #   oauth = { grant = "client_credentials", client_id = "axed", client_secret_env = "TICKETS_SECRET" }
 #   tools = []                      # only these; empty means all
 #   timeout = 60                    # seconds that one call may take
+#   open_timeout = 10               # seconds that a run waits for the server to start, up to 600
 #   required = false                # true: a run fails that begins while the server is not available
 #
 #   [[mcp_servers]]

@@ -25,6 +25,9 @@ pub struct McpServer {
     /// The time limit of one call.
     #[serde(default = "default_timeout")]
     pub timeout: Duration,
+    /// How long a run waits for the server to start and to list its tools.
+    #[serde(default = "default_open_timeout")]
+    pub open_timeout: Duration,
     /// Whether a run fails if the server is unavailable when the run starts.
     #[serde(default)]
     pub required: bool,
@@ -35,6 +38,15 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn default_timeout() -> Duration {
     DEFAULT_TIMEOUT
+}
+
+/// The default time that a run waits for a server to start.
+pub const DEFAULT_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a server may take to start, whether runs wait for it or not.
+pub const MAX_OPEN_TIMEOUT: Duration = Duration::from_secs(600);
+
+fn default_open_timeout() -> Duration {
+    DEFAULT_OPEN_TIMEOUT
 }
 
 /// The transport to a server.
@@ -102,6 +114,8 @@ pub struct McpServerView<'a> {
     tools: &'a [String],
     /// The longest time that one call may take, in seconds.
     timeout: u64,
+    /// How long a run waits for the server to start, in seconds.
+    open_timeout: u64,
     /// Whether a run fails if the server is unavailable when the run starts.
     required: bool,
 }
@@ -133,6 +147,7 @@ impl<'a> McpServerView<'a> {
             oauth: None,
             tools: &server.tools,
             timeout: server.timeout.as_secs(),
+            open_timeout: server.open_timeout.as_secs(),
             required: server.required,
         };
         match &server.transport {

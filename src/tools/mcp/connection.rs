@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -17,7 +17,7 @@ use crate::tools::mcp::driver::Disconnected;
 use crate::tools::mcp::failure::{RequestError, RetrySafety, ServerUnavailable};
 use crate::tools::mcp::list::{self, ToolList};
 use crate::tools::mcp::oauth::sources::TokenSources;
-use crate::tools::mcp::open::{self, OpenConnection, OpenError};
+use crate::tools::mcp::open::{self, OpenConnection, OpenError, Opening};
 use crate::tools::mcp::session::McpSession;
 
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,6 +47,7 @@ pub struct Connection {
     transport: McpTransport,
     shared: Arc<SharedState>,
     status: watch::Sender<Status>,
+    opening: Opening,
     /// Failures in a row.
     failures: AtomicU32,
     /// The last list, and where it came from.
@@ -77,7 +78,7 @@ enum Status {
     /// Not needed so far, or ended without a failure.
     Closed,
     /// A task is opening it.
-    Opening,
+    Opening { since: Instant },
     /// A task drives it.
     Open(Arc<McpSession>),
     /// It is not tried again before `retry_at`.
@@ -91,16 +92,21 @@ impl Connection {
             transport,
             shared,
             status: watch::Sender::new(Status::Closed),
+            opening: Opening::default(),
             failures: AtomicU32::new(0),
             cached_list: Mutex::default(),
         }
     }
 
-    /// Returns the open session; opens one if there is none.
+    /// Returns the open session; opens one if there is none. A server that has not started within `open_timeout` goes on
+    /// starting, for later callers.
     ///
     /// # Errors
-    /// The server cannot be reached, or failed so recently that it is not tried again yet.
-    pub async fn session(self: &Arc<Self>) -> Result<Arc<McpSession>, ServerUnavailable> {
+    /// The server cannot be reached, has not started, or failed so recently that it is not tried again yet.
+    pub async fn session(
+        self: &Arc<Self>,
+        open_timeout: Duration,
+    ) -> Result<Arc<McpSession>, ServerUnavailable> {
         let mut status = self.status.subscribe();
         let mut has_waited = false;
         loop {
@@ -118,10 +124,18 @@ impl Connection {
                     return Ok(session);
                 }
                 Status::Failed { reason, .. } => return Err(self.unavailable(&reason)),
-                Status::Open(_) | Status::Opening | Status::Closed => {}
+                Status::Opening { since } => {
+                    let changed = timeout_at(since + open_timeout, status.changed());
+                    if changed.await.is_err() {
+                        let reason = format!(
+                            "it did not answer within {open_timeout:?}; it is still starting, and later runs may use it"
+                        );
+                        return Err(self.unavailable(&self.opening.explain(&reason)));
+                    }
+                }
+                // Cannot fail: `self` holds the sender.
+                Status::Open(_) | Status::Closed => drop(status.changed().await),
             }
-            // Cannot fail: `self` holds the sender.
-            let _ = status.changed().await;
             has_waited = true;
         }
     }
@@ -130,10 +144,13 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Connection::session`], or the tools cannot be listed.
-    pub async fn list_tools(self: &Arc<Self>) -> Result<Arc<ToolList>, ServerUnavailable> {
-        let listing = match self.try_list_tools().await {
+    pub async fn list_tools(
+        self: &Arc<Self>,
+        open_timeout: Duration,
+    ) -> Result<Arc<ToolList>, ServerUnavailable> {
+        let listing = match self.try_list_tools(open_timeout).await {
             Err(RequestError::Failed(failure)) if failure.retry != RetrySafety::Never => {
-                self.try_list_tools().await
+                self.try_list_tools(open_timeout).await
             }
             listing => listing,
         };
@@ -159,8 +176,11 @@ impl Connection {
     }
 
     /// One attempt to list the tools.
-    async fn try_list_tools(self: &Arc<Self>) -> Result<ToolListing, RequestError> {
-        let session = self.session().await?;
+    async fn try_list_tools(
+        self: &Arc<Self>,
+        open_timeout: Duration,
+    ) -> Result<ToolListing, RequestError> {
+        let session = self.session(open_timeout).await?;
         let version = ListVersion {
             session: Arc::downgrade(&session),
             changes: session.list_changes(),
@@ -171,12 +191,13 @@ impl Connection {
         {
             return Ok(ToolListing::Cached(Arc::clone(tool_list)));
         }
-        let listing = tokio::time::timeout(LIST_TIMEOUT, list::list_tools(&self.name, &session));
-        match listing.await {
+        let list_timeout = LIST_TIMEOUT.max(open_timeout);
+        let listing = list::list_tools(&self.name, &session);
+        match tokio::time::timeout(list_timeout, listing).await {
             Ok(tool_list) => Ok(ToolListing::Fresh(version, tool_list?)),
             Err(_) => {
                 // A server that does not list its tools will not perform calls: the next request opens a new connection.
-                let reason = format!("it did not list its tools within {LIST_TIMEOUT:?}");
+                let reason = format!("it did not list its tools within {list_timeout:?}");
                 session.close(&reason);
                 Err(self.unavailable(&reason).into())
             }
@@ -194,7 +215,7 @@ impl Connection {
         match &*self.status.borrow() {
             Status::Open(session) if !session.is_closed() => ConnectionState::Open,
             Status::Closed | Status::Open(_) => ConnectionState::Closed,
-            Status::Opening => ConnectionState::Opening,
+            Status::Opening { .. } => ConnectionState::Opening,
             Status::Failed { reason, .. } => ConnectionState::Failed(Arc::clone(reason)),
         }
     }
@@ -224,10 +245,12 @@ impl Connection {
                 Status::Failed {
                     retry_at: until, ..
                 } => *until <= Instant::now(),
-                Status::Opening | Status::Open(_) => false,
+                Status::Opening { .. } | Status::Open(_) => false,
             };
             if should_open {
-                *status = Status::Opening;
+                *status = Status::Opening {
+                    since: Instant::now(),
+                };
             }
             should_open
         });
@@ -245,7 +268,7 @@ impl Connection {
         let opened = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            opened = open::open(name, &self.transport, &self.shared.environment, &self.shared.token_sources) => opened,
+            opened = open::open(name, &self.transport, &self.shared.environment, &self.shared.token_sources, &self.opening) => opened,
         };
         let OpenConnection {
             session,
@@ -316,7 +339,7 @@ struct CloseOnDrop<'c>(&'c Connection);
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
         self.0.status.send_if_modified(|status| {
-            let is_open = matches!(status, Status::Opening | Status::Open(_));
+            let is_open = matches!(status, Status::Opening { .. } | Status::Open(_));
             if is_open {
                 *status = Status::Closed;
             }

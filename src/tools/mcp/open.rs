@@ -1,8 +1,7 @@
 //! Opens a connection to a server: starts its process or its HTTP client, and performs the protocol's handshake.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rmcp::model::{ClientConfig, Implementation, ProtocolVersion};
 use rmcp::service::{
@@ -14,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::environment::Environment;
-use crate::domain::mcp::McpTransport;
+use crate::domain::mcp::{MAX_OPEN_TIMEOUT, McpTransport};
 use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::driver::{SessionDriver, StderrTask};
 use crate::tools::mcp::failure::is_connection_error;
@@ -22,11 +21,9 @@ use crate::tools::mcp::http_transport::HttpTransport;
 use crate::tools::mcp::oauth::logins::login_tokens::TokenError;
 use crate::tools::mcp::oauth::sources::TokenSources;
 use crate::tools::mcp::oauth::token_source::TokenSource;
-use crate::tools::mcp::secrets::read_secret_files;
+use crate::tools::mcp::secrets::{TemplateTable, read_secret_files};
 use crate::tools::mcp::session::McpSession;
 use crate::tools::mcp::{http, stderr, stdio};
-
-const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct OpenConnection {
     pub session: Arc<McpSession>,
@@ -42,8 +39,9 @@ pub async fn open(
     transport: &McpTransport,
     environment: &Environment,
     token_sources: &TokenSources,
+    opening: &Opening,
 ) -> Result<OpenConnection, OpenError> {
-    let deadline = Instant::now() + OPEN_TIMEOUT;
+    let deadline = Instant::now() + MAX_OPEN_TIMEOUT;
     let (templates, tokens) = match transport {
         McpTransport::Stdio { env, .. } => (env, None),
         McpTransport::StreamableHttp {
@@ -60,7 +58,14 @@ pub async fn open(
     let environment = &read_secret_files(templates, environment).await?;
     // Most servers use the handshake. Those that use only the protocol without one reject it.
     let initialize = ClientLifecycleMode::Initialize;
-    let opened = try_open(name, transport, environment, tokens, initialize, deadline).await;
+    let server = Server {
+        name,
+        transport,
+        environment,
+        tokens,
+        opening,
+    };
+    let opened = server.try_open(initialize, deadline).await;
     if opened.is_err() {
         // The server may have refused a login that is valid otherwise.
         check_login(tokens).await?;
@@ -70,7 +75,7 @@ pub async fn open(
         Err(ConnectError::Refused(reason)) => {
             let preferred_versions = vec![ProtocolVersion::LATEST];
             let discover = ClientLifecycleMode::Discover { preferred_versions };
-            let opened = try_open(name, transport, environment, tokens, discover, deadline).await;
+            let opened = server.try_open(discover, deadline).await;
             opened.map_err(|_| OpenError::Failed(reason))
         }
         Err(ConnectError::Failed(reason)) => Err(OpenError::Failed(reason)),
@@ -106,77 +111,108 @@ enum ConnectError {
     Failed(String),
 }
 
-async fn try_open(
-    name: &str,
-    transport: &McpTransport,
-    environment: &Environment,
-    tokens: Option<&Arc<TokenSource>>,
-    mode: ClientLifecycleMode,
-    deadline: Instant,
-) -> Result<OpenConnection, ConnectError> {
-    let mut close_state = CloseState::default();
-    let list_changes = Arc::new(AtomicU64::new(0));
-    let handshake = Handshake {
-        handler: NotificationHandler {
-            list_changes: Arc::clone(&list_changes),
-        },
-        mode,
-        deadline,
-        stop: close_state.stop.clone(),
-    };
-    let mut stderr_task = StderrTask::default();
-    let opened = match transport {
-        McpTransport::Stdio { command, args, env } => {
-            let env = close_state
-                .secrets
-                .expand_templates("env", env, environment)
-                .map_err(ConnectError::Failed)?;
-            let inherited = stdio::INHERITED_VARIABLES.iter();
-            let inherited = inherited.filter_map(|name| environment.get(*name));
-            close_state.secrets.show_in_results(inherited);
-            let (close_reason, tail) = (Arc::clone(&close_state.reason), close_state.tail.clone());
-            let started = stdio::start(command, args, env, environment, close_reason, tail);
-            let (process, stderr) = started.map_err(ConnectError::Failed)?;
-            let (secrets, tail) = (close_state.secrets.clone(), close_state.tail.clone());
-            let reader = stderr::log_stderr(name.to_owned(), stderr, secrets, tail);
-            stderr_task.reader = Some(Box::pin(reader));
-            let opened = stderr_task.concurrently(handshake.perform(process)).await;
-            if opened.is_err() {
-                stderr_task.drain().await;
-            }
-            opened
+/// What is known of a connection that is being opened.
+#[derive(Default)]
+pub struct Opening(Mutex<Option<CloseState>>);
+
+impl Opening {
+    /// The reason with the last lines that the server wrote, without any secret.
+    pub fn explain(&self, reason: &str) -> String {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(state) => state.redact(&state.tail.explain(reason)),
+            None => reason.to_owned(),
         }
-        McpTransport::StreamableHttp { url, headers, .. } => {
-            // The query is added first, because expanding the headers sorts all secrets.
-            if let Some((_, query)) = url.split_once('?') {
-                close_state.secrets.add(query);
+    }
+
+    fn set(&self, state: Option<CloseState>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+}
+
+/// A server that is being connected to.
+struct Server<'o> {
+    name: &'o str,
+    transport: &'o McpTransport,
+    environment: &'o Environment,
+    tokens: Option<&'o Arc<TokenSource>>,
+    opening: &'o Opening,
+}
+
+impl Server<'_> {
+    async fn try_open(
+        &self,
+        mode: ClientLifecycleMode,
+        deadline: Instant,
+    ) -> Result<OpenConnection, ConnectError> {
+        let (name, environment, tokens) = (self.name, self.environment, self.tokens);
+        let mut close_state = CloseState::default();
+        let list_changes = Arc::new(AtomicU64::new(0));
+        let handshake = Handshake {
+            handler: NotificationHandler {
+                list_changes: Arc::clone(&list_changes),
+            },
+            mode,
+            deadline,
+            stop: close_state.stop.clone(),
+        };
+        let mut stderr_task = StderrTask::default();
+        let opened = match self.transport {
+            McpTransport::Stdio { command, args, env } => {
+                let env = close_state
+                    .secrets
+                    .expand_templates(TemplateTable::Env, env, environment)
+                    .map_err(ConnectError::Failed)?;
+                let inherited = stdio::INHERITED_VARIABLES.iter();
+                let inherited = inherited.filter_map(|name| environment.get(*name));
+                close_state.secrets.show_in_results(inherited);
+                let (close_reason, tail) =
+                    (Arc::clone(&close_state.reason), close_state.tail.clone());
+                let started = stdio::start(command, args, env, environment, close_reason, tail);
+                let (process, stderr) = started.map_err(ConnectError::Failed)?;
+                self.opening.set(Some(close_state.clone()));
+                let (secrets, tail) = (close_state.secrets.clone(), close_state.tail.clone());
+                let reader = stderr::log_stderr(name.to_owned(), stderr, secrets, tail);
+                stderr_task.reader = Some(Box::pin(reader));
+                let opened = stderr_task.concurrently(handshake.perform(process)).await;
+                if opened.is_err() {
+                    stderr_task.drain().await;
+                }
+                opened
             }
-            let headers = close_state
-                .secrets
-                .expand_templates("headers", headers, environment)
-                .map_err(ConnectError::Failed)?;
-            close_state.issued = tokens.map(|it| Arc::clone(&it.secrets));
-            let (lost, reason) = (close_state.retired.clone(), Arc::clone(&close_state.reason));
-            let client = http::connect(url, headers, tokens.cloned(), lost, Arc::clone(&reason));
-            let client = client.map_err(ConnectError::Failed)?;
-            handshake.perform(HttpTransport::new(client, reason)).await
-        }
-    };
-    let service = opened.map_err(|error| error.into_connect_error(&close_state))?;
-    let session = McpSession::new(
-        service.peer().clone(),
-        has_change_notifications(&service),
-        list_changes,
-        close_state.clone(),
-    );
-    Ok(OpenConnection {
-        session: Arc::new(session),
-        driver: SessionDriver {
-            service: Box::pin(async move { drop(service.waiting().await) }),
-            stderr: stderr_task,
-            close_state,
-        },
-    })
+            McpTransport::StreamableHttp { url, headers, .. } => {
+                // The query is added first, because expanding the headers sorts all secrets.
+                if let Some((_, query)) = url.split_once('?') {
+                    close_state.secrets.add(query);
+                }
+                let headers = close_state
+                    .secrets
+                    .expand_templates(TemplateTable::Headers, headers, environment)
+                    .map_err(ConnectError::Failed)?;
+                close_state.issued = tokens.map(|it| Arc::clone(&it.secrets));
+                let (lost, reason) = (close_state.retired.clone(), Arc::clone(&close_state.reason));
+                let client =
+                    http::connect(url, headers, tokens.cloned(), lost, Arc::clone(&reason));
+                let client = client.map_err(ConnectError::Failed)?;
+                handshake.perform(HttpTransport::new(client, reason)).await
+            }
+        };
+        self.opening.set(None);
+        let service = opened.map_err(|error| error.into_connect_error(&close_state))?;
+        let session = McpSession::new(
+            service.peer().clone(),
+            has_change_notifications(&service),
+            list_changes,
+            close_state.clone(),
+        );
+        Ok(OpenConnection {
+            session: Arc::new(session),
+            driver: SessionDriver {
+                service: Box::pin(async move { drop(service.waiting().await) }),
+                stderr: stderr_task,
+                close_state,
+            },
+        })
+    }
 }
 
 type McpService = RunningService<RoleClient, NotificationHandler>;
@@ -224,7 +260,7 @@ impl HandshakeError {
         let explain = |reason: &str| close_state.redact(&close_state.tail.explain(reason));
         let error = match self {
             Self::TimedOut => {
-                let reason = format!("it did not answer within {OPEN_TIMEOUT:?}");
+                let reason = format!("it did not answer within {MAX_OPEN_TIMEOUT:?}");
                 return ConnectError::Failed(explain(&reason));
             }
             Self::Failed(error) => error,

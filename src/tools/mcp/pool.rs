@@ -53,13 +53,13 @@ impl McpConnectionPool {
         }
     }
 
-    /// Lists the current tools of these servers. A server that does not answer costs a few seconds at most; the tools
+    /// Lists the current tools of these servers. A server that does not answer costs its `open_timeout` at most; the tools
     /// that it listed last are offered instead, if any.
     pub async fn list_tools(&self, servers: &[McpServer]) -> McpToolset {
         let mut toolset = McpToolset::default();
         let listings = servers.iter().map(|server| async move {
             let connection = self.connection(server);
-            let tool_list = connection.list_tools().await;
+            let tool_list = connection.list_tools(server.open_timeout).await;
             (server, connection, tool_list)
         });
         for (server, connection, tool_list) in join_all(listings).await {
@@ -194,7 +194,7 @@ impl McpToolset {
         let tools = tool_list.tools.iter();
         for tool in tools.filter(|tool| is_selected(&tool.original_name)) {
             let name = tool.spec.name.clone();
-            let tool = McpTool::new(Arc::clone(connection), Arc::clone(tool), server.timeout);
+            let tool = McpTool::new(Arc::clone(connection), Arc::clone(tool), server);
             self.tools.push((name, Arc::new(tool)));
         }
     }

@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use rmcp::model::JsonObject;
 
 use crate::domain::json_schema::Schema;
+use crate::domain::mcp::McpServer;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::tools::mcp::connection::Connection;
 use crate::tools::mcp::content;
@@ -18,19 +19,21 @@ pub struct McpTool {
     definition: Arc<ToolDefinition>,
     connection: Arc<Connection>,
     timeout: Duration,
+    open_timeout: Duration,
 }
 
 impl McpTool {
-    /// A tool that was listed on this connection. Each call may take `timeout`.
+    /// A tool of this server, which was listed on this connection.
     pub fn new(
         connection: Arc<Connection>,
         definition: Arc<ToolDefinition>,
-        timeout: Duration,
+        server: &McpServer,
     ) -> Self {
         Self {
             definition,
             connection,
-            timeout,
+            timeout: server.timeout,
+            open_timeout: server.open_timeout,
         }
     }
 
@@ -64,9 +67,9 @@ impl McpTool {
         &self,
         arguments: JsonObject,
     ) -> Result<Result<ToolOutput, String>, RequestError> {
-        let session = self.connection.session().await?;
+        let session = self.connection.session(self.open_timeout).await?;
         let response = session.call(&self.definition.original_name, arguments, self.timeout);
-        Ok(match content::tool_output(response.await?) {
+        Ok(match content::tool_output(&response.await?) {
             Ok(mut output) => {
                 output.text = session.redact_result(output.text);
                 for attachment in &mut output.attachments {

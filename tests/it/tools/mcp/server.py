@@ -17,7 +17,7 @@ tools = [
     {"name": "grow", "inputSchema": NONE},
     {"name": "env", "inputSchema": NONE},
     {"name": "fail", "inputSchema": NONE},
-    {"name": "dotted.name", "inputSchema": {"properties": 7}},
+    {"name": "dotted.name", "inputSchema": {"properties": {"a": {"pattern": "("}}}},
     {"name": "dotted/name", "inputSchema": NONE},
 ]
 
