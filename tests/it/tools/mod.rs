@@ -15,6 +15,7 @@ mod mcp_http;
 mod mcp_login_refusals;
 mod mcp_logins;
 mod mcp_oauth;
+mod mcp_odd;
 mod openapi;
 mod pending_approvals;
 pub mod run_command;
