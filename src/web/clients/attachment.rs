@@ -8,26 +8,24 @@ use crate::web::extract::content::{AttachmentCounter, build_attachment, decode_b
 /// What a message says about an image or file.
 pub struct AttachmentInput {
     pub is_image: bool,
-    /// If it is known, the bytes have to be of this type.
+    /// The declared type of what a URL names.
     pub media_type: Option<MediaType>,
     pub name: Option<String>,
 }
 
 impl AttachmentInput {
-    /// The part of a data URL, or of a URL that is fetched. The type in a data URL replaces the declared one, if it is known.
+    /// The part of a data URL, or of a URL that is fetched.
     pub fn from_url(
-        mut self,
+        self,
         url: String,
         pointer: &str,
         counter: &mut AttachmentCounter,
     ) -> Result<Part, Problem> {
         if let Some(rest) = url.strip_prefix("data:") {
-            let Some((head, data)) = rest.split_once(";base64,") else {
+            let Some((_, data)) = rest.split_once(";base64,") else {
                 let why = "a data URL has the form data:<type>;base64,<data>";
                 return Err(Problem::invalid_field(pointer, why));
             };
-            let declared = head.split(';').next().unwrap_or(head).parse::<MediaType>();
-            self.media_type = declared.ok().or(self.media_type);
             return self.from_base64(data, pointer, counter);
         }
         counter.add_link(&url, pointer)?;
@@ -47,6 +45,6 @@ impl AttachmentInput {
     ) -> Result<Part, Problem> {
         let data = decode_base64(data).map_err(|why| Problem::invalid_field(pointer, why))?;
         counter.add(data.len(), pointer)?;
-        build_attachment(data, self.name, self.media_type, pointer).map(Part::from)
+        build_attachment(data, self.name, pointer).map(Part::from)
     }
 }

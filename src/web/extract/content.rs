@@ -352,19 +352,17 @@ impl PartInput {
                 name,
             }));
         }
-        let declared_type = declared_type
-            .ok_or_else(|| Problem::invalid_field(field_pointer("media_type"), REQUIRED))?;
+        if declared_type.is_none() {
+            return Err(Problem::invalid_field(
+                field_pointer("media_type"),
+                REQUIRED,
+            ));
+        }
         let Base64Bytes(data) = self
             .data
             .ok_or_else(|| Problem::invalid_field(field_pointer("data"), "or url is required"))?;
         counter.add(data.len(), &field_pointer("data"))?;
-        build_attachment(
-            data,
-            name,
-            Some(declared_type),
-            &field_pointer("media_type"),
-        )
-        .map(Part::from)
+        build_attachment(data, name, &field_pointer("media_type")).map(Part::from)
     }
 }
 
@@ -408,26 +406,15 @@ pub fn check_name(name: String, pointer: &str) -> Result<String, Problem> {
     }
 }
 
-/// An image or file; an error if its bytes are not of the declared type.
+/// An image or file. Its type is that of its bytes, whatever the request declares.
 pub fn build_attachment(
     data: Bytes,
     name: Option<String>,
-    declared_type: Option<MediaType>,
     pointer: &str,
 ) -> Result<Attachment, Problem> {
-    let Some(attachment) = Attachment::from_bytes(data, name) else {
+    Attachment::from_bytes(data, name).ok_or_else(|| {
         let why =
             format!("the type of the bytes is not supported; use {IMAGE_TYPES}, {FILE_TYPES}");
-        return Err(Problem::invalid_field(pointer, why));
-    };
-    match declared_type.filter(|stated| *stated != attachment.media_type) {
-        None => Ok(attachment),
-        Some(declared_type) => {
-            let detected_type = attachment.media_type;
-            Err(Problem::invalid_field(
-                pointer,
-                format!("says {declared_type}, but the bytes are {detected_type}"),
-            ))
-        }
-    }
+        Problem::invalid_field(pointer, why)
+    })
 }

@@ -13,7 +13,6 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use crate::config::AttachmentLimits;
-use crate::domain::attachment::MediaType;
 use crate::domain::content::{Content, Part};
 use crate::web::error::Problem;
 use crate::web::extract::content::{self, AttachmentCounter};
@@ -151,9 +150,7 @@ impl FormReader {
             return Ok(());
         }
         self.counter.add(data.len(), &field_pointer)?;
-        let declared_type = kind.parse::<MediaType>().ok();
-        let attachment =
-            content::build_attachment(Bytes::from(data), None, declared_type, &field_pointer)?;
+        let attachment = content::build_attachment(Bytes::from(data), None, &field_pointer)?;
         self.update_digest(&attachment.sha256.0);
         let file_name = file_name.filter(|name| !name.is_empty());
         let name = file_name.map(|name| content::check_name(name, &field_pointer));

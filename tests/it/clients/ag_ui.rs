@@ -201,11 +201,6 @@ async fn parts_that_no_run_can_have_are_refused_by_their_place() {
             "/messages/0/content/0/source/mimeType: \"text/csv\" is not supported",
         ),
         (
-            json!([typed("application/pdf")]),
-            422,
-            "says application/pdf, but the bytes are image/png",
-        ),
-        (
             json!([picture, picture]),
             413,
             "/messages/0/content/1/source/value: a request has at most 1 images and files",

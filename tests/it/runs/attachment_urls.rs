@@ -77,12 +77,9 @@ async fn a_picture_may_be_a_url() {
         );
     }
     let file = json!({"input": [{"type": "file", "url": web.url("/picture")}]});
-    let failed = app.run_with("solo", file).await;
-    assert!(
-        failed.failure().1.contains("it is image/png"),
-        "{:?}",
-        failed.failure()
-    );
+    // The bytes decide what it is.
+    let run = app.run_with("solo", file).await;
+    assert_eq!(run.status(), "completed");
 }
 
 #[tokio::test]

@@ -92,15 +92,16 @@ fn parse_part(
             text: data.get().to_owned(),
         }),
         (None, Some(raw), None, None) => {
-            let declared = media_type.as_deref().map(|it| supported_type(it, pointer));
-            let declared = declared.transpose()?;
+            if let Some(media_type) = &media_type {
+                supported_type(media_type, pointer)?;
+            }
             let pointer = format!("{pointer}/raw");
             let bytes = decode_base64(&raw).map_err(|why| Problem::invalid_field(&pointer, why))?;
             counter.add(bytes.len(), &pointer)?;
             if MediaType::detect(&bytes).is_none() {
                 return Err(unsupported("these bytes", &pointer));
             }
-            build_attachment(bytes, name, declared, &pointer).map(Part::from)
+            build_attachment(bytes, name, &pointer).map(Part::from)
         }
         (None, None, Some(url), None) => {
             let why = "is required for a url, such as image/png or application/pdf";
