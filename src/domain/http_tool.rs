@@ -21,6 +21,9 @@ const MAX_URL_BYTES: usize = 8 << 10;
 /// The most bytes of a request's body.
 const MAX_BODY_BYTES: usize = 1 << 20;
 
+/// How often a server may decode a path.
+const MAX_DECODINGS: usize = 8;
+
 /// The settings of one tool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HttpTool {
@@ -134,9 +137,8 @@ impl HttpTool {
         if url.len() > MAX_URL_BYTES {
             return Err(format!("The address has over {MAX_URL_BYTES} bytes"));
         }
-        // Parsers of URLs drop such segments, however they are written, and would reach another path.
         let path = url.split('?').next().unwrap_or_default();
-        if path.split('/').any(is_dot_segment) {
+        if has_dot_segment(path) {
             return Err("An argument makes \".\" or \"..\" in the address".to_owned());
         }
         Ok(url)
@@ -223,9 +225,49 @@ pub fn render_body(template: &TextTemplate, format: BodyFormat, values: &Value) 
     body
 }
 
-fn is_dot_segment(segment: &str) -> bool {
-    let plain = segment.to_ascii_lowercase().replace("%2e", ".");
-    matches!(plain.as_str(), "." | "..")
+/// Whether a path has a segment that parsers of URLs or servers drop, and so would reach another path. Servers may decode a path
+/// more than once, take a backslash for a slash, and pass over what follows a semicolon in a segment.
+fn has_dot_segment(path: &str) -> bool {
+    let mut path = path.as_bytes().to_vec();
+    for _ in 0..MAX_DECODINGS {
+        let mut segments = path.split(|byte| matches!(byte, b'/' | b'\\'));
+        if segments.any(|segment| {
+            let name = segment.split(|byte| *byte == b';').next();
+            matches!(name, Some(b"." | b".."))
+        }) {
+            return true;
+        }
+        let decoded = percent_decoded(&path);
+        if decoded.len() == path.len() {
+            break;
+        }
+        path = decoded;
+    }
+    false
+}
+
+/// The bytes with each `%XX` replaced once.
+fn percent_decoded(text: &[u8]) -> Vec<u8> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).map(|digit| digit as u8);
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((first, after)) = rest.split_first() {
+        let byte = match (first, after) {
+            (b'%', [high, low, ..]) => digit(high).zip(digit(low)),
+            _ => None,
+        };
+        match byte {
+            Some((high, low)) => {
+                decoded.push(high << 4 | low);
+                rest = &after[2..];
+            }
+            None => {
+                decoded.push(*first);
+                rest = after;
+            }
+        }
+    }
+    decoded
 }
 
 /// Whether this is a valid name of such a tool: providers accept it, and it is none of an MCP server.
@@ -331,17 +373,34 @@ mod tests {
             "https://h/a/{id}/b?q={q.text}&fixed=1",
             None,
         );
-        let url = tool.render_url(&json!({"id": "../x?y#z", "q": {"text": "a b&c=ä"}}));
+        let url = tool.render_url(&json!({"id": "..x/?y#z", "q": {"text": "a b&c=ä"}}));
         assert_eq!(
             url.as_deref(),
-            Ok("https://h/a/..%2Fx%3Fy%23z/b?q=a%20b%26c%3D%C3%A4&fixed=1")
+            Ok("https://h/a/..x%2F%3Fy%23z/b?q=a%20b%26c%3D%C3%A4&fixed=1")
         );
         assert_eq!(
             tool.render_url(&json!({"id": 7})).as_deref(),
             Ok("https://h/a/7/b?q=&fixed=1")
         );
-        for id in [json!(".."), json!("."), json!(""), json!(null)] {
+        for id in [json!(""), json!(null)] {
             assert!(tool.render_url(&json!({ "id": id })).is_err(), "{id}");
+        }
+        for id in [
+            "..",
+            ".",
+            "../x",
+            "x/..",
+            "x\\..\\y",
+            "%2e%2e",
+            "%2E.",
+            "..%2fx",
+            "%252e%252e",
+            "x/..;y/z",
+        ] {
+            assert!(tool.render_url(&json!({ "id": id })).is_err(), "{id}");
+        }
+        for id in ["...", "a..b", "..a", "100%", "%zz", "a/b", "v1.2"] {
+            assert!(tool.render_url(&json!({ "id": id })).is_ok(), "{id}");
         }
         assert_eq!(tool.render_body(&json!({"id": 7})), Ok(None));
     }

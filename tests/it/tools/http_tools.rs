@@ -122,12 +122,14 @@ async fn calls_become_requests() {
         &[
             (
                 "find",
-                json!({ "project": "a/../b?x", "words": "it's & #1" }),
+                json!({ "project": "a/..b?x", "words": "it's & #1" }),
             ),
             ("comment", json!({ "id": 7, "text": "Done \"so\"." })),
             ("label", json!({ "label": "x\"}, 1" })),
             ("find", json!({ "project": ".." })),
             ("find", json!({ "words": "x" })),
+            ("find", json!({ "project": "a/../b" })),
+            ("find", json!({ "project": "%2e%2E%2fb" })),
         ],
     )
     .await;
@@ -135,7 +137,7 @@ async fn calls_become_requests() {
     assert_eq!(
         service.requests(),
         [
-            "GET /a%2F..%2Fb%3Fx/tickets?q=it%27s%20%26%20%231 ",
+            "GET /a%2F..b%3Fx/tickets?q=it%27s%20%26%20%231 ",
             r#"POST /tickets/7 {"text":"Done \"so\"."}"#,
             r#"PUT /labels {"set": ["x\"}, 1"]}"#,
         ]
@@ -145,10 +147,12 @@ async fn calls_become_requests() {
         "Bearer token-of-tickets"
     );
     assert_eq!(service.header(1, "content-type"), "application/json");
-    assert!(
-        results[3].starts_with("error: An argument makes"),
-        "{results:?}"
-    );
+    for refused in [3, 5, 6] {
+        assert!(
+            results[refused].starts_with("error: An argument makes"),
+            "{results:?}"
+        );
+    }
     assert!(results[4].contains("do not fit its schema"), "{results:?}");
     let offered = app.provider.requests().remove(0).tool_names();
     assert_eq!(offered, ["find", "comment", "label"]);
