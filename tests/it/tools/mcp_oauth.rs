@@ -292,6 +292,14 @@ async fn a_refused_client_is_explained_without_its_secret() {
             ),
             "/token refused: invalid_client: *** is wrong",
         ),
+        // It shows the header of the request.
+        (
+            400,
+            "{\"error\": \"invalid_client\", \"error_description\": \"not \
+             Basic YXhlZCUzQTE6czNjcmV0LW9mLXRoZS1jbGllbnQ=\"}"
+                .to_owned(),
+            "/token refused: invalid_client: not Basic ***",
+        ),
         (500, "oops".to_owned(), "/token answered with HTTP 500"),
         (307, String::new(), "/token answered with HTTP 307"),
         (

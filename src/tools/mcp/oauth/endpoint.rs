@@ -7,7 +7,9 @@ use std::error::Error;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, USER_AGENT};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue, USER_AGENT};
 use reqwest::{Client, RequestBuilder};
 use url::Url;
 
@@ -150,11 +152,11 @@ impl OauthHttp {
             .header(ACCEPT, "application/json")
             .header("content-type", "application/x-www-form-urlencoded");
         if let Some((user, password)) = basic {
-            // RFC 6749, section 2.3.1: both are encoded before they are joined.
-            let encode = |text: &str| -> String {
-                url::form_urlencoded::byte_serialize(text.as_bytes()).collect()
-            };
-            request = request.basic_auth(encode(user), Some(encode(password)));
+            let credentials = format!("Basic {}", basic_credentials(user, password));
+            let value = HeaderValue::from_str(&credentials);
+            let mut value = value.map_err(|_| "cannot be sent the credentials".to_owned())?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
         }
         receive(request.body(body)).await
     }
@@ -181,6 +183,13 @@ impl OauthHttp {
         };
         cell.get_or_init(build).clone()
     }
+}
+
+/// What follows `Basic` in a header. RFC 6749, section 2.3.1: both are encoded before they are joined.
+pub fn basic_credentials(user: &str, password: &str) -> String {
+    let encode =
+        |text: &str| -> String { url::form_urlencoded::byte_serialize(text.as_bytes()).collect() };
+    STANDARD.encode(format!("{}:{}", encode(user), encode(password)))
 }
 
 fn unreachable(error: &reqwest::Error) -> String {

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::tools::mcp::oauth::endpoint::basic_credentials;
 use crate::tools::mcp::secrets::redact_value;
 
 /// A token is renewed this long before it expires, or earlier in a short life.
@@ -76,6 +77,12 @@ impl IssuedSecrets {
             values.pop_front();
         }
         values.push_back(value.to_owned());
+    }
+
+    /// Adds the secret of a client, and the credentials that contain it.
+    pub fn add_client(&self, client_id: &str, secret: &str) {
+        self.add(secret);
+        self.add(&basic_credentials(client_id, secret));
     }
 
     /// The text with every secret replaced by `***`.

@@ -305,7 +305,9 @@ impl TokenSource {
 
     async fn client_secret(&self) -> Result<Option<String>, String> {
         let secret = read_client_secret(&self.settings, &self.context.environment).await?;
-        secret.iter().for_each(|it| self.secrets.add(it));
+        if let Some(secret) = &secret {
+            self.secrets.add_client(&self.settings.client_id, secret);
+        }
         Ok(secret)
     }
 }

@@ -215,7 +215,9 @@ impl<'a> Operator<'a> {
 
     async fn client_secret(&self) -> Result<Option<String>, String> {
         let secret = read_client_secret(self.settings, self.environment).await?;
-        secret.iter().for_each(|it| self.secrets.add(it));
+        if let Some(secret) = &secret {
+            self.secrets.add_client(&self.settings.client_id, secret);
+        }
         Ok(secret)
     }
 
