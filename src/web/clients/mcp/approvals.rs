@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::domain::message::shorten;
 use crate::domain::run::{PendingApproval, Run};
+use crate::domain::terminal_text::{escape_json, sanitize_line};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::json_body;
@@ -63,11 +64,12 @@ fn key(approval: &PendingApproval) -> String {
 }
 
 fn form(approval: &PendingApproval) -> Value {
-    let arguments = approval.request.arguments.get();
+    // A person decides on what is shown, also on characters that are invisible or change the order of others.
+    let arguments = &escape_json(approval.request.arguments.get());
     let message = format!(
         "{} wants to call {} with {}",
         approval.agent,
-        approval.request.tool,
+        sanitize_line(&approval.request.tool),
         shorten(arguments, MAX_ARGUMENTS)
     );
     let mut properties = json!({

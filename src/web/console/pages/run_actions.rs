@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use crate::config::KeyScope;
+use crate::domain::http_placement::push_encoded;
 use crate::domain::run::{PendingApproval, Run, RunId, now};
 use crate::web::console::format;
 use crate::web::console::parts::{self, query_string};
@@ -97,9 +98,7 @@ pub fn approval(request: &ConsoleRequest, approval: &PendingApproval) -> Markup 
 fn decision(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
     let call = &approval.request;
     let mut path = String::new();
-    path.extend(url::form_urlencoded::byte_serialize(
-        call.tool_call_id.as_bytes(),
-    ));
+    push_encoded(&mut path, &call.tool_call_id);
     let path = request
         .shell
         .api(&format!("/runs/{}/approvals/{path}", approval.run_id));

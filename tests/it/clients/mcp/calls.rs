@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::clients::mcp::{client, legacy, messages, post, read_until, result, text};
 use crate::support::app::{TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{delegates, fails, hangs, says};
+use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
 use crate::tools::approvals::{careful, writes, wrote};
 
 #[tokio::test]
@@ -289,6 +289,26 @@ async fn an_approval_is_a_form_and_the_call_is_sent_again_with_it() {
     let done = client.result("tools/call", again(response)).await;
     assert_eq!(text(&done), "done");
     assert_eq!((wrote(&app, "a"), wrote(&app, "b")), (false, true));
+}
+
+#[tokio::test]
+async fn a_form_shows_invisible_characters() {
+    let app = careful("").spawn().await;
+    let content = "x\u{202e}y\u{200b}z";
+    let write = calls([("write_file", json!({ "path": "a", "content": content }))]);
+    app.provider.will("careful", [write, says("done")]);
+    let client = client(&app).with_forms();
+    let first = client.call("careful", json!({ "input": "write" })).await;
+    let requests = first["inputRequests"].as_object().expect("requests");
+    let (_, form) = requests.iter().next().expect("a request");
+    let message = form["params"]["message"].as_str().expect("a text");
+    let properties = &form["params"]["requestedSchema"]["properties"];
+    let default = properties["arguments"]["default"].as_str().expect("JSON");
+    for shown in [message, default] {
+        assert!(shown.contains("x\\u202ey\\u200bz"), "{shown}");
+    }
+    let default: Value = serde_json::from_str(default).expect("JSON");
+    assert_eq!(default["content"], content);
 }
 
 #[tokio::test]
