@@ -37,7 +37,7 @@ mod load_context;
 mod logins;
 pub mod models;
 pub mod positions;
-mod presets;
+pub mod presets;
 mod providers;
 pub mod proxies;
 mod quantity;
@@ -443,9 +443,9 @@ pub struct Provider {
     pub timeout: Option<Duration>,
     /// Anthropic only: the `anthropic-version` header.
     pub version: Option<String>,
-    /// OpenAI only: `max_tokens` or `max_completion_tokens`; `None` chooses by the address.
+    /// OpenAI only: `max_tokens` or `max_completion_tokens`; `None` chooses by the service.
     pub max_tokens_field: Option<String>,
-    /// OpenAI only; `None` chooses by the address.
+    /// OpenAI only; `None` chooses by the service.
     pub api: Option<OpenAiApi>,
     /// Maximum size of one reply in bytes.
     pub max_reply: usize,

@@ -9,8 +9,6 @@ pub struct Preset {
     /// Variables that may hold its key: the first one that is set wins, and errors name the first one.
     pub key_variables: &'static [&'static str],
     base: PresetBase,
-    /// Whether requests limit the reply by `max_completion_tokens` instead of `max_tokens`, as OpenAI does.
-    pub max_completion_tokens: bool,
 }
 
 enum PresetBase {
@@ -48,7 +46,6 @@ const fn fixed_preset(
         name,
         key_variables,
         base: PresetBase::Fixed(base),
-        max_completion_tokens: false,
     }
 }
 
@@ -92,7 +89,6 @@ pub const PRESETS: [Preset; 11] = [
         name: "azure",
         key_variables: &["AZURE_OPENAI_API_KEY", "AZURE_API_KEY"],
         base: PresetBase::FromEnv("", "AZURE_OPENAI_ENDPOINT", "/openai/v1"),
-        max_completion_tokens: true,
     },
     Preset {
         name: "bedrock",
@@ -102,9 +98,14 @@ pub const PRESETS: [Preset; 11] = [
             "AWS_REGION",
             ".amazonaws.com/openai/v1",
         ),
-        max_completion_tokens: true,
     },
 ];
+
+/// Whether OpenAI itself answers there: its address, or one of its regions' (`eu.api.openai.com`).
+pub fn is_openai_host(host: &str) -> bool {
+    let prefix = host.strip_suffix("api.openai.com");
+    prefix.is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+}
 
 pub fn find_preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)

@@ -12,7 +12,7 @@ use crate::config::load_context::LoadContext;
 use crate::config::models::{
     ConfiguredPrice, MAX_PRICE, ModelOverride, Sampling, is_price_shipped,
 };
-use crate::config::presets::{PRESETS, Preset, find_preset};
+use crate::config::presets::{PRESETS, Preset, find_preset, is_openai_host};
 use crate::config::secrets::{is_secret_set, read_secret, source_variable};
 use crate::config::table_reader::{MAX_COUNT, TableReader};
 use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, ProviderKind};
@@ -86,9 +86,6 @@ pub(in crate::config) fn read(
             Some(Err(variable)) => (None, Some(variable)),
             None => (None, None),
         };
-    // Also at a configured address: those of Azure and Bedrock differ by customer.
-    let preset_field = preset.filter(|preset| preset.max_completion_tokens);
-    let own_field = preset_field.map(|_| "max_completion_tokens".to_owned());
     let positive = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
     let base_url = configured_url.or(preset_url);
     let service = sold_service(kind, base_url.as_deref());
@@ -105,7 +102,7 @@ pub(in crate::config) fn read(
             .and_then(positive),
         timeout: s.seconds("timeout", 0).filter(|time| !time.is_zero()),
         version,
-        max_tokens_field: max_tokens_field.or(own_field),
+        max_tokens_field,
         api,
         max_reply: s.size("max_reply").unwrap_or(DEFAULT_MAX_REPLY),
         scripts: read_scripts(s, kind, context),
@@ -153,17 +150,26 @@ fn read_services(
     kind: ProviderKind,
     base_url: Option<&str>,
 ) -> Vec<Service> {
-    let (official_name, official_host, supported) = match kind {
-        ProviderKind::Anthropic => ("anthropic", "://api.anthropic.com", &[Service::Batch][..]),
+    let host = base_url.and_then(|base| base.parse::<Uri>().ok());
+    let host = host
+        .as_ref()
+        .and_then(Uri::host)
+        .map(str::to_ascii_lowercase);
+    let host = host.as_deref();
+    let (official_name, is_official_host, supported) = match kind {
+        ProviderKind::Anthropic => (
+            "anthropic",
+            host.is_none_or(|host| host == "api.anthropic.com"),
+            &[Service::Batch][..],
+        ),
         ProviderKind::Openai => (
             "openai",
-            "://api.openai.com",
+            host.is_none_or(is_openai_host),
             &[Service::Flex, Service::Batch][..],
         ),
-        ProviderKind::Ollama | ProviderKind::Scripted => ("", "", &[][..]),
+        ProviderKind::Ollama | ProviderKind::Scripted => ("", false, &[][..]),
     };
-    let is_official = find_preset(name).is_none()
-        && (name == official_name || base_url.is_none_or(|base| base.contains(official_host)));
+    let is_official = find_preset(name).is_none() && (name == official_name || is_official_host);
     let default_services = match is_official {
         true => supported.to_vec(),
         false => Vec::new(),

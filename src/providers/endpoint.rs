@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use http::{HeaderName, HeaderValue};
 use secrecy::SecretString;
 use serde::Serialize;
 
@@ -20,16 +21,25 @@ pub struct Endpoint<B> {
     client: HttpClient,
     /// Identifies the service in the echoes of its replies.
     service_id: String,
+    /// Sent with the id of the request's conversation.
+    conversation_header: Option<HeaderName>,
     builder: PhantomData<fn() -> B>,
 }
 
 impl<B: ReplyBuilder> Endpoint<B> {
     pub fn new(client: HttpClient, service_id: String) -> Self {
-        let builder = PhantomData;
         Self {
             client,
             service_id,
-            builder,
+            conversation_header: None,
+            builder: PhantomData,
+        }
+    }
+
+    pub fn with_conversation_header(self, name: HeaderName) -> Self {
+        Self {
+            conversation_header: Some(name),
+            ..self
         }
     }
 
@@ -60,10 +70,15 @@ impl<B: ReplyBuilder> Endpoint<B> {
         let body = request_body::serialize_with_extra(body, request);
         let (model, stream, trace) = (request.model, request.stream, request.trace);
         let key = request.api_key;
+        let conversation = HeaderValue::from_str(request.conversation_id).ok();
+        let conversation = self.conversation_header.as_ref().zip(conversation);
         Box::pin(async move {
             let sent = self.sent_request(body?, key);
             deltas(Delta::Sending(&sent));
-            let response = self.client.send(sent.body, trace, key).await?;
+            let response = self
+                .client
+                .send(sent.body, trace, key, conversation)
+                .await?;
             let status = response.status().as_u16();
             deltas(Delta::ResponseStarted { status });
             // Boxed, so that requests whose response has not begun take no memory for it.

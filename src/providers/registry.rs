@@ -13,6 +13,7 @@ use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
 use crate::providers::openai_chat::{self, OpenAiChat};
 use crate::providers::openai_responses::OpenAiResponses;
+use crate::providers::openai_service::OpenAiService;
 use crate::providers::scripted::ScriptedProvider;
 use crate::providers::setup_error::SetupError;
 use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply};
@@ -230,14 +231,19 @@ fn build_provider(name: &str, config: &config::Provider) -> Result<Box<dyn Provi
     Ok(match config.kind {
         ProviderKind::Anthropic => Box::new(Anthropic::new(service_id("anthropic"), config)?),
         ProviderKind::Openai => {
-            let chat = OpenAiChat::new(service_id("openai"), config)?;
-            match openai_chat::base_url_and_api(config)? {
-                (_, OpenAiApi::Chat) => Box::new(chat),
-                (base, OpenAiApi::Responses) => Box::new(OpenAiResponses::new(
-                    format!("responses/{name}"),
-                    &base,
-                    chat,
-                )?),
+            let base = openai_chat::base_url(config)?;
+            let service = OpenAiService::new(name, base.host());
+            let chat = OpenAiChat::new(service_id("openai"), service, config)?;
+            match config.api.unwrap_or(service.default_api()) {
+                OpenAiApi::Chat => Box::new(chat),
+                OpenAiApi::Responses => {
+                    let id = format!("responses/{name}");
+                    let responses = OpenAiResponses::new(id, &base, chat)?;
+                    Box::new(match config.api {
+                        None if service.has_chat_only_models() => responses.for_openai_models(),
+                        _ => responses,
+                    })
+                }
             }
         }
         ProviderKind::Ollama => Box::new(Ollama::new(service_id("ollama"), config)?),

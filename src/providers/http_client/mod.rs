@@ -226,12 +226,13 @@ impl HttpClient {
         .with_head())
     }
 
-    /// Posts `body`. `key` replaces the configured key.
+    /// Posts `body`. `key` replaces the configured key, and `header` is of this request alone.
     pub async fn send(
         &self,
         body: Bytes,
         trace: Option<&TraceContext>,
         key: Option<&SecretString>,
+        header: Option<(&HeaderName, HeaderValue)>,
     ) -> Result<HttpResponse, ProviderError> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
@@ -239,6 +240,9 @@ impl HttpClient {
         *request.headers_mut() = self.headers_for_key(key)?;
         if let Some(value) = trace.and_then(|trace| HeaderValue::try_from(trace.to_string()).ok()) {
             request.headers_mut().insert(TRACEPARENT, value);
+        }
+        if let Some((name, value)) = header {
+            request.headers_mut().entry(name).or_insert(value);
         }
         let result = self.transport.send(request).await;
         result.map_err(|error| self.redact_secrets(self.connection_error(error)))

@@ -3,8 +3,9 @@
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use http::HeaderName;
 
-use crate::config::{self, OpenAiApi};
+use crate::config;
 use crate::providers::endpoint::Endpoint;
 use crate::providers::http_client::HttpClient;
 use crate::providers::http_client::base_url::BaseUrl;
@@ -12,6 +13,7 @@ use crate::providers::http_client::headers::KeyHeader;
 use crate::providers::openai_chat::batches::OpenAiBatches;
 use crate::providers::openai_chat::reply::ChatReplyBuilder;
 use crate::providers::openai_chat::request::{Dialect, MaxTokensField, RequestBody};
+use crate::providers::openai_service::OpenAiService;
 use crate::providers::setup_error::SetupError;
 use crate::providers::{
     BatchClient, BatchItem, BatchProvider, ChatRequest, Delta, Provider, ProviderError, Reply,
@@ -19,14 +21,15 @@ use crate::providers::{
 };
 
 mod batches;
+mod content_chunks;
 pub mod echo_payload;
+mod reasoning_details;
 mod reply;
-mod request;
+pub mod request;
 
 const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
-const OPENAI_HOST: &str = "api.openai.com";
-/// The end of the host of every resource of Azure OpenAI.
-const AZURE_DOMAIN: &str = ".openai.azure.com";
+/// The header by which xAI sends the requests of a conversation to the server that caches its prompt.
+const XAI_CONVERSATION: HeaderName = HeaderName::from_static("x-grok-conv-id");
 
 /// The client of one service that implements OpenAI's chat API.
 pub struct OpenAiChat {
@@ -35,50 +38,44 @@ pub struct OpenAiChat {
     batches: OpenAiBatches,
 }
 
-/// The address of the configured service, and which of OpenAI's two APIs to use.
-pub fn base_url_and_api(config: &config::Provider) -> Result<(BaseUrl, OpenAiApi), SetupError> {
-    let mut base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
-    if !base.has_path() {
-        base = base.join("/v1");
-    }
-    let default_api = match base.host() == OPENAI_HOST {
-        true => OpenAiApi::Responses,
-        false => OpenAiApi::Chat,
-    };
-    let api = config.api.unwrap_or(default_api);
-    Ok((base, api))
+/// The address of the configured service.
+pub fn base_url(config: &config::Provider) -> Result<BaseUrl, SetupError> {
+    let base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
+    Ok(match base.has_path() {
+        true => base,
+        false => base.join("/v1"),
+    })
 }
 
 impl OpenAiChat {
-    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, SetupError> {
-        let (base, _) = base_url_and_api(config)?;
+    pub fn new(
+        service_id: String,
+        service: OpenAiService,
+        config: &config::Provider,
+    ) -> Result<Self, SetupError> {
+        let base = base_url(config)?;
         let max_tokens_field = match config.max_tokens_field.as_deref() {
             Some("max_tokens") => MaxTokensField::MaxTokens,
             Some("max_completion_tokens") => MaxTokensField::MaxCompletionTokens,
             Some(_) => return Err(SetupError::MaxTokensField),
-            None if base.host() == OPENAI_HOST => MaxTokensField::MaxCompletionTokens,
+            None if service.has_openai_rules() => MaxTokensField::MaxCompletionTokens,
             None => MaxTokensField::MaxTokens,
         };
-        let is_service = |preset: &str, host: &str| {
-            base.host() == host || service_id.strip_prefix("openai/") == Some(preset)
+        let dialect = Dialect {
+            service,
+            max_tokens_field,
+            // OpenAI's service behind another address.
+            needs_json_prompt: service.needs_json_prompt() || service_id == "openai",
         };
-        // These require their fields even in replies that another model wrote before a fallback.
-        let wants_reasoning = is_service("deepseek", "api.deepseek.com");
-        let wants_signatures = is_service("gemini", "generativelanguage.googleapis.com");
-        let has_mistral_rules = is_service("mistral", "api.mistral.ai");
-        let is_azure = service_id == "openai/azure" || base.host().ends_with(AZURE_DOMAIN);
-        let needs_json_prompt = is_azure || service_id == "openai" || base.host() == OPENAI_HOST;
         let client = HttpClient::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
         let batches = OpenAiBatches::new(&client, &base, config.batch_poll);
+        let endpoint = Endpoint::new(client, service_id);
         Ok(Self {
-            endpoint: Endpoint::new(client, service_id),
-            dialect: Dialect {
-                max_tokens_field,
-                wants_reasoning,
-                wants_signatures,
-                has_mistral_rules,
-                needs_json_prompt,
+            endpoint: match service {
+                OpenAiService::Xai => endpoint.with_conversation_header(XAI_CONVERSATION),
+                _ => endpoint,
             },
+            dialect,
             batches,
         })
     }
@@ -87,9 +84,8 @@ impl OpenAiChat {
         &self.endpoint
     }
 
-    /// Whether the service refuses the format `json_object` unless the prompt mentions JSON.
-    pub fn needs_json_prompt(&self) -> bool {
-        self.dialect.needs_json_prompt
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
     }
 
     fn request_body<'a>(&self, request: &ChatRequest<'a>) -> RequestBody<'a> {
@@ -104,6 +100,10 @@ impl Provider for OpenAiChat {
 
     fn takes_tool_choice(&self) -> bool {
         true
+    }
+
+    fn caches_prompts(&self) -> bool {
+        self.dialect.service.caches_prompts()
     }
 
     fn complete<'a>(

@@ -10,7 +10,7 @@ use crate::domain::agent::params::Params;
 use crate::providers::endpoint::Endpoint;
 use crate::providers::http_client::base_url::BaseUrl;
 use crate::providers::openai_chat::OpenAiChat;
-use crate::providers::openai_responses::model_family::prefers_responses_api;
+use crate::providers::openai_models::{is_openai_model, prefers_responses_api};
 use crate::providers::openai_responses::reply::ResponsesReplyBuilder;
 use crate::providers::openai_responses::request::RequestBody;
 use crate::providers::setup_error::SetupError;
@@ -19,7 +19,6 @@ use crate::providers::{
     request_body,
 };
 
-mod model_family;
 mod reply;
 mod request;
 
@@ -28,11 +27,8 @@ pub struct OpenAiResponses {
     endpoint: Endpoint<ResponsesReplyBuilder>,
     /// The same service's chat API, for requests that need what this API lacks.
     chat: OpenAiChat,
-}
-
-/// Whether a request needs a feature that only the chat API has.
-fn needs_chat_api(request: &ChatRequest<'_>) -> bool {
-    !request.params.stop.is_empty() && !prefers_responses_api(request.model, request.facts)
+    /// Whether the models of others are requested on the chat API.
+    only_openai_models: bool,
 }
 
 impl OpenAiResponses {
@@ -42,7 +38,23 @@ impl OpenAiResponses {
         Ok(Self {
             endpoint: Endpoint::new(client, service_id),
             chat,
+            only_openai_models: false,
         })
+    }
+
+    /// Leaves the models of others to the chat API.
+    pub fn for_openai_models(self) -> Self {
+        Self {
+            only_openai_models: true,
+            ..self
+        }
+    }
+
+    /// Whether a request is for a model, or needs a feature, that only the chat API has.
+    fn needs_chat_api(&self, request: &ChatRequest<'_>) -> bool {
+        let (model, facts) = (request.model, request.facts);
+        let lacks_stop = !request.params.stop.is_empty() && !prefers_responses_api(model, facts);
+        lacks_stop || (self.only_openai_models && !is_openai_model(model, facts))
     }
 
     pub fn endpoint(&self) -> &Endpoint<ResponsesReplyBuilder> {
@@ -51,7 +63,7 @@ impl OpenAiResponses {
 
     fn request_body<'a>(&self, request: &ChatRequest<'a>) -> RequestBody<'a> {
         let origin = self.endpoint.origin(request.model);
-        RequestBody::new(request, origin, self.chat.needs_json_prompt())
+        RequestBody::new(request, origin, self.chat.dialect())
     }
 }
 
@@ -64,12 +76,16 @@ impl Provider for OpenAiResponses {
         true
     }
 
+    fn caches_prompts(&self) -> bool {
+        true
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        if needs_chat_api(&request) {
+        if self.needs_chat_api(&request) {
             return self.chat.complete(request, deltas);
         }
         let body = self.request_body(&request);
@@ -97,7 +113,7 @@ impl BatchProvider for OpenAiResponses {
     }
 
     fn batch_item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
-        if needs_chat_api(request) {
+        if self.needs_chat_api(request) {
             return self.chat.batch_item(request);
         }
         let body = request_body::serialize_with_extra(&self.request_body(request), request)?;
@@ -113,7 +129,7 @@ impl BatchProvider for OpenAiResponses {
         body: Bytes,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        if needs_chat_api(&request) {
+        if self.needs_chat_api(&request) {
             return self.chat.read_batch_reply(request, status, body, deltas);
         }
         (self.endpoint).read_batch_reply(request.model, status, body, deltas)

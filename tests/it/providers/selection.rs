@@ -9,6 +9,7 @@ use axed::config::Provider as ProviderConfig;
 use axed::domain::agent::params::Params;
 use axed::domain::message::Message;
 use axed::providers::ChatRequest;
+use axed::providers::openai_service::OpenAiService;
 use axed::providers::registry::ProviderRegistry;
 use std::collections::BTreeMap;
 
@@ -36,9 +37,10 @@ async fn stop_sequences_use_chat_or_are_left_out_for_models_that_need_responses(
             tools: &[],
             params: &params,
             stream: false,
-            multi_turn: false,
+            is_prompt_reused: false,
             facts: None,
             cache_key: "",
+            conversation_id: "",
             trace: None,
             api_key: None,
         };
@@ -65,6 +67,12 @@ fn openais_wire_is_chosen_by_address_and_by_configuration() {
             "https://api.openai.com/v1",
         ),
         (
+            Some("https://eu.api.openai.com/v1"),
+            None,
+            Responses,
+            "https://eu.api.openai.com/v1",
+        ),
+        (
             Some("http://localhost:8000"),
             None,
             Chat,
@@ -82,8 +90,10 @@ fn openais_wire_is_chosen_by_address_and_by_configuration() {
             api,
             ..provider_config(Wire::Openai, "")
         };
-        let found = axed::providers::openai_chat::base_url_and_api(&config).expect("an address");
-        assert_eq!((found.0.to_string().as_str(), found.1), (address, chosen));
+        let base = axed::providers::openai_chat::base_url(&config).expect("an address");
+        let service = OpenAiService::new("mine", base.host());
+        let api = config.api.unwrap_or(service.default_api());
+        assert_eq!((base.to_string().as_str(), api), (address, chosen));
     }
 }
 

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use axed::config::{OpenAiApi, Provider, ProviderKind};
+use axed::config::{Provider, ProviderKind};
 use axed::providers::anthropic::Anthropic;
 use axed::providers::http_client::transport::HttpResponse;
 use axed::providers::ollama::Ollama;
 use axed::providers::openai_chat::{self, OpenAiChat};
 use axed::providers::openai_responses::OpenAiResponses;
+use axed::providers::openai_service::OpenAiService;
 use axed::providers::tool_call_codec::MAX_CALLS;
 use axed::providers::{Delta, ProviderError, Reply};
 use bytes::Bytes;
@@ -102,10 +103,10 @@ impl WireClients {
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let mark = || "mark".to_owned();
-        let openai = || OpenAiChat::new(mark(), &config(ProviderKind::Openai)).expect("a client");
-        let (base, api) =
-            openai_chat::base_url_and_api(&config(ProviderKind::Openai)).expect("an address");
-        assert_eq!(api, OpenAiApi::Chat, "by the address");
+        let config_of_openai = config(ProviderKind::Openai);
+        let base = openai_chat::base_url(&config_of_openai).expect("an address");
+        let service = OpenAiService::new("mine", base.host());
+        let openai = || OpenAiChat::new(mark(), service, &config_of_openai).expect("a client");
         Self {
             runtime: runtime.expect("a runtime"),
             anthropic: Anthropic::new(mark(), &config(ProviderKind::Anthropic)).expect("a client"),

@@ -13,15 +13,9 @@ pub fn prefers_responses_api(model: &str, facts: Option<&ModelFacts>) -> bool {
 }
 
 fn is_current_model(model: &str) -> bool {
-    let model = base_model(model);
-    let is_o_series = model
-        .strip_prefix('o')
-        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    let number = model.strip_prefix("gpt-").and_then(|rest| {
-        let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-        digits.parse::<u32>().ok()
-    });
-    is_o_series || (number.is_some_and(|number| number >= 5) && !is_chat_model(model))
+    let name = base_model(model);
+    let is_recent = gpt_version(name).is_some_and(|version| version >= (5, 0));
+    is_o_series(name) || (is_recent && !is_chat_model(name))
 }
 
 /// Whether a model may reason before it replies. OpenAI models that do not reason reject a request for their reasoning; all
@@ -35,9 +29,45 @@ pub fn may_reason(model: &str, facts: Option<&ModelFacts>) -> bool {
     !is_chat_model(model) && !non_reasoning.iter().any(|family| model.starts_with(family))
 }
 
-/// A model's name without the prefix of a fine-tuned model.
+/// Whether this is a model of OpenAI that its Responses API serves, by its entry or its name. The open models (`gpt-oss`) of other
+/// services are not.
+pub fn is_openai_model(model: &str, facts: Option<&ModelFacts>) -> bool {
+    let name = base_model(model);
+    let families = ["gpt-", "chatgpt-", "codex-", "computer-use-"];
+    let is_of_family = families.iter().any(|family| name.starts_with(family));
+    facts.is_some_and(|facts| facts.responses)
+        || is_o_series(name)
+        || (is_of_family && !name.starts_with("gpt-oss"))
+}
+
+/// Whether a prompt may say where its cached part ends: from GPT-5.6 on, a prompt is found in the cache only up to such a
+/// breakpoint.
+pub fn takes_cache_breakpoints(model: &str) -> bool {
+    gpt_version(base_model(model)).is_some_and(|version| version >= (5, 6))
+}
+
+/// A model's own name, without what a service puts before it: a fine-tuned model, a path (`openai/gpt-6-sol`), a region and
+/// the maker (`us.openai.gpt-6-sol`).
 fn base_model(model: &str) -> &str {
-    model.strip_prefix("ft:").unwrap_or(model)
+    let name = model.rsplit('/').next().unwrap_or(model);
+    let name = name.strip_prefix("ft:").unwrap_or(name);
+    name.split_once("openai.").map_or(name, |(_, name)| name)
+}
+
+fn is_o_series(name: &str) -> bool {
+    let rest = name.strip_prefix('o');
+    rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// `(5, 6)` of `gpt-5.6-sol`.
+fn gpt_version(name: &str) -> Option<(u32, u32)> {
+    let version = name.strip_prefix("gpt-")?.split('-').next()?;
+    let (major, minor) = version.split_once('.').unwrap_or((version, "0"));
+    let number = |text: &str| {
+        let digits = text.split(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse().ok()
+    };
+    Some((number(major)?, number(minor).unwrap_or(0)))
 }
 
 /// A non-reasoning model of ChatGPT, such as `gpt-5-chat-latest`.
@@ -47,8 +77,33 @@ fn is_chat_model(model: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{may_reason, prefers_responses_api};
+    use super::{is_openai_model, may_reason, prefers_responses_api, takes_cache_breakpoints};
     use crate::config::models::ModelFacts;
+
+    #[test]
+    fn openai_models_are_known_under_the_names_of_other_services() {
+        for (model, is_openai, takes_breakpoints) in [
+            ("gpt-6-sol", true, true),
+            ("gpt-6.2-astra", true, true),
+            ("gpt-5.6-2026-07-09", true, true),
+            ("gpt-5.10", true, true),
+            ("openai/gpt-5.6-terra", true, true),
+            ("openai.gpt-6-sol", true, true),
+            ("us.openai.gpt-6-sol-v1:0", true, true),
+            ("ft:gpt-5.6-sol:me::x", true, true),
+            ("gpt-5.5", true, false),
+            ("gpt-5", true, false),
+            ("gpt-4o", true, false),
+            ("o4-mini", true, false),
+            ("gpt-oss-120b", false, false),
+            ("openai.gpt-oss-120b-1:0", false, false),
+            ("my-deployment", false, false),
+            ("claude-sonnet-5-5", false, false),
+        ] {
+            assert_eq!(is_openai_model(model, None), is_openai, "{model}");
+            assert_eq!(takes_cache_breakpoints(model), takes_breakpoints, "{model}");
+        }
+    }
 
     #[test]
     fn openai_models_are_classified_by_name() {
