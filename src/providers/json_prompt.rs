@@ -1,8 +1,20 @@
-//! Requests a JSON object in the prompt, for services without a parameter for it or that require the word there too. Pure.
+//! Requests JSON in the prompt, for services without a parameter for it or that require the word there too. Pure.
 
 use std::borrow::Cow;
 
+use serde_json::value::RawValue;
+
 pub const JSON_PROMPT: &str = "Your final answer is one JSON object alone, without a code fence.";
+
+/// Precedes a schema that is not sent as a parameter.
+const SCHEMA_PROMPT: &str =
+    "Your final answer is JSON alone, without a code fence, and matches this JSON Schema:";
+
+/// The system prompt, with a schema for a service or a model that takes none as a parameter.
+pub fn with_schema_prompt(system: &str, schema: &RawValue) -> String {
+    let prompt = [system, SCHEMA_PROMPT].join("\n\n");
+    format!("{}\n{}", prompt.trim_start(), schema.get())
+}
 
 /// The system prompt, with [`JSON_PROMPT`] if it does not mention JSON. Messages do not count: the result must be the same in
 /// every turn.

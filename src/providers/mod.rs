@@ -18,10 +18,11 @@ use crate::domain::redaction::Redactor;
 use crate::domain::request_head::RequestHead;
 use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
-use crate::domain::usage::TokenUsage;
+use crate::domain::usage::{Cost, TokenUsage};
 
 pub mod anthropic;
 pub mod batches;
+pub mod cache_control;
 pub mod content_parts;
 pub mod echo;
 pub mod endpoint;
@@ -32,7 +33,9 @@ pub mod model_params;
 pub mod ollama;
 pub mod openai_chat;
 pub mod openai_fields;
+pub mod openai_models;
 pub mod openai_responses;
+pub mod openai_service;
 pub mod reasoning;
 pub mod registry;
 pub mod reply_builder;
@@ -72,6 +75,11 @@ pub trait Provider: Send + Sync + 'static {
         false
     }
 
+    /// Whether it charges less for a prompt that begins like an earlier one.
+    fn caches_prompts(&self) -> bool {
+        false
+    }
+
     /// The warning for the user of a run if a request to this model leaves some of these parameters out.
     fn dropped_params_warning(
         &self,
@@ -79,6 +87,11 @@ pub trait Provider: Send + Sync + 'static {
         _params: &Params,
         _facts: Option<&ModelFacts>,
     ) -> Option<String> {
+        None
+    }
+
+    /// The warning for the user of a run if the reply shows that the service has read only a part of the prompt.
+    fn cut_prompt_warning(&self, _request: &ChatRequest<'_>, _reply: &Reply) -> Option<String> {
         None
     }
 }
@@ -199,6 +212,18 @@ pub enum Delta<'a> {
     Reasoning(&'a str),
     /// The total usage so far. It replaces earlier values, and is all that is known if the reply breaks off.
     Usage(TokenUsage),
+    /// What the request costs, as the service reports it.
+    Cost(Cost),
+}
+
+impl Delta<'_> {
+    /// Whether the model has read the prompt.
+    pub fn begins_reply(&self) -> bool {
+        matches!(
+            self,
+            Self::Text(_) | Self::ReasoningStarted | Self::Reasoning(_) | Self::Usage(_)
+        )
+    }
 }
 
 /// A request in the form in which it is sent.
@@ -228,10 +253,12 @@ pub struct ChatRequest<'a> {
     pub facts: Option<&'a ModelFacts>,
     /// Whether to request a stream, and so deltas.
     pub stream: bool,
-    /// Whether the run can have more than one turn, which makes the prompt worth caching.
-    pub multi_turn: bool,
+    /// Whether a later request is likely to begin with this prompt, which makes it worth caching.
+    pub is_prompt_reused: bool,
     /// Identifies the beginning of the prompt, for services that cache prompts by a key; empty means none.
     pub cache_key: &'a str,
+    /// Stays the same in all requests of a conversation, and is of no other; empty means none.
+    pub conversation_id: &'a str,
     /// The trace context to send to the service; `None` if tracing is off.
     pub trace: Option<&'a TraceContext>,
     /// The client's own provider key, sent instead of the configured one.
@@ -249,6 +276,8 @@ pub struct Reply {
     /// The model that the provider reports, without prefix.
     pub model: Option<String>,
     pub outcome: ReplyOutcome,
+    /// Why the service refused, if it says so beside the text.
+    pub refusal: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

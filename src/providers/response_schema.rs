@@ -70,6 +70,15 @@ pub fn is_strict(schema: &RawValue) -> bool {
         && strict_limits::are_met(&root)
 }
 
+/// Whether the schema is of an object, the only root of what a service's JSON mode writes.
+pub fn is_of_object(schema: &RawValue) -> bool {
+    let Ok(Value::Object(root)) = serde_json::from_str(schema.get()) else {
+        return false;
+    };
+    root.get("type")
+        .map_or(root.contains_key("properties"), |it| it == "object")
+}
+
 /// The schema as Anthropic accepts it: objects forbid other properties, and bounds are part of descriptions. `None` if the
 /// service cannot express it, for example if an object may have any property or a definition refers to itself.
 pub fn for_anthropic(schema: &RawValue) -> Option<Box<RawValue>> {

@@ -57,6 +57,10 @@ impl Provider for Anthropic {
         true
     }
 
+    fn caches_prompts(&self) -> bool {
+        true
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,

@@ -6,21 +6,19 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::client_additions::ToolChoice;
-use crate::domain::agent::params::{Cache, Effort, Params};
+use crate::domain::agent::params::{Effort, Params};
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::providers::anthropic::reply::with_unique_ids;
+use crate::providers::cache_control::{CacheControl, mark_request_ends};
 use crate::providers::content_parts::{self, Base64, ContentPart, MediaData};
 use crate::providers::echo::ReplyOrigin;
-use crate::providers::json_prompt::with_json_prompt;
+use crate::providers::json_prompt::{with_json_prompt, with_schema_prompt};
 use crate::providers::{ChatRequest, response_schema, tool_call_codec};
 
 /// The API requires `max_tokens`. If the agent sets none, it is the model's maximum, but at most this. Reasoning counts too.
 const MAX_DEFAULT_TOKENS: u32 = 32_000;
-/// Precedes a schema that the API cannot express.
-const SCHEMA_PROMPT: &str =
-    "Your final answer is JSON alone, without a code fence, and matches this JSON Schema:";
 /// The default `max_tokens` of a model whose maximum is unknown.
 const FALLBACK_MAX_TOKENS: u32 = 8192;
 
@@ -61,29 +59,6 @@ struct SystemBlock<'a> {
     r#type: &'static str,
     text: Cow<'a, str>,
     cache_control: CacheControl,
-}
-
-/// A cache breakpoint: the service caches the prompt up to here for the run's next turns.
-#[derive(Clone, Copy, Serialize)]
-struct CacheControl {
-    r#type: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ttl: Option<&'static str>,
-}
-
-impl CacheControl {
-    /// `None` if the run has only one turn, or if its agent turns caching off.
-    fn for_request(request: &ChatRequest<'_>) -> Option<Self> {
-        let ttl = match request.params.cache {
-            Cache::FiveMinutes => None,
-            Cache::OneHour => Some("1h"),
-            Cache::Off => return None,
-        };
-        request.multi_turn.then_some(Self {
-            r#type: "ephemeral",
-            ttl,
-        })
-    }
 }
 
 #[derive(Serialize)]
@@ -263,7 +238,9 @@ impl<'a> RequestBody<'a> {
         }
         let mut messages = build_messages(request, origin);
         if let Some(cache) = cache {
-            set_cache_breakpoints(&mut messages, cache);
+            let is_assistant = |message: &MessageOut<'_>| message.role == "assistant";
+            let mark = |message: &mut MessageOut<'_>| set_cache_breakpoint(message, cache);
+            mark_request_ends(&mut messages, is_assistant, mark);
         }
         Self {
             model: request.model,
@@ -284,34 +261,16 @@ impl<'a> RequestBody<'a> {
     }
 }
 
-/// Sets cache breakpoints at the end of this request and at the end of the previous one. The service reads its cache up to
-/// the previous breakpoint, and writes it up to the last.
-fn set_cache_breakpoints(messages: &mut [MessageOut<'_>], cache: CacheControl) {
-    let is_user = |message: &&mut MessageOut<'_>| message.role == "user";
-    let mut breakpoints = 0;
-    let mut after_assistant = true;
-    for message in messages.iter_mut().rev() {
-        if breakpoints == 2 {
-            break;
-        }
-        if !is_user(&message) {
-            after_assistant = true;
-            continue;
-        }
-        if !std::mem::take(&mut after_assistant) {
-            continue;
-        }
-        breakpoints += 1;
-        if let Content::Blocks(blocks) = &mut message.content
-            && let Some(
-                BlockOut::Text { cache_control, .. }
-                | BlockOut::ToolResult { cache_control, .. }
-                | BlockOut::Image { cache_control, .. }
-                | BlockOut::Document { cache_control, .. },
-            ) = blocks.last_mut()
-        {
-            *cache_control = Some(cache);
-        }
+fn set_cache_breakpoint(message: &mut MessageOut<'_>, cache: CacheControl) {
+    if let Content::Blocks(blocks) = &mut message.content
+        && let Some(
+            BlockOut::Text { cache_control, .. }
+            | BlockOut::ToolResult { cache_control, .. }
+            | BlockOut::Image { cache_control, .. }
+            | BlockOut::Document { cache_control, .. },
+        ) = blocks.last_mut()
+    {
+        *cache_control = Some(cache);
     }
 }
 
@@ -358,8 +317,7 @@ fn takes_schema(request: &ChatRequest<'_>) -> bool {
 fn system_text<'a>(request: &ChatRequest<'a>, has_format: bool) -> Cow<'a, str> {
     match &request.params.response_format {
         ResponseFormat::JsonSchema(schema) if !has_format => {
-            let prompt = [request.system, SCHEMA_PROMPT].join("\n\n");
-            Cow::Owned(format!("{}\n{}", prompt.trim_start(), schema.get()))
+            Cow::Owned(with_schema_prompt(request.system, schema))
         }
         ResponseFormat::JsonObject => with_json_prompt(request.system),
         ResponseFormat::JsonSchema(_) | ResponseFormat::Text => Cow::Borrowed(request.system),

@@ -10,30 +10,70 @@ use crate::domain::agent::params::Effort;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
+use crate::providers::cache_control::{CacheControl, mark_request_ends};
 use crate::providers::content_parts::{self, ContentPart, DataUrl};
 use crate::providers::echo::ReplyOrigin;
-use crate::providers::json_prompt::with_json_prompt;
+use crate::providers::json_prompt::{with_json_prompt, with_schema_prompt};
 use crate::providers::openai_chat::echo_payload::{EchoPayload, Reasoning};
-use crate::providers::openai_fields::service_tier;
+use crate::providers::openai_fields::{
+    CacheBreakpoint, CacheOptions, prompt_cache_key, service_tier,
+};
+use crate::providers::openai_service::OpenAiService;
 use crate::providers::{ChatRequest, response_schema, tool_call_codec};
 
 /// How the requests to one service differ from those to another.
 #[derive(Clone, Copy)]
 pub struct Dialect {
+    pub service: OpenAiService,
     pub max_tokens_field: MaxTokensField,
-    /// Whether every assistant message needs a reasoning field, even if it has no reasoning.
-    pub wants_reasoning: bool,
-    /// Whether the first tool call of every assistant message needs a signature, even if another model made it.
-    pub wants_signatures: bool,
-    /// Whether the service has Mistral's rules: for the order of messages, for ids, and no options of a stream.
-    pub has_mistral_rules: bool,
     /// Whether the service refuses the format `json_object` unless the prompt mentions JSON.
     pub needs_json_prompt: bool,
 }
 
 impl Dialect {
+    /// Mistral has rules for the order of messages and for ids, and takes no options of a stream.
+    fn has_mistral_rules(self) -> bool {
+        self.service == OpenAiService::Mistral
+    }
+
+    /// How the final text's format is requested.
+    fn output_format<'a>(self, request: &ChatRequest<'a>) -> OutputFormat<'a> {
+        // Groq refuses a format together with tools, and a schema together with a stream.
+        let is_groq = self.service == OpenAiService::Groq;
+        let allows_format = !is_groq || request.tools.is_empty();
+        let object = match allows_format {
+            true => OutputFormat::Object,
+            false => OutputFormat::Prompt,
+        };
+        match &request.params.response_format {
+            ResponseFormat::Text => OutputFormat::Text,
+            ResponseFormat::JsonObject => object,
+            ResponseFormat::JsonSchema(schema) if self.takes_schema(request) && allows_format => {
+                OutputFormat::Schema(schema)
+            }
+            ResponseFormat::JsonSchema(schema) if response_schema::is_of_object(schema) => object,
+            ResponseFormat::JsonSchema(_) => OutputFormat::Prompt,
+        }
+    }
+
+    fn takes_schema(self, request: &ChatRequest<'_>) -> bool {
+        let is_known = request.facts.and_then(|facts| facts.structured_output);
+        is_known.unwrap_or_else(|| match self.service {
+            OpenAiService::DeepSeek => false,
+            OpenAiService::Groq => request.model.contains("gpt-oss") && !request.stream,
+            _ => true,
+        })
+    }
+
+    /// The mark for the parts of the prompt to cache; `None` if the service caches on its own.
+    fn cache_control(self, request: &ChatRequest<'_>) -> Option<CacheControl> {
+        let is_claude =
+            self.service == OpenAiService::OpenRouter && request.model.contains("claude");
+        CacheControl::for_request(request).filter(|_| is_claude)
+    }
+
     fn call_id(self, id: &str) -> Cow<'_, str> {
-        if self.has_mistral_rules {
+        if self.has_mistral_rules() {
             tool_call_codec::mistral_id(id)
         } else {
             Cow::Borrowed(id)
@@ -72,9 +112,13 @@ pub struct RequestBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_effort: Option<Effort>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    response_format: Option<OutputFormat<'a>>,
+    response_format: Option<FormatOut<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     service_tier: Option<&'static str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    prompt_cache_key: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_cache_options: Option<CacheOptions>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,9 +130,36 @@ struct StreamOptions {
     include_usage: bool,
 }
 
+/// The format of the final text.
+#[derive(Clone, Copy)]
+enum OutputFormat<'a> {
+    Text,
+    /// A JSON object; the prompt says which.
+    Object,
+    Schema(&'a RawValue),
+    /// The prompt alone requests it.
+    Prompt,
+}
+
+impl<'a> OutputFormat<'a> {
+    fn parameter(self) -> Option<FormatOut<'a>> {
+        match self {
+            Self::Text | Self::Prompt => None,
+            Self::Object => Some(FormatOut::JsonObject),
+            Self::Schema(schema) => Some(FormatOut::JsonSchema {
+                json_schema: Schema {
+                    name: "reply",
+                    schema,
+                    strict: response_schema::is_strict(schema),
+                },
+            }),
+        }
+    }
+}
+
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum OutputFormat<'a> {
+enum FormatOut<'a> {
     JsonObject,
     JsonSchema { json_schema: Schema<'a> },
 }
@@ -104,13 +175,13 @@ struct Schema<'a> {
 #[serde(tag = "role", rename_all = "lowercase")]
 enum MessageOut<'a> {
     System {
-        content: Cow<'a, str>,
+        content: Content<'a>,
     },
     User {
         content: Content<'a>,
     },
     Assistant {
-        content: Option<&'a str>,
+        content: AssistantContent<'a>,
         #[serde(flatten)]
         reasoning: Reasoning<'a>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -118,8 +189,16 @@ enum MessageOut<'a> {
     },
     Tool {
         tool_call_id: Cow<'a, str>,
-        content: &'a str,
+        content: Content<'a>,
     },
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum AssistantContent<'a> {
+    Text(Option<&'a str>),
+    /// The chunks that Mistral sent, with its thinking.
+    Chunks(&'a RawValue),
 }
 
 #[derive(Serialize)]
@@ -150,18 +229,55 @@ impl<'a> Content<'a> {
 
     fn parts(self) -> Vec<PartOut<'a>> {
         match self {
-            Self::Text(text) => vec![PartOut::Text { text }],
+            Self::Text(text) => vec![PartOut::text(text)],
             Self::Parts(parts) => parts,
         }
+    }
+
+    fn make_parts(&mut self) {
+        let content = std::mem::replace(self, Self::Parts(Vec::new()));
+        *self = Self::Parts(content.parts());
+    }
+
+    /// The last text, as a part.
+    fn last_text(&mut self) -> Option<&mut TextPart<'a>> {
+        self.make_parts();
+        let Self::Parts(parts) = self else {
+            return None;
+        };
+        let mut texts = parts.iter_mut().rev().filter_map(|part| match part {
+            PartOut::Text(text) if !text.text.is_empty() => Some(text),
+            _ => None,
+        });
+        texts.next()
     }
 }
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum PartOut<'a> {
-    Text { text: Cow<'a, str> },
+    Text(TextPart<'a>),
     ImageUrl { image_url: ImageUrl<'a> },
     File { file: FileOut<'a> },
+}
+
+#[derive(Serialize)]
+struct TextPart<'a> {
+    text: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_control: Option<CacheControl>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_cache_breakpoint: Option<CacheBreakpoint>,
+}
+
+impl<'a> PartOut<'a> {
+    fn text(text: Cow<'a, str>) -> Self {
+        Self::Text(TextPart {
+            text,
+            cache_control: None,
+            prompt_cache_breakpoint: None,
+        })
+    }
 }
 
 #[derive(Serialize)]
@@ -178,7 +294,7 @@ struct FileOut<'a> {
 impl<'a> From<ContentPart<'a>> for PartOut<'a> {
     fn from(part: ContentPart<'a>) -> Self {
         match part {
-            ContentPart::Text(text) => Self::Text { text },
+            ContentPart::Text(text) => Self::text(text),
             ContentPart::Image(data) => Self::ImageUrl {
                 image_url: ImageUrl {
                     url: data.data_url(),
@@ -256,8 +372,12 @@ impl<'a> RequestBody<'a> {
             MaxTokensField::MaxTokens => (params.max_tokens, None),
             MaxTokensField::MaxCompletionTokens => (None, params.max_tokens),
         };
-        let mut messages = build_messages(request, origin, dialect);
+        let format = dialect.output_format(request);
+        let mut messages = build_messages(request, origin, dialect, format);
         fill_required_fields(&mut messages, dialect);
+        if let Some(cache) = dialect.cache_control(request) {
+            mark_cached_parts(&mut messages, cache);
+        }
         Self {
             model: request.model,
             messages,
@@ -269,21 +389,19 @@ impl<'a> RequestBody<'a> {
             max_tokens,
             max_completion_tokens,
             reasoning_effort: params.effort,
-            response_format: match &params.response_format {
-                ResponseFormat::Text => None,
-                ResponseFormat::JsonObject => Some(OutputFormat::JsonObject),
-                ResponseFormat::JsonSchema(schema) => Some(OutputFormat::JsonSchema {
-                    json_schema: Schema {
-                        name: "reply",
-                        schema,
-                        strict: response_schema::is_strict(schema),
-                    },
-                }),
-            },
+            response_format: format.parameter(),
             service_tier: service_tier(params),
+            prompt_cache_key: match dialect.service.takes_cache_key() {
+                true => prompt_cache_key(request.cache_key),
+                false => "",
+            },
+            prompt_cache_options: match dialect.service.has_openai_rules() {
+                true => CacheOptions::for_request(request),
+                false => None,
+            },
             stream: request.stream.then_some(true),
             // Mistral rejects the options, and sends the usage without them.
-            stream_options: (request.stream && !dialect.has_mistral_rules).then_some(
+            stream_options: (request.stream && !dialect.has_mistral_rules()).then_some(
                 StreamOptions {
                     include_usage: true,
                 },
@@ -309,11 +427,19 @@ fn build_messages<'a>(
     request: &ChatRequest<'a>,
     origin: ReplyOrigin<'_>,
     dialect: Dialect,
+    format: OutputFormat<'_>,
 ) -> Vec<MessageOut<'a>> {
     let mut messages = Vec::with_capacity(request.messages.len() + 1);
-    let system = system_text(request, dialect);
+    let system = system_text(request, dialect, format);
     if !system.is_empty() {
-        messages.push(MessageOut::System { content: system });
+        let mut content = Content::Text(system);
+        let breakpoint = CacheBreakpoint::after_system(request);
+        if let Some(breakpoint) = breakpoint.filter(|_| dialect.service.has_openai_rules())
+            && let Some(text) = content.last_text()
+        {
+            text.prompt_cache_breakpoint = Some(breakpoint);
+        }
+        messages.push(MessageOut::System { content });
     }
     let mut last_calls: &[ToolCall] = &[];
     for message in request.messages {
@@ -340,7 +466,7 @@ fn build_messages<'a>(
                     let id = call.map_or(&result.call_id, |call| &call.id);
                     messages.push(MessageOut::Tool {
                         tool_call_id: dialect.call_id(id),
-                        content: &result.content,
+                        content: Content::Text((&result.content).into()),
                     });
                 }
                 // A message with the role `tool` takes only text.
@@ -354,11 +480,42 @@ fn build_messages<'a>(
     messages
 }
 
-fn system_text<'a>(request: &ChatRequest<'a>, dialect: Dialect) -> Cow<'a, str> {
-    let is_object = matches!(request.params.response_format, ResponseFormat::JsonObject);
-    match is_object && dialect.needs_json_prompt {
-        true => with_json_prompt(request.system),
-        false => Cow::Borrowed(request.system),
+/// The system prompt, with the format of the reply as far as no parameter has it.
+fn system_text<'a>(
+    request: &ChatRequest<'a>,
+    dialect: Dialect,
+    format: OutputFormat<'_>,
+) -> Cow<'a, str> {
+    match (&request.params.response_format, format) {
+        (ResponseFormat::JsonSchema(schema), OutputFormat::Object | OutputFormat::Prompt) => {
+            with_schema_prompt(request.system, schema).into()
+        }
+        (_, OutputFormat::Object) if dialect.needs_json_prompt => with_json_prompt(request.system),
+        (_, OutputFormat::Prompt) => with_json_prompt(request.system),
+        _ => Cow::Borrowed(request.system),
+    }
+}
+
+/// Marks the system prompt, and with it the tools, which come first, and the ends of this and of the previous request. Every
+/// message is written in parts, marked or not, so that it is the same in all requests.
+fn mark_cached_parts(messages: &mut [MessageOut<'_>], cache: CacheControl) {
+    for message in messages.iter_mut() {
+        match message {
+            MessageOut::System { content } => mark(content, cache),
+            MessageOut::User { content } | MessageOut::Tool { content, .. } => content.make_parts(),
+            MessageOut::Assistant { .. } => {}
+        }
+    }
+    let is_assistant = |message: &MessageOut<'_>| matches!(message, MessageOut::Assistant { .. });
+    mark_request_ends(messages, is_assistant, |message| match message {
+        MessageOut::User { content } | MessageOut::Tool { content, .. } => mark(content, cache),
+        MessageOut::System { .. } | MessageOut::Assistant { .. } => {}
+    });
+}
+
+fn mark(content: &mut Content<'_>, cache: CacheControl) {
+    if let Some(text) = content.last_text() {
+        text.cache_control = Some(cache);
     }
 }
 
@@ -373,9 +530,9 @@ fn push_user<'a>(messages: &mut Vec<MessageOut<'a>>, content: Content<'a>, diale
         }
     };
     // Mistral rejects a user message after a tool result.
-    if dialect.has_mistral_rules && matches!(messages.last(), Some(MessageOut::Tool { .. })) {
+    if dialect.has_mistral_rules() && matches!(messages.last(), Some(MessageOut::Tool { .. })) {
         messages.push(MessageOut::Assistant {
-            content: Some("OK."),
+            content: AssistantContent::Text(Some("OK.")),
             reasoning: Reasoning::default(),
             tool_calls: Vec::new(),
         });
@@ -394,11 +551,12 @@ fn fill_required_fields(messages: &mut [MessageOut<'_>], dialect: Dialect) {
         else {
             continue;
         };
-        if dialect.wants_reasoning {
+        // In a reply that another model wrote before a fallback, too.
+        if dialect.service == OpenAiService::DeepSeek {
             reasoning.fill_missing();
         }
         // Gemini itself signs only the first of parallel calls.
-        if dialect.wants_signatures
+        if dialect.service == OpenAiService::Gemini
             && let Some(call) = tool_calls.first_mut()
             && call.extra_content.is_none()
         {
@@ -435,9 +593,10 @@ fn assistant_message<'a>(
             extra_content: payload.extra_content.get(index).copied().flatten(),
         });
     MessageOut::Assistant {
-        content: match reply.content.as_str() {
-            "" if !reply.tool_calls.is_empty() => None,
-            text => Some(text),
+        content: match (payload.content, reply.content.as_str()) {
+            (Some(chunks), _) => AssistantContent::Chunks(chunks),
+            (None, "") if !reply.tool_calls.is_empty() => AssistantContent::Text(None),
+            (None, text) => AssistantContent::Text(Some(text)),
         },
         tool_calls: tool_calls.collect(),
         reasoning: payload.reasoning,

@@ -9,19 +9,21 @@ use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::agent::params::{Effort, ReasoningSummary};
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
-use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec, truncate_to_bytes};
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::providers::content_parts::{self, ContentPart, DataUrl};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::json_prompt::JSON_PROMPT;
-use crate::providers::openai_fields::service_tier;
-use crate::providers::openai_responses::model_family::may_reason;
+use crate::providers::openai_chat::request::Dialect;
+use crate::providers::openai_fields::{
+    CacheBreakpoint, CacheOptions, prompt_cache_key, service_tier,
+};
+use crate::providers::openai_models::may_reason;
 use crate::providers::openai_responses::reply::echo_items;
+use crate::providers::openai_service::OpenAiService;
 use crate::providers::{ChatRequest, response_schema, tool_call_codec};
 
 /// The least `max_output_tokens` that the API accepts.
 const MIN_OUTPUT_TOKENS: u32 = 16;
-/// Maximum length of a `prompt_cache_key`.
-const MAX_CACHE_KEY: usize = 64;
 
 #[derive(Serialize)]
 pub struct RequestBody<'a> {
@@ -51,6 +53,8 @@ pub struct RequestBody<'a> {
     store: bool,
     #[serde(skip_serializing_if = "str::is_empty")]
     prompt_cache_key: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_cache_options: Option<CacheOptions>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream: Option<bool>,
 }
@@ -146,7 +150,11 @@ enum Content<'a> {
 #[serde(tag = "type")]
 enum InputPart<'a> {
     #[serde(rename = "input_text")]
-    Text { text: Cow<'a, str> },
+    Text {
+        text: Cow<'a, str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        prompt_cache_breakpoint: Option<CacheBreakpoint>,
+    },
     #[serde(rename = "input_image")]
     Image {
         image_url: DataUrl<'a>,
@@ -163,7 +171,10 @@ enum InputPart<'a> {
 impl<'a> From<ContentPart<'a>> for InputPart<'a> {
     fn from(part: ContentPart<'a>) -> Self {
         match part {
-            ContentPart::Text(text) => Self::Text { text },
+            ContentPart::Text(text) => Self::Text {
+                text,
+                prompt_cache_breakpoint: None,
+            },
             ContentPart::Image(data) => Self::Image {
                 image_url: data.data_url(),
                 detail: "auto",
@@ -190,19 +201,28 @@ struct OutputText<'a> {
 }
 
 impl<'a> RequestBody<'a> {
-    /// `needs_json_prompt` is whether the service refuses the format `json_object` unless `input` mentions JSON.
-    pub fn new(
-        request: &ChatRequest<'a>,
-        origin: ReplyOrigin<'_>,
-        needs_json_prompt: bool,
-    ) -> Self {
+    pub fn new(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>, dialect: Dialect) -> Self {
         let params = request.params;
         let may_reason = may_reason(request.model, request.facts);
         let summary = params
             .reasoning_summary
             .filter(|_| may_reason && params.effort != Some(Effort::None));
         let mut input = input_items(request, origin);
-        if needs_json_prompt && matches!(params.response_format, ResponseFormat::JsonObject) {
+        let breakpoint = CacheBreakpoint::after_system(request);
+        if breakpoint.is_some() {
+            // `instructions` cannot have a breakpoint.
+            let text = InputPart::Text {
+                text: request.system.into(),
+                prompt_cache_breakpoint: breakpoint,
+            };
+            let message = BuiltItem::Message {
+                role: "developer",
+                content: Content::Parts(vec![text]),
+            };
+            input.insert(0, InputItem::Built(message));
+        }
+        if dialect.needs_json_prompt && matches!(params.response_format, ResponseFormat::JsonObject)
+        {
             // The service does not look for the word in `instructions`.
             let message = BuiltItem::Message {
                 role: "developer",
@@ -210,13 +230,12 @@ impl<'a> RequestBody<'a> {
             };
             input.insert(0, InputItem::Built(message));
         }
-        let cache_key = request.cache_key;
-        let digest = cache_key
-            .rsplit_once(':')
-            .map_or(cache_key, |(_, digest)| digest);
         Self {
             model: request.model,
-            instructions: request.system,
+            instructions: match breakpoint.is_some() {
+                true => "",
+                false => request.system,
+            },
             input,
             tools: request.tools.iter().map(Tool::from).collect(),
             tool_choice: request.tool_choice.map(ToolChoiceOut::from),
@@ -245,7 +264,11 @@ impl<'a> RequestBody<'a> {
                 false => &[],
             },
             store: false,
-            prompt_cache_key: truncate_to_bytes(digest, MAX_CACHE_KEY),
+            prompt_cache_key: match dialect.service {
+                OpenAiService::Xai => request.conversation_id,
+                _ => prompt_cache_key(request.cache_key),
+            },
+            prompt_cache_options: CacheOptions::for_request(request),
             stream: request.stream.then_some(true),
         }
     }

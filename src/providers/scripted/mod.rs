@@ -198,6 +198,7 @@ impl Provider for ScriptedProvider {
                 stop_reason: Some(stop_reason),
                 model: Some(request.model.to_owned()),
                 outcome: crate::providers::ReplyOutcome::Complete,
+                refusal: None,
             })
         })
     }
@@ -434,9 +435,10 @@ mod tests {
                 tools: &[],
                 params: &Params::default(),
                 stream: true,
-                multi_turn: false,
+                is_prompt_reused: false,
                 facts: None,
                 cache_key: "",
+                conversation_id: "",
                 trace: None,
                 api_key: None,
             };

@@ -84,10 +84,11 @@ async fn request_body(
         tools: &[tool],
         params: &Params::default(),
         stream,
-        multi_turn: false,
+        is_prompt_reused: false,
         facts,
         api_key: None,
         cache_key: "",
+        conversation_id: "",
         trace: None,
     };
     // A whole reply is not what the service answers here; only what it was sent counts.

@@ -67,17 +67,23 @@ async fn conversation(kind: Wire, stream: bool) -> Value {
         tools: &tools,
         params: &params,
         stream,
-        multi_turn: true,
+        is_prompt_reused: true,
         facts: None,
         cache_key: "sha256:0123abcd",
+        conversation_id: "",
         trace: None,
         api_key: None,
     };
     let first = [hello.clone()];
     let (reply, deltas) = complete(&served, question(&first)).await;
     let reply = reply.expect("a reply");
-    assert_eq!(reply.message.content, "Three things.");
-    assert_eq!(deltas, if stream { "Three things." } else { "" });
+    // On this wire, the text is commentary.
+    let text = match kind {
+        Wire::Responses => "",
+        _ => "Three things.",
+    };
+    assert_eq!(reply.message.content, text);
+    assert_eq!(deltas, if stream { text } else { "" });
     let usage = reply.usage.expect("usage");
     assert_eq!((usage.input, usage.output), (16, 8));
     let calls = &reply.message.tool_calls;
@@ -223,9 +229,10 @@ async fn reasoning_is_sent_back_only_to_its_own_model() {
             tools: &[],
             params: &params,
             stream: true,
-            multi_turn: true,
+            is_prompt_reused: true,
             facts: None,
             cache_key: "",
+            conversation_id: "",
             trace: None,
             api_key: None,
         };
@@ -369,9 +376,10 @@ async fn another_service_gets_text_and_calls_in_its_format() {
             tools: &[tool("add")],
             params: &params,
             stream: true,
-            multi_turn: false,
+            is_prompt_reused: false,
             facts: None,
             cache_key: "",
+            conversation_id: "",
             trace: None,
             api_key: None,
         };
@@ -408,9 +416,10 @@ async fn a_json_object_is_requested_in_the_prompt_too() {
                 tools: &[],
                 params: &params,
                 stream: true,
-                multi_turn: false,
+                is_prompt_reused: false,
                 facts: None,
                 cache_key: "",
+                conversation_id: "",
                 trace: None,
                 api_key: None,
             };
@@ -454,9 +463,10 @@ async fn a_waiting_request_is_small() {
             tools: &[],
             params: &params,
             stream: true,
-            multi_turn: true,
+            is_prompt_reused: true,
             facts: None,
             cache_key: "",
+            conversation_id: "",
             trace: None,
             api_key: None,
         };

@@ -116,9 +116,10 @@ pub async fn complete_messages(
         tools: &[],
         params: &Params::default(),
         stream,
-        multi_turn: false,
+        is_prompt_reused: false,
         facts: None,
         cache_key: "",
+        conversation_id: "",
         trace: None,
         api_key: None,
     };
