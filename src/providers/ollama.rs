@@ -58,6 +58,33 @@ impl Provider for Ollama {
         let body = RequestBody::new(&request, self.endpoint.origin(request.model));
         self.endpoint.complete(&body, &request, deltas)
     }
+
+    fn cut_prompt_warning(&self, request: &ChatRequest<'_>, reply: &Reply) -> Option<String> {
+        let read = reply.usage?.input;
+        let (limit, is_cut) = match num_ctx(request) {
+            Some(limit) => (limit, read >= limit),
+            None => (read, DEFAULT_CONTEXTS.contains(&read)),
+        };
+        is_cut.then(|| {
+            let model = request.model;
+            format!(
+                "Ollama has read only {read} tokens of the prompt, as many as the context of {model} holds: its beginning \
+                 may be cut off; raise num_ctx (now {limit}) in [params.extra] options of the agent, or \
+                 OLLAMA_CONTEXT_LENGTH of the server"
+            )
+        })
+    }
+}
+
+/// The context of a model if nothing sets it: of older servers, and of servers with little, more and much memory.
+const DEFAULT_CONTEXTS: [u64; 4] = [2048, 4096, 32_768, 262_144];
+
+/// The length of the context that the request sets, in tokens.
+fn num_ctx(request: &ChatRequest<'_>) -> Option<u64> {
+    let model_extra = request.facts.map(|facts| &facts.extra);
+    let extras = [Some(&request.params.extra), model_extra];
+    let mut extras = extras.into_iter().flatten();
+    extras.find_map(|extra| extra.get("options")?.get("num_ctx")?.as_u64())
 }
 
 #[derive(Serialize)]
@@ -404,6 +431,7 @@ impl ReplyBuilder for OllamaReplyBuilder {
             stop_reason: self.stop_reason,
             model: self.model,
             outcome: end,
+            refusal: None,
         })
     }
 }

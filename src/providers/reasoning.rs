@@ -27,12 +27,20 @@ fn push_reasoning<'a>(echo: &'a Value, texts: &mut Vec<&'a str>) {
             plain
                 .filter(|field| field.is_object())
                 .for_each(|field| push_reasoning(field, texts));
-            if fields.get("type").and_then(Value::as_str) == Some("reasoning") {
-                let parts = ["summary", "content"]
-                    .iter()
-                    .filter_map(|name| fields.get(*name));
-                let parts = parts.filter_map(Value::as_array).flatten();
-                texts.extend(parts.filter_map(|part| part.get("text")?.as_str()));
+            let list = |name: &&str| fields.get(*name).and_then(Value::as_array);
+            let is = |name, value| fields.get(name).and_then(Value::as_str) == Some(value);
+            // Of OpenAI's Responses API and of Mistral.
+            let lists = match () {
+                () if is("type", "reasoning") => &["summary", "content"][..],
+                () if is("phase", "commentary") => &["content"],
+                () if is("type", "thinking") => &["thinking"],
+                () => &[],
+            };
+            let parts = lists.iter().filter_map(list).flatten();
+            texts.extend(parts.filter_map(|part| part.get("text")?.as_str()));
+            if lists.is_empty() {
+                let chunks = list(&"content").into_iter().flatten();
+                chunks.for_each(|chunk| push_reasoning(chunk, texts));
             }
         }
         _ => {}

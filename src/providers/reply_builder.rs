@@ -46,7 +46,12 @@ pub async fn read_reply<B: ReplyBuilder>(
     let result = client
         .read_body(response, B::FORMAT, stream, |part| {
             builder.push_part(part, &mut |delta| {
-                if stream || matches!(delta, Delta::Usage(_) | Delta::ServiceTier(_)) {
+                if stream
+                    || matches!(
+                        delta,
+                        Delta::Usage(_) | Delta::Cost(_) | Delta::ServiceTier(_)
+                    )
+                {
                     deltas(delta);
                 }
             })

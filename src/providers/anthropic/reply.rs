@@ -27,9 +27,18 @@ struct MessageIn<'a> {
     model: Option<String>,
     stop_reason: Option<String>,
     #[serde(default)]
+    stop_details: Lenient<StopDetails>,
+    #[serde(default)]
     usage: Lenient<UsageIn>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
+}
+
+/// Why the service refused.
+#[derive(Deserialize)]
+struct StopDetails {
+    #[serde(default)]
+    explanation: Lenient<String>,
 }
 
 #[derive(Deserialize)]
@@ -56,6 +65,8 @@ struct BlockDelta {
     thinking: Option<String>,
     signature: Option<String>,
     stop_reason: Option<String>,
+    #[serde(default)]
+    stop_details: Lenient<StopDetails>,
 }
 
 #[derive(Deserialize)]
@@ -128,6 +139,7 @@ pub struct AnthropicReplyBuilder {
     /// Whether the usage is final.
     is_finished: bool,
     stop_reason: Option<String>,
+    refusal: Option<String>,
     model: Option<String>,
 }
 
@@ -173,6 +185,9 @@ impl ReplyBuilder for AnthropicReplyBuilder {
                 BlockKind::Thinking | BlockKind::Other => is_plain = false,
             }
         }
+        if text.trim().is_empty() && self.stop_reason.as_deref() == Some("refusal") {
+            text = self.refusal.clone().unwrap_or_default();
+        }
         let end = match self.stop_reason.as_deref() {
             _ if !tool_calls.is_empty() => ReplyOutcome::Complete,
             Some("refusal") => ReplyOutcome::Refused,
@@ -199,6 +214,7 @@ impl ReplyBuilder for AnthropicReplyBuilder {
             stop_reason: self.stop_reason,
             model: self.model,
             outcome: end,
+            refusal: self.refusal,
         })
     }
 }
@@ -253,7 +269,9 @@ impl AnthropicReplyBuilder {
                 }
             }
             "message_delta" => {
-                let stop_reason = event.delta.and_then(|delta| delta.stop_reason);
+                let delta = event.delta.map(|it| (it.stop_reason, it.stop_details));
+                let (stop_reason, details) = delta.unwrap_or_default();
+                self.set_refusal(details);
                 self.is_finished |= stop_reason.is_some();
                 self.stop_reason = stop_reason.or(self.stop_reason.take());
             }
@@ -272,12 +290,18 @@ impl AnthropicReplyBuilder {
         if let Some(usage) = message.usage.0 {
             self.push_usage(&usage, deltas);
         }
+        self.set_refusal(message.stop_details);
         self.model = message.model;
         self.stop_reason = message.stop_reason;
         for block in message.content.into_iter().flatten() {
             self.push_block(None, block, deltas)?;
         }
         Ok(())
+    }
+
+    fn set_refusal(&mut self, details: Lenient<StopDetails>) {
+        let explanation = details.0.and_then(|details| details.explanation.0);
+        self.refusal = explanation.or(self.refusal.take());
     }
 
     /// Adds a block, or the beginning of one.

@@ -30,6 +30,9 @@ pub struct Reasoning<'a> {
 pub struct EchoPayload<'a> {
     #[serde(borrow, default)]
     pub reasoning: Reasoning<'a>,
+    /// The whole content with Mistral's thinking.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<&'a RawValue>,
     /// Gemini's signatures, one per tool call.
     #[serde(borrow, default, skip_serializing_if = "Vec::is_empty")]
     pub extra_content: Vec<Option<&'a RawValue>>,
@@ -69,6 +72,7 @@ pub fn without_reasoning(echo: Echo, has_calls: bool) -> Option<Echo> {
     }
     let mut payload = EchoPayload::parse(&echo.body);
     payload.reasoning = payload.reasoning.placeholder(has_calls);
+    payload.content = None;
     if payload.reasoning.reasoning_content.is_none() && payload.extra_content.is_empty() {
         return None;
     }

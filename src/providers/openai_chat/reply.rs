@@ -4,13 +4,16 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::{AssistantMessage, Echo, ToolCall};
-use crate::domain::usage::TokenUsage;
+use crate::domain::usage::{Cost, TokenUsage};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::http_client::{BodyPart, PartError};
+use crate::providers::openai_chat::content_chunks::{ContentChunks, is_thinking, thinking_text};
 use crate::providers::openai_chat::echo_payload::{EchoPayload, Reasoning};
+use crate::providers::openai_chat::reasoning_details::ReasoningDetails;
 use crate::providers::openai_fields::service_tier_delta;
 use crate::providers::reply_builder::{ReplyBuilder, append};
 use crate::providers::stream_decoder::StreamFormat;
@@ -19,6 +22,9 @@ use crate::providers::{
     Delta, ErrorCategory, ProviderError, Reply, ReplyOutcome, error_mapping, tool_call_codec,
     wire_json,
 };
+
+/// No request costs more; a service that says so counts in another unit.
+const MAX_COST_USD: f64 = 1e6;
 
 /// One event of a stream, or a whole reply: they differ only in `delta` and `message`.
 #[derive(Deserialize)]
@@ -62,6 +68,7 @@ impl MessageIn<'_> {
         let texts = [&self.refusal, &self.reasoning_content, &self.reasoning];
         let mut texts = texts.into_iter().flatten();
         !self.content.0.is_empty()
+            || !self.content.1.is_empty()
             || texts.any(|text| !text.is_empty())
             || self.tool_calls.as_ref().is_some_and(|all| !all.is_empty())
     }
@@ -96,9 +103,33 @@ struct UsageIn {
     prompt_tokens_details: Lenient<TokenDetails>,
     #[serde(default)]
     completion_tokens_details: Lenient<TokenDetails>,
+    /// OpenRouter, in USD.
+    #[serde(default)]
+    cost: Lenient<f64>,
+    #[serde(default)]
+    is_byok: Lenient<bool>,
+    #[serde(default)]
+    cost_details: Lenient<CostDetails>,
+}
+
+#[derive(Deserialize)]
+struct CostDetails {
+    #[serde(default)]
+    upstream_inference_cost: Lenient<f64>,
 }
 
 impl UsageIn {
+    /// What the request costs: the service's charge, and that of the service behind it if the user has a key of their own there.
+    fn cost(&self) -> Option<Cost> {
+        let has_own_key = self.is_byok.0 == Some(true);
+        let details = self.cost_details.0.as_ref().filter(|_| has_own_key);
+        let upstream = details.and_then(|details| details.upstream_inference_cost.0);
+        let cost = self.cost.0? + upstream.unwrap_or(0.0);
+        (0.0..=MAX_COST_USD)
+            .contains(&cost)
+            .then(|| Cost::from_usd(cost))
+    }
+
     fn into_usage(self) -> Option<TokenUsage> {
         let counts = TokenCounts {
             input: self.prompt_tokens,
@@ -111,9 +142,9 @@ impl UsageIn {
     }
 }
 
-/// The text of a message: a string, null, or (Mistral) a list of parts.
+/// The text of a message: a string, null, or (Mistral) a list of chunks, which are kept.
 #[derive(Default)]
-struct Text(String);
+struct Text(String, Vec<Value>);
 
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -126,11 +157,11 @@ impl<'de> Deserialize<'de> for Text {
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Text, E> {
-                Ok(Text(text.to_owned()))
+                Ok(Text(text.to_owned(), Vec::new()))
             }
 
             fn visit_string<E>(self, text: String) -> Result<Text, E> {
-                Ok(Text(text))
+                Ok(Text(text, Vec::new()))
             }
 
             fn visit_unit<E>(self) -> Result<Text, E> {
@@ -138,15 +169,14 @@ impl<'de> Deserialize<'de> for Text {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Text, A::Error> {
-                #[derive(Deserialize)]
-                struct TextPart {
-                    text: Option<String>,
+                let mut content = Text::default();
+                while let Some(part) = parts.next_element::<Value>()? {
+                    content
+                        .0
+                        .push_str(part["text"].as_str().unwrap_or_default());
+                    content.1.push(part);
                 }
-                let mut text = String::new();
-                while let Some(part) = parts.next_element::<TextPart>()? {
-                    append(&mut text, part.text.unwrap_or_default());
-                }
-                Ok(Text(text))
+                Ok(content)
             }
         }
         deserializer.deserialize_any(TextVisitor)
@@ -158,7 +188,8 @@ pub struct ChatReplyBuilder {
     text: String,
     reasoning_content: String,
     reasoning: String,
-    reasoning_details: Vec<Box<RawValue>>,
+    reasoning_details: ReasoningDetails,
+    chunks: ContentChunks,
     calls: Vec<PartialCall>,
     usage: Option<TokenUsage>,
     has_choices: bool,
@@ -257,6 +288,7 @@ impl ReplyBuilder for ChatReplyBuilder {
             stop_reason: self.stop_reason,
             model: self.model,
             outcome: end,
+            refusal: None,
         })
     }
 }
@@ -273,6 +305,9 @@ impl ChatReplyBuilder {
             deltas(delta);
         }
         if let Some(usage) = chunk.usage.0 {
+            if let Some(cost) = usage.cost() {
+                deltas(Delta::Cost(cost));
+            }
             self.set_usage(usage.into_usage(), deltas);
         }
         let Some(choice) = chunk.choices.and_then(|choices| choices.into_iter().next()) else {
@@ -291,7 +326,9 @@ impl ChatReplyBuilder {
         // A refusal has its own field.
         let refusal = message.refusal.take().unwrap_or_default();
         self.is_refused |= !refusal.is_empty();
-        for text in [std::mem::take(&mut message.content.0), refusal] {
+        let Text(text, chunks) = std::mem::take(&mut message.content);
+        self.push_chunks(&text, chunks, deltas);
+        for text in [text, refusal] {
             if !text.is_empty() {
                 deltas(Delta::Text(&text));
                 append(&mut self.text, text);
@@ -303,13 +340,31 @@ impl ChatReplyBuilder {
             message.reasoning_content.unwrap_or_default(),
         );
         append(&mut self.reasoning, message.reasoning.unwrap_or_default());
-        let details = message.reasoning_details.into_iter().flatten();
-        self.reasoning_details
-            .extend(details.map(|detail| detail.to_owned()));
+        for detail in message.reasoning_details.into_iter().flatten() {
+            match is_whole {
+                true => self.reasoning_details.push_block(detail),
+                false => self.reasoning_details.push_piece(detail),
+            }
+        }
         for call in message.tool_calls.into_iter().flatten() {
             self.push_call(call, is_whole)?;
         }
         Ok(())
+    }
+
+    /// Keeps the chunks of a content that thinks, and emits the thinking.
+    fn push_chunks(&mut self, text: &str, chunks: Vec<Value>, deltas: &mut dyn FnMut(Delta<'_>)) {
+        for chunk in chunks.iter().filter(|chunk| is_thinking(chunk)) {
+            match thinking_text(chunk) {
+                text if text.is_empty() => {}
+                text => deltas(Delta::Reasoning(&text)),
+            }
+        }
+        match chunks.is_empty() {
+            true if text.is_empty() => {}
+            true => self.chunks.push_text(text),
+            false => self.chunks.push(chunks, &self.text),
+        }
     }
 
     /// Emits the reasoning. Some servers send the same text in two fields.
@@ -398,10 +453,15 @@ impl ChatReplyBuilder {
         let reasoning = text(&self.reasoning);
         let details = match self.reasoning_details.is_empty() {
             true => None,
-            false => to_raw_value(&self.reasoning_details).ok(),
+            false => to_raw_value(self.reasoning_details.blocks()).ok(),
+        };
+        let content = match self.chunks.is_empty() {
+            true => None,
+            false => to_raw_value(self.chunks.chunks()).ok(),
         };
         let has_extra = self.calls.iter().any(|call| call.extra_content.is_some());
-        if reasoning_content.is_none() && reasoning.is_none() && details.is_none() && !has_extra {
+        let has_reasoning = reasoning_content.is_some() || reasoning.is_some() || details.is_some();
+        if !has_reasoning && content.is_none() && !has_extra {
             return None;
         }
         let extra = self.calls.iter().map(|call| call.extra_content.as_deref());
@@ -411,6 +471,7 @@ impl ChatReplyBuilder {
                 reasoning: reasoning.as_deref(),
                 reasoning_details: details.as_deref(),
             },
+            content: content.as_deref(),
             extra_content: match has_extra {
                 true => extra.collect(),
                 false => Vec::new(),

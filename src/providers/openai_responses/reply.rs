@@ -75,7 +75,8 @@ struct ItemIn<'a> {
     content: Option<&'a RawValue>,
     #[serde(borrow)]
     summary: Option<&'a RawValue>,
-    phase: Option<IgnoredAny>,
+    #[serde(borrow)]
+    phase: Option<Cow<'a, str>>,
     namespace: Option<IgnoredAny>,
     caller: Option<IgnoredAny>,
 }
@@ -115,6 +116,8 @@ impl UsageIn {
 pub struct ResponsesReplyBuilder {
     items: Vec<OutputItem>,
     text: String,
+    /// What the model says while it works. It is no part of the answer.
+    commentary: String,
     usage: Option<TokenUsage>,
     is_refused: bool,
     /// Whether the reply has arrived completely.
@@ -131,6 +134,7 @@ struct OutputItem {
     raw: Option<Box<RawValue>>,
     /// Whether it has fields that text and tool calls do not preserve.
     has_extra_fields: bool,
+    is_commentary: bool,
 }
 
 enum ItemKind {
@@ -197,6 +201,10 @@ impl ReplyBuilder for ResponsesReplyBuilder {
                 tool_calls.push(call.clone());
             }
         }
+        if self.text.is_empty() && tool_calls.is_empty() {
+            // All that there is.
+            self.text = std::mem::take(&mut self.commentary);
+        }
         let is_empty = self.text.is_empty() && tool_calls.is_empty();
         let end = match self.stop_reason.as_deref() {
             _ if !tool_calls.is_empty() => ReplyOutcome::Complete,
@@ -225,6 +233,7 @@ impl ReplyBuilder for ResponsesReplyBuilder {
             stop_reason: self.stop_reason,
             model: self.model,
             outcome: end,
+            refusal: None,
         })
     }
 }
@@ -256,7 +265,8 @@ impl ResponsesReplyBuilder {
                 if let ItemKind::Message(emitted) = &mut item.kind {
                     *emitted += delta.len();
                 }
-                self.push_text(delta, deltas);
+                let is_commentary = item.is_commentary;
+                self.push_text(delta, is_commentary, deltas);
             }
             "response.reasoning_summary_text.delta" | "response.reasoning_text.delta" => {
                 if let Some(delta) = event.delta {
@@ -364,6 +374,9 @@ impl ResponsesReplyBuilder {
             false => start_item(&mut self.items, index, &id, kind)?,
         };
         let is_message = matches!(item.kind, ItemKind::Message(_));
+        let was_commentary = item.is_commentary;
+        item.is_commentary |= parsed.phase.as_deref() == Some("commentary");
+        let is_commentary = item.is_commentary;
         item.has_extra_fields = !matches!(parsed.kind.as_ref(), "message" | "function_call")
             || parsed.phase.is_some()
             || parsed.namespace.is_some()
@@ -404,11 +417,22 @@ impl ResponsesReplyBuilder {
             Err(_) => wire_json::parse::<Option<String>>(content.get())?.unwrap_or_default(),
         };
         // Emit only the text that deltas have not emitted. A service may send no deltas.
-        if let ItemKind::Message(emitted) = &mut item.kind
-            && let Some(rest) = text.get(*emitted..).map(str::to_owned)
-        {
-            *emitted = text.len();
-            self.push_text(rest, deltas);
+        let ItemKind::Message(emitted) = &mut item.kind else {
+            return Ok(());
+        };
+        let rest = text.get(*emitted..).map(str::to_owned);
+        let before = text
+            .get(..*emitted)
+            .filter(|_| is_commentary && !was_commentary);
+        *emitted = text.len().max(*emitted);
+        // The service says only now what the text was.
+        if let Some(answer) = before.and_then(|before| self.text.strip_suffix(before)) {
+            let length = answer.len();
+            self.commentary.push_str(&self.text[length..]);
+            self.text.truncate(length);
+        }
+        if let Some(rest) = rest {
+            self.push_text(rest, is_commentary, deltas);
         }
         Ok(())
     }
@@ -422,10 +446,17 @@ impl ResponsesReplyBuilder {
         find_or_start_item(&mut self.items, event.output_index, id, new())
     }
 
-    fn push_text(&mut self, text: String, deltas: &mut dyn FnMut(Delta<'_>)) {
-        if !text.is_empty() {
-            deltas(Delta::Text(&text));
-            append(&mut self.text, text);
+    fn push_text(&mut self, text: String, is_commentary: bool, deltas: &mut dyn FnMut(Delta<'_>)) {
+        match is_commentary {
+            _ if text.is_empty() => {}
+            true => {
+                deltas(Delta::Reasoning(&text));
+                append(&mut self.commentary, text);
+            }
+            false => {
+                deltas(Delta::Text(&text));
+                append(&mut self.text, text);
+            }
         }
     }
 
@@ -559,6 +590,7 @@ fn start_item<'a>(
         kind,
         raw: None,
         has_extra_fields: false,
+        is_commentary: false,
     });
     let last = items.len() - 1;
     Ok(&mut items[last])
