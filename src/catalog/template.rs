@@ -19,6 +19,8 @@ name = "{name}"
 model = "anthropic/claude-sonnet-4-5"
 # Used in this order if the model's provider is overloaded, rate-limited or down after its retries.
 # fallback_models = ["openai/gpt-5-mini"]
+# Whether they are also used if a model, or a filter of its service, refuses to answer.
+# fallback_on_refusal = true
 
 system_prompt = """
 You are a careful assistant. Answer in plain words, and say so when you do not know.

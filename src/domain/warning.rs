@@ -43,6 +43,8 @@ pub enum WarningCode {
     AttachmentReplaced,
     /// A fallback model replied.
     FallbackUsed,
+    /// The service has read only a part of the prompt: the rest was too long for the model's context.
+    PromptCut,
     /// The price of a model is not known, so that its requests do not count against a budget in money.
     PriceUnknown,
     /// The conversation could not be summarized: its oldest tool results or the summary of a sub-agent were left out instead.

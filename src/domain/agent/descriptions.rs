@@ -88,6 +88,9 @@ fn definition(key: &str) -> &'static str {
         "fallback_models" => {
             "Models that are tried in order if the model is overloaded, rate-limited or down."
         }
+        "fallback_on_refusal" => {
+            "Whether they are also tried if the model, or a filter of its service, refuses to answer."
+        }
         "system_prompt" => "The first part of the prompt.",
         "input_schema" => {
             "The JSON Schema of objects that the input of a run must fit; null means that runs take texts."

@@ -77,6 +77,9 @@ pub struct Agent {
     pub model: ModelRef,
     /// Tried in order when `model` is overloaded, rate-limited or down after its retries.
     pub fallback_models: Vec<ModelRef>,
+    /// Whether they are also tried when a model, or a filter of its service, refuses to answer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fallback_on_refusal: bool,
     /// The first part of the prompt.
     pub system_prompt: String,
     /// The schema that the input of its runs must fit; unset means that they take texts.
@@ -192,6 +195,7 @@ impl Default for Agent {
                 model: String::new(),
             },
             fallback_models: Vec::new(),
+            fallback_on_refusal: false,
             system_prompt: String::new(),
             input_schema: None,
             input_template: None,
@@ -244,6 +248,10 @@ impl Section for Agent {
         v.setting(
             "fallback_models",
             Setting::Models(&mut self.fallback_models),
+        );
+        v.setting(
+            "fallback_on_refusal",
+            Setting::Flag(&mut self.fallback_on_refusal),
         );
         v.setting("system_prompt", Setting::Text(&mut self.system_prompt));
         v.setting("input_schema", Setting::Schema(&mut self.input_schema));

@@ -105,9 +105,10 @@ async fn analyse(
         tools: &[],
         params: &params,
         stream: false,
-        multi_turn: false,
+        is_prompt_reused: false,
         facts,
         cache_key: "",
+        conversation_id: "",
         trace: None,
         api_key: None,
     };
@@ -180,10 +181,13 @@ async fn request_with_retries(
             engine.metrics.record_usage(&model, &tokens, cost);
         }
         let error = match result {
-            Ok(reply) => match failures::reply_failure(reply.outcome, &reply.message.content) {
-                None => return Ok(reply),
-                Some(failure) => ProviderError::new(ErrorCategory::BadRequest, failure.message),
-            },
+            Ok(reply) => {
+                let (text, refusal) = (&reply.message.content, reply.refusal.as_deref());
+                match failures::reply_failure(reply.outcome, text, refusal) {
+                    None => return Ok(reply),
+                    Some(failure) => ProviderError::new(ErrorCategory::BadRequest, failure.message),
+                }
+            }
             Err(error) => error.redact_matches(&engine.settings.requests.redactor),
         };
         attempt += 1;

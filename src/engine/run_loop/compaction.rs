@@ -225,6 +225,8 @@ async fn generate_summary(
             tools: &[],
             params: &params,
             is_turn: false,
+            is_prompt_reused: false,
+            conversation_id: "",
             progress: &turn_loop.state.progress,
         };
         let mut streamed = StreamedReply::default();
@@ -245,7 +247,9 @@ async fn generate_summary(
         summary.tokens.input = summary.tokens.input.saturating_add(tokens.input);
         summary.tokens.output = summary.tokens.output.saturating_add(tokens.output);
         let text = request.truncate_summary(&reply.message.content);
-        if let Some(failure) = failures::reply_failure(reply.outcome, &text) {
+        if let Some(failure) =
+            failures::reply_failure(reply.outcome, &text, reply.refusal.as_deref())
+        {
             return Err(SummaryError::Failed(failure));
         }
         if text.is_empty() {

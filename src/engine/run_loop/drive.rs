@@ -227,6 +227,7 @@ fn push_reply(
         requested_model,
     } = turn_reply;
     let (tokens, reply_outcome) = (reply.usage.unwrap_or_default(), reply.outcome);
+    let refusal = reply.refusal.take();
     turn_loop.state.progress = Progress {
         turns: turn,
         model: reply.model.clone().unwrap_or(requested_model.model),
@@ -244,7 +245,8 @@ fn push_reply(
         turn_loop.state.partial = Some(message.content.clone());
     }
     let completed = turn_loop.completed_event(turn, tokens, &message.tool_calls);
-    if let Some(failure) = failures::reply_failure(reply_outcome, &message.content) {
+    let failure = failures::reply_failure(reply_outcome, &message.content, refusal.as_deref());
+    if let Some(failure) = failure {
         let message = message.clone();
         return Err(Ending::failed(failure)
             .with_records(vec![Step::Reply { turn, message }], vec![completed]));

@@ -15,9 +15,10 @@ use crate::engine::run_loop::limits;
 use crate::engine::run_loop::played_turn;
 use crate::engine::run_loop::provider_request::{self, Target};
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
+use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::engine::state::turn_error::TurnError;
-use crate::providers::{ErrorCategory, ProviderError, retry};
+use crate::providers::{ErrorCategory, ProviderError, ReplyOutcome, retry};
 use crate::store::{Change, StoreError};
 
 /// Sends the request to the agent's model, then to its fallbacks. The usage is added to the run and its ancestors.
@@ -35,8 +36,9 @@ pub async fn request(
     }
     let (agent, started_at) = (&context.run.agent, Instant::now());
     let mut last_error: Option<ProviderError> = None;
+    let mut last_refusal: Option<TurnReply> = None;
     // `None` also if an earlier process made the request to the agent's own model.
-    let mut own_category: Option<ErrorCategory> = None;
+    let mut own_failure: Option<&'static str> = None;
     let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);
     // The batch of an earlier process may belong to a fallback.
     let start_index = match context.run.pending_batch.get() {
@@ -48,11 +50,12 @@ pub async fn request(
     for model in models().skip(start_index.unwrap_or(0)) {
         let target = match resolve_target(context, model) {
             Ok(target) => target,
-            Err(error) if last_error.is_none() => return Err(error),
+            Err(error) if last_error.is_none() && last_refusal.is_none() => return Err(error),
             // An unavailable fallback is skipped; the error of the model before it is the one to report.
             Err(_) => continue,
         };
-        if let Some(error) = &last_error {
+        let refusal = last_refusal.as_ref().and_then(refusal_error);
+        if let Some(error) = refusal.as_ref().or(last_error.as_ref()) {
             let retry = Retry {
                 model,
                 attempt: 0,
@@ -64,37 +67,62 @@ pub async fn request(
         match request_with_retries(context, &turn_request, target, streamed, exchange).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
                 if *model == agent.model {
-                    own_category = own_category.or(Some(error.category));
+                    own_failure = own_failure.or(Some(error.category.as_str()));
                 }
                 last_error = Some(error.with(&model.to_string()));
             }
-            Err(TurnError::Provider(error)) => {
+            Err(TurnError::Provider(error)) if last_refusal.is_none() => {
                 return Err(TurnError::Provider(error.with(&model.to_string())));
+            }
+            Err(TurnError::Provider(_)) => break,
+            Ok(reply) if agent.fallback_on_refusal && refusal_error(&reply).is_some() => {
+                if *model == agent.model {
+                    own_failure = own_failure.or(Some("refused"));
+                }
+                last_refusal = Some(reply);
             }
             result => {
                 if result.is_ok() {
                     context.engine.metrics.turn_completed(started_at.elapsed());
-                    if last_error.is_some() {
-                        warn_of_fallback(context, turn_request.turn, model, own_category);
+                    if last_error.is_some() || last_refusal.is_some() {
+                        warn_of_fallback(context, turn_request.turn, model, own_failure);
                     }
                 }
                 return result;
             }
         }
     }
+    // A refusal says more than the error of a model after it.
+    if let Some(refused) = last_refusal {
+        context.engine.metrics.turn_completed(started_at.elapsed());
+        return Ok(refused);
+    }
     // Unreachable without an error: every agent has at least one model.
     Err(last_error.map_or(TurnError::Cancelled, TurnError::Provider))
 }
 
-/// `own_category` is of the error of the agent's own model.
+/// The error by which a refusal is announced; `None` if the reply is none.
+fn refusal_error(turn_reply: &TurnReply) -> Option<ProviderError> {
+    let TurnReply {
+        reply,
+        requested_model,
+    } = turn_reply;
+    let (text, refusal) = (&reply.message.content, reply.refusal.as_deref());
+    let is_refused = reply.outcome == ReplyOutcome::Refused;
+    let failure = failures::reply_failure(reply.outcome, text, refusal).filter(|_| is_refused)?;
+    let error = ProviderError::new(ErrorCategory::BadRequest, failure.message);
+    Some(error.with(&requested_model.to_string()))
+}
+
+/// `own_failure` is why the agent's own model gave no reply.
 fn warn_of_fallback(
     context: &RunContext,
     turn: u32,
     model: &ModelRef,
-    own_category: Option<ErrorCategory>,
+    own_failure: Option<&'static str>,
 ) {
     let own_model = &context.run.agent.model;
-    let why = own_category.map_or_else(String::new, |own| format!(" ({})", own.as_str()));
+    let why = own_failure.map_or_else(String::new, |own| format!(" ({own})"));
     let message = format!("{own_model} gave no reply{why}: the fallback {model} replied");
     let warning = Warning::new(WarningCode::FallbackUsed, &message);
     context.run.warn(warning, Some(turn));

@@ -94,8 +94,12 @@ pub fn output_invalid(errors: &[String]) -> Failure {
     failure(FailureCode::OutputInvalid, "agent", message, false)
 }
 
-/// Why a reply ends the run as a failure; `None` if it is an answer.
-pub fn reply_failure(end: ReplyOutcome, text: &str) -> Option<Failure> {
+/// Why a reply ends the run as a failure; `None` if it is an answer. `refusal` is the service's explanation beside the text.
+pub fn reply_failure(end: ReplyOutcome, text: &str, refusal: Option<&str>) -> Option<Failure> {
+    let text = match end {
+        ReplyOutcome::Refused => refusal.unwrap_or(text),
+        ReplyOutcome::Complete | ReplyOutcome::Truncated => text,
+    };
     let (code, message) = match end {
         ReplyOutcome::Complete => return None,
         ReplyOutcome::Truncated => {
