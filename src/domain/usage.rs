@@ -113,6 +113,11 @@ impl Price {
         }
     }
 
+    /// Whether input tokens cost less if they are read from the cache.
+    pub fn is_cache_cheaper(&self) -> bool {
+        self.cache_read.is_some_and(|price| price < self.input)
+    }
+
     /// Multiplies each price by `factor`.
     pub fn scaled(self, factor: f64) -> Self {
         let part = |price: Option<f64>| price.map(|price| price * factor);

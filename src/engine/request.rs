@@ -43,6 +43,8 @@ pub struct RunRequest {
     pub context: Option<String>,
     /// Messages from before the run. Not allowed together with a session.
     pub messages: Vec<Message>,
+    /// Whether the client keeps the conversation, and sends it again with its next message.
+    pub is_chat: bool,
     /// The session that the run continues.
     pub session: Option<String>,
     /// What happens if the session has an unfinished run.

@@ -198,6 +198,7 @@ impl Runner {
         let keys = ProviderKeys::from_request(request.provider_keys);
         let tree = Arc::new(Tree {
             is_streaming: request.stream.unwrap_or(agent.stream),
+            is_chat: request.is_chat,
             trace: TreeTrace::for_tree(
                 engine.traces.as_ref(),
                 request.trace.as_deref(),

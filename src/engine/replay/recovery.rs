@@ -19,6 +19,7 @@ use crate::engine::state::budget::Budgets;
 use crate::engine::state::deadline::{self, Deadline};
 use crate::engine::state::inbox::Inbox;
 use crate::engine::state::pause::{Calls, Pause};
+use crate::engine::state::prompt_leads::PromptLeads;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::run_workdir::RunWorkdir;
@@ -134,6 +135,8 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         suspension: TreeSuspension::default(),
         webhooks: continuation.webhooks.as_slice().into(),
         trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id, run.session.as_deref()),
+        prompt_leads: PromptLeads::default(),
+        is_chat: false,
         run_count: AtomicU64::new(run.tree.runs),
         provider_keys: ProviderKeys::from_record(&agent.given_keys),
         node_labels: Arc::default(),

@@ -71,7 +71,11 @@ impl Exchange {
                 self.has_token = true;
             }
             Delta::Text(_) | Delta::Reasoning(_) | Delta::ReasoningStarted => {}
-            Delta::Submitting | Delta::BatchRecorded | Delta::ServiceTier(_) | Delta::Usage(_) => {}
+            Delta::Submitting
+            | Delta::BatchRecorded
+            | Delta::ServiceTier(_)
+            | Delta::Usage(_)
+            | Delta::Cost(_) => {}
         }
     }
 

@@ -1,6 +1,7 @@
 //! One request of a turn to a provider: reserves budget, takes a permit, sends, and adds the usage.
 
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 
 use secrecy::SecretString;
@@ -26,10 +27,16 @@ use crate::engine::run_spans::ChatSpan;
 use crate::engine::state::budget::{Amount, Reservation};
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::PendingBatch;
+use crate::engine::state::prompt_leads::{Lead, MAX_LEAD, Start};
 use crate::engine::state::turn_error::TurnError;
 use crate::providers::registry::ProviderHandle;
-use crate::providers::{ChatRequest, Delta, ErrorCategory, Reply, content_parts, model_params};
+use crate::providers::{
+    ChatRequest, Delta, ErrorCategory, Reply, content_parts, echo, model_params,
+};
 use crate::store::{Change, StoreError};
+
+/// Equal children wait for the first one if they share a prompt of so many tokens.
+const MIN_SHARED_TOKENS: u64 = 4096;
 
 /// Where a request is sent.
 #[derive(Clone, Copy)]
@@ -83,14 +90,24 @@ pub async fn send(
         is_batch: request.is_batch(),
         is_sent: false,
         reported_usage: None,
+        reported_cost: None,
         billed_service: request.service(),
     };
     let result = request
         .complete(context, chat_request, &mut |delta| deltas.receive(delta))
         .await
         .map_err(|error| request.with_advice(error));
+    let cut = result.as_ref().ok().and_then(|reply| {
+        let provider = &target.provider.provider;
+        provider.cut_prompt_warning(&chat_request, reply)
+    });
     let (reported_usage, billed_service) = (deltas.reported_usage, deltas.billed_service);
+    let reported_cost = deltas.reported_cost;
     let is_sent = deltas.is_sent;
+    if let Some(message) = cut {
+        let warning = Warning::new(WarningCode::PromptCut, &message);
+        record_warnings(context, turn_request.turn, vec![warning]).await?;
+    }
     exchange.end(result.as_ref().err());
     if exchange.sent.is_some() {
         exchange.blobs = blobs;
@@ -99,7 +116,7 @@ pub async fn send(
         chat_span.end(run, turn_request, target.model, &result);
     }
     if let Some(billed) = BilledTokens::of(&result, reported_usage, is_sent) {
-        let usage = billed.usage(request.price(billed_service));
+        let usage = billed.usage(request.price(billed_service), reported_cost);
         let replied_model = result.as_ref().ok().and_then(|reply| reply.model.as_ref());
         run.add_model_usage(replied_model.unwrap_or(&target.model.model), &usage);
         exchange.add_usage(&usage, billed.tokens);
@@ -263,9 +280,10 @@ impl<'a> ProviderRequest<'a> {
             messages,
             tools,
             is_turn,
+            is_prompt_reused,
+            conversation_id,
             ..
         } = *self.turn_request;
-        let agent = &context.run.agent;
         ChatRequest {
             model: &self.target.model.model,
             system,
@@ -276,11 +294,41 @@ impl<'a> ProviderRequest<'a> {
             params: &self.params,
             facts: self.facts,
             stream: context.run.is_streaming() && !self.is_batch(),
-            multi_turn: !tools.is_empty() && agent.max_turns > 1,
-            cache_key: if is_turn { &agent.version } else { "" },
+            is_prompt_reused: is_prompt_reused || self.shared_prompt(context).is_some(),
+            cache_key: if is_turn {
+                &context.run.agent.version
+            } else {
+                ""
+            },
+            conversation_id,
             trace: None,
             api_key: self.target.key,
         }
+    }
+
+    /// Identifies the beginning of the prompt, which equal children of the tree share; `None` if it is too short to wait for, or
+    /// not cached.
+    fn shared_prompt(&self, context: &RunContext) -> Option<u64> {
+        let TurnRequest {
+            system,
+            tools,
+            turn,
+            is_turn,
+            ..
+        } = *self.turn_request;
+        let is_first = context.run.parent.is_some() && is_turn && turn == 1;
+        let bytes = request_size::preamble_bytes(system, tools, &self.params.response_format);
+        let is_long = request_size::tokens_from_bytes(bytes) >= MIN_SHARED_TOKENS;
+        let price = self.facts.and_then(|facts| facts.price);
+        let is_cheaper = price.is_some_and(|price| price.is_cache_cheaper());
+        let provider = &self.target.provider.provider;
+        let is_cached =
+            self.params.cache != Cache::Off && (is_cheaper || provider.caches_prompts());
+        (is_first && is_long && is_cached).then(|| {
+            let mut hasher = DefaultHasher::new();
+            (&self.model_name, echo::prefix_hash(system, tools)).hash(&mut hasher);
+            hasher.finish()
+        })
     }
 
     /// Only the first reply has to call a tool: later ones have its result.
@@ -299,7 +347,9 @@ impl<'a> ProviderRequest<'a> {
         let provider = self.target.provider;
         if !self.is_batch() {
             let is_turn = self.turn_request.is_turn;
-            return complete_now(context, is_turn, provider, request, on_delta).await;
+            let shared_prompt = self.shared_prompt(context);
+            let sent = (provider, request, shared_prompt);
+            return complete_now(context, is_turn, sent, on_delta).await;
         }
         let batch_request = batch::BatchRequest {
             turn: self.turn_request.turn,
@@ -332,8 +382,7 @@ impl<'a> ProviderRequest<'a> {
 async fn complete_now(
     context: &RunContext,
     is_turn: bool,
-    provider: &ProviderHandle,
-    request: ChatRequest<'_>,
+    (provider, request, shared_prompt): (&ProviderHandle, ChatRequest<'_>, Option<u64>),
     on_delta: &mut (dyn FnMut(Delta<'_>) + Send),
 ) -> Result<Reply, TurnError> {
     if context.run.pending_batch.get() != PendingBatch::Absent {
@@ -343,6 +392,13 @@ async fn complete_now(
         }
         pause::ensure_running(context).await?;
     }
+    let mut lead = match shared_prompt {
+        Some(prompt) => {
+            let started = Box::pin(start_after_first(context, prompt));
+            limits::within_deadline(&context.run, started).await?
+        }
+        None => None,
+    };
     // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
     let _permit = match &provider.permits {
         Some(permits) => {
@@ -355,12 +411,40 @@ async fn complete_now(
     let connected = connection::wait_until_connected(context);
     limits::within_deadline(&context.run, connected).await??;
     let start = Instant::now();
-    let result =
-        limits::within_deadline(&context.run, provider.complete(request, on_delta)).await?;
+    let mut on_delta = |delta: Delta<'_>| {
+        if delta.begins_reply()
+            && let Some(lead) = lead.take()
+        {
+            lead.reply_began();
+        }
+        on_delta(delta);
+    };
+    let reply = provider.complete(request, &mut on_delta);
+    let result = limits::within_deadline(&context.run, reply).await?;
+    if let (Some(lead), true) = (lead, result.is_ok()) {
+        lead.reply_began();
+    }
     let metrics = &context.engine.metrics;
     metrics.provider_responded(&provider.name, start.elapsed(), result.is_ok());
     let redactor = &context.engine.settings.requests.redactor;
     result.map_err(|error| TurnError::Provider(error.redact_matches(redactor)))
+}
+
+/// Of requests with the same prompt, lets the first one go ahead until its reply begins. Returns the lead if this is the first.
+async fn start_after_first(context: &RunContext, prompt: u64) -> Option<Lead<'_>> {
+    let end = tokio::time::Instant::now() + MAX_LEAD;
+    loop {
+        match context.run.tree.prompt_leads.start(prompt) {
+            Start::First(lead) => return Some(lead),
+            Start::Cached => return None,
+            Start::After(mut lead) => {
+                tokio::time::timeout_at(end, lead.changed())
+                    .await
+                    .ok()?
+                    .err()?;
+            }
+        }
+    }
 }
 
 /// Publishes the deltas of a reply, and keeps what they report.
@@ -373,6 +457,7 @@ struct DeltaReceiver<'a> {
     /// Whether the request may have been sent: it may have waited for its permit until the run was cancelled.
     is_sent: bool,
     reported_usage: Option<TokenUsage>,
+    reported_cost: Option<Cost>,
     billed_service: Service,
 }
 
@@ -396,6 +481,10 @@ impl DeltaReceiver<'_> {
             | Delta::ResponseStarted { .. } => return,
             Delta::Usage(usage) => {
                 self.reported_usage = Some(usage);
+                return;
+            }
+            Delta::Cost(cost) => {
+                self.reported_cost = Some(cost);
                 return;
             }
             // The reply in a batch does not say which tier was billed.
@@ -467,14 +556,15 @@ impl BilledTokens {
         })
     }
 
-    fn usage(&self, price: Option<Price>) -> Usage {
+    /// `reported_cost` is what the service itself says, which beats the price.
+    fn usage(&self, price: Option<Price>, reported_cost: Option<Cost>) -> Usage {
+        let priced = price.zip(self.tokens);
+        let priced = priced.map(|(price, tokens)| price.cost(&tokens));
         Usage {
             tokens: self.tokens.unwrap_or_default(),
             model_calls: u64::from(self.is_complete),
             tool_calls: 0,
-            cost: price
-                .zip(self.tokens)
-                .map(|(price, tokens)| price.cost(&tokens)),
+            cost: reported_cost.or(priced),
             unreported: u64::from(!self.is_complete || self.tokens.is_none()),
         }
     }

@@ -30,6 +30,8 @@ pub struct Setup {
     pub pending_write: Option<Box<PendingWrite>>,
     /// What an earlier process recorded of the run.
     pub recorded_run: Option<Box<RecordedRun>>,
+    /// The session that the run continues.
+    pub session: Option<String>,
 }
 
 /// Prepares a run and adds its start to `record`. A run without a prompt is accepted, or resumed, and fails.
@@ -108,6 +110,7 @@ pub async fn set_up(
         toolbox: Arc::new(toolbox),
         pending_write,
         recorded_run,
+        session: record.session.clone(),
     })
 }
 

@@ -95,6 +95,8 @@ async fn request(turn_loop: &TurnLoop<'_>, turn: u32) -> Result<TurnReply, TurnE
     commit.await?;
     let turn_request = TurnRequest {
         tools: &[],
+        // Without the tools, the prompt begins in another way.
+        is_prompt_reused: false,
         ..turn_loop.turn_request(turn)
     };
     // If the summary is interrupted, the result is the text of the task, not a part of the summary.

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::domain::agent::params::Cache;
+use crate::domain::attachment::Digest;
 use crate::domain::event::EventKind;
 use crate::domain::message::{AssistantMessage, ToolCall};
 use crate::domain::usage::TokenUsage;
@@ -25,6 +27,10 @@ pub struct TurnLoop<'a> {
     pub conversation: Conversation,
     /// `None` if the context window of the model is unknown.
     pub bounds: Option<RequestBounds>,
+    /// Identifies the run's conversation, which that of its session is.
+    conversation_id: String,
+    /// Whether a later run is likely to begin with this conversation.
+    is_continued: bool,
     /// What the next commit writes first.
     pub pending_write: Option<Box<PendingWrite>>,
     /// Whether an earlier process has sent the request of the next turn, which is sent again unchanged.
@@ -65,12 +71,17 @@ impl<'a> TurnLoop<'a> {
             prompt,
             toolbox,
             pending_write,
+            session,
             ..
         } = setup;
         let Prompt { system, input, .. } = prompt;
+        let run = &context.run;
+        let is_chat = run.parent.is_none() && run.tree.is_chat;
         Self {
             context,
             state,
+            conversation_id: conversation_id(context, session.as_deref()),
+            is_continued: is_chat || session.is_some() || !input.earlier.is_empty(),
             conversation: new_conversation(context, input),
             bounds: RequestBounds::new(context, &system, toolbox.offered_specs()),
             preamble: Preamble {
@@ -89,6 +100,14 @@ impl<'a> TurnLoop<'a> {
         self.conversation.drop_foreign_thinking(|| preamble.hash());
     }
 
+    fn is_prompt_reused(&self) -> bool {
+        let agent = &self.context.run.agent;
+        let has_tools = !self.preamble.toolbox.offered_specs().is_empty();
+        // Only further runs make an hour worth its price.
+        let is_kept = agent.params.cache == Cache::OneHour;
+        (has_tools && agent.max_turns > 1) || self.is_continued || is_kept
+    }
+
     pub fn turn_request(&self, turn: u32) -> TurnRequest<'_> {
         TurnRequest {
             turn,
@@ -97,6 +116,8 @@ impl<'a> TurnLoop<'a> {
             tools: self.preamble.toolbox.offered_specs(),
             params: &self.context.run.agent.params,
             is_turn: true,
+            is_prompt_reused: self.is_prompt_reused(),
+            conversation_id: &self.conversation_id,
             progress: &self.state.progress,
         }
     }
@@ -137,6 +158,18 @@ impl<'a> TurnLoop<'a> {
         let journal = &self.context.engine.journal;
         let committed = journal.append(&self.context.run, change, steps, events);
         committed.await.map(drop)
+    }
+}
+
+/// The same for all runs of a session, and a secret to others, who may choose its name.
+fn conversation_id(context: &RunContext, session: Option<&str>) -> String {
+    let run = &context.run;
+    match session {
+        None => run.scope.run.to_string(),
+        Some(session) => {
+            let owner = run.tree.owner.as_deref().unwrap_or_default();
+            Digest::compute([owner, &run.agent.name, session].join("\0").as_bytes()).to_string()
+        }
     }
 }
 

@@ -14,6 +14,10 @@ pub struct TurnRequest<'a> {
     pub params: &'a Params,
     /// Whether this is a turn of the run's own conversation. Only these are streamed to subscribers.
     pub is_turn: bool,
+    /// See [`ChatRequest::is_prompt_reused`](crate::providers::ChatRequest::is_prompt_reused).
+    pub is_prompt_reused: bool,
+    /// See [`ChatRequest::conversation_id`](crate::providers::ChatRequest::conversation_id).
+    pub conversation_id: &'a str,
     /// The run's progress before the request, to record what failed attempts use.
     pub progress: &'a Progress,
 }

@@ -18,6 +18,7 @@ pub mod pending_approvals;
 pub mod pending_batch;
 pub mod period_budgets;
 pub mod pinned_agents;
+pub mod prompt_leads;
 pub mod provider_keys;
 pub mod root_permit;
 pub mod run_warnings;

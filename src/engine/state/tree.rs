@@ -15,6 +15,7 @@ use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
 use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::pinned_agents::PinnedAgents;
+use crate::engine::state::prompt_leads::PromptLeads;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::tree_trace::TreeTrace;
@@ -43,6 +44,10 @@ pub struct Tree {
     pub webhooks: Box<[Arc<Webhook>]>,
     /// `None` if there is no trace.
     pub trace: Option<Box<TreeTrace>>,
+    /// The prompts that its runs have in the caches of their services.
+    pub prompt_leads: PromptLeads,
+    /// Whether the root's client sends the conversation again with its next message.
+    pub is_chat: bool,
     /// The number of its runs, including the root.
     pub run_count: AtomicU64,
     /// The client's own keys for its requests.
@@ -73,6 +78,8 @@ impl Tree {
             suspension: TreeSuspension::default(),
             webhooks: webhooks.into_boxed_slice(),
             trace: None,
+            prompt_leads: PromptLeads::default(),
+            is_chat: false,
             run_count: AtomicU64::new(1),
             provider_keys,
             node_labels: Arc::default(),

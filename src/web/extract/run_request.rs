@@ -207,6 +207,7 @@ impl CreateRunRequest {
             is_object_input,
             context: self.context,
             messages: messages::parse_messages(self.messages.unwrap_or_default(), &mut counter)?,
+            is_chat: false,
             session,
             on_busy: self.on_busy.map(OnBusy::from).unwrap_or_default(),
             overrides: Overrides {

@@ -233,6 +233,7 @@ impl Playback {
                     OutcomeRecording::Truncated => ReplyOutcome::Truncated,
                     OutcomeRecording::Refused => ReplyOutcome::Refused,
                 },
+                refusal: None,
             });
         }
         if let Some(error) = &recorded.error {

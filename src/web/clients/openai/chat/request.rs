@@ -248,6 +248,7 @@ impl ChatRequest {
             agent: agent.clone(),
             input: Some(input),
             messages: earlier,
+            is_chat: true,
             labels,
             overrides: Overrides {
                 model: model_override,

@@ -206,6 +206,7 @@ impl ResponsesRequest {
             agent: read.agent,
             input: Some(input),
             messages: earlier,
+            is_chat: true,
             session,
             labels: run_labels,
             overrides: Overrides {
