@@ -17,6 +17,7 @@ mod scripted;
 mod selection;
 mod service_rules;
 mod service_tiers;
+mod services;
 mod thinking;
 mod thoughtful;
 mod wires;
