@@ -82,7 +82,7 @@ impl OpenAiService {
         matches!(self, Self::Azure | Self::Bedrock)
     }
 
-    /// Whether it refuses the format `json_object`, or answers it with blanks, unless the prompt mentions JSON.
+    /// Whether its format `json_object` needs a prompt that mentions JSON.
     pub fn needs_json_prompt(self) -> bool {
         self.has_openai_rules() || matches!(self, Self::DeepSeek | Self::Groq | Self::Mistral)
     }

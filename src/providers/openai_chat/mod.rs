@@ -64,8 +64,7 @@ impl OpenAiChat {
         let dialect = Dialect {
             service,
             max_tokens_field,
-            // OpenAI's service behind another address.
-            needs_json_prompt: service.needs_json_prompt() || service_id == "openai",
+            serves_openai: service.has_openai_rules() || service_id == "openai",
         };
         let client = HttpClient::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
         let batches = OpenAiBatches::new(&client, &base, config.batch_poll);
@@ -103,7 +102,7 @@ impl Provider for OpenAiChat {
     }
 
     fn caches_prompts(&self) -> bool {
-        self.dialect.service.caches_prompts()
+        self.dialect.serves_openai || self.dialect.service.caches_prompts()
     }
 
     fn complete<'a>(

@@ -26,11 +26,16 @@ use crate::providers::{ChatRequest, response_schema, tool_call_codec};
 pub struct Dialect {
     pub service: OpenAiService,
     pub max_tokens_field: MaxTokensField,
-    /// Whether the service refuses the format `json_object` unless the prompt mentions JSON.
-    pub needs_json_prompt: bool,
+    /// Whether the models are OpenAI's: of a service with its rules, or of a provider with its name at another address.
+    pub serves_openai: bool,
 }
 
 impl Dialect {
+    /// Whether the service refuses the format `json_object`, or answers it with blanks, unless the prompt mentions JSON.
+    pub fn needs_json_prompt(self) -> bool {
+        self.serves_openai || self.service.needs_json_prompt()
+    }
+
     /// Mistral has rules for the order of messages and for ids, and takes no options of a stream.
     fn has_mistral_rules(self) -> bool {
         self.service == OpenAiService::Mistral
@@ -395,7 +400,7 @@ impl<'a> RequestBody<'a> {
                 true => prompt_cache_key(request.cache_key),
                 false => "",
             },
-            prompt_cache_options: match dialect.service.has_openai_rules() {
+            prompt_cache_options: match dialect.serves_openai {
                 true => CacheOptions::for_request(request),
                 false => None,
             },
@@ -434,7 +439,7 @@ fn build_messages<'a>(
     if !system.is_empty() {
         let mut content = Content::Text(system);
         let breakpoint = CacheBreakpoint::after_system(request);
-        if let Some(breakpoint) = breakpoint.filter(|_| dialect.service.has_openai_rules())
+        if let Some(breakpoint) = breakpoint.filter(|_| dialect.serves_openai)
             && let Some(text) = content.last_text()
         {
             text.prompt_cache_breakpoint = Some(breakpoint);
@@ -490,7 +495,9 @@ fn system_text<'a>(
         (ResponseFormat::JsonSchema(schema), OutputFormat::Object | OutputFormat::Prompt) => {
             with_schema_prompt(request.system, schema).into()
         }
-        (_, OutputFormat::Object) if dialect.needs_json_prompt => with_json_prompt(request.system),
+        (_, OutputFormat::Object) if dialect.needs_json_prompt() => {
+            with_json_prompt(request.system)
+        }
         (_, OutputFormat::Prompt) => with_json_prompt(request.system),
         _ => Cow::Borrowed(request.system),
     }

@@ -221,7 +221,8 @@ impl<'a> RequestBody<'a> {
             };
             input.insert(0, InputItem::Built(message));
         }
-        if dialect.needs_json_prompt && matches!(params.response_format, ResponseFormat::JsonObject)
+        if dialect.needs_json_prompt()
+            && matches!(params.response_format, ResponseFormat::JsonObject)
         {
             // The service does not look for the word in `instructions`.
             let message = BuiltItem::Message {
