@@ -7,12 +7,17 @@ use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
 use jiff::fmt::{rfc2822, strtime};
 use jiff::tz::TimeZone;
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
-use crate::providers::{ErrorCategory, MAX_MESSAGE_CHARS, ProviderError};
+use crate::providers::{ErrorCategory, MAX_MESSAGE_CHARS, ProviderError, lenient_json, surrogates};
 
 /// The longest body, in bytes, that counts as a message although it is not JSON.
 const MAX_PLAIN_BODY: usize = 300;
+/// How deep messages are searched, and how many elements of a list.
+const MAX_DEPTH: u8 = 5;
+const MAX_LIST: usize = 8;
 /// Longer values of `retry-after` are reduced to this.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -72,7 +77,7 @@ pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>
         })
         .unwrap_or_else(|| format!("HTTP {}", status.as_u16()));
     ProviderError {
-        retry_after,
+        retry_after: retry_after.or(parsed.retry_after),
         ..refusal(category, message, is_too_long)
     }
 }
@@ -92,7 +97,10 @@ pub fn from_error_body(body: &str) -> ProviderError {
     let message = parsed
         .message
         .unwrap_or_else(|| "the service reported an error without a message".to_owned());
-    refusal(category, message, is_too_long)
+    ProviderError {
+        retry_after: parsed.retry_after,
+        ..refusal(category, message, is_too_long)
+    }
 }
 
 /// Some services report a request that is too long as a fault of their own; a repetition would be as long.
@@ -106,6 +114,125 @@ fn refusal(category: ErrorCategory, message: String, is_too_long: bool) -> Provi
         ..ProviderError::new(category, message)
     }
 }
+
+/// The error that a body or a message with a success status reports instead of a reply, or beside a part of one.
+pub fn reported_error(text: &str) -> Option<ProviderError> {
+    let list: Vec<&RawValue> = match text.trim_start().starts_with('[') {
+        true => serde_json::from_str(text).ok()?,
+        false => Vec::new(),
+    };
+    let is_error = match list.first() {
+        Some(first) => is_error_object(first.get()),
+        None => is_error_object(text),
+    };
+    is_error.then(|| from_error_body(text))
+}
+
+/// The error that a service reports as a short plain text.
+pub fn plain_error(body: &str) -> Option<ProviderError> {
+    let message = ErrorBody::parse(body).message?;
+    Some(ProviderError::new(ErrorCategory::Server, message))
+}
+
+fn is_error_object(text: &str) -> bool {
+    let Some(fields) = lenient_json::fields(text) else {
+        return false;
+    };
+    let get = |name: &str| {
+        let field = fields.iter().find(|(key, _)| key == name);
+        field.map(|(_, value)| value.get())
+    };
+    let names_error = |name| matches!(get(name), Some("\"error\"" | "\"ERROR\""));
+    let is_reported = ["error", "errors"]
+        .into_iter()
+        .filter_map(get)
+        .any(|it| !is_blank_error(it))
+        || names_error("object")
+        || names_error("type")
+        || names_error("status")
+        || get("success") == Some("false")
+        || get("base_resp").is_some_and(has_status_code);
+    let begins = |name, start: &str| get(name).is_some_and(|value| value.starts_with(start));
+    let is_reply = ["choices", "content", "output"]
+        .into_iter()
+        .filter_map(get)
+        .any(|value| value.starts_with('[') || !lenient_json::is_blank(value))
+        || [
+            "message",
+            "delta",
+            "item",
+            "part",
+            "response",
+            "content_block",
+        ]
+        .into_iter()
+        .any(|name| begins(name, "{"))
+        || ["\"response.", "\"content_block", "\"message_", "\"ping"]
+            .into_iter()
+            .any(|kind| begins("type", kind));
+    let has_message = || {
+        let keys = MESSAGE_KEYS.iter().filter(|name| **name != "base_resp");
+        let mut messages = keys.filter_map(|name| get(name));
+        messages.any(|it| it.starts_with(['"', '[', '{']) && !is_blank_error(it))
+    };
+    is_reported || !is_reply && has_message()
+}
+
+/// Whether the code of MiniMax's `base_resp` is an error's.
+fn has_status_code(base_resp: &str) -> bool {
+    #[derive(Deserialize)]
+    struct BaseResponse {
+        #[serde(default)]
+        status_code: i64,
+    }
+    let parsed = serde_json::from_str::<BaseResponse>(base_resp);
+    parsed.is_ok_and(|parsed| parsed.status_code != 0)
+}
+
+/// Whether the value of an error field says that there is none: some services always send the field.
+pub fn is_blank_error(json: &str) -> bool {
+    fn is_blank(value: &Value) -> bool {
+        match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::String(text) => text.trim().is_empty(),
+            Value::Number(number) => number.as_f64() == Some(0.0),
+            Value::Array(list) => list.iter().all(is_blank),
+            Value::Object(fields) => fields.values().all(is_blank),
+            Value::Bool(true) => false,
+        }
+    }
+    serde_json::from_str::<Value>(json).is_ok_and(|value| is_blank(&value))
+}
+
+/// The keys of messages, and of what contains them.
+const MESSAGE_KEYS: [&str; 15] = [
+    "error",
+    "errors",
+    "message",
+    "Message",
+    "msg",
+    "detail",
+    "error_message",
+    "errorMessage",
+    "error_msg",
+    "err_msg",
+    "error_description",
+    "base_resp",
+    "status_msg",
+    "fault",
+    "faultstring",
+];
+/// The keys of waits, and the seconds in their unit.
+const WAIT_KEYS: [(&str, f64); 8] = [
+    ("retryDelay", 1.0),
+    ("retry_delay", 1.0),
+    ("retryAfter", 1.0),
+    ("retry_after", 1.0),
+    ("retry_after_seconds", 1.0),
+    ("retry-after", 1.0),
+    ("retry_after_ms", 1e-3),
+    ("retryAfterMs", 1e-3),
+];
 
 /// The wait that a service requests with `retry-after-ms` (OpenAI) or `retry-after` (RFC 9110: seconds or a date).
 pub fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
@@ -121,7 +248,84 @@ pub fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
         },
         _ => return None,
     };
+    bounded_wait(seconds)
+}
+
+fn bounded_wait(seconds: f64) -> Option<Duration> {
     (seconds >= 0.0).then(|| Duration::from_secs_f64(seconds.min(MAX_RETRY_AFTER.as_secs_f64())))
+}
+
+/// The wait in the fields of an error.
+fn wait_in(json: &Value, depth: u8) -> Option<Duration> {
+    let seconds = |value: &Value, unit: f64| match value {
+        Value::Number(number) => bounded_wait(number.as_f64()? * unit),
+        Value::String(text) => bounded_wait(match text.trim().parse::<f64>() {
+            Ok(number) => number * unit,
+            Err(_) => parse_seconds(text)?,
+        }),
+        // Protobuf's duration.
+        Value::Object(fields) => {
+            let part = |name| fields.get(name).and_then(Value::as_f64);
+            bounded_wait(part("seconds")? + part("nanos").unwrap_or(0.0) / 1e9)
+        }
+        _ => None,
+    };
+    let inner: Vec<&Value> = match json {
+        Value::Object(fields) => {
+            let mut waits = WAIT_KEYS.iter();
+            let own = waits.find_map(|(key, unit)| seconds(fields.get(*key)?, *unit));
+            if own.is_some() {
+                return own;
+            }
+            fields.values().collect()
+        }
+        Value::Array(list) => list.iter().take(MAX_LIST).collect(),
+        _ => return None,
+    };
+    let depth = depth.checked_sub(1)?;
+    inner.into_iter().find_map(|value| wait_in(value, depth))
+}
+
+/// The wait that a message asks for, such as "try again in 1m2.5s" or "retry after 20 seconds".
+fn wait_in_text(message: &str) -> Option<Duration> {
+    let message = message.to_ascii_lowercase();
+    let starts = [
+        "again in ",
+        "again after ",
+        "retry in ",
+        "retry after ",
+        "retrying in ",
+    ];
+    let mut rests = starts.iter().filter_map(|start| {
+        let at = message.find(start)?;
+        parse_seconds(&message[at + start.len()..])
+    });
+    bounded_wait(rests.next()?)
+}
+
+/// The seconds that a text begins with: numbers with units, as `1h2m3.5s` or `20 seconds`.
+fn parse_seconds(text: &str) -> Option<f64> {
+    let mut seconds = None;
+    let mut rest = text.trim_start();
+    while rest.starts_with(|c: char| c.is_ascii_digit()) {
+        let is_number = |c: char| c.is_ascii_digit() || c == '.';
+        let end = rest.find(|c| !is_number(c)).unwrap_or(rest.len());
+        let number: f64 = rest[..end].trim_end_matches('.').parse().ok()?;
+        let after = rest[end..].trim_start();
+        let end = after.find(|c: char| !c.is_ascii_alphabetic());
+        let unit = &after[..end.unwrap_or(after.len())];
+        let unit_seconds = match unit.to_ascii_lowercase().as_str() {
+            "ms" | "millisecond" | "milliseconds" => 1e-3,
+            "s" | "sec" | "secs" | "second" | "seconds" => 1.0,
+            "m" | "min" | "mins" | "minute" | "minutes" => 60.0,
+            "h" | "hr" | "hour" | "hours" => 3600.0,
+            "d" | "day" | "days" => 86_400.0,
+            _ => break,
+        };
+        seconds = Some(seconds.unwrap_or(0.0) + number * unit_seconds);
+        rest = after[unit.len()..].trim_start();
+    }
+    seconds
 }
 
 /// A date in one of the three formats that a recipient must accept (RFC 9110, section 5.6.7).
@@ -159,7 +363,11 @@ fn category_of_kind(kind: &str) -> Option<ErrorCategory> {
     } else if has(&[
         "rate_limit",
         "too_many_requests",
-        "insufficient_quota",
+        "toomanyrequests",
+        "ratelimit",
+        "throttl",
+        "quota",
+        "resource_exhausted",
         "resource_unavailable",
     ]) {
         ErrorCategory::RateLimit
@@ -168,13 +376,17 @@ fn category_of_kind(kind: &str) -> Option<ErrorCategory> {
         "permission",
         "invalid_api_key",
         "unauthorized",
+        "unauthenticated",
     ]) {
         ErrorCategory::Auth
-    } else if has(&["timeout"]) {
+    } else if has(&["timeout", "deadline_exceeded"]) {
         ErrorCategory::Timeout
     } else if has(&[
         "invalid_request",
+        "invalid_argument",
+        "validation",
         "bad_request",
+        "badrequest",
         "invalid_prompt",
         "invalid_image",
         "policy_violation",
@@ -197,44 +409,78 @@ struct ErrorBody {
     kind: String,
     /// `code` if it is an HTTP status.
     code: Option<u16>,
+    /// How long the service wants the client to wait.
+    retry_after: Option<Duration>,
+}
+
+/// The JSON values of a body: one, one a line, or the data of events.
+fn json_values(body: &str) -> Vec<Value> {
+    if let Ok(value) = serde_json::from_str(&surrogates::repair(body)) {
+        return vec![value];
+    }
+    let lines = body.lines().take(MAX_LIST).map(|line| {
+        let line = line.trim();
+        line.strip_prefix("data:").unwrap_or(line).trim()
+    });
+    let lines = lines.filter(|line| line.starts_with(['{', '[', '"']));
+    lines
+        .filter_map(|line| serde_json::from_str(&surrogates::repair(line)).ok())
+        .collect()
 }
 
 impl ErrorBody {
     fn parse(body: &str) -> Self {
-        let body = body.trim();
-        match serde_json::from_str::<Value>(body) {
-            Ok(json) => {
-                let mut parsed = Self::default();
-                parsed.collect(&json, 4);
-                parsed
-            }
-            Err(_) => Self {
-                message: sanitize_message(body).filter(|_| {
-                    body.len() <= MAX_PLAIN_BODY
-                        && !body.contains('\n')
-                        && !body.starts_with(['<', '{'])
-                }),
-                ..Self::default()
-            },
+        let body = body.trim().trim_start_matches('\u{feff}');
+        let mut parsed = Self::default();
+        let mut is_json = false;
+        for json in json_values(body) {
+            is_json = true;
+            parsed.collect(&json, MAX_DEPTH);
+            parsed.retry_after = parsed.retry_after.or_else(|| wait_in(&json, MAX_DEPTH));
         }
+        let is_plain =
+            body.len() <= MAX_PLAIN_BODY && !body.contains('\n') && !body.starts_with(['<', '{']);
+        if !is_json && is_plain {
+            parsed.message = sanitize_message(body);
+        }
+        let message = parsed.message.as_deref();
+        parsed.retry_after = parsed.retry_after.or_else(|| wait_in_text(message?));
+        parsed
     }
 
-    /// Collects from `{"error": {…}}`, `{"error": "…"}`, `{"message": …}`, `{"detail": …}`, a text, or a list of those.
+    /// Collects from `{"error": {…}}`, `{"error": "…"}`, `{"message": …}`, `{"detail": …}` and the like, a text, or a list of
+    /// those.
     fn collect(&mut self, json: &Value, depth: u8) {
         match json {
-            Value::String(text) if self.message.is_none() => self.message = sanitize_message(text),
+            Value::String(text) => self.collect_text(text, depth),
             Value::Array(list) => {
-                if let (Some(first), 1..) = (list.first(), depth) {
-                    self.collect(first, depth - 1);
+                for (index, value) in list.iter().take(MAX_LIST).enumerate() {
+                    let Some(depth) = depth.checked_sub(1) else {
+                        return;
+                    };
+                    if index == 0 || self.message.is_none() {
+                        self.collect(value, depth);
+                    } else {
+                        let mut other = Self::default();
+                        other.collect(value, depth);
+                        self.add_message(other.message, "; ");
+                    }
                 }
             }
             Value::Object(fields) if depth > 0 => {
-                for key in ["error", "message", "msg", "detail"] {
+                for key in MESSAGE_KEYS {
                     if let Some(inner) = fields.get(key) {
                         self.collect(inner, depth - 1);
                     }
                 }
-                for key in ["type", "code", "status"] {
+                // A gateway quotes the service behind it.
+                if let Some(raw) = fields.get("metadata").and_then(|it| it.get("raw")) {
+                    let mut quoted = Self::default();
+                    quoted.collect(raw, depth - 1);
+                    self.add_message(quoted.message, ": ");
+                    self.retry_after = self.retry_after.or(quoted.retry_after);
+                }
+                for key in ["type", "code", "status", "error_code", "status_code"] {
                     match fields.get(key) {
                         Some(Value::String(text)) => match text.parse::<u16>() {
                             Ok(code) => self.set_code(code.into()),
@@ -250,6 +496,32 @@ impl ErrorBody {
             }
             _ => {}
         }
+    }
+
+    /// Takes a text as the message. Some gateways put the JSON of the service behind them into it.
+    fn collect_text(&mut self, text: &str, depth: u8) {
+        if self.message.is_some() {
+            return;
+        }
+        if let Some(depth) = depth.checked_sub(1)
+            && text.trim_start().starts_with(['{', '['])
+            && let Ok(json) = serde_json::from_str::<Value>(text)
+        {
+            self.collect(&json, depth);
+            self.retry_after = self.retry_after.or_else(|| wait_in(&json, depth));
+        }
+        if self.message.is_none() {
+            self.message = sanitize_message(text);
+        }
+    }
+
+    fn add_message(&mut self, added: Option<String>, separator: &str) {
+        let Some(added) = added else { return };
+        self.message = match self.message.take() {
+            Some(message) if message.contains(&added) => Some(message),
+            Some(message) => sanitize_message(&format!("{message}{separator}{added}")),
+            None => Some(added),
+        };
     }
 
     fn set_code(&mut self, code: u64) {
@@ -305,7 +577,7 @@ mod tests {
     use http::{HeaderMap, HeaderValue, StatusCode};
     use jiff::Timestamp;
 
-    use super::{from_error_body, from_status, retry_after};
+    use super::{from_error_body, from_status, reported_error, retry_after};
 
     fn error_text(status: u16, body: &str) -> String {
         let status = StatusCode::from_u16(status).expect("a status");
@@ -403,6 +675,123 @@ mod tests {
         ] {
             let body = format!("{{\"error\":{{\"message\":{message:?}}}}}");
             assert!(!status(400, &body).1, "{message}");
+        }
+    }
+
+    #[test]
+    fn the_services_own_words_are_found_in_any_wrapping() {
+        for body in [
+            r#"{"errors":[{"code":7,"message":"no"}],"success":false}"#,
+            r#"{"errors":["no"]}"#,
+            r#"{"error":{"message":"no","metadata":{"raw":"no"}}}"#,
+            r#"{"code":1001,"msg":"no"}"#,
+            r#"{"message":"{\"error\":{\"message\":\"no\"}}"}"#,
+            r#"{"base_resp":{"status_code":1004,"status_msg":"no"}}"#,
+            r#"{"error_code":110,"error_msg":"no"}"#,
+            r#"{"Message":"no"}"#,
+            "{\"error\":{\"message\":\"no\"}}\n{\"error\":{\"message\":\"again\"}}",
+            "{\"type\":\"error\"}\n{\"message\":\"no\"}",
+            "event: error\ndata: {\"error\":{\"message\":\"no\"}}\n\n",
+            "\u{feff}{\"error\":\"no\"}",
+        ] {
+            assert_eq!(error_text(400, body), "bad_request: no", "{body}");
+        }
+        let raw = r#"{"error":{"message":"Provider returned error","metadata":{"raw":"{\"error\":{\"message\":\"too large\"}}"}}}"#;
+        let message = "bad_request: Provider returned error: too large";
+        assert_eq!(error_text(400, raw), message);
+        assert_eq!(
+            error_text(
+                400,
+                r#"{"errors":[{"message":"a"},{"message":"b"},{"message":"a"}]}"#
+            ),
+            "bad_request: a; b"
+        );
+        assert_eq!(
+            error_text(400, r#"{"error":{"message":"half \ud83d"}}"#),
+            "bad_request: half \u{fffd}"
+        );
+    }
+
+    #[test]
+    fn a_wait_is_found_in_the_body() {
+        let wait = |body: &str| from_status(StatusCode::TOO_MANY_REQUESTS, body, None).retry_after;
+        let seconds = |s: f64| Some(Duration::from_secs_f64(s));
+        for (body, expected) in [
+            (
+                r#"[{"error":{"message":"m","details":[{},{"retryDelay":"3s"}]}}]"#,
+                3.0,
+            ),
+            (r#"{"error":{"details":[{"retryDelay":"3.5s"}]}}"#, 3.5),
+            (
+                r#"{"error":{"details":[{"retryDelay":{"seconds":3,"nanos":500000000}}]}}"#,
+                3.5,
+            ),
+            (r#"{"error":{"message":"Please try again in 6ms."}}"#, 0.006),
+            (
+                r#"{"error":{"message":"Please try again in 1m2.5s. Or not."}}"#,
+                62.5,
+            ),
+            (
+                r#"{"error":{"message":"Please retry after 20 seconds."}}"#,
+                20.0,
+            ),
+            (r#"{"error":{"message":"Please retry in 36.9s."}}"#, 36.9),
+            (r#"{"message":"slow","retry_after":7}"#, 7.0),
+            (r#"{"message":"slow","retry_after_ms":"250"}"#, 0.25),
+            ("try again in 2 minutes", 120.0),
+        ] {
+            assert_eq!(wait(body), seconds(expected), "{body}");
+        }
+        for without in [
+            "",
+            "{}",
+            r#"{"message":"try again in a moment"}"#,
+            r#"{"retry_after":-1}"#,
+        ] {
+            assert_eq!(wait(without), None, "{without}");
+        }
+        let header = Some(Duration::from_secs(9));
+        let body = r#"{"retry_after":7}"#;
+        let error = from_status(StatusCode::TOO_MANY_REQUESTS, body, header);
+        assert_eq!(error.retry_after, header);
+        assert_eq!(from_error_body(body).retry_after, seconds(7.0));
+    }
+
+    #[test]
+    fn an_error_instead_of_a_reply_is_told_from_a_reply() {
+        for error in [
+            r#"{"object":"error","message":"engine died","type":"InternalServerError","code":500}"#,
+            r#"{"message":"engine died","type":"InternalServerError"}"#,
+            r#"{"detail":"engine died"}"#,
+            r#"{"detail":[{"msg":"engine died"}]}"#,
+            r#"{"code":1001,"msg":"engine died"}"#,
+            r#"{"error":"engine died"}"#,
+            r#"{"errors":["engine died"]}"#,
+            r#"{"choices":[],"error":{"message":"engine died"}}"#,
+            r#"{"choices":null,"base_resp":{"status_code":1004,"status_msg":"engine died"}}"#,
+            r#"{"type":"error","error":{"message":"engine died"}}"#,
+            r#"[{"error":{"message":"engine died"}}]"#,
+        ] {
+            let found = reported_error(error).map(|error| error.message);
+            assert_eq!(found.as_deref(), Some("engine died"), "{error}");
+        }
+        for reply in [
+            "",
+            "x",
+            "{",
+            "{}",
+            "[]",
+            r#"{"choices":[],"error":null}"#,
+            r#"{"choices":[],"error":{"message":"","code":0}}"#,
+            r#"{"choices":[],"errors":[],"detail":"fine"}"#,
+            r#"{"choices":[],"base_resp":{"status_code":0,"status_msg":"success"}}"#,
+            r#"{"type":"message","content":[],"message":"x"}"#,
+            r#"{"type":"response.progress","message":"x"}"#,
+            r#"{"message":{"content":"x"},"done":false}"#,
+            r#"{"type":"ping"}"#,
+            r#"{"usage":{}}"#,
+        ] {
+            assert!(reported_error(reply).is_none(), "{reply}");
         }
     }
 

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::domain::json_buffer::JsonBuffer;
-use crate::providers::error_mapping;
 use crate::providers::{ErrorCategory, ProviderError};
+use crate::providers::{error_mapping, lenient_json};
 
 /// As much as a short request takes.
 const USUAL_BYTES: usize = 1024;
@@ -22,8 +22,12 @@ impl From<UnreadableJson> for ProviderError {
     }
 }
 
+/// Parses what a service sent. Values of other types than expected are read where their meaning is clear.
 pub fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, UnreadableJson> {
-    serde_json::from_str(text).map_err(UnreadableJson)
+    match serde_json::from_str(text) {
+        Err(error) if error.is_data() => lenient_json::parse(text).map_err(UnreadableJson),
+        parsed => parsed.map_err(UnreadableJson),
+    }
 }
 
 pub fn serialize(body: &impl Serialize) -> Result<Vec<u8>, ProviderError> {
