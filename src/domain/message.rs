@@ -90,6 +90,19 @@ pub struct ToolCall {
     pub name: String,
     /// A JSON object as received; `{}` if the model sent anything else.
     pub arguments: Arc<RawValue>,
+    /// The limit that the reply reached before the arguments were complete. Such a call is not performed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_by: Option<ReplyLimit>,
+}
+
+/// A limit at which a service ends a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReplyLimit {
+    /// The tokens of the reply.
+    Tokens,
+    /// The tokens of the request and the reply together.
+    ContextWindow,
 }
 
 impl ToolCall {

@@ -51,6 +51,8 @@ pub enum WarningCode {
     NotSummarized,
     /// The model repeated the same calls with the same results.
     CallsRepeated,
+    /// A reply reached its token limit before the arguments of a tool call were complete: the call was not performed.
+    CallCut,
     /// No node has the labels that the run needs: it waits for one.
     NoNode,
     /// The run ended before it read messages that were added to it.

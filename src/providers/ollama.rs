@@ -12,6 +12,7 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
+use crate::providers::call_pieces::{CallPiece, CallPieces};
 use crate::providers::content_parts::{self, Base64, ContentPart};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::endpoint::Endpoint;
@@ -20,11 +21,11 @@ use crate::providers::http_client::headers::KeyHeader;
 use crate::providers::http_client::{BodyPart, HttpClient, PartError};
 use crate::providers::reply_builder::{ReplyBuilder, append};
 use crate::providers::setup_error::SetupError;
+use crate::providers::stop_reason::{self, ReplyContent};
 use crate::providers::stream_decoder::StreamFormat;
-use crate::providers::token_counts::{Lenient, TokenCount, TokenCounts};
+use crate::providers::token_counts::{self, Lenient, TokenCount, TokenCounts};
 use crate::providers::{
-    ChatRequest, Delta, ErrorCategory, Provider, ProviderError, Reply, ReplyOutcome, error_mapping,
-    tool_call_codec, wire_json,
+    ChatRequest, Delta, Provider, ProviderError, Reply, tool_call_codec, wire_json,
 };
 
 const DEFAULT_BASE_URL: &str = "http://localhost:11434";
@@ -325,6 +326,7 @@ struct Thinking<'a> {
 #[derive(Deserialize)]
 struct ResponseLine<'a> {
     model: Option<String>,
+    #[serde(borrow)]
     message: Option<MessageIn<'a>>,
     done: Option<bool>,
     done_reason: Option<String>,
@@ -332,8 +334,6 @@ struct ResponseLine<'a> {
     prompt_eval_count: TokenCount,
     #[serde(default)]
     eval_count: TokenCount,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -346,12 +346,15 @@ struct MessageIn<'a> {
 
 #[derive(Deserialize)]
 struct CallIn<'a> {
+    id: Option<String>,
     #[serde(borrow)]
     function: Option<FunctionIn<'a>>,
 }
 
 #[derive(Deserialize)]
 struct FunctionIn<'a> {
+    #[serde(default)]
+    index: Lenient<u64>,
     name: Option<String>,
     #[serde(borrow)]
     arguments: Option<&'a RawValue>,
@@ -372,7 +375,7 @@ struct UsageLine {
 pub struct OllamaReplyBuilder {
     text: String,
     thinking: String,
-    calls: Vec<ToolCall>,
+    calls: CallPieces,
     usage: Option<TokenUsage>,
     is_finished: bool,
     stop_reason: Option<String>,
@@ -388,8 +391,9 @@ impl ReplyBuilder for OllamaReplyBuilder {
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError> {
         match part {
-            BodyPart::Document(text) | BodyPart::Message(text) => self.push_line(text, deltas),
-            BodyPart::End => Ok(false),
+            BodyPart::Document(text) => self.push_line(text, true, deltas),
+            BodyPart::Message { data, .. } => self.push_line(data, false, deltas),
+            BodyPart::Done | BodyPart::End => Ok(self.is_finished),
         }
     }
 
@@ -399,18 +403,22 @@ impl ReplyBuilder for OllamaReplyBuilder {
 
     fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
         // Older servers send `done` without a reason.
-        let is_normal_end =
-            self.is_finished && matches!(self.stop_reason.as_deref(), None | Some("stop"));
-        let end = match self.stop_reason.as_deref() {
-            _ if is_normal_end || !self.text.is_empty() || !self.calls.is_empty() => {
-                ReplyOutcome::Complete
-            }
-            Some("length") => ReplyOutcome::Truncated,
-            _ => {
-                let message = "response contains no content";
-                return Err(ProviderError::new(ErrorCategory::Server, message));
-            }
+        let reason = match self.stop_reason.as_deref() {
+            None if self.is_finished => Some("stop"),
+            reason => reason,
         };
+        let content = ReplyContent {
+            has_text: !self.text.is_empty(),
+            has_calls: !self.calls.is_empty(),
+            is_refused: false,
+        };
+        let end = stop_reason::outcome(reason, content)?;
+        let calls = self.calls.finish(stop_reason::limit(reason)).enumerate();
+        let calls = calls.map(|(position, (call, _))| ToolCall {
+            // Ollama's own ids are random, and later requests do not need them.
+            id: format!("ollama_{position}"),
+            ..call
+        });
         let thinking = match self.thinking.is_empty() {
             true => None,
             false => to_raw_value(&self.thinking).ok(),
@@ -424,7 +432,7 @@ impl ReplyBuilder for OllamaReplyBuilder {
         Ok(Reply {
             message: AssistantMessage {
                 content: self.text,
-                tool_calls: self.calls,
+                tool_calls: calls.collect(),
                 echo,
             },
             usage: self.usage,
@@ -441,17 +449,15 @@ impl OllamaReplyBuilder {
     fn push_line(
         &mut self,
         text: &str,
+        is_whole: bool,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError> {
         let line: ResponseLine<'_> = wire_json::parse(text).inspect_err(|_| {
-            if let Ok(usage) = serde_json::from_str::<UsageLine>(text) {
+            if let Ok(usage) = wire_json::parse::<UsageLine>(text) {
                 self.set_usage(usage.prompt_eval_count, usage.eval_count, deltas);
                 self.is_finished = usage.done.0 == Some(true);
             }
         })?;
-        if line.error.is_some() {
-            return Err(error_mapping::from_error_body(text).into());
-        }
         if let Some(message) = line.message {
             if let Some(content) = message.content.filter(|content| !content.is_empty()) {
                 deltas(Delta::Text(&content));
@@ -461,24 +467,23 @@ impl OllamaReplyBuilder {
                 deltas(Delta::Reasoning(&thinking));
                 append(&mut self.thinking, thinking);
             }
+            self.calls.begin_message();
             for call in message.tool_calls.into_iter().flatten() {
-                tool_call_codec::check_call_count(self.calls.len() + 1)?;
-                let (name, arguments) = match call.function {
-                    Some(function) => (function.name.unwrap_or_default(), function.arguments),
-                    None => (String::new(), None),
+                let piece = match call.function {
+                    Some(function) => CallPiece::new(function.index.0, call.id, function.name)
+                        .with_arguments(function.arguments),
+                    None => CallPiece::new(None, call.id, None),
                 };
-                self.calls.push(ToolCall {
-                    // Ollama's own ids are random, and later requests do not need them.
-                    id: format!("ollama_{}", self.calls.len()),
-                    provider_id: String::new(),
-                    name,
-                    arguments: tool_call_codec::arguments_from_json(arguments),
-                });
+                match is_whole {
+                    true => self.calls.push_new(piece)?,
+                    false => self.calls.push(piece)?,
+                }
             }
         }
         self.set_usage(line.prompt_eval_count, line.eval_count, deltas);
         self.model = line.model.or(self.model.take());
-        self.stop_reason = line.done_reason.or(self.stop_reason.take());
+        let reason = stop_reason::known(line.done_reason);
+        self.stop_reason = reason.or(self.stop_reason.take());
         self.is_finished = line.done == Some(true);
         Ok(self.is_finished)
     }
@@ -497,9 +502,6 @@ impl OllamaReplyBuilder {
             output,
             ..TokenCounts::default()
         };
-        self.usage = counts.into_usage();
-        if let Some(usage) = self.usage {
-            deltas(Delta::Usage(usage));
-        }
+        token_counts::update(&mut self.usage, counts.into_usage(), deltas);
     }
 }

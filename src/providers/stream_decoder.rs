@@ -7,11 +7,14 @@ use bytes::{Buf, Bytes};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamFormat {
-    /// A message is the data of one server-sent event. Event names are dropped: the services repeat them in the data.
+    /// A message is the data of one server-sent event, or a line that is JSON instead.
     Sse,
     /// A message is a non-blank line.
     Ndjson,
 }
+
+/// Longer names of events are dropped.
+const MAX_EVENT_NAME: usize = 256;
 
 /// A message or a reply exceeds its size limit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +37,8 @@ pub struct StreamDecoder {
     chunk: Bytes,
     /// The beginning of an incomplete line.
     line: Vec<u8>,
+    /// The name of the event that the last message or the data belongs to.
+    event: String,
     /// The data of an incomplete event.
     data: Vec<u8>,
     has_data: bool,
@@ -50,6 +55,7 @@ impl StreamDecoder {
             max_bytes,
             chunk: Bytes::new(),
             line: Vec::new(),
+            event: String::new(),
             data: Vec::new(),
             has_data: false,
             is_at_start: true,
@@ -105,6 +111,11 @@ impl StreamDecoder {
         Ok(None)
     }
 
+    /// The name of the event whose data was returned last; empty if it has none.
+    pub fn event_name(&self) -> &str {
+        &self.event
+    }
+
     /// The rest at the end of the body: a message without its final line break or blank line, or an incomplete message.
     pub fn finish(&mut self) -> Option<Cow<'_, str>> {
         self.clear_consumed_data();
@@ -125,7 +136,15 @@ impl StreamDecoder {
             return !line.is_empty();
         }
         if line.is_empty() {
+            if !self.has_data {
+                self.event.clear();
+            }
             return self.has_data;
+        }
+        // Some services write an error like this when they fail within a stream.
+        if line.starts_with(b"{") && line.trim_ascii_end().ends_with(b"}") && !self.has_data {
+            self.data.extend_from_slice(line);
+            return true;
         }
         let (field, value) = match line.iter().position(|b| *b == b':') {
             Some(colon) => (&line[..colon], &line[colon + 1..]),
@@ -138,6 +157,8 @@ impl StreamDecoder {
             self.has_data = true;
             self.data
                 .extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
+        } else if field == b"event" && value.len() <= MAX_EVENT_NAME {
+            self.event = decode_text(value).trim().to_owned();
         }
         false
     }
@@ -145,6 +166,7 @@ impl StreamDecoder {
     fn clear_consumed_data(&mut self) {
         if std::mem::take(&mut self.is_data_consumed) {
             self.data.clear();
+            self.event.clear();
             self.has_data = false;
         }
     }
@@ -188,6 +210,27 @@ mod tests {
         let (found, rest) = decode(StreamFormat::Sse, body.as_bytes(), &[]);
         assert_eq!(found, ["one", "two\n lines", "three", ""]);
         assert_eq!(rest.as_deref(), Some("[DONE]"));
+    }
+
+    #[test]
+    fn events_have_names_and_json_may_come_without_them() {
+        let mut decoder = StreamDecoder::new(StreamFormat::Sse, 1000);
+        decoder.feed(Bytes::from_static(
+            b"event: error\ndata: one\n\ndata: two\n\nevent: x\n\n{\"error\":1}\ndata: three\n\n",
+        ));
+        let mut found = Vec::new();
+        while let Some(message) = decoder.next_message().expect("short enough") {
+            let message = message.into_owned();
+            found.push((decoder.event_name().to_owned(), message));
+        }
+        let pair = |name: &str, data: &str| (name.to_owned(), data.to_owned());
+        let expected = [
+            pair("error", "one"),
+            pair("", "two"),
+            pair("", "{\"error\":1}"),
+            pair("", "three"),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

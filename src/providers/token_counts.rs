@@ -4,6 +4,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::domain::usage::TokenUsage;
+use crate::providers::{Delta, lenient_json, wire_json};
 
 /// Larger counts are invalid. With this limit, sums cannot overflow.
 const MAX_TOKEN_COUNT: u64 = 1 << 40;
@@ -29,7 +30,7 @@ impl TokenCount {
 impl<'de> Deserialize<'de> for TokenCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&'de RawValue>::deserialize(deserializer)?.get();
-        Ok(match serde_json::from_str(json) {
+        Ok(match lenient_json::parse(json) {
             Ok(Some(count)) if count <= MAX_TOKEN_COUNT => Self::Reported(count),
             Ok(None) => Self::Absent,
             Ok(Some(_)) | Err(_) => Self::Invalid,
@@ -52,7 +53,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Lenient<T> {
         let json = <&'de RawValue>::deserialize(deserializer)?.get();
         // Serde would read a list as the fields of a struct in order.
         let json = Some(json).filter(|json| !json.starts_with('['));
-        Ok(Self(json.and_then(|json| serde_json::from_str(json).ok())))
+        Ok(Self(json.and_then(|json| wire_json::parse(json).ok())))
     }
 }
 
@@ -64,7 +65,31 @@ pub fn parse_usage_only<'a, T: Deserialize<'a>>(reply: &'a str) -> Option<T> {
         #[serde(default)]
         usage: Lenient<T>,
     }
-    serde_json::from_str::<UsageOnly<T>>(reply).ok()?.usage.0
+    wire_json::parse::<UsageOnly<T>>(reply).ok()?.usage.0
+}
+
+/// Merges a report into the usage so far, and passes the sum on. Services repeat reports as they grow; what says nothing, such
+/// as an empty report at the end, or zeros, replaces nothing.
+pub fn update(
+    usage: &mut Option<TokenUsage>,
+    report: Option<TokenUsage>,
+    deltas: &mut dyn FnMut(Delta<'_>),
+) {
+    let Some(mut report) = report else { return };
+    let earlier = usage.unwrap_or_default();
+    for (count, earlier) in [
+        (&mut report.input, earlier.input),
+        (&mut report.output, earlier.output),
+        (&mut report.cache_read, earlier.cache_read),
+        (&mut report.cache_write, earlier.cache_write),
+        (&mut report.reasoning, earlier.reasoning),
+    ] {
+        if *count == 0 {
+            *count = earlier;
+        }
+    }
+    *usage = Some(report);
+    deltas(Delta::Usage(report));
 }
 
 /// The token details that OpenAI's wires report for the input or the output.
@@ -134,12 +159,14 @@ mod tests {
     fn invalid_counts_differ_from_absent_ones() {
         let read = |json: &str| serde_json::from_str::<TokenCount>(json).expect("a count");
         assert_eq!(read("7"), TokenCount::Reported(7));
+        assert_eq!(read("\"7\""), TokenCount::Reported(7));
+        assert_eq!(read("7.0"), TokenCount::Reported(7));
         assert_eq!(read("null"), TokenCount::Absent);
         for json in [
             "-1",
             "1e30",
             "1.5",
-            "\"7\"",
+            "\"many\"",
             "[]",
             "{}",
             "true",

@@ -8,29 +8,43 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
-use crate::domain::message::{ToolCall, ToolResult, empty_arguments};
+use crate::domain::message::{ToolCall, ToolResult};
 use crate::providers::{ErrorCategory, ProviderError};
 
 /// Maximum number of tool calls (or other blocks) in one reply.
 pub const MAX_CALLS: usize = 1000;
 
-/// Arguments from a string: unchanged if it is a JSON object, else `{}`.
-pub fn arguments_from_text(text: &str) -> Arc<RawValue> {
-    match RawValue::from_string(text.trim().to_owned()) {
-        Ok(json) if json.get().starts_with('{') => Arc::from(json),
-        _ => empty_arguments(),
-    }
+/// What a text of arguments contains.
+pub enum Arguments {
+    Object(Arc<RawValue>),
+    /// The beginning of an object.
+    Incomplete,
+    Other,
 }
 
-/// Arguments from JSON: an object, or a string that contains one; anything else becomes `{}`.
-pub fn arguments_from_json(json: Option<&RawValue>) -> Arc<RawValue> {
-    match json {
-        Some(json) if json.get().starts_with('{') => Arc::from(json.to_owned()),
-        Some(json) => match serde_json::from_str::<Cow<'_, str>>(json.get()) {
-            Ok(text) => arguments_from_text(&text),
-            Err(_) => empty_arguments(),
-        },
-        None => empty_arguments(),
+/// Reads a text of arguments. Several objects are placeholders or repeats: the last one that is not empty counts.
+pub fn read_arguments(text: &str) -> Arguments {
+    let mut found: Option<&RawValue> = None;
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+    loop {
+        match values.next() {
+            None => break,
+            Some(Ok(value)) if value.get().starts_with('{') => {
+                if found.is_none() || value.get().len() > 2 {
+                    found = Some(value);
+                }
+            }
+            Some(Ok(_)) => {}
+            Some(Err(error)) if error.is_eof() => match found {
+                Some(value) if value.get().len() > 2 => break,
+                _ => return Arguments::Incomplete,
+            },
+            Some(Err(_)) => return Arguments::Other,
+        }
+    }
+    match found {
+        Some(object) => Arguments::Object(Arc::from(object.to_owned())),
+        None => Arguments::Other,
     }
 }
 
@@ -146,48 +160,44 @@ pub fn check_call_count(count: usize) -> Result<(), ProviderError> {
 mod tests {
     use std::collections::HashSet;
 
-    use serde_json::value::RawValue;
-
-    use super::{
-        arguments_from_json, arguments_from_text, fill_missing_ids, mistral_id, sanitize_name,
-        short_id,
-    };
+    use super::{Arguments, fill_missing_ids, mistral_id, read_arguments, sanitize_name, short_id};
     use crate::domain::message::{ToolCall, empty_arguments};
 
     #[test]
     fn arguments_must_be_an_object() {
+        let read = |text: &str| match read_arguments(text) {
+            Arguments::Object(object) => object.get().to_owned(),
+            Arguments::Incomplete => "incomplete".to_owned(),
+            Arguments::Other => "other".to_owned(),
+        };
         for object in ["{}", "{\"a\": 1.0,  \"a\":2}", "{\"ä\":[]}"] {
-            assert_eq!(arguments_from_text(object).get(), object);
+            assert_eq!(read(object), object);
         }
-        for dropped in [
+        for other in [
             "",
             " ",
             "null",
             "[1]",
             "7",
             "\"{}\"",
-            "{\"a\": 1",
             "{\"a\": 1} x",
             "{'a':1}",
         ] {
-            assert_eq!(arguments_from_text(dropped).get(), "{}", "{dropped}");
+            assert_eq!(read(other), "other", "{other}");
+        }
+        for incomplete in ["{", "{\"a\": 1", "{}{\"a\"", "{\"a\": \"\\u00"] {
+            assert_eq!(read(incomplete), "incomplete", "{incomplete}");
+        }
+        for repeated in [
+            "{}{\"a\":1}",
+            "{\"a\":1} {}",
+            "{\"b\":2}{\"a\":1}",
+            "{\"a\":1}{\"a",
+        ] {
+            assert_eq!(read(repeated), "{\"a\":1}", "{repeated}");
         }
         let deep = format!("{{\"a\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
-        assert_eq!(arguments_from_text(&deep).get(), deep);
-    }
-
-    #[test]
-    fn arguments_may_be_a_string_or_an_object() {
-        let from = |json: &str| {
-            let json: &RawValue = serde_json::from_str(json).expect("JSON");
-            arguments_from_json(Some(json)).get().to_owned()
-        };
-        assert_eq!(from("{\"a\": 1}"), "{\"a\": 1}");
-        assert_eq!(from("\"{\\\"a\\\": 1}\""), "{\"a\": 1}");
-        for other in ["null", "[]", "1", "\"\"", "\"x\""] {
-            assert_eq!(from(other), "{}", "{other}");
-        }
-        assert_eq!(arguments_from_json(None).get(), "{}");
+        assert_eq!(read(&deep), deep);
     }
 
     #[test]
@@ -197,6 +207,7 @@ mod tests {
             provider_id: String::new(),
             name: "t".to_owned(),
             arguments: empty_arguments(),
+            cut_by: None,
         });
         assert!(fill_missing_ids(&mut calls));
         let ids: Vec<_> = calls.iter().map(|call| call.id.as_str()).collect();

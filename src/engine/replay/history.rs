@@ -244,6 +244,7 @@ mod tests {
             provider_id: String::new(),
             name: "t".to_owned(),
             arguments: empty_arguments(),
+            cut_by: None,
         });
         AssistantMessage {
             content: text.to_owned(),

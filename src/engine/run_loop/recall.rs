@@ -227,6 +227,7 @@ mod tests {
             provider_id: String::new(),
             name: tool.to_owned(),
             arguments: empty_arguments(),
+            cut_by: None,
         };
         let reply = AssistantMessage {
             tool_calls: vec![call],

@@ -258,6 +258,7 @@ mod tests {
             provider_id: String::new(),
             name: "read".to_owned(),
             arguments: empty_arguments(),
+            cut_by: None,
         };
         let reply = AssistantMessage {
             content: String::new(),

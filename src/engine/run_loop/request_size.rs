@@ -156,6 +156,7 @@ mod tests {
             provider_id: String::new(),
             name: "read".to_owned(),
             arguments: empty_arguments(),
+            cut_by: None,
         };
         let mut reply = AssistantMessage {
             content: "text".to_owned(),

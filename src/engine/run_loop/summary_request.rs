@@ -156,6 +156,7 @@ mod tests {
             provider_id: String::new(),
             name: "read".to_owned(),
             arguments: empty_arguments(),
+            cut_by: None,
         };
         let reply = AssistantMessage {
             content: "Let me see".to_owned(),

@@ -10,9 +10,10 @@ use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
 use crate::domain::event::{Decision, EventKind};
-use crate::domain::message::{ToolCall, ToolResult, shorten};
+use crate::domain::message::{ReplyLimit, ToolCall, ToolResult, shorten};
 use crate::domain::run::now;
 use crate::domain::usage::Usage;
+use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
 use crate::engine::cluster::connection;
@@ -102,7 +103,7 @@ pub async fn execute(
             results[position] = Some(result);
         }
     }
-    reject_excess(batch, calls, &mut results).await?;
+    reject_calls(batch, calls, &mut results).await?;
     let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
     let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
     let interrupted = pending
@@ -125,31 +126,47 @@ pub async fn execute(
     }
 }
 
-/// Gives every call above the server's limits for one reply an error as its result, all in one commit.
-async fn reject_excess(
+/// Gives every call that is not performed an error as its result, all in one commit: calls above the server's limits for one
+/// reply, and calls whose arguments were cut off.
+async fn reject_calls(
     batch: &BatchContext,
     calls: &[ToolCall],
     results: &mut [Option<ToolResult>],
 ) -> Result<(), StoreError> {
-    let runs = &batch.context.engine.settings.runs;
+    let run = &batch.context.run;
+    let limits = &batch.context.engine.settings.runs;
     let (mut delegations, mut steps, mut events) = (0, Vec::new(), Vec::new());
     for (position, call) in calls.iter().enumerate() {
         let is_delegation = batch.toolbox.effect(&call.name) == Some(Effect::Delegating);
         delegations += usize::from(is_delegation);
-        let (max, kind) = match position < runs.max_calls {
-            false => (runs.max_calls, "tool calls"),
-            true if is_delegation && delegations > runs.max_delegations => {
-                (runs.max_delegations, "calls that start sub-agents")
+        let excess = match position < limits.max_calls {
+            false => Some((limits.max_calls, "tool calls")),
+            true if is_delegation && delegations > limits.max_delegations => {
+                Some((limits.max_delegations, "calls that start sub-agents"))
             }
-            true => continue,
+            true => None,
         };
         if results[position].is_some() {
             continue;
         }
-        let message = format!(
-            "Error: a reply may make at most {max} {kind}. This call exceeds the limit and was not executed. Make \
-             fewer calls per reply, and the rest in later replies."
-        );
+        let message = match (excess, call.cut_by) {
+            (Some((max, kind)), _) => format!(
+                "Error: a reply may make at most {max} {kind}. This call exceeds the limit and was not executed. Make \
+                 fewer calls per reply, and the rest in later replies."
+            ),
+            (None, Some(limit)) => {
+                let cause = cut_arguments(limit, run.agent.params.max_tokens);
+                let tool = shorten(&call.name, 200);
+                let warning = format!("a call of {tool} was not performed: {cause}");
+                let warning = Warning::new(WarningCode::CallCut, &warning);
+                run.warn(warning, Some(batch.turn));
+                format!(
+                    "Error: this call was not performed: {cause}. Make the call again with shorter arguments, or divide \
+                     it into several calls."
+                )
+            }
+            (None, None) => continue,
+        };
         let result = ToolResult::text(&call.id, message, true);
         events.push(started_event(batch.turn, call));
         let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
@@ -162,8 +179,23 @@ async fn reject_excess(
         return Ok(());
     }
     let journal = &batch.context.engine.journal;
-    let recorded = journal.append(&batch.context.run, Change::Unchanged, steps, events);
+    let recorded = journal.append(run, Change::Unchanged, steps, events);
     recorded.await.map(drop)
+}
+
+/// Why the arguments of a call are not complete.
+fn cut_arguments(limit: ReplyLimit, max_tokens: Option<u32>) -> String {
+    let limit = match (limit, max_tokens) {
+        (ReplyLimit::ContextWindow, _) => "the model's context window was full".to_owned(),
+        (ReplyLimit::Tokens, Some(max)) => {
+            format!("the reply reached its limit of {max} tokens (params.max_tokens)")
+        }
+        (ReplyLimit::Tokens, None) => {
+            "the reply reached the token limit of the model (params.max_tokens is not set)"
+                .to_owned()
+        }
+    };
+    format!("{limit} before the arguments were complete")
 }
 
 async fn execute_pending(

@@ -7,17 +7,16 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::domain::message::{AssistantMessage, Echo, ToolCall};
+use crate::domain::message::{AssistantMessage, Echo, ReplyLimit, ToolCall, empty_arguments};
 use crate::domain::usage::TokenUsage;
+use crate::providers::call_pieces::{self, ArgumentText};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::http_client::{BodyPart, PartError};
 use crate::providers::reply_builder::{ReplyBuilder, append};
+use crate::providers::stop_reason::{self, ReplyContent};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::token_counts::{self, Lenient, TokenCount};
-use crate::providers::{
-    Delta, ErrorCategory, ProviderError, Reply, ReplyOutcome, error_mapping, tool_call_codec,
-    wire_json,
-};
+use crate::providers::{Delta, ProviderError, Reply, tool_call_codec, wire_json};
 
 /// A whole reply, or the beginning of one in `message_start`.
 #[derive(Deserialize)]
@@ -30,8 +29,6 @@ struct MessageIn<'a> {
     stop_details: Lenient<StopDetails>,
     #[serde(default)]
     usage: Lenient<UsageIn>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
 }
 
 /// Why the service refused.
@@ -45,7 +42,8 @@ struct StopDetails {
 struct Event<'a> {
     #[serde(rename = "type", default)]
     kind: String,
-    index: Option<u64>,
+    #[serde(default)]
+    index: Lenient<u64>,
     #[serde(borrow)]
     message: Option<MessageIn<'a>>,
     #[serde(borrow)]
@@ -53,8 +51,9 @@ struct Event<'a> {
     delta: Option<BlockDelta>,
     #[serde(default)]
     usage: Lenient<UsageIn>,
+    /// Of a whole message that came as the only event.
     #[serde(borrow)]
-    error: Option<&'a RawValue>,
+    content: Option<&'a RawValue>,
 }
 
 /// The `delta` of `content_block_delta` and `message_delta`.
@@ -116,6 +115,7 @@ struct PartialBlock {
 
 enum BlockKind {
     Text(String),
+    /// Its arguments are complete when the block is.
     ToolUse(ToolCall),
     Thinking,
     Other,
@@ -124,7 +124,7 @@ enum BlockKind {
 #[derive(Default)]
 struct AppendedDeltas {
     text: String,
-    json: String,
+    json: ArgumentText,
     thinking: String,
     signature: String,
 }
@@ -153,9 +153,9 @@ impl ReplyBuilder for AnthropicReplyBuilder {
     ) -> Result<bool, PartError> {
         match part {
             BodyPart::Document(text) => self.push_document(text, deltas),
-            BodyPart::Message(text) => self.push_event(text, deltas),
+            BodyPart::Message { event, data } => self.push_event(event, data, deltas),
             // Only `message_stop` is missing.
-            BodyPart::End => Ok(self.is_finished),
+            BodyPart::Done | BodyPart::End => Ok(self.is_finished),
         }
     }
 
@@ -164,8 +164,10 @@ impl ReplyBuilder for AnthropicReplyBuilder {
     }
 
     fn finish(mut self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
-        for block in &mut self.blocks {
-            block.finish();
+        let limit = stop_reason::limit(self.stop_reason.as_deref());
+        let count = self.blocks.len();
+        for (position, block) in self.blocks.iter_mut().enumerate() {
+            block.finish(limit.map(|limit| (limit, position + 1 == count)));
         }
         let mut text = String::new();
         let mut tool_calls = Vec::new();
@@ -188,17 +190,12 @@ impl ReplyBuilder for AnthropicReplyBuilder {
         if text.trim().is_empty() && self.stop_reason.as_deref() == Some("refusal") {
             text = self.refusal.clone().unwrap_or_default();
         }
-        let end = match self.stop_reason.as_deref() {
-            _ if !tool_calls.is_empty() => ReplyOutcome::Complete,
-            Some("refusal") => ReplyOutcome::Refused,
-            _ if !text.is_empty() => ReplyOutcome::Complete,
-            Some("end_turn" | "stop_sequence") => ReplyOutcome::Complete,
-            Some("max_tokens" | "model_context_window_exceeded") => ReplyOutcome::Truncated,
-            _ => {
-                let message = "response contains no content";
-                return Err(ProviderError::new(ErrorCategory::Server, message));
-            }
+        let content = ReplyContent {
+            has_text: !text.is_empty(),
+            has_calls: !tool_calls.is_empty(),
+            is_refused: self.stop_reason.as_deref() == Some("refusal"),
         };
+        let end = stop_reason::outcome(self.stop_reason.as_deref(), content)?;
         let has_filled = tool_call_codec::fill_missing_ids(&mut tool_calls);
         let echo = match is_plain || has_filled {
             true => None,
@@ -231,9 +228,6 @@ impl AnthropicReplyBuilder {
                 self.push_usage(&usage, deltas);
             }
         })?;
-        if message.error.is_some() {
-            return Err(error_mapping::from_error_body(text).into());
-        }
         self.start_message(message, deltas)?;
         Ok(true)
     }
@@ -241,13 +235,16 @@ impl AnthropicReplyBuilder {
     /// Adds one event. Returns whether it was the last.
     fn push_event(
         &mut self,
+        name: &str,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError> {
-        let event: Event<'_> = wire_json::parse(text)?;
-        // Servers that also implement OpenAI's API send OpenAI's errors here, without a type.
-        if event.error.is_some() || event.kind == "error" {
-            return Err(error_mapping::from_error_body(text).into());
+        let mut event: Event<'_> = wire_json::parse(text)?;
+        if event.content.is_some() && matches!(event.kind.as_str(), "" | "message") {
+            return self.push_document(text, deltas);
+        }
+        if event.kind.is_empty() {
+            name.clone_into(&mut event.kind);
         }
         if let Some(usage) = event.usage.0 {
             self.push_usage(&usage, deltas);
@@ -260,18 +257,19 @@ impl AnthropicReplyBuilder {
             }
             "content_block_start" => {
                 if let Some(block) = event.content_block {
-                    self.push_block(event.index, block, deltas)?;
+                    self.push_block(event.index.0, block, deltas)?;
                 }
             }
             "content_block_delta" => {
                 if let Some(delta) = event.delta {
-                    self.push_delta(event.index, delta, deltas);
+                    self.push_delta(event.index.0, delta, deltas)?;
                 }
             }
             "message_delta" => {
                 let delta = event.delta.map(|it| (it.stop_reason, it.stop_details));
                 let (stop_reason, details) = delta.unwrap_or_default();
                 self.set_refusal(details);
+                let stop_reason = stop_reason::known(stop_reason);
                 self.is_finished |= stop_reason.is_some();
                 self.stop_reason = stop_reason.or(self.stop_reason.take());
             }
@@ -292,7 +290,7 @@ impl AnthropicReplyBuilder {
         }
         self.set_refusal(message.stop_details);
         self.model = message.model;
-        self.stop_reason = message.stop_reason;
+        self.stop_reason = stop_reason::known(message.stop_reason);
         for block in message.content.into_iter().flatten() {
             self.push_block(None, block, deltas)?;
         }
@@ -311,8 +309,24 @@ impl AnthropicReplyBuilder {
         start: &RawValue,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), PartError> {
-        tool_call_codec::check_call_count(self.blocks.len() + 1)?;
         let block: BlockIn<'_> = wire_json::parse(start.get())?;
+        let mut json = ArgumentText::default();
+        let id = block.id.filter(|id| !stop_reason::is_placeholder(id));
+        if block.kind == "tool_use" {
+            let input = block.input.map(call_pieces::argument_text);
+            // A streamed block begins with a placeholder.
+            let input = input.filter(|input| !call_pieces::is_empty_object(input));
+            let input = input.unwrap_or_default();
+            let is_repeat = |it: &&mut PartialBlock| {
+                index.is_some() && it.index == index && it.has_call_id(id.as_deref())
+            };
+            if let Some(repeated) = self.blocks.iter_mut().rfind(is_repeat) {
+                repeated.appended.json.push_whole(input);
+                return Ok(());
+            }
+            json.push(&input);
+        }
+        tool_call_codec::check_call_count(self.blocks.len() + 1)?;
         let kind = match block.kind.as_str() {
             "text" => {
                 let text = block.text.unwrap_or_default();
@@ -322,10 +336,11 @@ impl AnthropicReplyBuilder {
                 BlockKind::Text(text)
             }
             "tool_use" => BlockKind::ToolUse(ToolCall {
-                id: block.id.unwrap_or_default(),
+                id: id.unwrap_or_default(),
                 provider_id: String::new(),
                 name: block.name.unwrap_or_default(),
-                arguments: tool_call_codec::arguments_from_json(block.input),
+                arguments: empty_arguments(),
+                cut_by: None,
             }),
             "thinking" | "redacted_thinking" => {
                 match block.thinking.filter(|text| !text.is_empty()) {
@@ -344,31 +359,45 @@ impl AnthropicReplyBuilder {
                 || block.citations.is_some(),
             kind,
             start: start.to_owned(),
-            appended: AppendedDeltas::default(),
+            appended: AppendedDeltas {
+                json,
+                ..AppendedDeltas::default()
+            },
         });
         Ok(())
     }
 
-    /// Appends to the block with this index. A delta of an unknown block is dropped, as the official SDKs do.
+    /// Appends to the block with this index. A delta whose block has not begun begins one.
     fn push_delta(
         &mut self,
         index: Option<u64>,
         delta: BlockDelta,
         deltas: &mut dyn FnMut(Delta<'_>),
-    ) {
-        let Some(block) = self.blocks.iter_mut().rfind(|b| b.index == index) else {
-            return;
+    ) -> Result<(), PartError> {
+        let at = match self.find_block(index, &delta) {
+            Some(at) => at,
+            None => {
+                let start = match &delta {
+                    _ if delta.text.is_some() => r#"{"type":"text","text":""}"#,
+                    _ if delta.partial_json.is_some() => {
+                        r#"{"type":"tool_use","id":"","name":"","input":{}}"#
+                    }
+                    _ => r#"{"type":"thinking","thinking":""}"#,
+                };
+                self.push_block(index, wire_json::parse(start)?, deltas)?;
+                self.blocks.len() - 1
+            }
         };
+        let block = &mut self.blocks[at];
         if let Some(text) = delta.text.filter(|text| !text.is_empty()) {
             if matches!(block.kind, BlockKind::Text(_)) {
                 deltas(Delta::Text(&text));
             }
             append(&mut block.appended.text, text);
         }
-        append(
-            &mut block.appended.json,
-            delta.partial_json.unwrap_or_default(),
-        );
+        if let Some(json) = delta.partial_json {
+            block.appended.json.push(&json);
+        }
         if let Some(thinking) = delta.thinking.filter(|text| !text.is_empty()) {
             deltas(Delta::Reasoning(&thinking));
             append(&mut block.appended.thinking, thinking);
@@ -377,6 +406,25 @@ impl AnthropicReplyBuilder {
             &mut block.appended.signature,
             delta.signature.unwrap_or_default(),
         );
+        Ok(())
+    }
+
+    /// The block that the delta belongs to: the one with its index, if it is of its kind, else the last of its kind, unless that has another
+    /// index.
+    fn find_block(&self, index: Option<u64>, delta: &BlockDelta) -> Option<usize> {
+        let fits = |block: &PartialBlock| match &block.kind {
+            BlockKind::Text(_) => delta.text.is_some(),
+            BlockKind::ToolUse(_) => delta.partial_json.is_some(),
+            BlockKind::Thinking => delta.thinking.is_some() || delta.signature.is_some(),
+            BlockKind::Other => true,
+        };
+        let is_indexed = |block: &PartialBlock| block.index == index && fits(block);
+        let is_candidate = |block: &PartialBlock| {
+            (index.is_none() || block.index.is_none() || delta.partial_json.is_some())
+                && fits(block)
+        };
+        let exact = self.blocks.iter().rposition(is_indexed);
+        exact.or_else(|| self.blocks.iter().rposition(is_candidate))
     }
 
     /// Merges counts. A stream sends running totals, spread over several events.
@@ -390,8 +438,16 @@ impl AnthropicReplyBuilder {
         if counts == [TokenCount::Absent; 4] {
             return;
         }
-        self.has_invalid_usage |= counts.contains(&TokenCount::Invalid);
         let usage = self.usage.get_or_insert_default();
+        // A senseless count does not replace an earlier one.
+        let earlier = [
+            usage.input,
+            usage.output,
+            usage.cache_read,
+            usage.cache_write,
+        ];
+        self.has_invalid_usage |= (counts.iter().zip(earlier))
+            .any(|(count, earlier)| *count == TokenCount::Invalid && earlier == 0);
         let [input, output, cache_read, cache_write] = counts.map(TokenCount::or_zero);
         usage.input = usage.input.max(input);
         usage.output = usage.output.max(output);
@@ -436,14 +492,19 @@ fn with_cached_input(usage: TokenUsage) -> TokenUsage {
 
 impl PartialBlock {
     /// Completes the text or the arguments with the received deltas.
-    fn finish(&mut self) {
+    fn finish(&mut self, limit: Option<(ReplyLimit, bool)>) {
         match &mut self.kind {
             BlockKind::Text(text) => text.push_str(&self.appended.text),
-            BlockKind::ToolUse(call) if !self.appended.json.is_empty() => {
-                call.arguments = tool_call_codec::arguments_from_text(&self.appended.json);
+            BlockKind::ToolUse(call) => {
+                (call.arguments, call.cut_by) =
+                    std::mem::take(&mut self.appended.json).finish(limit);
             }
-            BlockKind::ToolUse(_) | BlockKind::Thinking | BlockKind::Other => {}
+            BlockKind::Thinking | BlockKind::Other => {}
         }
+    }
+
+    fn has_call_id(&self, id: Option<&str>) -> bool {
+        matches!(&self.kind, BlockKind::ToolUse(call) if Some(call.id.as_str()) == id)
     }
 
     /// The complete block; `None` if the API would reject it because it is empty.
@@ -468,9 +529,8 @@ impl PartialBlock {
                     fields.extend(to_raw_value(&name).map(|name| ("name", name)));
                 }
             }
-            BlockKind::Other if !self.appended.json.is_empty() => {
-                let input = tool_call_codec::arguments_from_text(&self.appended.json);
-                fields.push(("input", RawValue::to_owned(&input)));
+            BlockKind::Other if !self.appended.json.is_blank() => {
+                fields.push(("input", RawValue::to_owned(&self.appended.json.object())));
             }
             BlockKind::Text(_) | BlockKind::Thinking | BlockKind::Other => {}
         }

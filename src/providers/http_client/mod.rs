@@ -1,6 +1,7 @@
 //! The HTTP client of all providers: sends a request, reads the response whole or as a stream of messages, enforces timeouts
 //! and size limits, and converts every failure to a [`ProviderError`]. Does not retry.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::Full;
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
+use serde_json::value::RawValue;
 use url::Url;
 
 use crate::config;
@@ -24,6 +26,7 @@ use crate::providers::http_client::transport::{
 };
 use crate::providers::setup_error::SetupError;
 use crate::providers::stream_decoder::{ReplyTooLarge, StreamDecoder, StreamFormat, decode_text};
+use crate::providers::surrogates::{self, HalfJoiner};
 use crate::providers::wire_json::UnreadableJson;
 use crate::providers::{ErrorCategory, ProviderError, error_mapping};
 
@@ -97,9 +100,61 @@ pub enum BodyPart<'a> {
     /// The whole body.
     Document(&'a str),
     /// One message of a stream.
-    Message(&'a str),
+    Message {
+        /// The name of its event; empty if it has none.
+        event: &'a str,
+        data: &'a str,
+    },
+    /// The message that ends streams on OpenAI's chat API. Some services send it on other wires.
+    Done,
     /// The body of a stream ended as HTTP requires, without the message that ends a reply.
     End,
+}
+
+/// What a body is by its first bytes: content types are often wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BodyForm {
+    Sse,
+    /// One document, or several lines.
+    Json,
+    /// JSON whose first line is a document.
+    JsonLines,
+    Other,
+}
+
+impl BodyForm {
+    /// `None` if more bytes are needed.
+    fn of(body: &[u8]) -> Option<Self> {
+        const BOM: &[u8] = b"\xef\xbb\xbf";
+        const FIELDS: [&[u8]; 5] = [b"data", b"event", b"id", b"retry", b":"];
+        if body.len() < BOM.len() && BOM.starts_with(body) {
+            return None;
+        }
+        let body = body.strip_prefix(BOM).unwrap_or(body).trim_ascii_start();
+        let line = body.split(|byte| matches!(byte, b'\n' | b'\r')).next()?;
+        let is_line_whole = line.len() < body.len();
+        if body.is_empty() {
+            return None;
+        }
+        if matches!(body[0], b'{' | b'[') {
+            return match (is_line_whole, line.trim_ascii_end().last()) {
+                (true, Some(b'}')) => Some(Self::JsonLines),
+                (true, _) => Some(Self::Json),
+                (false, _) => None,
+            };
+        }
+        let is_field = |field: &&[u8]| {
+            let rest = line.strip_prefix(*field);
+            rest.is_some_and(|rest| *field == b":" || rest.starts_with(b":"))
+        };
+        let may_be =
+            |field: &&[u8]| !is_line_whole && (field.starts_with(line) || *line == **field);
+        match FIELDS.iter().any(|field| is_field(field)) {
+            true => Some(Self::Sse),
+            false if FIELDS.iter().any(|field| may_be(field)) => None,
+            false => Some(Self::Other),
+        }
+    }
 }
 
 /// Why a part of a reply was rejected.
@@ -338,16 +393,53 @@ impl HttpClient {
             // Boxed because it is rare and would enlarge the future of every request.
             return Err(self.redact_secrets(Box::pin(self.read_error_response(response)).await));
         }
-        let result = match is_stream(&response, format, stream) {
-            true => self.read_stream(&mut response, format, &mut on_part).await,
-            false => match self.read_full_body(&mut response).await {
-                Ok(body) => on_part(BodyPart::Document(&decode_text(&body)))
-                    .map(drop)
-                    .map_err(ProviderError::from),
-                Err(error) => Err(error.into()),
-            },
+        let result = self.read_reply(&mut response, format, stream, &mut on_part);
+        result.await.map_err(|error| self.reply_error(error))
+    }
+
+    async fn read_reply(
+        &self,
+        response: &mut HttpResponse,
+        format: StreamFormat,
+        stream: bool,
+        on_part: &mut (impl FnMut(BodyPart<'_>) -> Result<bool, PartError> + Send),
+    ) -> Result<(), ProviderError> {
+        let mut start = Vec::new();
+        let mut form = None;
+        while form.is_none() && start.len() <= self.max_reply {
+            let chunk = response.chunk().await;
+            let Some(chunk) = chunk.map_err(|error| self.body_error(error))? else {
+                break;
+            };
+            start.extend_from_slice(&chunk);
+            form = BodyForm::of(&start);
+            // A document is read whole in any case.
+            if form.is_none()
+                && format == StreamFormat::Sse
+                && start.trim_ascii_start().starts_with(b"{")
+            {
+                break;
+            }
+        }
+        let is_json = matches!(start.trim_ascii_start().first(), Some(b'{' | b'['));
+        response.put_back(start.into());
+        let labelled = is_stream(response, format, stream);
+        let is_whole = match form {
+            Some(BodyForm::Sse) => false,
+            // One line, or the beginning of one.
+            Some(BodyForm::JsonLines) | None if is_json => format == StreamFormat::Sse || !labelled,
+            Some(BodyForm::Json | BodyForm::JsonLines) => true,
+            Some(BodyForm::Other) | None => !labelled,
         };
-        result.map_err(|error| self.reply_error(error))
+        if is_whole {
+            let body = self.read_full_body(response).await?;
+            return read_document(&decode_text(&body), labelled, on_part);
+        }
+        let format = match form {
+            Some(BodyForm::Sse) => StreamFormat::Sse,
+            _ => format,
+        };
+        self.read_stream(response, format, on_part).await
     }
 
     /// Completes the error of a reply that had begun: the service may charge for it, and the message may quote a secret.
@@ -363,6 +455,7 @@ impl HttpClient {
         on_part: &mut (impl FnMut(BodyPart<'_>) -> Result<bool, PartError> + Send),
     ) -> Result<(), ProviderError> {
         let mut decoder = StreamDecoder::new(format, self.max_reply);
+        let mut messages = Messages::default();
         let mut remaining = self.max_reply;
         while let Some(mut chunk) = response
             .chunk()
@@ -374,8 +467,8 @@ impl HttpClient {
             chunk.truncate(remaining);
             remaining -= chunk.len();
             decoder.feed(chunk);
-            while let Some(message) = decoder.next_message()? {
-                if on_part(BodyPart::Message(&message))? {
+            while let Some(message) = decoder.next_message()?.map(Cow::into_owned) {
+                if messages.push(decoder.event_name(), message, on_part)? {
                     let _ = tokio::time::timeout(BODY_END_TIMEOUT, response.chunk()).await;
                     return Ok(());
                 }
@@ -384,21 +477,19 @@ impl HttpClient {
                 return Err(ReplyTooLarge.into());
             }
         }
-        let is_complete = match decoder.finish() {
+        let rest = decoder.finish().map(Cow::into_owned);
+        let is_complete = match rest {
             // An incomplete message is expected here, but an error that the service sent must not be lost.
-            Some(rest) => match on_part(BodyPart::Message(&rest)) {
+            Some(rest) => match messages.push(decoder.event_name(), rest, on_part) {
                 Err(PartError::Failed(error)) => return Err(error),
                 Err(PartError::Unreadable(_)) => false,
-                Ok(is_complete) => is_complete || on_part(BodyPart::End)?,
+                Ok(is_complete) => is_complete || messages.finish(on_part)?,
             },
-            None => on_part(BodyPart::End)?,
+            None => messages.finish(on_part)?,
         };
         match is_complete {
             true => Ok(()),
-            false => Err(ProviderError::new(
-                ErrorCategory::Server,
-                "the stream ended before the reply was complete",
-            )),
+            false => Err(incomplete_stream()),
         }
     }
 
@@ -438,9 +529,7 @@ impl HttpClient {
             Ok(Err(BodyError::Failed(_))) | Err(_) => {
                 error_mapping::from_status(status, "", retry_after)
             }
-            Ok(Ok(body)) => {
-                error_mapping::from_status(status, &String::from_utf8_lossy(&body), retry_after)
-            }
+            Ok(Ok(body)) => error_mapping::from_status(status, &decode_text(&body), retry_after),
         }
     }
 
@@ -498,6 +587,141 @@ impl From<ReplyTooLarge> for ProviderError {
     fn from(error: ReplyTooLarge) -> Self {
         Self::new(ErrorCategory::Server, error.to_string())
     }
+}
+
+/// Passes on the messages of a stream.
+#[derive(Default)]
+struct Messages {
+    halves: HalfJoiner,
+}
+
+impl Messages {
+    /// Returns whether the reply is complete.
+    fn push(
+        &mut self,
+        event: &str,
+        message: String,
+        on_part: &mut impl FnMut(BodyPart<'_>) -> Result<bool, PartError>,
+    ) -> Result<bool, PartError> {
+        let mut data = message.trim().trim_start_matches('\u{feff}');
+        while let Some(rest) = data.strip_prefix("data:") {
+            data = rest.trim_start();
+        }
+        if event.eq_ignore_ascii_case("error") {
+            let data = surrogates::repair(data);
+            // What it reports besides the error counts too.
+            drop(on_part(BodyPart::Message { event, data: &data }));
+            return Err(error_mapping::from_error_body(&data).into());
+        }
+        match data.trim_matches('"') {
+            // Some services keep the connection open with these.
+            "" | "null" => return Ok(false),
+            "[DONE]" | "[done]" => return Ok(self.finish_with(BodyPart::Done, on_part)?),
+            _ => {}
+        }
+        for data in self.halves.push(Cow::Borrowed(data)).into_iter().flatten() {
+            if push_checked(BodyPart::Message { event, data: &data }, on_part)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns whether the reply is complete although the message that ends it is missing.
+    fn finish(
+        &mut self,
+        on_part: &mut impl FnMut(BodyPart<'_>) -> Result<bool, PartError>,
+    ) -> Result<bool, ProviderError> {
+        self.finish_with(BodyPart::End, on_part)
+    }
+
+    fn finish_with(
+        &mut self,
+        end: BodyPart<'_>,
+        on_part: &mut impl FnMut(BodyPart<'_>) -> Result<bool, PartError>,
+    ) -> Result<bool, ProviderError> {
+        if let Some(data) = self.halves.finish() {
+            let event = "";
+            if push_checked(BodyPart::Message { event, data: &data }, on_part)? {
+                return Ok(true);
+            }
+        }
+        Ok(on_part(end)?)
+    }
+}
+
+/// Passes on a whole body: one document, or the messages of a stream in one piece. `is_stream` is whether it was to be a stream.
+fn read_document(
+    body: &str,
+    is_stream: bool,
+    on_part: &mut impl FnMut(BodyPart<'_>) -> Result<bool, PartError>,
+) -> Result<(), ProviderError> {
+    let body = surrogates::repair(body.trim_start_matches('\u{feff}'));
+    let lines = match body.contains("\n{") {
+        true => json_lines(&body),
+        false => Vec::new(),
+    };
+    if lines.len() < 2 {
+        let document = push_checked(BodyPart::Document(&body), on_part);
+        return match document {
+            // Some gateways report their errors as plain text.
+            Err(PartError::Unreadable(error)) => {
+                let error = || match is_stream {
+                    true => incomplete_stream(),
+                    false => error.into(),
+                };
+                Err(error_mapping::plain_error(&body).unwrap_or_else(error))
+            }
+            document => Ok(document.map(drop)?),
+        };
+    }
+    let mut messages = Messages::default();
+    for line in lines {
+        if messages.push("", line.to_owned(), on_part)? {
+            return Ok(());
+        }
+    }
+    match messages.finish(on_part)? {
+        true => Ok(()),
+        false => Err(incomplete_stream()),
+    }
+}
+
+/// The values of a body that has several; empty if it has anything else.
+fn json_lines(body: &str) -> Vec<&str> {
+    let values = serde_json::Deserializer::from_str(body).into_iter::<&RawValue>();
+    let values: Result<Vec<&RawValue>, _> = values.collect();
+    values
+        .unwrap_or_default()
+        .into_iter()
+        .map(RawValue::get)
+        .collect()
+}
+
+/// Passes on a part, unless it reports an error.
+fn push_checked(
+    part: BodyPart<'_>,
+    on_part: &mut impl FnMut(BodyPart<'_>) -> Result<bool, PartError>,
+) -> Result<bool, PartError> {
+    // What it reports besides the error counts too.
+    let pushed = on_part(part);
+    let error = match part {
+        BodyPart::Document(data) | BodyPart::Message { data, .. } => {
+            error_mapping::reported_error(data)
+        }
+        BodyPart::Done | BodyPart::End => None,
+    };
+    match (error, pushed) {
+        // A builder that has found an error has found the one that says the most.
+        (Some(_), Err(PartError::Failed(error))) => Err(error.into()),
+        (Some(error), _) => Err(error.into()),
+        (None, pushed) => pushed,
+    }
+}
+
+fn incomplete_stream() -> ProviderError {
+    let message = "the stream ended before the reply was complete";
+    ProviderError::new(ErrorCategory::Server, message)
 }
 
 /// The error of a request that was sent and has no response: the service may have processed it, and charge for it.

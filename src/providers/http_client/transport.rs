@@ -1,10 +1,11 @@
 //! Sends requests to one service, over connections that are kept for the next request, and reads the responses in chunks.
 
 use std::error::Error;
-use std::io;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use bytes::Bytes;
+use flate2::write::MultiGzDecoder;
 use http::header::{ACCEPT, CONTENT_TYPE, PROXY_AUTHORIZATION};
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
@@ -50,9 +51,28 @@ pub struct HttpResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: ResponseBody,
+    encoding: BodyEncoding,
+    /// Read, and to be read again.
+    put_back: Bytes,
     /// When the whole of it must have arrived.
     deadline: Option<Instant>,
 }
+
+/// Some gateways compress bodies although no request asks for it, and some do not say so.
+enum BodyEncoding {
+    /// The first byte does not decide.
+    Unknown(Bytes),
+    Identity,
+    Gzip {
+        decoder: MultiGzDecoder<Vec<u8>>,
+        /// Received, and not yet decoded.
+        compressed: Bytes,
+    },
+}
+
+const GZIP_MAGIC: &[u8] = b"\x1f\x8b";
+/// Decoded at once, so that the size limit of replies holds: a byte can become a thousand.
+const GZIP_STEP: usize = 4 << 10;
 
 enum ResponseBody {
     Network(Incoming),
@@ -107,6 +127,8 @@ impl Transport {
             status: head.status,
             headers: head.headers,
             body: ResponseBody::Network(body),
+            encoding: BodyEncoding::Unknown(Bytes::new()),
+            put_back: Bytes::new(),
             deadline,
         })
     }
@@ -142,6 +164,8 @@ impl HttpResponse {
             status: StatusCode::from_u16(status)?,
             headers: HeaderMap::from_iter([(CONTENT_TYPE, content_type)]),
             body: ResponseBody::Chunks(Box::new(chunks.into_iter())),
+            encoding: BodyEncoding::Unknown(Bytes::new()),
+            put_back: Bytes::new(),
             deadline: None,
         })
     }
@@ -154,8 +178,69 @@ impl HttpResponse {
         &self.headers
     }
 
-    /// The next bytes of the body; `None` at its end.
+    /// The next bytes come first again.
+    pub fn put_back(&mut self, bytes: Bytes) {
+        self.put_back = bytes;
+    }
+
+    /// The next bytes of the body, decompressed; `None` at its end.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, TransportError> {
+        if !self.put_back.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.put_back)));
+        }
+        loop {
+            if let BodyEncoding::Gzip {
+                decoder,
+                compressed,
+            } = &mut self.encoding
+                && !compressed.is_empty()
+            {
+                let step = compressed.split_to(compressed.len().min(GZIP_STEP));
+                let decoded = decoder.write_all(&step).and_then(|()| decoder.flush());
+                decoded.map_err(|error| gzip_error(&error))?;
+                if let Some(bytes) = take_decoded(decoder) {
+                    return Ok(Some(bytes));
+                }
+                continue;
+            }
+            let received = self.received_chunk().await?;
+            match (&mut self.encoding, received) {
+                (BodyEncoding::Identity, received) => return Ok(received),
+                (BodyEncoding::Gzip { compressed, .. }, Some(received)) => *compressed = received,
+                (BodyEncoding::Gzip { decoder, .. }, None) => {
+                    let finished = decoder.try_finish();
+                    finished.map_err(|error| gzip_error(&error))?;
+                    return Ok(take_decoded(decoder));
+                }
+                (BodyEncoding::Unknown(start), received) => {
+                    let is_end = received.is_none();
+                    let received = received.unwrap_or_default();
+                    let start = match start.is_empty() {
+                        true => received,
+                        false => Bytes::from([&start[..], &received[..]].concat()),
+                    };
+                    if start.starts_with(GZIP_MAGIC) {
+                        self.encoding = BodyEncoding::Gzip {
+                            decoder: MultiGzDecoder::new(Vec::new()),
+                            compressed: start,
+                        };
+                    } else if is_end || !GZIP_MAGIC.starts_with(&start) {
+                        self.encoding = BodyEncoding::Identity;
+                        if !start.is_empty() {
+                            return Ok(Some(start));
+                        }
+                        if is_end {
+                            return Ok(None);
+                        }
+                    } else {
+                        self.encoding = BodyEncoding::Unknown(start);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn received_chunk(&mut self) -> Result<Option<Bytes>, TransportError> {
         let body = match &mut self.body {
             ResponseBody::Chunks(chunks) => return Ok(chunks.next()),
             ResponseBody::Network(body) => body,
@@ -176,6 +261,17 @@ impl HttpResponse {
                 }
             }
         }
+    }
+}
+
+fn take_decoded(decoder: &mut MultiGzDecoder<Vec<u8>>) -> Option<Bytes> {
+    let decoded = std::mem::take(decoder.get_mut());
+    (!decoded.is_empty()).then(|| Bytes::from(decoded))
+}
+
+fn gzip_error(error: &io::Error) -> TransportError {
+    TransportError::Broken {
+        cause: format!("the body is no valid gzip: {error}"),
     }
 }
 

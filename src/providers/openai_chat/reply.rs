@@ -3,12 +3,14 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::domain::message::{AssistantMessage, Echo, ToolCall};
+use crate::domain::message::{AssistantMessage, Echo};
 use crate::domain::usage::{Cost, TokenUsage};
+use crate::providers::call_pieces::{CallPiece, CallPieces};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::http_client::{BodyPart, PartError};
 use crate::providers::openai_chat::content_chunks::{ContentChunks, is_thinking, thinking_text};
@@ -16,11 +18,11 @@ use crate::providers::openai_chat::echo_payload::{EchoPayload, Reasoning};
 use crate::providers::openai_chat::reasoning_details::ReasoningDetails;
 use crate::providers::openai_fields::service_tier_delta;
 use crate::providers::reply_builder::{ReplyBuilder, append};
+use crate::providers::stop_reason::{self, ReplyContent};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::token_counts::{self, Lenient, TokenCount, TokenCounts, TokenDetails};
 use crate::providers::{
-    Delta, ErrorCategory, ProviderError, Reply, ReplyOutcome, error_mapping, tool_call_codec,
-    wire_json,
+    Delta, ErrorCategory, ProviderError, Reply, error_mapping, tool_call_codec, wire_json,
 };
 
 /// No request costs more; a service that says so counts in another unit.
@@ -36,8 +38,6 @@ struct Chunk<'a> {
     usage: Lenient<UsageIn>,
     #[serde(default)]
     service_tier: Lenient<String>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -47,6 +47,11 @@ struct Choice<'a> {
     #[serde(borrow)]
     message: Option<MessageIn<'a>>,
     finish_reason: Option<String>,
+    /// Moonshot reports the usage here.
+    #[serde(default)]
+    usage: Lenient<UsageIn>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -76,7 +81,8 @@ impl MessageIn<'_> {
 
 #[derive(Deserialize)]
 struct CallIn<'a> {
-    index: Option<u64>,
+    #[serde(default)]
+    index: Lenient<u64>,
     id: Option<String>,
     #[serde(borrow)]
     function: Option<FunctionIn<'a>>,
@@ -142,6 +148,11 @@ impl UsageIn {
     }
 }
 
+#[derive(Deserialize)]
+struct TextPart {
+    text: Option<String>,
+}
+
 /// The text of a message: a string, null, or (Mistral) a list of chunks, which are kept.
 #[derive(Default)]
 struct Text(String, Vec<Value>);
@@ -164,6 +175,27 @@ impl<'de> Deserialize<'de> for Text {
                 Ok(Text(text, Vec::new()))
             }
 
+            fn visit_bool<E>(self, _: bool) -> Result<Text, E> {
+                Ok(Text::default())
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Text, E> {
+                Ok(Text(number.to_string(), Vec::new()))
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Text, E> {
+                Ok(Text(number.to_string(), Vec::new()))
+            }
+
+            fn visit_f64<E>(self, number: f64) -> Result<Text, E> {
+                Ok(Text(number.to_string(), Vec::new()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Text, A::Error> {
+                let part = TextPart::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Text(part.text.unwrap_or_default(), Vec::new()))
+            }
+
             fn visit_unit<E>(self) -> Result<Text, E> {
                 Ok(Text::default())
             }
@@ -171,9 +203,8 @@ impl<'de> Deserialize<'de> for Text {
             fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Text, A::Error> {
                 let mut content = Text::default();
                 while let Some(part) = parts.next_element::<Value>()? {
-                    content
-                        .0
-                        .push_str(part["text"].as_str().unwrap_or_default());
+                    let text = part.as_str().or_else(|| part["text"].as_str());
+                    content.0.push_str(text.unwrap_or_default());
                     content.1.push(part);
                 }
                 Ok(content)
@@ -190,7 +221,7 @@ pub struct ChatReplyBuilder {
     reasoning: String,
     reasoning_details: ReasoningDetails,
     chunks: ContentChunks,
-    calls: Vec<PartialCall>,
+    calls: CallPieces,
     usage: Option<TokenUsage>,
     has_choices: bool,
     /// Whether a chunk before the first reason for the end had a choice, and whether one after it has added to the reply.
@@ -202,15 +233,6 @@ pub struct ChatReplyBuilder {
     is_finished: bool,
     stop_reason: Option<String>,
     model: Option<String>,
-}
-
-#[derive(Default)]
-struct PartialCall {
-    index: Option<u64>,
-    id: String,
-    name: String,
-    arguments: String,
-    extra_content: Option<Box<RawValue>>,
 }
 
 impl ReplyBuilder for ChatReplyBuilder {
@@ -226,7 +248,7 @@ impl ReplyBuilder for ChatReplyBuilder {
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError> {
         match part {
-            BodyPart::Message(data) if data.trim() == "[DONE]" => {
+            BodyPart::Done => {
                 self.is_finished = true;
                 Ok(true)
             }
@@ -237,46 +259,33 @@ impl ReplyBuilder for ChatReplyBuilder {
                 self.is_finished |= is_end && tells_end;
                 Ok(self.is_finished)
             }
-            BodyPart::Message(text) | BodyPart::Document(text) => {
+            BodyPart::Message { data: text, .. } | BodyPart::Document(text) => {
                 self.is_finished |= matches!(part, BodyPart::Document(_));
                 let chunk: Chunk<'_> = wire_json::parse(text).inspect_err(|_| {
                     let usage = token_counts::parse_usage_only(text).and_then(UsageIn::into_usage);
-                    self.set_usage(usage.or(self.usage), deltas);
+                    self.set_usage(usage, deltas);
                 })?;
-                if chunk.error.is_some() {
-                    return Err(error_mapping::from_error_body(text).into());
-                }
                 self.push_chunk(chunk, matches!(part, BodyPart::Document(_)), deltas)?;
                 Ok(false)
             }
         }
     }
 
-    fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
+    fn finish(mut self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
         let error = |message: &str| Err(ProviderError::new(ErrorCategory::Server, message));
         if !self.has_choices {
             return error("response contains no choices");
         }
-        let end = match self.stop_reason.as_deref() {
-            _ if !self.calls.is_empty() => ReplyOutcome::Complete,
-            _ if self.is_refused => ReplyOutcome::Refused,
-            _ if !self.text.is_empty() => ReplyOutcome::Complete,
-            Some("stop") => ReplyOutcome::Complete,
-            Some("length") => ReplyOutcome::Truncated,
-            Some("content_filter") => ReplyOutcome::Refused,
-            _ => return error("response contains no content"),
+        let content = ReplyContent {
+            has_text: !self.text.is_empty(),
+            has_calls: !self.calls.is_empty(),
+            is_refused: self.is_refused,
         };
-        let echo = self.build_echo(origin);
-        let mut tool_calls: Vec<_> = self
-            .calls
-            .into_iter()
-            .map(|call| ToolCall {
-                id: call.id,
-                provider_id: String::new(),
-                name: call.name,
-                arguments: tool_call_codec::arguments_from_text(&call.arguments),
-            })
-            .collect();
+        let end = stop_reason::outcome(self.stop_reason.as_deref(), content)?;
+        let limit = stop_reason::limit(self.stop_reason.as_deref());
+        let calls = std::mem::take(&mut self.calls).finish(limit);
+        let (mut tool_calls, extra_content): (Vec<_>, Vec<_>) = calls.unzip();
+        let echo = self.build_echo(origin, &extra_content);
         tool_call_codec::fill_missing_ids(&mut tool_calls);
         Ok(Reply {
             message: AssistantMessage {
@@ -314,15 +323,41 @@ impl ChatReplyBuilder {
             return Ok(());
         };
         self.has_choices = true;
-        let reason = choice.finish_reason.as_deref();
+        if let Some(usage) = choice.usage.0 {
+            self.set_usage(usage.into_usage(), deltas);
+        }
+        let error = choice.error.map(RawValue::get);
+        if let Some(error) = error.filter(|error| !error_mapping::is_blank_error(error)) {
+            return Err(error_mapping::from_error_body(error));
+        }
+        let reason = stop_reason::known(choice.finish_reason);
         let had_reason = self.has_reason;
-        self.has_reason |= reason.is_some_and(|reason| !reason.is_empty());
+        self.has_reason |= reason.is_some();
         self.began_without_reason |= !self.has_reason;
-        self.stop_reason = choice.finish_reason.or(self.stop_reason.take());
-        let Some(mut message) = choice.message.or(choice.delta) else {
-            return Ok(());
+        self.stop_reason = reason.or(self.stop_reason.take());
+        self.calls.begin_message();
+        // A stream may have the whole message so far beside its next piece, or after all pieces.
+        let (piece, snapshot) = match is_whole {
+            true => (choice.message.or(choice.delta), None),
+            false => (choice.delta, choice.message),
         };
-        self.continues_after_reason |= had_reason && message.adds();
+        if let Some(message) = piece {
+            self.continues_after_reason |= had_reason && message.adds();
+            self.push_message(message, is_whole, deltas)?;
+        }
+        if let Some(message) = snapshot {
+            self.push_snapshot(message, had_reason, deltas)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a whole message, or a piece of one.
+    fn push_message(
+        &mut self,
+        mut message: MessageIn<'_>,
+        is_whole: bool,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), ProviderError> {
         // A refusal has its own field.
         let refusal = message.refusal.take().unwrap_or_default();
         self.is_refused |= !refusal.is_empty();
@@ -347,7 +382,11 @@ impl ChatReplyBuilder {
             }
         }
         for call in message.tool_calls.into_iter().flatten() {
-            self.push_call(call, is_whole)?;
+            let piece = CallPiece::from(call);
+            match is_whole {
+                true => self.calls.push_new(piece)?,
+                false => self.calls.push(piece)?,
+            }
         }
         Ok(())
     }
@@ -365,6 +404,36 @@ impl ChatReplyBuilder {
             true => self.chunks.push_text(text),
             false => self.chunks.push(chunks, &self.text),
         }
+    }
+
+    /// Adds what a message has that the pieces before it did not have. Some servers send messages instead of pieces.
+    fn push_snapshot(
+        &mut self,
+        mut message: MessageIn<'_>,
+        had_reason: bool,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), ProviderError> {
+        for (position, call) in message.tool_calls.take().into_iter().flatten().enumerate() {
+            self.calls.push_snapshot(position, CallPiece::from(call))?;
+        }
+        for (field, earlier) in [
+            (&mut message.reasoning_content, &self.reasoning_content),
+            (&mut message.reasoning, &self.reasoning),
+        ] {
+            *field = field.take().map(|text| rest_of(text, earlier));
+        }
+        if self.is_refused {
+            message.refusal = None;
+        }
+        if !self.reasoning_details.is_empty() {
+            message.reasoning_details = None;
+        }
+        let Text(text, chunks) = std::mem::take(&mut message.content);
+        let is_new = self.text.is_empty() && self.chunks.is_empty();
+        let chunks = if is_new { chunks } else { Vec::new() };
+        message.content = Text(rest_of(text, &self.text), chunks);
+        self.continues_after_reason |= had_reason && message.adds();
+        self.push_message(message, false, deltas)
     }
 
     /// Emits the reasoning. Some servers send the same text in two fields.
@@ -385,66 +454,15 @@ impl ChatReplyBuilder {
     }
 
     fn set_usage(&mut self, usage: Option<TokenUsage>, deltas: &mut dyn FnMut(Delta<'_>)) {
-        if let Some(usage) = usage {
-            deltas(Delta::Usage(usage));
-        }
-        self.usage = usage;
-    }
-
-    /// Adds a tool call, or a piece of one.
-    fn push_call(&mut self, piece: CallIn<'_>, is_whole: bool) -> Result<(), ProviderError> {
-        let (name, arguments) = match piece.function {
-            Some(function) => (function.name.unwrap_or_default(), function.arguments),
-            None => (String::new(), None),
-        };
-        let id = piece.id.unwrap_or_default();
-        let position = match piece.index {
-            _ if is_whole => None,
-            Some(_) => self.calls.iter().rposition(|c| c.index == piece.index),
-            None => self.calls.len().checked_sub(1),
-        };
-        // Gemini gives all calls of a reply the same index, and some servers send no index.
-        let found = position.filter(|index| {
-            let call = &self.calls[*index];
-            // A call with arguments only has not received its name yet.
-            let is_named = !call.id.is_empty() || !call.name.is_empty();
-            let is_other = is_named && !id.is_empty() && !name.is_empty() && call.id != id;
-            !is_other
-        });
-        let at = match found {
-            Some(at) => at,
-            None => {
-                tool_call_codec::check_call_count(self.calls.len() + 1)?;
-                self.calls.push(PartialCall {
-                    index: piece.index,
-                    ..PartialCall::default()
-                });
-                self.calls.len() - 1
-            }
-        };
-        let call = &mut self.calls[at];
-        if call.id.is_empty() {
-            call.id = id;
-        }
-        // Some servers repeat the name in every piece.
-        if call.name != name {
-            append(&mut call.name, name);
-        }
-        if let Some(arguments) = arguments {
-            match serde_json::from_str::<String>(arguments.get()) {
-                Ok(text) => append(&mut call.arguments, text),
-                // Some servers send an object instead of a string.
-                Err(_) => call.arguments = arguments.get().to_owned(),
-            }
-        }
-        if let Some(extra) = piece.extra_content {
-            call.extra_content = Some(extra.to_owned());
-        }
-        Ok(())
+        token_counts::update(&mut self.usage, usage, deltas);
     }
 
     /// What text and tool calls do not preserve; `None` if there is nothing.
-    fn build_echo(&self, origin: ReplyOrigin<'_>) -> Option<Echo> {
+    fn build_echo(
+        &self,
+        origin: ReplyOrigin<'_>,
+        extra_content: &[Option<Box<RawValue>>],
+    ) -> Option<Echo> {
         let text = |text: &String| match text.is_empty() {
             true => None,
             false => to_raw_value(text).ok(),
@@ -459,12 +477,12 @@ impl ChatReplyBuilder {
             true => None,
             false => to_raw_value(self.chunks.chunks()).ok(),
         };
-        let has_extra = self.calls.iter().any(|call| call.extra_content.is_some());
+        let has_extra = extra_content.iter().any(Option::is_some);
         let has_reasoning = reasoning_content.is_some() || reasoning.is_some() || details.is_some();
         if !has_reasoning && content.is_none() && !has_extra {
             return None;
         }
-        let extra = self.calls.iter().map(|call| call.extra_content.as_deref());
+        let extra = extra_content.iter().map(Option::as_deref);
         let payload = EchoPayload {
             reasoning: Reasoning {
                 reasoning_content: reasoning_content.as_deref(),
@@ -478,5 +496,26 @@ impl ChatReplyBuilder {
             },
         };
         origin.echo(&payload)
+    }
+}
+
+impl From<CallIn<'_>> for CallPiece {
+    fn from(call: CallIn<'_>) -> Self {
+        let (name, arguments) = match call.function {
+            Some(function) => (function.name, function.arguments),
+            None => (None, None),
+        };
+        Self {
+            extra_content: call.extra_content.map(RawValue::to_owned),
+            ..Self::new(call.index.0, call.id, name).with_arguments(arguments)
+        }
+    }
+}
+
+/// What a text has after the earlier one that it begins with; the whole text if it begins otherwise.
+fn rest_of(text: String, earlier: &str) -> String {
+    match text.strip_prefix(earlier) {
+        Some(rest) => rest.to_owned(),
+        None => text,
     }
 }

@@ -9,16 +9,15 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::{AssistantMessage, Echo, ToolCall};
 use crate::domain::usage::TokenUsage;
+use crate::providers::call_pieces::{self, ArgumentText};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::http_client::{BodyPart, PartError};
 use crate::providers::openai_fields::service_tier_delta;
 use crate::providers::reply_builder::{ReplyBuilder, append};
+use crate::providers::stop_reason::{self, ReplyContent};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::token_counts::{self, Lenient, TokenCount, TokenCounts, TokenDetails};
-use crate::providers::{
-    Delta, ErrorCategory, ProviderError, Reply, ReplyOutcome, error_mapping, tool_call_codec,
-    wire_json,
-};
+use crate::providers::{Delta, ProviderError, Reply, error_mapping, tool_call_codec, wire_json};
 
 /// A whole response, which the last event of a stream carries too.
 #[derive(Deserialize)]
@@ -27,9 +26,12 @@ struct ResponseIn<'a> {
     model: Option<String>,
     #[serde(borrow)]
     output: Option<Vec<&'a RawValue>>,
+    /// All of the text, where a gateway sends it beside the output or instead of it.
+    output_text: Option<String>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
-    incomplete_details: Option<IncompleteDetails>,
+    #[serde(default)]
+    incomplete_details: Lenient<IncompleteDetails>,
     #[serde(default)]
     usage: Lenient<UsageIn>,
     #[serde(default)]
@@ -46,28 +48,39 @@ struct IncompleteDetails {
 struct Event<'a> {
     #[serde(borrow, rename = "type", default)]
     kind: Cow<'a, str>,
-    output_index: Option<u64>,
+    #[serde(default)]
+    output_index: Lenient<u64>,
     #[serde(borrow)]
     item_id: Option<Cow<'a, str>>,
-    summary_index: Option<u64>,
+    #[serde(default)]
+    content_index: Lenient<u64>,
+    #[serde(default)]
+    summary_index: Lenient<u64>,
     #[serde(borrow)]
     delta: Option<&'a RawValue>,
+    text: Option<String>,
+    refusal: Option<String>,
+    #[serde(default)]
+    part: Lenient<PartIn>,
     #[serde(borrow)]
     arguments: Option<&'a RawValue>,
     #[serde(borrow)]
     item: Option<&'a RawValue>,
     #[serde(borrow)]
     response: Option<&'a RawValue>,
+    /// Of a whole response that came as the only event.
     #[serde(borrow)]
-    error: Option<&'a RawValue>,
+    output: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct ItemIn<'a> {
     #[serde(borrow, rename = "type", default)]
     kind: Cow<'a, str>,
-    id: Option<String>,
-    call_id: Option<String>,
+    #[serde(borrow)]
+    id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    call_id: Option<Cow<'a, str>>,
     name: Option<String>,
     #[serde(borrow)]
     arguments: Option<&'a RawValue>,
@@ -83,6 +96,8 @@ struct ItemIn<'a> {
 
 #[derive(Deserialize)]
 struct PartIn {
+    #[serde(rename = "type", default)]
+    kind: String,
     text: Option<String>,
     refusal: Option<String>,
 }
@@ -138,19 +153,42 @@ struct OutputItem {
 }
 
 enum ItemKind {
-    /// How many bytes of its text were emitted.
-    Message(usize),
+    Message(EmittedText),
     Call {
         call: ToolCall,
-        /// The received pieces of the arguments.
-        argument_text: String,
+        argument_text: ArgumentText,
     },
     /// Whether any of its text was emitted.
     Reasoning(bool),
     Other,
 }
 
+/// The bytes of a message's text that were emitted, by the index of their part.
+#[derive(Default)]
+struct EmittedText(Vec<(u64, usize)>);
+
+impl EmittedText {
+    fn part(&mut self, index: Option<u64>) -> &mut usize {
+        let last = self.0.last().map_or(0, |(index, _)| *index);
+        let index = index.unwrap_or(last);
+        let position = self.0.iter().position(|(part, _)| *part == index);
+        let position = position.unwrap_or_else(|| {
+            self.0.push((index, 0));
+            self.0.len() - 1
+        });
+        &mut self.0[position].1
+    }
+
+    fn total(&self) -> usize {
+        self.0.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
 impl ItemKind {
+    fn new_message() -> Self {
+        Self::Message(EmittedText::default())
+    }
+
     fn new_call() -> Self {
         Self::Call {
             call: ToolCall {
@@ -158,9 +196,14 @@ impl ItemKind {
                 provider_id: String::new(),
                 name: String::new(),
                 arguments: crate::domain::message::empty_arguments(),
+                cut_by: None,
             },
-            argument_text: String::new(),
+            argument_text: ArgumentText::default(),
         }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 }
 
@@ -173,11 +216,14 @@ impl ReplyBuilder for ResponsesReplyBuilder {
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError> {
         match part {
-            BodyPart::Message(data) if data.trim() == "[DONE]" => Ok(true),
-            BodyPart::Message(text) => self.push_event(text, deltas),
+            BodyPart::Message { event, data } => self.push_event(event, data, deltas),
             BodyPart::Document(text) => {
                 self.push_response(text, deltas)?;
                 Ok(true)
+            }
+            // Only the last event is missing.
+            BodyPart::Done => {
+                Ok(!self.items.is_empty() && self.items.iter().all(|it| it.raw.is_some()))
             }
             BodyPart::End => Ok(false),
         }
@@ -188,16 +234,18 @@ impl ReplyBuilder for ResponsesReplyBuilder {
     }
 
     fn finish(mut self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
+        let limit = stop_reason::limit(self.stop_reason.as_deref());
+        let is_call = |item: &OutputItem| matches!(item.kind, ItemKind::Call { .. });
+        let last_call = self.items.iter().rposition(is_call);
         let mut tool_calls = Vec::new();
-        for item in &mut self.items {
+        for (position, item) in self.items.iter_mut().enumerate() {
             if let ItemKind::Call {
                 call,
                 argument_text,
             } = &mut item.kind
             {
-                if !argument_text.is_empty() {
-                    call.arguments = tool_call_codec::arguments_from_text(argument_text);
-                }
+                let limit = limit.map(|limit| (limit, Some(position) == last_call));
+                (call.arguments, call.cut_by) = std::mem::take(argument_text).finish(limit);
                 tool_calls.push(call.clone());
             }
         }
@@ -205,19 +253,13 @@ impl ReplyBuilder for ResponsesReplyBuilder {
             // All that there is.
             self.text = std::mem::take(&mut self.commentary);
         }
-        let is_empty = self.text.is_empty() && tool_calls.is_empty();
-        let end = match self.stop_reason.as_deref() {
-            _ if !tool_calls.is_empty() => ReplyOutcome::Complete,
-            _ if self.is_refused => ReplyOutcome::Refused,
-            _ if !is_empty => ReplyOutcome::Complete,
-            Some("completed") => ReplyOutcome::Complete,
-            Some("max_output_tokens") => ReplyOutcome::Truncated,
-            Some("content_filter") => ReplyOutcome::Refused,
-            _ => {
-                let message = "response contains no content";
-                return Err(ProviderError::new(ErrorCategory::Server, message));
-            }
+        let content = ReplyContent {
+            has_text: !self.text.is_empty(),
+            has_calls: !tool_calls.is_empty(),
+            is_refused: self.is_refused,
         };
+        let end = stop_reason::outcome(self.stop_reason.as_deref(), content)?;
+        let is_empty = !content.has_text && !content.has_calls;
         let has_filled = tool_call_codec::fill_missing_ids(&mut tool_calls);
         let echo = match is_empty || has_filled || self.is_plain() {
             true => None,
@@ -241,18 +283,23 @@ impl ReplyBuilder for ResponsesReplyBuilder {
 impl ResponsesReplyBuilder {
     fn push_event(
         &mut self,
+        name: &str,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError> {
-        let event: Event<'_> = wire_json::parse(text)?;
-        if event.error.is_some() || event.kind == "error" {
-            return Err(error_mapping::from_error_body(text).into());
+        let mut event: Event<'_> = wire_json::parse(text)?;
+        if event.kind.is_empty() && event.output.is_some() {
+            self.push_response(text, deltas)?;
+            return Ok(true);
+        }
+        if event.kind.is_empty() {
+            event.kind = Cow::Borrowed(name);
         }
         match event.kind.as_ref() {
             "response.output_item.added" | "response.output_item.done" => {
                 if let Some(item) = event.item {
                     let is_done = event.kind.ends_with("done");
-                    self.push_item(event.output_index, item, is_done, deltas)?;
+                    self.push_item(event.output_index.0, item, is_done, deltas)?;
                 }
             }
             "response.output_text.delta" | "response.refusal.delta" => {
@@ -261,50 +308,72 @@ impl ResponsesReplyBuilder {
                     None => return Ok(false),
                 };
                 self.is_refused |= event.kind == "response.refusal.delta" && !delta.is_empty();
-                let item = self.find_or_start(&event, || ItemKind::Message(0))?;
+                let item = self.find_or_start(&event, ItemKind::new_message())?;
                 if let ItemKind::Message(emitted) = &mut item.kind {
-                    *emitted += delta.len();
+                    *emitted.part(event.content_index.0) += delta.len();
                 }
                 let is_commentary = item.is_commentary;
                 self.push_text(delta, is_commentary, deltas);
             }
+            "response.output_text.done"
+            | "response.refusal.done"
+            | "response.content_part.added"
+            | "response.content_part.done" => self.push_part_so_far(event, deltas)?,
             "response.reasoning_summary_text.delta" | "response.reasoning_text.delta" => {
                 if let Some(delta) = event.delta {
                     let delta: String = wire_json::parse(delta.get())?;
-                    let item = self.find_or_start(&event, || ItemKind::Reasoning(false))?;
+                    let item = self.find_or_start(&event, ItemKind::Reasoning(false))?;
                     emit_reasoning(item, &delta, deltas);
                 }
             }
             // Each part of a summary is a paragraph.
-            "response.reasoning_summary_part.added" if event.summary_index > Some(0) => {
+            "response.reasoning_summary_part.added" if event.summary_index.0 > Some(0) => {
                 deltas(Delta::Reasoning("\n\n"));
             }
             "response.function_call_arguments.delta" => {
                 if let Some(delta) = event.delta {
-                    let delta: String = wire_json::parse(delta.get())?;
-                    let item = self.find_or_start(&event, ItemKind::new_call)?;
+                    let delta = call_pieces::argument_text(delta);
+                    let item = self.find_or_start(&event, ItemKind::new_call())?;
                     if let ItemKind::Call { argument_text, .. } = &mut item.kind {
-                        append(argument_text, delta);
+                        argument_text.push(&delta);
                     }
                 }
             }
             "response.function_call_arguments.done" => {
                 if let Some(arguments) = event.arguments {
-                    let arguments = tool_call_codec::arguments_from_json(Some(arguments));
-                    let item = self.find_or_start(&event, ItemKind::new_call)?;
+                    let arguments = call_pieces::argument_text(arguments);
+                    let item = self.find_or_start(&event, ItemKind::new_call())?;
                     if let ItemKind::Call { argument_text, .. } = &mut item.kind {
-                        arguments.get().clone_into(argument_text);
+                        argument_text.push_whole(arguments);
                     }
                 }
             }
-            "response.completed" | "response.incomplete" | "response.failed" => {
+            "response.completed"
+            | "response.done"
+            | "response.incomplete"
+            | "response.failed"
+            | "response.cancelled" => {
                 if let Some(response) = event.response {
                     self.push_response(response.get(), deltas)?;
                 }
-                return match event.kind.as_ref() {
-                    "response.failed" => Err(error_mapping::from_error_body(text).into()),
-                    _ => Ok(true),
-                };
+                let has_no_status = matches!(
+                    self.stop_reason.as_deref(),
+                    None | Some("in_progress" | "queued" | "completed" | "incomplete")
+                );
+                match event.kind.as_ref() {
+                    "response.failed" | "response.cancelled" => {
+                        return Err(error_mapping::from_error_body(text).into());
+                    }
+                    // The event says more than a status that a gateway left as it was.
+                    "response.incomplete" if has_no_status => {
+                        self.stop_reason = Some("incomplete".to_owned());
+                    }
+                    "response.completed" if has_no_status => {
+                        self.stop_reason = Some("completed".to_owned());
+                    }
+                    _ => {}
+                }
+                return Ok(true);
             }
             // Ends of parts and unknown events.
             _ => {}
@@ -329,8 +398,9 @@ impl ResponsesReplyBuilder {
             deltas(delta);
         }
         self.set_usage(response.usage.0.and_then(UsageIn::into_usage), deltas);
-        if let Some(error) = response.error {
-            return Err(error_mapping::from_error_body(error.get()).into());
+        let error = response.error.map(RawValue::get);
+        if let Some(error) = error.filter(|error| !error_mapping::is_blank_error(error)) {
+            return Err(error_mapping::from_error_body(error).into());
         }
         if response.status.as_deref() == Some("failed") {
             return Err(error_mapping::from_error_body(text).into());
@@ -338,13 +408,80 @@ impl ResponsesReplyBuilder {
         self.model = response.model.or(self.model.take());
         let reason = response
             .incomplete_details
+            .0
             .and_then(|details| details.reason);
-        self.stop_reason = reason.or(response.status);
-        for (position, item) in response.output.into_iter().flatten().enumerate() {
-            let existing = self.items.get(position);
-            if existing.is_none_or(|item| item.raw.is_none()) {
-                let index = existing.map_or(Some(position as u64), |item| item.index);
-                self.push_item(index, item, true, deltas)?;
+        self.stop_reason = stop_reason::known(reason).or(response.status);
+        self.push_output(response.output.unwrap_or_default(), deltas)?;
+        if self.text.is_empty() {
+            self.push_text(response.output_text.unwrap_or_default(), false, deltas);
+        }
+        Ok(())
+    }
+
+    /// Adds all items. Those that have arrived already are known by their id, else by their order among those of their kind.
+    fn push_output(
+        &mut self,
+        output: Vec<&RawValue>,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), PartError> {
+        let earlier = self.items.len();
+        let mut is_taken = vec![false; earlier];
+        for (position, raw) in output.into_iter().enumerate() {
+            let parsed: ItemIn<'_> = wire_json::parse(raw.get())?;
+            let kind = parsed.item_kind();
+            let candidates = self.items[..earlier].iter().enumerate();
+            let candidates = candidates.filter(|(at, it)| !is_taken[*at] && it.kind.is_same(&kind));
+            let candidates: Vec<usize> = candidates.map(|(at, _)| at).collect();
+            let has_id = |at: &&usize| parsed.is_item(&self.items[**at]);
+            let may_be = |at: &&usize| parsed.may_be(&self.items[**at]);
+            let found = candidates.iter().find(has_id);
+            let found = found.or_else(|| candidates.iter().find(may_be)).copied();
+            match found {
+                Some(at) => {
+                    is_taken[at] = true;
+                    if self.items[at].raw.is_none() {
+                        self.complete_item(at, parsed, raw, deltas)?;
+                    }
+                }
+                None => {
+                    let index = Some(position as u64);
+                    let at = start_item(&mut self.items, index, &parsed)?;
+                    self.complete_item(at, parsed, raw, deltas)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what a part of a message has so far, except what deltas have emitted. Some services send no deltas.
+    fn push_part_so_far(
+        &mut self,
+        event: Event<'_>,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), PartError> {
+        let part = event.part.0.as_ref();
+        let refusal = event
+            .refusal
+            .as_ref()
+            .or(part.and_then(|it| it.refusal.as_ref()));
+        let is_reasoning = part.is_some_and(|part| part.kind.contains("reasoning"));
+        let text = event.text.as_ref().or(part.and_then(|it| it.text.as_ref()));
+        let text = match (refusal.filter(|it| !it.is_empty()), text) {
+            (Some(refusal), _) => {
+                self.is_refused = true;
+                refusal.clone()
+            }
+            (None, Some(text)) if !is_reasoning => text.clone(),
+            (None, _) => return Ok(()),
+        };
+        let content_index = event.content_index.0;
+        let item = self.find_or_start(&event, ItemKind::new_message())?;
+        let is_commentary = item.is_commentary;
+        if let ItemKind::Message(emitted) = &mut item.kind {
+            let emitted = emitted.part(content_index);
+            if let Some(rest) = text.get(*emitted..).map(str::to_owned) {
+                *emitted = text.len();
+                self.push_text(rest, is_commentary, deltas);
             }
         }
         Ok(())
@@ -359,20 +496,52 @@ impl ResponsesReplyBuilder {
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), PartError> {
         let parsed: ItemIn<'_> = wire_json::parse(raw.get())?;
-        let id = parsed.id.unwrap_or_default();
-        let kind = match parsed.kind.as_ref() {
-            "message" => ItemKind::Message(0),
-            "function_call" => ItemKind::new_call(),
-            "reasoning" => ItemKind::Reasoning(false),
-            _ => ItemKind::Other,
-        };
+        let kind = parsed.item_kind();
         if let (ItemKind::Reasoning(_), false) = (&kind, is_done) {
             deltas(Delta::ReasoningStarted);
         }
-        let item = match is_done {
-            true => find_or_start_item(&mut self.items, index, &id, kind)?,
-            false => start_item(&mut self.items, index, &id, kind)?,
+        let same_kind = |item: &&OutputItem| item.kind.is_same(&kind);
+        let by_id = |item: &OutputItem| same_kind(&item) && parsed.is_item(item);
+        let by_index = |item: &OutputItem| {
+            let is_index = index.is_some() && item.index == index;
+            let may_be = same_kind(&item) && item.raw.is_none() && parsed.may_be(item);
+            may_be && (is_index || index.is_none() && is_done)
         };
+        let found = self.items.iter().rposition(by_id);
+        let found = found.or_else(|| self.items.iter().rposition(by_index));
+        match (found, is_done) {
+            (Some(at), true) => self.complete_item(at, parsed, raw, deltas),
+            // A repeat.
+            (Some(at), false) if parsed.is_item(&self.items[at]) => Ok(()),
+            (_, is_done) => {
+                let at = start_item(&mut self.items, index, &parsed)?;
+                match is_done {
+                    true => self.complete_item(at, parsed, raw, deltas),
+                    false => self.update_item(at, parsed, None, deltas),
+                }
+            }
+        }
+    }
+
+    fn complete_item(
+        &mut self,
+        at: usize,
+        parsed: ItemIn<'_>,
+        raw: &RawValue,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), PartError> {
+        self.update_item(at, parsed, Some(raw), deltas)
+    }
+
+    /// Updates an item by a report of it. `done` is the report if it is the last.
+    fn update_item(
+        &mut self,
+        at: usize,
+        parsed: ItemIn<'_>,
+        done: Option<&RawValue>,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), PartError> {
+        let item = &mut self.items[at];
         let is_message = matches!(item.kind, ItemKind::Message(_));
         let was_commentary = item.is_commentary;
         item.is_commentary |= parsed.phase.as_deref() == Some("commentary");
@@ -386,27 +555,27 @@ impl ResponsesReplyBuilder {
             argument_text,
         } = &mut item.kind
         {
-            call.id = parsed.call_id.unwrap_or_default();
-            call.name = parsed.name.unwrap_or_default();
-            if let Some(arguments) = parsed.arguments.filter(|_| is_done) {
-                call.arguments = tool_call_codec::arguments_from_json(Some(arguments));
-                argument_text.clear();
+            let call_id = stop_reason::known(parsed.call_id.map(Cow::into_owned));
+            call.id = call_id.unwrap_or(std::mem::take(&mut call.id));
+            call.name = parsed.name.unwrap_or(std::mem::take(&mut call.name));
+            if let Some(arguments) = parsed.arguments {
+                argument_text.push_whole(call_pieces::argument_text(arguments));
             }
         }
-        if is_done {
+        if let Some(raw) = done {
             item.raw = Some(raw.to_owned());
             if let ItemKind::Reasoning(false) = item.kind {
                 let parts = parsed.summary.or(parsed.content);
-                let parts = parts.and_then(|parts| serde_json::from_str(parts.get()).ok());
+                let parts = parts.and_then(|parts| wire_json::parse(parts.get()).ok());
                 let parts: Vec<PartIn> = parts.unwrap_or_default();
                 let texts: Vec<_> = parts.into_iter().filter_map(|part| part.text).collect();
                 emit_reasoning(item, &texts.join("\n\n"), deltas);
             }
         }
-        let Some(content) = parsed.content.filter(|_| is_message && is_done) else {
+        let Some(content) = parsed.content.filter(|_| is_message) else {
             return Ok(());
         };
-        let text = match serde_json::from_str::<Vec<PartIn>>(content.get()) {
+        let text = match wire_json::parse::<Vec<PartIn>>(content.get()) {
             Ok(parts) => parts.into_iter().fold(String::new(), |mut text, part| {
                 let refusal = part.refusal.unwrap_or_default();
                 self.is_refused |= !refusal.is_empty();
@@ -420,11 +589,12 @@ impl ResponsesReplyBuilder {
         let ItemKind::Message(emitted) = &mut item.kind else {
             return Ok(());
         };
-        let rest = text.get(*emitted..).map(str::to_owned);
+        let total = emitted.total();
+        let rest = text.get(total..).map(str::to_owned);
+        *emitted.part(None) += rest.as_ref().map_or(0, String::len);
         let before = text
-            .get(..*emitted)
+            .get(..total)
             .filter(|_| is_commentary && !was_commentary);
-        *emitted = text.len().max(*emitted);
         // The service says only now what the text was.
         if let Some(answer) = before.and_then(|before| self.text.strip_suffix(before)) {
             let length = answer.len();
@@ -437,13 +607,26 @@ impl ResponsesReplyBuilder {
         Ok(())
     }
 
+    /// The item that the event is about: by its id, else by its index, else the last of the kind.
     fn find_or_start(
         &mut self,
         event: &Event<'_>,
-        new: impl FnOnce() -> ItemKind,
+        kind: ItemKind,
     ) -> Result<&mut OutputItem, ProviderError> {
         let id = event.item_id.as_deref().unwrap_or_default();
-        find_or_start_item(&mut self.items, event.output_index, id, new())
+        let index = event.output_index.0;
+        let find = |is_match: &dyn Fn(&OutputItem) -> bool| {
+            let is_found = |item: &OutputItem| item.kind.is_same(&kind) && is_match(item);
+            self.items.iter().rposition(is_found)
+        };
+        let found = find(&|item| item.has_id(id))
+            .or_else(|| find(&|item| index.is_some() && item.index == index))
+            .or_else(|| find(&|item| index.is_none() && (id.is_empty() || item.id.is_empty())));
+        let at = match found {
+            Some(at) => at,
+            None => push_item(&mut self.items, index, id, kind)?,
+        };
+        Ok(&mut self.items[at])
     }
 
     fn push_text(&mut self, text: String, is_commentary: bool, deltas: &mut dyn FnMut(Delta<'_>)) {
@@ -461,10 +644,7 @@ impl ResponsesReplyBuilder {
     }
 
     fn set_usage(&mut self, usage: Option<TokenUsage>, deltas: &mut dyn FnMut(Delta<'_>)) {
-        if let Some(usage) = usage {
-            deltas(Delta::Usage(usage));
-        }
-        self.usage = usage;
+        token_counts::update(&mut self.usage, usage, deltas);
     }
 
     /// Whether text and tool calls alone can rebuild the reply: one message, then calls.
@@ -489,7 +669,47 @@ impl ResponsesReplyBuilder {
     }
 }
 
+impl ItemIn<'_> {
+    fn item_kind(&self) -> ItemKind {
+        match self.kind.as_ref() {
+            "message" => ItemKind::new_message(),
+            "function_call" => ItemKind::new_call(),
+            "reasoning" => ItemKind::Reasoning(false),
+            _ => ItemKind::Other,
+        }
+    }
+
+    /// Whether this is a report of the item, by its ids.
+    fn is_item(&self, item: &OutputItem) -> bool {
+        let call_id = self.call_id.as_deref().unwrap_or_default();
+        item.has_id(self.id.as_deref().unwrap_or_default()) && self.may_be(item)
+            || !stop_reason::is_placeholder(call_id) && item.call_id() == Some(call_id)
+    }
+
+    /// Whether nothing tells it apart from the item: two calls have different ids.
+    fn may_be(&self, item: &OutputItem) -> bool {
+        let call_id = self.call_id.as_deref().unwrap_or_default();
+        let other_id = item.call_id().unwrap_or_default();
+        let is_open = [call_id, other_id]
+            .into_iter()
+            .any(stop_reason::is_placeholder);
+        is_open || call_id == other_id
+    }
+}
+
 impl OutputItem {
+    /// Some services name a call by its own id.
+    fn has_id(&self, id: &str) -> bool {
+        !stop_reason::is_placeholder(id) && (self.id == id || self.call_id() == Some(id))
+    }
+
+    fn call_id(&self) -> Option<&str> {
+        match &self.kind {
+            ItemKind::Call { call, .. } => Some(&call.id),
+            _ => None,
+        }
+    }
+
     /// The item in a form that the service accepts.
     fn to_echo_item(&self) -> Option<Cow<'_, RawValue>> {
         let raw = self.raw.as_deref()?;
@@ -560,29 +780,22 @@ fn emit_reasoning(item: &mut OutputItem, text: &str, deltas: &mut dyn FnMut(Delt
     }
 }
 
-/// Finds the item by index, or by id because some servers send no index. Starts a new item of `kind` if there is none.
-fn find_or_start_item<'a>(
-    items: &'a mut Vec<OutputItem>,
+/// Starts the item that is reported, and returns its position.
+fn start_item(
+    items: &mut Vec<OutputItem>,
     index: Option<u64>,
-    id: &str,
-    kind: ItemKind,
-) -> Result<&'a mut OutputItem, ProviderError> {
-    let position = match index {
-        Some(_) => items.iter().rposition(|item| item.index == index),
-        None => items.iter().rposition(|item| item.id == id),
-    };
-    match position {
-        Some(position) => Ok(&mut items[position]),
-        None => start_item(items, index, id, kind),
-    }
+    parsed: &ItemIn<'_>,
+) -> Result<usize, ProviderError> {
+    let id = parsed.id.as_deref().unwrap_or_default();
+    push_item(items, index, id, parsed.item_kind())
 }
 
-fn start_item<'a>(
-    items: &'a mut Vec<OutputItem>,
+fn push_item(
+    items: &mut Vec<OutputItem>,
     index: Option<u64>,
     id: &str,
     kind: ItemKind,
-) -> Result<&'a mut OutputItem, ProviderError> {
+) -> Result<usize, ProviderError> {
     tool_call_codec::check_call_count(items.len() + 1)?;
     items.push(OutputItem {
         index,
@@ -592,6 +805,5 @@ fn start_item<'a>(
         has_extra_fields: false,
         is_commentary: false,
     });
-    let last = items.len() - 1;
-    Ok(&mut items[last])
+    Ok(items.len() - 1)
 }

@@ -274,6 +274,7 @@ fn assistant_message(
             provider_id: String::new(),
             name,
             arguments,
+            cut_by: None,
         });
     }
     Ok(Message::Assistant(AssistantMessage {

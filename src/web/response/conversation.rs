@@ -115,6 +115,7 @@ mod tests {
             arguments: Arc::from(
                 RawValue::from_string(r#"{"b":1,"a":2}"#.to_owned()).expect("JSON"),
             ),
+            cut_by: None,
         }
     }
 

@@ -146,6 +146,7 @@ fn to_call(call: &CallRecording) -> ToolCall {
         provider_id: String::new(),
         name: call.tool.clone(),
         arguments: arguments.unwrap_or_else(empty_arguments),
+        cut_by: None,
     }
 }
 
