@@ -46,6 +46,7 @@ fn conversation() -> (Vec<Message>, Blobs) {
         provider_id: String::new(),
         name: "shoot".to_owned(),
         arguments: empty_arguments(),
+        cut_by: None,
     };
     let result = ToolResult {
         attachments: vec![picture],

@@ -6,6 +6,7 @@ mod content_parts;
 mod echo;
 mod malformed_replies;
 mod models;
+mod odd_replies;
 mod presets;
 mod provider_keys;
 mod proxies;

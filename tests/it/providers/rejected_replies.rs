@@ -324,3 +324,150 @@ async fn invalid_usage_does_not_reject_the_reply() {
         }
     }
 }
+
+/// A reply that reached its limit within its last call, after a whole one.
+fn cut_within_a_call(wire: Wire, stream: bool) -> ScriptedAnswer {
+    let (whole, cut) = ("{\"path\": \"a.md\"}", "{\"path\": \"b");
+    let events = |events: &[Value]| {
+        let lines = events.iter().map(|event| format!("data: {event}\n\n"));
+        raw(200, "text/event-stream", lines.collect::<String>())
+    };
+    let document = |body: Value| raw(200, "application/json", body.to_string());
+    match (wire, stream) {
+        (Wire::Anthropic, false) => document(json!({
+            "content": [
+                {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "a.md"}},
+                {"type": "tool_use", "id": "c2", "name": "read_file", "input": {}},
+            ],
+            "stop_reason": "max_tokens",
+        })),
+        (Wire::Anthropic, true) => {
+            let block = |index, id| {
+                json!({"type": "content_block_start", "index": index,
+                "content_block": {"type": "tool_use", "id": id, "name": "read_file", "input": {}}})
+            };
+            let delta = |index, piece| {
+                json!({"type": "content_block_delta", "index": index,
+                "delta": {"type": "input_json_delta", "partial_json": piece}})
+            };
+            events(&[
+                json!({"type": "message_start", "message": {"content": []}}),
+                block(0, "c1"),
+                delta(0, whole),
+                block(1, "c2"),
+                delta(1, cut),
+                json!({"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}),
+                json!({"type": "message_stop"}),
+            ])
+        }
+        (Wire::Openai, _) => {
+            let call = |index, id, arguments| {
+                json!({"index": index, "id": id, "type": "function",
+                "function": {"name": "read_file", "arguments": arguments}})
+            };
+            let message = json!({"tool_calls": [call(0, "c1", whole), call(1, "c2", cut)]});
+            match stream {
+                false => {
+                    document(json!({"choices": [{"message": message, "finish_reason": "length"}]}))
+                }
+                true => events(&[
+                    json!({"choices": [{"delta": message}]}),
+                    json!({"choices": [{"delta": {}, "finish_reason": "length"}]}),
+                    json!("[DONE]"),
+                ]),
+            }
+        }
+        (Wire::Responses, _) => {
+            let call = |id: &str, arguments| {
+                json!({"type": "function_call", "id": format!("f{id}"), "call_id": id,
+                "name": "read_file", "arguments": arguments})
+            };
+            let response = json!({
+                "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"},
+                "output": [call("c1", whole), call("c2", cut)],
+            });
+            match stream {
+                false => document(response),
+                true => events(&[json!({"type": "response.incomplete", "response": response})]),
+            }
+        }
+        (Wire::Ollama, _) => {
+            let call =
+                |arguments| json!({"function": {"name": "read_file", "arguments": arguments}});
+            let calls = [call(json!({"path": "a.md"})), call(json!(cut))];
+            document(
+                json!({"message": {"content": "", "tool_calls": calls}, "done": true,
+                "done_reason": "length"}),
+            )
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_cut_by_the_token_limit_is_not_performed() {
+    let mut setup = TestApp::setup().file("work/a.md", "alpha");
+    let mut agents = Vec::new();
+    for wire in Wire::ALL {
+        for stream in [false, true] {
+            let agent = format!("{}-{stream}", wire.name());
+            let settings = format!(
+                "model = \"{}/{agent}\"\nstream = {stream}\ntools = [\"read_file\"]\n\
+                 workdir = \"work\"\n[params]\nmax_tokens = 77",
+                wire.name()
+            );
+            setup = setup.agent(&agent, &settings);
+            agents.push((wire, stream, agent));
+        }
+    }
+    let app = setup.spawn().await;
+    for (wire, stream, agent) in agents {
+        app.provider
+            .will(&agent, [cut_within_a_call(wire, stream), says("done")]);
+
+        let run = app.run(&agent, "go").await;
+
+        assert_eq!(run.output(), "done", "{agent}");
+        let results = app
+            .provider
+            .wait_for_request(&agent, 2)
+            .await
+            .tool_results();
+        assert_eq!(results.len(), 2, "{agent}");
+        assert!(results[0].contains("alpha"), "{agent}: {}", results[0]);
+        let why = "not performed: the reply reached its limit of 77 tokens (params.max_tokens)";
+        assert!(results[1].contains(why), "{agent}: {}", results[1]);
+        let warnings = run["warnings"].as_array().expect("warnings");
+        assert_eq!(warnings.len(), 1, "{agent}: {warnings:?}");
+        assert_eq!(warnings[0]["code"], "call_cut", "{agent}");
+        assert_eq!(warnings[0]["turn"], 1, "{agent}");
+        let message = warnings[0]["message"].as_str().expect("a message");
+        assert!(message.contains("read_file was not performed"), "{message}");
+        assert_eq!(run["tool_calls"], 1, "{agent}");
+    }
+}
+
+#[tokio::test]
+async fn a_reply_that_the_service_gave_up_fails_the_run() {
+    let (app, agents) = on_every_wire("[retry]\nmax_retries = 0").await;
+    for (wire, agent) in agents {
+        if wire == Wire::Responses {
+            // Its reasons are its states.
+            continue;
+        }
+        for reason in ["error", "abort", "insufficient_system_resource", "strange"] {
+            app.provider.will(
+                &agent,
+                [says("Once upon")
+                    .with_usage(100, 20)
+                    .with_stop_reason(reason)],
+            );
+
+            let run = app.run(&agent, "go").await;
+
+            let message = run.failure().1;
+            assert!(message.contains(reason), "{agent}: {message}");
+            assert_eq!(run["error"]["retryable"], true, "{agent}");
+            assert_eq!(run.usage(), (100, 20, 0), "{agent}");
+        }
+    }
+}
