@@ -146,7 +146,7 @@ pub fn check_provider(engine: &Engine, agent: &Agent) -> Result<(), StartError> 
 
 /// Whether the agent accepts provider keys from requests, and the providers exist. The error does not repeat the given
 /// name of a provider, because it may be a key.
-fn check_provider_keys(engine: &Engine, keys: &Keys, agent: &Agent) -> Result<(), StartError> {
+pub fn check_provider_keys(engine: &Engine, keys: &Keys, agent: &Agent) -> Result<(), StartError> {
     if keys.is_empty() {
         return Ok(());
     }
@@ -499,16 +499,18 @@ pub fn check_params(
 
 /// A request may lower the agent's limits, and set those that the agent has not.
 pub fn tighten_budget(budget: &mut Budget, requested: &Budget) {
-    fn tighten_limit<T: Ord + Copy>(own: &mut Option<T>, requested: Option<T>) {
-        *own = match (*own, requested) {
-            (Some(own), Some(requested)) => Some(own.min(requested)),
-            (own, requested) => own.or(requested),
-        };
-    }
     tighten_limit(&mut budget.max_tokens, requested.max_tokens);
     tighten_limit(&mut budget.max_cost, requested.max_cost);
     tighten_limit(&mut budget.max_tool_calls, requested.max_tool_calls);
     tighten_limit(&mut budget.max_runs, requested.max_runs);
+}
+
+/// The lower of two limits; `None` is no limit.
+pub fn tighten_limit<T: Ord + Copy>(own: &mut Option<T>, requested: Option<T>) {
+    *own = match (*own, requested) {
+        (Some(own), Some(requested)) => Some(own.min(requested)),
+        (own, requested) => own.or(requested),
+    };
 }
 
 /// The path of an override and its root, if it is within a configured root and has no symbolic link below that.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::domain::agent::{Agent, MAX_TURNS};
 use crate::engine::context::Engine;
 use crate::engine::delegation::child_run;
-use crate::engine::fork::request::{DefinitionChoice, ForkEdit, ForkError, ForkRequest};
+use crate::engine::fork::request::{DefinitionChoice, ForkError, ForkRequest};
+use crate::engine::fork::restrict;
 use crate::engine::fork::source::{RequestSettings, SourceRun};
 use crate::engine::prepare;
 use crate::engine::record::agent_pins::PinnedRoot;
@@ -36,17 +37,27 @@ impl Definition {
     }
 }
 
-/// The definition that a copy of this run starts from. `caller` is its parent's; `request` is that of a root.
+/// The definition that a copy of this run starts from. `caller` is its parent's; `settings` are those of a root's request.
 pub async fn resolve(
     engine: &Arc<Engine>,
     source: &SourceRun,
-    choice: DefinitionChoice,
+    request: &ForkRequest,
     caller: Option<&Agent>,
-    request: Option<&RequestSettings>,
+    settings: Option<&RequestSettings>,
 ) -> Result<Definition, ForkError> {
-    if choice == DefinitionChoice::Recorded || source.agent.ad_hoc.is_some() {
-        check_recorded_paths(engine, &source.agent).await?;
-        return recorded(engine, source, caller.is_none()).await;
+    if !request.is_by_admin
+        && let Some(caller) = caller
+    {
+        check_may_call(caller, &source.agent)?;
+    }
+    if request.definition == DefinitionChoice::Recorded || source.agent.ad_hoc.is_some() {
+        if request.is_by_admin {
+            check_recorded_paths(engine, &source.agent).await?;
+            return recorded(engine, source, caller.is_none()).await;
+        }
+        let definition = restricted(engine, source, caller).await?;
+        check_recorded_paths(engine, &definition.agent).await?;
+        return Ok(definition);
     }
     let agents = engine.catalog.current();
     let agent = agents.get(&source.run.agent).map_err(StartError::from)?;
@@ -62,8 +73,8 @@ pub async fn resolve(
             (agent, pinned)
         }
     };
-    if let Some(request) = request {
-        let overridden = apply_request(&agent, &source.agent, request)?;
+    if let Some(settings) = settings {
+        let overridden = apply_request(&agent, &source.agent, settings)?;
         check_recorded_paths(engine, &overridden).await?;
         agent = Arc::new(overridden);
     }
@@ -101,6 +112,64 @@ async fn recorded(
         json: None,
         pinned,
     })
+}
+
+/// The definition as recorded, cut to what the agent's file of today allows. The fork of a root calls other agents in the
+/// definitions that the source calls them in, each of them cut too.
+async fn restricted(
+    engine: &Engine,
+    source: &SourceRun,
+    caller: Option<&Agent>,
+) -> Result<Definition, ForkError> {
+    let definition = recorded(engine, source, caller.is_none()).await?;
+    let agents = engine.catalog.current();
+    let mut agent = match caller {
+        Some(caller) if source.agent.ad_hoc.is_some() => {
+            restrict::restrict_ad_hoc(&definition.agent, caller)
+        }
+        _ => {
+            let current = agents.get(&source.run.agent).map_err(StartError::from)?;
+            restrict::restrict(&definition.agent, current)
+        }
+    };
+    let Some(caller) = caller else {
+        let called = definition.pinned.iter().flat_map(|it| &it.agents);
+        let called = called.filter_map(|(name, called)| {
+            let current = agents.get(name).ok()?;
+            Some((name.clone(), Arc::new(restrict::restrict(called, current))))
+        });
+        let PinnedRoot { agent, pinned } =
+            (engine.agent_pins).pin_to(&engine.agent_snapshots, called.collect(), &agent);
+        return Ok(Definition {
+            agent,
+            json: None,
+            pinned,
+        });
+    };
+    agent.pinned_agents = None;
+    let mut agent = Arc::new(agent);
+    child_run::inherit_hosts(caller, &mut agent);
+    Ok(Definition {
+        agent,
+        json: None,
+        pinned: None,
+    })
+}
+
+/// A child continues only if its caller may start it today.
+fn check_may_call(caller: &Agent, called: &Agent) -> Result<(), ForkError> {
+    let is_allowed = match called.ad_hoc {
+        Some(_) => caller.subagent.is_some(),
+        None => caller.sub_agents.contains(&called.name),
+    };
+    if is_allowed {
+        return Ok(());
+    }
+    let reason = format!(
+        "the file of {} does not let it start {} any more",
+        caller.name, called.name
+    );
+    Err(ForkError::field("/definition", reason))
 }
 
 /// The definition of today with what the request of the source has set.
@@ -147,23 +216,30 @@ async fn check_recorded_paths(engine: &Arc<Engine>, agent: &Agent) -> Result<(),
 }
 
 /// Applies what the request sets of the whole tree.
-pub fn apply_to_root(request: &ForkRequest, definition: &mut Definition) {
+pub fn apply_to_root(
+    engine: &Engine,
+    request: &ForkRequest,
+    definition: &mut Definition,
+) -> Result<(), StartError> {
     let new_run = &request.new_run;
+    prepare::check_provider_keys(engine, &new_run.provider_keys, &definition.agent)?;
     let mut agent = Agent::clone(&definition.agent);
     agent.keeps_memory = !request.adds_memory;
     agent.given_keys = new_run.provider_keys.keys().cloned().collect();
     prepare::tighten_budget(&mut agent.budget, &new_run.overrides.budget);
     definition.replace(agent);
+    Ok(())
 }
 
 /// Applies the edits of the forked run's settings. `root` is the agent of the fork's root.
 pub fn apply_edit(
     engine: &Engine,
-    edit: &ForkEdit,
+    request: &ForkRequest,
     root: Option<&Agent>,
     period_budgets: &TreeBudgets,
     definition: &mut Definition,
 ) -> Result<(), ForkError> {
+    let edit = &request.edit;
     if edit.model.is_none() && edit.params.is_empty() && edit.max_turns.is_none() {
         return Ok(());
     }
@@ -185,6 +261,15 @@ pub fn apply_edit(
     if let Some(max_turns) = edit.max_turns {
         if !(1..=MAX_TURNS).contains(&max_turns) {
             let reason = format!("must be from 1 to {MAX_TURNS}");
+            return Err(ForkError::field("/edit/max_turns", reason));
+        }
+        let agents = engine.catalog.current();
+        // An ad-hoc child has no file: what its record allows is the most.
+        let most = agents
+            .get(&agent.name)
+            .map_or(agent.max_turns, |it| it.max_turns);
+        if !request.is_by_admin && max_turns > most {
+            let reason = format!("must be at most {most}, the limit of the agent's file");
             return Err(ForkError::field("/edit/max_turns", reason));
         }
         agent.max_turns = max_turns;

@@ -5,5 +5,6 @@ pub mod cut;
 pub mod definitions;
 pub mod plan;
 pub mod request;
+mod restrict;
 pub mod source;
 pub mod start;

@@ -222,14 +222,13 @@ impl Planner<'_> {
     }
 
     async fn definition(&self, copy: &Copy, source: &SourceRun) -> Result<Definition, ForkError> {
-        let choice = self.request.definition;
         let parent = copy.parent.and_then(|parent| self.planned.get(parent));
         let caller = parent.map(|parent| &*parent.agent);
-        let request = Some(&self.tree.request.settings).filter(|_| copy.parent.is_none());
-        let resolved = definitions::resolve(self.engine, source, choice, caller, request);
+        let settings = Some(&self.tree.request.settings).filter(|_| copy.parent.is_none());
+        let resolved = definitions::resolve(self.engine, source, self.request, caller, settings);
         let mut definition = resolved.await?;
         if copy.parent.is_none() {
-            definitions::apply_to_root(self.request, &mut definition);
+            definitions::apply_to_root(self.engine, self.request, &mut definition)?;
         }
         let root = self.planned.first().map(|root| &*root.agent);
         let (edit, budgets) = (&self.request.edit, &self.period_budgets);
@@ -238,7 +237,7 @@ impl Planner<'_> {
             prepare::check_requested_price(self.engine, &definition.agent, root, budgets)?;
         }
         if self.is_forked(copy.source) {
-            definitions::apply_edit(self.engine, edit, root, budgets, &mut definition)?;
+            definitions::apply_edit(self.engine, self.request, root, budgets, &mut definition)?;
         }
         if copy.parent.is_none() || self.is_forked(copy.source) {
             prepare::check_provider(self.engine, &definition.agent)?;

@@ -21,6 +21,8 @@ pub struct ForkRequest {
     pub labels: Option<BTreeMap<String, String>>,
     /// Whether the runs of the fork add to the memory of their agents.
     pub adds_memory: bool,
+    /// Whether recorded definitions hold as they are; else they are cut to what the agents' files of today allow.
+    pub is_by_admin: bool,
     /// What the request sets of any new run. Its agent, input, messages and labels are ignored.
     pub new_run: RunRequest,
 }

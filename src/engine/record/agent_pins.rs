@@ -88,17 +88,26 @@ impl AgentPins {
         agents: &Agents,
         agent: &Agent,
     ) -> PinnedRoot {
-        let callable = agents.callable(agent);
+        let callable = agents.callable(agent).into_iter();
+        let callable = callable.map(|(name, agent)| (name.to_owned(), Arc::clone(agent)));
+        self.pin_to(snapshots, callable.collect(), agent)
+    }
+
+    /// An agent as a root, whose tree is pinned to these definitions.
+    pub fn pin_to(
+        &self,
+        snapshots: &AgentSnapshots,
+        callable: BTreeMap<String, Arc<Agent>>,
+        agent: &Agent,
+    ) -> PinnedRoot {
         let pinned = (!callable.is_empty()).then(|| {
             let texts: Vec<Arc<str>> = callable
                 .values()
                 .map(|agent| snapshots.agent_json(agent))
                 .collect();
             let text: Arc<str> = format!("[{}]", texts.join(",")).into();
-            let agents = callable.into_iter();
-            let agents = agents.map(|(name, agent)| (name.to_owned(), Arc::clone(agent)));
             self.share(PinnedAgents {
-                agents: agents.collect(),
+                agents: callable,
                 digest: Digest::compute(text.as_bytes()),
                 text,
             })

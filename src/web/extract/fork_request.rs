@@ -183,6 +183,7 @@ impl ForkInput {
                 Some(DefinitionInput::Recorded) | None => DefinitionChoice::Recorded,
             },
             labels: self.labels,
+            is_by_admin: false,
             adds_memory: self.memory,
             new_run,
         })

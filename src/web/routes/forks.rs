@@ -12,7 +12,7 @@ use crate::web::error::Problem;
 use crate::web::extract::fork_request::ForkInput;
 use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::RunPath;
+use crate::web::extract::path::{RunPath, check_may_change};
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::create_run::{ParsedRequest, ResponseMode, replay, respond_to_start};
 use crate::web::state::AppState;
@@ -46,7 +46,10 @@ pub async fn fork(
     let input: ForkInput = body.json()?;
     check_admin_edit(&principal, &input)?;
     let fork_request = Box::pin(input.into_request(id, owner, &state.settings)).await?;
+    let at_run = fork_request.at.run.unwrap_or(id);
+    check_may_change(&principal, &state, at_run).await?;
     let mut fork_request = ForkRequest {
+        is_by_admin: principal.has_scope(KeyScope::Admin),
         new_run: RunRequest {
             trace,
             provider_keys,
@@ -75,11 +78,8 @@ pub async fn fork(
 
 /// Whether the principal may replace what the operator or the model wrote.
 fn check_admin_edit(principal: &Principal, input: &ForkInput) -> Result<(), Problem> {
-    let is_admin = principal
-        .key()
-        .is_none_or(|key| key.has_scope(KeyScope::Admin));
     match input.admin_edit() {
-        Some(pointer) if !is_admin => Err(Problem::new(
+        Some(pointer) if !principal.has_scope(KeyScope::Admin) => Err(Problem::new(
             StatusCode::FORBIDDEN,
             ProblemCode::InsufficientScope,
             format!("{pointer}: needs a key with the scope admin"),

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::forks::root_runs::lists;
 use crate::support::app::{ApiResponse, TestApp, send};
-use crate::support::provider::answer::{calls, says};
+use crate::support::provider::answer::{calls, delegates, says};
+use crate::support::within_timeout;
 
 async fn refuse(app: &TestApp, source: &str, body: &Value) -> Value {
     let response = app.post(&format!("/runs/{source}/fork"), body).await;
@@ -179,4 +180,112 @@ async fn a_used_up_budget_refuses_forks() {
     let wait: u64 = response.header("retry-after").parse().expect("seconds");
     assert!(wait > 0);
     assert_eq!(app.provider.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn a_fork_has_at_most_what_todays_file_allows() {
+    let keys = key("ada", "scopes = [\"run\", \"read\"]") + &key("root", "scopes = [\"admin\"]");
+    let app = TestApp::setup()
+        .config(&keys)
+        .agent(
+            "planner",
+            "tools = [\"list_directory\", \"write_file\"]\nsub_agents = [\"reader\"]\n[limits]\nmax_turns = 9",
+        )
+        .agent("reader", "tools = [\"list_directory\", \"write_file\"]")
+        .spawn()
+        .await;
+    app.provider.always("planner", |_| says("ok"));
+    let send_to = async |key: &str, method: Method, path: &str, body: Value| -> ApiResponse {
+        let request = app.request(method, path);
+        send(request.bearer_auth(key).json(&body)).await
+    };
+    let post =
+        async |key: &str, path: &str, body: Value| send_to(key, Method::POST, path, body).await;
+    let started = post(
+        "ada",
+        "/agents/planner/runs?wait=30",
+        json!({"input": "go"}),
+    )
+    .await;
+    let id = started.json()["id"].as_str().expect("an id").to_owned();
+    let path = format!("/runs/{id}/fork?wait=30");
+    let until = async |text: &str| {
+        for agent in ["planner", "reader"] {
+            let is_reloaded = async || {
+                let got =
+                    send_to("root", Method::GET, &format!("/agents/{agent}"), json!({})).await;
+                got.text.contains(text)
+            };
+            within_timeout("the reload", async {
+                while !is_reloaded().await {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+        }
+    };
+
+    app.write_agent(
+        "planner",
+        "description = \"today\"\ntools = [\"list_directory\", \"read_file\"]\napprove = [\"list_directory\"]\n\
+         sub_agents = [\"reader\"]\n[limits]\nmax_turns = 3",
+    );
+    app.write_agent(
+        "reader",
+        "description = \"today\"\ntools = [\"list_directory\"]",
+    );
+    until("today").await;
+    let at = json!({"turn": 1});
+    let tools_of = |agent: &str| {
+        let requests = app.provider.requests_for(agent);
+        let mut names = requests.last().expect("a request").tool_names();
+        names.sort();
+        names
+    };
+    let forked = post("ada", &path, json!({"at": at})).await;
+    assert_eq!(forked.status, 200, "{}", forked.text);
+    assert_eq!(tools_of("planner"), ["call_agent", "list_directory"]);
+    let forked = post("root", &path, json!({"at": at})).await;
+    assert_eq!(forked.status, 200, "{}", forked.text);
+    assert!(tools_of("planner").contains(&"write_file".to_owned()));
+    for (key, status) in [("ada", 422), ("root", 200)] {
+        let more = post(key, &path, json!({"at": at, "edit": {"max_turns": 4}})).await;
+        assert_eq!(more.status, status, "{key} {}", more.text);
+    }
+    // What it calls is cut as well.
+    app.write_agent(
+        "planner",
+        "description = \"later\"\nsub_agents = [\"reader\"]",
+    );
+    app.write_agent(
+        "reader",
+        "description = \"later\"\ntools = [\"list_directory\"]",
+    );
+    until("later").await;
+    app.provider
+        .will("planner", [delegates([("reader", "read")]), says("done")]);
+    app.provider.will("reader", [says("a book")]);
+    let forked = post("ada", &path, json!({"at": at})).await;
+    assert_eq!(forked.json()["content"], "done", "{}", forked.text);
+    assert_eq!(tools_of("planner"), ["call_agent"]);
+    assert_eq!(tools_of("reader"), ["list_directory"]);
+
+    std::fs::remove_file(app.path("agents/planner.toml")).expect("a file");
+    let is_gone = async || {
+        let got = send_to("root", Method::GET, "/agents/planner", json!({})).await;
+        got.status == 404
+    };
+    within_timeout("the reload", async {
+        while !is_gone().await {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let refused = post("ada", &path, json!({"at": at})).await;
+    assert_eq!(
+        (refused.status, &refused.json()["code"]),
+        (404, &json!("agent_not_found"))
+    );
+    let forked = post("root", &path, json!({"at": at})).await;
+    assert_eq!(forked.status, 200, "{}", forked.text);
 }

@@ -76,6 +76,7 @@ impl Story {
         }
         provider.wait_for_request(ROOT, 2 + permits).await;
         let request = ForkRequest {
+            is_by_admin: true,
             source: story.run,
             at: ForkPoint {
                 run: Some(source),
