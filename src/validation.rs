@@ -97,6 +97,18 @@ pub async fn check_value(
     }
 }
 
+/// As [`check_value`], of JSON that is not parsed.
+pub async fn check_raw_value(
+    schema: &Schema,
+    json: &RawValue,
+    owner: Option<&str>,
+) -> Result<(), Vec<Mismatch>> {
+    let whole = |why: String| vec![Mismatch::of_whole(why)];
+    let schema = Schema::parse(Arc::clone(schema.raw())).map_err(whole)?;
+    let value = parse_json(json).map_err(|errors| whole(errors.join("; ")))?;
+    check_value(schema, value, owner).await.map(drop)
+}
+
 /// As [`check_value`], for callers that may block.
 pub fn check_value_blocking(raw: Arc<RawValue>, value: &Value) -> Result<(), Vec<Mismatch>> {
     let whole = |why: String| vec![Mismatch::of_whole(why)];

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::domain::attachment::Digest;
 use crate::domain::message::truncate_to_bytes;
 use crate::domain::timestamp_text;
 
@@ -22,6 +23,8 @@ pub struct ApprovalRequest {
     pub tool: String,
     /// The arguments as JSON; if they are long, the beginning of their JSON as a string.
     pub arguments: Arc<RawValue>,
+    /// Identifies the whole arguments: a decision that names it is refused for other ones.
+    pub arguments_hash: ArgumentsHash,
     /// Whether `arguments` is only the beginning.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
@@ -33,6 +36,20 @@ pub struct ApprovalRequest {
     #[serde(serialize_with = "timestamp_text::serialize_option")]
     #[schemars(with = "Option<Timestamp>")]
     pub deadline: Option<Timestamp>,
+}
+
+/// Identifies the arguments of a call: the SHA-256 of their JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct ArgumentsHash(#[schemars(length(max = 71))] pub String);
+
+impl ArgumentsHash {
+    pub fn compute(arguments: &RawValue) -> Self {
+        Self(format!(
+            "sha256:{}",
+            Digest::compute(arguments.get().as_bytes())
+        ))
+    }
 }
 
 impl ApprovalRequest {
@@ -62,6 +79,7 @@ impl PartialEq for ApprovalRequest {
         self.tool_call_id == other.tool_call_id
             && self.tool == other.tool
             && self.arguments.get() == other.arguments.get()
+            && self.arguments_hash == other.arguments_hash
             && self.truncated == other.truncated
             && (self.requested_at, self.deadline) == (other.requested_at, other.deadline)
     }
@@ -71,17 +89,17 @@ impl PartialEq for ApprovalRequest {
 mod tests {
     use serde_json::json;
 
-    use super::ApprovalRequest;
+    use super::{ApprovalRequest, ArgumentsHash};
 
     #[test]
     fn long_arguments_are_cut_once_more_without_being_quoted_again() {
         let arguments = json!({"content": "ä".repeat(5000)});
+        let arguments = serde_json::value::to_raw_value(&arguments).expect("JSON");
         let mut request = ApprovalRequest {
             tool_call_id: "c".to_owned(),
             tool: "write_file".to_owned(),
-            arguments: serde_json::value::to_raw_value(&arguments)
-                .expect("JSON")
-                .into(),
+            arguments_hash: ArgumentsHash::compute(&arguments),
+            arguments: arguments.into(),
             truncated: false,
             requested_at: jiff::Timestamp::UNIX_EPOCH,
             deadline: None,

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::domain::approval::ArgumentsHash;
 use crate::domain::context::ContextStrategy;
 use crate::domain::failure::Failure;
 use crate::domain::json_buffer::JsonBuffer;
@@ -268,6 +269,8 @@ pub enum EventKind {
         tool: String,
         /// What the model wrote; if `truncated`, the beginning of its JSON as a string.
         arguments: Arc<RawValue>,
+        /// Identifies the whole arguments: a decision that names it is refused for other ones.
+        arguments_hash: ArgumentsHash,
         /// Whether `arguments` is only the beginning; absent if not.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,

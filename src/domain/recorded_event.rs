@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde::de::Error as _;
 use serde_json::{Map, Value};
 
+use crate::domain::approval::ArgumentsHash;
 use crate::domain::event::{Decision, ResumeCause, STORED_EVENT_NAMES};
 use crate::domain::run::RunId;
 
@@ -45,7 +46,10 @@ pub enum RecordedKind {
     #[serde(rename = "agent.returned")]
     AgentReturned { tool_call_id: String },
     #[serde(rename = "approval.requested")]
-    ApprovalRequested { tool_call_id: String },
+    ApprovalRequested {
+        tool_call_id: String,
+        arguments_hash: ArgumentsHash,
+    },
     #[serde(rename = "approval.decided")]
     ApprovalDecided {
         tool_call_id: String,

@@ -219,7 +219,8 @@ impl Toolbox {
         }
     }
 
-    /// Checks a call's arguments against the schema of its tool, if it has one.
+    /// Checks arguments that a person wrote against the schema of the tool, if it has one. Nothing is coerced: a person can
+    /// correct them.
     ///
     /// # Errors
     /// One sentence for each mismatch.
@@ -231,8 +232,8 @@ impl Toolbox {
         let tool = self.tools.get(&call.name);
         match tool.and_then(|tool| tool.schema()) {
             Some(schema) => {
-                let checked = validation::check_arguments(schema, &call.arguments, key);
-                checked.await.map(drop)
+                let checked = validation::check_raw_value(schema, &call.arguments, key).await;
+                checked.map_err(|errors| errors.iter().map(ToString::to_string).collect())
             }
             None => Ok(()),
         }

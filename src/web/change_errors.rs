@@ -52,6 +52,9 @@ impl From<DecideError> for Problem {
             DecideError::NotPending { .. } => {
                 Self::new(StatusCode::CONFLICT, ProblemCode::NothingWaits, text)
             }
+            DecideError::OtherArguments { .. } => {
+                Self::new(StatusCode::CONFLICT, ProblemCode::OtherArguments, text)
+            }
             DecideError::InvalidArguments(_) => Self::invalid_field("/arguments", text),
             DecideError::NotReached(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,

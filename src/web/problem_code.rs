@@ -101,6 +101,8 @@ problem_codes! {
     NotUtf8 = "not_utf8",
     /// The tool call does not wait for an approval.
     NothingWaits = "nothing_waits",
+    /// The decision is about other arguments than the tool call has; nothing was decided.
+    OtherArguments = "other_arguments",
     /// The prompt cannot be assembled.
     PromptInvalid = "prompt_invalid",
     /// A request to the model's provider failed.

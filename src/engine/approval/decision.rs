@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
+use crate::domain::approval::ArgumentsHash;
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
 use crate::domain::message::{ToolCall, shorten};
@@ -45,6 +46,15 @@ pub enum DecideError {
         call: String,
         reason: String,
     },
+    /// The decision is about other arguments than the call has.
+    #[error(
+        "the tool call \"{call}\" of {run} has other arguments than those that were decided on: look at it again"
+    )]
+    OtherArguments {
+        run: RunId,
+        /// The call's id, shortened.
+        call: String,
+    },
     /// The arguments do not fit the tool's schema.
     #[error("{}", .0.join("; "))]
     InvalidArguments(Vec<String>),
@@ -72,7 +82,8 @@ pub async fn await_decision(
     toolbox: &Arc<Toolbox>,
     call: &ToolCall,
 ) -> Result<Permission, StoreError> {
-    let requested_at = recorded_calls.approvals_requested.get(&call.id).copied();
+    let requested = recorded_calls.approvals_requested.get(&call.id);
+    let requested_at = requested.map(|requested| requested.time);
     let name = shorten(&call.name, 200);
     let decision = match look_up(context, recorded_calls, toolbox, call).await? {
         DecisionLookup::Decided(decision) => {
@@ -90,7 +101,7 @@ pub async fn await_decision(
                     Some(_) => context.run.clock().waiting_since,
                     None => None,
                 };
-                let difference = clock_difference(waiting_since, requests.copied());
+                let difference = clock_difference(waiting_since, requests.map(|it| it.time));
                 at.checked_add(difference).unwrap_or(at)
             });
             let mut deadline = limit.map(|limit| saturating_add(since, limit));
@@ -251,6 +262,9 @@ pub async fn decide(
     call: &str,
     decision: ApprovalDecision,
 ) -> Result<(), DecideError> {
+    if let Some(hash) = &decision.arguments_hash {
+        check_hash(engine, id, call, hash).await?;
+    }
     loop {
         if let Some(arguments) = &decision.arguments {
             check_arguments(engine, id, call, arguments).await?;
@@ -281,6 +295,25 @@ pub async fn decide(
         if receiver.await.unwrap_or(Err(StoreError::Closed.into()))? {
             return Ok(());
         }
+    }
+}
+
+/// Checks that a decision is about the arguments that the call has.
+async fn check_hash(
+    engine: &Engine,
+    id: RunId,
+    call: &str,
+    hash: &ArgumentsHash,
+) -> Result<(), DecideError> {
+    let run = engine.journal.store().run(id).await?;
+    let run: Run = run.ok_or(DecideError::RunNotFound(id))?;
+    let recorded_calls = run_log::load_calls(engine, run.root_id, id).await?;
+    match recorded_calls.approvals_requested.get(call) {
+        Some(requested) if requested.arguments_hash != *hash => Err(DecideError::OtherArguments {
+            run: id,
+            call: shorten(call, 80),
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -407,6 +440,7 @@ fn requested_event(
         tool_call_id: call.id.clone(),
         tool: name.to_owned(),
         arguments: arguments.json,
+        arguments_hash: ArgumentsHash::compute(&call.arguments),
         truncated: arguments.truncated,
         deadline,
     }

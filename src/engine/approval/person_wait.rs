@@ -69,7 +69,7 @@ mod tests {
     use serde_json::value::RawValue;
 
     use super::has_changed;
-    use crate::domain::approval::ApprovalRequest;
+    use crate::domain::approval::{ApprovalRequest, ArgumentsHash};
     use crate::domain::run::{PendingApproval, Run, RunId, Scope, Status};
     use crate::domain::waiting_for::WaitingFor;
 
@@ -83,6 +83,7 @@ mod tests {
                 tool_call_id: (*call).to_owned(),
                 tool: "t".to_owned(),
                 arguments: RawValue::NULL.to_owned().into(),
+                arguments_hash: ArgumentsHash::compute(RawValue::NULL),
                 truncated: false,
                 requested_at: Timestamp::UNIX_EPOCH,
                 deadline: None,

@@ -130,6 +130,7 @@ mod tests {
                 decision: Decision::Approved,
                 reason: None,
                 arguments: arguments.clone(),
+                arguments_hash: None,
                 by: None,
                 claim: None,
             },

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 
+use crate::domain::approval::ArgumentsHash;
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::event::ResumeCause;
@@ -94,6 +95,13 @@ pub struct RecordedTurn {
     pub compaction: Option<Compaction>,
 }
 
+/// The request for approval of a call.
+#[derive(Clone, Debug)]
+pub struct RecordedApproval {
+    pub time: Timestamp,
+    pub arguments_hash: ArgumentsHash,
+}
+
 /// Tool calls that an earlier process started: they are not started, counted or recorded again. Empty for a new run.
 #[derive(Debug, Default)]
 pub struct RecordedCalls {
@@ -105,8 +113,8 @@ pub struct RecordedCalls {
     pub returned: HashSet<String>,
     /// The child runs by call.
     pub children: HashMap<String, Run>,
-    /// When calls requested approval.
-    pub approvals_requested: HashMap<String, Timestamp>,
+    /// The calls that requested approval.
+    pub approvals_requested: HashMap<String, RecordedApproval>,
     pub decisions: HashMap<String, ApprovalDecision>,
     /// What a person approved calls with instead of the model's arguments.
     pub changed_arguments: HashMap<String, Arc<RawValue>>,
@@ -322,8 +330,15 @@ impl RecordedCalls {
             RecordedKind::AgentReturned { tool_call_id } => {
                 self.returned.insert(tool_call_id);
             }
-            RecordedKind::ApprovalRequested { tool_call_id } => {
-                self.approvals_requested.insert(tool_call_id, time);
+            RecordedKind::ApprovalRequested {
+                tool_call_id,
+                arguments_hash,
+            } => {
+                let requested = RecordedApproval {
+                    time,
+                    arguments_hash,
+                };
+                self.approvals_requested.insert(tool_call_id, requested);
             }
             RecordedKind::ApprovalDecided {
                 tool_call_id,
@@ -336,6 +351,7 @@ impl RecordedCalls {
                     decision,
                     reason,
                     arguments: None,
+                    arguments_hash: None,
                     by,
                     claim: None,
                 };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::domain::approval::ArgumentsHash;
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
 use crate::store::{Change, IdempotencyClaim, Step};
@@ -20,6 +21,9 @@ pub struct ApprovalDecision {
     /// What the call is executed with instead of the model's arguments. Events have only its beginning.
     #[serde(skip)]
     pub arguments: Option<Arc<RawValue>>,
+    /// The arguments that were decided on; `None` if the client does not say. Not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments_hash: Option<ArgumentsHash>,
     /// The name of the deciding key; `None` without keys.
     pub by: Option<String>,
     /// The idempotency key of the request, committed with the decision.
@@ -33,6 +37,7 @@ impl ApprovalDecision {
             decision: Decision::TimedOut,
             reason: None,
             arguments: None,
+            arguments_hash: None,
             by: None,
             claim: None,
         }

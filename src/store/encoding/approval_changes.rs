@@ -32,6 +32,7 @@ pub fn changes(events: &[Event]) -> Vec<ApprovalChange> {
             tool_call_id,
             tool,
             arguments,
+            arguments_hash,
             truncated,
             deadline,
             ..
@@ -40,6 +41,7 @@ pub fn changes(events: &[Event]) -> Vec<ApprovalChange> {
                 tool_call_id: tool_call_id.clone(),
                 tool: tool.clone(),
                 arguments: arguments.clone(),
+                arguments_hash: arguments_hash.clone(),
                 truncated: *truncated,
                 requested_at: event.time,
                 deadline: *deadline,

@@ -8,7 +8,7 @@ use rusqlite::{Connection, Row, Statement, named_params};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::domain::approval::ApprovalRequest;
+use crate::domain::approval::{ApprovalRequest, ArgumentsHash};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{PendingApproval, Run, RunId};
 use crate::store::StoreError;
@@ -172,6 +172,7 @@ fn recorded_change((index, event): (usize, StoredEvent)) -> Option<ApprovalChang
         tool_call_id: String,
         tool: String,
         arguments: Arc<RawValue>,
+        arguments_hash: ArgumentsHash,
         #[serde(default)]
         truncated: bool,
         deadline: Option<Timestamp>,
@@ -188,6 +189,7 @@ fn recorded_change((index, event): (usize, StoredEvent)) -> Option<ApprovalChang
                 tool_call_id: requested.tool_call_id,
                 tool: requested.tool,
                 arguments: requested.arguments,
+                arguments_hash: requested.arguments_hash,
                 truncated: requested.truncated,
                 requested_at: requested.time,
                 deadline: requested.deadline,

@@ -1,6 +1,7 @@
 //! `/approvals` and `/runs/{id}/approvals/{tool_call_id}`: lists the tool calls that wait for approval, approves and denies
 //! them.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -13,22 +14,27 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use tracing::info;
 
+use crate::config::KeyScope;
+use crate::domain::approval::ArgumentsHash;
 use crate::domain::event::Decision;
 use crate::domain::run::{PendingApproval, Run, RunId, now};
 use crate::engine::state::approval_decision::ApprovalDecision;
-use crate::store::IdempotencyClaim;
 use crate::store::approvals::{ApprovalPage, ApprovalQuery};
+use crate::store::{IdempotencyClaim, Step};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::CallPath;
+use crate::web::extract::path::{CallPath, check_may_change};
 use crate::web::extract::query::{Query, count_up_to};
 use crate::web::extract::request_body;
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
 use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, check_reason, find_claimed};
 use crate::web::state::AppState;
+
+/// Most bytes of arguments that a form shows.
+const MAX_FORM_ARGUMENTS_BYTES: usize = 1 << 20;
 
 /// A person's decision on a tool call.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -40,6 +46,8 @@ pub struct DecisionRequest {
     decision: Option<Verdict>,
     /// What the call is executed with instead of the model's arguments, if it is approved. The model is informed of it.
     arguments: Option<Map<String, Value>>,
+    /// `arguments_hash` of the call that was looked at: if the call has other arguments, nothing is decided.
+    arguments_hash: Option<ArgumentsHash>,
     /// The model reads this if the call is denied.
     #[schemars(length(max = 1000))]
     reason: Option<String>,
@@ -52,14 +60,23 @@ impl DecisionRequest {
             decision: Some(Verdict::Approve),
             arguments,
             reason,
+            ..Self::default()
         }
     }
 
     pub fn deny(reason: Option<String>) -> Self {
         Self {
             decision: Some(Verdict::Deny),
-            arguments: None,
             reason,
+            ..Self::default()
+        }
+    }
+
+    /// The decision, for a call with these arguments only.
+    pub fn for_arguments(self, arguments_hash: Option<ArgumentsHash>) -> Self {
+        Self {
+            arguments_hash,
+            ..self
         }
     }
 }
@@ -85,7 +102,7 @@ pub struct ApprovalsPage {
     next_cursor: Option<RunId>,
 }
 
-/// `GET /approvals`: the calls of the runs that the principal may see.
+/// `GET /approvals`: the calls that the principal may decide about.
 pub async fn list(
     State(state): State<AppState>,
     principal: Principal,
@@ -114,7 +131,7 @@ pub async fn list(
     Ok(json_response(StatusCode::OK, &page))
 }
 
-/// A page of the calls of the runs that the principal may see.
+/// A page of the calls that the principal may decide about.
 pub async fn visible_page(
     state: &AppState,
     principal: &Principal,
@@ -138,8 +155,44 @@ pub async fn visible_page(
         }
     }
     page.approvals
-        .retain(|it| visible_roots.contains(&it.root_id));
+        .retain(|it| visible_roots.contains(&it.root_id) && principal.can_use_agent(&it.agent));
     Ok(page)
+}
+
+/// Completes arguments that the record of the run shows cut, for forms: a person decides on what they see. Those that are too
+/// long for a form stay cut.
+pub async fn complete_arguments(
+    state: &AppState,
+    pending: &mut [PendingApproval],
+) -> Result<(), Problem> {
+    for approval in pending.iter_mut().filter(|it| it.request.truncated) {
+        let steps = state.runner.store().steps(approval.run_id).await?;
+        let mut calls = steps.iter().flat_map(|step| match step {
+            Step::Reply { message, .. } => message.tool_calls.as_slice(),
+            _ => &[],
+        });
+        let request = &mut approval.request;
+        if let Some(call) = calls.find(|call| call.id == request.tool_call_id)
+            && call.arguments.get().len() <= MAX_FORM_ARGUMENTS_BYTES
+        {
+            request.arguments = Arc::clone(&call.arguments);
+            request.truncated = false;
+        }
+    }
+    Ok(())
+}
+
+/// The run, with the arguments of its calls completed as by [`complete_arguments`].
+pub async fn with_whole_arguments<'r>(
+    state: &AppState,
+    run: &'r Run,
+) -> Result<Cow<'r, Run>, Problem> {
+    if !run.pending_approvals.iter().any(|it| it.request.truncated) {
+        return Ok(Cow::Borrowed(run));
+    }
+    let mut run = run.clone();
+    complete_arguments(state, &mut run.pending_approvals).await?;
+    Ok(Cow::Owned(run))
 }
 
 /// `POST /runs/{id}/approvals/{tool_call_id}`: 202 once the decision is committed, and again for a repetition with the same
@@ -216,13 +269,19 @@ pub async fn apply(
     decision_request: DecisionRequest,
     claim: Option<Box<IdempotencyClaim>>,
 ) -> Result<Run, Problem> {
+    principal.require_any_scope(&[KeyScope::Run, KeyScope::Approve])?;
+    check_may_change(principal, state, id).await?;
     let verdict = decision_request.decision.ok_or_else(|| {
         let why = "is required: \"approve\" or \"deny\"";
         Problem::invalid_field("/decision", why)
     })?;
     let arguments = check_new_arguments(verdict, decision_request.arguments)?;
+    if arguments.is_some() {
+        principal.require_scope(KeyScope::Approve)?;
+    }
     let decision = ApprovalDecision {
         arguments,
+        arguments_hash: decision_request.arguments_hash,
         decision: match verdict {
             Verdict::Approve => Decision::Approved,
             Verdict::Deny => Decision::Denied,

@@ -1,5 +1,6 @@
 //! Files of earlier versions are migrated.
 
+use axed::domain::approval::ArgumentsHash;
 use axed::domain::event::{Decision, EventKind};
 use axed::domain::message::empty_arguments;
 use axed::domain::run::now;
@@ -99,6 +100,7 @@ async fn a_file_from_before_pending_approvals_is_migrated() {
         tool_call_id: call.to_owned(),
         tool: "write_file".to_owned(),
         arguments: empty_arguments(),
+        arguments_hash: ArgumentsHash::compute(&empty_arguments()),
         truncated: false,
         deadline: None,
     };

@@ -69,6 +69,15 @@ async fn arguments_that_do_not_fit_leave_the_call_waiting() {
             with_arguments(&json!({"path": "b", "content": "x", "mode": 7})),
             "mode",
         ),
+        // What a model may write, a person has to correct.
+        (
+            with_arguments(&json!({"path": {"a": 1}, "content": "x"})),
+            "path",
+        ),
+        (
+            with_arguments(&json!({"path": "b", "content": 5})),
+            "content",
+        ),
         (with_arguments(&json!(["b"])), "/arguments"),
         (json!({"decision": "deny", "arguments": {}}), "approved"),
     ] {
@@ -93,6 +102,37 @@ async fn arguments_that_do_not_fit_leave_the_call_waiting() {
     );
     let late = decide(&app, &request, with_arguments(&arguments)).await;
     late.problem(409);
+}
+
+#[tokio::test]
+async fn a_decision_on_other_arguments_than_the_calls_decides_nothing() {
+    let mut app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let (id, request) = sent(&app, "careful").await;
+    let hash = request["arguments_hash"].clone();
+    assert!(
+        hash.as_str()
+            .is_some_and(|hash| hash.starts_with("sha256:"))
+    );
+    let pending = app.get("/approvals").await.json();
+    assert_eq!(pending["data"][0]["arguments_hash"], hash);
+    let decision = |hash: &Value| json!({"decision": "approve", "arguments_hash": hash});
+    for is_restarted in [false, true] {
+        if is_restarted {
+            app.restart().await;
+        }
+        for wrong in ["sha256:00", ""] {
+            let refused = decide(&app, &request, decision(&json!(wrong))).await;
+            assert!(refused.problem(409).contains("other arguments"));
+            assert_eq!(refused.json()["code"], "other_arguments");
+            let run = app.find(&id).await;
+            assert_eq!(run["pending_approvals"].as_array().map(Vec::len), Some(1));
+        }
+    }
+    let decided = decide(&app, &request, decision(&hash)).await;
+    assert_eq!(decided.status, 202, "{}", decided.text);
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
+    assert!(wrote(&app, "a"));
 }
 
 #[tokio::test]
