@@ -206,8 +206,15 @@ async fn a_person_sees_what_they_approve() {
     let long = app.start("careful", "go").await.id().to_owned();
     let path = format!("/ui/runs/{long}");
     let page = app.get_until(&path, waits).await.text;
-    assert!(page.contains("The arguments are longer"), "{page}");
     assert!(page.contains("\\u202etxt.exe") && !hidden(&page));
+    // The page has all of them, and sends their hash with the decision.
+    assert_eq!(page.matches("\\u202eb").count(), 2_000);
+    let pending = app.get("/approvals").await.json();
+    let call = &pending["data"][0];
+    assert_eq!(call["truncated"], true);
+    let hash = call["arguments_hash"].as_str().expect("a hash");
+    let field = format!("name=\"arguments_hash\" value=\"{hash}\"");
+    assert!(page.contains(&field), "{page}");
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ pub fn of(
     name: &str,
     url: &PublicUrl,
 ) -> Result<AgentCard, Problem> {
-    principal.require_any_scope(SCOPES)?;
+    principal.require_any_scope(&SCOPES)?;
     let agents = state.runner.catalog().current();
     let agent = agents.get(name)?;
     Ok(AgentCard {
@@ -82,7 +82,7 @@ pub async fn all(
     url: PublicUrl,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
-    principal.require_any_scope(SCOPES)?;
+    principal.require_any_scope(&SCOPES)?;
     let agents = state.runner.catalog().current();
     let entries = agents.entries.values();
     let usable = entries.filter(|entry| principal.can_use_agent(&entry.name));

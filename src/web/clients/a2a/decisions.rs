@@ -5,6 +5,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::domain::approval::ArgumentsHash;
 use crate::domain::run::{PendingApproval, Run};
 use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
@@ -26,25 +27,29 @@ struct DecisionInput {
     decision: String,
     reason: Option<String>,
     arguments: Option<Map<String, Value>>,
+    /// Of the part that was looked at.
+    arguments_hash: Option<ArgumentsHash>,
     /// Which call; needed only if several wait.
     approval_id: Option<String>,
 }
 
-/// A text for people, and one data part for each call that waits.
+/// A text for people, and one data part for each call that waits and whose arguments can be shown.
 pub fn request_parts(run: &Run) -> Vec<Part> {
     let pending = &run.pending_approvals;
     let mut parts = Vec::with_capacity(pending.len() + 1);
     if !pending.is_empty() {
         parts.push(Part::text(request_text(pending)));
     }
-    parts.extend(pending.iter().map(|approval| {
+    let shown = pending.iter();
+    let shown = shown.filter(|approval| !approval.request.truncated);
+    parts.extend(shown.map(|approval| {
         let request = &approval.request;
         Part::json(json!({
             "approvalId": id(approval),
             "agent": approval.agent,
             "tool": request.tool,
             "arguments": request.arguments,
-            "truncated": request.truncated,
+            "argumentsHash": request.arguments_hash,
             "deadline": request.deadline,
         }))
     }));
@@ -189,9 +194,13 @@ fn approval_of<'r>(
 }
 
 fn decision(input: DecisionInput, pointer: &str) -> Result<DecisionRequest, Problem> {
+    let hash = input.arguments_hash;
     match word(&input.decision) {
-        Some(APPROVE) => Ok(DecisionRequest::approve(input.arguments, input.reason)),
-        Some(_) => Ok(DecisionRequest::deny(input.reason)),
+        Some(APPROVE) => {
+            let approved = DecisionRequest::approve(input.arguments, input.reason);
+            Ok(approved.for_arguments(hash))
+        }
+        Some(_) => Ok(DecisionRequest::deny(input.reason).for_arguments(hash)),
         None => Err(Problem::invalid_field(
             format!("{pointer}/data/decision"),
             "must be \"approve\" or \"deny\"",

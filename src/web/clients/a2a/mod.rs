@@ -3,7 +3,7 @@
 
 use axum::routing::{MethodRouter, delete, get, post};
 
-use crate::config::KeyScope::{self, Read, Run};
+use crate::config::KeyScope::{self, Approve, Read, Run};
 use crate::web::clients::a2a::error::ERRORS;
 use crate::web::route::{Route, of_protocol};
 use crate::web::state::AppState;
@@ -37,13 +37,14 @@ pub fn routes() -> Vec<Route> {
         open("get", "/.well-known/agent-card.json", get(card::all)),
         open("get", CARD, get(card::of_agent)),
         open("get", EXTENDED_CARD, get(card::extended)),
-        route("post", "/a2a/{agent}/message:send", post(send::send), Run),
+        route("post", "/a2a/{agent}/message:send", post(send::send), Run).with_scope(Approve),
         route(
             "post",
             "/a2a/{agent}/message:stream",
             post(send::stream),
             Run,
-        ),
+        )
+        .with_scope(Approve),
         open("get", TASK, get(tasks::get)),
         open("post", TASK, post(tasks::act)),
         route("get", "/a2a/{agent}/tasks", get(list::list), Read),

@@ -136,12 +136,12 @@ async fn perform(
     let (app, caller) = (State(state.clone()), principal.clone());
     match call.method.as_str() {
         "SendMessage" => {
-            principal.require_scope(KeyScope::Run)?;
+            principal.require_any_scope(&send::SCOPES)?;
             let request = http_request(headers, &params);
             send::send(app, Version1, AgentPath(agent), caller, request).await
         }
         "SendStreamingMessage" => {
-            principal.require_scope(KeyScope::Run)?;
+            principal.require_any_scope(&send::SCOPES)?;
             let request = http_request(headers, &params);
             send::stream(app, Version1, AgentPath(agent), caller, request).await
         }

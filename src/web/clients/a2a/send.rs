@@ -7,6 +7,7 @@ use axum::http::Uri;
 use axum::response::Response;
 use bytes::Bytes;
 
+use crate::config::KeyScope;
 use crate::domain::attachment::Digest;
 use crate::domain::content::Content;
 use crate::domain::run::{Run, RunId};
@@ -37,6 +38,9 @@ use crate::web::extract::request_body::{self, RequestBody, parse_large, unsuppor
 use crate::web::routes::create_run::ParsedRequest;
 use crate::web::routes::messages::reject_links;
 use crate::web::state::AppState;
+
+/// A key needs one of these; a message that is no decision needs the first.
+pub const SCOPES: [KeyScope; 2] = [KeyScope::Run, KeyScope::Approve];
 
 /// The place of a configuration of push notifications in the body.
 const PUSH_CONFIG: &str = "/configuration/taskPushNotificationConfig";
@@ -177,6 +181,9 @@ async fn accept_message(
             configuration: message.configuration,
         };
         return Ok((id, accepted));
+    }
+    if !matches!(message.body, MessageBody::Decision(_)) {
+        principal.require_scope(KeyScope::Run)?;
     }
     if message.task.is_some() {
         let accepted = continue_task(state, principal, &agent, message, claim).await?;

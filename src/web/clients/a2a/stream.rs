@@ -25,6 +25,7 @@ use crate::web::clients::a2a::response::with_run_id;
 use crate::web::clients::a2a::task;
 use crate::web::clients::run_wait::wait_for_stop;
 use crate::web::response::sse;
+use crate::web::routes::approvals;
 use crate::web::state::AppState;
 
 const COMMENT: &str = ":\n\n";
@@ -133,7 +134,7 @@ impl TaskStream {
                 // The client subscribes again after the daemon's restart.
                 () = self.state.closing.cancelled() => self.has_ended = true,
                 event = next_event(&mut self.subscription) => self.on_event(event),
-                run = &mut self.stopped => self.finish(&run),
+                run = &mut self.stopped => self.finish(&run).await,
                 () = tokio::time::sleep_until(self.heartbeat_at) => {
                     self.heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
                     return Some(COMMENT.to_owned());
@@ -199,7 +200,7 @@ impl TaskStream {
         }
     }
 
-    fn finish(&mut self, run: &Run) {
+    async fn finish(&mut self, run: &Run) {
         self.has_ended = true;
         // Events that were published before the run stopped.
         while let Some(event) = self.subscription.as_mut().and_then(|it| it.try_recv().ok()) {
@@ -218,7 +219,9 @@ impl TaskStream {
             };
             self.push_artifact(parts, is_shown, true);
         }
-        self.push_status(task::status(run));
+        // Without the record the arguments stay cut, and the call is not offered.
+        let shown = approvals::with_whole_arguments(&self.state, run).await;
+        self.push_status(task::status(shown.as_deref().unwrap_or(run)));
     }
 
     fn push_status(&mut self, status: TaskStatus) {

@@ -9,6 +9,7 @@ use crate::domain::run::{Run, Status};
 use crate::web::clients::a2a::{decisions, history};
 use crate::web::clients::run_meta;
 use crate::web::error::Problem;
+use crate::web::routes::approvals;
 use crate::web::state::AppState;
 
 /// The id of the artifact with the run's result: a task has only this one.
@@ -43,10 +44,11 @@ pub async fn task(state: &AppState, run: &Run, parts: TaskParts) -> Result<Task,
         Some(artifact) if parts.has_artifacts => Some(vec![artifact]),
         _ => None,
     };
+    let shown = approvals::with_whole_arguments(state, run).await?;
     Ok(Task {
         id: run.id.to_string(),
         context_id: context_id(run),
-        status: status(run),
+        status: status(&shown),
         artifacts,
         history,
         metadata: metadata(run),

@@ -9,6 +9,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::unfold;
 
+use crate::config::KeyScope;
 use crate::domain::content::Content;
 use crate::domain::run::{Run, RunId};
 use crate::engine::admission::sessions::OnBusy;
@@ -67,6 +68,9 @@ pub async fn post(
         Ok::<_, Problem>((input, messages))
     });
     let (mut input, messages) = read.await?;
+    if input.resume.is_empty() {
+        principal.require_scope(KeyScope::Run)?;
+    }
     let claim = idempotency_key.map(|(key, body)| {
         let route = format!("POST /agents/{agent}/ag-ui");
         idempotency::new_claim(principal.key_name(), route, key, body)

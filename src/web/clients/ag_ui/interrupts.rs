@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
+use crate::domain::approval::ArgumentsHash;
 use crate::domain::run::{PendingApproval, Run, RunId};
 use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
@@ -21,7 +22,8 @@ const CANCELLED: &str = "cancelled by the user";
 /// `calls` has the ids that the root's calls were given out with.
 pub fn interrupts(run: &Run, calls: &HashMap<String, String>) -> Vec<Value> {
     let pending = run.pending_approvals.iter();
-    let interrupts = pending.map(|approval| {
+    let shown = pending.filter(|approval| !approval.request.truncated);
+    let interrupts = shown.map(|approval| {
         let request = &approval.request;
         let mut interrupt = json!({
             "id": id(approval),
@@ -33,10 +35,15 @@ pub fn interrupts(run: &Run, calls: &HashMap<String, String>) -> Vec<Value> {
                     "decision": { "type": "string", "enum": ["approve", "deny"] },
                     "reason": { "type": "string" },
                     "arguments": { "type": "object" },
+                    "argumentsHash": { "type": "string" },
                 },
                 "required": ["decision"],
             },
-            "metadata": { "tool": request.tool, "arguments": request.arguments },
+            "metadata": {
+                "tool": request.tool,
+                "arguments": request.arguments,
+                "argumentsHash": request.arguments_hash,
+            },
         });
         if approval.run_id == run.id
             && let Some(call) = calls.get(&request.tool_call_id)
@@ -86,7 +93,10 @@ pub async fn decide(
         let decision = decision(&entry, at)?;
         decisions.insert(entry.interrupt_id, decision);
     }
-    let pending = &run.pending_approvals;
+    let pending = run.pending_approvals.iter();
+    let pending: Vec<_> = pending
+        .filter(|approval| principal.can_use_agent(&approval.agent))
+        .collect();
     if let Some(open) = pending.iter().find(|it| !decisions.contains_key(&id(it))) {
         let why = format!(
             "does not answer {}; answer every interrupt at once",
@@ -95,7 +105,7 @@ pub async fn decide(
         return Err(Problem::invalid_field("/resume", why));
     }
     let last = pending.len().saturating_sub(1);
-    for (at, approval) in pending.iter().enumerate() {
+    for (at, approval) in pending.into_iter().enumerate() {
         let Some(decision) = decisions.remove(&id(approval)) else {
             continue;
         };
@@ -129,8 +139,10 @@ fn decision(entry: &ResumeEntry, at: usize) -> Result<DecisionRequest, Problem> 
     };
     let reason = payload["reason"].as_str().map(str::to_owned);
     let arguments: Option<Map<String, Value>> = payload["arguments"].as_object().cloned();
-    Ok(match is_approved {
+    let hash = payload["argumentsHash"].as_str();
+    let decision = match is_approved {
         true => DecisionRequest::approve(arguments, reason),
         false => DecisionRequest::deny(reason),
-    })
+    };
+    Ok(decision.for_arguments(hash.map(|hash| ArgumentsHash(hash.to_owned()))))
 }

@@ -23,7 +23,11 @@ const ERRORS: ErrorShape = ErrorShape(shape);
 
 pub fn routes() -> Vec<Route> {
     let handler = post(handler::post);
-    vec![of_protocol("post", "/agents/{name}/ag-ui", handler, ERRORS).with_scope(KeyScope::Run)]
+    vec![
+        of_protocol("post", "/agents/{name}/ag-ui", handler, ERRORS)
+            .with_scope(KeyScope::Run)
+            .with_scope(KeyScope::Approve),
+    ]
 }
 
 fn shape(problem: &Problem) -> ShapedError {

@@ -19,6 +19,7 @@ use crate::web::clients::ag_ui::{events, interrupts};
 use crate::web::clients::run_wait::{CancelOnDrop, wait_for_stop};
 use crate::web::error::Problem;
 use crate::web::extract::request_body::parse_large;
+use crate::web::routes::approvals;
 use crate::web::state::AppState;
 
 const COMMENT: &str = ":\n\n";
@@ -153,6 +154,9 @@ impl AgUiStream {
         .await;
         let messages = self.transcript.snapshot(sent.unwrap_or_default(), &steps);
         self.queue.push_back(events::messages_snapshot(messages));
+        // Without the record the arguments stay cut, and the call is not offered.
+        let shown = approvals::with_whole_arguments(&self.state, run).await;
+        let run = shown.as_deref().unwrap_or(run);
         let end = match (&run.error, run.status) {
             (Some(failure), Status::Failed) => {
                 events::run_error(&failure.message, &failure.code.to_string())

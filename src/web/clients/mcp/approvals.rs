@@ -7,7 +7,6 @@ use rmcp::model::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::domain::message::shorten;
 use crate::domain::run::{PendingApproval, Run};
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 use crate::web::auth::Principal;
@@ -18,8 +17,6 @@ use crate::web::problem_code::ProblemCode;
 use crate::web::routes::approvals::{self, DecisionRequest};
 use crate::web::state::AppState;
 
-/// Maximum characters of arguments in the message of a form.
-const MAX_ARGUMENTS: usize = 4000;
 /// The reason of a denial by a client whose user declined the form.
 const DECLINED: &str = "declined by the client's user";
 
@@ -40,9 +37,13 @@ enum FormDecision {
     Deny,
 }
 
-/// One request for each pending approval of the run's tree. Its key is unique over the life of the run.
-pub fn input_requests(run: &Run) -> Result<InputRequests, Problem> {
-    let requests = run.pending_approvals.iter().map(|approval| {
+/// One request for each pending approval of the run's tree whose arguments fit a form. Its key is unique over the life of the
+/// run.
+pub async fn input_requests(state: &AppState, run: &Run) -> Result<InputRequests, Problem> {
+    let run = approvals::with_whole_arguments(state, run).await?;
+    let shown = run.pending_approvals.iter();
+    let shown = shown.filter(|approval| !approval.request.truncated);
+    let requests = shown.map(|approval| {
         let request = InputRequest::deserialize(form(approval))
             .map_err(|error| Problem::internal(format!("an invalid form: {error}")))?;
         Ok((key(approval), request))
@@ -51,8 +52,8 @@ pub fn input_requests(run: &Run) -> Result<InputRequests, Problem> {
 }
 
 /// The result of a call that waits for approval. The client sends the call again with its answers and the run's id.
-pub fn input_required(run: &Run) -> Result<InputRequiredResult, Problem> {
-    let requests = input_requests(run)?;
+pub async fn input_required(state: &AppState, run: &Run) -> Result<InputRequiredResult, Problem> {
+    let requests = input_requests(state, run).await?;
     Ok(InputRequiredResult::new(
         Some(requests),
         Some(run.id.to_string()),
@@ -67,12 +68,11 @@ fn form(approval: &PendingApproval) -> Value {
     // A person decides on what is shown, also on characters that are invisible or change the order of others.
     let arguments = &escape_json(approval.request.arguments.get());
     let message = format!(
-        "{} wants to call {} with {}",
+        "{} wants to call {} with {arguments}",
         approval.agent,
-        sanitize_line(&approval.request.tool),
-        shorten(arguments, MAX_ARGUMENTS)
+        sanitize_line(&approval.request.tool)
     );
-    let mut properties = json!({
+    let properties = json!({
         "decision": {
             "type": "string",
             "title": "Decision",
@@ -83,15 +83,13 @@ fn form(approval: &PendingApproval) -> Value {
             "title": "Reason",
             "description": "Why; the agent's model reads it if the call is denied.",
         },
-    });
-    if !approval.request.truncated {
-        properties["arguments"] = json!({
+        "arguments": {
             "type": "string",
             "title": "Arguments",
             "description": "The JSON object that the tool is called with, if it is approved.",
             "default": arguments,
-        });
-    }
+        },
+    });
     json!({
         "method": "elicitation/create",
         "params": {
@@ -115,6 +113,7 @@ pub async fn apply(
     responses: &InputResponses,
 ) -> Result<bool, Problem> {
     let mut is_decided = false;
+    let run = approvals::with_whole_arguments(state, run).await?;
     for approval in &run.pending_approvals {
         let key = key(approval);
         let Some(response) = responses.get(&key) else {
@@ -127,6 +126,8 @@ pub async fn apply(
         else {
             continue;
         };
+        let hash = approval.request.arguments_hash.clone();
+        let decision = decision.for_arguments(Some(hash));
         let call = &approval.request.tool_call_id;
         match approvals::apply(state, principal, approval.run_id, call, decision, None).await {
             Ok(_) => is_decided = true,

@@ -59,8 +59,11 @@ pub async fn call(
     caller: &Caller,
     request: &RpcRequest,
 ) -> Result<CallOutcome, RpcError> {
-    principal.require_scope(KeyScope::Run)?;
     let params: CallToolRequestParams = request.params().await?;
+    match params.request_state {
+        Some(_) => principal.require_any_scope(&[KeyScope::Run, KeyScope::Approve])?,
+        None => principal.require_scope(KeyScope::Run)?,
+    }
     let agent = params.name.as_ref();
     let is_known = is_agent_name(agent)
         && principal.can_use_agent(agent)

@@ -9,7 +9,6 @@ use rmcp::model::{ProgressToken, RequestId};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::domain::run::{Run, RunId};
 use crate::engine::record::journal::{StreamEvent, Subscription};
@@ -34,7 +33,7 @@ pub enum Frame {
 
 /// A call whose run is at work.
 pub struct CallStream {
-    closing: CancellationToken,
+    state: AppState,
     request: RequestId,
     is_modern: bool,
     progress_token: Option<ProgressToken>,
@@ -58,7 +57,7 @@ impl CallStream {
         let id = run.id;
         let stops_for_approval = caller.supports_forms();
         Self {
-            closing: state.closing.clone(),
+            state: state.clone(),
             request,
             is_modern: caller.is_modern,
             progress_token: caller.progress_token.clone(),
@@ -94,14 +93,14 @@ impl CallStream {
             };
             let frame = tokio::select! {
                 biased;
-                () = self.closing.cancelled() => Some(self.on_closing()),
+                () = self.state.closing.cancelled() => Some(self.on_closing()),
                 () = cancelled => {
                     // The client expects no response. Dropping the guard cancels the run.
                     self.has_ended = true;
                     return None;
                 }
                 event = next_event(&mut self.events) => self.on_event(event),
-                run = &mut self.changed => Some(self.on_changed(&run)),
+                run = &mut self.changed => Some(self.on_changed(&run).await),
                 () = tokio::time::sleep_until(self.heartbeat_at) => Some(Frame::KeepAlive),
             };
             if let Some(frame) = frame {
@@ -127,11 +126,14 @@ impl CallStream {
         }
     }
 
-    fn on_changed(&mut self, run: &Run) -> Frame {
+    async fn on_changed(&mut self, run: &Run) -> Frame {
         self.guard.disarm();
         let result = match run.status.is_terminal() {
             true => complete(call_result::from_run(run, self.is_modern), self.is_modern),
-            false => approvals::input_required(run).and_then(|it| complete(it, self.is_modern)),
+            false => {
+                let forms = approvals::input_required(&self.state, run).await;
+                forms.and_then(|it| complete(it, self.is_modern))
+            }
         };
         self.respond(result.map_err(RpcError::from))
     }

@@ -114,7 +114,7 @@ async fn respond(
         "ping" if !caller.is_modern => success(request, &caller, JsonObject::new()),
         "server/discover" => success(request, &caller, server_info::discover()),
         "tools/list" => {
-            principal.require_any_scope([KeyScope::Run, KeyScope::Read])?;
+            principal.require_any_scope(&[KeyScope::Run, KeyScope::Read])?;
             success(request, &caller, tools::list(state, principal))
         }
         "tools/call" => {

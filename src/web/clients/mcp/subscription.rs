@@ -98,7 +98,7 @@ impl TaskSubscription {
         let params = json!({ "notifications": filter });
         subscription.notify("notifications/subscriptions/acknowledged", params);
         for run in runs {
-            subscription.push_task(&run)?;
+            subscription.push_task(&run).await?;
             subscription.watch(run);
         }
         Ok(subscription)
@@ -121,7 +121,7 @@ impl TaskSubscription {
                 () = self.state.closing.cancelled() => break self.end(),
                 Some(changed) = self.changes.next() => {
                     let Some(run) = changed else { continue };
-                    if let Err(problem) = self.push_task(&run) {
+                    if let Err(problem) = self.push_task(&run).await {
                         warn!(run.id = %run.id, "No notification about {}: {}", run.id, problem.detail());
                     }
                     self.watch(run);
@@ -140,8 +140,8 @@ impl TaskSubscription {
         }
     }
 
-    fn push_task(&mut self, run: &Run) -> Result<(), Problem> {
-        let task = tasks::state_of(&self.state, run, self.shows_forms)?;
+    async fn push_task(&mut self, run: &Run) -> Result<(), Problem> {
+        let task = tasks::state_of(&self.state, run, self.shows_forms).await?;
         let params = serde_json::to_value(task);
         let params = params.map_err(|error| Problem::internal(error.to_string()))?;
         self.notify("notifications/tasks", params);

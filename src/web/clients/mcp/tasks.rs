@@ -17,7 +17,7 @@ use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, RpcRequest};
 use crate::web::clients::mcp::{approvals, call_result};
 use crate::web::error::Problem;
-use crate::web::extract::path::visible_run_id;
+use crate::web::extract::path::{check_may_change, visible_run_id};
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
 
@@ -37,12 +37,16 @@ pub async fn get(
     principal.require_scope(KeyScope::Read)?;
     let params: GetTaskParams = request.params().await?;
     let run = find(state, principal, &params.task_id).await?;
-    Ok(state_of(state, &run, caller.supports_forms())?)
+    Ok(state_of(state, &run, caller.supports_forms()).await?)
 }
 
 /// The task with its result, or with what it needs.
-pub fn state_of(state: &AppState, run: &Run, shows_forms: bool) -> Result<GetTaskResult, Problem> {
-    let payload = payload(run, shows_forms)?;
+pub async fn state_of(
+    state: &AppState,
+    run: &Run,
+    shows_forms: bool,
+) -> Result<GetTaskResult, Problem> {
+    let payload = payload(state, run, shows_forms).await?;
     let mut result = GetTaskResult::new(DetailedTask::new(task(state, run), payload));
     result.meta = Some(call_result::run_meta(run));
     Ok(result)
@@ -56,7 +60,7 @@ pub async fn update(
     request: &RpcRequest,
 ) -> Result<TaskAckResult, RpcError> {
     caller.require_tasks()?;
-    principal.require_scope(KeyScope::Run)?;
+    principal.require_any_scope(&[KeyScope::Run, KeyScope::Approve])?;
     let params: UpdateTaskParams = request.params().await?;
     let run = find(state, principal, &params.task_id).await?;
     approvals::apply(state, principal, &run, &params.input_responses).await?;
@@ -74,6 +78,7 @@ pub async fn cancel(
     principal.require_scope(KeyScope::Cancel)?;
     let params: CancelTaskParams = request.params().await?;
     let run = find(state, principal, &params.task_id).await?;
+    check_may_change(principal, state, run.id).await?;
     let reason = Some(CANCELLED.to_owned());
     let cancelled = state.runner.cancel(run.id, reason).await;
     cancelled.map_err(Problem::from)?;
@@ -101,7 +106,7 @@ pub fn task(state: &AppState, run: &Run) -> Task {
     task
 }
 
-fn payload(run: &Run, shows_forms: bool) -> Result<TaskPayload, Problem> {
+async fn payload(state: &AppState, run: &Run, shows_forms: bool) -> Result<TaskPayload, Problem> {
     let object = |value: Result<Value, serde_json::Error>| match value {
         Ok(Value::Object(object)) => Ok::<JsonObject, _>(object),
         _ => Err(Problem::internal("a task's result cannot be serialized")),
@@ -113,7 +118,7 @@ fn payload(run: &Run, shows_forms: bool) -> Result<TaskPayload, Problem> {
         Status::Cancelled => TaskPayload::Cancelled,
         Status::Waiting if shows_forms && !run.pending_approvals.is_empty() => {
             TaskPayload::InputRequired {
-                input_requests: approvals::input_requests(run)?,
+                input_requests: approvals::input_requests(state, run).await?,
             }
         }
         Status::Queued | Status::Running | Status::Waiting | Status::Cancelling => {

@@ -3,7 +3,7 @@
 use axum::response::Response;
 use maud::html;
 
-use crate::config::KeyScope::Run;
+use crate::config::KeyScope::{Approve, Run};
 use crate::store::approvals::ApprovalQuery;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::run_actions;
@@ -26,14 +26,15 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         limit: PAGE_SIZE,
         ..ApprovalQuery::default()
     };
-    let page = approvals::visible_page(&request.state, &request.principal, query).await?;
+    let mut page = approvals::visible_page(&request.state, &request.principal, query).await?;
+    approvals::complete_arguments(&request.state, &mut page.approvals).await?;
     let next = page.next.map(|next| {
         let query = query_string(&[("cursor", &next.to_string())]);
         format!("{}?{query}", request.href("/approvals"))
     });
     let body = html! {
         div.head { h1 { "Approvals" } }
-        @if request.may(Run) { (parts::needs_scripts("Deciding")) }
+        @if request.may(Run) || request.may(Approve) { (parts::needs_scripts("Deciding")) }
         h2.sr { "Calls that wait" }
         div #list data-live="3000" {
             @if page.approvals.is_empty() {

@@ -176,7 +176,7 @@ async fn turn_view(request: &ConsoleRequest, run: &Run, turn: u32) -> Result<Mar
     let detail = TurnDetailView::new(recorded, &request.state.settings.redactor);
     let fork = request.shell.api(&format!("/runs/{}/fork", run.id));
     Ok(html! {
-        @if request.may(KeyScope::Run) { div.actions { (run_actions::fork(&fork, Some(turn))) } }
+        @if request.may(KeyScope::Run) && request.principal.can_use_agent(&run.agent) { div.actions { (run_actions::fork(&fork, Some(turn))) } }
         (turn_facts(&detail.turn))
         (reply(request, run, &detail))
         @if detail.turn.attempts.len() > 1 || detail.reply.is_none() { (attempts(&detail.turn)) }

@@ -16,6 +16,7 @@ use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
 use crate::web::console::timeline::{self, Timeline};
 use crate::web::error::Problem;
+use crate::web::routes::approvals;
 use crate::web::routes::runs::require_run;
 
 /// Runs whose costs by turn are read for one page.
@@ -52,7 +53,10 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         opens_all: opens_all.is_some(),
         now: now(),
     };
-    let inspector = inspector::render(request, &run, &selection).await?;
+    let inspector = {
+        let shown = approvals::with_whole_arguments(&request.state, &run).await?;
+        inspector::render(request, &shown, &selection).await?
+    };
     let root_live = runs.iter().find(|it| it.id == run.root_id).map_or_else(
         || !run.status.is_terminal(),
         |root| !root.status.is_terminal(),

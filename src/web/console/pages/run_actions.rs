@@ -13,15 +13,16 @@ use crate::web::console::request::ConsoleRequest;
 pub fn buttons(request: &ConsoleRequest, run: &Run) -> Markup {
     let path = |rest: &str| request.shell.api(&format!("/runs/{}{rest}", run.id));
     let is_root = run.parent_id.is_none();
+    let may = |scope| request.may(scope) && request.principal.can_use_agent(&run.agent);
     let compare = query_string(&[("a", &run.id.to_string())]);
     html! {
-        @if !run.status.is_terminal() && request.may(KeyScope::Run) { (steer(&path("/messages"))) }
-        @if request.may(KeyScope::Run) && run.turns > 0 { (fork(&path("/fork"), None)) }
+        @if !run.status.is_terminal() && may(KeyScope::Run) { (steer(&path("/messages"))) }
+        @if may(KeyScope::Run) && run.turns > 0 { (fork(&path("/fork"), None)) }
         @if run.status.is_terminal() && is_root {
             a.button href=(path("/recording")) data-download=(format!("{}.toml", run.id)) download { "Save as test" }
         }
         a.button href=(format!("{}?{compare}", request.href("/compare"))) { "Compare" }
-        @if !run.status.is_terminal() && request.may(KeyScope::Cancel) {
+        @if !run.status.is_terminal() && may(KeyScope::Cancel) {
             form.inline.needs-scripts data-post=(path("/cancel")) data-then="reload" {
                 button.danger type="submit" { "Cancel" }
                 span.error role="alert" {}
@@ -71,10 +72,12 @@ pub fn fork(path: &str, turn: Option<u32>) -> Markup {
     }
 }
 
-/// A call that waits for approval, with its decision.
+/// A call that waits for approval, with its decision: only if the page has all of its arguments.
 pub fn approval(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
     let call = &approval.request;
     let now = now();
+    let may_decide = (request.may(KeyScope::Run) || request.may(KeyScope::Approve))
+        && request.principal.can_use_agent(&approval.agent);
     html! {
         article.approval {
             header {
@@ -87,30 +90,35 @@ pub fn approval(request: &ConsoleRequest, approval: &PendingApproval) -> Markup 
             }
             @if call.truncated {
                 (parts::json_block(call.arguments.get()))
-                p.muted.small { "The arguments are longer. They cannot be edited here." }
-            }
-            @if request.may(KeyScope::Run) { (decision(request, approval)) }
-            @else if !call.truncated { (parts::json_block(call.arguments.get())) }
+                p.muted.small {
+                    "The arguments are too long to decide on them here. Use "
+                    code { "axed runs approve " (approval.run_id) } "."
+                }
+            } @else if may_decide { (decision(request, approval)) }
+            @else { (whole_json(&format::pretty_json(call.arguments.get()))) }
         }
     }
 }
 
+fn whole_json(json: &str) -> Markup {
+    html! { pre.text.json tabindex="0" { (json) } }
+}
+
 fn decision(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
     let call = &approval.request;
-    let mut path = String::new();
+    let mut path = format!("/runs/{}/approvals/", approval.run_id);
     push_encoded(&mut path, &call.tool_call_id);
-    let path = request
-        .shell
-        .api(&format!("/runs/{}/approvals/{path}", approval.run_id));
+    let path = request.shell.api(&path);
     // Providers give the same id to calls of different runs.
     let id = format!("arguments-{}-{}", approval.run_id, call.tool_call_id);
+    let json = format::pretty_json(call.arguments.get());
     html! {
         form data-post=(path) data-then="reload" {
-            @if !call.truncated {
-                @let json = format::pretty_json(call.arguments.get());
+            input type="hidden" name="arguments_hash" value=(call.arguments_hash.0);
+            @if request.may(KeyScope::Approve) {
                 label for=(id) { "Arguments: change them to approve an edited call" }
                 textarea.code id=(id) name="arguments" data-type="json" data-only-if-changed rows=(json.lines().count().clamp(3, 20)) spellcheck="false" data-for="approve" { (json) }
-            }
+            } @else { (whole_json(&json)) }
             label for=(format!("reason-{id}")) { "Reason (the model reads it if the call is denied)" }
             input id=(format!("reason-{id}")) name="reason";
             div.actions.needs-scripts {

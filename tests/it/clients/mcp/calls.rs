@@ -312,6 +312,26 @@ async fn a_form_shows_invisible_characters() {
 }
 
 #[tokio::test]
+async fn a_form_has_all_of_the_arguments() {
+    let app = careful("").spawn().await;
+    let content = format!("{}the end", "x".repeat(20_000));
+    let write = json!({ "path": "a", "content": content });
+    app.provider.will(
+        "careful",
+        [calls([("write_file", write.clone())]), says("done")],
+    );
+    let client = client(&app).with_forms();
+    let first = client.call("careful", json!({ "input": "write" })).await;
+    let requests = first["inputRequests"].as_object().expect("requests");
+    let (_, form) = requests.iter().next().expect("a request");
+    let message = form["params"]["message"].as_str().expect("a text");
+    assert!(message.contains("the end"), "{message}");
+    let default = &form["params"]["requestedSchema"]["properties"]["arguments"]["default"];
+    let default: Value = serde_json::from_str(default.as_str().expect("JSON")).expect("JSON");
+    assert_eq!(default, write);
+}
+
+#[tokio::test]
 async fn an_earlier_client_waits_for_approvals_that_others_decide() {
     let app = careful("").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
