@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use crate::cli::client::{Client, ClientError};
+use crate::cli::client::{Client, ClientError, Decision};
 use crate::cli::edit_arguments;
 use crate::cli::output;
 use crate::cli::pending::PendingCall;
@@ -72,7 +72,7 @@ impl<'a> ApprovalPrompt<'a> {
             if status.parse().is_ok_and(Status::is_terminal) {
                 return Ok(run);
             }
-            for call in PendingCall::all_of(&run)? {
+            for call in PendingCall::all_of(self.client, &run).await? {
                 if self.shown.insert((call.run_id, call.tool_call_id.clone())) {
                     self.handle(id, &call).await?;
                     wait = 0;
@@ -166,9 +166,15 @@ impl<'a> ApprovalPrompt<'a> {
         arguments: Option<&Value>,
     ) -> anyhow::Result<bool> {
         let run = call.run_id.to_string();
-        let client = self.client;
-        match client
-            .decide(&run, &call.tool_call_id, decision, reason, arguments)
+        let decision = Decision {
+            decision,
+            reason,
+            arguments,
+            arguments_hash: Some(&call.arguments_hash),
+        };
+        match self
+            .client
+            .decide(&run, &call.tool_call_id, &decision)
             .await
         {
             Err(ClientError::ErrorResponse {
@@ -192,10 +198,7 @@ impl<'a> ApprovalPrompt<'a> {
     ) -> anyhow::Result<Option<(String, Value)>> {
         let text = match &before {
             Some((text, _)) => text.clone(),
-            None => {
-                let arguments = edit_arguments::whole_arguments(self.client, call).await?;
-                serde_json::to_string_pretty(&arguments)? + "\n"
-            }
+            None => serde_json::to_string_pretty(&call.arguments)? + "\n",
         };
         let edited = edit_arguments::edit(&text).await;
         let parsed = edited.and_then(|text| Ok((edit_arguments::parse(&text)?, text)));
@@ -249,8 +252,7 @@ async fn until_decided(client: &Client, root: &str, call: &PendingCall) -> anyho
         let run = reconnects
             .get_run(client, root, DECISION_WAIT_SECONDS)
             .await?;
-        let mut pending = PendingCall::all_of(&run)?.into_iter();
-        if !pending.any(|it| it.run_id == call.run_id && it.tool_call_id == call.tool_call_id) {
+        if !call.waits_in(&run) {
             return Ok(());
         }
     }

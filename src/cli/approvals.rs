@@ -10,12 +10,9 @@ use crate::cli::pending::PendingCall;
 use crate::cli::runs::run_ref::ShortIds;
 use crate::cli::server::DaemonArgs;
 use crate::cli::table::{Cell, Column, Table};
-use crate::domain::message::shorten;
 
 /// Most calls of one page, as in the API.
 const MAX_PAGE: usize = 200;
-/// Most characters of arguments without `-o wide`.
-const MAX_ARGUMENTS: usize = 60;
 
 const COLUMNS: [Column; 5] = [
     Column::text("run"),
@@ -58,7 +55,7 @@ pub async fn approvals(args: &Args) -> anyhow::Result<ExitCode> {
         for approval in page.data {
             match args.format.is_json() {
                 true => output::print_json_line(&approval)?,
-                false => calls.push(PendingCall::parse(approval)?),
+                false => calls.push(PendingCall::load(&client, approval).await?),
             }
         }
         let short_ids = ShortIds::new(calls.iter().map(|call| call.run_id));
@@ -84,16 +81,12 @@ pub async fn approvals(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn row(call: &PendingCall, short_ids: &ShortIds, now: Timestamp, wide: bool) -> Vec<Cell> {
-    let arguments = call.arguments_line();
     let mut cells = vec![
         Cell::new(call.run_id).or_short(short_ids.short(call.run_id)),
         Cell::new(&call.tool_call_id),
         Cell::new(&call.tool),
         Cell::new(ago(call.requested_at, now)),
-        Cell::new(match wide {
-            true => arguments,
-            false => shorten(&arguments, MAX_ARGUMENTS),
-        }),
+        Cell::new(call.arguments_line()),
     ];
     if wide {
         cells.push(Cell::new(&call.agent));

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue};
 use reqwest::{Method, RequestBuilder, Response, Url};
 use secrecy::{ExposeSecret, SecretString};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cli::pages::{EventPage, MessagePage, RunPage};
@@ -17,6 +17,18 @@ use crate::domain::agent::is_agent_name;
 use crate::domain::failure::Failure;
 use crate::domain::run::Status;
 use crate::domain::warning::RunWarning;
+
+/// A decision on a tool call that waits for approval.
+#[derive(Debug, Serialize)]
+pub struct Decision<'a> {
+    pub decision: &'a str,
+    pub reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<&'a Value>,
+    /// Of the arguments that the user has seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arguments_hash: Option<&'a str>,
+}
 
 pub struct Client {
     http: reqwest::Client,
@@ -192,16 +204,10 @@ impl Client {
         &self,
         id: &str,
         call: &str,
-        decision: &str,
-        reason: Option<&str>,
-        arguments: Option<&Value>,
+        decision: &Decision<'_>,
     ) -> Result<Value, ClientError> {
-        let mut body = serde_json::json!({ "decision": decision, "reason": reason });
-        if let Some(arguments) = arguments {
-            body["arguments"] = arguments.clone();
-        }
         let url = self.url(&["runs", id, "approvals", call]);
-        self.json(self.http.post(url).json(&body)).await
+        self.json(self.http.post(url).json(decision)).await
     }
 
     /// Pauses a run with all below it, or resumes it.

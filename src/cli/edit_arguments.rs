@@ -7,35 +7,11 @@ use anyhow::Context;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::cli::client::Client;
-use crate::cli::pending::PendingCall;
 use crate::cli::temp_dir::TempDir;
 use crate::config::environment;
 
 /// The editor if the environment names none, as for other programs.
 const DEFAULT_EDITOR: &str = "vi";
-
-/// The arguments as the model gave them.
-pub async fn whole_arguments(client: &Client, call: &PendingCall) -> anyhow::Result<Value> {
-    if !call.truncated {
-        return Ok(call.arguments.clone());
-    }
-    let run = call.run_id.to_string();
-    let mut after = Some(0);
-    while let Some(start) = after {
-        let page = client.get_messages(&run, start).await?;
-        let calls = page
-            .data
-            .iter()
-            .filter_map(|message| message["tool_calls"].as_array());
-        let found = calls.flatten().find(|it| it["id"] == call.tool_call_id);
-        if let Some(found) = found {
-            return Ok(found["arguments"].clone());
-        }
-        after = page.next_after;
-    }
-    anyhow::bail!("{run} has no tool call {}", call.tool_call_id)
-}
 
 /// Opens the text in the user's editor, and returns it when the editor has ended.
 ///

@@ -4,6 +4,7 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::cli::client::Client;
 use crate::domain::run::RunId;
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 
@@ -14,23 +15,44 @@ pub struct PendingCall {
     pub tool_call_id: String,
     pub tool: String,
     pub arguments: Value,
+    pub arguments_hash: String,
     /// Whether `arguments` is only the beginning of their JSON.
     #[serde(default)]
-    pub truncated: bool,
+    truncated: bool,
     pub requested_at: jiff::Timestamp,
 }
 
 impl PendingCall {
-    pub fn parse(approval: Value) -> anyhow::Result<Self> {
+    fn parse(approval: Value) -> anyhow::Result<Self> {
         serde_json::from_value(approval)
             .context("this version of axed cannot read the daemon's response")
     }
 
+    /// The call with all of its arguments: a person decides on what they see.
+    pub async fn load(client: &Client, approval: Value) -> anyhow::Result<Self> {
+        let mut call = Self::parse(approval)?;
+        if call.truncated {
+            call.arguments = whole_arguments(client, &call).await?;
+            call.truncated = false;
+        }
+        Ok(call)
+    }
+
     /// The pending calls of a run object.
-    pub fn all_of(run: &Value) -> anyhow::Result<Vec<Self>> {
-        let approvals = run["pending_approvals"].as_array();
-        let approvals = approvals.into_iter().flatten().cloned();
-        approvals.map(Self::parse).collect()
+    pub async fn all_of(client: &Client, run: &Value) -> anyhow::Result<Vec<Self>> {
+        let mut calls = Vec::new();
+        for approval in run["pending_approvals"].as_array().into_iter().flatten() {
+            calls.push(Self::load(client, approval.clone()).await?);
+        }
+        Ok(calls)
+    }
+
+    /// Whether it is one of the pending calls of a run object.
+    pub fn waits_in(&self, run: &Value) -> bool {
+        let mut approvals = run["pending_approvals"].as_array().into_iter().flatten();
+        approvals.any(|it| {
+            it["run_id"] == self.run_id.to_string() && it["tool_call_id"] == self.tool_call_id
+        })
     }
 
     /// The tool and its arguments on one line. A person decides by it, so nothing in it is hidden.
@@ -39,29 +61,37 @@ impl PendingCall {
     }
 
     pub fn arguments_line(&self) -> String {
-        let json = match &self.arguments {
-            Value::String(beginning) if self.truncated => format!("{beginning}…"),
-            arguments => arguments.to_string(),
-        };
-        sanitize_line(&escape_json(&json))
+        sanitize_line(&escape_json(&self.arguments.to_string()))
     }
 
     /// The arguments on several lines.
     pub fn arguments_text(&self) -> String {
-        let json = match &self.arguments {
-            Value::String(beginning) if self.truncated => {
-                let run = self.run_id;
-                format!("{beginning}…\n(cut; all of it: axed runs messages {run} -o wide)")
-            }
-            arguments => serde_json::to_string_pretty(arguments).unwrap_or_default(),
-        };
-        escape_json(&json)
+        escape_json(&serde_json::to_string_pretty(&self.arguments).unwrap_or_default())
     }
 
     /// The command that approves the call at another terminal.
     pub fn approve_command(&self, server: &str) -> String {
         approve_command(&self.run_id.to_string(), &self.tool_call_id, server)
     }
+}
+
+/// The arguments as the model gave them.
+async fn whole_arguments(client: &Client, call: &PendingCall) -> anyhow::Result<Value> {
+    let run = call.run_id.to_string();
+    let mut after = Some(0);
+    while let Some(start) = after {
+        let page = client.get_messages(&run, start).await?;
+        let calls = page
+            .data
+            .iter()
+            .filter_map(|message| message["tool_calls"].as_array());
+        let found = calls.flatten().find(|it| it["id"] == call.tool_call_id);
+        if let Some(found) = found {
+            return Ok(found["arguments"].clone());
+        }
+        after = page.next_after;
+    }
+    anyhow::bail!("{run} has no tool call {}", call.tool_call_id)
 }
 
 /// The command that approves a call at another terminal.
@@ -85,17 +115,17 @@ mod tests {
 
     use super::PendingCall;
 
-    fn call(id: &str, arguments: serde_json::Value, truncated: bool) -> PendingCall {
+    fn call(id: &str, arguments: serde_json::Value) -> PendingCall {
         PendingCall::parse(json!({
             "run_id": "run_01980000-0000-7000-8000-000000000001", "agent": "a", "tool_call_id": id, "tool": "write\u{1b}[2J",
-            "arguments": arguments, "truncated": truncated, "requested_at": "2026-01-01T00:00:00Z",
+            "arguments": arguments, "arguments_hash": "sha256:0", "requested_at": "2026-01-01T00:00:00Z",
         }))
         .expect("a call")
     }
 
     #[test]
     fn hostile_texts_are_shown_without_effect() {
-        let hostile = call("c'; rm -rf ~ #", json!({"path": "\u{202e}a\nb"}), false);
+        let hostile = call("c'; rm -rf ~ #", json!({"path": "\u{202e}a\nb"}));
         assert_eq!(
             hostile.line(),
             "write\u{fffd}[2J {\"path\":\"\\u202ea\\nb\"}"
@@ -104,16 +134,6 @@ mod tests {
             hostile
                 .approve_command("http://h")
                 .ends_with(" 'c'\\''; rm -rf ~ #' --server http://h")
-        );
-    }
-
-    #[test]
-    fn cut_arguments_say_where_the_whole_ones_are() {
-        let long = call("c1", json!("{\"path\":"), true);
-        assert!(long.line().ends_with("{\"path\":…"));
-        assert!(
-            long.arguments_text()
-                .contains("axed runs messages run_0198")
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::cli::client::Client;
+use crate::cli::client::{Client, Decision};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::pending::PendingCall;
@@ -98,11 +98,28 @@ fn read_arguments(argument: &str) -> anyhow::Result<Value> {
 async fn decide(args: &CallArgs, decision: &str, arguments: Option<&Value>) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
     let id = args.id.resolve(&client).await?;
-    for (run, call) in chosen_calls(&client, args, &id).await? {
-        let reason = args.reason.as_deref();
-        let decided = client
-            .decide(&run, &call, decision, reason, arguments)
-            .await?;
+    let action = match (decision, arguments) {
+        ("deny", _) => "denying",
+        (_, None) => "approving",
+        (_, Some(_)) => "approving with other arguments",
+    };
+    for chosen in chosen_calls(&client, args, &id).await? {
+        let (run, call, hash) = match &chosen {
+            ChosenCall::Pending(call) => {
+                let agent = sanitize_line(&call.agent);
+                output::eprint_line(format_args!("axed: {action}, of {agent}: {}", call.line()));
+                let hash = Some(call.arguments_hash.as_str());
+                (call.run_id.to_string(), call.tool_call_id.as_str(), hash)
+            }
+            ChosenCall::Unknown(call) => (id.clone(), call.as_str(), None),
+        };
+        let decision_request = Decision {
+            decision,
+            reason: args.reason.as_deref(),
+            arguments,
+            arguments_hash: hash,
+        };
+        let decided = client.decide(&run, call, &decision_request).await?;
         if args.format.is_json() {
             output::print_json(&decided)?;
             continue;
@@ -117,45 +134,47 @@ async fn decide(args: &CallArgs, decision: &str, arguments: Option<&Value>) -> a
             "{} is {}: {} {past}",
             run.id,
             run.status.as_str(),
-            sanitize_line(&call)
+            sanitize_line(call)
         ))?;
     }
     Ok(())
 }
 
-/// The runs and ids of the calls to decide: the named one, or all, or the only one that waits.
+enum ChosenCall {
+    Pending(PendingCall),
+    /// The id of a call that does not wait: the daemon explains why it cannot be decided.
+    Unknown(String),
+}
+
+/// The calls to decide: the named one, or all, or the only one that waits.
 async fn chosen_calls(
     client: &Client,
     args: &CallArgs,
     id: &str,
-) -> anyhow::Result<Vec<(String, String)>> {
+) -> anyhow::Result<Vec<ChosenCall>> {
     let run = client.get_run(id, 0).await?;
-    let pending = PendingCall::all_of(&run)?;
-    let of = |call: &PendingCall| (call.run_id.to_string(), call.tool_call_id.clone());
+    let pending = PendingCall::all_of(client, &run).await?;
     if let Some(named) = &args.call {
-        let found = pending.iter().find(|call| call.tool_call_id == *named);
-        // The daemon explains why an unknown call cannot be decided.
-        return Ok(vec![found.map_or((id.to_owned(), named.clone()), of)]);
+        let found = pending.into_iter().find(|call| call.tool_call_id == *named);
+        let unknown = || ChosenCall::Unknown(named.clone());
+        return Ok(vec![found.map_or_else(unknown, ChosenCall::Pending)]);
     }
-    match pending.as_slice() {
-        [] => {
-            let status = sanitize_line(run["status"].as_str().unwrap_or_default());
-            let message = format!("no tool call of {id} waits for approval; it is {status}");
-            Err(InvalidInput(message).into())
-        }
-        [call] => Ok(vec![of(call)]),
-        several if args.all => Ok(several.iter().map(of).collect()),
-        several => {
-            let calls = several.iter().map(|call| {
-                let id = sanitize_line(&call.tool_call_id);
-                format!("\n  {id}  {}", call.line())
-            });
-            let message = format!(
-                "{} tool calls of {id} wait for approval; name one, or decide --all:{}",
-                several.len(),
-                calls.collect::<String>()
-            );
-            Err(InvalidInput(message).into())
-        }
+    if pending.is_empty() {
+        let status = sanitize_line(run["status"].as_str().unwrap_or_default());
+        let message = format!("no tool call of {id} waits for approval; it is {status}");
+        return Err(InvalidInput(message).into());
     }
+    if pending.len() > 1 && !args.all {
+        let calls = pending.iter().map(|call| {
+            let id = sanitize_line(&call.tool_call_id);
+            format!("\n  {id}  {}", call.line())
+        });
+        let message = format!(
+            "{} tool calls of {id} wait for approval; name one, or decide --all:{}",
+            pending.len(),
+            calls.collect::<String>()
+        );
+        return Err(InvalidInput(message).into());
+    }
+    Ok(pending.into_iter().map(ChosenCall::Pending).collect())
 }

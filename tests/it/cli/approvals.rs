@@ -86,6 +86,8 @@ async fn the_only_call_that_waits_needs_no_id() {
         "{}",
         approved.out
     );
+    let named = "approving, of careful: write_file {\"content\":\"new\",\"path\":\"a\"}";
+    assert!(approved.err.contains(named), "{}", approved.err);
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert!(wrote(&app, "a"));
@@ -154,4 +156,20 @@ async fn several_calls_that_wait_are_listed() {
         "{}",
         none.err
     );
+}
+
+#[tokio::test]
+async fn long_arguments_are_shown_whole() {
+    let app = careful("").spawn().await;
+    let content = format!("{}the end", "x".repeat(20_000));
+    let write = json!({"path": "a", "content": content});
+    app.provider
+        .will("careful", [calls([("write_file", write)]), says("done")]);
+    let (id, _) = sent(&app, "careful").await;
+    let listed = axed(&app, &["approvals"]).await;
+    assert!(listed.with(0).contains("the end"), "{}", listed.out);
+    let approved = axed(&app, &["runs", "approve", &id]).await;
+    approved.with(0);
+    assert!(approved.err.contains("the end"), "{}", approved.err);
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
 }
