@@ -9,10 +9,11 @@ use crate::config::table_reader::TableReader;
 use crate::config::{Auth, ClientKey, KeyScope};
 use crate::domain::glob;
 
-const SCOPES: [(&str, KeyScope); 5] = [
+const SCOPES: [(&str, KeyScope); 6] = [
     ("run", KeyScope::Run),
     ("read", KeyScope::Read),
     ("cancel", KeyScope::Cancel),
+    ("approve", KeyScope::Approve),
     ("admin", KeyScope::Admin),
     ("metrics", KeyScope::Metrics),
 ];

@@ -161,11 +161,13 @@ pub struct ClientKey {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyScope {
-    /// Start runs, dry-run.
+    /// Start and steer runs, dry-run, approve or deny calls as they are.
     Run,
     Read,
     /// Cancel its own runs.
     Cancel,
+    /// Decide about calls, also with other arguments.
+    Approve,
     /// Everything, including the runs of other keys.
     Admin,
     Metrics,

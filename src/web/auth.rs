@@ -6,10 +6,10 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, OriginalUri, Path, Request};
-use axum::http::header::AUTHORIZATION;
+use axum::http::header::{AUTHORIZATION, CACHE_CONTROL};
 use axum::http::request::Parts;
 use axum::http::uri::InvalidUri;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::MethodRouter;
@@ -25,40 +25,26 @@ use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::{AppState, Settings};
 
-/// These routes, for keys with this scope only. If no keys are configured, the routes are open.
-pub fn require_scope(
-    settings: &Arc<Settings>,
-    scope: KeyScope,
-    routes: MethodRouter<AppState>,
-) -> MethodRouter<AppState> {
-    require(settings, Some(scope), routes)
-}
-
-/// These routes, for any key: the handler checks the scope with [`Principal::require_scope`].
+/// These routes, for keys with one of these scopes; for any key without them, if the handler checks the scope with
+/// [`Principal::require_scope`]. If no keys are configured, the routes are open.
 pub fn require_key(
     settings: &Arc<Settings>,
-    routes: MethodRouter<AppState>,
-) -> MethodRouter<AppState> {
-    require(settings, None, routes)
-}
-
-fn require(
-    settings: &Arc<Settings>,
-    scope: Option<KeyScope>,
+    scopes: Vec<KeyScope>,
     routes: MethodRouter<AppState>,
 ) -> MethodRouter<AppState> {
     if settings.keys.is_empty() {
         return routes;
     }
     let settings = Arc::clone(settings);
+    let scopes: Arc<[KeyScope]> = scopes.into();
     routes.route_layer(from_fn(move |request, next| {
-        authorize(Arc::clone(&settings), scope, request, next)
+        authorize(Arc::clone(&settings), Arc::clone(&scopes), request, next)
     }))
 }
 
 async fn authorize(
     settings: Arc<Settings>,
-    scope: Option<KeyScope>,
+    scopes: Arc<[KeyScope]>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
@@ -66,9 +52,7 @@ async fn authorize(
     // The handlers do not need it, and cannot leak it this way.
     request.headers_mut().remove(AUTHORIZATION);
     let principal = Principal(Some(key));
-    if let Some(scope) = scope {
-        principal.require_scope(scope)?;
-    }
+    principal.require_any_scope(&scopes)?;
     request.extensions_mut().insert(principal.clone());
     let mut response = next.run(request).await;
     // For the access log.
@@ -86,7 +70,7 @@ pub fn authenticate(settings: &Settings, headers: &HeaderMap) -> Result<Principa
     Ok(Principal(Some(key)))
 }
 
-/// Like [`require_scope`], but accepts `?ticket=` in place of a key, for the run of the path.
+/// Like [`require_key`], but accepts `?ticket=` in place of a key, for the run of the path.
 pub fn require_scope_or_ticket(
     state: &AppState,
     scope: KeyScope,
@@ -109,7 +93,7 @@ async fn authorize_or_redeem(
     let Some(ticket) = ticket.filter(|_| !has_key) else {
         return match state.settings.keys.is_empty() {
             true => Ok(next.run(request).await),
-            false => authorize(Arc::clone(&state.settings), Some(scope), request, next).await,
+            false => authorize(Arc::clone(&state.settings), [scope].into(), request, next).await,
         };
     };
     let (mut parts, body) = request.into_parts();
@@ -134,7 +118,11 @@ async fn authorize_or_redeem(
     // The key may have lost the scope since the ticket was issued.
     principal.require_scope(scope)?;
     parts.extensions.insert(principal);
-    Ok(next.run(Request::from_parts(parts, body)).await)
+    let mut response = next.run(Request::from_parts(parts, body)).await;
+    // A cache would answer whoever has the URL, also after the ticket's end.
+    let cache_control = response.headers_mut().entry(CACHE_CONTROL);
+    cache_control.or_insert(HeaderValue::from_static("no-store"));
+    Ok(response)
 }
 
 /// Removes `ticket` from the query and returns its value. The handlers do not see it, and cannot leak it this way.
@@ -236,11 +224,13 @@ impl Principal {
         }
     }
 
-    /// 403 if the key has none of the scopes; the first is the one that the error names.
-    pub fn require_any_scope(&self, scopes: [KeyScope; 2]) -> Result<(), Problem> {
-        match scopes.iter().any(|scope| self.has_scope(*scope)) {
-            true => Ok(()),
-            false => self.require_scope(scopes[0]),
+    /// 403 if the key has none of the scopes; the first is the one that the error names. Without scopes any key is accepted.
+    pub fn require_any_scope(&self, scopes: &[KeyScope]) -> Result<(), Problem> {
+        match scopes {
+            [first, ..] if !scopes.iter().any(|scope| self.has_scope(*scope)) => {
+                self.require_scope(*first)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -283,6 +273,15 @@ impl Principal {
         }
         let root = store.run(run.root_id).await?;
         Ok(root.is_some_and(|root| self.can_use_agent(&root.agent)))
+    }
+
+    /// Whether the principal may change this run: it sees the run, and may use the run's own agent.
+    pub async fn can_change_run(
+        &self,
+        run: &Run,
+        store: &dyn RunStore,
+    ) -> Result<bool, StoreError> {
+        Ok(self.can_use_agent(&run.agent) && self.can_see_run(run, store).await?)
     }
 
     /// The runs that the principal may see, of `runs`.

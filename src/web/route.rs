@@ -16,8 +16,9 @@ pub struct Route {
     pub method: &'static str,
     /// Without the path prefix.
     pub path: &'static str,
-    /// The scope that a key needs, if keys are configured; `None` if the route is open to everybody.
-    pub scope: Option<KeyScope>,
+    /// The scopes of which a key needs one, if keys are configured. Without any, the route is open to everybody, or its
+    /// handler checks the scope.
+    pub scopes: Vec<KeyScope>,
     /// Describes the route in the OpenAPI document; `None` for a route of a protocol that has a description of its own.
     pub describe: Option<DescribeOperation>,
     /// Whether any key is accepted, because the handler checks its scope.
@@ -30,11 +31,10 @@ pub struct Route {
 }
 
 impl Route {
-    pub fn with_scope(self, scope: KeyScope) -> Self {
-        Self {
-            scope: Some(scope),
-            ..self
-        }
+    /// Another call adds a scope that is enough as well.
+    pub fn with_scope(mut self, scope: KeyScope) -> Self {
+        self.scopes.push(scope);
+        self
     }
 
     pub fn with_any_key(self) -> Self {
@@ -69,13 +69,12 @@ impl Route {
     }
 
     fn with_checked_key(self, state: &AppState) -> MethodRouter<AppState> {
-        match self.scope {
+        match self.scopes.first() {
             Some(scope) if self.accepts_ticket => {
-                auth::require_scope_or_ticket(state, scope, self.handler)
+                auth::require_scope_or_ticket(state, *scope, self.handler)
             }
-            Some(scope) => auth::require_scope(&state.settings, scope, self.handler),
-            None if self.accepts_any_key => auth::require_key(&state.settings, self.handler),
-            None => self.handler,
+            None if !self.accepts_any_key => self.handler,
+            _ => auth::require_key(&state.settings, self.scopes, self.handler),
         }
     }
 }
@@ -115,7 +114,7 @@ fn route(
     Route {
         method,
         path,
-        scope: None,
+        scopes: Vec::new(),
         describe: Some(describe),
         accepts_any_key: false,
         accepts_ticket: false,
@@ -134,7 +133,7 @@ pub fn of_protocol(
     Route {
         method,
         path,
-        scope: None,
+        scopes: Vec::new(),
         describe: None,
         accepts_any_key: false,
         accepts_ticket: false,
@@ -148,7 +147,7 @@ pub fn page<T: 'static>(path: &'static str, handler: impl Handler<T, AppState>) 
     Route {
         method: "get",
         path,
-        scope: None,
+        scopes: Vec::new(),
         describe: None,
         accepts_ticket: false,
         accepts_any_key: false,

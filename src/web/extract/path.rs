@@ -27,6 +27,22 @@ impl FromRequestParts<AppState> for RunPath {
     }
 }
 
+/// `{id}` of a path. Responds 404 as [`RunPath`] does, and also if the principal may not change the run.
+pub struct ChangedRunPath(pub RunId);
+
+impl FromRequestParts<AppState> for ChangedRunPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let text: String = path_params(parts).await?;
+        let principal = Principal::from_parts(parts, state)?;
+        let id = text.parse().map_err(|_| Problem::run_not_found(&text))?;
+        check_may_change(&principal, state, id)
+            .await
+            .map(|()| Self(id))
+    }
+}
+
 /// `{id}` and `{delivery}` of a path. The run is checked as in [`RunPath`], the delivery id is not.
 pub struct DeliveryPath(pub RunId, pub String);
 
@@ -112,6 +128,24 @@ pub async fn visible_run_id(
         }
     }
     Ok(id)
+}
+
+/// 404 if the principal may not change the run.
+pub async fn check_may_change(
+    principal: &Principal,
+    state: &AppState,
+    id: RunId,
+) -> Result<(), Problem> {
+    if principal.can_see_all_runs() {
+        return Ok(());
+    }
+    let store = state.runner.store().as_ref();
+    let run = store.run(id).await?;
+    let run = run.ok_or_else(|| Problem::run_not_found(id))?;
+    match principal.can_change_run(&run, store).await? {
+        true => Ok(()),
+        false => Err(Problem::run_not_found(id)),
+    }
 }
 
 /// `{name}` of an agent's path. Responds 404 if it is not an agent's name, or if the principal may not use the agent.

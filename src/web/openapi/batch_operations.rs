@@ -56,7 +56,7 @@ pub fn create(operation: Operation<'_>) -> Operation<'_> {
         .problem(
             422,
             "`invalid_body`: no lines, or too many. `agent_invalid`: the agent's file is invalid. `idempotency_mismatch`: the key \
-             was used with another body.",
+             was used with another body. `provider_key_refused`: the request has the header `X-Provider-Key`.",
         )
         .problem(
             429,

@@ -38,13 +38,17 @@ const TAGS: &[(&str, &str)] = &[
 const SCOPES: &[(KeyScope, &str)] = &[
     (
         KeyScope::Run,
-        "start runs, dry-run them, and decide about tool calls that wait for approval",
+        "start, dry-run, fork, steer, pause and resume runs, and approve or deny tool calls as they are",
     ),
     (
         KeyScope::Read,
         "read agents, runs, events, sessions and usage",
     ),
     (KeyScope::Cancel, "cancel runs"),
+    (
+        KeyScope::Approve,
+        "approve or deny tool calls, also with other arguments",
+    ),
     (
         KeyScope::Admin,
         "delete runs, collect memory, read and resend webhook deliveries, see the runs of all keys, and everything above",
@@ -60,7 +64,7 @@ pub fn document(prefix: &str, routes: &[Route]) -> String {
         let Some(describe) = route.describe else {
             continue;
         };
-        let operation = Operation::new(route.path, route.scope, &mut schemas);
+        let operation = Operation::new(route.path, &route.scopes, &mut schemas);
         let operation_json = describe(operation).into_json();
         let operations = paths.entry(route.path).or_insert_with(|| json!({}));
         operations[route.method] = operation_json;

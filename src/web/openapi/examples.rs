@@ -264,7 +264,7 @@ pub fn pending_approval() -> Value {
     json!({
         "run_id": ROOT, "root_id": ROOT, "agent": "planner", "tool_call_id": "call_2", "tool": "write_file",
         "arguments": {"path": "summary.md", "content": "The first quarter was profitable."},
-        "requested_at": CREATED_AT, "deadline": null,
+        "arguments_hash": "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "requested_at": CREATED_AT, "deadline": null,
     })
 }
 

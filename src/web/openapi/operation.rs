@@ -19,7 +19,7 @@ const INVALID_REQUEST: &str = "`invalid_parameter`, `unknown_parameter`, `malfor
 /// are headers that belong to a status.
 pub struct Operation<'s> {
     schemas: &'s mut Schemas,
-    scope: Option<KeyScope>,
+    scopes: &'s [KeyScope],
     tag: String,
     id: String,
     summary: String,
@@ -29,16 +29,21 @@ pub struct Operation<'s> {
     responses: BTreeMap<String, Value>,
 }
 
+fn scope_names(scopes: &[KeyScope]) -> String {
+    let names = scopes.iter().map(|scope| format!("`{}`", scope.as_str()));
+    names.collect::<Vec<_>>().join(" or ")
+}
+
 impl<'s> Operation<'s> {
-    pub fn new(path: &str, scope: Option<KeyScope>, schemas: &'s mut Schemas) -> Self {
+    pub fn new(path: &str, scopes: &'s [KeyScope], schemas: &'s mut Schemas) -> Self {
         let first = path.split('/').nth(1).unwrap_or_default();
-        let tag = match scope {
-            None | Some(KeyScope::Metrics) => "daemon",
-            Some(_) => first,
+        let tag = match scopes {
+            [] | [KeyScope::Metrics] => "daemon",
+            _ => first,
         };
         let mut operation = Self {
             schemas,
-            scope,
+            scopes,
             tag: tag.to_owned(),
             id: String::new(),
             summary: String::new(),
@@ -51,11 +56,11 @@ impl<'s> Operation<'s> {
             400,
             "`invalid_host`: the request names no host, or several.",
         );
-        if let Some(scope) = scope {
+        if !scopes.is_empty() {
             operation.add_problem(401, "`unauthorized`: the key is missing or unknown.");
             let why = format!(
-                "`insufficient_scope`: the key does not have the scope `{}`.",
-                scope.as_str()
+                "`insufficient_scope`: the key does not have the scope {}.",
+                scope_names(scopes)
             );
             operation.add_problem(403, &why);
             operation.add_problem(
@@ -322,15 +327,14 @@ impl<'s> Operation<'s> {
     }
 
     pub fn into_json(self) -> Value {
-        let scopes: Vec<&str> = self.scope.iter().map(|scope| scope.as_str()).collect();
-        let access = match self.scope {
-            Some(scope) => format!("Scope: `{}`.", scope.as_str()),
-            None => "Needs no key.".to_owned(),
+        let access = match self.scopes {
+            [] => "Needs no key.".to_owned(),
+            scopes => format!("Scope: {}.", scope_names(scopes)),
         };
-        let security: Vec<Value> = match self.scope {
-            Some(_) => vec![json!({"key": scopes})],
-            None => Vec::new(),
-        };
+        let security = self.scopes.iter();
+        let security: Vec<Value> = security
+            .map(|scope| json!({"key": [scope.as_str()]}))
+            .collect();
         let mut operation = json!({
             "tags": [self.tag],
             "operationId": self.id,

@@ -57,7 +57,8 @@ pub fn trigger(operation: Operation<'_>) -> Operation<'_> {
         .response_header(202, "Location", "The URL of the run.")
         .problem(
             422,
-            "`agent_invalid`, `provider_unavailable`, `invalid_model`: the agent cannot run; `detail` tells why.",
+            "`agent_invalid`, `provider_unavailable`, `invalid_model`: the agent cannot run; `detail` tells why. \
+             `provider_key_refused`: the request has the header `X-Provider-Key`.",
         )
         .problem(
             429,

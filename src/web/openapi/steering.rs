@@ -117,7 +117,7 @@ pub fn decide(operation: Operation<'_>) -> Operation<'_> {
         )
         .problem(
             409,
-            "`nothing_waits`: the tool call does not wait for approval, or no longer.",
+            "`nothing_waits`: the tool call does not wait for approval, or no longer. `other_arguments`: the decision names the hash of other arguments.",
         )
         .problem(
             422,

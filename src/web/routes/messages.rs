@@ -15,7 +15,7 @@ use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::content::{AttachmentCounter, ContentInput};
 use crate::web::extract::idempotency::{self, BodyHash};
-use crate::web::extract::path::RunPath;
+use crate::web::extract::path::ChangedRunPath;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body::{self, RequestBody};
 use crate::web::response::json::json_response;
@@ -44,7 +44,7 @@ pub struct AddedMessage {
 pub async fn add(
     State(state): State<AppState>,
     principal: Principal,
-    RunPath(id): RunPath,
+    ChangedRunPath(id): ChangedRunPath,
     request: Request,
 ) -> Result<Response, Problem> {
     let by = principal.key_name().map(str::to_owned);

@@ -11,7 +11,7 @@ use crate::domain::run::{RunId, now};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::RunPath;
+use crate::web::extract::path::ChangedRunPath;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body;
 use crate::web::response::json::json_response;
@@ -26,7 +26,7 @@ pub struct PauseRequest {}
 pub async fn pause(
     State(state): State<AppState>,
     principal: Principal,
-    RunPath(id): RunPath,
+    ChangedRunPath(id): ChangedRunPath,
     links: LinkPrefix,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -36,7 +36,7 @@ pub async fn pause(
 pub async fn resume(
     State(state): State<AppState>,
     principal: Principal,
-    RunPath(id): RunPath,
+    ChangedRunPath(id): ChangedRunPath,
     links: LinkPrefix,
     request: Request,
 ) -> Result<Response, Problem> {

@@ -18,7 +18,7 @@ use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::RunPath;
+use crate::web::extract::path::{ChangedRunPath, RunPath};
 use crate::web::extract::query::{NoQuery, Query, count_up_to, parse_flag};
 use crate::web::extract::request_body;
 use crate::web::extract::time::parse_time;
@@ -267,7 +267,7 @@ pub async fn messages(
 /// `POST /runs/{id}/cancel`
 pub async fn cancel(
     State(state): State<AppState>,
-    RunPath(id): RunPath,
+    ChangedRunPath(id): ChangedRunPath,
     links: LinkPrefix,
     request: Request,
 ) -> Result<Response, Problem> {

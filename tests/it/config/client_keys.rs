@@ -101,7 +101,7 @@ fn client_keys_are_checked_strictly() {
     assert!(b.can_use_agent("any"));
     assert!(!format!("{keys:?}").contains(&hash), "{keys:?}");
 
-    let known = "run, read, cancel, admin, metrics";
+    let known = "run, read, cancel, approve, admin, metrics";
     let good = format!("sha256 = \"{hash}\"\nscopes = [\"run\"]\n");
     for (text, reported) in [
         (

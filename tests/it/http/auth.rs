@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::daemon::{Daemon, axed_command};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{delegates, says};
+use crate::support::provider::answer::{calls, delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
@@ -524,4 +524,110 @@ async fn an_idempotency_key_belongs_to_its_client_key() {
     assert_eq!(again.json(), anns.json());
     assert_eq!(again.header("idempotency-replayed"), "true");
     post("bob", "go").await.problem(422);
+}
+
+#[tokio::test]
+async fn a_run_is_changed_by_keys_that_may_use_its_own_agent() {
+    let scopes = "scopes = [\"run\", \"read\", \"cancel\", \"approve\"]\n";
+    let planners = format!("{scopes}agents = [\"planner\"]");
+    let both = format!("{scopes}agents = [\"planner\", \"careful\"]");
+    let tools = "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]";
+    for (rest, is_allowed) in [(planners, false), (both, true)] {
+        let app = TestApp::setup()
+            .config(&key("ada", &rest))
+            .agent("planner", "sub_agents = [\"careful\"]")
+            .agent("careful", tools)
+            .file("work/here.txt", "here")
+            .spawn()
+            .await;
+        let write = calls([("write_file", json!({"path": "a", "content": "b"}))]);
+        app.provider
+            .will("planner", [delegates([("careful", "write")]), says("done")]);
+        app.provider.will("careful", [write]);
+        let ada = with_key(&app, "ada");
+        let path = "/agents/planner/runs?wait=30";
+        let root = ada.post(path, &json!({"input": "go"})).await.json();
+        let pending = &root["pending_approvals"][0];
+        let child = pending["run_id"].as_str().expect("a child");
+        let call = pending["tool_call_id"].as_str().expect("a call");
+        assert_eq!(ada.get(&format!("/runs/{child}")).await.status, 200);
+        let listed = ada.get("/approvals").await.json();
+        let expected = usize::from(is_allowed);
+        assert_eq!(listed["data"].as_array().map(Vec::len), Some(expected));
+        let root = root["id"].as_str().expect("an id");
+        for (path, body) in [
+            (
+                format!("/runs/{child}/messages"),
+                json!({"content": "faster"}),
+            ),
+            (format!("/runs/{child}/pause"), json!({})),
+            (format!("/runs/{child}/resume"), json!({})),
+            (format!("/runs/{child}/fork"), json!({})),
+            (format!("/runs/{root}/fork"), json!({"at": {"run": child}})),
+            (
+                format!("/runs/{child}/approvals/{call}"),
+                json!({"decision": "deny"}),
+            ),
+            (format!("/runs/{child}/cancel"), json!({})),
+        ] {
+            let changed = ada.post(&path, &body).await;
+            match is_allowed {
+                true => assert!(changed.status < 300, "{path}: {}", changed.text),
+                false => {
+                    changed.problem(404);
+                    assert_eq!(code(&changed), "run_not_found", "{path}");
+                }
+            }
+        }
+        // Its own run is still its own.
+        let steered = ada
+            .post(
+                &format!("/runs/{root}/messages"),
+                &json!({"content": "faster"}),
+            )
+            .await;
+        assert!(matches!(steered.status, 202 | 409), "{}", steered.text);
+    }
+}
+
+#[tokio::test]
+async fn other_arguments_need_the_scope_approve() {
+    let setup = TestApp::setup()
+        .config(&key("ann", "scopes = [\"run\", \"read\"]"))
+        .config(&key("bob", "scopes = [\"run\", \"read\", \"approve\"]"))
+        .config(&key("root", "scopes = [\"admin\"]"))
+        .agent(
+            "careful",
+            "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]",
+        )
+        .file("work/here.txt", "here");
+    let app = setup.spawn().await;
+    let write = || calls([("write_file", json!({"path": "a", "content": "b"}))]);
+    for (name, as_asked, edited) in [("ann", 202, 403), ("bob", 202, 202), ("root", 202, 202)] {
+        let client = with_key(&app, name);
+        for (arguments, status) in [
+            (None, as_asked),
+            (Some(json!({"path": "c", "content": "d"})), edited),
+        ] {
+            app.provider.will("careful", [write(), says("done")]);
+            let path = "/agents/careful/runs?wait=30";
+            let run = client.post(path, &json!({"input": "go"})).await.json();
+            let (id, pending) = (id(&run), &run["pending_approvals"][0]);
+            let call = pending["tool_call_id"].as_str().expect("a call");
+            let path = format!("/runs/{id}/approvals/{call}");
+            let mut body = json!({"decision": "approve"});
+            if let Some(arguments) = &arguments {
+                body["arguments"] = arguments.clone();
+            }
+            let decided = client.post(&path, &body).await;
+            assert_eq!(decided.status, status, "{name}: {}", decided.text);
+            if status == 403 {
+                assert_eq!(code(&decided), "insufficient_scope");
+                let approved = client.post(&path, &json!({"decision": "approve"})).await;
+                assert_eq!(approved.status, 202, "it still waits: {}", approved.text);
+            }
+            let run = client.get(&format!("/runs/{id}?wait=30")).await.json();
+            assert_eq!(run["content"], "done");
+        }
+    }
 }
