@@ -5,18 +5,20 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{MatchedPath, OriginalUri, State};
-use axum::http::{Method, Uri};
+use axum::http::header::{CONTENT_ENCODING, VARY};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing;
 use bytes::Bytes;
 
-use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
+use crate::config::KeyScope::{Admin, Approve, Cancel, Metrics, Read, Run};
 use crate::config::clients::Clients;
 use crate::web::clients;
 use crate::web::clients::openai::is_unknown_operation;
 use crate::web::console;
 use crate::web::error::{self, Problem};
 use crate::web::error_shape::ErrorShape;
+use crate::web::extract::gzip;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::query::NoQuery;
 use crate::web::openapi::{
@@ -24,7 +26,7 @@ use crate::web::openapi::{
     schedule_operations as describe_schedules, start_run, steering, trigger_operations,
     turn_operations as describe_turns, usage_operations,
 };
-use crate::web::response::revalidation::IfNoneMatch;
+use crate::web::response::revalidation::{IfNoneMatch, entity_tag};
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{
     agents, approvals, batches, create_run, deliveries, diffs, events, forks, health, messages,
@@ -80,7 +82,8 @@ pub fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
             approvals::decide,
             steering::decide,
         )
-        .with_scope(Run),
+        .with_scope(Run)
+        .with_scope(Approve),
         get("/approvals", approvals::list, steering::list_approvals).with_scope(Read),
         get(
             "/runs/{id}/deliveries",
@@ -323,19 +326,37 @@ async fn openapi_document(
     links: LinkPrefix,
     _: NoQuery,
     if_none_match: IfNoneMatch,
+    headers: HeaderMap,
 ) -> Response {
     let cached = state.openapi.lock().clone();
     let document = match cached.filter(|cached| cached.prefix == *links) {
         Some(document) => document,
         None => {
             let text = openapi_json(&links, state.settings.metrics, state.settings.clients);
+            let gzip = match state.settings.compression {
+                true => gzip::compress(text.as_bytes()).await,
+                false => None,
+            };
             let document = Arc::new(OpenApiDocument {
                 prefix: (*links).to_owned(),
+                tag: entity_tag(text.as_bytes()),
                 text: text.into(),
+                gzip,
             });
             *state.openapi.lock() = Some(Arc::clone(&document));
             document
         }
     };
-    if_none_match.bytes_response(Bytes::clone(&document.text))
+    let gzip = document
+        .gzip
+        .as_ref()
+        .filter(|_| gzip::is_accepted(&headers));
+    let content = Bytes::clone(gzip.unwrap_or(&document.text));
+    let mut response = if_none_match.tagged_response(content, &document.tag);
+    if gzip.is_some() && response.status() == StatusCode::OK {
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
+    }
+    response
 }

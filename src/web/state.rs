@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -68,6 +69,9 @@ impl AppState {
 pub struct OpenApiDocument {
     pub prefix: String,
     pub text: Bytes,
+    pub tag: HeaderValue,
+    /// `None` if responses are not compressed.
+    pub gzip: Option<Bytes>,
 }
 
 /// The configuration of the HTTP API.

@@ -1,14 +1,16 @@
-//! Decompresses request bodies.
+//! Decompresses request bodies, and compresses a content that is sent many times.
 
 use std::io;
 
-use async_compression::tokio::bufread::GzipDecoder;
+use async_compression::tokio::bufread::{GzipDecoder, GzipEncoder};
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_ENCODING;
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
+use bytes::Bytes;
 use futures_util::TryStreamExt;
 use http_body_util::Limited;
+use tokio::io::AsyncReadExt;
 use tokio_util::io::{ReaderStream, StreamReader};
 
 use crate::web::error::Problem;
@@ -59,4 +61,26 @@ impl ContentEncoding {
             }
         }
     }
+}
+
+/// Whether a response may be compressed: `Accept-Encoding` names `gzip`, and not with the weight 0.
+pub fn is_accepted(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(ACCEPT_ENCODING).iter();
+    let mut codings = values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','));
+    codings.any(|coding| {
+        let (name, parameters) = coding.split_once(';').unwrap_or((coding, ""));
+        let weight = parameters.trim().strip_prefix("q=");
+        let is_refused = weight.is_some_and(|weight| weight.parse() == Ok(0.0));
+        name.trim().eq_ignore_ascii_case("gzip") && !is_refused
+    })
+}
+
+/// The compressed content; `None` if it cannot be compressed.
+pub async fn compress(content: &[u8]) -> Option<Bytes> {
+    let mut compressed = Vec::new();
+    let mut encoder = GzipEncoder::new(content);
+    encoder.read_to_end(&mut compressed).await.ok()?;
+    Some(compressed.into())
 }

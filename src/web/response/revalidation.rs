@@ -35,13 +35,13 @@ impl IfNoneMatch {
 
     /// 200 with these bytes of JSON, or 304.
     pub fn bytes_response(&self, json: Bytes) -> Response {
-        // Weak, because the bytes that are sent may be compressed.
-        let mut tag = String::from("W/\"");
-        for byte in &Sha256::digest(&json)[..16] {
-            let _ = write!(tag, "{byte:02x}");
-        }
-        tag.push('"');
-        let is_known = self.matches(&tag);
+        let tag = entity_tag(&json);
+        self.tagged_response(json, &tag)
+    }
+
+    /// 200 with these bytes of JSON, or 304. `tag` is their [`entity_tag`].
+    pub fn tagged_response(&self, json: Bytes, tag: &HeaderValue) -> Response {
+        let is_known = tag.to_str().is_ok_and(|tag| self.matches(tag));
         let mut response = match is_known {
             true => (StatusCode::NOT_MODIFIED, [CACHE]).into_response(),
             false => {
@@ -49,9 +49,7 @@ impl IfNoneMatch {
                 (StatusCode::OK, headers, Body::from(json)).into_response()
             }
         };
-        if let Ok(tag) = HeaderValue::try_from(tag) {
-            response.headers_mut().insert(ETAG, tag);
-        }
+        response.headers_mut().insert(ETAG, tag.clone());
         response
     }
 
@@ -64,6 +62,16 @@ impl IfNoneMatch {
             .map(str::trim)
             .any(|one| one == "*" || opaque(one) == opaque(tag))
     }
+}
+
+/// Identifies a content. Weak, because the bytes that are sent may be compressed.
+pub fn entity_tag(content: &[u8]) -> HeaderValue {
+    let mut tag = String::from("W/\"");
+    for byte in &Sha256::digest(content)[..16] {
+        let _ = write!(tag, "{byte:02x}");
+    }
+    tag.push('"');
+    HeaderValue::try_from(tag).unwrap_or(HeaderValue::from_static("*"))
 }
 
 impl<S: Sync> FromRequestParts<S> for IfNoneMatch {
