@@ -1,9 +1,10 @@
 //! The `X-Provider-Key` header: the client's own provider keys for one run. Errors never quote its value.
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 
 use crate::engine::state::provider_keys::Keys;
 use crate::web::error::Problem;
+use crate::web::problem_code::ProblemCode;
 
 const HEADER: &str = "X-Provider-Key";
 /// Maximum characters of a key.
@@ -28,6 +29,21 @@ pub fn read(headers: &HeaderMap) -> Result<Keys, Problem> {
         }
     }
     Ok(keys)
+}
+
+/// Refuses keys for runs that cannot use them: a client would take it that they are paid with its own.
+pub fn refuse(headers: &HeaderMap) -> Result<(), Problem> {
+    match headers.contains_key(HEADER) {
+        false => Ok(()),
+        true => {
+            let why = "these runs take no keys of clients: they start later, and keys are not stored; leave the header out";
+            Err(Problem::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                ProblemCode::ProviderKeyRefused,
+                format!("{HEADER}: {why}"),
+            ))
+        }
+    }
 }
 
 fn malformed() -> Problem {

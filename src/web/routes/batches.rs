@@ -32,6 +32,7 @@ use crate::web::extract::idempotency;
 use crate::web::extract::json_body::decode_utf8;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{AgentPath, BatchPath};
+use crate::web::extract::provider_keys;
 use crate::web::extract::query::{Query, count_up_to};
 use crate::web::extract::request_body;
 use crate::web::problem_code::ProblemCode;
@@ -169,6 +170,7 @@ pub async fn create(
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     Query::read(&parts.uri, &[])?;
+    provider_keys::refuse(&parts.headers)?;
     let owner = principal.key_name().map(str::to_owned);
     let limits = state.settings.batch_limits();
     let bytes = request_body::read_bytes(&parts.headers, body, limits).await?;

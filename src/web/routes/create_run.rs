@@ -155,7 +155,10 @@ pub async fn dry_run(
 ) -> Result<Response, Problem> {
     let owner = principal.key_name().map(str::to_owned);
     let parsed = ParsedRequest::read(&state.settings, request).await?;
-    let run_request = build_run_request(parsed.body, agent, owner, &state.settings).await?;
+    let run_request = RunRequest {
+        provider_keys: parsed.provider_keys,
+        ..build_run_request(parsed.body, agent, owner, &state.settings).await?
+    };
     Ok(json_response(
         StatusCode::OK,
         &state.runner.dry_run(run_request).await?,

@@ -18,6 +18,7 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::idempotency::{self, BodyHash};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::SchedulePath;
+use crate::web::extract::provider_keys;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body;
 use crate::web::problem_code::ProblemCode;
@@ -124,6 +125,7 @@ pub async fn trigger(
     let (parts, body) = request.into_parts();
     let query = Query::read(&parts.uri, &["wait"])?;
     let wait = wait::requested_wait(&query, &parts.headers, state.settings.max_wait)?;
+    provider_keys::refuse(&parts.headers)?;
     let schedule = visible_schedule(&state, &principal, &id).await?;
     let body = request_body::read(&parts.headers, body, state.settings.body_limits()).await?;
     body.json::<NoFields>()?;

@@ -26,6 +26,7 @@ use crate::web::error::Problem;
 use crate::web::extract::idempotency;
 use crate::web::extract::large_body::body_too_large;
 use crate::web::extract::path::TriggerPath;
+use crate::web::extract::provider_keys;
 use crate::web::extract::request_body;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::json_response;
@@ -71,6 +72,7 @@ pub async fn receive(
     if !signed.are_of(&secret, bytes) {
         return Err(invalid_signature());
     }
+    provider_keys::refuse(&parts.headers)?;
     if is_ping(&trigger, &parts.headers) {
         let nothing = TriggeredRun { run: None };
         return Ok(json_response(StatusCode::OK, &nothing));

@@ -173,6 +173,30 @@ async fn header_errors_do_not_quote_the_key() {
 }
 
 #[tokio::test]
+async fn a_key_is_refused_where_it_is_not_used() {
+    let schedule = "[[schedules]]\nname = \"nightly\"\ncron = \"0 3 * * *\"\ninput = \"go\"";
+    let app = setup()
+        .agent("timed", schedule)
+        .agent("free", "")
+        .spawn()
+        .await;
+    app.provider.always("free", |_| says("done"));
+    let source = app.run("free", "go").await.id().to_owned();
+    for path in [
+        "/agents/own/runs:batch",
+        "/schedules/timed/nightly/trigger",
+        "/agents/closed/dry-run",
+        &format!("/runs/{source}/fork"),
+    ] {
+        let refused = post_to(&app, path, &[&bare(OWN)], json!({})).await;
+        assert!(refused.problem(422).contains("X-Provider-Key"), "{path}");
+        assert_eq!(refused.json()["code"], "provider_key_refused", "{path}");
+        assert!(!refused.text.contains(OWN), "{path}");
+    }
+    assert_eq!(app.provider.requests().len(), 1);
+}
+
+#[tokio::test]
 async fn an_error_that_repeats_the_key_is_redacted() {
     let app = setup().spawn().await;
     app.provider
