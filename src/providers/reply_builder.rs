@@ -1,10 +1,14 @@
 //! Reads a reply from a response, whole or as a stream, on any wire.
 
+use crate::domain::message::truncate_to_bytes;
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::http_client::transport::HttpResponse;
 use crate::providers::http_client::{BodyPart, HttpClient, PartError};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::{Delta, ProviderError, Reply};
+
+/// The longest name of a model or of a reason to stop that is kept.
+const MAX_NAME_BYTES: usize = 256;
 
 /// Builds a reply from the parts of a response. Each wire has its own.
 pub trait ReplyBuilder: Default + Send {
@@ -60,10 +64,23 @@ pub async fn read_reply<B: ReplyBuilder>(
     let has_final_usage = builder.has_final_usage();
     result
         .and_then(|()| {
-            let reply = builder.finish(origin);
+            let reply = builder.finish(origin).map(with_bounded_names);
             reply.map_err(|error| client.reply_error(error))
         })
         .map_err(|error| error.with_final_usage(has_final_usage))
+}
+
+/// What a service calls things is kept with the run, and in metrics and logs.
+fn with_bounded_names(reply: Reply) -> Reply {
+    let bounded = |mut name: String| {
+        name.truncate(truncate_to_bytes(&name, MAX_NAME_BYTES).len());
+        name
+    };
+    Reply {
+        model: reply.model.map(bounded),
+        stop_reason: reply.stop_reason.map(bounded),
+        ..reply
+    }
 }
 
 /// Appends without copying the first piece, which is often the only one.

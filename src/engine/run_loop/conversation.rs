@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
-use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, truncate_to_bytes};
 use crate::domain::usage::TokenUsage;
 use crate::engine::run_loop::loop_guard::{LoopGuard, LoopVerdict};
 use crate::engine::run_loop::request_messages::RequestMessages;
@@ -14,6 +14,8 @@ use crate::providers::{Reply, reasoning};
 
 /// A longer id is replaced: it is in every event of its call. Some services put the signature of a thought into an id.
 const MAX_CALL_ID_BYTES: usize = 8 << 10;
+/// A longer name is cut: no tool has one.
+const MAX_TOOL_NAME_BYTES: usize = 256;
 
 #[derive(Debug)]
 pub struct Conversation {
@@ -253,9 +255,14 @@ impl Conversation {
             message.echo = None;
         }
         for (position, call) in message.tool_calls.iter_mut().enumerate() {
-            if call.id.len() > MAX_CALL_ID_BYTES {
+            // A segment of a path cannot be a dot or two.
+            if call.id.len() > MAX_CALL_ID_BYTES || matches!(call.id.as_str(), "." | "..") {
                 // As if the service had given none. The echo still contains it.
                 call.id = String::new();
+                message.echo = None;
+            }
+            if call.name.len() > MAX_TOOL_NAME_BYTES {
+                call.name = truncate_to_bytes(&call.name, MAX_TOOL_NAME_BYTES).to_owned();
                 message.echo = None;
             }
             self.make_call_id_unique(call, position);
