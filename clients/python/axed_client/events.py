@@ -156,6 +156,7 @@ class ApprovalRequestedEvent(_RecordedEvent):
     tool_call_id: str
     tool: str
     arguments: Any
+    arguments_hash: str
     truncated: NotRequired[bool]
     deadline: NotRequired[str]
 

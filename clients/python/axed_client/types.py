@@ -32,6 +32,7 @@ class PendingApproval(TypedDict):
     tool: str
     arguments: Any
     truncated: NotRequired[bool]
+    arguments_hash: str
     requested_at: str
     deadline: str | None
 

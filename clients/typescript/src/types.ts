@@ -28,6 +28,7 @@ export interface PendingApproval {
   tool: string;
   arguments: unknown;
   truncated?: boolean;
+  arguments_hash: string;
   requested_at: string;
   deadline: string | null;
 }
