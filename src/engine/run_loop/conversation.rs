@@ -457,6 +457,21 @@ mod tests {
     }
 
     #[test]
+    fn ids_and_names_of_calls_are_bounded_and_fit_a_path() {
+        let mut conversation = Conversation::new(Vec::new(), "hi".into(), 9, 9, 0, 0);
+        conversation.next_turn();
+        let mut reply = tool_call_reply(&[".", "..", &"a".repeat(9_000), "b"]);
+        reply.message.tool_calls[3].name = "é".repeat(300);
+        let ReplyAction::Calls(message) = conversation.push_reply(reply, true) else {
+            panic!("no calls")
+        };
+        let calls = message.tool_calls.iter();
+        let ids: Vec<&str> = calls.map(|call| call.id.as_str()).collect();
+        assert_eq!(ids, ["call_1_0", "call_1_1", "call_1_2", "b"]);
+        assert_eq!(message.tool_calls[3].name, "é".repeat(128));
+    }
+
+    #[test]
     fn calls_without_tools_or_turns_left_are_not_executed() {
         let mut conversation = Conversation::new(Vec::new(), "hi".into(), 1, 9, 0, 0);
         conversation.next_turn();

@@ -213,7 +213,9 @@ async fn a_ticket_opens_the_events_of_its_run_and_nothing_else() {
     let rest: Vec<Event> = events.rest().await;
     assert_eq!(rest.last().map(Event::kind), Some("run.completed"));
     let page = app.request(Method::GET, &format!("/runs/{run}/events?ticket={ticket}"));
-    assert_eq!(send(page).await.status, 200);
+    let page = send(page).await;
+    assert_eq!(page.status, 200);
+    assert_eq!(page.header("cache-control"), "no-store");
 
     let other = held_run(&app, &Gate::closed()).await;
     assert_refused(event_source(&app, &other, &query), &ticket).await;
