@@ -86,7 +86,7 @@ async fn the_only_call_that_waits_needs_no_id() {
         "{}",
         approved.out
     );
-    let named = "approving, of careful: write_file {\"content\":\"new\",\"path\":\"a\"}";
+    let named = "approving, of careful: write_file {\"path\":\"a\",\"content\":\"new\"}";
     assert!(approved.err.contains(named), "{}", approved.err);
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
