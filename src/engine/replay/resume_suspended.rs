@@ -115,6 +115,10 @@ async fn resume_trees(
         };
         match loaded.unwrap_or_else(panicked) {
             Ok(TreeState::Resumable(recovered_root)) => {
+                if !tree.is_by_outage {
+                    // The store has refused the reply itself: another one may be recorded.
+                    tree.root.tree.suspension.unrecorded_replies().clear();
+                }
                 recovered_root
                     .active_run
                     .inherit_from(&tree.root, tree.attempts);

@@ -33,7 +33,9 @@ use crate::engine::run_loop::tool_results::{self, CallBatch};
 use crate::engine::run_loop::turn;
 use crate::engine::run_loop::turn_loop::{NewReply, TurnLoop};
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply};
+use crate::engine::state::budget::Amount;
 use crate::engine::state::failures;
+use crate::engine::state::kept_reply::KeptReply;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::engine::state::turn_error::TurnError;
@@ -65,7 +67,15 @@ pub async fn drive(
     if !context.run.is_suspended() {
         batch::abandon(context).await;
     }
+    let reply = state.unrecorded_reply.take();
     let end_result = Box::pin(finish::commit_end(context, run, state, ending)).await;
+    if let (Err(_), true, Some(reply)) = (&end_result, context.run.is_suspended(), reply) {
+        let space = &context.engine.active_runs.reply_space;
+        space
+            .keep(*reply)
+            .into_iter()
+            .for_each(|it| context.run.keep_reply(it));
+    }
     permits.release(&context.run, end_result.is_ok());
     finish::finish(context, end_result)
 }
@@ -181,6 +191,13 @@ async fn request_reply(
     turn_write: Box<PendingWrite>,
 ) -> Result<TurnReply, Ending> {
     let context = turn_loop.context;
+    let messages = turn_loop.conversation.messages().len();
+    if let Some(kept) = context.run.take_kept_reply(turn) {
+        count_kept(context, &kept);
+        if kept.messages == messages {
+            return Box::pin(repeat_kept(turn_loop, kept, turn_write)).await;
+        }
+    }
     let must_commit_first = turn_write.must_commit_first(&context.run);
     let mut streamed = StreamedReply::default();
     // Both boxed: a future has space for every future that it awaits, and thousands of runs wait here.
@@ -189,13 +206,14 @@ async fn request_reply(
     let mut exchange = Exchange::default();
     let request = turn::request(context, turn_request, &mut streamed, &mut exchange);
     let request = Box::pin(request);
-    let mut result = match must_commit_first {
+    let (mut result, committed) = match must_commit_first {
         true => sequentially(commit, request).await,
         false => concurrently(commit, request).await,
     };
     if let Err(TurnError::Provider(error)) = &result
         && error.is_too_long
         && streamed.is_empty()
+        && committed.is_ok()
     {
         turn_loop.conversation.retract_turn();
         Box::pin(compaction::compact_refused(turn_loop, error.clone())).await?;
@@ -205,13 +223,61 @@ async fn request_reply(
         result = Box::pin(request).await;
     }
     context.run.live_text.clear();
+    let billed = exchange.billed.take();
     // Boxed because it is done soon, and thousands of runs wait for the request.
     Box::pin(record_turn::record(context, turn, exchange, &result)).await;
+    if let Ok(turn_reply) = &result
+        && !streamed.has_recorded_batch
+    {
+        turn_loop.state.unrecorded_reply = Some(Box::new(KeptReply {
+            turn,
+            reply: turn_reply.reply.clone(),
+            requested_model: turn_reply.requested_model.clone(),
+            billed,
+            entry: context.run.turn_log.last_unrecorded(),
+            messages,
+        }));
+    }
+    committed?;
     result.map_err(|error| {
         if !streamed.text.is_empty() {
             turn_loop.state.partial = Some(streamed.text);
         }
         error_ending(&context.run, error)
+    })
+}
+
+/// Counts what the request of a kept reply has used, which is not recorded either.
+fn count_kept(context: &RunContext, kept: &KeptReply) {
+    let Some((model, usage)) = &kept.billed else {
+        return;
+    };
+    let run = &context.run;
+    run.add_model_usage(model, usage);
+    let used = Amount {
+        tokens: usage.tokens.total(),
+        cost: usage.cost.unwrap_or_default(),
+    };
+    run.tree
+        .budgets
+        .count_used(run.accounts.iter().copied(), used);
+}
+
+/// Takes a reply again that could not be recorded.
+async fn repeat_kept(
+    turn_loop: &mut TurnLoop<'_>,
+    kept: KeptReply,
+    turn_write: Box<PendingWrite>,
+) -> Result<TurnReply, Ending> {
+    let context = turn_loop.context;
+    turn_loop.state.unrecorded_reply = Some(Box::new(kept.clone()));
+    turn_write.write(context).await?;
+    kept.entry
+        .into_iter()
+        .for_each(|entry| context.run.turn_log.add(entry));
+    Ok(TurnReply {
+        reply: kept.reply,
+        requested_model: kept.requested_model,
     })
 }
 
@@ -268,6 +334,7 @@ async fn execute_calls(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<
     let call_batch = CallBatch::new(turn, message.tool_calls.clone());
     let steps = vec![Step::Reply { turn, message }];
     turn_loop.record(steps, vec![completed]).await?;
+    turn_loop.state.unrecorded_reply = None;
     let run = &turn_loop.context.run;
     check_limits(run).map_err(|error| error_ending(run, error))?;
     tool_results::execute_calls(turn_loop, call_batch).await
@@ -313,30 +380,30 @@ fn out_of_turns(context: &RunContext, reply: NewReply) -> Ending {
     ending.with_records(vec![Step::Reply { turn, message }], vec![completed])
 }
 
+/// The result of a request, and that of the commit of its turn's start.
+type Requested = (Result<TurnReply, TurnError>, Result<(), StoreError>);
+
 /// Sends the request while the commit is under way: the request depends on nothing in it, and a failed commit drops the
 /// request. The reply is returned only after the commit.
 async fn concurrently(
     commit: impl Future<Output = Result<(), StoreError>> + Unpin,
     request: impl Future<Output = Result<TurnReply, TurnError>> + Unpin,
-) -> Result<TurnReply, TurnError> {
+) -> Requested {
     match select(commit, request).await {
-        Either::Left((committed, request)) => {
-            committed?;
-            request.await
-        }
-        Either::Right((reply, commit)) => {
-            commit.await?;
-            reply
-        }
+        Either::Left((Ok(()), request)) => (request.await, Ok(())),
+        Either::Left((Err(error), _)) => (Err(TurnError::Store(error)), Ok(())),
+        Either::Right((reply, commit)) => (reply, commit.await),
     }
 }
 
 async fn sequentially(
     commit: impl Future<Output = Result<(), StoreError>>,
     request: impl Future<Output = Result<TurnReply, TurnError>>,
-) -> Result<TurnReply, TurnError> {
-    commit.await?;
-    request.await
+) -> Requested {
+    match commit.await {
+        Ok(()) => (request.await, Ok(())),
+        Err(error) => (Err(TurnError::Store(error)), Ok(())),
+    }
 }
 
 /// Drives a child, which holds neither a permit nor a session.

@@ -7,6 +7,7 @@ use crate::domain::failure::Failure;
 use crate::domain::run::Run;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
+use crate::engine::state::kept_reply::KeptReply;
 use crate::engine::state::turn_error::TurnError;
 use crate::store::{Progress, Step, StoreError};
 
@@ -15,6 +16,8 @@ pub struct LoopState {
     pub progress: Progress,
     /// The model's last text.
     pub partial: Option<String>,
+    /// The last reply, until it is recorded.
+    pub unrecorded_reply: Option<Box<KeptReply>>,
 }
 
 impl LoopState {
@@ -29,6 +32,7 @@ impl LoopState {
                 charges: Vec::new(),
             },
             partial: None,
+            unrecorded_reply: None,
         }
     }
 }

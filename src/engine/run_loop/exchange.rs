@@ -29,6 +29,8 @@ pub struct Exchange {
     /// Whether a provider reported its tokens.
     pub has_tokens: bool,
     pub reasoning_tokens: u64,
+    /// The model that the last attempt is billed for, and what it has used.
+    pub billed: Option<(String, Usage)>,
     current: Option<Attempt>,
 }
 
@@ -79,7 +81,8 @@ impl Exchange {
         }
     }
 
-    pub fn add_usage(&mut self, usage: &Usage, tokens: Option<TokenUsage>) {
+    pub fn add_usage(&mut self, model: &str, usage: &Usage, tokens: Option<TokenUsage>) {
+        self.billed = Some((model.to_owned(), *usage));
         self.usage.add(usage);
         self.has_tokens |= tokens.is_some();
         self.reasoning_tokens += tokens.map_or(0, |tokens| tokens.reasoning);

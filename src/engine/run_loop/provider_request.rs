@@ -118,8 +118,9 @@ pub async fn send(
     if let Some(billed) = BilledTokens::of(&result, reported_usage, is_sent) {
         let usage = billed.usage(request.price(billed_service), reported_cost);
         let replied_model = result.as_ref().ok().and_then(|reply| reply.model.as_ref());
-        run.add_model_usage(replied_model.unwrap_or(&target.model.model), &usage);
-        exchange.add_usage(&usage, billed.tokens);
+        let billed_model = replied_model.unwrap_or(&target.model.model);
+        run.add_model_usage(billed_model, &usage);
+        exchange.add_usage(billed_model, &usage, billed.tokens);
         if billed.is_complete || billed.tokens.is_some() {
             let metrics = &context.engine.metrics;
             metrics.record_usage(&request.model_name, &usage.tokens, usage.cost);

@@ -102,7 +102,8 @@ fn has_lost_request(context: &RunContext, recorded: &RecordedRun) -> bool {
     };
     let has_begun = recorded.calls.last_turn > last_reply(recorded);
     let is_under_way = recorded.is_compacting || (!has_batch && has_begun);
-    is_under_way && !context.run.clock().pause.is_recorded()
+    let has_reply = context.run.has_kept_reply(recorded.calls.last_turn);
+    is_under_way && !has_reply && !context.run.clock().pause.is_recorded()
 }
 
 /// Whether the request of the next turn may have been sent, or has a batch.

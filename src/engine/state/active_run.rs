@@ -19,6 +19,7 @@ use crate::engine::state::budget::{AccountIds, Amount, BudgetExceeded, BudgetRef
 use crate::engine::state::clock::Clock;
 use crate::engine::state::deadline::Deadline;
 use crate::engine::state::inbox::Inbox;
+use crate::engine::state::kept_reply::{KeptReply, StoredReply};
 use crate::engine::state::live_text::LiveText;
 use crate::engine::state::pending_batch::PendingBatchCell;
 use crate::engine::state::period_budgets;
@@ -372,6 +373,8 @@ impl ActiveRun {
     pub fn inherit_from(&self, suspended: &Self, attempts: u32) {
         let results = std::mem::take(&mut *suspended.tree.suspension.unrecorded_results());
         *self.tree.suspension.unrecorded_results() = results;
+        let replies = std::mem::take(&mut *suspended.tree.suspension.unrecorded_replies());
+        *self.tree.suspension.unrecorded_replies() = replies;
         let starts = std::mem::take(&mut *suspended.tree.suspension.unrecorded_starts());
         *self.tree.suspension.unrecorded_starts() = starts;
         lock(&self.warnings).inherit_from(&lock(&suspended.warnings));
@@ -382,6 +385,29 @@ impl ActiveRun {
             .set((Instant::now(), attempts));
         let keys = &self.tree.provider_keys;
         keys.restore_from(&suspended.tree.provider_keys);
+    }
+
+    /// Keeps a reply that could not be recorded until the tree is resumed.
+    pub fn keep_reply(&self, reply: StoredReply) {
+        let mut replies = self.tree.suspension.unrecorded_replies();
+        replies.insert(self.scope.run, reply);
+    }
+
+    pub fn has_kept_reply(&self, turn: u32) -> bool {
+        let replies = self.tree.suspension.unrecorded_replies();
+        replies
+            .get(&self.scope.run)
+            .is_some_and(|it| it.kept.turn == turn)
+    }
+
+    /// The reply of this turn that could not be recorded before the tree was suspended.
+    pub fn take_kept_reply(&self, turn: u32) -> Option<KeptReply> {
+        let taken = self
+            .tree
+            .suspension
+            .unrecorded_replies()
+            .remove(&self.scope.run);
+        taken.map(|it| it.kept).filter(|kept| kept.turn == turn)
     }
 
     /// Keeps a result that could not be recorded until the tree is resumed.

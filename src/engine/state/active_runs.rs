@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::domain::run::RunId;
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::kept_reply::ReplySpace;
 use crate::engine::state::turn_log::LargeBodies;
 use crate::store::StoreError;
 
@@ -13,6 +14,8 @@ pub struct ActiveRuns {
     runs: Mutex<HashMap<RunId, Arc<ActiveRun>>>,
     /// What their turn logs keep together.
     pub large_bodies: LargeBodies,
+    /// What their trees keep of replies that could not be recorded.
+    pub reply_space: ReplySpace,
 }
 
 impl ActiveRuns {

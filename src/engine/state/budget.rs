@@ -172,6 +172,16 @@ impl Budgets {
         }
     }
 
+    /// Counts what a request has used.
+    pub fn count_used(&self, account_ids: impl Iterator<Item = usize>, used: Amount) {
+        let mut accounts = self.lock();
+        for id in account_ids {
+            let total = &mut accounts[id].used;
+            total.tokens = total.tokens.saturating_add(used.tokens);
+            total.cost.0 = total.cost.0.saturating_add(used.cost.0);
+        }
+    }
+
     /// Counts a tool call, or refuses it.
     pub fn count_tool_call(&self, account_ids: &[usize]) -> Result<(), BudgetRefusal> {
         self.count(account_ids, |account| {
@@ -271,11 +281,8 @@ impl Budgets {
 impl Reservation<'_> {
     /// Counts the actual usage and releases the rest.
     pub fn settle(self, used: Amount) {
-        let mut accounts = self.budgets.lock();
-        for &(id, _) in &self.shares {
-            accounts[id].used.tokens = accounts[id].used.tokens.saturating_add(used.tokens);
-            accounts[id].used.cost.0 = accounts[id].used.cost.0.saturating_add(used.cost.0);
-        }
+        let ids = self.shares.iter().map(|&(id, _)| id);
+        self.budgets.count_used(ids, used);
     }
 }
 

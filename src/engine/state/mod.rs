@@ -11,6 +11,7 @@ pub mod cluster_permits;
 pub mod deadline;
 pub mod failures;
 pub mod inbox;
+pub mod kept_reply;
 pub mod live_text;
 pub mod orphans;
 pub mod pause;

@@ -13,6 +13,7 @@ use crate::domain::run::RunId;
 use crate::domain::webhook::Webhook;
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
+use crate::engine::state::kept_reply::StoredReply;
 use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::pinned_agents::PinnedAgents;
 use crate::engine::state::prompt_leads::PromptLeads;
@@ -127,6 +128,8 @@ pub struct TreeSuspension {
     pub last_resume: OnceLock<(Instant, u32)>,
     /// Results of mutating tools that could not be recorded, by run and call.
     unrecorded_results: Mutex<HashMap<(RunId, String), ToolResult>>,
+    /// Replies that could not be recorded, by run.
+    unrecorded_replies: Mutex<HashMap<RunId, StoredReply>>,
     /// When the start of calls of mutating tools could not be recorded, by run and call. They have not begun, although the record may
     /// have their start: only its answer may be lost.
     unrecorded_starts: Mutex<HashMap<(RunId, String), Timestamp>>,
@@ -170,6 +173,12 @@ impl TreeSuspension {
 
     pub fn unrecorded_results(&self) -> MutexGuard<'_, HashMap<(RunId, String), ToolResult>> {
         self.unrecorded_results
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn unrecorded_replies(&self) -> MutexGuard<'_, HashMap<RunId, StoredReply>> {
+        self.unrecorded_replies
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }

@@ -122,6 +122,15 @@ impl TurnLog {
         self.lock().unrecorded.push(turn);
     }
 
+    /// The last turn that is not recorded, unless it is large.
+    pub fn last_unrecorded(&self) -> Option<TurnEntry> {
+        let is_small = |entry: &&TurnEntry| {
+            let request = entry.request.as_ref();
+            request.is_none_or(|it| it.body.pieces.len() <= MAX_SMALL_BODY)
+        };
+        self.lock().unrecorded.last().filter(is_small).cloned()
+    }
+
     pub fn take_unrecorded(&self) -> Vec<TurnEntry> {
         std::mem::take(&mut self.lock().unrecorded)
     }

@@ -12,7 +12,7 @@ use crate::support::events::assert_complete;
 use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::postgres;
-use crate::support::provider::answer::says;
+use crate::support::provider::answer::{calls, says};
 
 /// Alters the database, and ends its sessions if `ends_sessions`.
 fn alter(url: &str, change: &str, ends_sessions: bool) {
@@ -64,9 +64,42 @@ async fn runs_continue_after_the_database_was_away() {
     for id in runs {
         let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "done");
+        assert_eq!(run["tree"]["complete"], true);
         assert_complete(&run.events().await);
     }
+    let requests = app.provider.requests_for("solo").len();
+    assert_eq!(requests, 8, "each reply is paid once");
     assert_eq!(app.run("quick", "x").await.output(), "quick");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_came_while_the_database_was_away_is_recorded_later() {
+    let careful = "workdir = \"work\"\ntools = [\"edit_file\"]\n";
+    let setup = TestApp::setup().agent("careful", careful);
+    let Some((app, url)) = spawn(setup.file("work/a.txt", "x")).await else {
+        return;
+    };
+    let gate = Gate::closed();
+    let edit = json!({"path": "a.txt", "old_string": "x", "new_string": "yx"});
+    let replies = [
+        calls([("edit_file", edit)]).after_gate(&gate),
+        says("edited"),
+    ];
+    app.provider.will("careful", replies);
+    let id = app.start("careful", "go").await.id().to_owned();
+    app.provider.wait_for_request("careful", 1).await;
+    set_away(&url, true);
+    gate.open();
+    app.daemon
+        .wait_for_log("is suspended until the store works")
+        .await;
+    set_away(&url, false);
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "edited");
+    assert_eq!(app.provider.requests_for("careful").len(), 2);
+    let text = std::fs::read_to_string(app.path("work/a.txt")).expect("the file");
+    assert_eq!(text, "yx");
+    assert_complete(&run.events().await);
 }
 
 /// As after a failover, when the name of the database leads to a standby for a while.

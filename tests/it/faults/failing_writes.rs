@@ -117,6 +117,40 @@ async fn a_text_that_could_not_be_recorded_is_withdrawn() {
     assert_eq!(kinds(&events).last(), Some(&"run.completed"));
 }
 
+#[tokio::test]
+async fn a_reply_that_comes_while_the_store_is_away_is_paid_once() {
+    let app = TestApp::setup()
+        .agent("solo", "stream = true")
+        .spawn()
+        .await;
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [says("paid").pausing_at(&gate), says("again")]);
+    let run = app.start("solo", "go").await;
+    let mut stream = app.events(&run).await;
+    let mut events = stream.until("text.delta").await;
+    let lock = app.database().lock();
+    gate.open();
+    for words in ["is suspended until the store works", "runs stay suspended"] {
+        app.daemon.wait_for_log(words).await;
+    }
+    lock.release();
+    events.extend(stream.rest().await);
+    let texts = events.iter().filter(|it| it.kind().starts_with("text."));
+    let texts: Vec<_> = texts.map(|it| (it.kind(), it["text"].as_str())).collect();
+    assert_eq!(texts, [("text.delta", Some("paid"))]);
+    assert_eq!(app.provider.requests_for("solo").len(), 1);
+    let run = run.wait_for_end().await;
+    assert_eq!(run.output(), "paid");
+    assert_eq!(run["tree"]["complete"], true);
+    assert_eq!(run["tree"]["model_calls"], 1);
+    let turns = format!("/runs/{}/turns", run.id());
+    let listed = app.get(&turns).await.json();
+    assert_eq!(listed["data"].as_array().map(Vec::len), Some(1), "{listed}");
+    let turn = app.get(&format!("{turns}/1")).await;
+    assert_eq!(turn.json()["reply"]["content"], "paid", "{}", turn.text);
+}
+
 /// A run whose entries are always refused waits longer and longer; the store is probed at once for another one.
 #[tokio::test]
 async fn a_run_does_not_wait_for_one_that_fails_again_and_again() {
