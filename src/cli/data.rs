@@ -160,7 +160,7 @@ fn describe_missing(error: StoreError, elsewhere: Option<String>) -> anyhow::Err
 /// The error of a command that has no other task than what failed.
 fn describe(error: StoreError) -> anyhow::Error {
     match error {
-        StoreError::Backend(why) => anyhow::anyhow!(why),
+        StoreError::Backend(why) | StoreError::Refused(why) => anyhow::anyhow!(why),
         StoreError::Corrupt(why) | StoreError::Malformed(why) => {
             anyhow::anyhow!(
                 "the database is damaged: {why}; a backup mends it, or for SQLite .recover of sqlite3"

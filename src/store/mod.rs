@@ -454,6 +454,9 @@ pub enum StoreError {
     DiskFull,
     #[error("there is no database {0}; --data names the data directory")]
     NoDatabase(String),
+    /// The storage engine works, and has refused what was to be written.
+    #[error("the store failed: {0}")]
+    Refused(String),
     /// The storage engine failed.
     #[error("the store failed: {0}")]
     Backend(String),
@@ -462,7 +465,7 @@ pub enum StoreError {
 impl StoreError {
     /// Whether the write may be in the record nevertheless: its commit may have succeeded although its answer was lost.
     pub fn may_be_recorded(&self) -> bool {
-        matches!(self, Self::Backend(_))
+        matches!(self, Self::Backend(_) | Self::Refused(_))
     }
 
     /// Whether what was read is not what was written, as far as one read shows.
@@ -472,6 +475,6 @@ impl StoreError {
 
     /// Whether a full disk may be the cause.
     pub fn may_be_disk_full(&self) -> bool {
-        matches!(self, Self::DiskFull | Self::Backend(_))
+        matches!(self, Self::DiskFull | Self::Backend(_) | Self::Refused(_))
     }
 }

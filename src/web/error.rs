@@ -359,6 +359,7 @@ impl From<StoreError> for Problem {
             | StoreError::Locked { .. }
             | StoreError::NoDatabase(_)
             | StoreError::Unusable(_)
+            | StoreError::Refused(_)
             | StoreError::Backend(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 ProblemCode::StoreUnavailable,

@@ -115,7 +115,7 @@ async fn resume_trees(
         };
         match loaded.unwrap_or_else(panicked) {
             Ok(TreeState::Resumable(recovered_root)) => {
-                if !tree.is_by_outage {
+                if !tree.root.tree.suspension.is_by_store() {
                     // The store has refused the reply itself: another one may be recorded.
                     tree.root.tree.suspension.unrecorded_replies().clear();
                 }

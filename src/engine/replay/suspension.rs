@@ -49,8 +49,6 @@ pub struct SuspendedTree {
     retry_at: Instant,
     /// Whether a probe has succeeded since, or only this tree is affected.
     is_probed: bool,
-    /// Whether a probe has failed since: then its writes failed because the store did.
-    pub is_by_outage: bool,
 }
 
 impl SuspendedTree {
@@ -67,7 +65,6 @@ impl SuspendedTree {
             attempts,
             retry_at: Instant::now() + backoff(attempts),
             is_probed,
-            is_by_outage: false,
         }
     }
 }
@@ -105,10 +102,6 @@ impl Suspension {
         let mut trees = self.lock();
         trees.is_disk_full = matches!(error, StoreError::DiskFull);
         trees.waiting.splice(0..0, returned);
-        trees
-            .waiting
-            .iter_mut()
-            .for_each(|tree| tree.is_by_outage = true);
         trees.is_store_down = true;
     }
 

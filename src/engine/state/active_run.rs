@@ -354,7 +354,9 @@ impl ActiveRun {
         let is_final = match error {
             StoreError::Corrupt(_) => true,
             StoreError::Malformed(_) => suspensions >= MAX_MALFORMED_SUSPENSIONS,
-            StoreError::Backend(_) => suspensions >= MAX_READ_SUSPENSIONS && self.is_to_end(),
+            StoreError::Backend(_) | StoreError::Refused(_) => {
+                suspensions >= MAX_READ_SUSPENSIONS && self.is_to_end()
+            }
             _ => false,
         };
         is_final && !self.is_suspended()

@@ -116,6 +116,8 @@ impl Tree {
 pub enum SuspensionCause {
     /// The store may fail for every run.
     Store,
+    /// The store works, and has refused the write.
+    Refused,
     /// What was read of this tree is damaged, which says nothing about the store.
     Damage,
 }
@@ -151,9 +153,10 @@ impl TreeSuspension {
 
     /// Marks the tree as suspended by this error; returns whether it was already.
     pub fn mark(&self, error: &StoreError) -> bool {
-        let cause = match error.is_damage() {
-            true => SuspensionCause::Damage,
-            false => SuspensionCause::Store,
+        let cause = match error {
+            StoreError::Refused(_) => SuspensionCause::Refused,
+            error if error.is_damage() => SuspensionCause::Damage,
+            _ => SuspensionCause::Store,
         };
         self.cause.set(cause).is_err()
     }
@@ -161,6 +164,11 @@ impl TreeSuspension {
     /// Whether it was suspended by what is damaged of it.
     pub fn is_by_damage(&self) -> bool {
         self.cause.get() == Some(&SuspensionCause::Damage)
+    }
+
+    /// Whether the store failed, and not only what was written of this tree.
+    pub fn is_by_store(&self) -> bool {
+        self.cause.get() == Some(&SuspensionCause::Store)
     }
 
     /// How often in a row the tree was suspended before, each time but the first soon after it was resumed.

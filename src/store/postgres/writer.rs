@@ -24,7 +24,9 @@ use crate::store::postgres::commit::{
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::connection::{Connection, Query};
 use crate::store::postgres::delete::{self, DeleteProgress};
-use crate::store::postgres::error::{is_disk_full, is_read_only, is_transient, store_error};
+use crate::store::postgres::error::{
+    describe, is_disk_full, is_read_only, is_transient, store_error,
+};
 use crate::store::postgres::explain::{self, Explanation, explain};
 use crate::store::postgres::node::{self, NodeStatus};
 use crate::store::postgres::permits;
@@ -632,6 +634,9 @@ fn task_error(task: &Task, error: &Error) -> StoreError {
     match task {
         Task::Write(write) if is_duplicate(error) => {
             StoreError::Backend(format!("{} is in the store already", write.run))
+        }
+        _ if error.code().is_some() && is_single_task_error(error) => {
+            StoreError::Refused(describe(error))
         }
         _ => store_error(error),
     }

@@ -53,6 +53,7 @@ pub fn store_error(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         _ if is_disk_full(&error) => StoreError::DiskFull,
         _ if is_damage(&error) => StoreError::Malformed(error.to_string()),
+        Some(_) if is_single_write_error(&error) => StoreError::Refused(error.to_string()),
         Some(_) => StoreError::Backend(error.to_string()),
         None => match error {
             // A stored value does not have the type that its column is written with.

@@ -79,7 +79,7 @@ pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreEr
     let partial = partial_path(target);
     let copied = copy_database(&source, &partial)
         .map_err(|error| match error {
-            StoreError::Backend(why) => write_error(&why),
+            StoreError::Backend(why) | StoreError::Refused(why) => write_error(&why),
             StoreError::DiskFull => write_error(&"its disk is full"),
             other => other,
         })
