@@ -67,7 +67,13 @@ pub async fn receive(
     let (parts, body) = request.into_parts();
     let header = |name| parts.headers.get(name).and_then(|it| it.to_str().ok());
     let signed = SignedHeaders::read(trigger.kind, header, now()).ok_or_else(invalid_signature)?;
-    let body = request_body::read(&parts.headers, body, state.settings.body_limits()).await?;
+    let is_form = trigger.kind == TriggerKind::Github && has_form(&parts.headers);
+    let mut headers = parts.headers.clone();
+    if is_form {
+        // The body is read as it is: the signature is over its bytes.
+        headers.remove(CONTENT_TYPE);
+    }
+    let body = request_body::read(&headers, body, state.settings.body_limits()).await?;
     let bytes = body.identity_bytes();
     if !signed.are_of(&secret, bytes) {
         return Err(invalid_signature());
@@ -77,7 +83,10 @@ pub async fn receive(
         let nothing = TriggeredRun { run: None };
         return Ok(json_response(StatusCode::OK, &nothing));
     }
-    let payload = payload(trigger.kind, &parts.headers, bytes)?;
+    let payload = match is_form {
+        true => Cow::Owned(form_payload(bytes)?),
+        false => Cow::Borrowed(bytes),
+    };
     let value: Value = serde_json::from_slice(&payload).map_err(|error| {
         let detail = format!("the body is no JSON: {error}");
         Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidJson, detail)
@@ -171,25 +180,21 @@ fn invalid_signature() -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, code, detail)
 }
 
-/// The JSON of an event. GitHub sends it as a field of a form, unless its webhook is set to JSON.
-fn payload<'b>(
-    kind: TriggerKind,
-    headers: &HeaderMap,
-    body: &'b [u8],
-) -> Result<Cow<'b, [u8]>, Problem> {
+fn has_form(headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok());
     let media_type = content_type.and_then(|it| it.split(';').next());
-    let is_form = media_type.is_some_and(|it| it.trim().eq_ignore_ascii_case(FORM));
-    if kind != TriggerKind::Github || !is_form {
-        return Ok(Cow::Borrowed(body));
-    }
+    media_type.is_some_and(|it| it.trim().eq_ignore_ascii_case(FORM))
+}
+
+/// The JSON of an event that GitHub sends as a field of a form, as it does unless its webhook is set to JSON.
+fn form_payload(body: &[u8]) -> Result<Vec<u8>, Problem> {
     let mut fields = form_urlencoded::parse(body);
     let payload = fields.find(|(name, _)| name == "payload");
     let (_, payload) = payload.ok_or_else(|| {
         let detail = "the form has no field payload";
         Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidBody, detail)
     })?;
-    Ok(Cow::Owned(payload.into_owned().into_bytes()))
+    Ok(payload.into_owned().into_bytes())
 }
 
 /// GitHub's first event, which only tests the webhook.
