@@ -356,8 +356,8 @@ async fn a_failed_response_says_why() {
         ),
         (json!({}), "input"),
         (
-            json!({"input": "x", "tools": [{"type": "web_search"}]}),
-            "tools[0]",
+            json!({"input": "x", "tools": [{"type": "function"}]}),
+            "tools[0].name",
         ),
         (
             json!({"input": [{"type": "item_reference", "id": "x"}]}),

@@ -26,7 +26,9 @@ use crate::web::clients::openai::tool_choice;
 use crate::web::error::Problem;
 use crate::web::extract::content::AttachmentCounter;
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
-use crate::web::extract::run_request::{ResponseFormatInput, check_labels, invalid_override};
+use crate::web::extract::run_request::{
+    MAX_LABEL_VALUE, ResponseFormatInput, check_labels, invalid_override,
+};
 use crate::web::state::AppState;
 
 #[derive(Default, Deserialize, JsonSchema)]
@@ -207,7 +209,7 @@ impl ChatRequest {
             ));
         }
         let max_tokens = self.token_limit()?;
-        let labels = labels(self.metadata, self.user);
+        let labels = labels(self.metadata, self.user)?;
         check_labels(&labels, settings.max_labels, MAX_METADATA_VALUE)?;
         let mut counter = settings.attachment_counter();
         let mut entries = Vec::new();
@@ -293,12 +295,16 @@ pub fn split_model(
 pub fn labels(
     metadata: Option<BTreeMap<String, String>>,
     user: Option<String>,
-) -> BTreeMap<String, String> {
+) -> Result<BTreeMap<String, String>, Problem> {
     let mut labels = metadata.unwrap_or_default();
     if let Some(user) = user.filter(|user| !user.is_empty()) {
+        if user.chars().nth(MAX_LABEL_VALUE).is_some() {
+            let why = format!("has at most {MAX_LABEL_VALUE} characters");
+            return Err(Problem::invalid_field("/user", why));
+        }
         labels.entry("user".to_owned()).or_insert(user);
     }
-    labels
+    Ok(labels)
 }
 
 /// The field that the label `user` is from.

@@ -149,7 +149,7 @@ impl ResponsesRequest {
         state: &AppState,
     ) -> Result<RunRequest, Problem> {
         let settings = &state.settings;
-        let run_labels = labels(self.metadata.clone(), self.user.clone());
+        let run_labels = labels(self.metadata.clone(), self.user.clone())?;
         check_labels(&run_labels, settings.max_labels, MAX_METADATA_VALUE)?;
         let inherited = previous
             .map(ResponseRecord::conversation)
