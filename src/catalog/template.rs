@@ -16,9 +16,9 @@ name = "{name}"
 # description = "Answers questions in one sentence"
 
 # provider/model. Providers are anthropic, openai, ollama and those of the server's configuration.
-model = "anthropic/claude-sonnet-4-5"
+model = "anthropic/claude-sonnet-5-5"
 # Used in this order if the model's provider is overloaded, rate-limited or down after its retries.
-# fallback_models = ["openai/gpt-5-mini"]
+# fallback_models = ["openai/gpt-6-luna"]
 # Whether they are also used if a model, or a filter of its service, refuses to answer.
 # fallback_on_refusal = true
 
