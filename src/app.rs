@@ -492,6 +492,12 @@ impl Daemon {
             cors: config.server.cors.clone(),
             compression: config.server.compression,
             max_body: config.server.max_body,
+            max_trigger_body: config.server.max_trigger_body.min(config.server.max_body),
+            body_budget: web::state::body_budget(
+                config.server.body_memory,
+                config.server.max_body,
+                config.limits.attachment_limits(),
+            ),
             attachments: config.limits.attachment_limits(),
             link_guard: crate::tools::web::url_fetch::link_guard(&config.tools.url_fetch),
             max_wait: config.server.max_wait,

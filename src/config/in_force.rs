@@ -145,6 +145,8 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("server.cors.origins", json!([])),
         ("server.cors.credentials", json!(false)),
         ("server.max_body", json!(server.max_body)),
+        ("server.max_trigger_body", json!(server.max_trigger_body)),
+        ("server.body_memory", json!(server.body_memory)),
         (
             "server.max_pending_per_address",
             json!(server.max_pending_per_address),
@@ -176,6 +178,7 @@ fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("data.usage_retention", json!("400d")),
         ("runs.max_running", json!(runs.max_running)),
         ("runs.max_queued", json!(runs.max_queued)),
+        ("runs.max_queued_bytes", json!(runs.max_queued_bytes)),
         ("runs.max_tree", json!(unlimited(runs.max_tree))),
         ("runs.max_live", json!(unlimited(runs.max_live))),
         (

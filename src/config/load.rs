@@ -339,6 +339,8 @@ fn read_server(s: &mut TableReader<'_>) -> Server {
         cors: s.nested("cors", proxies::read_cors),
         compression: s.flag("compression").unwrap_or(true),
         max_body: s.size("max_body").unwrap_or(4 << 20),
+        max_trigger_body: s.size("max_trigger_body").unwrap_or(1 << 20),
+        body_memory: s.size("body_memory").unwrap_or(256 << 20),
         max_pending_per_address: s.count("max_pending_per_address", 1).unwrap_or(1_000),
         max_pending_connections: s.count("max_pending_connections", 1).unwrap_or(10_000),
         max_wait: seconds(s, "max_wait", 0, 300),
@@ -369,6 +371,9 @@ fn read_runs(s: &mut TableReader<'_>, auth: &Auth) -> Runs {
     Runs {
         max_running: s.count("max_running", 1).unwrap_or(defaults.max_running),
         max_queued: s.count("max_queued", 0).unwrap_or(defaults.max_queued),
+        max_queued_bytes: s
+            .size("max_queued_bytes")
+            .unwrap_or(defaults.max_queued_bytes),
         max_tree: bound(s, "max_tree", defaults.max_tree),
         max_live: bound(s, "max_live", defaults.max_live),
         max_delegations: bound(s, "max_delegations", defaults.max_delegations),

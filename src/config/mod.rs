@@ -101,6 +101,10 @@ pub struct Server {
     pub compression: bool,
     /// Maximum size of a request body in bytes.
     pub max_body: usize,
+    /// Maximum size of an event of a trigger in bytes.
+    pub max_trigger_body: usize,
+    /// Maximum bytes of all request bodies that are being read.
+    pub body_memory: usize,
     /// Maximum number of connections from one address that have not sent a whole request.
     pub max_pending_per_address: usize,
     /// The same over all addresses.
@@ -240,6 +244,8 @@ pub struct Runs {
     pub max_running: usize,
     /// Root runs in the queue.
     pub max_queued: usize,
+    /// Bytes that queued and waiting runs keep in memory.
+    pub max_queued_bytes: usize,
     /// Concurrent root runs by agent name. Agents that are not listed have no limit of their own.
     pub per_agent: BTreeMap<String, usize>,
     /// Concurrent root runs of one key.
@@ -261,6 +267,7 @@ impl Default for Runs {
         Self {
             max_running: 10_000,
             max_queued: 100_000,
+            max_queued_bytes: 512 << 20,
             per_agent: BTreeMap::new(),
             per_key: PerKey::default(),
             max_tree: 1000,

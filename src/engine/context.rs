@@ -28,6 +28,7 @@ use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::engine::state::pinned_agents::SubAgents;
+use crate::engine::state::queued_bytes::QueuedBytes;
 use crate::engine::state::temporary_runs::TemporaryRuns;
 use crate::fair::admission::AdmissionQueue;
 use crate::providers::registry::ProviderRegistry;
@@ -91,6 +92,7 @@ pub struct Engine {
     pub leadership: Leadership,
     /// The permits of root runs, and the runs that wait for one.
     pub queue: AdmissionQueue,
+    pub queued_bytes: QueuedBytes,
     /// The limits on root runs of all nodes, if several share the database.
     pub cluster_permits: ClusterPermits,
     /// Wakes what claims trees.

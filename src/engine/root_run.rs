@@ -33,6 +33,7 @@ use crate::engine::run_loop::start::RunStart;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::cluster_permits::Entry;
 use crate::engine::state::deadline::Deadline;
+use crate::engine::state::queued_bytes::HeldBytes;
 use crate::engine::workdir;
 use crate::fair::admission::{Admission, RunPermit};
 use crate::standing_task;
@@ -51,6 +52,8 @@ pub struct NewRoot {
     /// What the request set, for the run's first event.
     pub request: Option<Arc<RawValue>>,
     pub admission: Admission,
+    /// Until it starts; `None` if it starts at once.
+    pub held_bytes: Option<HeldBytes>,
     pub session_guard: Option<SessionGuard>,
     /// Its place in the queue of all nodes, if several share the database.
     pub entry: Option<Entry>,
@@ -121,6 +124,7 @@ impl NewRoot {
             claim,
             request,
             admission: place,
+            held_bytes: _held_bytes,
             replacement,
             ..
         } = *self;
@@ -232,6 +236,8 @@ impl ResumedRoot {
         // A run that had started and was cancelled or is overdue ends without a permit, after its children.
         let permit = match admission {
             Some(admission) => {
+                let bytes = run.input.text_bytes();
+                let _held = is_queued.then(|| context.engine.queued_bytes.hold(bytes));
                 let permit =
                     acquire_permit(&context.engine, session_guard.as_mut(), admission, run.id);
                 limits::within_deadline(&context.run, permit).await.ok()

@@ -50,6 +50,7 @@ use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::engine::state::provider_keys::ProviderKeys;
+use crate::engine::state::queued_bytes::QueuedBytes;
 use crate::engine::state::tree::Tree;
 use crate::engine::state::tree_trace::TreeTrace;
 use crate::fair::admission::AdmissionQueue;
@@ -112,6 +113,7 @@ impl Runner {
             supervise_suspended: resume_suspended::supervise,
             metrics: Arc::default(),
             traces,
+            queued_bytes: QueuedBytes::new(settings.runs.max_queued_bytes),
             settings,
             queue,
             cluster_permits: shared_permits,
@@ -188,6 +190,10 @@ impl Runner {
         let admission = enter::enter_own_queue(engine, quota, session_guard.as_ref(), &placement)?;
         let is_behind = !predecessors.is_empty() || !placement.is_here;
         let entry = enter::enter_queue(engine, &request, &agent.name, is_behind).await?;
+        let held_bytes = match placement.is_here {
+            true => enter::hold_bytes(engine, &admission, &message, &request.messages)?,
+            false => None,
+        };
         let recorded_request = recorded_request(&request);
         let input = RunInput {
             earlier: request.messages,
@@ -234,6 +240,7 @@ impl Runner {
             claim: request.claim,
             request: recorded_request,
             admission,
+            held_bytes,
             session_guard,
             known_runs: enter::known_runs(request.on_busy, &predecessors),
             is_here: placement.is_here,
@@ -573,6 +580,8 @@ impl Runner {
     pub fn gauges(&self) -> GaugeSnapshot {
         let queued = self.queue_load().1 + self.engine.cluster_permits.waiting_count();
         GaugeSnapshot {
+            queued_bytes: self.engine.queued_bytes.used(),
+            body_bytes: 0,
             // The active runs include those that are queued and those that are idle.
             running: (self.engine.active_runs.count())
                 .saturating_sub(queued + self.engine.active_runs.idle_count()),

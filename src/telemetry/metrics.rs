@@ -90,6 +90,10 @@ pub struct GaugeSnapshot {
     pub running: usize,
     /// Root runs that wait for a permit.
     pub queued: usize,
+    /// Bytes that queued and waiting runs keep in memory.
+    pub queued_bytes: usize,
+    /// Bytes of request bodies that are being read.
+    pub body_bytes: usize,
     /// Transactions that the store has committed.
     pub commits: u64,
 }
@@ -253,6 +257,16 @@ impl Metrics {
             "Root runs waiting for a slot.",
             gauges.queued as u64,
         );
+        encoder.gauge(
+            "axed_runs_queued_bytes",
+            "Bytes that queued and waiting runs keep in memory.",
+            gauges.queued_bytes as u64,
+        );
+        encoder.gauge(
+            "axed_request_body_bytes",
+            "Bytes of request bodies that are being read.",
+            gauges.body_bytes as u64,
+        );
     }
 
     fn render_durations(&self, encoder: &mut TextEncoder) {
@@ -369,6 +383,8 @@ mod tests {
     const GAUGES: GaugeSnapshot = GaugeSnapshot {
         running: 0,
         queued: 0,
+        queued_bytes: 0,
+        body_bytes: 0,
         commits: 0,
     };
 

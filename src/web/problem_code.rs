@@ -97,6 +97,8 @@ problem_codes! {
     NotRecorded = "not_recorded",
     /// A call of the run had begun, has not ended and is not safe to repeat; or its record lacks what a fork needs.
     NotForkable = "not_forkable",
+    /// Too many bytes of request bodies are being read; retry after `Retry-After`.
+    BodiesBusy = "bodies_busy",
     /// The body or the path is not UTF-8.
     NotUtf8 = "not_utf8",
     /// The tool call does not wait for an approval.

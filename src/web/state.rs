@@ -18,8 +18,9 @@ use crate::engine::schedules::scheduler::Scheduler;
 use crate::ssrf::SsrfGuard;
 use crate::web::batches::handle::FeederHandle;
 use crate::web::clients::mcp::open_calls::OpenCalls;
+use crate::web::extract::body_budget::BodyBudget;
 use crate::web::extract::content::AttachmentCounter;
-use crate::web::extract::large_body::DATA_FIELDS;
+use crate::web::extract::large_body::{DATA_FIELDS, LargeBodyLimiter};
 use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::tickets::TicketSigner;
@@ -91,6 +92,10 @@ pub struct Settings {
     pub compression: bool,
     /// Maximum bytes of a request body, without the data of images and files.
     pub max_body: usize,
+    /// Maximum bytes of an event of a trigger.
+    pub max_trigger_body: usize,
+    /// Bounds the bytes of all bodies that are being read.
+    pub body_budget: Arc<BodyBudget>,
     pub attachments: AttachmentLimits,
     /// For the URLs of images and files in requests.
     pub link_guard: Arc<SsrfGuard>,
@@ -110,6 +115,17 @@ pub struct Settings {
     pub redactor: Redactor,
 }
 
+/// The budget of all request bodies together, which the largest one fits in.
+pub fn body_budget(
+    max_bytes: usize,
+    max_body: usize,
+    attachments: AttachmentLimits,
+) -> Arc<BodyBudget> {
+    let batch = max_body.saturating_mul(BATCH_FACTOR);
+    let largest = LargeBodyLimiter::max_total_bytes(max_body, attachments).max(batch);
+    Arc::new(BodyBudget::new(max_bytes, largest))
+}
+
 impl Settings {
     /// Checks the images and files of one request.
     pub fn attachment_counter(&self) -> AttachmentCounter {
@@ -123,6 +139,15 @@ impl Settings {
             attachments: None,
             data_fields: DATA_FIELDS,
             timeout: self.client_timeout,
+            budget: Arc::clone(&self.body_budget),
+        }
+    }
+
+    /// The limits of an event of a trigger, whose sender is unknown until it is read.
+    pub fn trigger_limits(&self) -> BodyLimits {
+        BodyLimits {
+            max_bytes: self.max_trigger_body,
+            ..self.body_limits()
         }
     }
 

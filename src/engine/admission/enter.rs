@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use crate::domain::content::Content;
+use crate::domain::message::Message;
 use crate::domain::run::RunId;
 use crate::engine::admission::placement::Placement;
 use crate::engine::admission::sessions::{OnBusy, SessionGuard};
 use crate::engine::context::Engine;
+use crate::engine::replay::history;
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::state::cluster_permits::{EnteringRun, Entry};
-use crate::fair::admission::Admission;
+use crate::engine::state::queued_bytes::HeldBytes;
+use crate::fair::admission::{Admission, QueueFull};
 use crate::store::StoreError;
 use crate::store::cluster::Cluster;
 
@@ -107,6 +111,30 @@ pub fn enter_own_queue(
         false => queue.enter(owner, agent),
     };
     entered.map_err(StartError::QueueFull)
+}
+
+/// How often a queued run has its texts in memory: in its record, and for its first request.
+const COPIES: usize = 2;
+
+/// Counts what the run keeps in memory while it is queued; `None` if it starts at once.
+pub fn hold_bytes(
+    engine: &Engine,
+    admission: &Admission,
+    message: &Content,
+    earlier: &[Message],
+) -> Result<Option<HeldBytes>, StartError> {
+    if matches!(admission, Admission::Permit(_)) {
+        return Ok(None);
+    }
+    let earlier: usize = earlier.iter().map(history::message_bytes).sum();
+    let bytes = (message.text_bytes() + earlier).saturating_mul(COPIES);
+    match engine.queued_bytes.try_hold(bytes) {
+        Some(held) => Ok(Some(held)),
+        None => {
+            let (running, queued) = engine.queue.load();
+            Err(StartError::QueueFull(QueueFull { running, queued }))
+        }
+    }
 }
 
 /// The run's place in the queue of all nodes; `None` if only one process uses the store.

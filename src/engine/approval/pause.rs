@@ -1,6 +1,7 @@
 //! Pauses a tree that only waits: the time limits of its paused runs are suspended, and its root's permit is released.
 
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -279,7 +280,9 @@ async fn propagate_pause(
     }
     let recorded = record_changes(context, changes, event_kind).await?;
     if let Some(root) = paused_root {
-        drop(root.tree.root_permit.take());
+        let bytes = root.tree.conversation_bytes.load(Ordering::Relaxed);
+        let held_bytes = context.engine.queued_bytes.hold(bytes);
+        root.tree.root_permit.release(held_bytes);
         permits::release(&context.engine, root.scope.run).await;
     }
     context.run.tree.root_permit.changed.notify_waiters();

@@ -2,7 +2,7 @@
 //! `running` without an owner.
 
 use std::collections::HashSet;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
@@ -137,6 +137,7 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id, run.session.as_deref()),
         prompt_leads: PromptLeads::default(),
         is_chat: false,
+        conversation_bytes: AtomicUsize::new(0),
         run_count: AtomicU64::new(run.tree.runs),
         provider_keys: ProviderKeys::from_record(&agent.given_keys),
         node_labels: Arc::default(),

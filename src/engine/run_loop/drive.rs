@@ -68,6 +68,7 @@ pub async fn drive(
         batch::abandon(context).await;
     }
     let reply = state.unrecorded_reply.take();
+    context.run.set_conversation_bytes(0);
     let end_result = Box::pin(finish::commit_end(context, run, state, ending)).await;
     if let (Err(_), true, Some(reply)) = (&end_result, context.run.is_suspended(), reply) {
         let space = &context.engine.active_runs.reply_space;
@@ -171,9 +172,12 @@ async fn start_turn(turn_loop: &mut TurnLoop<'_>) -> Result<(u32, Box<PendingWri
     let checked = check_limits(&context.run)
         .and_then(|()| check_conversation_size(conversation.messages(), max_bytes));
     let mut turn_write = turn_loop.pending_write.take().unwrap_or_default();
-    if let Err(error) = checked {
-        Box::pin(turn_write.write(context)).await?;
-        return Err(error_ending(&context.run, error));
+    match checked {
+        Ok(bytes) => context.run.set_conversation_bytes(bytes),
+        Err(error) => {
+            Box::pin(turn_write.write(context)).await?;
+            return Err(error_ending(&context.run, error));
+        }
     }
     let turn = conversation.next_turn();
     turn_write.events.push(EventKind::TurnStarted {

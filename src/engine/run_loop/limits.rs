@@ -22,14 +22,14 @@ pub fn check_limits(run: &ActiveRun) -> Result<(), TurnError> {
     run.check_budgets().map_err(TurnError::Budget)
 }
 
-/// Whether the conversation may be sent: its size counts in memory, in the record and in every request.
-pub fn check_conversation_size(messages: &[Message], max_bytes: usize) -> Result<(), TurnError> {
+/// The size of a conversation that may be sent: it counts in memory, in the record and in every request.
+pub fn check_conversation_size(messages: &[Message], max_bytes: usize) -> Result<usize, TurnError> {
     let bytes: usize = messages
         .iter()
         .map(|message| history::message_bytes(message) + history::attachment_bytes(message))
         .sum();
     if bytes <= max_bytes {
-        return Ok(());
+        return Ok(bytes);
     }
     let unit = "bytes of conversation (limits.conversation_bytes)";
     Err(TurnError::Budget(budget::exceeded(bytes, max_bytes, unit)))

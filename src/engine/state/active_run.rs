@@ -1,7 +1,7 @@
 //! A run that this process drives: its place in its tree, its cancel, its usage and its end.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
@@ -66,6 +66,8 @@ pub struct ActiveRun {
     refusals: Mutex<Vec<BudgetRefusal>>,
     warnings: Mutex<RunWarnings>,
     end: watch::Sender<EndState>,
+    /// Its part of the tree's.
+    conversation_bytes: AtomicUsize,
 }
 
 /// Decides once between the run's own end and a cancel.
@@ -193,6 +195,7 @@ impl ActiveRun {
             live_text: LiveText::default(),
             warnings: Mutex::new(RunWarnings::restored(warnings)),
             end: watch::Sender::new(EndState::Pending),
+            conversation_bytes: AtomicUsize::new(0),
         })
     }
 
@@ -237,6 +240,14 @@ impl ActiveRun {
     }
 
     /// Whether the run does not begin another step: a client has paused it, or one above it.
+    /// Counts its conversation among those of the tree; 0 when it has ended.
+    pub fn set_conversation_bytes(&self, bytes: usize) {
+        let before = self.conversation_bytes.swap(bytes, Ordering::Relaxed);
+        let of_tree = &self.tree.conversation_bytes;
+        of_tree.fetch_add(bytes, Ordering::Relaxed);
+        of_tree.fetch_sub(before, Ordering::Relaxed);
+    }
+
     pub fn is_held(&self) -> bool {
         let mut runs = self.self_and_ancestors();
         runs.any(|run| run.is_held.load(Ordering::SeqCst))

@@ -21,6 +21,7 @@ pub mod period_budgets;
 pub mod pinned_agents;
 pub mod prompt_leads;
 pub mod provider_keys;
+pub mod queued_bytes;
 pub mod root_permit;
 pub mod run_warnings;
 pub mod run_workdir;

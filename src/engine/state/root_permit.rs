@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+use crate::engine::state::queued_bytes::HeldBytes;
 use crate::fair::admission::RunPermit;
 
 /// The permit of a tree's root. It is given back while the tree is paused.
@@ -26,6 +27,8 @@ pub struct RootPermit {
 struct PermitState {
     permit: Option<RunPermit>,
     children: usize,
+    /// What the tree keeps in memory while it waits.
+    held_bytes: Option<HeldBytes>,
 }
 
 impl RootPermit {
@@ -38,6 +41,17 @@ impl RootPermit {
         let mut state = lock(&self.state);
         permit.add_children(state.children);
         state.permit = Some(permit);
+        state.held_bytes = None;
+    }
+
+    /// Gives the permit back while the tree waits.
+    pub fn release(&self, held_bytes: HeldBytes) {
+        let mut state = lock(&self.state);
+        let permit = state.permit.take();
+        state.held_bytes = Some(held_bytes);
+        drop(state);
+        // Without the lock: the next run starts.
+        drop(permit);
     }
 
     pub fn take(&self) -> Option<RunPermit> {

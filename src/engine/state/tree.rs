@@ -1,7 +1,7 @@
 //! What all runs of one tree share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -51,6 +51,8 @@ pub struct Tree {
     pub is_chat: bool,
     /// The number of its runs, including the root.
     pub run_count: AtomicU64,
+    /// Bytes of the conversations of its active runs, as of their last requests.
+    pub conversation_bytes: AtomicUsize,
     /// The client's own keys for its requests.
     pub provider_keys: ProviderKeys,
     /// The labels that a node needs to drive it, until the root is recorded.
@@ -82,6 +84,7 @@ impl Tree {
             prompt_leads: PromptLeads::default(),
             is_chat: false,
             run_count: AtomicU64::new(1),
+            conversation_bytes: AtomicUsize::new(0),
             provider_keys,
             node_labels: Arc::default(),
             pinned_agents: OnceLock::new(),

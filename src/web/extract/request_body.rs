@@ -1,9 +1,11 @@
 //! Reads a request's body within its limits of size and time, and tells JSON, text and forms apart by the content type.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -13,6 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::config::AttachmentLimits;
 use crate::engine::blocking::run_blocking;
 use crate::web::error::{Problem, quote};
+use crate::web::extract::body_budget::{BodyAccount, BodyBudget, FREE_BYTES};
 use crate::web::extract::form::{self, Form};
 use crate::web::extract::gzip::ContentEncoding;
 use crate::web::extract::json_body::{decode_utf8, parse_json};
@@ -91,7 +94,7 @@ pub async fn parse_large<T: Send + 'static>(
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BodyLimits {
     /// Maximum bytes, without the data of attachments.
     pub max_bytes: usize,
@@ -101,13 +104,27 @@ pub struct BodyLimits {
     pub data_fields: &'static [DataField],
     /// The time in which the whole body has to arrive.
     pub timeout: Duration,
+    /// That of all bodies that are being read.
+    pub budget: Arc<BodyBudget>,
 }
 
 /// Reads the whole body within its limits.
 pub async fn read(
+    parts: &Parts,
+    body: Body,
+    body_limits: BodyLimits,
+) -> Result<RequestBody, Problem> {
+    let account = body_limits.budget.account(parts);
+    let read = read_counted(&parts.headers, body, body_limits, &account).await;
+    account.check()?;
+    read
+}
+
+async fn read_counted(
     headers: &HeaderMap,
     body: Body,
     body_limits: BodyLimits,
+    account: &Arc<BodyAccount>,
 ) -> Result<RequestBody, Problem> {
     let BodyLimits {
         max_bytes,
@@ -127,6 +144,12 @@ pub async fn read(
     let body = match &encoding {
         Ok(encoding) => encoding.decode(body, max_decoded_bytes),
         Err(_) => body,
+    };
+    let is_small =
+        !is_compressed && content_length.is_some_and(|length| length <= FREE_BYTES as u64);
+    let body = match is_small {
+        true => body,
+        false => account.meter(body),
     };
     if let (Ok(ContentType::Form), Some(limits)) = (&content_type, body_limits.attachments) {
         encoding?;
@@ -151,8 +174,7 @@ pub async fn read(
         });
     }
     let large = attachments.map(|limits| LargeBodyLimiter::new(max_bytes, limits, data_fields));
-    let content_length = content_length.and_then(|length| usize::try_from(length).ok());
-    let bytes = collect(body, max_bytes, large, content_length);
+    let bytes = collect(body, max_bytes, large);
     let bytes = tokio::time::timeout(timeout, bytes)
         .await
         .map_err(|_| body_timeout(timeout))??;
@@ -170,16 +192,19 @@ pub async fn read(
 
 /// Reads the whole body within its limits, whatever its content type is.
 pub async fn read_bytes(
-    headers: &HeaderMap,
+    parts: &Parts,
     body: Body,
     body_limits: BodyLimits,
 ) -> Result<Bytes, Problem> {
     let BodyLimits {
         max_bytes, timeout, ..
     } = body_limits;
-    let body = ContentEncoding::from_headers(headers)?.decode(body, max_bytes);
-    let bytes = tokio::time::timeout(timeout, collect(body, max_bytes, None, None));
-    bytes.await.map_err(|_| body_timeout(timeout))?
+    let account = body_limits.budget.account(parts);
+    let body = ContentEncoding::from_headers(&parts.headers)?.decode(body, max_bytes);
+    let bytes = collect(account.meter(body), max_bytes, None);
+    let bytes = tokio::time::timeout(timeout, bytes).await;
+    account.check()?;
+    bytes.map_err(|_| body_timeout(timeout))?
 }
 
 fn body_timeout(timeout: Duration) -> Problem {
@@ -195,7 +220,6 @@ async fn collect(
     mut body: Body,
     max_bytes: usize,
     mut large: Option<LargeBodyLimiter>,
-    content_length: Option<usize>,
 ) -> Result<Bytes, Problem> {
     let mut is_large = false;
     let mut first = Bytes::new();
@@ -218,8 +242,6 @@ async fn collect(
             if !std::mem::replace(&mut is_large, true) {
                 large.feed(&first)?;
                 large.feed(&all)?;
-                let expected_bytes = content_length.unwrap_or_default();
-                all.reserve(expected_bytes.saturating_sub(all.len()));
             }
             large.feed(&data)?;
         }
@@ -288,12 +310,14 @@ pub fn unsupported_media_type(content_type: &str) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use axum::body::{Body, Bytes};
-    use axum::http::HeaderMap;
+    use axum::http::Request;
+    use axum::http::request::Parts;
 
-    use super::{BodyLimits, RequestBody, read};
+    use super::{BodyBudget, BodyLimits, RequestBody, read};
 
     fn limits(timeout: Duration) -> BodyLimits {
         BodyLimits {
@@ -301,17 +325,17 @@ mod tests {
             attachments: None,
             data_fields: &[],
             timeout,
+            budget: Arc::new(BodyBudget::new(0, 10)),
         }
     }
 
-    fn headers(kind: &str) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        headers.insert("content-type", kind.parse().expect("a value"));
-        headers
+    fn head(kind: &str) -> Parts {
+        let request = Request::builder().header("content-type", kind).body(());
+        request.expect("a request").into_parts().0
     }
 
     async fn read_body(kind: &str, body: impl Into<Body>) -> Result<RequestBody, u16> {
-        read(&headers(kind), body.into(), limits(Duration::from_secs(5)))
+        read(&head(kind), body.into(), limits(Duration::from_secs(5)))
             .await
             .map_err(|problem| problem.status().as_u16())
     }
@@ -360,7 +384,7 @@ mod tests {
         let never =
             Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
         let limits = limits(Duration::from_millis(1));
-        let problem = read(&headers("text/plain"), never, limits)
+        let problem = read(&head("text/plain"), never, limits)
             .await
             .expect_err("a problem");
         assert_eq!(problem.status(), 408);

@@ -402,6 +402,7 @@ mod tests {
     use crate::engine::request::RunRequest;
     use crate::ssrf::SsrfGuard;
     use crate::web::error::Problem;
+    use crate::web::extract::body_budget::BodyBudget;
     use crate::web::server::forwarded::TrustedProxies;
     use crate::web::state::Settings;
 
@@ -414,6 +415,8 @@ mod tests {
             trusted_proxies: TrustedProxies::default(),
             cors: None,
             compression: true,
+            max_trigger_body: 1000,
+            body_budget: Arc::new(BodyBudget::new(0, 1000)),
             max_body: 4 << 20,
             attachments: crate::config::AttachmentLimits {
                 count: 1,

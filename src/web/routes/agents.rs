@@ -78,7 +78,7 @@ pub async fn gc(
     let (parts, body) = request.into_parts();
     let owner = memory_owner(&state, &name, &principal, &parts.uri)?;
     let settings = &state.settings;
-    let request_body = request_body::read(&parts.headers, body, settings.body_limits()).await?;
+    let request_body = request_body::read(&parts, body, settings.body_limits()).await?;
     let GcRequest { dry_run } = request_body.json()?;
     let report = state
         .runner

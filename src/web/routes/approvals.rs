@@ -209,7 +209,7 @@ pub async fn decide(
         let settings = &state.settings;
         Query::read(&parts.uri, &[])?;
         let key = idempotency::read_key(&parts.headers)?;
-        let body = request_body::read(&parts.headers, body, settings.body_limits());
+        let body = request_body::read(&parts, body, settings.body_limits());
         (key, body.await?)
     };
     let claim = key.map(|key| {

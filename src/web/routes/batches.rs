@@ -173,7 +173,7 @@ pub async fn create(
     provider_keys::refuse(&parts.headers)?;
     let owner = principal.key_name().map(str::to_owned);
     let limits = state.settings.batch_limits();
-    let bytes = request_body::read_bytes(&parts.headers, body, limits).await?;
+    let bytes = request_body::read_bytes(&parts, body, limits).await?;
     let batch = Batch {
         id: BatchId::new(),
         agent: agent.clone(),
@@ -431,7 +431,7 @@ pub async fn cancel(
     let (parts, body) = request.into_parts();
     Query::read(&parts.uri, &[])?;
     let batch = visible_batch(&state, &principal, &id).await?;
-    let body = request_body::read(&parts.headers, body, state.settings.body_limits()).await?;
+    let body = request_body::read(&parts, body, state.settings.body_limits()).await?;
     let reason = body.json::<CancelRequest>()?.into_reason()?;
     let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
     let change = BatchChange::Cancel { reason };

@@ -204,7 +204,7 @@ impl ParsedRequest {
             data_fields,
             ..settings.body_limits_with_attachments()
         };
-        let body = request_body::read(&parts.headers, body, limits).await?;
+        let body = request_body::read(&parts, body, limits).await?;
         let response_mode = match prefers_stream(&parts.headers) {
             true => ResponseMode::Stream,
             false => ResponseMode::Run { wait },

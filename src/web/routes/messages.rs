@@ -52,7 +52,7 @@ pub async fn add(
     Query::read(&parts.uri, &[])?;
     let key = idempotency::read_key(&parts.headers)?;
     let limits = state.settings.body_limits_with_attachments();
-    let body = Box::pin(request_body::read(&parts.headers, body, limits)).await?;
+    let body = Box::pin(request_body::read(&parts, body, limits)).await?;
     let claim = key.map(|key| {
         let hash = BodyHash::new(&parts.headers, &body);
         let route = format!("POST /runs/{id}/messages");

@@ -54,7 +54,7 @@ async fn set_held(
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     Query::read(&parts.uri, &[])?;
-    let body = request_body::read(&parts.headers, body, state.settings.body_limits()).await?;
+    let body = request_body::read(&parts, body, state.settings.body_limits()).await?;
     body.json::<PauseRequest>()?;
     let by = principal.key_name().map(str::to_owned);
     let (run, is_changed) = state.runner.set_held(id, is_held, by).await?;

@@ -276,7 +276,7 @@ pub async fn cancel(
         let settings = &state.settings;
         let query = Query::read(&parts.uri, &["wait"])?;
         let timeout = wait::requested_wait(&query, &parts.headers, settings.max_wait)?;
-        let request_body = request_body::read(&parts.headers, body, settings.body_limits()).await?;
+        let request_body = request_body::read(&parts, body, settings.body_limits()).await?;
         (
             check_reason(request_body.json::<CancelRequest>()?.reason)?,
             timeout,

@@ -127,7 +127,7 @@ pub async fn trigger(
     let wait = wait::requested_wait(&query, &parts.headers, state.settings.max_wait)?;
     provider_keys::refuse(&parts.headers)?;
     let schedule = visible_schedule(&state, &principal, &id).await?;
-    let body = request_body::read(&parts.headers, body, state.settings.body_limits()).await?;
+    let body = request_body::read(&parts, body, state.settings.body_limits()).await?;
     body.json::<NoFields>()?;
     let claim = idempotency::read_key(&parts.headers)?.map(|key| {
         let route = format!("POST /schedules/{}/{}/trigger", id.agent, id.name);
@@ -183,7 +183,7 @@ async fn set_paused(
     let (parts, body) = request.into_parts();
     Query::read(&parts.uri, &[])?;
     let schedule = visible_schedule(state, principal, id).await?;
-    let body = request_body::read(&parts.headers, body, state.settings.body_limits()).await?;
+    let body = request_body::read(&parts, body, state.settings.body_limits()).await?;
     body.json::<NoFields>()?;
     state.scheduler.set_paused(&schedule, is_paused).await?;
     let action = if is_paused { "paused" } else { "resumed" };

@@ -64,16 +64,15 @@ pub async fn receive(
         secret,
         owner,
     } = usable;
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let header = |name| parts.headers.get(name).and_then(|it| it.to_str().ok());
     let signed = SignedHeaders::read(trigger.kind, header, now()).ok_or_else(invalid_signature)?;
     let is_form = trigger.kind == TriggerKind::Github && has_form(&parts.headers);
-    let mut headers = parts.headers.clone();
     if is_form {
         // The body is read as it is: the signature is over its bytes.
-        headers.remove(CONTENT_TYPE);
+        parts.headers.remove(CONTENT_TYPE);
     }
-    let body = request_body::read(&headers, body, state.settings.body_limits()).await?;
+    let body = request_body::read(&parts, body, state.settings.trigger_limits()).await?;
     let bytes = body.identity_bytes();
     if !signed.are_of(&secret, bytes) {
         return Err(invalid_signature());

@@ -31,6 +31,20 @@ pub struct TrustedProxies(Vec<IpNet>);
 #[derive(Clone, Copy, Debug)]
 pub struct PeerAddress(pub IpAddr);
 
+/// The address of the client, behind trusted proxies.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientAddress(pub IpAddr);
+
+impl ClientAddress {
+    /// The address, or of IPv6 its /64 network.
+    pub fn network(&self) -> IpAddr {
+        match self.0.to_canonical() {
+            IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
+            address => address,
+        }
+    }
+}
+
 /// The prefix that a trusted proxy has removed from the request's path: `/something`.
 #[derive(Clone, Debug)]
 pub struct ForwardedPrefix(pub Arc<str>);

@@ -30,7 +30,9 @@ use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::error_shape::ErrorShape;
 use crate::web::server::cors::cors_layer;
-use crate::web::server::forwarded::{Client, ForwardedOrigin, PeerAddress, TrustedProxies};
+use crate::web::server::forwarded::{
+    Client, ClientAddress, ForwardedOrigin, PeerAddress, TrustedProxies,
+};
 use crate::web::server::origin_guard::OriginGuard;
 
 /// The header of a request's id, in requests and responses.
@@ -118,6 +120,9 @@ fn handle_request(
             scheme: client.scheme,
             host: client.host.clone(),
         });
+    }
+    if let Some(address) = client.address {
+        request.extensions_mut().insert(ClientAddress(address));
     }
     let response = match config.guard.check(&request, client.host.as_ref()) {
         Err(problem) => Either::Left(ready(problem.into_response())),

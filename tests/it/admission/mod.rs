@@ -1,4 +1,5 @@
 //! The admission queue and its limits.
 
 mod limits;
+mod memory;
 mod overload;

@@ -32,7 +32,7 @@ pub async fn create(
 ) -> Result<Response, Problem> {
     let run = find(&state, &principal, &agent, &id).await?;
     let (parts, body) = request.into_parts();
-    let body = request_body::read(&parts.headers, body, state.settings.body_limits()).await?;
+    let body = request_body::read(&parts, body, state.settings.body_limits()).await?;
     let config = add(&state, &run, body.json()?, "", RunId::new().0.to_string()).await?;
     response::json(&view(run.id, &config))
 }

@@ -62,7 +62,7 @@ pub async fn post(
         data_fields: content::DATA_FIELDS,
         ..state.settings.body_limits_with_attachments()
     };
-    let body = match request_body::read(&parts.headers, body, limits).await? {
+    let body = match request_body::read(&parts, body, limits).await? {
         RequestBody::Json(bytes) => bytes,
         _ => return Err(invalid_request("the body must be a JSON-RPC request")),
     };

@@ -43,7 +43,7 @@ pub async fn post(
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     let limits = state.settings.body_limits();
-    let body = match request_body::read(&parts.headers, body, limits).await? {
+    let body = match request_body::read(&parts, body, limits).await? {
         RequestBody::Json(bytes) => bytes,
         RequestBody::Empty => Bytes::new(),
         RequestBody::Text(_) => return Err(unsupported_media_type("text/plain")),
