@@ -327,8 +327,11 @@ mod tests {
     const A: &str = r#"{"path":"a"}"#;
     const B: &str = r#"{"path":"b"}"#;
 
-    /// The calls of these messages, each a list of pieces: index, id, name, arguments.
-    fn assemble(messages: &[&[(Option<u64>, &str, &str, &str)]]) -> Vec<String> {
+    /// Index, id, name, arguments.
+    type Piece = (Option<u64>, &'static str, &'static str, &'static str);
+
+    /// The calls of these messages, each a list of pieces.
+    fn assemble(messages: &[&[Piece]]) -> Vec<String> {
         let mut calls = CallPieces::default();
         for message in messages {
             calls.begin_message();

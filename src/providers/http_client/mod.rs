@@ -149,9 +149,9 @@ impl BodyForm {
         };
         let may_be =
             |field: &&[u8]| !is_line_whole && (field.starts_with(line) || *line == **field);
-        match FIELDS.iter().any(|field| is_field(field)) {
+        match FIELDS.iter().any(is_field) {
             true => Some(Self::Sse),
-            false if FIELDS.iter().any(|field| may_be(field)) => None,
+            false if FIELDS.iter().any(may_be) => None,
             false => Some(Self::Other),
         }
     }

@@ -64,7 +64,7 @@ enum BodyEncoding {
     Unknown(Bytes),
     Identity,
     Gzip {
-        decoder: MultiGzDecoder<Vec<u8>>,
+        decoder: Box<MultiGzDecoder<Vec<u8>>>,
         /// Received, and not yet decoded.
         compressed: Bytes,
     },
@@ -221,7 +221,7 @@ impl HttpResponse {
                     };
                     if start.starts_with(GZIP_MAGIC) {
                         self.encoding = BodyEncoding::Gzip {
-                            decoder: MultiGzDecoder::new(Vec::new()),
+                            decoder: Box::new(MultiGzDecoder::new(Vec::new())),
                             compressed: start,
                         };
                     } else if is_end || !GZIP_MAGIC.starts_with(&start) {

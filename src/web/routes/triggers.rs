@@ -65,7 +65,8 @@ pub async fn receive(
         owner,
     } = usable;
     let (mut parts, body) = request.into_parts();
-    let header = |name| parts.headers.get(name).and_then(|it| it.to_str().ok());
+    let headers = parts.headers.clone();
+    let header = |name| headers.get(name).and_then(|it| it.to_str().ok());
     let signed = SignedHeaders::read(trigger.kind, header, now()).ok_or_else(invalid_signature)?;
     let is_form = trigger.kind == TriggerKind::Github && has_form(&parts.headers);
     if is_form {

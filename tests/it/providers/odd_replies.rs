@@ -292,7 +292,7 @@ async fn pieces_of_calls_are_put_together() {
     ] {
         assert_eq!(
             calls(Wire::Responses, &events).await,
-            [read_a.clone()],
+            std::slice::from_ref(&read_a),
             "{events:?}"
         );
     }
@@ -350,7 +350,7 @@ async fn pieces_of_calls_are_put_together() {
         let events: Vec<_> = events.into_iter().chain(end(Wire::Anthropic)).collect();
         assert_eq!(
             calls(Wire::Anthropic, &events).await,
-            [read_a.clone()],
+            std::slice::from_ref(&read_a),
             "{events:?}"
         );
     }
@@ -373,7 +373,7 @@ async fn pieces_of_calls_are_put_together() {
     ] {
         assert_eq!(
             calls(Wire::Ollama, &lines).await,
-            [read_a.clone()],
+            std::slice::from_ref(&read_a),
             "{lines:?}"
         );
     }
