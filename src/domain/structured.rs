@@ -166,7 +166,7 @@ fn looks_like_json(text: &str) -> bool {
     let rest = text[1..].trim_start();
     match text.starts_with('{') {
         true => rest.starts_with(['"', '\'']),
-        false => rest.starts_with(['{', '[', '"', '\'']),
+        false => rest.starts_with(['{', '"', '\'']),
     }
 }
 
@@ -176,9 +176,9 @@ fn without_fence(text: &str, part: Range<usize>) -> Range<usize> {
         let inner = text[part.clone()]
             .strip_prefix(fence)?
             .strip_suffix(fence)?;
-        let (label, content) = inner.split_once('\n').unwrap_or(("", inner));
-        let start = part.start + fence.len() + if label.is_empty() { 0 } else { label.len() + 1 };
-        Some(start..start + content.len())
+        let label = inner.find('\n').map_or(0, |end| end + 1);
+        let start = part.start + fence.len() + label;
+        Some(start..start + inner.len() - label)
     });
     trim(text, fenced.unwrap_or(part))
 }

@@ -22,6 +22,7 @@ use crate::domain::run::{Run, RunId};
 use crate::store::StoreError;
 use crate::store::run_store::RunStore;
 use crate::web::error::Problem;
+use crate::web::extract::body_budget::KeyName;
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::{AppState, Settings};
 
@@ -53,6 +54,9 @@ async fn authorize(
     request.headers_mut().remove(AUTHORIZATION);
     let principal = Principal(Some(key));
     principal.require_any_scope(&scopes)?;
+    if let Some(name) = principal.key_name() {
+        request.extensions_mut().insert(KeyName(name.to_owned()));
+    }
     request.extensions_mut().insert(principal.clone());
     let mut response = next.run(request).await;
     // For the access log.
@@ -119,7 +123,7 @@ async fn authorize_or_redeem(
     principal.require_scope(scope)?;
     parts.extensions.insert(principal);
     let mut response = next.run(Request::from_parts(parts, body)).await;
-    // A cache would answer whoever has the URL, also after the ticket's end.
+    // A cache would answer anybody who has the URL, also after the ticket's end.
     let cache_control = response.headers_mut().entry(CACHE_CONTROL);
     cache_control.or_insert(HeaderValue::from_static("no-store"));
     Ok(response)

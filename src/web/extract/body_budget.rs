@@ -12,7 +12,6 @@ use axum::http::request::Parts;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 
-use crate::web::auth::Principal;
 use crate::web::error::{Problem, RETRY_INTERVAL_SECS};
 use crate::web::problem_code::ProblemCode;
 use crate::web::server::forwarded::ClientAddress;
@@ -36,6 +35,10 @@ struct Used {
     by_reader: HashMap<Reader, usize>,
 }
 
+/// The key of the request. Authentication adds it.
+#[derive(Clone, Debug)]
+pub struct KeyName(pub String);
+
 /// Whose body it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Reader {
@@ -46,9 +49,8 @@ enum Reader {
 
 impl Reader {
     fn of(parts: &Parts) -> Self {
-        let principal = parts.extensions.get::<Principal>();
-        if let Some(key) = principal.and_then(Principal::key_name) {
-            return Self::Key(key.to_owned());
+        if let Some(KeyName(key)) = parts.extensions.get() {
+            return Self::Key(key.clone());
         }
         let address = parts.extensions.get::<ClientAddress>();
         Self::Address(address.map(ClientAddress::network))

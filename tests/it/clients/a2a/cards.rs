@@ -23,6 +23,7 @@ async fn a_card_says_how_to_reach_an_agent_and_what_it_does() {
         url.starts_with("http://127.0.0.1:") && url.ends_with("/gw/a2a/planner"),
         "{url}"
     );
+    assert_eq!(card["supportedInterfaces"][1]["url"].take(), url);
     card["version"].take();
     insta::assert_json_snapshot!(card);
     // A client that has it is not sent it again.

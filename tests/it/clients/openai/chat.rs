@@ -147,7 +147,7 @@ async fn broken_arguments_in_the_history_are_empty() {
         let requests = app.provider.requests();
         for request in requests.iter().rev().take(2) {
             let call = &request.body["messages"][1]["content"][0];
-            assert_eq!(call["input"], sent, "{arguments}");
+            assert_eq!(call["input"], sent, "{arguments}: {}", request.body);
         }
     }
 }

@@ -368,7 +368,7 @@ async fn a_failed_response_says_why() {
             "max_output_tokens",
         ),
         (
-            json!({"input": "x", "metadata": {"team": "v".repeat(257)}}),
+            json!({"input": "x", "metadata": {"team": "v".repeat(513)}}),
             "metadata.team",
         ),
         (
