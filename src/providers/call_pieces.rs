@@ -424,7 +424,7 @@ mod tests {
     fn placeholders_and_repeats_are_no_arguments() {
         let zero = Some(0);
         let one = [format!("k:read{A}")];
-        let streams: [&[&[_]]; 6] = [
+        let streams: [&[&[_]]; 5] = [
             &[
                 &[(zero, "k", "read", "{}")],
                 &[(zero, "", "", "{\"path\":")],
