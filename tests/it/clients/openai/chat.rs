@@ -146,8 +146,13 @@ async fn broken_arguments_in_the_history_are_empty() {
         assert_eq!(got.status, 200, "{arguments}: {}", got.text);
         let requests = app.provider.requests();
         for request in requests.iter().rev().take(2) {
+            // Without tools, a call is sent as a text.
             let call = &request.body["messages"][1]["content"][0];
-            assert_eq!(call["input"], sent, "{arguments}: {}", request.body);
+            assert_eq!(
+                call["text"],
+                format!("[Calls now with {sent}]"),
+                "{arguments}"
+            );
         }
     }
 }
