@@ -148,6 +148,7 @@ export interface ApprovalRequestedEvent extends RecordedEvent {
   tool_call_id: string;
   tool: string;
   arguments: unknown;
+  arguments_hash: string;
   truncated?: boolean;
   deadline?: string;
 }
