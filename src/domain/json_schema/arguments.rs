@@ -295,7 +295,7 @@ fn repair_list(parts: &mut [Value]) {
     parts.iter_mut().for_each(repair_part);
 }
 
-/// Repairs a schema within another one. What is none becomes one that accepts everything.
+/// Repairs a schema within another one. A value that is no schema becomes one that accepts everything.
 fn repair_part(part: &mut Value) {
     match part {
         Value::Object(schema) => repair_schema(schema),

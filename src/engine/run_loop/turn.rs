@@ -101,7 +101,7 @@ pub async fn request(
     Err(last_error.map_or(TurnError::Cancelled, TurnError::Provider))
 }
 
-/// The error by which a refusal is announced; `None` if the reply is none.
+/// The error by which a refusal is announced; `None` if the reply is no refusal.
 fn refusal_error(turn_reply: &TurnReply) -> Option<ProviderError> {
     let TurnReply {
         reply,
