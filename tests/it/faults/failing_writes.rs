@@ -40,6 +40,14 @@ async fn is_not_ready(app: &TestApp) {
     assert_eq!(got.json()["checks"]["store"]["ok"], false, "{}", got.text);
 }
 
+/// The events of a new run of `solo`, from its first one: a stream that is opened later has no earlier deltas.
+async fn streamed(app: &TestApp) -> Events {
+    let request = app.request(Method::POST, "/agents/solo/runs");
+    let request = request.header("accept", "text/event-stream").send();
+    let response = within_timeout("the stream's head", request).await;
+    Events::new(response.expect("a head"))
+}
+
 /// Starts a run in a task of its own that waits for its end.
 fn wait_for(app: &TestApp, waiting: &mut JoinSet<ApiResponse>, agent: &str, body: &Value) {
     let path = format!("/agents/{agent}/runs?wait=60");
@@ -93,10 +101,7 @@ async fn a_text_that_could_not_be_recorded_is_withdrawn() {
     let gate = Gate::closed();
     app.provider
         .will("solo", [says("lost").pausing_at(&gate), says("kept")]);
-    let request = app.request(Method::POST, "/agents/solo/runs");
-    let request = request.header("accept", "text/event-stream").send();
-    let response = within_timeout("the stream's head", request).await;
-    let mut stream = Events::new(response.expect("a head"));
+    let mut stream = streamed(&app).await;
     let mut events = stream.until("text.delta").await;
     let db = app.database();
     db.refuse_entries("1 = 1");
@@ -127,8 +132,7 @@ async fn a_reply_that_comes_while_the_store_is_away_is_paid_once() {
     let gate = Gate::closed();
     app.provider
         .will("solo", [says("paid").pausing_at(&gate), says("again")]);
-    let run = app.start("solo", "go").await;
-    let mut stream = app.events(&run).await;
+    let mut stream = streamed(&app).await;
     let mut events = stream.until("text.delta").await;
     let lock = app.database().lock();
     gate.open();
@@ -141,7 +145,8 @@ async fn a_reply_that_comes_while_the_store_is_away_is_paid_once() {
     let texts: Vec<_> = texts.map(|it| (it.kind(), it["text"].as_str())).collect();
     assert_eq!(texts, [("text.delta", Some("paid"))]);
     assert_eq!(app.provider.requests_for("solo").len(), 1);
-    let run = run.wait_for_end().await;
+    let id = events[0]["run_id"].as_str().expect("an id");
+    let run = app.find(id).await.wait_for_end().await;
     assert_eq!(run.output(), "paid");
     assert_eq!(run["tree"]["complete"], true);
     assert_eq!(run["tree"]["model_calls"], 1);
