@@ -82,7 +82,7 @@ async fn grep(dir: &Path, pattern: &str) -> Duration {
     let registry = ToolRegistry::new(&tools, &ReservedPaths::default(), &[], Default::default());
     let tool = registry.get("grep").expect("grep");
     let call = ToolCall {
-        cut_by: None,
+        invalid_arguments: None,
         id: "call".to_owned(),
         provider_id: String::new(),
         name: "grep".to_owned(),

@@ -37,16 +37,20 @@ impl ArgumentsExcerpt {
     pub fn new(arguments: &Arc<RawValue>, max_bytes: usize) -> Self {
         let json = arguments.get();
         if json.len() > max_bytes || levels(json) > MAX_LEVELS {
-            let excerpt = TextExcerpt::new(json, max_bytes);
-            let text = to_raw_value(&excerpt.text).unwrap_or_default();
-            return Self {
-                json: Arc::from(text),
-                truncated: excerpt.truncated,
-            };
+            return Self::of_text(json, max_bytes);
         }
         Self {
             json: on_one_line(arguments),
             truncated: false,
+        }
+    }
+
+    pub fn of_text(text: &str, max_bytes: usize) -> Self {
+        let excerpt = TextExcerpt::new(text, max_bytes);
+        let json = to_raw_value(&excerpt.text).unwrap_or_default();
+        Self {
+            json: Arc::from(json),
+            truncated: excerpt.truncated,
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The messages of a conversation, independent of any provider's API.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::attachment::Attachment;
 use crate::domain::content::Content;
@@ -90,9 +91,19 @@ pub struct ToolCall {
     pub name: String,
     /// A JSON object as received; `{}` if the model sent anything else.
     pub arguments: Arc<RawValue>,
-    /// The limit that the reply reached before the arguments were complete. Such a call is not performed.
+    /// What the model sent instead of an object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut_by: Option<ReplyLimit>,
+    pub invalid_arguments: Option<InvalidArguments>,
+}
+
+/// Arguments that are not a JSON object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InvalidArguments {
+    /// The reply reached this limit before they were complete. Such a call is not performed.
+    CutBy(ReplyLimit),
+    /// This text, which may be other JSON. A client's tool gets it as it is.
+    Text(Arc<str>),
 }
 
 /// A limit at which a service ends a reply.
@@ -106,6 +117,27 @@ pub enum ReplyLimit {
 }
 
 impl ToolCall {
+    /// The text that the model sent instead of an object.
+    pub fn invalid_text(&self) -> Option<&str> {
+        match &self.invalid_arguments {
+            Some(InvalidArguments::Text(text)) => Some(text),
+            Some(InvalidArguments::CutBy(_)) | None => None,
+        }
+    }
+
+    /// The arguments as the model sent them.
+    pub fn sent_arguments(&self) -> &str {
+        self.invalid_text().unwrap_or_else(|| self.arguments.get())
+    }
+
+    /// The arguments as JSON: a string if they are not an object.
+    pub fn arguments_json(&self) -> Cow<'_, RawValue> {
+        match self.invalid_text().map(to_raw_value) {
+            Some(Ok(text)) => Cow::Owned(text),
+            Some(Err(_)) | None => Cow::Borrowed(&self.arguments),
+        }
+    }
+
     /// Deserializes the arguments.
     ///
     /// # Errors

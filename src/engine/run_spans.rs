@@ -148,7 +148,7 @@ pub fn end_tool_call(
         span = span
             .with_attribute(
                 key::TOOL_ARGUMENTS,
-                AttributeValue::Text(truncate_content(call.arguments.get())),
+                AttributeValue::Text(truncate_content(call.sent_arguments())),
             )
             .with_attribute(
                 key::TOOL_RESULT,
@@ -363,7 +363,7 @@ fn assistant_json(reply: &AssistantMessage, remaining: &mut usize) -> Json {
         parts.push(json!({"type": "text", "content": truncate_within(&reply.content, remaining)}));
     }
     for call in &reply.tool_calls {
-        let arguments = truncate_within(call.arguments.get(), remaining);
+        let arguments = truncate_within(call.sent_arguments(), remaining);
         // Whole arguments as JSON, truncated ones as text.
         let arguments: Json =
             serde_json::from_str(&arguments).unwrap_or_else(|_| Json::String(arguments));

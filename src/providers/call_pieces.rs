@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::domain::message::{ReplyLimit, ToolCall, empty_arguments};
+use crate::domain::message::{InvalidArguments, ReplyLimit, ToolCall, empty_arguments};
 use crate::providers::tool_call_codec::{self, Arguments};
 use crate::providers::{ProviderError, stop_reason};
 
@@ -175,13 +175,13 @@ impl CallPieces {
         let calls = self.calls.into_iter().enumerate();
         calls.map(move |(position, call)| {
             let limit = limit.map(|limit| (limit, position + 1 == count));
-            let (arguments, cut_by) = call.arguments.finish(limit);
+            let (arguments, invalid_arguments) = call.arguments.finish(limit);
             let tool_call = ToolCall {
                 id: call.id,
                 provider_id: String::new(),
                 name: call.name,
                 arguments,
-                cut_by,
+                invalid_arguments,
             };
             (tool_call, call.extra_content)
         })
@@ -281,25 +281,30 @@ impl ArgumentText {
         }
     }
 
-    /// The arguments, and the limit by which they were cut. `limit` is the limit that the reply has reached, and whether the
-    /// call is the last.
-    pub fn finish(self, limit: Option<(ReplyLimit, bool)>) -> (Arc<RawValue>, Option<ReplyLimit>) {
+    /// The arguments, and what came instead of an object. `limit` is the limit that the reply has reached, and whether the call
+    /// is the last.
+    pub fn finish(
+        self,
+        limit: Option<(ReplyLimit, bool)>,
+    ) -> (Arc<RawValue>, Option<InvalidArguments>) {
         let is_blank = self.is_blank();
         let whole = self
             .whole
             .map(|text| tool_call_codec::read_arguments(&text));
-        match (tool_call_codec::read_arguments(&self.text), whole) {
-            (Arguments::Object(text), _) if !is_empty_object(text.get()) => (text, None),
-            (_, Some(Arguments::Object(whole))) | (Arguments::Object(whole), _) => (whole, None),
-            (Arguments::Incomplete, _) => (empty_arguments(), limit.map(|(limit, _)| limit)),
-            (Arguments::Other, _) => {
-                let is_cut = |(_, is_last): &(ReplyLimit, bool)| is_blank && *is_last;
-                (
-                    empty_arguments(),
-                    limit.filter(is_cut).map(|(limit, _)| limit),
-                )
+        let is_cut = match (tool_call_codec::read_arguments(&self.text), whole) {
+            (Arguments::Object(text), _) if !is_empty_object(text.get()) => return (text, None),
+            (_, Some(Arguments::Object(whole))) | (Arguments::Object(whole), _) => {
+                return (whole, None);
             }
-        }
+            (Arguments::Incomplete, _) => true,
+            (Arguments::Other, _) => is_blank && limit.is_some_and(|(_, is_last)| is_last),
+        };
+        let invalid = match limit {
+            Some((limit, _)) if is_cut => Some(InvalidArguments::CutBy(limit)),
+            _ if is_blank || self.text.trim() == "null" => None,
+            _ => Some(InvalidArguments::Text(self.text.into())),
+        };
+        (empty_arguments(), invalid)
     }
 }
 
@@ -322,7 +327,7 @@ fn is_filled_object(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{ArgumentText, CallPiece, CallPieces};
-    use crate::domain::message::ReplyLimit;
+    use crate::domain::message::{InvalidArguments, ReplyLimit};
 
     const A: &str = r#"{"path":"a"}"#;
     const B: &str = r#"{"path":"b"}"#;
@@ -488,8 +493,9 @@ mod tests {
         let finish = |pieces: &[&str], is_last| {
             let mut text = ArgumentText::default();
             pieces.iter().for_each(|piece| text.push(piece));
-            let (arguments, cut_by) = text.finish(Some((limit, is_last)));
-            (arguments.get().to_owned(), cut_by.is_some())
+            let (arguments, invalid) = text.finish(Some((limit, is_last)));
+            let is_cut = invalid == Some(InvalidArguments::CutBy(limit));
+            (arguments.get().to_owned(), is_cut)
         };
         let empty = |is_cut| ("{}".to_owned(), is_cut);
         assert_eq!(finish(&["{\"path\":\"a"], false), empty(true));
@@ -500,8 +506,29 @@ mod tests {
         assert_eq!(finish(&["[1]"], true), empty(false));
         assert_eq!(finish(&[A], true), (A.to_owned(), false));
         assert_eq!(finish(&[A, "{\"pa"], true), (A.to_owned(), false));
-        let mut text = ArgumentText::default();
-        text.push("{\"path\":");
-        assert_eq!(text.finish(None).1, None);
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_stay_as_they_came() {
+        let finish = |pieces: &[&str]| {
+            let mut text = ArgumentText::default();
+            pieces.iter().for_each(|piece| text.push(piece));
+            let (arguments, invalid) = text.finish(None);
+            assert_eq!(arguments.get(), "{}", "{pieces:?}");
+            invalid
+        };
+        for pieces in [
+            &["{\"path\":"][..],
+            &["Bonn, ", "please"],
+            &["{'city': 'Bonn'}"],
+            &["[1]"],
+            &["\"Bonn\""],
+        ] {
+            let sent = pieces.concat();
+            assert_eq!(finish(pieces), Some(InvalidArguments::Text(sent.into())));
+        }
+        for nothing in [&[""][..], &[" "], &["null"], &["{}"], &[]] {
+            assert_eq!(finish(nothing), None, "{nothing:?}");
+        }
     }
 }

@@ -207,7 +207,7 @@ mod tests {
             provider_id: String::new(),
             name: "t".to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         });
         assert!(fill_missing_ids(&mut calls));
         let ids: Vec<_> = calls.iter().map(|call| call.id.as_str()).collect();

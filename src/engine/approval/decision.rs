@@ -468,7 +468,7 @@ mod tests {
                 provider_id: String::new(),
                 name: "write_file".to_owned(),
                 arguments: raw.into(),
-                cut_by: None,
+                invalid_arguments: None,
             };
             let event = requested_event(1, &call, "write_file", None);
             serde_json::to_value(event).expect("JSON")

@@ -350,7 +350,7 @@ mod tests {
             provider_id: String::new(),
             name: "t".to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         };
         let message = AssistantMessage {
             content: format!("reply {turn}"),

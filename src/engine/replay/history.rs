@@ -199,7 +199,7 @@ pub fn message_bytes(message: &Message) -> usize {
             let calls = reply.tool_calls.iter();
             let calls = calls.map(|call| {
                 let ids = call.id.len() + call.provider_id.len();
-                ids + call.name.len() + call.arguments.get().len()
+                ids + call.name.len() + call.sent_arguments().len()
             });
             let echo = reply.echo.as_ref().map_or(0, |echo| echo.body.get().len());
             reply.content.len() + calls.sum::<usize>() + echo
@@ -244,7 +244,7 @@ mod tests {
             provider_id: String::new(),
             name: "t".to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         });
         AssistantMessage {
             content: text.to_owned(),

@@ -422,7 +422,7 @@ impl ComparedTurn {
 
     fn arguments(&self, position: usize) -> Option<Value> {
         let call = self.message.tool_calls.get(position)?;
-        let json = call.arguments.get();
+        let json = call.sent_arguments();
         Some(serde_json::from_str(json).unwrap_or_else(|_| json.into()))
     }
 

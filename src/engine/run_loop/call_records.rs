@@ -16,7 +16,10 @@ const MAX_EVENT_BYTES: usize = 2 << 10;
 const MAX_START_DELAY: SignedDuration = SignedDuration::from_secs(1);
 
 pub fn started_event(turn: u32, call: &ToolCall) -> EventKind {
-    let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_EVENT_BYTES);
+    let arguments = match call.invalid_text() {
+        Some(text) => ArgumentsExcerpt::of_text(text, MAX_EVENT_BYTES),
+        None => ArgumentsExcerpt::new(&call.arguments, MAX_EVENT_BYTES),
+    };
     EventKind::ToolStarted {
         turn,
         tool_call_id: call.id.clone(),

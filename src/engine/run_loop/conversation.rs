@@ -346,7 +346,7 @@ mod tests {
             provider_id: String::new(),
             name: "call_agent".to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         };
         let tool_calls = ids.iter().map(call).collect();
         let message = AssistantMessage {

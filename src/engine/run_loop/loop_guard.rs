@@ -37,7 +37,7 @@ impl LoopGuard {
     pub fn compare(&mut self, calls: &[ToolCall], results: &[ToolResult]) -> LoopVerdict {
         let mut hasher = DefaultHasher::new();
         for call in calls {
-            (&call.name, call.arguments.get()).hash(&mut hasher);
+            (&call.name, call.sent_arguments()).hash(&mut hasher);
         }
         for result in results {
             (&result.content, result.is_error).hash(&mut hasher);

@@ -126,7 +126,7 @@ fn passages_from(messages: Vec<Message>, run_label: &str) -> Vec<Passage> {
                 for call in reply.tool_calls {
                     if call.name != NAME {
                         let what = format!("a call of {}", truncate_to_bytes(&call.name, 200));
-                        let arguments = call.arguments.get().to_owned();
+                        let arguments = call.sent_arguments().to_owned();
                         passages.push(Passage::new(run_label, turn, &what, arguments));
                     }
                     names.insert(call.id, call.name);
@@ -227,7 +227,7 @@ mod tests {
             provider_id: String::new(),
             name: tool.to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         };
         let reply = AssistantMessage {
             tool_calls: vec![call],

@@ -258,7 +258,7 @@ mod tests {
             provider_id: String::new(),
             name: "read".to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         };
         let reply = AssistantMessage {
             content: String::new(),

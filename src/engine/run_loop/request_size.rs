@@ -92,7 +92,7 @@ pub fn message_bytes(message: &Message, sent: SentAttachments) -> usize {
         Message::Assistant(reply) => {
             let calls = reply.tool_calls.iter();
             let calls = calls.map(|call| {
-                FRAME_BYTES + call.id.len() + call.name.len() + call.arguments.get().len()
+                FRAME_BYTES + call.id.len() + call.name.len() + call.sent_arguments().len()
             });
             let own_bytes = reply.content.len() + calls.sum::<usize>();
             // On its own wire, the echo is sent in place of the text and the calls.
@@ -156,7 +156,7 @@ mod tests {
             provider_id: String::new(),
             name: "read".to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         };
         let mut reply = AssistantMessage {
             content: "text".to_owned(),

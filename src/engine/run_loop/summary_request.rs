@@ -92,7 +92,7 @@ pub fn as_text(messages: &[Message], max_bytes: usize) -> String {
                     text.push_str(&format!("Assistant: {content}\n\n"));
                 }
                 for call in calls {
-                    let arguments = shorten(call.arguments.get(), max_bytes);
+                    let arguments = shorten(call.sent_arguments(), max_bytes);
                     let name = shorten(&call.name, 200);
                     text.push_str(&format!("Assistant calls {name} with {arguments}\n\n"));
                 }
@@ -156,7 +156,7 @@ mod tests {
             provider_id: String::new(),
             name: "read".to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         };
         let reply = AssistantMessage {
             content: "Let me see".to_owned(),

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
 use crate::domain::event::{Decision, EventKind};
-use crate::domain::message::{ReplyLimit, ToolCall, ToolResult, shorten};
+use crate::domain::message::{InvalidArguments, ReplyLimit, ToolCall, ToolResult, shorten};
 use crate::domain::run::now;
 use crate::domain::usage::Usage;
 use crate::domain::warning::{Warning, WarningCode};
@@ -127,7 +127,7 @@ pub async fn execute(
 }
 
 /// Gives every call that is not performed an error as its result, all in one commit: calls above the server's limits for one
-/// reply, and calls whose arguments were cut off.
+/// reply, and calls whose arguments were cut off or, except for a client's tool, are not JSON.
 async fn reject_calls(
     batch: &BatchContext,
     calls: &[ToolCall],
@@ -149,13 +149,13 @@ async fn reject_calls(
         if results[position].is_some() {
             continue;
         }
-        let message = match (excess, call.cut_by) {
+        let message = match (excess, &call.invalid_arguments) {
             (Some((max, kind)), _) => format!(
                 "Error: a reply may make at most {max} {kind}. This call exceeds the limit and was not executed. Make \
                  fewer calls per reply, and the rest in later replies."
             ),
-            (None, Some(limit)) => {
-                let cause = cut_arguments(limit, run.agent.params.max_tokens);
+            (None, Some(InvalidArguments::CutBy(limit))) => {
+                let cause = cut_arguments(*limit, run.agent.params.max_tokens);
                 let tool = shorten(&call.name, 200);
                 let warning = format!("a call of {tool} was not performed: {cause}");
                 let warning = Warning::new(WarningCode::CallCut, &warning);
@@ -165,7 +165,18 @@ async fn reject_calls(
                      it into several calls."
                 )
             }
-            (None, None) => continue,
+            (None, Some(InvalidArguments::Text(text)))
+                if !batch.toolbox.is_client_tool(&call.name) =>
+            {
+                let Err(error) = serde_json::from_str::<&RawValue>(text) else {
+                    continue;
+                };
+                format!(
+                    "Error: this call was not performed: its arguments are not valid JSON ({error}). Make the call again with \
+                     a JSON object as arguments."
+                )
+            }
+            (None, _) => continue,
         };
         let result = ToolResult::text(&call.id, message, true);
         events.push(started_event(batch.turn, call));

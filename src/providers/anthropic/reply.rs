@@ -340,7 +340,7 @@ impl AnthropicReplyBuilder {
                 provider_id: String::new(),
                 name: block.name.unwrap_or_default(),
                 arguments: empty_arguments(),
-                cut_by: None,
+                invalid_arguments: None,
             }),
             "thinking" | "redacted_thinking" => {
                 match block.thinking.filter(|text| !text.is_empty()) {
@@ -496,7 +496,7 @@ impl PartialBlock {
         match &mut self.kind {
             BlockKind::Text(text) => text.push_str(&self.appended.text),
             BlockKind::ToolUse(call) => {
-                (call.arguments, call.cut_by) =
+                (call.arguments, call.invalid_arguments) =
                     std::mem::take(&mut self.appended.json).finish(limit);
             }
             BlockKind::Thinking | BlockKind::Other => {}

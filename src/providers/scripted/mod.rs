@@ -263,7 +263,7 @@ fn render_reply(
                 provider_id: String::new(),
                 name: call.name.clone(),
                 arguments: call.render_arguments(context)?.into(),
-                cut_by: None,
+                invalid_arguments: None,
             })
         })
         .collect::<Result<_, _>>()?;

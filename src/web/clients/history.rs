@@ -227,7 +227,7 @@ mod tests {
             provider_id: String::new(),
             name: "look".to_owned(),
             arguments: empty_arguments(),
-            cut_by: None,
+            invalid_arguments: None,
         })
     }
 

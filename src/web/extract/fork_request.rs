@@ -261,7 +261,7 @@ impl ReplyInput {
                 provider_id: String::new(),
                 name: call.name,
                 arguments,
-                cut_by: None,
+                invalid_arguments: None,
             });
         }
         if calls.is_empty() && self.content.trim().is_empty() {

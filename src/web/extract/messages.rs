@@ -8,7 +8,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::domain::content::{Content, Part};
-use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, empty_arguments};
+use crate::domain::message::{
+    AssistantMessage, InvalidArguments, Message, ToolCall, ToolResult, empty_arguments,
+};
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{AttachmentCounter, ContentInput};
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
@@ -67,8 +69,8 @@ struct ToolCallInput {
     id: String,
     /// The name of the tool.
     name: String,
-    /// The arguments; absent means none.
-    #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
+    /// The arguments: an object, or the text that the model sent instead of one; absent means none.
+    #[schemars(with = "Option<serde_json::Value>")]
     arguments: Option<Box<RawValue>>,
 }
 
@@ -255,15 +257,18 @@ fn assistant_message(
         if !ids.insert(id.clone()) {
             return Err(format!("has two calls with the id {}", quote(&id)));
         }
+        let sent_text = arguments.as_deref().map(RawValue::get);
+        let sent_text = sent_text.and_then(|json| serde_json::from_str::<Arc<str>>(json).ok());
         let arguments = match arguments {
             None => empty_arguments(),
+            Some(_) if sent_text.is_some() => empty_arguments(),
             // serde skips raw JSON without recursion, so its depth has not been checked yet.
             Some(json)
                 if !json.get().starts_with('{')
                     || json_body::nesting_depth(json.get()) > MAX_DEPTH =>
             {
                 return Err(format!(
-                    "the arguments of the call {} are no object of at most {MAX_DEPTH} levels",
+                    "the arguments of the call {} are no object of at most {MAX_DEPTH} levels, and no text",
                     quote(&id)
                 ));
             }
@@ -274,7 +279,7 @@ fn assistant_message(
             provider_id: String::new(),
             name,
             arguments,
-            cut_by: None,
+            invalid_arguments: sent_text.map(InvalidArguments::Text),
         });
     }
     Ok(Message::Assistant(AssistantMessage {

@@ -1,5 +1,7 @@
 //! A run's conversation as recorded, page by page.
 
+use std::borrow::Cow;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -52,9 +54,9 @@ struct ToolCallView<'a> {
     id: &'a str,
     /// The name of the tool.
     name: &'a str,
-    /// The arguments.
-    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
-    arguments: &'a RawValue,
+    /// The arguments: an object, or the text that the model sent instead of one.
+    #[schemars(with = "serde_json::Value")]
+    arguments: Cow<'a, RawValue>,
 }
 
 impl<'a> From<&'a ToolCall> for ToolCallView<'a> {
@@ -62,7 +64,7 @@ impl<'a> From<&'a ToolCall> for ToolCallView<'a> {
         Self {
             id: &call.id,
             name: &call.name,
-            arguments: &call.arguments,
+            arguments: call.arguments_json(),
         }
     }
 }
@@ -115,7 +117,7 @@ mod tests {
             arguments: Arc::from(
                 RawValue::from_string(r#"{"b":1,"a":2}"#.to_owned()).expect("JSON"),
             ),
-            cut_by: None,
+            invalid_arguments: None,
         }
     }
 

@@ -182,7 +182,7 @@ mod tests {
             provider_id: "p".to_owned(),
             name: "call_agent".to_owned(),
             arguments: Arc::from(RawValue::from_string("{}".to_owned()).expect("JSON")),
-            cut_by: None,
+            invalid_arguments: None,
         }
     }
 

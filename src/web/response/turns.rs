@@ -126,8 +126,8 @@ pub struct ReplyCall {
     pub id: String,
     /// The name of the tool.
     pub name: String,
-    /// The arguments.
-    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    /// The arguments: an object, or the text that the model sent instead of one.
+    #[schemars(with = "serde_json::Value")]
     pub arguments: Box<RawValue>,
 }
 
@@ -208,7 +208,7 @@ impl ReplyView {
         let tool_calls = message.tool_calls.iter().map(|call| ReplyCall {
             id: call.id.clone(),
             name: call.name.clone(),
-            arguments: json(&call.arguments),
+            arguments: json(&call.arguments_json()),
         });
         let tool_calls = tool_calls.collect();
         let content = redactor.redact(&message.content).into_owned();

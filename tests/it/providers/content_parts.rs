@@ -46,7 +46,7 @@ fn conversation() -> (Vec<Message>, Blobs) {
         provider_id: String::new(),
         name: "shoot".to_owned(),
         arguments: empty_arguments(),
-        cut_by: None,
+        invalid_arguments: None,
     };
     let result = ToolResult {
         attachments: vec![picture],

@@ -279,7 +279,7 @@ fn foreign() -> Vec<Message> {
         provider_id: String::new(),
         name: "add".to_owned(),
         arguments: raw(&json!({"n": 1})),
-        cut_by: None,
+        invalid_arguments: None,
     };
     let results = vec![result(&call, "2", false)];
     vec![

@@ -165,7 +165,7 @@ async fn steps_read_back(opened: &Opened) {
                 provider_id: String::new(),
                 name: "read".to_owned(),
                 arguments: raw("{\"n\": 1.0,\n \"a\":2}"),
-                cut_by: None,
+                invalid_arguments: None,
             }],
             echo: Some(Echo {
                 wire: "anthropic".to_owned(),

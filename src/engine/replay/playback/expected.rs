@@ -7,7 +7,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::domain::context::Compaction;
-use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, empty_arguments};
+use crate::domain::message::{
+    AssistantMessage, InvalidArguments, Message, ToolCall, ToolResult, empty_arguments,
+};
 use crate::domain::recording::{
     CallRecording, CompactionRecording, HistoryMessage, HistoryRole, RunRecording, TurnRecording,
     arguments_text,
@@ -141,12 +143,14 @@ pub fn raw_arguments(arguments: &Value) -> Option<Arc<RawValue>> {
 
 fn to_call(call: &CallRecording) -> ToolCall {
     let arguments = raw_arguments(&call.arguments);
+    let arguments = arguments.filter(|json| json.get().starts_with('{'));
+    let invalid_text = call.arguments.as_str().filter(|_| arguments.is_none());
     ToolCall {
         id: call.id.clone(),
         provider_id: String::new(),
         name: call.tool.clone(),
         arguments: arguments.unwrap_or_else(empty_arguments),
-        cut_by: None,
+        invalid_arguments: invalid_text.map(|text| InvalidArguments::Text(text.into())),
     }
 }
 

@@ -299,7 +299,7 @@ impl Playback {
             turn,
             position,
             tool: call.name.clone(),
-            arguments: call.arguments.get().to_owned(),
+            arguments: call.sent_arguments().to_owned(),
         });
     }
 
@@ -379,7 +379,7 @@ impl Playback {
                 let path = state.path(run);
                 let (turn, position) = state.position(run, &call.id);
                 let field = format!("result {turn}.{position} of {}", call.name);
-                let difference = Difference::unacceptable(&field, "(none)", call.arguments.get());
+                let difference = Difference::unacceptable(&field, "(none)", call.sent_arguments());
                 // The call of a cancelled run may have had none.
                 if self
                     .recorded(&path)
@@ -412,8 +412,10 @@ impl Playback {
 
     /// The first unused result of a call with the same arguments, wherever it was made.
     fn result_of_same_call(&self, state: &mut State, call: &ToolCall) -> Option<&ResultRecording> {
-        let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();
-        let arguments = json(call.arguments.get());
+        let json = |text: &str| {
+            serde_json::from_str::<serde_json::Value>(text).unwrap_or_else(|_| text.into())
+        };
+        let arguments = json(call.sent_arguments());
         let runs = self.recording.runs.iter().enumerate();
         for (run_index, run) in runs {
             for (index, result) in run.results.iter().enumerate() {

@@ -348,7 +348,7 @@ fn history_message(message: &Message) -> HistoryMessage {
 }
 
 fn call_recording(call: &ToolCall) -> CallRecording {
-    let json = call.arguments.get();
+    let json = call.sent_arguments();
     CallRecording {
         id: call.id.clone(),
         tool: call.name.clone(),

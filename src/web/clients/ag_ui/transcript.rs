@@ -150,12 +150,9 @@ impl Transcript {
             Some(arguments) if !tool.truncated && !self.shown_calls.contains(&id) => {
                 self.close_text(queue);
                 let message = self.message_id(tool.turn);
-                queue.extend(events::tool_call(
-                    &id,
-                    &tool.tool,
-                    &message,
-                    arguments.get(),
-                ));
+                let text = serde_json::from_str::<String>(arguments.get()).ok();
+                let text = text.as_deref().unwrap_or_else(|| arguments.get());
+                queue.extend(events::tool_call(&id, &tool.tool, &message, text));
                 self.shown_calls.insert(id);
             }
             None if !tool.truncated
@@ -218,7 +215,7 @@ impl Transcript {
                     for call in &message.tool_calls {
                         let given = self.calls.get(&call.id).cloned().unwrap_or_default();
                         if self.shown_calls.insert(given.clone()) {
-                            let json = call.arguments.get();
+                            let json = call.sent_arguments();
                             queue.extend(events::tool_call(&given, &call.name, &id, json));
                         }
                     }
@@ -285,7 +282,7 @@ impl Transcript {
                     }
                     let calls = message.tool_calls.iter().map(|call| {
                         let function =
-                            json!({ "name": call.name, "arguments": call.arguments.get() });
+                            json!({ "name": call.name, "arguments": call.sent_arguments() });
                         json!({
                             "id": self.calls.get(&call.id),
                             "type": "function",

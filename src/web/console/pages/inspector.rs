@@ -301,7 +301,7 @@ async fn call_view(request: &ConsoleRequest, run: &Run, id: &str) -> Result<Mark
             h3 { (call.call.name) }
             p.muted.small { "Turn " (call.turn) " · " code { (id) } }
             h4 { "Arguments" }
-            (json_block(&json(call.call.arguments.get())))
+            (json_block(&json(call.call.arguments_json().get())))
         }
         @if let Some(changed) = call.changed {
             h4 { "Arguments that a person approved instead" }

@@ -59,7 +59,7 @@ impl<'a> ToolCall<'a> {
             r#type: "function",
             function: Function {
                 name: &call.name,
-                arguments: call.arguments.get(),
+                arguments: call.sent_arguments(),
             },
         }
     }

@@ -416,7 +416,7 @@ pub fn tool_call(
         provider_id: String::new(),
         name,
         arguments: arguments.unwrap_or_else(empty_arguments),
-        cut_by: None,
+        invalid_arguments: None,
     })
 }
 

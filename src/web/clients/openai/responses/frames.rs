@@ -183,7 +183,7 @@ impl Frames {
         let index = self.item_count;
         self.item_count += 1;
         let id = object::function_call_id(&call.id);
-        let arguments = call.call.arguments.get();
+        let arguments = call.call.sent_arguments();
         let added = object::function_call(call, "in_progress");
         let done = object::function_call(call, "completed");
         let frames = [

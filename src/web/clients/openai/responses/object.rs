@@ -128,7 +128,7 @@ pub fn function_call(client_call: &ClientCall, status: &str) -> Value {
     let ClientCall { id, call } = client_call;
     let arguments = match status {
         "in_progress" => "",
-        _ => call.arguments.get(),
+        _ => call.sent_arguments(),
     };
     json!({
         "type": "function_call", "id": function_call_id(id), "call_id": id, "name": call.name,
@@ -171,7 +171,7 @@ fn add_items(record: &ResponseRecord, at: usize, message: &Message, items: &mut 
             items.extend(reply.tool_calls.iter().map(|call| {
                 json!({
                     "type": "function_call", "id": format!("fc_{}", call.id), "call_id": call.id, "name": call.name,
-                    "arguments": call.arguments.get(), "status": "completed",
+                    "arguments": call.sent_arguments(), "status": "completed",
                 })
             }));
         }
