@@ -3,6 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::clients::openai::client_tools::NO_OBJECTS;
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::attachments::{PDF, PNG, base64, png_with_suffix};
 use crate::support::provider::answer::{calls, fails, hangs, says};
@@ -366,6 +367,33 @@ async fn the_clients_tools_are_executed_by_the_client() {
         (got.status, &got.json()["code"]),
         (409, &json!("nothing_waits"))
     );
+}
+
+#[tokio::test]
+async fn arguments_that_are_no_object_are_shown_as_they_came() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let long = "Bonn, ".repeat(1000);
+    for sent in NO_OBJECTS.into_iter().chain([long.as_str()]) {
+        app.provider
+            .will("solo", [calls([("open_page", json!(sent))]), says("Open")]);
+        let with_tools = |messages: &[Value]| {
+            let mut body = input("r1", messages);
+            body["threadId"] = json!(sent.len().to_string());
+            body["tools"] = json!([{ "name": "open_page", "description": "Opens a page.",
+                "parameters": { "type": "object" } }]);
+            body
+        };
+        let first = events(&app, "solo", &with_tools(&[user("m1", "Show the map")])).await;
+        assert_eq!(find(&first, "TOOL_CALL_ARGS")["delta"], sent);
+        let mut messages = snapshot(&first);
+        let call = messages[1]["toolCalls"][0].clone();
+        assert_eq!(call["function"]["arguments"], sent);
+        messages.push(
+            json!({ "id": "m2", "role": "tool", "toolCallId": call["id"], "content": "opened" }),
+        );
+        let second = events(&app, "solo", &with_tools(&messages)).await;
+        assert_eq!(find(&second, "TEXT_MESSAGE_CONTENT")["delta"], "Open");
+    }
 }
 
 #[tokio::test]

@@ -4,5 +4,5 @@ mod a2a;
 mod ag_ui;
 mod console;
 mod mcp;
-mod openai;
+pub mod openai;
 mod wrong_shapes;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::events::count;
-use crate::support::provider::answer::{ScriptedAnswer, delegates, raw, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, raw, says};
 use crate::support::provider::recorded_request::Wire;
 
 /// An app with an agent for each wire and way, its name and model being `<wire>-<streamed>`.
@@ -443,6 +443,38 @@ async fn a_call_cut_by_the_token_limit_is_not_performed() {
         let message = warnings[0]["message"].as_str().expect("a message");
         assert!(message.contains("read_file was not performed"), "{message}");
         assert_eq!(run["tool_calls"], 1, "{agent}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_arguments_are_not_json_is_not_performed() {
+    let mut setup = TestApp::setup().file("work/a.md", "alpha");
+    for wire in Wire::ALL {
+        let settings = format!(
+            "model = \"{0}/{0}\"\ntools = [\"list_directory\"]\nworkdir = \"work\"",
+            wire.name()
+        );
+        setup = setup.agent(wire.name(), &settings);
+    }
+    let app = setup.spawn().await;
+    for wire in Wire::ALL {
+        for sent in ["{\"path\": \"su", "{'path': '.'}", "the subfolder"] {
+            app.provider.will(
+                wire.name(),
+                [calls([("list_directory", json!(sent))]), says("done")],
+            );
+
+            let run = app.run(wire.name(), "go").await;
+
+            assert_eq!(run.output(), "done", "{wire:?}");
+            let request = app.provider.requests().pop().expect("a request");
+            let result = request.tool_results().remove(0);
+            assert!(
+                result.contains("not performed: its arguments are not valid JSON"),
+                "{wire:?}: {result}"
+            );
+            assert_eq!(run["tool_calls"], 0, "{wire:?}");
+        }
     }
 }
 

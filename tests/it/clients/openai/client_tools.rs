@@ -7,6 +7,7 @@ use crate::clients::openai::chat::{chunks, text};
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::eventually;
 use crate::support::provider::answer::{calls, says};
+use crate::support::provider::recorded_request::Wire;
 
 fn tools() -> Value {
     json!([{"type": "function", "function": {
@@ -398,4 +399,103 @@ async fn schemas_are_made_plain_before_a_provider_sees_them() {
         warning.is_some_and(|it| it.contains("\"t4\"")),
         "{warning:?}"
     );
+}
+
+/// What a model may send instead of an object.
+pub const NO_OBJECTS: [&str; 4] = [
+    "{\"city\": \"Bonn",
+    "Bonn, \"please\"",
+    "{'city': 'Bonn'}",
+    "[\"Bonn\"]",
+];
+
+#[tokio::test]
+async fn arguments_that_are_no_object_reach_the_client_as_they_came() {
+    let mut app = solo().await;
+    for sent in NO_OBJECTS {
+        for stream in [false, true] {
+            app.provider.will(
+                "solo",
+                [calls([("weather", json!(sent))]), says("It rains.")],
+            );
+            let mut messages = vec![user("How is it?")];
+            let got = chat(&app, &messages, stream).await;
+            let call = match stream {
+                false => got.json()["choices"][0]["message"]["tool_calls"][0].clone(),
+                true => {
+                    let chunks = chunks(&got);
+                    let delta =
+                        |chunk: &Value| chunk["choices"][0]["delta"]["tool_calls"][0].clone();
+                    let call = chunks.iter().map(delta).find(Value::is_object);
+                    call.expect("a call")
+                }
+            };
+            assert_eq!(call["function"]["arguments"], sent);
+            let id = got.header("x-run-id").to_owned();
+            let recorded = app.get(&format!("/runs/{id}/messages")).await.json();
+            assert_eq!(recorded["data"][1]["tool_calls"][0]["arguments"], sent);
+            let events = app.get(&format!("/runs/{id}/events")).await.json();
+            let events = events["data"].as_array().expect("events").iter();
+            let started = events.filter(|it| it["type"] == "tool.started");
+            let arguments: Vec<&Value> = started.map(|it| &it["arguments"]).collect();
+            assert_eq!(arguments, [sent]);
+
+            if stream {
+                app.crash_and_restart().await;
+            }
+            messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+            messages.push(result(&call, "rain"));
+            let got = chat(&app, &messages, false).await;
+            assert_eq!(got.header("x-run-id"), id, "{}", got.text);
+            assert_eq!(got.json()["choices"][0]["message"]["content"], "It rains.");
+            assert_eq!(app.find(&id).await["tool_calls"], 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn arguments_that_are_no_object_go_back_as_the_service_takes_them() {
+    let mut setup = TestApp::setup();
+    for wire in Wire::ALL {
+        let settings = format!("model = \"{}/solo\"", wire.name());
+        setup = setup.agent(&format!("{}-solo", wire.name()), &settings);
+    }
+    let app = setup.spawn().await;
+    for wire in Wire::ALL {
+        for sent in NO_OBJECTS {
+            app.provider.will(
+                "solo",
+                [calls([("weather", json!(sent))]), says("It rains.")],
+            );
+            let agent = format!("{}-solo", wire.name());
+            let mut messages = vec![user("How is it?")];
+            let body = |messages: &[Value]| json!({"model": agent, "messages": messages, "tools": tools()});
+            let got = app.post("/v1/chat/completions", &body(&messages)).await;
+            let message = got.json()["choices"][0]["message"].clone();
+            let call = message["tool_calls"][0].clone();
+            assert_eq!(call["function"]["arguments"], sent, "{wire:?}");
+            messages.extend([message, result(&call, "rain")]);
+            let got = app.post("/v1/chat/completions", &body(&messages)).await;
+            assert_eq!(
+                got.json()["choices"][0]["message"]["content"],
+                "It rains.",
+                "{wire:?}"
+            );
+            let request = app.provider.requests().pop().expect("a request");
+            let call = match wire {
+                Wire::Anthropic => request.messages()[1]["content"][0]["input"].clone(),
+                Wire::Responses => request.body["input"][1]["arguments"].clone(),
+                Wire::Openai | Wire::Ollama => {
+                    request.messages()[1]["tool_calls"][0]["function"]["arguments"].clone()
+                }
+            };
+            let accepted = match wire {
+                Wire::Openai => json!(sent),
+                // A service that has OpenAI's wire, but not its name or address.
+                Wire::Responses => json!("{}"),
+                Wire::Anthropic | Wire::Ollama => json!({}),
+            };
+            assert_eq!(call, accepted, "{wire:?}: {}", request.body);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The API of OpenAI's clients.
 
 mod chat;
-mod client_tools;
+pub mod client_tools;
 mod models;
 mod response_streams;
 mod responses;

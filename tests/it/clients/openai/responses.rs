@@ -4,6 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use crate::clients::openai::client_tools::NO_OBJECTS;
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, fails, hangs, says};
@@ -168,6 +169,37 @@ async fn results_make_the_next_response_of_the_same_run() {
     assert_eq!(output_text(&other.json()), "Snow.");
     let sent = app.provider.wait_for_request("solo", 3).await;
     assert_eq!(sent.tool_results(), ["snow"]);
+}
+
+#[tokio::test]
+async fn arguments_that_are_no_object_are_those_of_the_item() {
+    let app = solo().await;
+    for sent in NO_OBJECTS {
+        for stream in [false, true] {
+            app.provider
+                .will("solo", [calls([("weather", json!(sent))]), says("Rain.")]);
+            let body = json!({"input": "How is it?", "tools": weather(), "stream": stream});
+            let got = create(&app, body).await;
+            let response = match stream {
+                false => got.json(),
+                true => {
+                    let events = stream_events(&got);
+                    for (kind, field) in [("delta", "delta"), ("done", "arguments")] {
+                        let kind = format!("response.function_call_arguments.{kind}");
+                        let event = events.iter().find(|it| it["type"] == kind.as_str());
+                        assert_eq!(event.expect("arguments")[field], sent);
+                    }
+                    events[events.len() - 1]["response"].clone()
+                }
+            };
+            let item = &response["output"][0];
+            assert_eq!(item["arguments"], sent, "{response}");
+            let result = json!([{"type": "function_call_output", "call_id": item["call_id"], "output": "rain"}]);
+            let body = json!({"input": result, "previous_response_id": response["id"], "tools": weather()});
+            let second = create(&app, body).await;
+            assert_eq!(output_text(&second.json()), "Rain.");
+        }
+    }
 }
 
 #[tokio::test]

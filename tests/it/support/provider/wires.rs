@@ -160,7 +160,7 @@ impl Reply<'_> {
         for (index, (name, arguments)) in self.calls.iter().enumerate() {
             let start =
                 json!({"type": "tool_use", "id": self.id(index), "name": name, "input": {}});
-            let arguments = arguments.to_string();
+            let arguments = sent_text(arguments);
             let deltas = in_two(&arguments)
                 .map(|part| json!({"type": "input_json_delta", "partial_json": part}));
             blocks.push((start, deltas.to_vec()));
@@ -210,7 +210,7 @@ impl Reply<'_> {
                 .map(|(index, (name, arguments))| {
                     json!({
                         "id": self.id(index), "type": "function",
-                        "function": {"name": name, "arguments": arguments.to_string()},
+                        "function": {"name": name, "arguments": sent_text(arguments)},
                     })
                 });
             message["tool_calls"] = calls.collect();
@@ -265,7 +265,7 @@ impl Reply<'_> {
                 "index": index, "id": self.id(index), "type": "function",
                 "function": {"name": name, "arguments": ""},
             }]})));
-            let arguments = arguments.to_string();
+            let arguments = sent_text(arguments);
             pieces.extend(in_two(&arguments).map(|part| {
                 delta(json!({"tool_calls": [{"index": index, "function": {"arguments": part}}]}))
             }));
@@ -320,7 +320,7 @@ impl Reply<'_> {
         for (index, (name, arguments)) in self.calls.iter().enumerate() {
             items.push(json!({
                 "type": "function_call", "id": format!("fc_{}_{index}", self.number), "call_id": self.id(index),
-                "name": name, "arguments": arguments.to_string(), "status": "completed",
+                "name": name, "arguments": sent_text(arguments), "status": "completed",
             }));
         }
         items
@@ -541,6 +541,14 @@ fn in_two(text: &str) -> [&str; 2] {
     let middle = (text.len() / 2..=text.len()).find(|&at| text.is_char_boundary(at));
     let (left, right) = text.split_at(middle.unwrap_or_default());
     [left, right]
+}
+
+/// The text of a call's arguments. A text is sent as it is, JSON or not.
+fn sent_text(arguments: &Value) -> String {
+    match arguments {
+        Value::String(text) => text.clone(),
+        json => json.to_string(),
+    }
 }
 
 fn stream(kind: &'static str, pieces: Vec<Bytes>, first: usize, filler: Bytes) -> EncodedAnswer {
