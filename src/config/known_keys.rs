@@ -10,22 +10,22 @@ const MAX_TABLES: usize = 3;
 
 /// A key that its table does not know.
 #[derive(Debug)]
-pub(in crate::config) struct UnknownKey {
-    pub(in crate::config) origin: Origin,
+pub(super) struct UnknownKey {
+    pub(super) origin: Origin,
     /// The path of its table; empty at the top.
-    pub(in crate::config) table: String,
+    pub(super) table: String,
     /// As messages show it.
-    pub(in crate::config) key: String,
-    pub(in crate::config) known_here: Vec<&'static str>,
+    pub(super) key: String,
+    pub(super) known_here: Vec<&'static str>,
 }
 
 /// The tables of a document that know a key, by key.
 #[derive(Debug, Default)]
-pub(in crate::config) struct KnownKeys(BTreeMap<&'static str, BTreeSet<String>>);
+pub(super) struct KnownKeys(BTreeMap<&'static str, BTreeSet<String>>);
 
 impl KnownKeys {
     /// Adds the keys of the table at a path.
-    pub(in crate::config) fn add(&mut self, table: &str, keys: &[&'static str]) {
+    pub(super) fn add(&mut self, table: &str, keys: &[&'static str]) {
         for key in keys {
             let tables = self.0.entry(key).or_default();
             tables.insert(table.to_owned());
@@ -33,7 +33,7 @@ impl KnownKeys {
     }
 
     /// The tables with their keys that are no tables. Omits tables whose names users choose.
-    pub(in crate::config) fn settings(&self) -> impl Iterator<Item = (&str, &'static str)> {
+    pub(super) fn settings(&self) -> impl Iterator<Item = (&str, &'static str)> {
         let tables: BTreeSet<&str> = self.0.values().flatten().map(String::as_str).collect();
         let all = self.0.iter().flat_map(|(key, tables)| {
             let tables = tables.iter().map(String::as_str);
@@ -51,7 +51,7 @@ impl KnownKeys {
     }
 
     /// What the user probably meant.
-    pub(in crate::config) fn explain(&self, unknown: UnknownKey) -> Problem {
+    pub(super) fn explain(&self, unknown: UnknownKey) -> Problem {
         let UnknownKey {
             origin,
             table,
@@ -121,7 +121,7 @@ pub fn quote_key(name: &str) -> String {
 }
 
 /// The key for a message: bounded, on one line.
-pub(in crate::config) fn printable(key: &str) -> String {
+pub(super) fn printable(key: &str) -> String {
     let printable = key.chars().take(64).map(|c| match c.is_control() {
         true => '\u{fffd}',
         false => c,

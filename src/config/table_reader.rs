@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use jiff::civil::Date;
 use serde_json::{Map, Value as Json};
 
 use crate::config::document::{self, Node, Origin, Problem, ProblemKind, Table, Value};
@@ -38,10 +39,7 @@ pub fn read_table<T>(
 }
 
 /// The keys that `read` asks for in a sample document.
-pub(in crate::config) fn known_keys<T>(
-    sample: &str,
-    read: impl Fn(&mut TableReader<'_>) -> T,
-) -> KnownKeys {
+pub(super) fn known_keys<T>(sample: &str, read: impl Fn(&mut TableReader<'_>) -> T) -> KnownKeys {
     let sample = document::parse(sample.as_bytes()).unwrap_or_default();
     read_all(sample, read).1.known_keys
 }
@@ -110,6 +108,19 @@ impl TableReader<'_> {
             other => self.push_wrong_type(&node, key, "a string", other),
         }
         None
+    }
+
+    /// A day: `2026-11-30`, as text or as TOML's own date.
+    pub fn date(&mut self, key: &'static str) -> Option<Date> {
+        let node = self.take(key)?;
+        let day = match &node.value {
+            Value::String(text) | Value::Untyped(text) | Value::Datetime(text) => text.parse().ok(),
+            _ => None,
+        };
+        if day.is_none() {
+            self.push_invalid(&node, key, "must be a day such as \"2026-11-30\"");
+        }
+        day
     }
 
     pub fn one_of<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
@@ -263,10 +274,29 @@ impl TableReader<'_> {
         key: &'static str,
         mut read: impl FnMut(&str, &mut TableReader<'_>) -> T,
     ) -> BTreeMap<String, T> {
+        let (path, table) = (self.full(key), self.table(key));
+        self.read_tables(&path, table, &mut read)
+    }
+
+    /// All tables that are left, under names that the user chose.
+    pub fn remaining_tables<T>(
+        &mut self,
+        mut read: impl FnMut(&str, &mut TableReader<'_>) -> T,
+    ) -> BTreeMap<String, T> {
+        let (path, table) = (self.path.clone(), std::mem::take(&mut self.table));
+        self.read_tables(&path, table, &mut read)
+    }
+
+    fn read_tables<T>(
+        &mut self,
+        path: &str,
+        tables: Table,
+        read: &mut dyn FnMut(&str, &mut TableReader<'_>) -> T,
+    ) -> BTreeMap<String, T> {
         let mut values = BTreeMap::new();
-        for (name, node) in self.table(key) {
+        for (name, node) in tables {
             // A name may contain dots and slashes, so it is quoted as in TOML.
-            let path = format!("{}.{}", self.full(key), quote_key(&name));
+            let path = join(path, &quote_key(&name));
             match node.value {
                 Value::Table(table) => {
                     let value = read_nested(path, node.origin, table, self.findings, |reader| {
@@ -504,10 +534,7 @@ impl TableReader<'_> {
     }
 
     fn full(&self, key: &str) -> String {
-        match self.path.as_str() {
-            "" => key.to_owned(),
-            path => format!("{path}.{key}"),
-        }
+        join(&self.path, key)
     }
 
     fn finish(mut self) {
@@ -521,6 +548,13 @@ impl TableReader<'_> {
                 known_here: self.known_keys.clone(),
             });
         }
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    match path {
+        "" => key.to_owned(),
+        path => format!("{path}.{key}"),
     }
 }
 
