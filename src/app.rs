@@ -18,7 +18,7 @@ use crate::config::document::{Problem, ProblemKind};
 use crate::config::environment::process_environment;
 use crate::config::known_keys::quote_key;
 use crate::config::load::ConfigError;
-use crate::config::models;
+use crate::config::models::lookup;
 use crate::config::positions::Positions;
 use crate::config::{AllowedOrigins, Config};
 use crate::domain::run::now;
@@ -368,10 +368,8 @@ fn warn_about_settings(config: &Config, catalog: &Catalog) {
             tracing::warn!("runs.per_agent limits {name}, but there is no such agent");
         }
     }
-    if let Some(day) = models::stale_since(jiff::Zoned::now().date()) {
-        tracing::warn!(
-            "The table of models was last checked on {day}: prices and windows may have changed; a newer release of axed has a newer table"
-        );
+    if let Some(day) = config.models.stale_since(lookup::today()) {
+        tracing::warn!("The table of models {}", lookup::stale_advice(day));
     }
 }
 

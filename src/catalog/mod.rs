@@ -10,6 +10,7 @@ use crate::catalog::documents::Documents;
 use crate::catalog::memory_path::MemoryPaths;
 use crate::config::Config;
 use crate::config::document::Problem;
+use crate::config::models::lookup::Models;
 use crate::config::positions::Positions;
 use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRefError;
@@ -89,6 +90,8 @@ pub struct Rules {
     pub memory_paths: MemoryPaths,
     /// The documents that agent files name.
     pub documents: Arc<Documents>,
+    /// The models, whose file is read again with the agents.
+    pub models: Models,
 }
 
 impl Rules {
@@ -98,6 +101,7 @@ impl Rules {
             has_database: config.data.url.is_some(),
             memory_paths: MemoryPaths::from_config(config),
             documents: Arc::new(Documents::from_config(config)),
+            models: config.models.clone(),
         }
     }
 }

@@ -116,6 +116,11 @@ impl Catalog {
         prefetch_documents(&self.dirs, &self.rules);
         let before = self.current();
         let mut warnings = BTreeSet::new();
+        if let Err(why) = self.rules.models.reload() {
+            warnings.insert(format!(
+                "The file of models is broken, its last good facts stay: {why}"
+            ));
+        }
         let mut after = read_dirs(&self.dirs, &self.rules, &before, &mut warnings);
         for warning in warnings.difference(&last_scan.warnings) {
             warn!("{warning}");
@@ -310,7 +315,7 @@ fn watch_dirs(
     }
 }
 
-/// A hash of the state of the directories and of the documents that agent files name: names, sizes, times and locations
+/// A hash of the state of the directories, of the documents that agent files name and of the file of models: names, sizes, times and locations
 /// of files; follows links.
 fn fingerprint(dirs: &[PathBuf], rules: &Rules) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -330,6 +335,9 @@ fn fingerprint(dirs: &[PathBuf], rules: &Rules) -> u64 {
     }
     for path in rules.documents.files() {
         hash_file(&path, &mut hasher);
+    }
+    if let Some(path) = rules.models.file() {
+        hash_file(path, &mut hasher);
     }
     hasher.finish()
 }

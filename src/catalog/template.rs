@@ -1,9 +1,16 @@
 //! The file that `axed agents init` writes: every key of an agent file with its default as a comment.
 
+use crate::config::models::table::SHIPPED;
+
 /// Returns a valid agent file for this name.
 pub fn template(name: &str) -> String {
+    let mut models = SHIPPED.defaults.iter().map(String::as_str);
+    let mut next_model = || models.next().unwrap_or_default();
     // A name contains only letters, digits, dots, dashes and underscores, so TOML needs no escapes.
-    TEMPLATE.replace("{name}", name)
+    TEMPLATE
+        .replace("{model}", next_model())
+        .replace("{fallback}", next_model())
+        .replace("{name}", name)
 }
 
 const TEMPLATE: &str = r#"# An agent. Its name is this file's name without ".toml".
@@ -16,9 +23,9 @@ name = "{name}"
 # description = "Answers questions in one sentence"
 
 # provider/model. Providers are anthropic, openai, ollama and those of the server's configuration.
-model = "anthropic/claude-sonnet-5-5"
+model = "{model}"
 # Used in this order if the model's provider is overloaded, rate-limited or down after its retries.
-# fallback_models = ["openai/gpt-6-luna"]
+# fallback_models = ["{fallback}"]
 # Whether they are also used if a model, or a filter of its service, refuses to answer.
 # fallback_on_refusal = true
 

@@ -12,7 +12,9 @@ use crate::config::document::{self, Node, Origin, Problem, Table, Value};
 use crate::config::environment::{Environment, check_variable_name, env_value};
 use crate::config::in_force::{self, SettingInForce};
 use crate::config::load_context::LoadContext;
-use crate::config::models::{ConfiguredPrice, Models, ProviderModels};
+use crate::config::models::lookup::{self, Models, Sources as ModelSources};
+use crate::config::models::row::{self, PriceRow};
+use crate::config::models::table::ModelTable;
 use crate::config::positions::Positions;
 use crate::config::secrets::{self, read_secret};
 use crate::config::table_reader::{self, MAX_COUNT, TableReader};
@@ -38,7 +40,11 @@ const SAMPLE: &str = r#"
 [auth.keys."<name>"]
 [budgets."<name>"]
 [prices."<name>"]
+long = { }
+prices = [{ }]
 [providers."<name>".models."<name>"]
+long = { }
+prices = [{ }]
 "#;
 
 /// Settings from the command line.
@@ -280,15 +286,22 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         data_section::read_cluster(s, context.environment)
     });
     let data = top.nested("data", |s| data_section::read(s, context, cluster));
-    let providers = top.tables_by_name("providers", |name, s| providers::read(name, s, context));
-    let provider_models = providers
-        .iter()
-        .map(|(name, provider)| (name.as_str(), provider_models(provider)));
-    let mut models = Models::new(provider_models);
-    let prices = top.tables_by_name("prices", |model, s| {
+    let mut sources = ModelSources {
+        file: top.nested("models", |s| read_models_file(s, context)),
+        ..ModelSources::default()
+    };
+    let shipped = Models::new(sources.clone());
+    let providers = top.tables_by_name("providers", |name, s| {
+        providers::read(name, s, context, &shipped)
+    });
+    let all = providers.iter();
+    sources.providers = all
+        .map(|(name, provider)| (name.clone(), providers::provider_models(provider)))
+        .collect();
+    let models = Models::new(sources.clone());
+    sources.prices = top.tables_by_name("prices", |model, s| {
         read_price(model, s, &models, &providers)
     });
-    models.add_prices(&prices);
     let limits = top.nested("limits", read_limits);
     let tools = Tools {
         attachments: limits.attachment_limits(),
@@ -305,7 +318,7 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         webhooks: top.nested("webhooks", read_webhooks),
         clients: top.nested("clients", clients_section::read),
         providers,
-        models,
+        models: Models::new(sources),
         budgets: budgets::read(top),
         telemetry: top.nested("telemetry", |s| telemetry::read(s, context)),
         auth,
@@ -316,11 +329,19 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
     }
 }
 
-fn provider_models(provider: &Provider) -> ProviderModels<'_> {
-    ProviderModels {
-        service: providers::sold_service(provider.kind, provider.base_url.as_deref()),
-        overrides: &provider.models,
-    }
+fn read_models_file(
+    s: &mut TableReader<'_>,
+    context: &LoadContext<'_>,
+) -> Option<(PathBuf, ModelTable)> {
+    let file = s.parsed_text("file", |text| {
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let path = context.config_dir.join(context.resolve_path(text)?);
+        let table = lookup::read_file(&path).map_err(|why| format!("cannot be used: {why}"))?;
+        Ok(Some((path, table)))
+    });
+    file.flatten()
 }
 
 fn read_server(s: &mut TableReader<'_>) -> Server {
@@ -510,19 +531,19 @@ fn read_price(
     s: &mut TableReader<'_>,
     models: &Models,
     providers: &BTreeMap<String, Provider>,
-) -> ConfiguredPrice {
+) -> PriceRow {
     let is_known = |model: &ModelRef| {
         let provider = providers.get(&model.provider);
         models.price(model).is_some() || provider.is_some_and(|it| it.kind.is_free())
     };
     match model.parse::<ModelRef>() {
-        Ok(model) if !is_known(&model) => providers::require_whole_price(s),
+        Ok(model) if !is_known(&model) => row::require_whole_price(s),
         Ok(_) => {}
         Err(_) => s.push_invalid_name(
-            "is not provider/model; write one such as [prices.\"openai/gpt-5\"]",
+            "is not provider/model; write one such as [prices.\"openai/gpt-6-sol\"]",
         ),
     }
-    providers::read_price(s)
+    PriceRow::read(s)
 }
 
 fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {

@@ -12,7 +12,8 @@ use secrecy::SecretString;
 use crate::config::clients::Clients;
 use crate::config::cluster::Cluster;
 use crate::config::key_hash::KeyHash;
-use crate::config::models::{ModelOverride, Models};
+use crate::config::models::lookup::Models;
+use crate::config::models::row::ModelRow;
 use crate::domain::glob;
 use crate::domain::period_budget::PeriodBudget;
 use crate::domain::redaction::Redactor;
@@ -62,7 +63,7 @@ pub struct Config {
     pub clients: Clients,
     /// `[providers.<name>]` and the built-in providers. Keys and base URLs from the environment are filled in.
     pub providers: BTreeMap<String, Provider>,
-    /// The shipped model table, overridden by `[providers.<name>.models]` and `[prices]`.
+    /// The shipped model table, changed by `[models] file`, `[providers.<name>.models]` and `[prices]`.
     pub models: Models,
     /// `[budgets.<name>]`, ordered by name.
     pub budgets: Vec<PeriodBudget>,
@@ -465,7 +466,7 @@ pub struct Provider {
     /// Scripted only: script files or directories of them.
     pub scripts: Vec<PathBuf>,
     /// `[providers.<name>.models]`, by model name.
-    pub models: BTreeMap<String, ModelOverride>,
+    pub models: BTreeMap<String, ModelRow>,
 }
 
 /// The provider APIs.

@@ -8,7 +8,7 @@ use crate::config::known_keys::quote_key;
 /// Keys and list items with a position. Further ones have that of their table.
 const MAX_POSITIONS: usize = 10_000;
 
-/// By path: `tools`, `tools["grep"]` (see [`item`]), `params.temperature`, `mcp_servers[0].command`, `prices."openai/gpt-5".input`.
+/// By path: `tools`, `tools["grep"]` (see [`item`]), `params.temperature`, `mcp_servers[0].command`, `prices."openai/gpt-6-sol".input`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Positions(BTreeMap<String, Origin>);
 

@@ -9,14 +9,12 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::config::document::{Node, Origin, Table, Value};
 use crate::config::environment::{check_variable_name, env_value, is_valid_name, variable_name};
 use crate::config::load_context::LoadContext;
-use crate::config::models::{
-    ConfiguredPrice, MAX_PRICE, ModelOverride, Sampling, is_price_shipped,
-};
+use crate::config::models::lookup::{Models, ProviderModels};
+use crate::config::models::row::ModelRow;
 use crate::config::presets::{PRESETS, Preset, find_preset, is_openai_host};
 use crate::config::secrets::{is_secret_set, read_secret, source_variable};
 use crate::config::table_reader::{MAX_COUNT, TableReader};
 use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, ProviderKind};
-use crate::domain::agent::params::{Effort, check_extra};
 use crate::domain::service::Service;
 
 const KINDS: [(&str, ProviderKind); 4] = [
@@ -51,6 +49,7 @@ pub(in crate::config) fn read(
     name: &str,
     s: &mut TableReader<'_>,
     context: &LoadContext<'_>,
+    shipped: &Models,
 ) -> Provider {
     check_name(name, s);
     let kind = read_kind(name, s);
@@ -88,7 +87,11 @@ pub(in crate::config) fn read(
         };
     let positive = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
     let base_url = configured_url.or(preset_url);
-    let service = sold_service(kind, base_url.as_deref());
+    let table = sold_service(kind, base_url.as_deref()).map_or(name, |(service, _)| service);
+    let is_priced = |model: &str| {
+        let facts = [name, table].map(|provider| shipped.get(provider, model));
+        facts.into_iter().flatten().any(|it| it.price.is_some())
+    };
     Provider {
         kind,
         api_key: read_api_key(s, context, &key_env),
@@ -111,34 +114,37 @@ pub(in crate::config) fn read(
             .map_or(DEFAULT_BATCH_POLL, Duration::from_secs_f64),
         services: read_services(name, s, kind, configured_base.as_deref()),
         models: s.tables_by_name("models", |model, s| {
-            let needs_price = !kind.is_free() && !is_price_shipped(name, service, model);
-            read_model(s, needs_price)
+            ModelRow::read(s, !kind.is_free() && !is_priced(model))
         }),
     }
 }
 
-/// The service whose models a provider sells: one at its service's own address sells that service's.
+/// The service whose models a provider sells, by its address, and whether its requests stay within a region.
 pub(in crate::config) fn sold_service(
     kind: ProviderKind,
     base_url: Option<&str>,
-) -> Option<&'static str> {
-    let service = match kind {
-        ProviderKind::Anthropic => Some("anthropic"),
-        ProviderKind::Openai => Some("openai"),
-        ProviderKind::Ollama | ProviderKind::Scripted => None,
+) -> Option<(&'static str, bool)> {
+    let (service, host) = match kind {
+        ProviderKind::Anthropic => ("anthropic", "api.anthropic.com"),
+        ProviderKind::Openai => ("openai", "api.openai.com"),
+        ProviderKind::Ollama | ProviderKind::Scripted => return None,
     };
-    service.filter(|_| base_url.is_none())
+    let Some(base_url) = base_url else {
+        return Some((service, false));
+    };
+    let url: Uri = base_url.parse().ok()?;
+    let subdomain = url.host()?.strip_suffix(host)?;
+    let is_regional = subdomain.ends_with('.');
+    (is_regional || subdomain.is_empty()).then_some((service, is_regional))
 }
 
-/// Records an error if a model without a known price has only a part of one: the rest would be free.
-pub(in crate::config) fn require_whole_price(s: &mut TableReader<'_>) {
-    for key in ["input", "output"] {
-        if s.peek(key).is_none() {
-            let message = format!(
-                "is required: axed knows no price of this model; set {key} = 0 if it costs nothing"
-            );
-            s.push_missing(key, &message);
-        }
+pub(in crate::config) fn provider_models(provider: &Provider) -> ProviderModels {
+    let sold = sold_service(provider.kind, provider.base_url.as_deref());
+    ProviderModels {
+        service: sold.map(|(service, _)| service),
+        is_regional: sold.is_some_and(|(_, is_regional)| is_regional),
+        has_own_models: provider.kind.is_free(),
+        overrides: provider.models.clone(),
     }
 }
 
@@ -201,68 +207,6 @@ fn read_services(
         .filter_map(find_service)
         .map(|(_, service)| *service)
         .collect()
-}
-
-fn read_model(s: &mut TableReader<'_>, needs_price: bool) -> ModelOverride {
-    let has_price = s.peek("input").or_else(|| s.peek("output")).is_some();
-    if has_price && needs_price {
-        require_whole_price(s);
-    }
-    let sampling = [
-        ("always", Sampling::Always),
-        ("without_effort", Sampling::WithoutEffort),
-        ("never", Sampling::Never),
-    ];
-    let max_output = s.integer("max_output", 1..=MAX_COUNT);
-    ModelOverride {
-        price: read_price(s),
-        context_window: s.integer("context_window", 1..=MAX_COUNT),
-        max_output: max_output.and_then(|tokens| u32::try_from(tokens).ok()),
-        images: s.flag("images"),
-        pdf: s.flag("pdf"),
-        reasoning: s.flag("reasoning"),
-        effort: read_efforts(s),
-        sampling: s.one_of("sampling", &sampling),
-        responses: s.flag("responses"),
-        extra: s.json_table("extra", check_extra).unwrap_or_default(),
-    }
-}
-
-pub(in crate::config) fn read_price(s: &mut TableReader<'_>) -> ConfiguredPrice {
-    let price = |s: &mut TableReader<'_>, key| s.number(key, 0.0..=MAX_PRICE);
-    ConfiguredPrice {
-        input: price(s, "input"),
-        output: price(s, "output"),
-        cache_read: price(s, "cache_read"),
-        cache_write: price(s, "cache_write"),
-        cache_write_1h: price(s, "cache_write_1h"),
-        batch: s.number("batch", 0.0..=1.0),
-        flex: s.number("flex", 0.0..=1.0),
-    }
-}
-
-/// Sorted, lowest first.
-fn read_efforts(s: &mut TableReader<'_>) -> Option<Vec<Effort>> {
-    let node = s.peek("effort")?;
-    let names = s.text_list("effort")?;
-    let level = |name: &String| Effort::ALL.iter().find(|(known, _)| known == name);
-    let mut levels = Vec::with_capacity(names.len());
-    for name in &names {
-        match level(name) {
-            Some((_, level)) => levels.push(*level),
-            None => {
-                let known: Vec<&str> = Effort::ALL.iter().map(|(name, _)| *name).collect();
-                let message = format!(
-                    "contains {name:?}, which is not one of: {}",
-                    known.join(", ")
-                );
-                s.push_invalid(&node, "effort", &message);
-            }
-        }
-    }
-    levels.sort_unstable();
-    levels.dedup();
-    Some(levels)
 }
 
 fn check_name(name: &str, s: &mut TableReader<'_>) {
@@ -509,7 +453,37 @@ fn check_header_value(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_base_url, parse_ollama_host};
+    use super::{parse_base_url, parse_ollama_host, sold_service};
+    use crate::config::ProviderKind;
+
+    #[test]
+    fn a_service_is_known_by_its_address() {
+        let (anthropic, openai) = (ProviderKind::Anthropic, ProviderKind::Openai);
+        for (kind, base_url, sold) in [
+            (openai, None, Some(("openai", false))),
+            (
+                openai,
+                Some("https://api.openai.com/v1"),
+                Some(("openai", false)),
+            ),
+            (
+                openai,
+                Some("https://eu.api.openai.com/v1"),
+                Some(("openai", true)),
+            ),
+            (openai, Some("https://notapi.openai.com.example/v1"), None),
+            (openai, Some("https://xapi.openai.com/v1"), None),
+            (openai, Some("https://api.anthropic.com/v1"), None),
+            (
+                anthropic,
+                Some("https://api.anthropic.com"),
+                Some(("anthropic", false)),
+            ),
+            (ProviderKind::Ollama, None, None),
+        ] {
+            assert_eq!(sold_service(kind, base_url), sold, "{base_url:?}");
+        }
+    }
 
     #[test]
     fn an_address_is_plain_http() {

@@ -41,6 +41,8 @@ pub enum WarningCode {
     ServiceChanged,
     /// The model does not take a kind of attachment: a text replaced it.
     AttachmentReplaced,
+    /// The model's maker stops serving it soon, or has stopped.
+    ModelEnds,
     /// A fallback model replied.
     FallbackUsed,
     /// The service has read only a part of the prompt: the rest was too long for the model's context.

@@ -11,11 +11,12 @@ use crate::catalog::reload::Catalog;
 use crate::catalog::{Agents, context_files, prompt, skills};
 use crate::config::document::{Problem, ProblemKind};
 use crate::config::environment::{Environment, is_program};
-use crate::config::models::Models;
+use crate::config::models::lookup::{self, Models};
 use crate::config::positions::{Positions, item};
 use crate::config::secrets::is_secret_set;
 use crate::config::{ClientKey, Config, Webhooks};
 use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::Params;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::{McpServer, McpTransport, Template};
 use crate::domain::node::describe_labels;
@@ -294,6 +295,11 @@ impl EntryCheck<'_> {
             });
             self.warn_with_hint(path, text, Some(hint));
         }
+        let facts = self.server.models.get(provider, name);
+        let end = facts.and_then(|it| it.end_warning(provider, name, lookup::today()));
+        if let Some(text) = end {
+            self.warn(path, format!("{}: {text}", key_of(path)));
+        }
     }
 
     /// Models without a price, if costs are limited: nothing is counted for them.
@@ -318,13 +324,17 @@ impl EntryCheck<'_> {
         let sub_agents = self.agent.sub_agents.iter();
         let sub_agents =
             sub_agents.filter_map(|name| entries.get(name).and_then(|it| it.agent.as_ref()));
-        let own = models(self.agent).into_iter();
-        let all = own.chain(sub_agents.flat_map(|agent| models(agent)));
-        let mut unpriced: Vec<&ModelRef> = all.map(|(_, model)| model).collect();
-        unpriced.retain(|model| {
+        let is_unpriced = |(model, params): &(&ModelRef, &Params)| {
             let provider = self.server.providers.get(&model.provider);
-            provider.is_some_and(|it| !it.is_free) && self.server.models.price(model).is_none()
+            provider.is_some_and(|it| !it.is_free) && !self.server.models.is_priced(model, params)
+        };
+        let all = std::iter::once(self.agent).chain(sub_agents.map(|agent| &**agent));
+        let all = all.flat_map(|agent| {
+            let models = models(agent).into_iter();
+            models.map(|(_, model)| (model, &agent.params))
         });
+        let unpriced = all.filter(is_unpriced).map(|(model, _)| model);
+        let mut unpriced: Vec<&ModelRef> = unpriced.collect();
         unpriced.sort_unstable_by_key(|model| model.to_string());
         unpriced.dedup();
         for model in unpriced {

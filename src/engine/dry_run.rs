@@ -111,7 +111,9 @@ fn missing_agents(sub_agents: &SubAgents, agent: &Agent) -> Vec<Warning> {
 fn model_warnings(engine: &Engine, agent: &Agent) -> Vec<Warning> {
     let model = &agent.model;
     let facts = engine.settings.models.get(&model.provider, &model.model);
-    let (_, warnings) = model_params::fit_to_model(&model.to_string(), &agent.params, facts);
+    let name = model.to_string();
+    let (_, mut warnings) = model_params::fit_to_model(&name, &agent.params, facts.as_deref());
+    warnings.extend(model_params::end_warning(model, facts.as_deref()));
     warnings
 }
 

@@ -11,6 +11,7 @@ use crate::catalog::prompt::{self, PromptError, PromptParts, SystemPrompt};
 use crate::domain::agent::client_additions::ClientTool;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::overrides::ParamsOverride;
+use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, Budget};
 use crate::domain::content::Content;
@@ -18,6 +19,7 @@ use crate::domain::context::Compaction;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::Message;
 use crate::domain::run::{Scope, now};
+use crate::domain::service::Billing;
 use crate::domain::skill::READ_SKILL;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::placement::Placement;
@@ -180,24 +182,22 @@ pub fn check_prices(
     if !has_budget && in_usd.is_empty() {
         return Ok(Vec::new());
     }
-    let is_unpriced = |model: &ModelRef| is_unpriced(engine, model);
     if request.overrides.model.is_some() {
         check_requested_price(engine, agent, None, period_budgets)?;
     }
+    check_requested_tier(engine, agent, &request.overrides.params)?;
     let agents = engine.catalog.current();
     let sub_agents = agent
         .sub_agents
         .iter()
         .filter_map(|name| agents.get(name).ok());
-    let sub_agent_models =
-        sub_agents.flat_map(|agent| std::iter::once(&agent.model).chain(&agent.fallback_models));
     let ad_hoc_model = agent.subagent.iter().flat_map(|settings| &settings.model);
-    let own_models = std::iter::once(&agent.model).chain(&agent.fallback_models);
-    let unpriced: BTreeSet<String> = own_models
+    let ad_hoc_model = ad_hoc_model.map(|model| (model, &agent.params));
+    let unpriced: BTreeSet<String> = own_models(agent)
         .chain(ad_hoc_model)
-        .chain(sub_agent_models)
-        .filter(|model| is_unpriced(model))
-        .map(ModelRef::to_string)
+        .chain(sub_agents.flat_map(|agent| own_models(agent)))
+        .filter(|(model, params)| is_unpriced(engine, model, params))
+        .map(|(model, _)| model.to_string())
         .collect();
     let counted_in = match has_budget {
         true => format!("agent {} has a budget in money", agent.name),
@@ -213,6 +213,12 @@ pub fn check_prices(
     Ok(unpriced.into_iter().map(warning).collect())
 }
 
+/// The models that reply to the agent's runs, with the parameters of their requests.
+fn own_models(agent: &Agent) -> impl Iterator<Item = (&ModelRef, &Params)> {
+    let models = std::iter::once(&agent.model).chain(&agent.fallback_models);
+    models.map(|model| (model, &agent.params))
+}
+
 /// Checks that the agent's model, which a client chose, has a price if a budget in money holds for the run. `root` is the agent of
 /// its root, if that is another run.
 pub fn check_requested_price(
@@ -224,16 +230,39 @@ pub fn check_requested_price(
     let mut agents = std::iter::once(agent).chain(root);
     let has_budget = agents.any(|agent| agent.budget.max_cost.is_some())
         || period_budgets.in_usd().next().is_some();
-    if has_budget && is_unpriced(engine, &agent.model) {
+    if has_budget && is_unpriced(engine, &agent.model, &agent.params) {
         return Err(StartError::Unpriced(agent.model.clone()));
     }
     Ok(())
 }
 
-/// Whether nothing is counted for the model under a cost budget.
-fn is_unpriced(engine: &Engine, model: &ModelRef) -> bool {
+/// Checks that the service tier has a price that a client chose by extra keys, for a run with a budget in money.
+fn check_requested_tier(
+    engine: &Engine,
+    agent: &Agent,
+    patch: &ParamsOverride<ResponseFormat>,
+) -> Result<(), StartError> {
+    let Some(extra) = &patch.extra else {
+        return Ok(());
+    };
+    let model = &agent.model;
+    let chooses_tier = Billing::requested(None, [extra, &Map::new()]) != Billing::default();
+    let has_price = engine.settings.models.price(model).is_some();
+    if chooses_tier && has_price && is_unpriced(engine, model, &agent.params) {
+        return Err(StartError::Param {
+            field: "extra",
+            reason: format!(
+                "the price of {model} on this service tier is not known, and this run has a budget in money"
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// Whether nothing is counted for the model, with these parameters, under a cost budget.
+fn is_unpriced(engine: &Engine, model: &ModelRef, params: &Params) -> bool {
     let is_free = |provider: &Arc<ProviderHandle>| provider.is_free;
-    engine.settings.models.price(model).is_none()
+    !engine.settings.models.is_priced(model, params)
         && !engine.providers.get(&model.provider).is_ok_and(is_free)
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::models::Models;
+use crate::config::models::lookup::Models;
 use crate::config::{AttachmentLimits, RequestRecording, Runs};
 use crate::fair::Limits;
 use crate::ssrf::SsrfGuard;

@@ -16,7 +16,7 @@ use crate::domain::attachment::Blobs;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
 use crate::domain::redaction::Redactor;
 use crate::domain::request_head::RequestHead;
-use crate::domain::service::Service;
+use crate::domain::service::ReportedBilling;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::{Cost, TokenUsage};
 
@@ -208,8 +208,8 @@ pub enum Delta<'a> {
         status: u16,
     },
     Text(&'a str),
-    /// The service tier that the service reports.
-    ServiceTier(Service),
+    /// How the service says that it bills the request. It replaces what earlier ones said.
+    Billing(ReportedBilling),
     /// The model began to reason. The service may send no text of its reasoning.
     ReasoningStarted,
     /// Text of the reasoning, or of a summary of it.

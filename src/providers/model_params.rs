@@ -1,8 +1,10 @@
-//! Adapts parameters to a model: removes those that it is known to reject, and picks the nearest supported effort. Pure.
+//! Adapts parameters to a model: removes those that it is known to reject, and picks the nearest supported effort.
 
 use std::borrow::Cow;
 
 use crate::config::models::ModelFacts;
+use crate::config::models::lookup;
+use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::{Effort, Params};
 use crate::domain::service::Service;
 use crate::domain::warning::{Warning, WarningCode};
@@ -58,6 +60,12 @@ pub fn fit_service_tier(
     let message =
         format!("{model} is not offered with service \"{wanted}\": sent with the default");
     Some(Warning::new(WarningCode::ServiceChanged, &message))
+}
+
+/// Of a model whose last day is near, or past.
+pub fn end_warning(model: &ModelRef, facts: Option<&ModelFacts>) -> Option<Warning> {
+    let text = facts?.end_warning(&model.provider, &model.model, lookup::today())?;
+    Some(Warning::new(WarningCode::ModelEnds, &text))
 }
 
 fn fit_effort(wanted: Effort, levels: &[Effort]) -> Option<Effort> {

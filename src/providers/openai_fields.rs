@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::domain::agent::params::{Cache, Params};
 use crate::domain::message::truncate_to_bytes;
-use crate::domain::service::Service;
+use crate::domain::service::{ReportedBilling, Service, Tier};
 use crate::providers::openai_models::takes_cache_breakpoints;
 use crate::providers::token_counts::Lenient;
 use crate::providers::{ChatRequest, Delta};
@@ -64,9 +64,9 @@ pub fn service_tier(params: &Params) -> Option<&'static str> {
 
 /// The service tier that a reply reports; `None` if it reports none.
 pub fn service_tier_delta(tier: Lenient<String>) -> Option<Delta<'static>> {
-    let service = match tier.0?.as_str() {
-        "flex" => Service::Flex,
-        _ => Service::Default,
-    };
-    Some(Delta::ServiceTier(service))
+    let tier = Tier::named(&tier.0?)?;
+    Some(Delta::Billing(ReportedBilling {
+        tier: Some(tier),
+        is_regional: None,
+    }))
 }

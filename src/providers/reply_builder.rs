@@ -50,12 +50,7 @@ pub async fn read_reply<B: ReplyBuilder>(
     let result = client
         .read_body(response, B::FORMAT, stream, |part| {
             builder.push_part(part, &mut |delta| {
-                if stream
-                    || matches!(
-                        delta,
-                        Delta::Usage(_) | Delta::Cost(_) | Delta::ServiceTier(_)
-                    )
-                {
+                if stream || matches!(delta, Delta::Usage(_) | Delta::Cost(_) | Delta::Billing(_)) {
                     deltas(delta);
                 }
             })

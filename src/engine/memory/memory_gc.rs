@@ -95,7 +95,8 @@ async fn analyse(
         ..agent.params.clone()
     };
     let facts = models.get(&agent.model.provider, &agent.model.model);
-    let (params, _) = model_params::fit_to_model(&agent.model.to_string(), &params, facts);
+    let (params, _) =
+        model_params::fit_to_model(&agent.model.to_string(), &params, facts.as_deref());
     let request = ChatRequest {
         tool_choice: None,
         model: &agent.model.model,
@@ -106,7 +107,7 @@ async fn analyse(
         params: &params,
         stream: false,
         is_prompt_reused: false,
-        facts,
+        facts: facts.as_deref(),
         cache_key: "",
         conversation_id: "",
         trace: None,

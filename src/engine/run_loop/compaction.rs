@@ -61,7 +61,7 @@ pub async fn compact(turn_loop: &mut TurnLoop<'_>, bounds: &RequestBounds) -> Re
         ContextStrategy::Compact => summarize(turn_loop, bounds).await?,
     };
     let tokens = bounds.estimate_tokens(&turn_loop.conversation);
-    if tokens <= window.max_request_tokens() {
+    if tokens <= window.max_request_tokens {
         return Ok(());
     }
     let largest = describe_largest(turn_loop.conversation.messages(), bounds.sent);
@@ -120,7 +120,7 @@ async fn summarize(
     };
     let is_small =
         request_size::messages_bytes(oldest, bounds.sent) <= window.max_summary_bytes() / 2;
-    if is_small && before <= window.max_request_tokens() {
+    if is_small && before <= window.max_request_tokens {
         // A summary might be just as long. The request is larger than it should be, but the model can still answer it.
         return Ok(None);
     }

@@ -75,7 +75,7 @@ impl Exchange {
             Delta::Text(_) | Delta::Reasoning(_) | Delta::ReasoningStarted => {}
             Delta::Submitting
             | Delta::BatchRecorded
-            | Delta::ServiceTier(_)
+            | Delta::Billing(_)
             | Delta::Usage(_)
             | Delta::Cost(_) => {}
         }

@@ -1,6 +1,7 @@
 //! A turn of a test: its reply comes from a recording instead of a provider. Counts like any other turn.
 
 use crate::catalog::prompt;
+use crate::config::models::lookup;
 use crate::domain::usage::Usage;
 use crate::engine::context::RunContext;
 use crate::engine::replay::playback::{Playback, PlayedRequest};
@@ -49,8 +50,10 @@ pub async fn request(
     });
     let reply = reply.map_err(TurnError::Provider)?;
     let facts = settings.models.get(&model.provider, &model.model);
-    let service = turn_request.params.service.unwrap_or_default();
-    let price = facts.and_then(|facts| facts.price_for(service));
+    let price = facts.and_then(|facts| {
+        let billing = facts.billing(turn_request.params);
+        facts.price_for(billing, lookup::today())
+    });
     let usage = Usage {
         tokens: reply.usage.unwrap_or_default(),
         model_calls: 1,

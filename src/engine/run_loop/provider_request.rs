@@ -2,16 +2,17 @@
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Instant;
 
 use secrecy::SecretString;
 
-use crate::config::models::ModelFacts;
+use crate::config::models::{ModelFacts, lookup};
 use crate::domain::agent::client_additions::ToolChoice;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::{Cache, Params};
 use crate::domain::event::EventKind;
-use crate::domain::service::Service;
+use crate::domain::service::{Billing, Service};
 use crate::domain::usage::{Cost, Price, TokenUsage, Usage};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::pause;
@@ -91,7 +92,7 @@ pub async fn send(
         is_sent: false,
         reported_usage: None,
         reported_cost: None,
-        billed_service: request.service(),
+        billing: request.billing(),
     };
     let result = request
         .complete(context, chat_request, &mut |delta| deltas.receive(delta))
@@ -101,7 +102,7 @@ pub async fn send(
         let provider = &target.provider.provider;
         provider.cut_prompt_warning(&chat_request, reply)
     });
-    let (reported_usage, billed_service) = (deltas.reported_usage, deltas.billed_service);
+    let (reported_usage, billing) = (deltas.reported_usage, deltas.billing);
     let reported_cost = deltas.reported_cost;
     let is_sent = deltas.is_sent;
     if let Some(message) = cut {
@@ -116,7 +117,9 @@ pub async fn send(
         chat_span.end(run, turn_request, target.model, &result);
     }
     if let Some(billed) = BilledTokens::of(&result, reported_usage, is_sent) {
-        let usage = billed.usage(request.price(billed_service), reported_cost);
+        let standard_price = request.price(Billing::default());
+        let price = request.price(billing);
+        let usage = billed.usage(price.or(standard_price), reported_cost);
         let replied_model = result.as_ref().ok().and_then(|reply| reply.model.as_ref());
         let billed_model = replied_model.unwrap_or(&target.model.model);
         run.add_model_usage(billed_model, &usage);
@@ -129,6 +132,14 @@ pub async fn send(
             tokens: usage.tokens.total(),
             cost: usage.cost.unwrap_or_default(),
         });
+        if price.is_none() && standard_price.is_some() && reported_cost.is_none() {
+            let message = format!(
+                "{} was billed on a tier whose price is not known: the standard price was counted",
+                request.model_name
+            );
+            let warning = Warning::new(WarningCode::PriceUnknown, &message);
+            record_warnings(context, turn_request.turn, vec![warning]).await?;
+        }
     }
     result
 }
@@ -178,7 +189,7 @@ struct ProviderRequest<'a> {
     target: Target<'a>,
     /// `provider/model`.
     model_name: String,
-    facts: Option<&'a ModelFacts>,
+    facts: Option<Arc<ModelFacts>>,
     params: Cow<'a, Params>,
     warnings: Vec<Warning>,
 }
@@ -190,12 +201,13 @@ impl<'a> ProviderRequest<'a> {
         let models = &context.engine.settings.models;
         let facts = models.get(&model.provider, &model.model);
         let (mut params, mut warnings) =
-            model_params::fit_to_model(&model_name, turn_request.params, facts);
+            model_params::fit_to_model(&model_name, turn_request.params, facts.as_deref());
+        warnings.extend(model_params::end_warning(model, facts.as_deref()));
         let services = &provider.services;
         warnings.extend(model_params::fit_service_tier(
             &model_name,
             &mut params,
-            facts,
+            facts.as_deref(),
             services,
         ));
         if !turn_request.is_turn && params.service == Some(Service::Batch) {
@@ -216,12 +228,15 @@ impl<'a> ProviderRequest<'a> {
         self.params.service == Some(Service::Batch)
     }
 
-    fn service(&self) -> Service {
-        self.params.service.unwrap_or_default()
+    /// How the request is billed if the reply does not say otherwise.
+    fn billing(&self) -> Billing {
+        let facts = self.facts.as_deref();
+        facts.map_or_else(Billing::default, |facts| facts.billing(&self.params))
     }
 
-    fn price(&self, service: Service) -> Option<Price> {
-        let price = self.facts?.price_for(service)?;
+    fn price(&self, billing: Billing) -> Option<Price> {
+        let facts = self.facts.as_deref()?;
+        let price = facts.price_for(billing, lookup::today())?;
         match self.params.cache {
             Cache::OneHour => Some(price.with_hour_cache()),
             Cache::FiveMinutes | Cache::Off => Some(price),
@@ -239,14 +254,18 @@ impl<'a> ProviderRequest<'a> {
         } = self.turn_request;
         let format = &self.params.response_format;
         let bytes = request_size::preamble_bytes(system, tools, format)
-            + request_size::messages_bytes(messages, SentAttachments::for_model(self.facts));
+            + request_size::messages_bytes(
+                messages,
+                SentAttachments::for_model(self.facts.as_deref()),
+            );
         let max_tokens = self.params.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let tokens = TokenUsage {
             input: request_size::tokens_from_bytes(bytes),
             output: u64::from(max_tokens),
             ..TokenUsage::default()
         };
-        let price = self.price(self.service());
+        let price = self.price(self.billing());
+        let price = price.or_else(|| self.price(Billing::default()));
         Amount {
             tokens: tokens.total(),
             cost: price.map_or(Cost(0), |price| price.cost(&tokens)),
@@ -260,7 +279,8 @@ impl<'a> ProviderRequest<'a> {
             model, provider, ..
         } = self.target;
         let provider = &provider.provider;
-        let dropped = provider.dropped_params_warning(&model.model, &self.params, self.facts);
+        let dropped =
+            provider.dropped_params_warning(&model.model, &self.params, self.facts.as_deref());
         let dropped = dropped.map(|message| Warning::new(WarningCode::ParamDropped, &message));
         warnings.extend(dropped);
         if has_blobs || self.is_batch() {
@@ -268,7 +288,7 @@ impl<'a> ProviderRequest<'a> {
             warnings.extend(content_parts::attachment_warnings(
                 &self.model_name,
                 messages,
-                self.facts,
+                self.facts.as_deref(),
             ));
         }
         warnings
@@ -293,7 +313,7 @@ impl<'a> ProviderRequest<'a> {
             tools,
             tool_choice: self.tool_choice(context),
             params: &self.params,
-            facts: self.facts,
+            facts: self.facts.as_deref(),
             stream: context.run.is_streaming() && !self.is_batch(),
             is_prompt_reused: is_prompt_reused || self.shared_prompt(context).is_some(),
             cache_key: if is_turn {
@@ -320,7 +340,7 @@ impl<'a> ProviderRequest<'a> {
         let is_first = context.run.parent.is_some() && is_turn && turn == 1;
         let bytes = request_size::preamble_bytes(system, tools, &self.params.response_format);
         let is_long = request_size::tokens_from_bytes(bytes) >= MIN_SHARED_TOKENS;
-        let price = self.facts.and_then(|facts| facts.price);
+        let price = self.price(Billing::default());
         let is_cheaper = price.is_some_and(|price| price.is_cache_cheaper());
         let provider = &self.target.provider.provider;
         let is_cached =
@@ -368,7 +388,8 @@ impl<'a> ProviderRequest<'a> {
         match error {
             TurnError::Provider(error) if error.category == ErrorCategory::BadRequest => {
                 let messages = self.turn_request.messages;
-                let advice = content_parts::in_doubt(provider, model, messages, self.facts);
+                let advice =
+                    content_parts::in_doubt(provider, model, messages, self.facts.as_deref());
                 TurnError::Provider(match advice {
                     Some(advice) => error.with(&advice),
                     None => error,
@@ -459,7 +480,7 @@ struct DeltaReceiver<'a> {
     is_sent: bool,
     reported_usage: Option<TokenUsage>,
     reported_cost: Option<Cost>,
-    billed_service: Service,
+    billing: Billing,
 }
 
 impl DeltaReceiver<'_> {
@@ -488,10 +509,13 @@ impl DeltaReceiver<'_> {
                 self.reported_cost = Some(cost);
                 return;
             }
-            // The reply in a batch does not say which tier was billed.
-            Delta::ServiceTier(_) if self.is_batch => return,
-            Delta::ServiceTier(service) => {
-                self.billed_service = service;
+            Delta::Billing(reported) => {
+                // The reply in a batch does not say which tier was billed.
+                let tier = reported.tier.filter(|_| !self.is_batch);
+                self.billing = Billing {
+                    tier: tier.unwrap_or(self.billing.tier),
+                    is_regional: reported.is_regional.unwrap_or(self.billing.is_regional),
+                };
                 return;
             }
             _ if !self.turn_request.is_turn => return,

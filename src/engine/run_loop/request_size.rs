@@ -1,6 +1,7 @@
 //! Estimates how large a request is, at four bytes a token. Pure.
 
-use crate::config::models::{ModelFacts, Models};
+use crate::config::models::ModelFacts;
+use crate::config::models::lookup::Models;
 use crate::domain::agent::Agent;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::attachment::Attachment;
@@ -38,7 +39,8 @@ impl SentAttachments {
     /// Those that the agent's model or one of its fallbacks may accept.
     pub fn for_agent(models: &Models, agent: &Agent) -> Self {
         let all = std::iter::once(&agent.model).chain(&agent.fallback_models);
-        let sent = all.map(|model| Self::for_model(models.get(&model.provider, &model.model)));
+        let sent =
+            all.map(|model| Self::for_model(models.get(&model.provider, &model.model).as_deref()));
         let none = Self {
             images: false,
             pdf: false,

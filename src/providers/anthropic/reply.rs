@@ -8,6 +8,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::{AssistantMessage, Echo, ReplyLimit, ToolCall, empty_arguments};
+use crate::domain::service::{ReportedBilling, Tier, is_regional};
 use crate::domain::usage::TokenUsage;
 use crate::providers::call_pieces::{self, ArgumentText};
 use crate::providers::echo::ReplyOrigin;
@@ -80,6 +81,10 @@ struct UsageIn {
     cache_creation_input_tokens: TokenCount,
     #[serde(default)]
     output_tokens_details: Lenient<OutputDetails>,
+    #[serde(default)]
+    speed: Lenient<String>,
+    #[serde(default)]
+    inference_geo: Lenient<String>,
 }
 
 #[derive(Deserialize)]
@@ -455,6 +460,13 @@ impl AnthropicReplyBuilder {
         usage.cache_write = usage.cache_write.max(cache_write);
         if let Some(details) = &reported.output_tokens_details.0 {
             usage.reasoning = usage.reasoning.max(details.thinking_tokens.or_zero());
+        }
+        let billing = ReportedBilling {
+            tier: reported.speed.0.as_deref().and_then(Tier::named),
+            is_regional: reported.inference_geo.0.as_deref().map(is_regional),
+        };
+        if billing != ReportedBilling::default() {
+            deltas(Delta::Billing(billing));
         }
         if let Some(usage) = self.valid_usage() {
             deltas(Delta::Usage(usage));

@@ -9,8 +9,8 @@ const ECHO: &str = "[[replies]]\ntext = \"got: {{input}}\"\n";
 
 /// An agent that names much that the server does not have.
 const LACKING: &str = r#"name = "lacking"
-model = "opnai/gpt-5"
-fallback_models = ["anthropic/claude-sonnet-4-5",
+model = "opnai/known"
+fallback_models = ["anthropic/known",
   "scripted/ecko", "vllm/unknown"]
 skill = "review"
 workdir = "nowhere"
@@ -43,7 +43,8 @@ fn lacking_home() -> Home {
     home.agent("echo", "", ECHO);
     home.write(
         "config/axed.toml",
-        "[providers.scripted]\nscripts = [\"scripts\"]\n[providers.vllm]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1\"\n",
+        "[providers.scripted]\nscripts = [\"scripts\"]\n[providers.vllm]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1\"\n\
+         [prices.\"anthropic/known\"]\ninput = 1\noutput = 1\n",
     );
     home.write("agents/bad.toml", "name = \"bad\"\n");
     home.write("agents/lacking.toml", LACKING);

@@ -284,7 +284,7 @@ const WRONG_FILES: &[(&str, &str)] = &[
     ),
     (
         "[prices.gpt]\ninput = 1",
-        "DIR/axed.toml:1:9: prices.gpt is not provider/model; write one such as [prices.\"openai/gpt-5\"]",
+        "DIR/axed.toml:1:9: prices.gpt is not provider/model; write one such as [prices.\"openai/gpt-6-sol\"]",
     ),
     (
         "[prices.\"a/b\"]\ninput = -1\noutput = 1",

@@ -1,7 +1,7 @@
 //! What a modelled process leaves: records, events and requests.
 
 use crate::recovery::model::{Place, Turn};
-use axed::config::models::Models;
+use axed::config::models::lookup::Models;
 use axed::config::{
     AttachmentLimits, DEFAULT_MAX_REPLY, Provider, ProviderKind, RequestRecording, Runs,
 };
