@@ -17,6 +17,7 @@ mod providers;
 mod recovery;
 mod runs;
 mod schedules;
+mod shipped_models;
 mod store;
 mod support;
 mod telemetry;

@@ -25,7 +25,7 @@ TURN anew. Child runs that had ended are not repeated.
 
 Examples:
   axed runs fork run_019a2b3c
-  axed runs fork run_019a2b3c:3 --model openai/gpt-5 --watch
+  axed runs fork run_019a2b3c:3 --model openai/gpt-6-sol --watch
   axed runs fork run_019a2b3c@run_019a2b3d:1 --edit-message \"Be brief\"
   axed runs fork run_019a2b3c:2 --edit-result call_1=\"no such file\""
 )]

@@ -20,7 +20,7 @@ repeated.
 
 Examples:
   axed runs rerun run_019a2b3c
-  axed runs rerun run_019a2b3c --model openai/gpt-5 --watch"
+  axed runs rerun run_019a2b3c --model openai/gpt-6-sol --watch"
 )]
 pub struct Rerun {
     /// Id of a root run, or its beginning

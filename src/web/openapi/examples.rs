@@ -88,7 +88,7 @@ fn completed_run() -> Run {
         input: "summarize the report".into(),
         labels: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
         content: Some("The first quarter was profitable.".to_owned()),
-        model: "claude-sonnet-4-5".to_owned(),
+        model: "claude-sonnet-5-5".to_owned(),
         stop_reason: Some("end_turn".to_owned()),
         turns: 2,
         usage: usage(1204, 188, 2, 1),
@@ -147,7 +147,7 @@ pub fn events() -> Value {
             2,
             0,
             EventKind::RunStarted {
-                model: "anthropic/claude-sonnet-4-5".to_owned(),
+                model: "anthropic/claude-sonnet-5-5".to_owned(),
                 agent_version: VERSION.to_owned(),
             }
         ),
@@ -185,7 +185,7 @@ pub fn tree() -> Value {
             "id": id, "agent": agent, "status": "completed", "depth": depth, "label": null,
             "tool_call_id": (depth > 0).then_some("call_1"),
             "task": (depth > 0).then_some("read the report"),
-            "model": "claude-sonnet-4-5", "turns": 1,
+            "model": "claude-sonnet-5-5", "turns": 1,
             "usage": {
                 "input_tokens": 412, "output_tokens": 63, "cache_read_tokens": 0, "cache_write_tokens": 0,
                 "model_calls": 1, "tool_calls": 0, "cost_usd": 0.0022, "complete": true,
@@ -236,14 +236,14 @@ pub fn session_conversation() -> Value {
 pub fn agent_summary() -> Value {
     json!({
         "name": "planner", "version": VERSION, "valid": true, "error": null, "warnings": [],
-        "description": "Plans, and lets others read", "model": "anthropic/claude-sonnet-4-5",
+        "description": "Plans, and lets others read", "model": "anthropic/claude-sonnet-5-5",
         "sub_agents": ["reader"], "tools": ["read_file"],
     })
 }
 
 pub fn dry_run() -> Value {
     json!({
-        "agent": "planner", "agent_version": VERSION, "model": "anthropic/claude-sonnet-4-5", "fallback_models": [],
+        "agent": "planner", "agent_version": VERSION, "model": "anthropic/claude-sonnet-5-5", "fallback_models": [],
         "system_prompt": "You plan.", "message": "summarize the report", "workdir": "/srv/agents",
         "params": {"temperature": 0.2, "max_tokens": null, "top_p": null, "stop": [],
                    "response_format": {"type": "text"}, "effort": null, "cache": "5m", "service": null},

@@ -15,7 +15,7 @@ completed = true
 path = "critic"
 agent = "critic"
 definition = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-model = "anthropic/claude-sonnet-4-5"
+model = "anthropic/claude-sonnet-5-5"
 system = "You name the weakest points of a draft."
 message = "Is the earth flat?"
 

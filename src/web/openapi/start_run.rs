@@ -55,7 +55,7 @@ pub fn fork(operation: Operation<'_>) -> Operation<'_> {
         .request_example(
             "turn",
             "Request the third turn anew, of another model",
-            json!({"at": {"turn": 3}, "edit": {"model": "openai/gpt-5"}}),
+            json!({"at": {"turn": 3}, "edit": {"model": "openai/gpt-6-sol"}}),
         )
         .problem(
             422,

@@ -29,15 +29,15 @@ pub fn turn(operation: Operation<'_>) -> Operation<'_> {
 
 fn turn_example() -> Value {
     json!({
-        "turn": 1, "provider": "anthropic", "model": "claude-sonnet-4-5", "effort": null, "status": "completed",
+        "turn": 1, "provider": "anthropic", "model": "claude-sonnet-5-5", "effort": null, "status": "completed",
         "copied": false, "redacted": false, "request_bytes": 126, "first_token_ms": 640, "duration_ms": 3_480,
         "attempts": [
             {
-                "provider": "anthropic", "model": "claude-sonnet-4-5", "status": 529,
+                "provider": "anthropic", "model": "claude-sonnet-5-5", "status": 529,
                 "error": "overloaded: Overloaded", "started_at": "2026-03-01T09:30:00.000Z", "duration_ms": 210
             },
             {
-                "provider": "anthropic", "model": "claude-sonnet-4-5", "status": 200, "error": null,
+                "provider": "anthropic", "model": "claude-sonnet-5-5", "status": 200, "error": null,
                 "started_at": "2026-03-01T09:30:01.000Z", "duration_ms": 2_480
             }
         ],
@@ -59,7 +59,7 @@ fn detail_example() -> Value {
         },
         "key_variable": "ANTHROPIC_API_KEY",
         "body": {
-            "model": "claude-sonnet-4-5", "max_tokens": 8_192,
+            "model": "claude-sonnet-5-5", "max_tokens": 8_192,
             "messages": [{"role": "user", "content": "Summarize the report."}]
         }
     });
