@@ -5,6 +5,7 @@ mod caching;
 mod content_parts;
 mod echo;
 mod malformed_replies;
+mod model_table;
 mod models;
 mod odd_replies;
 mod presets;

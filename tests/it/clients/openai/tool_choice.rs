@@ -152,16 +152,33 @@ async fn a_model_that_has_to_call_a_tool_does_not_think() {
 #[tokio::test]
 async fn a_model_that_decides_about_tools_itself_refuses_a_choice() {
     let app = TestApp::setup()
-        .agent("solo", "model = \"anthropic/claude-opus-5-5\"")
+        .config(
+            "[providers.gateway]\nkind = \"openai\"\nbase_url = \"{provider}\"\napi_key = \"k\"\n\
+             [providers.gateway.models.\"claude-sonnet-5-5\"]\nforced_tools = true",
+        )
+        .agent("opus", "model = \"anthropic/claude-opus-5-5\"")
+        .agent("sonnet", "model = \"anthropic/claude-sonnet-5-5\"")
+        .agent("served", "model = \"gateway/anthropic/claude-sonnet-5.5\"")
+        .agent("overridden", "model = \"gateway/claude-sonnet-5-5\"")
         .spawn()
         .await;
-    let got = complete(&app, "solo", json!("required")).await;
-    assert_eq!(got.status, 400, "{}", got.text);
-    let message = got.json()["error"]["message"].to_string();
-    assert!(
-        message.contains("anthropic/claude-opus-5-5 decides itself whether it calls a tool"),
-        "{message}"
-    );
+    for (agent, model) in [
+        ("opus", "anthropic/claude-opus-5-5"),
+        ("sonnet", "anthropic/claude-sonnet-5-5"),
+        ("served", "gateway/anthropic/claude-sonnet-5.5"),
+    ] {
+        let got = complete(&app, agent, json!("required")).await;
+        assert_eq!(got.status, 400, "{}", got.text);
+        let message = got.json()["error"]["message"].to_string();
+        let expected = format!("{model} decides itself whether it calls a tool");
+        assert!(message.contains(&expected), "{message}");
+    }
+    app.provider
+        .will("claude-sonnet-5-5", [calls([("weather", json!({}))])]);
+    let got = complete(&app, "overridden", json!("required")).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    let sent = app.provider.wait_for_request("claude-sonnet-5-5", 1).await;
+    assert_eq!(sent.body["tool_choice"], "required");
 }
 
 #[tokio::test]
