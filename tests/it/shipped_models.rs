@@ -10,14 +10,16 @@ use jiff::civil::Date;
 use regex::Regex;
 
 /// What users see of the repository.
-const SHIPPED_FILES: [&str; 10] = [
+const SHIPPED_FILES: [&str; 12] = [
     "README.md",
+    "CONTRIBUTING.md",
     "docker-compose.yml",
     "docs",
     "agents",
     "config",
     "deploy",
     "clients",
+    "src/catalog/template.rs",
     "src/cli",
     "src/web/openapi",
     "tests/guide",
@@ -47,28 +49,72 @@ fn known_models() -> BTreeMap<(String, String), Option<Date>> {
     rows.collect()
 }
 
-#[test]
-fn shipped_files_name_models_that_the_table_has_and_that_go_on() {
-    let as_of = SHIPPED.as_of.expect("a day of the table");
-    let known = known_models();
-    assert!(known.len() > 100, "{}", known.len());
-    let services: Vec<&str> = SHIPPED.rows.keys().map(String::as_str).collect();
-    let qualified = format!(
-        r"\b({})/([A-Za-z0-9][\w./-]*[A-Za-z0-9])",
-        services.join("|")
-    );
-    let (qualified, bare) = (
-        Regex::new(&qualified).expect("a pattern"),
-        Regex::new(BARE_NAMES).expect("a pattern"),
-    );
-    let last_days = |service: Option<&str>, name: &str| -> Vec<Option<Date>> {
+/// What is wrong with the models that a text names.
+struct ModelNames {
+    known: BTreeMap<(String, String), Option<Date>>,
+    /// A service of the table and a model.
+    qualified: Regex,
+    bare: Regex,
+    /// A line that sets a model, or lists models in a table: whatever has the form of a model is one.
+    setting: Regex,
+}
+
+impl ModelNames {
+    fn new() -> Self {
+        let services: Vec<&str> = SHIPPED.rows.keys().map(String::as_str).collect();
+        let qualified = format!(
+            r"\b({})/([A-Za-z0-9][\w./-]*[A-Za-z0-9])",
+            services.join("|")
+        );
+        let pattern = |pattern: &str| Regex::new(pattern).expect("a pattern");
+        Self {
+            known: known_models(),
+            qualified: pattern(&qualified),
+            bare: pattern(BARE_NAMES),
+            setting: pattern(r#"\bmodel"?\s*[:=]|\bfallback_models\b|--model\b|^\|.*`"#),
+        }
+    }
+
+    fn last_days(&self, service: Option<&str>, name: &str) -> Vec<Option<Date>> {
         // A service may have its own form of a maker's name.
         let is_same = |model: &str| model == name || model == canonical(name);
-        let matches = known.iter().filter(|((of, model), _)| {
+        let matches = self.known.iter().filter(|((of, model), _)| {
             is_same(model) && service.is_none_or(|service| service == of)
         });
         matches.map(|(_, last_day)| *last_day).collect()
-    };
+    }
+
+    /// The number of names in the line, and what is wrong with them.
+    fn check(&self, line: &str) -> (usize, Vec<String>) {
+        let is_setting = self.setting.is_match(line);
+        let with_service = self.qualified.captures_iter(line).filter_map(|found| {
+            let (service, name) = (found.get(1)?.as_str(), found.get(2)?.as_str());
+            // Links and paths also have a service and a slash.
+            let is_model = is_setting
+                || self.bare.is_match(name)
+                || !self.last_days(Some(service), name).is_empty();
+            is_model.then_some((Some(service), name))
+        });
+        let without = self.bare.find_iter(line);
+        let without = without.map(|found| (None, found.as_str().trim_end_matches(['.', '-'])));
+        let names: Vec<(Option<&str>, &str)> = with_service.chain(without).collect();
+        let as_of = SHIPPED.as_of.expect("a day of the table");
+        let has_ended = |last_day: &Option<Date>| last_day.is_some_and(|day| day < as_of);
+        let faults = names.iter().filter_map(|(service, name)| {
+            match self.last_days(*service, name).as_slice() {
+                [] => Some(format!("{name} is not in src/config/models.toml")),
+                days if days.iter().all(has_ended) => Some(format!("{name} has ended: {days:?}")),
+                _ => None,
+            }
+        });
+        (names.len(), faults.collect())
+    }
+}
+
+#[test]
+fn shipped_files_name_models_that_the_table_has_and_that_go_on() {
+    let names = ModelNames::new();
+    assert!(names.known.len() > 100, "{}", names.known.len());
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let paths = SHIPPED_FILES
         .iter()
@@ -80,33 +126,38 @@ fn shipped_files_name_models_that_the_table_has_and_that_go_on() {
             continue;
         };
         for (line, number) in text.lines().zip(1..) {
-            let with_service = qualified.captures_iter(line).map(|found| {
-                let service = services.iter().find(|it| **it == &found[1]).copied();
-                (service, found[2].to_owned())
-            });
-            let without = bare
-                .find_iter(line)
-                .map(|found| (None, found.as_str().trim_end_matches(['.', '-']).to_owned()));
-            // Links and paths also have a service and a slash.
-            let is_model = |(service, name): &(Option<&str>, String)| {
-                service.is_none() || !last_days(*service, name).is_empty() || bare.is_match(name)
-            };
-            for (service, name) in with_service.filter(is_model).chain(without) {
-                checked += 1;
-                let days = last_days(service, &name);
-                let fault = match days.as_slice() {
-                    [] => "is not in src/config/models.toml".to_owned(),
-                    days if days.iter().all(|day| day.is_some_and(|day| day < as_of)) => {
-                        format!("has ended: {days:?}")
-                    }
-                    _ => continue,
-                };
-                faults.push(format!("{}:{number}: {name} {fault}", path.display()));
-            }
+            let (count, found) = names.check(line);
+            checked += count;
+            let place = |fault| format!("{}:{number}: {fault}", path.display());
+            faults.extend(found.into_iter().map(place));
         }
     }
     assert!(checked > 50, "{checked}");
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn unknown_and_ended_models_are_found_in_a_file() {
+    let names = ModelNames::new();
+    for line in [
+        "model = \"anthropic/never-made\"",
+        "# fallback_models = [\"openai/o99\"]",
+        "\"model\": \"openai/gpt-99\"",
+        "axed run solo --model gemini/unknown",
+        "for example claude-sonnet-99 or others",
+        "model = \"anthropic/claude-opus-4-1\"",
+        "uses claude-3-haiku.",
+    ] {
+        assert_eq!(names.check(line).1.len().min(1), 1, "{line}");
+    }
+    for line in [
+        "model = \"anthropic/claude-sonnet-5-5\"",
+        "bedrock/us.anthropic.claude-opus-5-5-v1:0 and openrouter/anthropic/claude-opus-5.5",
+        "see deploy/anthropic/readme.md",
+        "model = \"vllm/own\"",
+    ] {
+        assert!(names.check(line).1.is_empty(), "{:?}", names.check(line));
+    }
 }
 
 #[test]

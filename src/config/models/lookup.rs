@@ -260,12 +260,13 @@ impl Snapshot {
     /// A model of its maker that another service serves, or that is newer than the table.
     fn by_name(&self, model: &str) -> Option<Arc<ModelFacts>> {
         let name = names::canonical(model);
-        let known = self.by_name.get(&name);
-        known.or_else(|| self.newest_claude(&name)).cloned()
+        let known = self.by_name.get(&name).cloned();
+        known.or_else(|| self.like_newest_claude(&name).map(Arc::new))
     }
 
-    /// Of an unknown model of Anthropic: the newest of its family, else the newest of all.
-    fn newest_claude(&self, name: &str) -> Option<&Arc<ModelFacts>> {
+    /// What is assumed of an unknown model of Anthropic: it is like the newest of its family, else like the newest of all, and
+    /// does not end with it.
+    fn like_newest_claude(&self, name: &str) -> Option<ModelFacts> {
         let wanted = Claude::parse(name)?;
         let known = self.by_name.iter().filter_map(|(name, facts)| {
             let claude = Claude::parse(name)?;
@@ -275,14 +276,21 @@ impl Snapshot {
         let is_relative = |claude: &Claude<'_>| claude.family == wanted.family;
         let newest = known
             .max_by_key(|(claude, rank, _)| (is_relative(claude), claude.version.clone(), *rank));
-        newest.map(|(_, _, facts)| facts)
+        let (_, _, facts) = newest?;
+        Some(ModelFacts {
+            checked_on: None,
+            retires: None,
+            successor: None,
+            ..ModelFacts::clone(facts)
+        })
     }
 }
 
 /// At the price of requests that stay within a region.
 fn regional(facts: &ModelFacts) -> ModelFacts {
     let mut facts = facts.clone();
-    let Some(share) = facts.shares.regional.take() else {
+    // The price has it from now on.
+    let Some(share) = facts.shares.regional.replace(1.0) else {
         return facts;
     };
     facts.price = facts.price.map(|price| price.scaled(share));
@@ -310,9 +318,9 @@ mod tests {
     use jiff::civil::date;
 
     use super::{Models, ProviderModels, Sources};
-    use crate::config::models::Sampling;
     use crate::config::models::row::{ModelRow, PriceRow};
     use crate::config::models::table::{self, SHIPPED};
+    use crate::config::models::{ModelFacts, Sampling};
     use crate::domain::agent::params::Effort;
     use crate::domain::usage::{LongPrice, Price};
 
@@ -439,13 +447,19 @@ mod tests {
                 ("anthropic", "claude-opus-5-5"),
             ),
         ] {
+            let abilities = |provider: &str, model: &str| {
+                let facts = models.get(provider, model).expect("known");
+                ModelFacts {
+                    checked_on: None,
+                    retires: None,
+                    successor: None,
+                    ..(*facts).clone().served_elsewhere()
+                }
+            };
+            let same = abilities(like.0, like.1);
+            assert_eq!(abilities(provider, model), same, "{provider}/{model}");
             let facts = models.get(provider, model).expect("known");
-            let same = models.get(like.0, like.1).expect("known");
-            assert_eq!(
-                *facts,
-                (*same).clone().served_elsewhere(),
-                "{provider}/{model}"
-            );
+            assert_eq!((facts.price, facts.is_served_elsewhere), (None, true));
         }
         let own = models
             .get("anthropic", "claude-opus-5-5-latest")
@@ -595,6 +609,7 @@ output = 2
 prices = [{ from = "2030-06-01", input = 3, output = 4 }]
 [anthropic."claude-opus-9"]
 context_window = 5
+retires = 2030-03-01
 "#;
         let table = table::parse(text.as_bytes(), &|_, model| model == "gpt-6-sol");
         let models = Models::new(Sources {
@@ -613,7 +628,7 @@ context_window = 5
         let newest = models
             .get("bedrock", "anthropic.claude-opus-10")
             .expect("known");
-        assert_eq!(newest.context_window, Some(5));
+        assert_eq!((newest.context_window, newest.retires), (Some(5), None));
         assert_eq!(models.as_of(), Some(date(2030, 1, 1)));
     }
 

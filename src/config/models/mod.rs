@@ -136,8 +136,11 @@ impl ModelFacts {
             Tier::Ultrafast => self.shares.ultrafast?,
             Tier::Unknown => return None,
         };
-        let regional = self.shares.regional.filter(|_| billing.is_regional);
-        match share * regional.unwrap_or(1.0) {
+        let regional = match billing.is_regional {
+            true => self.shares.regional?,
+            false => 1.0,
+        };
+        match share * regional {
             1.0 => Some(price),
             factor => Some(price.scaled(factor)),
         }
@@ -259,6 +262,15 @@ mod tests {
         ] {
             assert_eq!(input(tier, is_regional, day), expected, "{tier:?} {day}");
         }
+        let unknown = ModelFacts {
+            shares: TierShares::default(),
+            ..facts.clone()
+        };
+        let regional = Billing {
+            tier: Tier::Standard,
+            is_regional: true,
+        };
+        assert_eq!(unknown.price_for(regional, november), None);
     }
 
     #[test]

@@ -14,7 +14,8 @@ const MAKERS: [&str; 6] = [
 /// `claude-opus-5-5@20261001` are all `claude-opus-5-5`. Dots become dashes.
 pub fn canonical(model: &str) -> String {
     let lower = model.to_ascii_lowercase();
-    let name = lower.rsplit('/').next().unwrap_or_default();
+    let name = lower.strip_prefix("ft:").unwrap_or(&lower);
+    let name = name.rsplit('/').next().unwrap_or_default();
     let name = name.split(['@', ':']).next().unwrap_or_default();
     let name = without_maker(name);
     let name = name.strip_prefix("databricks-").unwrap_or(name);
@@ -131,6 +132,7 @@ mod tests {
             ("gpt-6.1-sol-2026-09-29", "gpt-6-1-sol"),
             ("us.openai.gpt-6-sol", "gpt-6-sol"),
             ("GPT-6-Sol", "gpt-6-sol"),
+            ("ft:gpt-6-sol:team::x", "gpt-6-sol"),
             ("google/gemini-4-hydrogen", "gemini-4-hydrogen"),
             ("models/gemini-4-hydrogen", "gemini-4-hydrogen"),
             ("claude", "claude"),

@@ -316,23 +316,23 @@ async fn unsupported_parameters_are_left_out_with_a_warning() {
     let app = TestApp::setup()
         .agent(
             "new",
-            &format!("model = \"responses/gpt-5-mini\"\nsub_agents = [\"x\"]\n{stop}"),
+            &format!("model = \"responses/gpt-9-mini\"\nsub_agents = [\"x\"]\n{stop}"),
         )
-        .agent("old", &format!("model = \"responses/gpt-4.1\"\n{stop}"))
+        .agent("old", &format!("model = \"responses/gpt-4-mini\"\n{stop}"))
         .spawn()
         .await;
     app.provider
-        .will("gpt-5-mini", [calls([("fly", json!({}))]), says("done")]);
-    app.provider.will("gpt-4.1", [says("done")]);
+        .will("gpt-9-mini", [calls([("fly", json!({}))]), says("done")]);
+    app.provider.will("gpt-4-mini", [says("done")]);
 
     let new = app.run("new", "go").await;
     let old = app.run("old", "go").await;
 
     assert_eq!((new.output(), old.output()), ("done", "done"));
-    let sent_request = app.provider.wait_for_request("gpt-5-mini", 2).await;
+    let sent_request = app.provider.wait_for_request("gpt-9-mini", 2).await;
     assert_eq!(sent_request.wire, Wire::Responses);
     assert_eq!(sent_request.body.get("stop"), None);
-    let sent_request = app.provider.wait_for_request("gpt-4.1", 1).await;
+    let sent_request = app.provider.wait_for_request("gpt-4-mini", 1).await;
     assert_eq!(sent_request.wire, Wire::Openai);
     assert_eq!(sent_request.body["stop"], json!(["END"]));
     let warnings = |events: &[Event]| {
@@ -346,7 +346,7 @@ async fn unsupported_parameters_are_left_out_with_a_warning() {
     let reported = warnings(&new.events().await);
     assert_eq!(reported.len(), 1, "once for a run: {reported:?}");
     assert!(
-        reported[0].starts_with("`stop` is not sent: gpt-5-mini"),
+        reported[0].starts_with("`stop` is not sent: gpt-9-mini"),
         "{reported:?}"
     );
     assert!(warnings(&old.events().await).is_empty());
