@@ -213,6 +213,8 @@ fn tool_defaults(config: &Config) -> BTreeMap<&'static str, Json> {
         ("tools.allow_commands", json!(false)),
         ("tools.allow_unconfined", json!(false)),
         ("tools.network", json!(false)),
+        ("tools.max_command_processes", json!(256)),
+        ("tools.max_command_memory", json!(4_u64 << 30)),
         ("tools.pass_env", json!([])),
         ("tools.roots", json!([])),
         ("tools.max_result", json!(tools.max_result)),

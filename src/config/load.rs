@@ -511,6 +511,8 @@ fn read_commands(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Commands
     Commands {
         allow_unconfined: s.flag("allow_unconfined").unwrap_or(false),
         network: s.flag("network").unwrap_or(false),
+        max_processes: s.count("max_command_processes", 16).unwrap_or(256),
+        max_memory: s.size("max_command_memory").unwrap_or(4 << 30),
         environment,
     }
 }

@@ -401,6 +401,10 @@ pub struct Commands {
     pub allow_unconfined: bool,
     /// Whether sandboxed commands have network access.
     pub network: bool,
+    /// Processes and threads of one command at once.
+    pub max_processes: usize,
+    /// Bytes of memory of all processes of one command.
+    pub max_memory: usize,
     /// Environment of the commands, without `HOME` and `TMPDIR`, which each command gets anew. The values that
     /// `pass_env` adds may be secret.
     pub environment: BTreeMap<String, SecretString>,
