@@ -14,12 +14,15 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::config;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, truncate_to_bytes};
-use crate::fair::fair_semaphore::FairSemaphore;
+use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 #[cfg(target_os = "linux")]
 use crate::tools::shell::sandbox;
 use crate::tools::shell::supervisor::{self, Mode};
@@ -40,7 +43,10 @@ const NOTICE_BYTES: usize = 512;
 /// The kernel takes 131,071 bytes in one argument.
 const MAX_COMMAND_BYTES: usize = 120_000;
 const MAX_REPORT_BYTES: u64 = 4096;
-/// How long killing all processes may take. Only a process that hangs in the kernel takes longer.
+/// The pause after each read of output that is dropped, so that a command that prints without end takes little of the
+/// daemon's time.
+const DROPPED_OUTPUT_PAUSE: Duration = Duration::from_millis(1);
+/// How long a call waits until all of its processes are killed. Only one that hangs in the kernel takes longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The arguments.
@@ -111,6 +117,7 @@ pub fn from_config(
         reserved: reserved.paths(),
         max_result: config.max_result,
         permits: FairSemaphore::new(MAX_CONCURRENT_COMMANDS, keys),
+        running: TaskTracker::new(),
     }))
 }
 
@@ -144,6 +151,8 @@ pub struct RunCommand {
     reserved: Vec<PathBuf>,
     max_result: usize,
     permits: FairSemaphore,
+    /// Commands, each until all of its processes are gone. Their supervisors see to that if the daemon ends first.
+    running: TaskTracker,
 }
 
 impl Tool for RunCommand {
@@ -185,15 +194,22 @@ impl Tool for RunCommand {
                     .to_owned(),
                 None => format!("the workdir cannot be read: {error}"),
             })?;
-            let _permit = context.acquire(&self.permits).await;
+            let permit = context.acquire(&self.permits).await;
             let running = self.spawn(workdir, &arguments.command)?;
-            let result = running
-                .wait(
-                    Duration::from_secs(arguments.timeout),
-                    self.max_output_bytes(),
-                )
-                .await;
-            result.map(ToolOutput::from)
+            let cancelled = CancellationToken::new();
+            let _cancel_on_drop = cancelled.clone().drop_guard();
+            let (sender, result) = oneshot::channel();
+            let time_limit = Duration::from_secs(arguments.timeout);
+            let max_bytes = self.max_output_bytes();
+            self.running.spawn(async move {
+                running
+                    .wait(time_limit, max_bytes, &cancelled, sender, permit)
+                    .await;
+            });
+            let result = result.await;
+            result
+                .unwrap_or_else(|_| Err("the daemon is ending".to_owned()))
+                .map(ToolOutput::from)
         })
     }
 }
@@ -259,40 +275,63 @@ struct RunningCommand {
 }
 
 impl RunningCommand {
-    async fn wait(mut self, time_limit: Duration, max_bytes: usize) -> Result<String, String> {
+    /// Sends the result, and holds the permit until all processes are gone.
+    async fn wait(
+        self,
+        time_limit: Duration,
+        max_bytes: usize,
+        cancelled: &CancellationToken,
+        result: oneshot::Sender<Result<String, String>>,
+        _permit: Permit,
+    ) {
+        let Self {
+            mut child,
+            mut output,
+            report,
+        } = self;
         let mut captured = CapturedOutput::default();
-        let (mut report, mut report_text) = (self.report.take(MAX_REPORT_BYTES), String::new());
+        let (mut report, mut report_text) = (report.take(MAX_REPORT_BYTES), String::new());
         let finished = timeout(time_limit, async {
-            captured.read_to_end(&mut self.output, max_bytes).await;
+            captured.read_to_end(&mut output, max_bytes).await;
             let _ = report.read_to_string(&mut report_text).await;
         });
-        if finished.await.is_err() {
-            // Closing the pipe tells the supervisor to kill everything.
-            drop(report);
-            let has_exited = timeout(
-                KILL_TIMEOUT,
-                captured.read_to_end(&mut self.output, max_bytes),
-            )
-            .await
-            .is_ok();
-            let outcome = match has_exited {
-                true => "It was ended with everything that it had started.",
-                false => "Something that it started cannot be ended yet.",
-            };
-            let seconds = time_limit.as_secs();
-            let failure = format!("timed out after {seconds} s. {outcome}");
-            return Err(captured.render(&failure, max_bytes));
+        let finished = cancelled.run_until_cancelled(finished).await;
+        // The supervisor exits when no process is left. Closing the pipe tells it to kill them.
+        drop(report);
+        if matches!(finished, Some(Ok(()))) {
+            let _ = child.wait().await;
+            let _ = result.send(read_report(&report_text, &captured, max_bytes));
+            return;
         }
-        let _ = self.child.wait().await;
-        match report_text.split_once(' ') {
-            Some(("exit", "0")) => Ok(captured.render("", max_bytes)),
-            Some(("exit", code)) => Err(captured.render(&format!("exit code {code}"), max_bytes)),
-            Some(("signal", signal)) => {
-                Err(captured.render(&format!("ended by signal {signal}"), max_bytes))
-            }
-            Some(("failed", why)) => Err(format!("the command cannot be run: {why}")),
-            _ => Err(captured.render("the command's supervisor was killed", max_bytes)),
-        }
+        let mut ended = Box::pin(async {
+            captured.read_to_end(&mut output, max_bytes).await;
+            let _ = child.wait().await;
+        });
+        let has_ended = timeout(KILL_TIMEOUT, &mut ended).await.is_ok();
+        let outcome = match has_ended {
+            true => "It was ended with everything that it had started.",
+            false => "Something that it started cannot be ended yet.",
+        };
+        let failure = format!("timed out after {} s. {outcome}", time_limit.as_secs());
+        drop(ended);
+        let _ = result.send(Err(captured.render(&failure, max_bytes)));
+        let _ = child.wait().await;
+    }
+}
+
+/// The result of a command that ended by itself.
+fn read_report(
+    report: &str,
+    captured: &CapturedOutput,
+    max_bytes: usize,
+) -> Result<String, String> {
+    let failed = |outcome: &str| Err(captured.render(outcome, max_bytes));
+    match report.split_once(' ') {
+        Some(("exit", "0")) => Ok(captured.render("", max_bytes)),
+        Some(("exit", code)) => failed(&format!("exit code {code}")),
+        Some(("signal", signal)) => failed(&format!("ended by signal {signal}")),
+        Some(("failed", why)) => Err(format!("the command cannot be run: {why}")),
+        _ => failed("the command's supervisor was killed"),
     }
 }
 
@@ -306,11 +345,14 @@ struct CapturedOutput {
 impl CapturedOutput {
     /// Reads to the end. Output over the limit is read and dropped, so the command does not block.
     async fn read_to_end(&mut self, output: &mut (impl AsyncRead + Unpin), max_bytes: usize) {
-        let mut buffer = vec![0; 16 << 10];
+        let mut buffer = vec![0; 64 << 10];
         while let Ok(read @ 1..) = output.read(&mut buffer).await {
             let kept_len = read.min(max_bytes.saturating_sub(self.head.len()));
             self.head.extend_from_slice(&buffer[..kept_len]);
             self.dropped_bytes = self.dropped_bytes.saturating_add((read - kept_len) as u64);
+            if kept_len < read {
+                tokio::time::sleep(DROPPED_OUTPUT_PAUSE).await;
+            }
         }
     }
 
@@ -337,7 +379,53 @@ impl CapturedOutput {
 
 #[cfg(test)]
 mod tests {
-    use super::CapturedOutput;
+    use std::process::Stdio;
+    use std::time::Duration;
+
+    use tokio::process::Command;
+    use tokio::sync::oneshot;
+    use tokio_util::sync::CancellationToken;
+
+    use super::{CapturedOutput, RunningCommand};
+    use crate::fair::fair_semaphore::FairSemaphore;
+
+    #[tokio::test]
+    async fn a_cancelled_call_holds_its_permit_until_its_supervisor_has_ended() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let ended = directory.path().join("ended");
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", "read line; echo > \"$0\""])
+            .arg(&ended)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let input = child.stdin.take();
+        let running = RunningCommand {
+            output: child.stdout.take().expect("a pipe"),
+            report: child.stderr.take().expect("a pipe"),
+            child,
+        };
+        let semaphore = FairSemaphore::new(1, &[]);
+        let permit = semaphore.acquire(None).await;
+        let cancelled = CancellationToken::new();
+        cancelled.cancel();
+        let (sender, _result) = oneshot::channel();
+        let wait = running.wait(Duration::from_secs(60), 100, &cancelled, sender, permit);
+        let end_supervisor = async {
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+                assert_eq!(semaphore.available_permits(), 0);
+            }
+            drop(input);
+        };
+        let next_call = async {
+            let _permit = semaphore.acquire(None).await;
+            assert!(ended.exists());
+        };
+        tokio::join!(wait, end_supervisor, next_call);
+    }
 
     #[tokio::test]
     async fn output_over_the_limit_is_read_and_dropped() {
