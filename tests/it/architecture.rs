@@ -102,7 +102,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("cap_tempfile", &["tools"]),
     ("html5gum", &["tools/web/html", "tools/web/html_reader"]),
     ("landlock", &["tools/shell/sandbox"]),
-    ("nix", &["tools/shell/sandbox"]),
+    ("nix", &["tools/shell/namespaces", "tools/shell/sandbox"]),
     ("seccompiler", &["tools/shell/seccomp"]),
     ("libc", &["tools/shell/seccomp"]),
     ("ignore", &["tools/files"]),

@@ -1,5 +1,10 @@
 //! `run_command`: runs a model's shell command in a sandbox, under a supervisor that kills its whole process tree.
 
+#[cfg(target_os = "linux")]
+mod cgroup;
+pub mod limits;
+#[cfg(target_os = "linux")]
+mod namespaces;
 mod process_tree;
 #[cfg(target_os = "linux")]
 mod sandbox;
@@ -7,3 +12,5 @@ mod sandbox;
 mod seccomp;
 pub mod supervisor;
 pub mod tool;
+#[cfg(target_os = "linux")]
+mod usage;
