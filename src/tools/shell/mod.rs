@@ -2,6 +2,7 @@
 
 #[cfg(target_os = "linux")]
 mod cgroup;
+mod containment;
 pub mod limits;
 #[cfg(target_os = "linux")]
 mod namespaces;

@@ -1,17 +1,16 @@
-//! Kills every process that descends from this one.
+//! Finds every process that descends from this one, measures and kills them.
 
 #[cfg(target_os = "linux")]
 use std::collections::{BTreeMap, BTreeSet};
 
 use rustix::process::{Pid, Signal};
 #[cfg(target_os = "linux")]
-use rustix::process::{PidfdFlags, getpid, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, kill_process, pidfd_open, pidfd_send_signal};
 
-/// Sends SIGKILL to all current descendants. A killed process starts no other; the next call finds those that were
-/// started during this one.
+/// Sends SIGKILL to all current descendants, one by one. The next call finds those that were started during this one.
 #[cfg(target_os = "linux")]
-pub fn kill(_command: Pid) {
-    let own_pid = getpid().as_raw_pid();
+pub fn kill() {
+    let own_pid = own_pid();
     for (pid, parent) in descendants(own_pid, &parents()) {
         let Some(process) = Pid::from_raw(pid) else {
             continue;
@@ -37,6 +36,55 @@ pub fn kill(command: Pid) {
     let _ = rustix::process::kill_process_group(command, Signal::KILL);
 }
 
+/// The processes that descend from this one.
+#[cfg(target_os = "linux")]
+pub fn descendants_of_self() -> Vec<i32> {
+    let descendants = descendants(own_pid(), &parents());
+    descendants.into_iter().map(|(pid, _)| pid).collect()
+}
+
+/// The number of this process in `/proc`, which may show another namespace than its own; 0 without `/proc`.
+#[cfg(target_os = "linux")]
+fn own_pid() -> i32 {
+    let link = std::fs::read_link("/proc/self");
+    link.ok()
+        .and_then(|pid| pid.to_str()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The number of threads; 0 if the process has ended.
+#[cfg(target_os = "linux")]
+pub fn threads_of(pid: i32) -> usize {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"));
+    stat.ok()
+        .and_then(|stat| field_after_name(&stat, 17)?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The resident bytes that belong to no file. Pages that several processes share count for each of them.
+#[cfg(target_os = "linux")]
+pub fn private_memory_of(pid: i32) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let mut pages = statm
+        .split_ascii_whitespace()
+        .map(|it| it.parse().unwrap_or(0));
+    let (resident, shared): (u64, u64) = (pages.nth(1).unwrap_or(0), pages.next().unwrap_or(0));
+    resident.saturating_sub(shared) * rustix::param::page_size() as u64
+}
+
+/// As [`private_memory_of`], but each page counts once, divided between those that share it.
+#[cfg(target_os = "linux")]
+pub fn proportional_memory_of(pid: i32) -> u64 {
+    let Ok(rollup) = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else {
+        return private_memory_of(pid);
+    };
+    let line = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss_Anon:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kibibytes.unwrap_or(0) << 10
+}
+
 /// Every process with its parent.
 #[cfg(target_os = "linux")]
 fn parents() -> Vec<(i32, i32)> {
@@ -52,13 +100,19 @@ fn parent_of(pid: i32) -> Option<i32> {
     parent_in(&stat)
 }
 
-/// Reads the fourth field of `/proc/<pid>/stat` (proc_pid_stat(5)). The second field is a name in parentheses, which
-/// may itself contain parentheses.
+/// The parent in `/proc/<pid>/stat` (proc_pid_stat(5)).
 #[cfg(target_os = "linux")]
 fn parent_in(stat: &[u8]) -> Option<i32> {
+    field_after_name(stat, 1)?.parse().ok()
+}
+
+/// A field of `/proc/<pid>/stat`, counted from the one after the name. The name is in parentheses, which it may itself
+/// contain.
+#[cfg(target_os = "linux")]
+fn field_after_name(stat: &[u8], index: usize) -> Option<&str> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+    rest.split_ascii_whitespace().nth(index)
 }
 
 /// The descendants of `root` with their parents; parents come before their children.

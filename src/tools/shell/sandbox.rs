@@ -7,8 +7,11 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process_group, test_kill_process};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
+use crate::tools::shell::limits::Isolation;
 use crate::tools::shell::seccomp::{self, FilterError};
 use crate::workdirs::file_id::FileId;
 use crate::workdirs::reserved::{ReservedPaths, ReservedSnapshot};
@@ -108,7 +111,7 @@ pub enum SandboxError {
     #[error("its files cannot be closed: {0}")]
     InheritedFiles(std::io::Error),
     #[error("its privileges cannot be dropped: {0}")]
-    Privileges(rustix::io::Errno),
+    Privileges(Errno),
     #[error("Landlock cannot confine it: {0}")]
     Landlock(#[from] RulesetError),
     #[error("Landlock does not confine it")]
@@ -129,6 +132,37 @@ pub fn is_available() -> bool {
     ruleset.and_then(Ruleset::create).is_ok()
 }
 
+/// Proof that a signal to everybody reaches only what this process has started.
+pub struct SignalScope(());
+
+impl SignalScope {
+    /// Enters a Landlock domain that restricts nothing but signals. The command's domain lies within it, so the command
+    /// cannot signal this process. `None` on systems that cannot scope signals (before Linux 6.12).
+    pub fn enter() -> Option<Self> {
+        let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+        let domain = ruleset.scope(Scope::Signal).and_then(Ruleset::create);
+        let status = domain.and_then(|domain| domain.restrict_self()).ok()?;
+        Self::of(Isolation::SignalScope).filter(|_| status.ruleset == RulesetStatus::FullyEnforced)
+    }
+
+    /// Tries whether this process is isolated in such a way, because `signal_all` would otherwise end every process of
+    /// the machine.
+    pub fn of(isolation: Isolation) -> Option<Self> {
+        let is_scoped = match isolation {
+            Isolation::PidNamespace | Isolation::UserNamespace => getpid().is_init(),
+            Isolation::SignalScope => test_kill_process(getppid()?) == Err(Errno::PERM),
+            Isolation::ControlGroup | Isolation::None => false,
+        };
+        is_scoped.then_some(Self(()))
+    }
+
+    /// Sends the signal to all descendants at once. Until it arrives, none of them can start another process.
+    pub fn signal_all(&self, signal: Signal) {
+        // `kill(-1, …)`: everything that this process may signal, except itself.
+        let _ = kill_process_group(Pid::INIT, signal);
+    }
+}
+
 /// Confines this process: it writes only in its working directory and in `temp_dir`, and reads nothing that is
 /// reserved.
 ///
@@ -137,6 +171,7 @@ pub fn is_available() -> bool {
 pub fn confine(
     temp_dir: &Path,
     allow_network: bool,
+    has_namespace: bool,
     reserved: Vec<PathBuf>,
 ) -> Result<(), SandboxError> {
     let no_capabilities = CapabilitySets {
@@ -151,7 +186,8 @@ pub fn confine(
     if status == RulesetStatus::NotEnforced {
         return Err(SandboxError::NotEnforced);
     }
-    Ok(seccomp::apply(allow_network, can_scope_signals())?)
+    let has_scoped_signals = has_namespace || can_scope_signals();
+    Ok(seccomp::apply(allow_network, has_scoped_signals)?)
 }
 
 /// Closes files that the daemon inherited when it was started. Landlock does not restrict files that are already open.

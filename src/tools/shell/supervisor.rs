@@ -1,6 +1,7 @@
-//! The process between the daemon and a model's command: this binary, started again. It ends when a pipe is closed,
-//! which also happens if the daemon dies. Every orphaned process of the command becomes its child, and it kills all of
-//! them before it exits.
+//! The processes between the daemon and a model's command: this binary, started again. The supervisor ends when a pipe is
+//! closed, which also happens if the daemon dies. Every orphaned process of the command becomes its child, and it kills
+//! all of them at once before it exits. It also ends a command that uses more than its limits. Where the system allows
+//! it, the supervisor is the first process of a namespace, so that the kernel kills all others if it is killed itself.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, Permissions};
@@ -10,66 +11,49 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus};
 
-use crate::tools::shell::process_tree;
+#[cfg(target_os = "linux")]
+use crate::tools::shell::cgroup::Cgroup;
+use crate::tools::shell::containment::{Containment, isolate};
+use crate::tools::shell::limits::{Confinement, Isolation, Mode};
 
-/// The hidden subcommand of the supervisor: `__command <mode> <command> <reserved>…`. Standard input is the working
-/// directory, standard output the command's output, standard error the pipe for the report. The reserved paths are the
-/// daemon's own, which the command must not read.
+/// The hidden subcommand that the daemon starts: `__command <confinement> <command> <reserved>…`. Standard input is the
+/// working directory, standard output the command's output, standard error the pipe for the report. The reserved paths are
+/// the daemon's own, which the command must not read. Without a command it prints the isolation that it would get.
 pub const SUPERVISE_SUBCOMMAND: &str = "__command";
-/// The hidden subcommand that becomes the command: `__confined <mode> <temporary folder> <command> <reserved>…`.
+/// The hidden subcommand of a supervisor that is the first process of its namespace. Its arguments are those of a [`Job`].
+const INIT_SUBCOMMAND: &str = "__init";
+/// The hidden subcommand that becomes the command. Its arguments are those of a [`Job`].
 const EXEC_SUBCOMMAND: &str = "__confined";
 
 /// Most bytes of a file that a command writes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
-/// Most processes of the daemon's user, checked when a command starts one. The limit does not apply to root.
-const MAX_PROCESSES: u64 = 4096;
+/// Most processes of the daemon's user, if a command would start another one. It does not apply to root.
+const MAX_PROCESSES_OF_USER: u64 = 4096;
+/// The launcher and the threads of the supervisor, which count in a command's user namespace.
+const SUPERVISING_THREADS: u64 = 3;
 /// Most open files of a process.
 const MAX_OPEN_FILES: u64 = 1024;
-/// Commands run at a lower CPU priority than the daemon.
-const NICENESS: i32 = 5;
+/// Commands run at a lower CPU priority than the daemon: one has a thirtieth of its weight.
+const NICENESS: i32 = 15;
 /// The interval between two rounds of killing.
-const POLL_INTERVAL: Duration = Duration::from_millis(1);
+const KILL_INTERVAL: Duration = Duration::from_millis(1);
+/// The interval between two looks at what a command uses.
+const WATCH_INTERVAL: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
 /// Most files that the supervisor holds open while it removes the temporary folder.
 const MAX_REMOVAL_HANDLES: u64 = 512;
 /// Folders nested deeper than this are moved up before removal. Up to this depth a path stays within the system's
 /// limit, whatever the names.
 const MAX_LEVELS: usize = 12;
-
-/// How a command is confined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Reaches only the files of the workdir, a temporary folder and the system, and no network.
-    Sandboxed,
-    /// As `Sandboxed`, but with network access.
-    SandboxedWithNetwork,
-    Unconfined,
-}
-
-impl Mode {
-    const ALL: [Self; 3] = [
-        Self::Sandboxed,
-        Self::SandboxedWithNetwork,
-        Self::Unconfined,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Sandboxed => "confined",
-            Self::SandboxedWithNetwork => "networked",
-            Self::Unconfined => "unconfined",
-        }
-    }
-
-    fn parse(text: &OsString) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| text == mode.as_str())
-    }
-}
 
 /// The running binary, even if its file has been replaced since.
 pub fn current_binary() -> std::io::Result<PathBuf> {
@@ -79,72 +63,180 @@ pub fn current_binary() -> std::io::Result<PathBuf> {
     }
 }
 
-/// Runs a hidden subcommand; `None` if the arguments are a user's.
-pub fn run_subcommand(arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
-    let arguments = supervisor_arguments(arguments)?;
-    match arguments.as_slice() {
-        [subcommand, mode, command, reserved @ ..] if subcommand == SUPERVISE_SUBCOMMAND => {
-            let report = supervise_command(Mode::parse(mode)?, command, reserved);
-            // If the daemon is gone, nobody reads the report.
-            let _ = std::io::stderr().write_all(report.as_bytes());
-            Some(ExitCode::SUCCESS)
-        }
-        [subcommand, mode, temp_dir, command, reserved @ ..] if subcommand == EXEC_SUBCOMMAND => {
-            let error = exec_command(Mode::parse(mode)?, Path::new(temp_dir), command, reserved);
-            let pipe = std::io::stdin().as_fd().try_clone_to_owned();
-            let _ = pipe.map(|pipe| std::fs::File::from(pipe).write_all(error.as_bytes()));
-            Some(ExitCode::FAILURE)
-        }
-        _ => None,
+/// A command with what its processes need. Written as `<confinement> <control groups> <temporary folder> <command>
+/// <reserved>…`.
+struct Job<'a> {
+    command: &'a OsString,
+    confinement: Confinement,
+    isolation: Isolation,
+    cgroups: OsString,
+    temp_dir: PathBuf,
+    reserved: &'a [OsString],
+}
+
+impl<'a> Job<'a> {
+    fn parse(arguments: &'a [OsString]) -> Option<Self> {
+        let [confinement, cgroups, temp_dir, command, reserved @ ..] = arguments else {
+            return None;
+        };
+        let confinement = Confinement::parse(confinement.to_str()?)?;
+        Some(Self {
+            command,
+            confinement,
+            isolation: confinement.isolation?,
+            cgroups: cgroups.clone(),
+            temp_dir: PathBuf::from(temp_dir),
+            reserved,
+        })
+    }
+
+    /// This binary with the subcommand and the job.
+    fn process(&self, subcommand: &str) -> std::io::Result<Command> {
+        let confinement = Confinement {
+            isolation: Some(self.isolation),
+            ..self.confinement
+        };
+        let mut process = Command::new(current_binary()?);
+        process
+            .arg0("axed")
+            .args([subcommand, &confinement.to_string()])
+            .args([&self.cgroups, self.temp_dir.as_os_str(), self.command])
+            .args(self.reserved);
+        Ok(process)
     }
 }
 
-/// All arguments, if the first one is a hidden subcommand.
-fn supervisor_arguments(mut arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
-    let first = arguments.next()?;
-    let is_ours = first == SUPERVISE_SUBCOMMAND || first == EXEC_SUBCOMMAND;
-    is_ours.then(|| std::iter::once(first).chain(arguments).collect())
+/// Runs a hidden subcommand; `None` if the arguments are a user's.
+pub fn run_subcommand(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let subcommand = arguments.next()?;
+    let subcommands = [SUPERVISE_SUBCOMMAND, INIT_SUBCOMMAND, EXEC_SUBCOMMAND];
+    let subcommand = subcommands.into_iter().find(|it| subcommand == *it)?;
+    let arguments: Vec<OsString> = arguments.collect();
+    match (subcommand, arguments.as_slice()) {
+        (SUPERVISE_SUBCOMMAND, [confinement]) => {
+            let wanted = Confinement::parse(confinement.to_str()?)?.isolation;
+            probe_isolation(wanted)
+        }
+        (SUPERVISE_SUBCOMMAND, [confinement, command, reserved @ ..]) => {
+            let confinement = Confinement::parse(confinement.to_str()?)?;
+            report(launch(confinement, command, reserved));
+        }
+        (INIT_SUBCOMMAND, []) => {}
+        (INIT_SUBCOMMAND, arguments) => {
+            // Whatever ends the process that started this one also ends the namespace.
+            #[cfg(target_os = "linux")]
+            let _ = rustix::process::set_parent_process_death_signal(Some(
+                rustix::process::Signal::KILL,
+            ));
+            report(supervise(&Job::parse(arguments)?));
+        }
+        (_, arguments) => {
+            let error = exec_command(&Job::parse(arguments)?);
+            let pipe = std::io::stdin().as_fd().try_clone_to_owned();
+            let _ = pipe.map(|pipe| std::fs::File::from(pipe).write_all(error.as_bytes()));
+            return Some(ExitCode::FAILURE);
+        }
+    }
+    Some(ExitCode::SUCCESS)
 }
 
-/// Runs the command to its end. Returns how it ended: `exit <code>`, `signal <number>`, or `failed <why>`.
-fn supervise_command(mode: Mode, command: &OsString, reserved: &[OsString]) -> String {
-    let temp_dir = match create_temp_dir() {
-        Ok(temp_dir) => temp_dir,
-        Err(error) => return format!("failed its temporary folder cannot be made: {error}"),
+/// Writes how the command ended: `exit <code>`, `signal <number>`, `ended <why>` if it exceeded a limit, or `failed <why>`.
+fn report(outcome: Result<String, String>) {
+    let text = outcome.unwrap_or_else(|why| format!("failed {why}"));
+    // If the daemon is gone, nobody reads it.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Prints how a command would be isolated, and nothing if it cannot be.
+fn probe_isolation(wanted: Option<Isolation>) {
+    let Ok(isolation) = isolate(wanted) else {
+        return;
     };
-    let report = spawn_command(mode, &temp_dir, command, reserved)
-        .and_then(|(child, error_pipe)| wait_and_reap(&child, error_pipe));
+    if isolation.has_namespace() {
+        let status =
+            current_binary().and_then(|binary| Command::new(binary).arg(INIT_SUBCOMMAND).status());
+        if !status.is_ok_and(|status| status.success()) {
+            return;
+        }
+    }
+    anstream::print!("{}", isolation.as_str());
+}
+
+/// Runs the command to its end and removes what was created for it. Returns how it ended; nothing if the first process
+/// of a namespace has reported that itself.
+fn launch(
+    confinement: Confinement,
+    command: &OsString,
+    reserved: &[OsString],
+) -> Result<String, String> {
+    // Leaves the daemon's session, so signals of its terminal do not arrive here. Fails if this process already leads a
+    // session.
+    let _ = rustix::process::setsid();
+    let temp_dir = create_temp_dir()
+        .map_err(|error| format!("its temporary folder cannot be made: {error}"))?;
+    let outcome = isolate(confinement.isolation).and_then(|isolation| {
+        #[cfg(target_os = "linux")]
+        let cgroup = Cgroup::create(&confinement.limits, isolation == Isolation::ControlGroup);
+        let job = Job {
+            command,
+            confinement,
+            isolation,
+            #[cfg(target_os = "linux")]
+            cgroups: cgroup.to_list(),
+            #[cfg(not(target_os = "linux"))]
+            cgroups: OsString::new(),
+            temp_dir: temp_dir.clone(),
+            reserved,
+        };
+        let outcome = match isolation.has_namespace() {
+            true => start_in_namespace(&job),
+            false => supervise(&job),
+        };
+        #[cfg(target_os = "linux")]
+        cgroup.remove();
+        outcome
+    });
     remove_temp_dir(&temp_dir);
-    report.unwrap_or_else(|why| format!("failed {why}"))
+    outcome
+}
+
+/// Starts the supervisor as the first process of the namespace. It has ended when the kernel has ended all others.
+fn start_in_namespace(job: &Job<'_>) -> Result<String, String> {
+    let status = job.process(INIT_SUBCOMMAND).and_then(|mut it| it.status());
+    match status {
+        Ok(_) => Ok(String::new()),
+        Err(error) => Err(format!("its supervisor cannot be started: {error}")),
+    }
+}
+
+/// Runs the command to its end. This process becomes its supervisor.
+fn supervise(job: &Job<'_>) -> Result<String, String> {
+    #[cfg(target_os = "linux")]
+    let containment = {
+        let cgroup = Cgroup::from_list(&job.cgroups);
+        Arc::new(Containment::new(&job.confinement, job.isolation, cgroup))
+    };
+    #[cfg(not(target_os = "linux"))]
+    let containment = Arc::new(Containment);
+    let (child, error_pipe) = spawn_command(job)?;
+    wait_and_reap(&child, error_pipe, &containment)
 }
 
 /// Starts the process that becomes the command. The returned pipe closes when the command is executed; text in it
 /// before says why that failed.
-fn spawn_command(
-    mode: Mode,
-    temp_dir: &Path,
-    command: &OsString,
-    reserved: &[OsString],
-) -> Result<(Child, std::io::PipeReader), String> {
+fn spawn_command(job: &Job<'_>) -> Result<(Child, std::io::PipeReader), String> {
     let failed = |error: std::io::Error| format!("it cannot be started: {error}");
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| failed(error.into()))?;
-    // Leaves the daemon's session, so signals of its terminal do not arrive here. Fails if this process already leads a
-    // session.
-    let _ = rustix::process::setsid();
     rustix::process::fchdir(std::io::stdin())
         .map_err(|error| format!("the workdir cannot be entered: {error}"))?;
     let (error_pipe, pipe) = std::io::pipe().map_err(failed)?;
     let output = std::io::stdout().as_fd().try_clone_to_owned();
-    let child = Command::new(current_binary().map_err(failed)?)
-        .arg0("axed")
-        .args([EXEC_SUBCOMMAND, mode.as_str()])
-        .arg(temp_dir)
-        .arg(command)
-        .args(reserved)
-        .env("HOME", temp_dir)
-        .env("TMPDIR", temp_dir)
+    let mut process = job.process(EXEC_SUBCOMMAND).map_err(failed)?;
+    let child = process
+        .env("HOME", &job.temp_dir)
+        .env("TMPDIR", &job.temp_dir)
         .stdin(Stdio::from(pipe))
         .stderr(Stdio::from(output.map_err(failed)?))
         .spawn();
@@ -152,13 +244,21 @@ fn spawn_command(
 }
 
 /// Waits for the command and kills what remains of it.
-fn wait_and_reap(child: &Child, mut error_pipe: std::io::PipeReader) -> Result<String, String> {
+fn wait_and_reap(
+    child: &Child,
+    mut error_pipe: std::io::PipeReader,
+    containment: &Arc<Containment>,
+) -> Result<String, String> {
     let pid = Pid::from_child(child);
+    let exceeded_limit = Arc::new(OnceLock::new());
+    let (watched, limit) = (Arc::clone(containment), Arc::clone(&exceeded_limit));
     std::thread::spawn(move || {
-        wait_for_reader_hangup();
+        if let Some(exceeded) = wait_for_reason_to_kill(&watched) {
+            let _ = limit.set(exceeded);
+        }
         loop {
-            process_tree::kill(pid);
-            std::thread::sleep(POLL_INTERVAL);
+            watched.kill(pid);
+            std::thread::sleep(KILL_INTERVAL);
         }
     });
     let mut error_text = String::new();
@@ -173,10 +273,11 @@ fn wait_and_reap(child: &Child, mut error_pipe: std::io::PipeReader) -> Result<S
             Err(error) => break Err(format!("it cannot be waited for: {error}")),
         }
     };
-    kill_all(pid);
-    match (error_text.is_empty(), status?) {
-        (false, _) => Err(error_text),
-        (true, status) => Ok(describe_status(status)),
+    kill_all(containment, pid);
+    match (error_text.is_empty(), status?, exceeded_limit.get()) {
+        (_, _, Some(limit)) => Ok(format!("ended {limit}")),
+        (false, _, None) => Err(error_text),
+        (true, status, None) => Ok(describe_status(status)),
     }
 }
 
@@ -188,22 +289,27 @@ fn describe_status(status: WaitStatus) -> String {
     }
 }
 
-/// Returns when nobody reads the report any more: the call was dropped, or the daemon died.
-fn wait_for_reader_hangup() {
+/// Returns when nobody reads the report any more (the call was dropped, or the daemon died), or with the limit that the
+/// command exceeds.
+fn wait_for_reason_to_kill(containment: &Containment) -> Option<String> {
+    let mut usage = containment.watch();
     let report = std::io::stderr();
     loop {
         let mut fds = [PollFd::new(&report, PollFlags::empty())];
-        match poll(&mut fds, None) {
-            Ok(_) if !fds[0].revents().is_empty() => return,
+        match poll(&mut fds, usage.is_some().then_some(&WATCH_INTERVAL)) {
+            Ok(_) if !fds[0].revents().is_empty() => return None,
             Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return,
+            Err(_) => return None,
+        }
+        if let Some(exceeded) = usage.as_mut().and_then(|usage| containment.check(usage)) {
+            return Some(exceeded);
         }
     }
 }
 
 /// Kills and reaps until no child is left. Orphans become children of this process, so then there is no descendant
 /// either.
-fn kill_all(command: Pid) {
+fn kill_all(containment: &Containment, command: Pid) {
     loop {
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
@@ -212,13 +318,13 @@ fn kill_all(command: Pid) {
                 Err(_) => {
                     // Orphans do not become our children on this system, so kill the process group.
                     #[cfg(not(target_os = "linux"))]
-                    process_tree::kill(command);
+                    containment.kill(command);
                     return;
                 }
             }
         }
-        process_tree::kill(command);
-        std::thread::sleep(POLL_INTERVAL);
+        containment.kill(command);
+        std::thread::sleep(KILL_INTERVAL);
     }
 }
 
@@ -285,11 +391,18 @@ fn subdirectories(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Confines this process and executes the command in its place. Returns only on failure, with the reason.
-fn exec_command(mode: Mode, temp_dir: &Path, command: &OsString, reserved: &[OsString]) -> String {
+fn exec_command(job: &Job<'_>) -> String {
     let _ = rustix::process::setsid();
     let _ = rustix::process::nice(NICENESS);
-    set_resource_limits();
-    if let Err(why) = confine(mode, temp_dir, reserved) {
+    // Where the kernel groups processes by session, niceness counts only within the group, and this is the group's own.
+    #[cfg(target_os = "linux")]
+    let _ = std::fs::write("/proc/self/autogroup", NICENESS.to_string());
+    set_resource_limits(job);
+    #[cfg(target_os = "linux")]
+    if let Err(error) = Cgroup::from_list(&job.cgroups).enter() {
+        return format!("its control group cannot be entered: {error}");
+    }
+    if let Err(why) = confine(job) {
         return why;
     }
     // If the supervisor is killed, nobody else ends the command.
@@ -297,7 +410,7 @@ fn exec_command(mode: Mode, temp_dir: &Path, command: &OsString, reserved: &[OsS
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let error = Command::new("/bin/sh")
         .arg("-c")
-        .arg(command)
+        .arg(job.command)
         .stdin(Stdio::null())
         .exec();
     // The pipe may be closed by now, but the output is still open.
@@ -306,13 +419,19 @@ fn exec_command(mode: Mode, temp_dir: &Path, command: &OsString, reserved: &[OsS
 }
 
 /// Limits the command's resources. A limit that is already lower stays.
-fn set_resource_limits() {
-    // If memory runs out, the kernel kills a command before the daemon.
-    let _ = std::fs::write("/proc/self/oom_score_adj", "500");
+fn set_resource_limits(job: &Job<'_>) {
+    let limits = job.confinement.limits;
+    let max_processes = match job.isolation {
+        Isolation::UserNamespace => limits.processes as u64 + SUPERVISING_THREADS,
+        _ => MAX_PROCESSES_OF_USER,
+    };
+    // If memory runs out, the kernel kills a command before everything else.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     for (resource, max) in [
         (Resource::Core, 0),
         (Resource::Fsize, MAX_FILE_BYTES),
-        (Resource::Nproc, MAX_PROCESSES),
+        (Resource::Data, limits.memory),
+        (Resource::Nproc, max_processes),
         (Resource::Nofile, MAX_OPEN_FILES),
     ] {
         let lowered = |now: Option<u64>| Some(now.map_or(max, |now| now.min(max)));
@@ -326,21 +445,22 @@ fn set_resource_limits() {
 }
 
 #[cfg(target_os = "linux")]
-fn confine(mode: Mode, temp_dir: &Path, reserved: &[OsString]) -> Result<(), String> {
+fn confine(job: &Job<'_>) -> Result<(), String> {
     use crate::tools::shell::sandbox::confine;
 
-    let reserved: Vec<PathBuf> = reserved.iter().map(PathBuf::from).collect();
-    let confined = match mode {
-        Mode::Sandboxed => confine(temp_dir, false, reserved),
-        Mode::SandboxedWithNetwork => confine(temp_dir, true, reserved),
+    let reserved: Vec<PathBuf> = job.reserved.iter().map(PathBuf::from).collect();
+    let has_namespace = job.isolation.has_namespace();
+    let confined = match job.confinement.mode {
+        Mode::Sandboxed => confine(&job.temp_dir, false, has_namespace, reserved),
+        Mode::SandboxedWithNetwork => confine(&job.temp_dir, true, has_namespace, reserved),
         Mode::Unconfined => Ok(()),
     };
     confined.map_err(|error| error.to_string())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn confine(mode: Mode, _: &Path, _: &[OsString]) -> Result<(), String> {
-    match mode {
+fn confine(job: &Job<'_>) -> Result<(), String> {
+    match job.confinement.mode {
         Mode::Unconfined => Ok(()),
         _ => Err("this system cannot confine commands".to_owned()),
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -23,9 +24,10 @@ use crate::config;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, truncate_to_bytes};
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
+use crate::tools::shell::limits::{Confinement, Isolation, Limits, Mode};
 #[cfg(target_os = "linux")]
 use crate::tools::shell::sandbox;
-use crate::tools::shell::supervisor::{self, Mode};
+use crate::tools::shell::supervisor;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 use crate::workdirs::reserved::{ReservedError, ReservedPaths};
 
@@ -74,6 +76,12 @@ pub enum DisabledReason {
          tools.allow_unconfined = true offers it without"
     )]
     NoLandlock,
+    #[error(
+        "run_command is not offered: this system cannot end all processes of a command at once, so some could outlive \
+         their call; it needs user namespaces, Linux 6.12, or a control group that is delegated to this daemon \
+         (docs/TOOLS.md, Commands); tools.allow_unconfined = true offers it without"
+    )]
+    NoIsolation,
     #[cfg(target_os = "linux")]
     #[error("run_command is not offered: {0}")]
     Sandbox(#[from] sandbox::SandboxError),
@@ -110,15 +118,54 @@ pub fn from_config(
     if mode != Mode::Unconfined {
         check_system(reserved)?;
     }
+    let limits = Limits {
+        processes: commands.max_processes,
+        memory: commands.max_memory as u64,
+    };
+    let isolation = probe_isolation(Confinement {
+        mode,
+        limits,
+        isolation: None,
+    });
+    match (isolation, commands.allow_unconfined) {
+        (Some(isolation), _) => {
+            tracing::debug!(
+                "Processes of commands are isolated by {}",
+                isolation.as_str()
+            );
+        }
+        (None, true) => tracing::warn!(
+            "This system cannot end all processes of a command at once (docs/TOOLS.md, Commands): commands of models may \
+             leave processes behind, because tools.allow_unconfined says so"
+        ),
+        (None, false) => return Err(DisabledReason::NoIsolation),
+    }
     Ok(Some(RunCommand {
         schema: Schema::for_type::<Arguments>().map_err(DisabledReason::Schema)?,
-        mode,
+        confinement: Confinement {
+            mode,
+            limits,
+            isolation: Some(isolation.unwrap_or(Isolation::None)),
+        },
         environment: commands.environment.clone(),
         reserved: reserved.paths(),
         max_result: config.max_result,
         permits: FairSemaphore::new(MAX_CONCURRENT_COMMANDS, keys),
         running: TaskTracker::new(),
     }))
+}
+
+/// How this system isolates the processes of a command: what a supervisor says that is started for no command.
+fn probe_isolation(confinement: Confinement) -> Option<Isolation> {
+    let output = std::process::Command::new(supervisor::current_binary().ok()?)
+        .arg0("axed")
+        .args([supervisor::SUPERVISE_SUBCOMMAND, &confinement.to_string()])
+        .env_clear()
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    Isolation::parse(str::from_utf8(&output.stdout).ok()?)
 }
 
 /// Whether reserved paths can be left out of what every command may read.
@@ -145,7 +192,7 @@ fn is_confinable() -> bool {
 
 pub struct RunCommand {
     schema: Schema,
-    mode: Mode,
+    confinement: Confinement,
     environment: BTreeMap<String, SecretString>,
     /// The daemon's own files and directories.
     reserved: Vec<PathBuf>,
@@ -217,7 +264,7 @@ impl Tool for RunCommand {
 impl RunCommand {
     /// Whether commands are kept away from the daemon's own files.
     pub fn is_sandboxed(&self) -> bool {
-        self.mode != Mode::Unconfined
+        self.confinement.mode != Mode::Unconfined
     }
 
     fn max_output_bytes(&self) -> usize {
@@ -245,7 +292,7 @@ impl RunCommand {
             .arg0("axed")
             .args([
                 supervisor::SUPERVISE_SUBCOMMAND,
-                self.mode.as_str(),
+                &self.confinement.to_string(),
                 command,
             ])
             .args(&self.reserved)
@@ -330,6 +377,9 @@ fn read_report(
         Some(("exit", "0")) => Ok(captured.render("", max_bytes)),
         Some(("exit", code)) => failed(&format!("exit code {code}")),
         Some(("signal", signal)) => failed(&format!("ended by signal {signal}")),
+        Some(("ended", why)) => {
+            failed(&format!("ended with everything that it had started: {why}"))
+        }
         Some(("failed", why)) => Err(format!("the command cannot be run: {why}")),
         _ => failed("the command's supervisor was killed"),
     }

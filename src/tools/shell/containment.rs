@@ -1,0 +1,142 @@
+//! Ends all processes of a command at once and limits what they use together. The supervisor holds it.
+
+use rustix::process::Pid;
+#[cfg(target_os = "linux")]
+use rustix::process::{Signal, getuid};
+
+#[cfg(target_os = "linux")]
+use crate::tools::shell::cgroup::Cgroup;
+#[cfg(target_os = "linux")]
+use crate::tools::shell::limits::Limits;
+use crate::tools::shell::limits::{Confinement, Isolation};
+#[cfg(target_os = "linux")]
+use crate::tools::shell::namespaces;
+use crate::tools::shell::process_tree;
+#[cfg(target_os = "linux")]
+use crate::tools::shell::sandbox::SignalScope;
+#[cfg(target_os = "linux")]
+use crate::tools::shell::usage::UsageWatch;
+
+/// Isolates what this process starts from now on, in the given way or in the best that works.
+///
+/// # Errors
+/// It does not work here.
+pub fn isolate(wanted: Option<Isolation>) -> Result<Isolation, String> {
+    let candidates = Isolation::ALL.map(|(isolation, _)| isolation);
+    let mut error = "this system cannot end all processes of a command at once".to_owned();
+    for isolation in candidates {
+        if wanted.map_or(isolation == Isolation::None, |it| it != isolation) {
+            continue;
+        }
+        match enter(isolation) {
+            Ok(()) => return Ok(isolation),
+            Err(why) => error = format!("it cannot be isolated ({}): {why}", isolation.as_str()),
+        }
+    }
+    Err(error)
+}
+
+#[cfg(target_os = "linux")]
+fn enter(isolation: Isolation) -> Result<(), String> {
+    let is_entered = match isolation {
+        Isolation::PidNamespace => return namespaces::enter_pid_namespace(),
+        Isolation::UserNamespace => return namespaces::enter_user_and_pid_namespaces(),
+        Isolation::SignalScope => SignalScope::enter().is_some(),
+        Isolation::ControlGroup => {
+            let group = Cgroup::create(&Limits::default(), true);
+            let can_kill = group.can_kill();
+            group.remove();
+            can_kill
+        }
+        Isolation::None => true,
+    };
+    is_entered
+        .then_some(())
+        .ok_or_else(|| "this system does not have it".to_owned())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn enter(isolation: Isolation) -> Result<(), String> {
+    match isolation {
+        Isolation::None => Ok(()),
+        _ => Err("this system does not have it".to_owned()),
+    }
+}
+
+#[cfg(target_os = "linux")]
+pub struct Containment {
+    signal_scope: Option<SignalScope>,
+    cgroup: Cgroup,
+    limits: Limits,
+    is_counted_by_kernel: bool,
+}
+
+#[cfg(target_os = "linux")]
+impl Containment {
+    /// For the processes that descend from this one, which is isolated.
+    pub fn new(confinement: &Confinement, isolation: Isolation, cgroup: Cgroup) -> Self {
+        // The kernel counts the processes of a user within a user namespace, but never root's.
+        let is_user_counted = isolation == Isolation::UserNamespace && !getuid().is_root();
+        Self {
+            signal_scope: SignalScope::of(isolation),
+            is_counted_by_kernel: is_user_counted || cgroup.limits_processes(),
+            cgroup,
+            limits: confinement.limits,
+        }
+    }
+
+    /// Ends all processes of the command.
+    pub fn kill(&self, _command: Pid) {
+        self.cgroup.kill();
+        match &self.signal_scope {
+            Some(scope) => scope.signal_all(Signal::KILL),
+            // Beside a group: a process that has not entered it yet.
+            None => process_tree::kill(),
+        }
+    }
+
+    /// What finds a limit that is exceeded; `None` if the kernel enforces all of them.
+    pub fn watch(&self) -> Option<UsageWatch> {
+        let is_limited = self.is_counted_by_kernel && self.cgroup.limits_memory();
+        (!is_limited).then(|| UsageWatch::new(self.limits))
+    }
+
+    /// Which limit is exceeded. Called every few milliseconds; most calls only read the machine's number of threads.
+    pub fn check(&self, watch: &mut UsageWatch) -> Option<String> {
+        if self.is_counted_by_kernel || !watch.is_multiplying() {
+            return watch.is_due().then(|| watch.count()).flatten();
+        }
+        // Processes that multiply do so faster than they can be counted, unless they are stopped for it.
+        let Some(scope) = &self.signal_scope else {
+            return watch.count();
+        };
+        scope.signal_all(Signal::STOP);
+        let exceeded = watch.count();
+        if exceeded.is_none() {
+            scope.signal_all(Signal::CONT);
+        }
+        exceeded
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub struct Containment;
+
+#[cfg(not(target_os = "linux"))]
+impl Containment {
+    pub fn check(&self, _: &mut UsageWatch) -> Option<String> {
+        None
+    }
+
+    pub fn kill(&self, command: Pid) {
+        process_tree::kill(command);
+    }
+
+    pub fn watch(&self) -> Option<UsageWatch> {
+        None
+    }
+}
+
+/// This system does not report what a command's processes use.
+#[cfg(not(target_os = "linux"))]
+pub struct UsageWatch;
