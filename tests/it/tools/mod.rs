@@ -4,6 +4,7 @@ mod approval_arguments;
 mod approval_restarts;
 pub mod approvals;
 mod call_results;
+mod command_processes;
 mod command_sandbox;
 mod deferred;
 mod files;

@@ -40,7 +40,7 @@ pub async fn reported(app: &TestApp, commands: &[&str]) -> Vec<String> {
 }
 
 /// Waits until no process has this in its command line.
-async fn gone(mark: &str) {
+pub async fn gone(mark: &str) {
     eventually(&format!("the end of {mark}"), async || {
         (!is_alive(mark)).then_some(())
     })
@@ -48,9 +48,19 @@ async fn gone(mark: &str) {
 }
 
 pub fn is_alive(mark: &str) -> bool {
+    !alive(mark).is_empty()
+}
+
+/// The processes that have this in their command line.
+pub fn alive(mark: &str) -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
-    let mut lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
-    lines.any(|line| String::from_utf8_lossy(&line).contains(mark))
+    let processes =
+        entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())));
+    let marked = processes.filter(|(_, path)| {
+        fs::read(path.join("cmdline"))
+            .is_ok_and(|line| String::from_utf8_lossy(&line).contains(mark))
+    });
+    marked.map(|(pid, _)| pid).collect()
 }
 
 /// Waits for a file that a command writes.
