@@ -86,6 +86,11 @@ CORRECTIONS = {
     "gpt-5.6-luna": {"supports_max_reasoning_effort": True},
     "claude-mythos-preview": {"successor_model": "claude-mythos-5-2"},
     "gpt-5-chat": {"successor_model": "gpt-6-sol"},
+    # What one request gets without continuing it.
+    "gemini/gemini-4-argon": {"max_output_tokens": 65536},
+    "gemini/gemini-4-hydrogen": {"max_output_tokens": 65536},
+    "mistral/mistral-large-4": {"max_output_tokens": 262144},
+    "mistral/mistral-large-4-0": {"max_output_tokens": 262144},
     # Their window, not the limit of their input.
     **{name: {"max_input_tokens": 922000} for name in ("gpt-5.4", "gpt-5.4-pro", "gpt-5.5", "gpt-5.5-pro")},
 }
@@ -236,7 +241,8 @@ def wants_responses(name, facts):
 def windows(provider, name, facts):
     """LiteLLM's `max_input_tokens` is a limit of the input for some models, and the whole window for others."""
     limit, reply = facts.get("max_input_tokens"), facts.get("max_output_tokens")
-    if provider == "gemini":
+    # From Gemini 4 on, the limit is for a request and its reply together.
+    if provider == "gemini" and not name.startswith("gemini-4"):
         return {"max_input": limit}
     # A reply of GPT-5 and later has its own part of the window.
     if provider == "openai" and re.match(r"gpt-([5-9]|\d\d)", name) and name != "gpt-5-pro":
@@ -265,6 +271,9 @@ def entry(provider, prefix, name, facts, names, today):
     special = facts.get("provider_specific_entry") or {}
     for key, suffix in TIERS:
         part = special.get("fast") if key == "priority" and provider == "anthropic" else share(facts, suffix)
+        if key == "flex" and provider == "groq":
+            # It sells more requests in a minute at the same price.
+            part = 1
         if part:
             lines.append(f"{key} = {number(part)}")
     if regional := special.get("us") or facts.get("regional_processing_uplift_multiplier_eu"):

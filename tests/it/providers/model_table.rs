@@ -208,12 +208,18 @@ checked = "2026-11-01"
         let write = |name: &str, text: &str| std::fs::write(home.path().join(name), text);
         write("axed.toml", &config).expect("a file");
         write("models.toml", &file).expect("a file");
-        let arguments = ["models", "--config", "axed.toml", "sonnet-5-5", "--json"];
-        let output = axed_command(home.path(), &arguments).output().await;
-        let output = output.expect("a finished process");
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{stderr}");
-        let printed: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let models = ["models", "--config", "axed.toml", "sonnet-5-5"];
+        let print = async |arguments: &[&str]| {
+            let all = [&models, arguments].concat();
+            let output = axed_command(home.path(), &all).output().await;
+            let output = output.expect("a finished process");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{stderr}");
+            output.stdout
+        };
+        let table = String::from_utf8(print(&[]).await).expect("text");
+        assert!(table.contains("2999-12-31, then next"), "{table}");
+        let printed: Value = serde_json::from_slice(&print(&["--json"]).await).expect("JSON");
         let row = &printed["data"][0];
         for (key, value) in expected.as_object().expect("an object") {
             assert_eq!(&row[key], value, "{key} of {config}");
