@@ -82,7 +82,7 @@ pub async fn subscribe_with_text(
     root: RunId,
 ) -> Option<(Subscription, Option<PartialReply>)> {
     let (tree, _kept) = join(engine, root, true).await?;
-    Some(tree.text.read(|| tree.sender.subscribe()))
+    Some(tree.text.read(|| tree.sender.subscribe().into()))
 }
 
 async fn join(

@@ -110,7 +110,7 @@ impl FollowedTrees {
         let mut trees = self.lock();
         if let Some(tree) = trees.get(&root) {
             tree.wants_text.fetch_or(text, Ordering::Relaxed);
-            return (Arc::clone(tree), tree.sender.subscribe(), None);
+            return (Arc::clone(tree), tree.sender.subscribe().into(), None);
         }
         let (sender, subscription) = journal::channel();
         let new = self.insert(&mut trees, root, (last_event, text), sender);

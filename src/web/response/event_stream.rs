@@ -353,7 +353,7 @@ mod tests {
         requested_run.root_id = ids[0];
         let mut stream = EventStream {
             store: Arc::clone(&log) as Arc<dyn RunStore>,
-            subscriber: Some(subscriber),
+            subscriber: Some(subscriber.into()),
             closing: CancellationToken::new(),
             root: ids[0],
             run_id: ids[index],
