@@ -27,14 +27,15 @@ pub async fn await_results(
 ) -> Result<Vec<ToolResult>, StoreError> {
     for (position, call) in calls.iter().enumerate() {
         if results[position].is_none() {
-            results[position] = tool_calls::start_client_call(batch, position, call).await?;
+            let started = Box::pin(tool_calls::start_client_call(batch, position, call));
+            results[position] = started.await?;
         }
     }
     if results.iter().any(Option::is_none) {
         let run = &batch.context.run;
         run.clock().apply(PauseEvent::CallsStarted(1));
         let waited = wait(batch, calls, &mut results).await;
-        let finished = pause::finish_call(&batch.context).await;
+        let finished = Box::pin(pause::finish_call(&batch.context)).await;
         if let Err(error) = waited.and(finished) {
             run.suspend(&error);
             return Err(error);
@@ -44,6 +45,7 @@ pub async fn await_results(
 }
 
 /// Waits as a call that is paused, and fills in the missing results.
+// What is done soon is boxed here and in what waits for this: thousands of runs wait here, each with space for what it awaits.
 async fn wait(
     batch: &BatchContext,
     calls: &[ToolCall],
@@ -55,14 +57,14 @@ async fn wait(
     let id = run.scope.run;
     let mut registration =
         WaitingCalls::register(&engine.client_calls, id, batch.turn, positions.clone());
-    pause::pause(&batch.context, PauseReason::ClientTools, None).await?;
+    Box::pin(pause::pause(&batch.context, PauseReason::ClientTools, None)).await?;
     loop {
         let (received, claim, ack) = match receive(batch, calls, &mut registration).await {
             Ok(message) => (message.results, message.claim, Some(message.ack)),
             Err(TurnError::Store(error)) => return Err(error),
             Err(error) => (refuse(run, &positions, &error), None, None),
         };
-        let committed = record(batch, calls, received, claim, results).await;
+        let committed = Box::pin(record(batch, calls, received, claim, results)).await;
         let is_repeated = matches!(committed, Err(StoreError::AlreadyClaimed(_)));
         if is_repeated {
             registration.renew();
@@ -74,7 +76,7 @@ async fn wait(
         if !is_repeated {
             committed?;
             registration.settle();
-            return pause::unpause(&batch.context, PauseReason::ClientTools).await;
+            return Box::pin(pause::unpause(&batch.context, PauseReason::ClientTools)).await;
         }
     }
 }
@@ -87,7 +89,7 @@ async fn receive(
 ) -> Result<ResultsMessage, TurnError> {
     let (engine, run) = (&batch.context.engine, &batch.context.run);
     let limit = engine.settings.client_tool_wait;
-    let remaining = remaining_wait(batch, calls, limit).await?;
+    let remaining = Box::pin(remaining_wait(batch, calls, limit)).await?;
     let received = async {
         tokio::select! {
             biased;
@@ -102,7 +104,7 @@ async fn receive(
                 "no results of the client's tools within {}s (clients.tool_wait)",
                 limit.as_secs()
             );
-            cancel::cancel(engine, run.scope.run, &reason).await?;
+            Box::pin(cancel::cancel(engine, run.scope.run, &reason)).await?;
             Err(TurnError::Cancelled)
         }
     }

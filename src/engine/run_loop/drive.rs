@@ -65,7 +65,7 @@ pub async fn drive(
         Err(_) => Ending::failed(failures::internal("panicked")),
     };
     if !context.run.is_suspended() {
-        batch::abandon(context).await;
+        Box::pin(batch::abandon(context)).await;
     }
     let reply = state.unrecorded_reply.take();
     context.run.set_conversation_bytes(0);
@@ -101,7 +101,7 @@ async fn run_turns(
             number: turn,
             action,
             completed,
-        } = take_turn(&mut turn_loop).await?;
+        } = Box::pin(take_turn(&mut turn_loop)).await?;
         let new_reply = |message| NewReply {
             turn,
             message,
@@ -337,7 +337,7 @@ async fn execute_calls(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<
     } = reply;
     let call_batch = CallBatch::new(turn, message.tool_calls.clone());
     let steps = vec![Step::Reply { turn, message }];
-    turn_loop.record(steps, vec![completed]).await?;
+    Box::pin(turn_loop.record(steps, vec![completed])).await?;
     turn_loop.state.unrecorded_reply = None;
     let run = &turn_loop.context.run;
     check_limits(run).map_err(|error| error_ending(run, error))?;

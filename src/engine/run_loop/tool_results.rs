@@ -63,13 +63,13 @@ pub async fn execute_calls(
     if is_resumed {
         // A refusal that was recorded before the restart ends the run now, as it would have then.
         context.run.restore_refusals(&recorded_calls.refused_by);
-        restore_child_refusals(context, &finished_children).await?;
+        Box::pin(restore_child_refusals(context, &finished_children)).await?;
     }
     match turn_loop.conversation.push_results(results) {
         LoopVerdict::Continue => Ok(()),
         // The process that added the last result has already sent this warning.
         LoopVerdict::Warn(_) if !has_new_results => Ok(()),
-        LoopVerdict::Warn(repeats) => Ok(warn_of_loop(context, turn, repeats).await?),
+        LoopVerdict::Warn(repeats) => Ok(Box::pin(warn_of_loop(context, turn, repeats)).await?),
         LoopVerdict::Stop(repeats) => Err(Ending::failed(failures::loop_detected(repeats))),
     }
 }
@@ -97,7 +97,7 @@ async fn execute_batch(
     };
     let calls = calls.into_iter().map(|call| toolbox.resolve(call));
     let (batch, calls) = (Arc::new(batch), calls.collect::<Vec<_>>());
-    let executed = tool_calls::execute(&batch, &calls, results).await;
+    let executed = Box::pin(tool_calls::execute(&batch, &calls, results)).await;
     let results = executed.map_err(|error| match error {
         CallsError::Store(error) => error.into(),
         CallsError::Interrupted(tool) => Ending::failed(failures::interrupted_call(&tool)),
