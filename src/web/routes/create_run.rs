@@ -8,6 +8,7 @@ use axum::extract::{Request, State};
 use axum::http::header::{HeaderValue, LOCATION};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::Either;
 
@@ -197,9 +198,7 @@ impl ParsedRequest {
         let (parts, body) = request.into_parts();
         let query = Query::read(&parts.uri, &["wait"])?;
         let wait = wait::requested_wait(&query, &parts.headers, settings.max_wait)?;
-        let idempotency_key = idempotency::read_key(&parts.headers)?;
-        let trace = trace_context(&parts.headers);
-        let provider_keys = provider_keys::read(&parts.headers)?;
+        let head = Head::read(&parts.headers)?;
         let limits = BodyLimits {
             data_fields,
             ..settings.body_limits_with_attachments()
@@ -209,15 +208,47 @@ impl ParsedRequest {
             true => ResponseMode::Stream,
             false => ResponseMode::Run { wait },
         };
-        let idempotency_key =
-            idempotency_key.map(|key| (key, BodyHash::new(&parts.headers, &body)));
+        Ok(head.with_body(&parts.headers, body, response_mode))
+    }
+
+    /// A request that came within another one: its body is a part of that one's.
+    pub fn of_part(headers: &HeaderMap, json: Bytes) -> Result<Self, Problem> {
+        let wait = Duration::ZERO;
+        let head = Head::read(headers)?;
+        Ok(head.with_body(headers, RequestBody::Json(json), ResponseMode::Run { wait }))
+    }
+}
+
+/// What the headers of a request have for its run.
+struct Head {
+    idempotency_key: Option<String>,
+    trace: Option<Box<TraceContext>>,
+    provider_keys: Keys,
+}
+
+impl Head {
+    fn read(headers: &HeaderMap) -> Result<Self, Problem> {
         Ok(Self {
+            idempotency_key: idempotency::read_key(headers)?,
+            trace: trace_context(headers),
+            provider_keys: provider_keys::read(headers)?,
+        })
+    }
+
+    fn with_body(
+        self,
+        headers: &HeaderMap,
+        body: RequestBody,
+        response_mode: ResponseMode,
+    ) -> ParsedRequest {
+        let key = self.idempotency_key;
+        ParsedRequest {
+            idempotency_key: key.map(|key| (key, BodyHash::new(headers, &body))),
             body,
             response_mode,
-            idempotency_key,
-            trace,
-            provider_keys,
-        })
+            trace: self.trace,
+            provider_keys: self.provider_keys,
+        }
     }
 }
 

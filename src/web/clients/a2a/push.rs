@@ -18,7 +18,7 @@ use crate::web::clients::a2a::tasks::find;
 use crate::web::clients::a2a::version::Version1;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::path::{TaskConfigPath, TaskPath};
-use crate::web::extract::request_body;
+use crate::web::extract::request_body::{self, RequestBody};
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::AppState;
 
@@ -33,7 +33,16 @@ pub async fn create(
     let run = find(&state, &principal, &agent, &id).await?;
     let (parts, body) = request.into_parts();
     let body = request_body::read(&parts, body, state.settings.body_limits()).await?;
-    let config = add(&state, &run, body.json()?, "", RunId::new().0.to_string()).await?;
+    respond_to_new(&state, &run, &body).await
+}
+
+/// The configuration of a body, added.
+pub async fn respond_to_new(
+    state: &AppState,
+    run: &Run,
+    body: &RequestBody,
+) -> Result<Response, Problem> {
+    let config = add(state, run, body.json()?, "", RunId::new().0.to_string()).await?;
     response::json(&view(run.id, &config))
 }
 

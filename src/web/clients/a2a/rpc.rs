@@ -3,8 +3,8 @@
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -26,6 +26,7 @@ use crate::web::extract::public_url::PublicUrl;
 use crate::web::extract::request_body::{self, BodyLimits, RequestBody, parse_large};
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::sse;
+use crate::web::routes::create_run::ParsedRequest;
 use crate::web::state::AppState;
 
 /// Errors that occur before the request's id is known, such as an unknown key.
@@ -34,19 +35,20 @@ pub const ERRORS: ErrorShape = ErrorShape(shape);
 const MAX_ID_BYTES: usize = 256;
 
 #[derive(Deserialize)]
-struct Envelope {
+struct Envelope<'a> {
     jsonrpc: Option<String>,
     id: Option<Box<RawValue>>,
     method: Option<String>,
-    params: Option<Box<RawValue>>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
 }
 
 struct Call {
     /// The JSON of the request's id: a text, or a number.
     id: String,
     method: String,
-    /// The JSON of an object.
-    params: Box<RawValue>,
+    /// The JSON of an object: a part of the body.
+    params: Bytes,
 }
 
 pub async fn post(
@@ -82,9 +84,9 @@ pub async fn post(
     }))
 }
 
-fn parse(body: &[u8]) -> Result<Call, Problem> {
+fn parse(body: &Bytes) -> Result<Call, Problem> {
     let text = decode_utf8(body)?;
-    let envelope = serde_json::from_str::<Envelope>(text).map_err(|error| {
+    let envelope = serde_json::from_str::<Envelope<'_>>(text).map_err(|error| {
         match serde_json::from_str::<IgnoredAny>(text) {
             Ok(_) => invalid_request(&format!(
                 "not a JSON-RPC request: {}",
@@ -112,10 +114,9 @@ fn parse(body: &[u8]) -> Result<Call, Problem> {
         .method
         .ok_or_else(|| invalid_request("\"method\" is missing"))?;
     let params = match envelope.params {
-        Some(params) if params.get().starts_with('{') => params,
+        Some(params) if params.get().starts_with('{') => body.slice_ref(params.get().as_bytes()),
         Some(_) => return Err(invalid_request("\"params\" must be an object")),
-        None => RawValue::from_string("{}".to_owned())
-            .map_err(|error| Problem::internal(error.to_string()))?,
+        None => Bytes::from_static(b"{}"),
     };
     Ok(Call { id, method, params })
 }
@@ -130,20 +131,22 @@ async fn perform(
     agent: String,
     url: &PublicUrl,
     call: Call,
-    headers: HeaderMap,
+    mut headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let params = call.params;
+    // That of the parameters, also if the body's is spelled otherwise.
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let (app, caller) = (State(state.clone()), principal.clone());
     match call.method.as_str() {
         "SendMessage" => {
             principal.require_any_scope(&send::SCOPES)?;
-            let request = http_request(headers, &params);
-            send::send(app, Version1, AgentPath(agent), caller, request).await
+            let request = ParsedRequest::of_part(&headers, params)?;
+            send::respond(state, principal, agent, request).await
         }
         "SendStreamingMessage" => {
             principal.require_any_scope(&send::SCOPES)?;
-            let request = http_request(headers, &params);
-            send::stream(app, Version1, AgentPath(agent), caller, request).await
+            let request = ParsedRequest::of_part(&headers, params)?;
+            send::respond_streaming(state, principal, agent, request).await
         }
         "GetTask" => {
             principal.require_scope(KeyScope::Read)?;
@@ -169,8 +172,8 @@ async fn perform(
         "CreateTaskPushNotificationConfig" => {
             principal.require_scope(KeyScope::Run)?;
             let id = Params::read(&params)?.text("taskId")?.to_owned();
-            let request = http_request(headers, &params);
-            push::create(app, Version1, caller, TaskPath { agent, id }, request).await
+            let run = tasks::find(state, principal, &agent, &id).await?;
+            push::respond_to_new(state, &run, &RequestBody::Json(params)).await
         }
         "GetTaskPushNotificationConfig" => {
             principal.require_scope(KeyScope::Read)?;
@@ -199,25 +202,12 @@ async fn perform(
     }
 }
 
-/// The request of the HTTP+JSON binding with these parameters as its body.
-fn http_request(mut headers: HeaderMap, params: &RawValue) -> Request {
-    // Those of the envelope.
-    for name in [CONTENT_LENGTH, CONTENT_ENCODING, TRANSFER_ENCODING] {
-        headers.remove(name);
-    }
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    let mut request = Request::new(Body::from(params.get().to_owned()));
-    *request.method_mut() = Method::POST;
-    *request.headers_mut() = headers;
-    request
-}
-
 /// Parameters that are few and short.
 struct Params(Map<String, Value>);
 
 impl Params {
-    fn read(params: &RawValue) -> Result<Self, Problem> {
-        json_body::parse_raw(params.get(), "/params").map(Self)
+    fn read(params: &[u8]) -> Result<Self, Problem> {
+        json_body::parse_raw(decode_utf8(params)?, "/params").map(Self)
     }
 
     fn text(&self, name: &str) -> Result<&str, Problem> {
@@ -343,6 +333,8 @@ fn status_of(problem: &Problem) -> StatusCode {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::{events_in_envelope, parse};
 
     #[test]
@@ -356,7 +348,8 @@ mod tests {
 
     #[test]
     fn a_request_has_an_id_and_a_method() {
-        let code = |text: &str| parse(text.as_bytes()).err().map(|problem| problem.code());
+        let parse = |text: &str| parse(&Bytes::copy_from_slice(text.as_bytes()));
+        let code = |text: &str| parse(text).err().map(|problem| problem.code());
         let call = r#"{"jsonrpc":"2.0","id":"a","method":"GetTask"}"#;
         assert_eq!(code(call), None);
         assert_eq!(code("{"), Some("invalid_json"));

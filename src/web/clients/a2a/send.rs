@@ -94,17 +94,8 @@ pub async fn send(
     principal: Principal,
     request: Request,
 ) -> Result<Response, Problem> {
-    let accepted = Box::pin(accept(&state, &principal, agent, request, false)).await?;
-    let parts = TaskParts::with_history(accepted.configuration.history_length());
-    let id = accepted.run.id;
-    let returns_immediately = accepted.configuration.return_immediately;
-    let run = match returns_immediately || !accepted.is_decided && is_stopped(&accepted.run) {
-        true => accepted.current_run(&state, &principal).await?,
-        false => wait_for_stop(&state, accepted.run).await,
-    };
-    let task = task(&state, &run, parts).await?;
-    let response = response::json(&SendMessageResponse::Task(task))?;
-    Ok(response::with_run_id(response, id))
+    let parsed = Box::pin(parse_request(&state, request)).await?;
+    respond(&state, &principal, agent, parsed).await
 }
 
 /// `POST /a2a/{agent}/message:stream`
@@ -115,12 +106,49 @@ pub async fn stream(
     principal: Principal,
     request: Request,
 ) -> Result<Response, Problem> {
-    let accepted = Box::pin(accept(&state, &principal, agent, request, true)).await?;
+    let parsed = Box::pin(parse_request(&state, request)).await?;
+    respond_streaming(&state, &principal, agent, parsed).await
+}
+
+async fn parse_request(state: &AppState, mut request: Request) -> Result<ParsedRequest, Problem> {
+    // The version may be a parameter.
+    *request.uri_mut() = Uri::from_static("/");
+    ParsedRequest::read_with_data(&state.settings, content::DATA_FIELDS, request).await
+}
+
+/// The task of a message, once it has ended or requires input.
+pub async fn respond(
+    state: &AppState,
+    principal: &Principal,
+    agent: String,
+    request: ParsedRequest,
+) -> Result<Response, Problem> {
+    let accepted = Box::pin(accept(state, principal, agent, request, false)).await?;
     let parts = TaskParts::with_history(accepted.configuration.history_length());
-    let shown = accepted.current_run(&state, &principal).await?;
-    let first = task(&state, &shown, parts).await?;
+    let id = accepted.run.id;
+    let returns_immediately = accepted.configuration.return_immediately;
+    let run = match returns_immediately || !accepted.is_decided && is_stopped(&accepted.run) {
+        true => accepted.current_run(state, principal).await?,
+        false => wait_for_stop(state, accepted.run).await,
+    };
+    let task = task(state, &run, parts).await?;
+    let response = response::json(&SendMessageResponse::Task(task))?;
+    Ok(response::with_run_id(response, id))
+}
+
+/// The events of a message's task.
+pub async fn respond_streaming(
+    state: &AppState,
+    principal: &Principal,
+    agent: String,
+    request: ParsedRequest,
+) -> Result<Response, Problem> {
+    let accepted = Box::pin(accept(state, principal, agent, request, true)).await?;
+    let parts = TaskParts::with_history(accepted.configuration.history_length());
+    let shown = accepted.current_run(state, principal).await?;
+    let first = task(state, &shown, parts).await?;
     let has_ended = is_stopped(&shown) && !accepted.is_decided;
-    let stream = TaskStream::new(&state, accepted.run, first, accepted.subscription).await;
+    let stream = TaskStream::new(state, accepted.run, first, accepted.subscription).await;
     Ok(stream.into_response(has_ended))
 }
 
@@ -130,7 +158,7 @@ async fn accept(
     state: &AppState,
     principal: &Principal,
     agent: String,
-    request: Request,
+    request: ParsedRequest,
     subscribes: bool,
 ) -> Result<AcceptedMessage, Problem> {
     let (id, mut accepted) = accept_message(state, principal, agent, request, subscribes).await?;
@@ -147,14 +175,9 @@ async fn accept_message(
     state: &AppState,
     principal: &Principal,
     agent: String,
-    mut request: Request,
+    parsed: ParsedRequest,
     subscribes: bool,
 ) -> Result<(String, AcceptedMessage), Problem> {
-    // The version may be a parameter.
-    *request.uri_mut() = Uri::from_static("/");
-    let (settings, fields) = (&state.settings, content::DATA_FIELDS);
-    let parsed = ParsedRequest::read_with_data(settings, fields, request);
-    let parsed = Box::pin(parsed).await?;
     let bytes = json_bytes(parsed.body)?;
     let fingerprint = idempotency::fingerprint(b"", &bytes);
     let mut message = read(state, bytes).await?;
