@@ -72,6 +72,24 @@ impl DecisionRequest {
         }
     }
 
+    /// Refuses to approve a call whose arguments a form could not show whole.
+    ///
+    /// # Errors
+    /// A text for the client.
+    pub fn check_shown(&self, approval: &PendingApproval) -> Result<(), String> {
+        let is_approval = matches!(self.decision, Some(Verdict::Approve));
+        let is_informed = self.arguments.is_some() || self.arguments_hash.is_some();
+        if !approval.request.truncated || !is_approval || is_informed {
+            return Ok(());
+        }
+        let (run, call) = (approval.run_id, &approval.request.tool_call_id);
+        Err(format!(
+            "the arguments of {} are too long to be shown here; read them in /runs/{run}/messages and decide by POST \
+             /runs/{run}/approvals/{call}",
+            quote(call)
+        ))
+    }
+
     /// The decision, for a call with these arguments only.
     pub fn for_arguments(self, arguments_hash: Option<ArgumentsHash>) -> Self {
         Self {

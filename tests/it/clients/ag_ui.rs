@@ -4,10 +4,10 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::clients::openai::client_tools::NO_OBJECTS;
-use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::app::{ApiResponse, TestApp, key, send};
 use crate::support::attachments::{PDF, PNG, base64, png_with_suffix};
 use crate::support::provider::answer::{calls, fails, hangs, says};
-use crate::tools::approvals::{careful, writes, wrote};
+use crate::tools::approvals::{careful, writes, writes_too_much, wrote};
 
 fn user(id: &str, text: &str) -> Value {
     json!({ "id": id, "role": "user", "content": text })
@@ -289,6 +289,60 @@ async fn an_approval_is_an_interrupt_and_resume_answers_it() {
         .map(|it| it["role"].clone())
         .collect();
     assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
+}
+
+#[tokio::test]
+async fn a_call_whose_arguments_cannot_be_shown_is_no_interrupt() {
+    let app = careful("").spawn().await;
+    app.provider
+        .will("careful", [writes_too_much(), says("done")]);
+    let first = events(&app, "careful", &input("r1", &[user("m1", "write")])).await;
+    let outcome = &find(&first, "RUN_FINISHED")["outcome"];
+    assert_eq!(outcome, &json!({ "type": "interrupt", "interrupts": [] }));
+    let run = first[0]["metadata"]["axed/run_id"].as_str().expect("a run");
+    let waiting = app.find(run).await;
+    let call = waiting["pending_approvals"][0]["tool_call_id"].as_str();
+    let id = format!("{run}/{}", call.expect("a call"));
+    let resume = |decision: &str| {
+        let mut body = input("r2", &[]);
+        let payload = json!({ "decision": decision });
+        body["resume"] = json!([{ "interruptId": id, "status": "resolved", "payload": payload }]);
+        body
+    };
+    let got = post(&app, "careful", &resume("approve")).await;
+    assert_eq!(got.status, 422, "{}", got.text);
+    assert!(got.text.contains("too long to be shown"), "{}", got.text);
+    let second = events(&app, "careful", &resume("deny")).await;
+    assert_eq!(find(&second, "RUN_FINISHED")["outcome"]["type"], "success");
+    assert!(!wrote(&app, "a"));
+}
+
+#[tokio::test]
+async fn a_key_that_may_not_change_arguments_gets_no_field_for_them() {
+    let keys = key("ada", "scopes = [\"run\"]") + &key("eve", "scopes = [\"run\", \"approve\"]");
+    let app = careful("").config(&keys).spawn().await;
+    for (name, may_change) in [("ada", false), ("eve", true)] {
+        app.provider.will("careful", [writes(name)]);
+        let request = app.request(Method::POST, "/agents/careful/ag-ui");
+        let request = request
+            .bearer_auth(name)
+            .header("accept", "text/event-stream");
+        let body = input("r1", &[user("m1", "write")]);
+        let got = send(request.json(&body)).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+        let events = got.text.lines().filter_map(|it| it.strip_prefix("data: "));
+        let events: Vec<Value> = events
+            .map(|data| serde_json::from_str(data).expect("JSON"))
+            .collect();
+        let interrupt = &find(&events, "RUN_FINISHED")["outcome"]["interrupts"][0];
+        let properties = &interrupt["responseSchema"]["properties"];
+        assert_eq!(
+            properties["arguments"].is_object(),
+            may_change,
+            "{interrupt}"
+        );
+        assert_eq!(interrupt["metadata"]["arguments"]["path"], name);
+    }
 }
 
 #[tokio::test]

@@ -1,11 +1,10 @@
 //! Forks that are refused, and what the answer names.
 
-use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::forks::root_runs::lists;
-use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::app::{ApiResponse, TestApp, key, send};
 use crate::support::provider::answer::{calls, delegates, says};
 use crate::support::within_timeout;
 
@@ -78,11 +77,6 @@ async fn an_error_points_to_the_field() {
 }
 
 /// A key's section; the key itself is its name.
-fn key(name: &str, rest: &str) -> String {
-    let sha256 = KeyHash::digest(name.as_bytes());
-    format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\n{rest}\n")
-}
-
 #[tokio::test]
 async fn a_key_forks_its_own_runs_only_and_what_an_operator_wrote_is_for_admins() {
     let keys = key("ada", "scopes = [\"run\", \"read\"]")

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use axed::config::key_hash::KeyHash;
 use reqwest::header::{HeaderMap, LOCATION};
 use reqwest::{Client, Method, RequestBuilder};
 use serde_json::{Value, json};
@@ -43,6 +44,12 @@ pub struct Setup {
     environment: BTreeMap<String, String>,
     prefix: String,
     uses_sqlite: bool,
+}
+
+/// The configuration of a key, whose secret is its name.
+pub fn key(name: &str, settings: &str) -> String {
+    let sha256 = KeyHash::digest(name.as_bytes());
+    format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\n{settings}\n")
 }
 
 impl Setup {

@@ -27,6 +27,12 @@ pub fn writes(path: &str) -> ScriptedAnswer {
     calls([("write_file", json!({"path": path, "content": "new"}))])
 }
 
+/// More than a form shows.
+pub fn writes_too_much() -> ScriptedAnswer {
+    let content = "x".repeat((1 << 20) + 1);
+    calls([("write_file", json!({ "path": "a", "content": content }))])
+}
+
 /// The `approval.requested` events of the run's tree, once there are that many.
 pub async fn requests(app: &TestApp, id: &str, many: usize) -> Vec<Event> {
     let run = app.find(id).await;

@@ -105,11 +105,15 @@ pub async fn apply(
     parts: &[PartInput],
     claim: &IdempotencyClaim,
 ) -> Result<(), Problem> {
+    let run = &*approvals::with_whole_arguments(state, run).await?;
     let mut decisions = Vec::new();
     for (at, input) in read(parts)? {
         let pointer = format!("/message/parts/{at}");
         let approval = approval_of(run, &input, &pointer)?;
-        decisions.push((approval, decision(input, &pointer)?));
+        let decision = decision(input, &pointer)?;
+        let shown = decision.check_shown(approval);
+        shown.map_err(|why| Problem::invalid_field(&pointer, why))?;
+        decisions.push((approval, decision));
     }
     let mut is_decided = false;
     let last = decisions.len().saturating_sub(1);

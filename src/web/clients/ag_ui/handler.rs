@@ -123,6 +123,7 @@ pub async fn post(
         id: input.run_id,
         messages: input.messages,
         baseline: found.baseline,
+        may_change_arguments: principal.has_scope(KeyScope::Approve),
     };
     Ok(respond(&state, request, found))
 }

@@ -20,7 +20,11 @@ use crate::web::state::AppState;
 const CANCELLED: &str = "cancelled by the user";
 
 /// `calls` has the ids that the root's calls were given out with.
-pub fn interrupts(run: &Run, calls: &HashMap<String, String>) -> Vec<Value> {
+pub fn interrupts(
+    run: &Run,
+    calls: &HashMap<String, String>,
+    may_change_arguments: bool,
+) -> Vec<Value> {
     let pending = run.pending_approvals.iter();
     let shown = pending.filter(|approval| !approval.request.truncated);
     let interrupts = shown.map(|approval| {
@@ -34,7 +38,6 @@ pub fn interrupts(run: &Run, calls: &HashMap<String, String>) -> Vec<Value> {
                 "properties": {
                     "decision": { "type": "string", "enum": ["approve", "deny"] },
                     "reason": { "type": "string" },
-                    "arguments": { "type": "object" },
                     "argumentsHash": { "type": "string" },
                 },
                 "required": ["decision"],
@@ -45,6 +48,9 @@ pub fn interrupts(run: &Run, calls: &HashMap<String, String>) -> Vec<Value> {
                 "argumentsHash": request.arguments_hash,
             },
         });
+        if may_change_arguments {
+            interrupt["responseSchema"]["properties"]["arguments"] = json!({ "type": "object" });
+        }
         if approval.run_id == run.id
             && let Some(call) = calls.get(&request.tool_call_id)
         {
@@ -88,16 +94,26 @@ pub async fn decide(
     entries: Vec<ResumeEntry>,
     claim: Option<&IdempotencyClaim>,
 ) -> Result<(), Problem> {
+    let run = &*approvals::with_whole_arguments(state, run).await?;
     let mut decisions = HashMap::new();
     for (at, entry) in entries.into_iter().enumerate() {
         let decision = decision(&entry, at)?;
+        if let Some(approval) = run
+            .pending_approvals
+            .iter()
+            .find(|it| id(it) == entry.interrupt_id)
+        {
+            let shown = decision.check_shown(approval);
+            shown.map_err(|why| Problem::invalid_field(format!("/resume/{at}/payload"), why))?;
+        }
         decisions.insert(entry.interrupt_id, decision);
     }
     let pending = run.pending_approvals.iter();
     let pending: Vec<_> = pending
         .filter(|approval| principal.can_use_agent(&approval.agent))
         .collect();
-    if let Some(open) = pending.iter().find(|it| !decisions.contains_key(&id(it))) {
+    let mut shown = pending.iter().filter(|it| !it.request.truncated);
+    if let Some(open) = shown.find(|it| !decisions.contains_key(&id(it))) {
         let why = format!(
             "does not answer {}; answer every interrupt at once",
             quote(&id(open))

@@ -33,6 +33,8 @@ pub struct AgUiRequest {
     pub id: String,
     pub messages: Box<RawValue>,
     pub baseline: Baseline,
+    /// Whether the client's key may approve calls with other arguments.
+    pub may_change_arguments: bool,
 }
 
 pub struct AgUiStream {
@@ -180,7 +182,11 @@ impl AgUiStream {
             return json!({ "type": "cancelled" });
         }
         if !run.status.is_terminal() && !run.pending_approvals.is_empty() {
-            let interrupts = interrupts::interrupts(run, &self.transcript.calls);
+            let interrupts = interrupts::interrupts(
+                run,
+                &self.transcript.calls,
+                self.request.may_change_arguments,
+            );
             return json!({ "type": "interrupt", "interrupts": interrupts });
         }
         let pending = match run.waits_for_client() {

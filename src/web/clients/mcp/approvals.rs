@@ -7,9 +7,11 @@ use rmcp::model::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::config::KeyScope;
 use crate::domain::run::{PendingApproval, Run};
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 use crate::web::auth::Principal;
+use crate::web::clients::mcp::protocol::Caller;
 use crate::web::error::Problem;
 use crate::web::extract::json_body;
 use crate::web::json_pointer;
@@ -37,14 +39,34 @@ enum FormDecision {
     Deny,
 }
 
+/// How forms are shown to a client.
+#[derive(Clone, Copy)]
+pub struct Forms {
+    /// Whether the client's key may approve calls with other arguments.
+    may_change_arguments: bool,
+}
+
+impl Forms {
+    /// `None` if the client has no forms.
+    pub fn new(caller: &Caller, principal: &Principal) -> Option<Self> {
+        caller.supports_forms().then(|| Self {
+            may_change_arguments: principal.has_scope(KeyScope::Approve),
+        })
+    }
+}
+
 /// One request for each pending approval of the run's tree whose arguments fit a form. Its key is unique over the life of the
 /// run.
-pub async fn input_requests(state: &AppState, run: &Run) -> Result<InputRequests, Problem> {
+pub async fn input_requests(
+    state: &AppState,
+    run: &Run,
+    forms: Forms,
+) -> Result<InputRequests, Problem> {
     let run = approvals::with_whole_arguments(state, run).await?;
     let shown = run.pending_approvals.iter();
     let shown = shown.filter(|approval| !approval.request.truncated);
     let requests = shown.map(|approval| {
-        let request = InputRequest::deserialize(form(approval))
+        let request = InputRequest::deserialize(form(approval, forms))
             .map_err(|error| Problem::internal(format!("an invalid form: {error}")))?;
         Ok((key(approval), request))
     });
@@ -52,8 +74,12 @@ pub async fn input_requests(state: &AppState, run: &Run) -> Result<InputRequests
 }
 
 /// The result of a call that waits for approval. The client sends the call again with its answers and the run's id.
-pub async fn input_required(state: &AppState, run: &Run) -> Result<InputRequiredResult, Problem> {
-    let requests = input_requests(state, run).await?;
+pub async fn input_required(
+    state: &AppState,
+    run: &Run,
+    forms: Forms,
+) -> Result<InputRequiredResult, Problem> {
+    let requests = input_requests(state, run, forms).await?;
     Ok(InputRequiredResult::new(
         Some(requests),
         Some(run.id.to_string()),
@@ -64,7 +90,7 @@ fn key(approval: &PendingApproval) -> String {
     format!("{}/{}", approval.run_id, approval.request.tool_call_id)
 }
 
-fn form(approval: &PendingApproval) -> Value {
+fn form(approval: &PendingApproval, forms: Forms) -> Value {
     // A person decides on what is shown, also on characters that are invisible or change the order of others.
     let arguments = &escape_json(approval.request.arguments.get());
     let message = format!(
@@ -72,7 +98,7 @@ fn form(approval: &PendingApproval) -> Value {
         approval.agent,
         sanitize_line(&approval.request.tool)
     );
-    let properties = json!({
+    let mut properties = json!({
         "decision": {
             "type": "string",
             "title": "Decision",
@@ -83,13 +109,15 @@ fn form(approval: &PendingApproval) -> Value {
             "title": "Reason",
             "description": "Why; the agent's model reads it if the call is denied.",
         },
-        "arguments": {
+    });
+    if forms.may_change_arguments {
+        properties["arguments"] = json!({
             "type": "string",
             "title": "Arguments",
             "description": "The JSON object that the tool is called with, if it is approved.",
             "default": arguments,
-        },
-    });
+        });
+    }
     json!({
         "method": "elicitation/create",
         "params": {
@@ -126,6 +154,10 @@ pub async fn apply(
         else {
             continue;
         };
+        decision.check_shown(approval).map_err(|why| {
+            let pointer = json_pointer::join("/inputResponses", &key);
+            Problem::invalid_field(pointer, why)
+        })?;
         let hash = approval.request.arguments_hash.clone();
         let decision = decision.for_arguments(Some(hash));
         let call = &approval.request.tool_call_id;

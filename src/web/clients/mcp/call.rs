@@ -232,7 +232,7 @@ async fn respond(
         false => CallKey::new(principal.key_name(), session, &request.id),
     };
     let open_call = key.map(|key| state.mcp_calls.add(key));
-    let stream = CallStream::new(state, caller, request.id.clone(), run, events);
+    let stream = CallStream::new(state, principal, caller, request.id.clone(), run, events);
     Ok(CallOutcome::Waiting(Box::new(
         stream.with_open_call(open_call),
     )))

@@ -12,6 +12,8 @@ use tokio::time::Instant;
 
 use crate::domain::run::{Run, RunId};
 use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::web::auth::Principal;
+use crate::web::clients::mcp::approvals::Forms;
 use crate::web::clients::mcp::open_calls::OpenCall;
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, closing};
@@ -42,6 +44,8 @@ pub struct CallStream {
     heartbeat_at: Instant,
     guard: CancelOnDrop,
     open_call: Option<OpenCall>,
+    /// `None` if the call waits for decisions of others.
+    forms: Option<Forms>,
     has_ended: bool,
 }
 
@@ -49,23 +53,25 @@ impl CallStream {
     /// `run` is the run as it was when the call was read; if it waits for approvals, those are not shown again.
     pub fn new(
         state: &AppState,
+        principal: &Principal,
         caller: &Caller,
         request: RequestId,
         run: Arc<Run>,
         events: Option<Subscription>,
     ) -> Self {
         let id = run.id;
-        let stops_for_approval = caller.supports_forms();
+        let forms = Forms::new(caller, principal);
         Self {
             state: state.clone(),
             request,
             is_modern: caller.is_modern,
             progress_token: caller.progress_token.clone(),
             events,
-            changed: Box::pin(wait_for_stop(state.runner.clone(), run, stops_for_approval)),
+            changed: Box::pin(wait_for_stop(state.runner.clone(), run, forms.is_some())),
             heartbeat_at: Instant::now() + HEARTBEAT_INTERVAL,
             guard: CancelOnDrop::new(state, id),
             open_call: None,
+            forms,
             has_ended: false,
         }
     }
@@ -128,11 +134,11 @@ impl CallStream {
 
     async fn on_changed(&mut self, run: &Run) -> Frame {
         self.guard.disarm();
-        let result = match run.status.is_terminal() {
-            true => complete(call_result::from_run(run, self.is_modern), self.is_modern),
-            false => {
-                let forms = approvals::input_required(&self.state, run).await;
-                forms.and_then(|it| complete(it, self.is_modern))
+        let result = match self.forms.filter(|_| !run.status.is_terminal()) {
+            None => complete(call_result::from_run(run, self.is_modern), self.is_modern),
+            Some(forms) => {
+                let required = approvals::input_required(&self.state, run, forms).await;
+                required.and_then(|it| complete(it, self.is_modern))
             }
         };
         self.respond(result.map_err(RpcError::from))

@@ -17,6 +17,7 @@ use crate::config::KeyScope;
 use crate::domain::run::Run;
 use crate::engine::runner::Runner;
 use crate::web::auth::Principal;
+use crate::web::clients::mcp::approvals::Forms;
 use crate::web::clients::mcp::call_stream::{Frame, HEARTBEAT_INTERVAL};
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, RpcRequest};
@@ -47,7 +48,7 @@ struct Filter {
 pub struct TaskSubscription {
     state: AppState,
     request: RequestId,
-    shows_forms: bool,
+    forms: Option<Forms>,
     queue: VecDeque<Frame>,
     /// `None` if the run was deleted.
     changes: FuturesUnordered<BoxFuture<'static, Option<Arc<Run>>>>,
@@ -76,7 +77,7 @@ impl TaskSubscription {
         let mut subscription = Self {
             state: state.clone(),
             request: request.id.clone(),
-            shows_forms: caller.supports_forms(),
+            forms: Forms::new(caller, principal),
             queue: VecDeque::new(),
             changes: FuturesUnordered::new(),
             heartbeat_at: Instant::now() + HEARTBEAT_INTERVAL,
@@ -141,7 +142,7 @@ impl TaskSubscription {
     }
 
     async fn push_task(&mut self, run: &Run) -> Result<(), Problem> {
-        let task = tasks::state_of(&self.state, run, self.shows_forms).await?;
+        let task = tasks::state_of(&self.state, run, self.forms).await?;
         let params = serde_json::to_value(task);
         let params = params.map_err(|error| Problem::internal(error.to_string()))?;
         self.notify("notifications/tasks", params);

@@ -13,6 +13,7 @@ use crate::domain::run::{Run, Status};
 use crate::domain::timestamp_text;
 use crate::domain::waiting_for::WaitingFor;
 use crate::web::auth::Principal;
+use crate::web::clients::mcp::approvals::Forms;
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, RpcRequest};
 use crate::web::clients::mcp::{approvals, call_result};
@@ -37,16 +38,16 @@ pub async fn get(
     principal.require_scope(KeyScope::Read)?;
     let params: GetTaskParams = request.params().await?;
     let run = find(state, principal, &params.task_id).await?;
-    Ok(state_of(state, &run, caller.supports_forms()).await?)
+    Ok(state_of(state, &run, Forms::new(caller, principal)).await?)
 }
 
 /// The task with its result, or with what it needs.
 pub async fn state_of(
     state: &AppState,
     run: &Run,
-    shows_forms: bool,
+    forms: Option<Forms>,
 ) -> Result<GetTaskResult, Problem> {
-    let payload = payload(state, run, shows_forms).await?;
+    let payload = payload(state, run, forms).await?;
     let mut result = GetTaskResult::new(DetailedTask::new(task(state, run), payload));
     result.meta = Some(call_result::run_meta(run));
     Ok(result)
@@ -106,24 +107,27 @@ pub fn task(state: &AppState, run: &Run) -> Task {
     task
 }
 
-async fn payload(state: &AppState, run: &Run, shows_forms: bool) -> Result<TaskPayload, Problem> {
+async fn payload(
+    state: &AppState,
+    run: &Run,
+    forms: Option<Forms>,
+) -> Result<TaskPayload, Problem> {
     let object = |value: Result<Value, serde_json::Error>| match value {
         Ok(Value::Object(object)) => Ok::<JsonObject, _>(object),
         _ => Err(Problem::internal("a task's result cannot be serialized")),
     };
+    let forms = forms.filter(|_| !run.pending_approvals.is_empty());
     Ok(match run.status {
         Status::Completed | Status::Failed => TaskPayload::Completed {
             result: object(serde_json::to_value(call_result::from_run(run, true)))?,
         },
         Status::Cancelled => TaskPayload::Cancelled,
-        Status::Waiting if shows_forms && !run.pending_approvals.is_empty() => {
-            TaskPayload::InputRequired {
-                input_requests: approvals::input_requests(state, run).await?,
-            }
-        }
-        Status::Queued | Status::Running | Status::Waiting | Status::Cancelling => {
-            TaskPayload::Working
-        }
+        Status::Queued | Status::Running | Status::Waiting | Status::Cancelling => match forms {
+            Some(forms) if run.status == Status::Waiting => TaskPayload::InputRequired {
+                input_requests: approvals::input_requests(state, run, forms).await?,
+            },
+            _ => TaskPayload::Working,
+        },
     })
 }
 

@@ -7,7 +7,7 @@ use crate::support::app::TestApp;
 use crate::support::attachments::{base64, png_with_suffix};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, fails, says};
-use crate::tools::approvals::{careful, writes, wrote};
+use crate::tools::approvals::{careful, writes, writes_too_much, wrote};
 
 #[tokio::test]
 async fn a_message_becomes_a_task_with_a_result() {
@@ -319,6 +319,32 @@ async fn several_approvals_are_decided_by_their_ids() {
     let task = task_of(&app, "careful", &to_task(with_parts("m3", &both), &task)).await;
     assert_eq!(state(&task), "TASK_STATE_COMPLETED", "{task:#}");
     assert!(wrote(&app, "a") && !wrote(&app, "b"));
+}
+
+#[tokio::test]
+async fn a_call_whose_arguments_cannot_be_shown_is_not_approved() {
+    let app = careful("").spawn().await;
+    app.provider
+        .will("careful", [writes_too_much(), says("done")]);
+    let task = task_of(&app, "careful", &message("m1", "write")).await;
+    assert_eq!(state(&task), "TASK_STATE_INPUT_REQUIRED");
+    let parts = &task["status"]["message"]["parts"];
+    assert_eq!(parts.as_array().map(Vec::len), Some(1), "{parts}");
+    let data = json!([{ "data": { "decision": "approve" } }]);
+    for approval in [message("m2", "approve"), with_parts("m3", &data)] {
+        let got = post(&app, "careful/message:send", &to_task(approval, &task)).await;
+        assert_eq!(
+            error(&got),
+            (400, "INVALID_FIELD".into(), "invalid_field".into())
+        );
+        assert!(got.text.contains("too long to be shown"), "{}", got.text);
+    }
+    let denied = task_of(&app, "careful", &to_task(message("m4", "deny"), &task)).await;
+    assert_eq!(
+        (state(&denied), result(&denied)),
+        ("TASK_STATE_COMPLETED", "done")
+    );
+    assert!(!wrote(&app, "a"));
 }
 
 #[tokio::test]

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::clients::mcp::{client, legacy, messages, post, read_until, result, text};
-use crate::support::app::{TestApp, send};
+use crate::support::app::{TestApp, key, send};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
-use crate::tools::approvals::{careful, writes, wrote};
+use crate::tools::approvals::{careful, writes, writes_too_much, wrote};
 
 #[tokio::test]
 async fn agents_are_tools() {
@@ -329,6 +329,68 @@ async fn a_form_has_all_of_the_arguments() {
     let default = &form["params"]["requestedSchema"]["properties"]["arguments"]["default"];
     let default: Value = serde_json::from_str(default.as_str().expect("JSON")).expect("JSON");
     assert_eq!(default, write);
+}
+
+#[tokio::test]
+async fn a_call_with_longer_arguments_than_a_form_shows_is_not_offered() {
+    let app = careful("").spawn().await;
+    app.provider
+        .will("careful", [writes_too_much(), says("done")]);
+    let client = client(&app).with_forms();
+    let arguments = json!({ "input": "write" });
+    let first = client.call("careful", arguments.clone()).await;
+    assert_eq!(first["resultType"], "input_required");
+    assert_eq!(first["inputRequests"], json!({}));
+    let state = first["requestState"].as_str().expect("a state");
+    let run = app.find(state).await;
+    let call = run["pending_approvals"][0]["tool_call_id"].as_str();
+    let key = format!("{state}/{}", call.expect("a call"));
+    let again = |decision: &str| {
+        let response = json!({ "action": "accept", "content": { "decision": decision } });
+        json!({
+            "name": "careful",
+            "arguments": arguments,
+            "requestState": state,
+            "inputResponses": { &key: response },
+        })
+    };
+    let error = client.error(200, "tools/call", again("approve")).await;
+    let message = error["message"].as_str().expect("a text");
+    assert!(message.contains("too long to be shown"), "{error}");
+    let done = client.result("tools/call", again("deny")).await;
+    assert_eq!(text(&done), "done");
+    assert!(!wrote(&app, "a"));
+}
+
+#[tokio::test]
+async fn a_key_that_may_not_change_arguments_gets_no_field_for_them() {
+    let keys = [
+        ("ada", "scopes = [\"run\"]"),
+        ("eve", "scopes = [\"run\", \"approve\"]"),
+    ];
+    let keys: String = keys.iter().map(|(name, rest)| key(name, rest)).collect();
+    let app = careful("").config(&keys).spawn().await;
+    for (name, may_change) in [("ada", false), ("eve", true)] {
+        app.provider.will("careful", [writes(name), says("done")]);
+        let client = client(&app).with_forms().with_key(name);
+        let arguments = json!({ "input": "write" });
+        let first = client.call("careful", arguments.clone()).await;
+        let requests = first["inputRequests"].as_object().expect("requests");
+        let (id, form) = requests.iter().next().expect("a request");
+        let properties = &form["params"]["requestedSchema"]["properties"];
+        assert_eq!(properties["arguments"].is_object(), may_change, "{form}");
+        let message = form["params"]["message"].as_str().expect("a text");
+        assert!(message.contains("\"content\":\"new\""), "{message}");
+        let response = json!({ "action": "accept", "content": { "decision": "approve" } });
+        let params = json!({
+            "name": "careful",
+            "arguments": arguments,
+            "requestState": first["requestState"],
+            "inputResponses": { id: response },
+        });
+        assert_eq!(text(&client.result("tools/call", params).await), "done");
+        assert!(wrote(&app, name));
+    }
 }
 
 #[tokio::test]

@@ -1,20 +1,13 @@
 //! Runs and trees as resources, and what keys may do.
 
-use axed::config::key_hash::KeyHash;
 use serde_json::{Value, json};
 
 use crate::clients::mcp::{client, legacy, text};
-use crate::support::app::{Setup, TestApp};
+use crate::support::app::{Setup, TestApp, key};
 use crate::support::provider::answer::{delegates, says};
 
 fn with_keys(keys: &[(&str, &str)]) -> Setup {
-    let sections: String = keys
-        .iter()
-        .map(|(name, rest)| {
-            let sha256 = KeyHash::digest(name.as_bytes());
-            format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\n{rest}\n")
-        })
-        .collect();
+    let sections: String = keys.iter().map(|(name, rest)| key(name, rest)).collect();
     TestApp::setup()
         .config(&sections)
         .agent("planner", "sub_agents = [\"reader\"]")
