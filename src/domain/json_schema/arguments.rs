@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use crate::domain::json_schema::keywords::{WITH_LIST, WITH_NAMES, WITH_SCHEMA};
 use crate::domain::lenient_json;
 
 /// Most alternatives of one schema, and most references and alternatives within each other, that are merged.
@@ -14,29 +15,6 @@ const MAX_LEVELS: usize = 8;
 const MAX_COPIED_BYTES: usize = 512 << 10;
 
 const ALTERNATIVES: [&str; 3] = ["allOf", "anyOf", "oneOf"];
-/// Keywords whose value is a schema.
-const SCHEMA_KEYWORDS: [&str; 11] = [
-    "additionalProperties",
-    "contains",
-    "else",
-    "if",
-    "items",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "additionalItems",
-];
-/// Keywords whose value is a list of schemas.
-const LIST_KEYWORDS: [&str; 4] = ["allOf", "anyOf", "oneOf", "prefixItems"];
-/// Keywords whose value holds schemas by name.
-const MAP_KEYWORDS: [&str; 4] = [
-    "$defs",
-    "definitions",
-    "dependentSchemas",
-    "patternProperties",
-];
 
 /// The schema of a tool's arguments as it was written; one that accepts every object if there is none. `None` if it is of another
 /// type.
@@ -232,7 +210,7 @@ fn repair_schema(schema: &mut Map<String, Value>) {
     if values.is_some_and(|values| values.is_none_or(Vec::is_empty)) {
         schema.shift_remove("enum");
     }
-    for key in SCHEMA_KEYWORDS {
+    for key in WITH_SCHEMA {
         match schema.get_mut(key) {
             Some(Value::Object(part)) => repair_schema(part),
             // A list of schemas, one for each item.
@@ -241,14 +219,14 @@ fn repair_schema(schema: &mut Map<String, Value>) {
             Some(_) => drop(schema.shift_remove(key)),
         }
     }
-    for key in LIST_KEYWORDS {
+    for key in WITH_LIST {
         match schema.get_mut(key) {
             Some(Value::Array(parts)) if !parts.is_empty() => repair_list(parts),
             None => {}
             Some(_) => drop(schema.shift_remove(key)),
         }
     }
-    for key in MAP_KEYWORDS {
+    for key in WITH_NAMES.into_iter().chain(["$defs"]) {
         match schema.get_mut(key) {
             Some(Value::Object(parts)) => parts.values_mut().for_each(repair_part),
             None => {}

@@ -26,6 +26,7 @@ pub mod arguments;
 pub mod compiled;
 mod complexity;
 mod integers;
+pub mod keywords;
 pub mod limits;
 mod metered_json;
 

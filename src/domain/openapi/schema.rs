@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
+use crate::domain::json_schema::keywords::{WITH_LIST, WITH_NAMES, WITH_SCHEMA};
 use crate::domain::json_schema::limits::MAX_SCHEMA_BYTES;
 use crate::domain::openapi::document::{Document, decode};
 
@@ -35,29 +36,6 @@ const DROPPED: [&str; 16] = [
     "title",
     "writeOnly",
     "xml",
-];
-/// Keywords with one schema.
-const SCHEMAS: [&str; 11] = [
-    "additionalProperties",
-    "contains",
-    "contentSchema",
-    "else",
-    "if",
-    "items",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-];
-/// Keywords with a list of schemas.
-const LISTS: [&str; 4] = ["allOf", "anyOf", "oneOf", "prefixItems"];
-/// Keywords with schemas by name.
-const MAPS: [&str; 4] = [
-    "dependentSchemas",
-    "patternProperties",
-    "properties",
-    "definitions",
 ];
 
 pub struct Translator<'d> {
@@ -152,17 +130,17 @@ impl<'d> Translator<'d> {
         if matches!(key, "pattern" | "patternProperties") && !self.keeps_patterns {
             return Ok(None);
         }
-        if SCHEMAS.contains(&key) {
+        if WITH_SCHEMA.contains(&key) {
             return self.schema(value, depth + 1).map(Some);
         }
-        if LISTS.contains(&key) {
+        if WITH_LIST.contains(&key) {
             let items = value
                 .as_array()
                 .ok_or_else(|| format!("{key} is no list"))?;
             let items = items.iter().map(|item| self.schema(item, depth + 1));
             return Ok(Some(Value::Array(items.collect::<Result<_, _>>()?)));
         }
-        if MAPS.contains(&key) {
+        if key == "properties" || WITH_NAMES.contains(&key) {
             let fields = value.as_object();
             let fields = fields.ok_or_else(|| format!("{key} is no object"))?;
             let fields = fields.iter().map(|(name, schema)| {
