@@ -7,7 +7,6 @@ use tokio::net::TcpStream;
 
 use crate::support::app::{Setup, TestApp, send};
 use crate::support::eventually;
-use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, says};
 
 /// The value of a metric without labels.
@@ -94,10 +93,7 @@ async fn the_queue_is_bounded_by_bytes() {
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::closed();
-    let door = gate.clone();
-    app.provider
-        .always("solo", move |_| says("done").after_gate(&door));
+    let gate = app.provider.always_later("solo", "done");
     let long = "long ".repeat(70_000);
     let running = app.start("solo", &long).await;
     app.provider.wait_for_concurrency("solo", 1).await;
@@ -139,10 +135,7 @@ async fn what_waiting_runs_keep_counts_for_the_queue() {
     let waiting = app.start("careful", &"long ".repeat(60_000)).await;
     metric_is(&app, BYTES, |bytes| bytes >= 300_000).await;
 
-    let gate = Gate::closed();
-    let door = gate.clone();
-    app.provider
-        .always("solo", move |_| says("done").after_gate(&door));
+    let gate = app.provider.always_later("solo", "done");
     let running = app.start("solo", "go").await;
     let refused = app
         .post("/agents/solo/runs", &json!({ "input": "go" }))

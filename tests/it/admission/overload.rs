@@ -3,7 +3,6 @@
 use serde_json::json;
 
 use crate::support::app::TestApp;
-use crate::support::gate::Gate;
 use crate::support::provider::answer::{delegates, says};
 
 #[tokio::test]
@@ -67,10 +66,7 @@ async fn a_full_queue_refuses_and_empties_in_order() {
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::closed();
-    let door = gate.clone();
-    app.provider
-        .always("solo", move |_| says("done").after_gate(&door));
+    let gate = app.provider.always_later("solo", "done");
 
     let mut runs = Vec::new();
     for input in ["1", "2", "3", "4"] {

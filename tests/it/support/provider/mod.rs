@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Content, Ending, ScriptedAnswer, Tokens, fails};
+use crate::support::provider::answer::{Content, Ending, ScriptedAnswer, Tokens, fails, says};
 use crate::support::provider::batches::BatchStore;
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 use crate::support::provider::wires::EncodedAnswer;
@@ -91,6 +91,14 @@ impl FakeProvider {
         self.book.write(|pages| {
             pages.scripts.entry(model.to_owned()).or_default().rule = Some(Arc::new(rule));
         });
+    }
+
+    /// As [`Self::always`], with this text once the gate is open.
+    pub fn always_later(&self, model: &str, text: &'static str) -> Gate {
+        let gate = Gate::closed();
+        let door = gate.clone();
+        self.always(model, move |_| says(text).after_gate(&door));
+        gate
     }
 
     /// All requests so far.
