@@ -173,11 +173,14 @@ impl Drop for Stopped {
     }
 }
 
-/// Stops the process of the server that waits for a lock for such a query.
-async fn stop_waiting(url: &str, query: &str) -> Stopped {
+/// A statement that reads a run.
+const READS: &str = "query LIKE 'SELECT r.%'";
+
+/// Stops the process of the server that waits for a lock, of those for which the condition `which` holds.
+async fn stop_waiting(url: &str, which: &str) -> Stopped {
     let waiting = format!(
         "SELECT min(pid) FROM pg_stat_activity \
-         WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '{query}'"
+         WHERE datname = current_database() AND wait_event_type = 'Lock' AND {which}"
     );
     let process = eventually("a statement that waits", async || {
         postgres::with_client(url, async |client| {
@@ -198,7 +201,7 @@ async fn a_writer_that_gets_no_answer_connects_again() {
     let request = json!({"input": "x"});
     let refused = app.post("/agents/solo/runs", &request);
     let stopped = async {
-        let stopped = stop_waiting(&url, "%").await;
+        let stopped = stop_waiting(&url, "true").await;
         lock.release();
         stopped
     };
@@ -224,13 +227,42 @@ async fn a_reader_that_gets_no_answer_gives_up() {
     let path = format!("/runs/{id}");
     let lock = lock_tables(&url, "runs");
     let stopped = async {
-        let stopped = stop_waiting(&url, "SELECT r.%").await;
+        let stopped = stop_waiting(&url, READS).await;
         lock.release();
         stopped
     };
     let (refused, _stopped) = tokio::join!(app.get(&path), stopped);
     assert_eq!(refused.status, 503, "{}", refused.text);
     app.daemon.wait_for_log("did not answer in time").await;
+    assert_eq!(app.get(&path).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_gives_up_when_the_writer_does() {
+    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
+        return;
+    };
+    app.provider.always("solo", |_| says("done"));
+    let id = app.run("solo", "x").await.id().to_owned();
+    // Alone, a reader would wait for longer than this story.
+    let patient = format!("{url}&options=-c%20statement_timeout%3D600000");
+    app.daemon = Daemon::start(other(&app, &patient, "second")).await;
+    let path = format!("/runs/{id}");
+    let request = json!({"input": "x"});
+    let lock = lock_tables(&url, "runs");
+    let stopped = async {
+        let reader = stop_waiting(&url, READS).await;
+        let writer = stop_waiting(&url, &format!("NOT {READS}")).await;
+        lock.release();
+        (reader, writer)
+    };
+    let requests = async { tokio::join!(app.get(&path), app.post("/agents/solo/runs", &request)) };
+    let ((read, written), _stopped) = tokio::join!(requests, stopped);
+    assert_eq!((read.status, written.status), (503, 503));
+    app.daemon
+        .wait_for_log("did not answer the writer within 20s")
+        .await;
+    app.get_until("/readyz", |got| got.status == 200).await;
     assert_eq!(app.get(&path).await.status, 200);
 }
 

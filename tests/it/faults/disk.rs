@@ -250,6 +250,34 @@ async fn a_log_without_its_database_is_refused_at_the_start() {
 }
 
 #[tokio::test]
+async fn a_database_with_other_tables_is_refused_before_the_daemon_listens() {
+    for (damage, cause) in [
+        ("DROP TABLE sessions", "the table sessions is missing"),
+        (
+            "ALTER TABLE runs RENAME COLUMN agent TO name",
+            "the table runs",
+        ),
+        (
+            "DROP TABLE events; CREATE TABLE events (id TEXT)",
+            "the table events",
+        ),
+    ] {
+        let mut app = TestApp::setup().sqlite().agent("solo", "").spawn().await;
+        app.daemon.kill().await;
+        let file = app.path("data/axed.db");
+        let connection = Connection::open(&file).expect("a database");
+        connection.execute_batch(damage).expect(damage);
+        drop(connection);
+        let (ended, reported) = command(&app, &["serve"]);
+        assert_eq!(ended, Some(1), "{damage}: {reported}");
+        assert!(reported.contains(cause), "{damage}: {reported}");
+        for promise in ["axed listening", "resumes"] {
+            assert!(!reported.contains(promise), "{damage}: {reported}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn damaged_records_are_reported_as_damaged() {
     let mut app = TestApp::setup().sqlite().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));

@@ -125,7 +125,6 @@ async fn a_text_that_could_not_be_recorded_is_withdrawn() {
 #[tokio::test]
 async fn a_reply_that_comes_while_the_store_is_away_is_paid_once() {
     let app = TestApp::setup()
-        .sqlite()
         .agent("solo", "stream = true")
         .spawn()
         .await;

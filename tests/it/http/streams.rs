@@ -1,6 +1,6 @@
 //! Streams of events that clients rely on: the answer to a POST, and one that is cut and taken up again.
 
-use reqwest::{Method, Response};
+use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, TestApp, send};
@@ -124,6 +124,36 @@ async fn a_streaming_post_that_is_refused_is_a_problem() {
     };
     send(ask("nobody", "")).await.problem(404);
     send(ask("solo", "{\"inptu\": 1}")).await.problem(422);
+}
+
+#[tokio::test]
+async fn the_preferred_media_type_decides_between_a_stream_and_json() {
+    const STREAM: &str = "text/event-stream";
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    let input = json!({"input": "go"});
+    for (accept, streams) in [
+        ("text/event-stream, application/json", true),
+        ("application/json;q=0.5, text/event-stream", true),
+        ("Text/Event-Stream;q=0.2, */*; q=0.1", true),
+        ("text/event-stream;q=0.1, application/json", false),
+        ("application/json;q=0.9, text/event-stream; q=0.8", false),
+        ("text/event-stream;q=0, */*", false),
+        ("*/*", false),
+    ] {
+        let accepting =
+            async |request: RequestBuilder| send(request.header("accept", accept)).await;
+        let kind = |got: &ApiResponse| got.header("content-type").starts_with(STREAM);
+        let post = app.request(Method::POST, "/agents/solo/runs?wait=30");
+        let started = accepting(post.json(&input)).await;
+        assert_eq!(kind(&started), streams, "{accept}: {}", started.text);
+        let location = started.header("location").to_owned();
+        let events = format!("{location}/events");
+        let read = accepting(app.request(Method::GET, &events)).await;
+        assert_eq!(kind(&read), streams, "{accept}: {}", read.text);
+        let last = "run.completed";
+        assert!(read.text.contains(last), "{accept}: {}", read.text);
+    }
 }
 
 #[tokio::test]
