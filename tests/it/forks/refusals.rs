@@ -176,6 +176,29 @@ async fn a_used_up_budget_refuses_forks() {
     assert_eq!(app.provider.requests().len(), 1);
 }
 
+async fn post_by(app: &TestApp, key: &str, path: &str, body: &Value) -> ApiResponse {
+    let request = app.request(Method::POST, path);
+    send(request.bearer_auth(key).json(body)).await
+}
+
+async fn get_by_root(app: &TestApp, path: &str) -> ApiResponse {
+    send(app.request(Method::GET, path).bearer_auth("root")).await
+}
+
+/// Waits until the planner and the reader have this text in their files.
+async fn until_reloaded(app: &TestApp, text: &str) {
+    for agent in ["planner", "reader"] {
+        let path = format!("/agents/{agent}");
+        let is_reloaded = async || get_by_root(app, &path).await.text.contains(text);
+        within_timeout("the reload", async {
+            while !is_reloaded().await {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+}
+
 #[tokio::test]
 async fn a_fork_has_at_most_what_todays_file_allows() {
     let keys = key("ada", "scopes = [\"run\", \"read\"]") + &key("root", "scopes = [\"admin\"]");
@@ -189,12 +212,7 @@ async fn a_fork_has_at_most_what_todays_file_allows() {
         .spawn()
         .await;
     app.provider.always("planner", |_| says("ok"));
-    let send_to = async |key: &str, method: Method, path: &str, body: Value| -> ApiResponse {
-        let request = app.request(method, path);
-        send(request.bearer_auth(key).json(&body)).await
-    };
-    let post =
-        async |key: &str, path: &str, body: Value| send_to(key, Method::POST, path, body).await;
+    let post = async |key: &str, path: &str, body: Value| post_by(&app, key, path, &body).await;
     let started = post(
         "ada",
         "/agents/planner/runs?wait=30",
@@ -203,22 +221,6 @@ async fn a_fork_has_at_most_what_todays_file_allows() {
     .await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
     let path = format!("/runs/{id}/fork?wait=30");
-    let until = async |text: &str| {
-        for agent in ["planner", "reader"] {
-            let is_reloaded = async || {
-                let got =
-                    send_to("root", Method::GET, &format!("/agents/{agent}"), json!({})).await;
-                got.text.contains(text)
-            };
-            within_timeout("the reload", async {
-                while !is_reloaded().await {
-                    tokio::task::yield_now().await;
-                }
-            })
-            .await;
-        }
-    };
-
     app.write_agent(
         "planner",
         "description = \"today\"\ntools = [\"list_directory\", \"read_file\"]\napprove = [\"list_directory\"]\n\
@@ -228,7 +230,7 @@ async fn a_fork_has_at_most_what_todays_file_allows() {
         "reader",
         "description = \"today\"\ntools = [\"list_directory\"]",
     );
-    until("today").await;
+    until_reloaded(&app, "today").await;
     let at = json!({"turn": 1});
     let tools_of = |agent: &str| {
         let requests = app.provider.requests_for(agent);
@@ -255,7 +257,7 @@ async fn a_fork_has_at_most_what_todays_file_allows() {
         "reader",
         "description = \"later\"\ntools = [\"list_directory\"]",
     );
-    until("later").await;
+    until_reloaded(&app, "later").await;
     app.provider
         .will("planner", [delegates([("reader", "read")]), says("done")]);
     app.provider.will("reader", [says("a book")]);
@@ -265,10 +267,7 @@ async fn a_fork_has_at_most_what_todays_file_allows() {
     assert_eq!(tools_of("reader"), ["list_directory"]);
 
     std::fs::remove_file(app.path("agents/planner.toml")).expect("a file");
-    let is_gone = async || {
-        let got = send_to("root", Method::GET, "/agents/planner", json!({})).await;
-        got.status == 404
-    };
+    let is_gone = async || get_by_root(&app, "/agents/planner").await.status == 404;
     within_timeout("the reload", async {
         while !is_gone().await {
             tokio::task::yield_now().await;
@@ -282,4 +281,58 @@ async fn a_fork_has_at_most_what_todays_file_allows() {
     );
     let forked = post("root", &path, json!({"at": at})).await;
     assert_eq!(forked.status, 200, "{}", forked.text);
+}
+
+#[tokio::test]
+async fn children_that_continue_have_at_most_what_todays_files_allow() {
+    let keys = key("ada", "scopes = [\"run\", \"read\"]") + &key("root", "scopes = [\"admin\"]");
+    let app = TestApp::setup()
+        .config(&keys)
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "tools = [\"list_directory\", \"write_file\"]")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [delegates([("reader", "read")]), says("done")]);
+    app.provider.always("planner", |_| says("done"));
+    app.provider.always("reader", |_| says("a book"));
+    let input = json!({"input": "go"});
+    let started = post_by(&app, "ada", "/agents/planner/runs?wait=30", &input).await;
+    let id = started.json()["id"].as_str().expect("an id").to_owned();
+    let children = get_by_root(&app, &format!("/runs/{id}/children")).await;
+    let child = children.json()["data"][0]["id"].clone();
+    let path = format!("/runs/{id}/fork?wait=30");
+    let at_child = json!({"at": {"run": child, "turn": 1}});
+
+    app.write_agent(
+        "planner",
+        "description = \"today\"\nsub_agents = [\"reader\"]",
+    );
+    app.write_agent(
+        "reader",
+        "description = \"today\"\ntools = [\"list_directory\"]",
+    );
+    until_reloaded(&app, "today").await;
+    for (key, can_write) in [("ada", false), ("root", true)] {
+        let forked = post_by(&app, key, &path, &at_child).await;
+        assert_eq!(forked.json()["content"], "done", "{key}: {}", forked.text);
+        let requests = app.provider.requests_for("reader");
+        let tools = requests.last().expect("a request").tool_names();
+        assert!(
+            tools.contains(&"list_directory".to_owned()),
+            "{key}: {tools:?}"
+        );
+        assert_eq!(
+            tools.contains(&"write_file".to_owned()),
+            can_write,
+            "{key}: {tools:?}"
+        );
+    }
+
+    app.write_agent("planner", "description = \"later\"");
+    app.write_agent("reader", "description = \"later\"");
+    until_reloaded(&app, "later").await;
+    let refused = post_by(&app, "ada", &path, &at_child).await;
+    refused.problem(422);
+    assert_eq!(refused.json()["errors"][0]["pointer"], "/definition");
 }
