@@ -109,17 +109,21 @@ pub async fn decide(
         decisions.insert(entry.interrupt_id, decision);
     }
     let pending = run.pending_approvals.iter();
-    let pending: Vec<_> = pending
+    let mut pending: Vec<_> = pending
         .filter(|approval| principal.can_use_agent(&approval.agent))
         .collect();
-    let mut shown = pending.iter().filter(|it| !it.request.truncated);
-    if let Some(open) = shown.find(|it| !decisions.contains_key(&id(it))) {
+    let is_answered = |it: &&PendingApproval| decisions.contains_key(&id(it));
+    let is_any_answered = pending.iter().any(is_answered);
+    let mut open = pending.iter().filter(|it| !is_answered(it));
+    // Those that were not shown may be left to others.
+    if let Some(open) = open.find(|it| !it.request.truncated || !is_any_answered) {
         let why = format!(
             "does not answer {}; answer every interrupt at once",
             quote(&id(open))
         );
         return Err(Problem::invalid_field("/resume", why));
     }
+    pending.retain(is_answered);
     let last = pending.len().saturating_sub(1);
     for (at, approval) in pending.into_iter().enumerate() {
         let Some(decision) = decisions.remove(&id(approval)) else {
