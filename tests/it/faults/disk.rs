@@ -252,14 +252,14 @@ async fn a_log_without_its_database_is_refused_at_the_start() {
 #[tokio::test]
 async fn a_database_with_other_tables_is_refused_before_the_daemon_listens() {
     for (damage, cause) in [
-        ("DROP TABLE sessions", "the table sessions is missing"),
+        ("DROP TABLE labels", "the table labels is missing"),
         (
             "ALTER TABLE runs RENAME COLUMN agent TO name",
             "the table runs",
         ),
         (
-            "DROP TABLE events; CREATE TABLE events (id TEXT)",
-            "the table events",
+            "DROP TABLE checks; CREATE TABLE checks (name TEXT)",
+            "the table checks",
         ),
     ] {
         let mut app = TestApp::setup().sqlite().agent("solo", "").spawn().await;

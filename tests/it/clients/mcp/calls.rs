@@ -354,9 +354,10 @@ async fn a_call_with_longer_arguments_than_a_form_shows_is_not_offered() {
             "inputResponses": { &key: response },
         })
     };
-    let error = client.error(200, "tools/call", again("approve")).await;
-    let message = error["message"].as_str().expect("a text");
-    assert!(message.contains("too long to be shown"), "{error}");
+    let refused = client.result("tools/call", again("approve")).await;
+    assert_eq!(refused["isError"], true, "{refused}");
+    let why = text(&refused);
+    assert!(why.contains("too long to be shown"), "{why}");
     let done = client.result("tools/call", again("deny")).await;
     assert_eq!(text(&done), "done");
     assert!(!wrote(&app, "a"));
