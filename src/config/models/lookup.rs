@@ -148,7 +148,7 @@ impl Models {
         rows.collect()
     }
 
-    /// The day of the table: of the file, if that is newer than the one that ships with axed.
+    /// The day of the table: of the file if it names one, otherwise of the table that ships with axed.
     pub fn as_of(&self) -> Option<Date> {
         self.shared.current.load().as_of
     }
@@ -187,7 +187,7 @@ pub fn read_file(path: &Path) -> Result<ModelTable, String> {
 impl Snapshot {
     fn new(sources: &Sources, file: Option<&ModelTable>) -> Self {
         let mut snapshot = Self {
-            as_of: SHIPPED.as_of.max(file.and_then(|table| table.as_of)),
+            as_of: file.and_then(|table| table.as_of).or(SHIPPED.as_of),
             ..Self::default()
         };
         for table in std::iter::once(&*SHIPPED).chain(file) {

@@ -52,13 +52,13 @@ async fn a_changed_file_of_models_is_in_force_and_a_broken_one_is_named() {
     assert_eq!(cost(&run), 150.0);
     assert!(warning_codes(&run).is_empty());
 
+    let last_day = day_in(3);
     let changed = format!(
-        "{}retires = \"{}\"\nsuccessor = \"duo\"\n",
-        table("2"),
-        day_in(3)
+        "{}retires = \"{last_day}\"\nsuccessor = \"duo\"\n",
+        table("2")
     );
     app.write("config/models.toml", &changed);
-    let expected = format!("anthropic/solo ends on {}: use anthropic/duo", day_in(3));
+    let expected = format!("anthropic/solo ends on {last_day}: use anthropic/duo");
     app.get_until("/agents/solo", |got| got.text.contains(&expected))
         .await;
     let run = app.run("solo", "go").await;
@@ -104,28 +104,43 @@ async fn a_file_of_models_that_is_broken_or_missing_stops_the_start() {
 }
 
 #[tokio::test]
+async fn an_old_table_is_named_at_the_start_and_by_axed_models() {
+    for (days, is_old) in [(95, true), (85, false)] {
+        let day = day_in(-days);
+        let app = TestApp::setup()
+            .config("[models]\nfile = \"models.toml\"")
+            .file("config/models.toml", &format!("as_of = {day}\n"))
+            .spawn()
+            .await;
+        let printed = axed(&app, &["models", "solo"]).await;
+        let printed = String::from_utf8_lossy(&printed.stderr).into_owned();
+        let expected = format!("was last checked on {day}");
+        for text in [&app.daemon.log(), &printed] {
+            assert_eq!(text.contains(&expected), is_old, "{text}");
+        }
+        let json = axed(&app, &["models", "--json"]).await;
+        let json: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+        assert_eq!(json["as_of"], day);
+    }
+}
+
+#[tokio::test]
 async fn the_check_the_start_and_each_run_warn_of_a_near_end() {
-    let row = |name: &str, days: i64| {
+    let [near, past, far] = [55, -5, 65].map(day_in);
+    let row = |name: &str, day: &str| {
         format!(
-            "[providers.anthropic.models.\"{name}\"]\nretires = {}\nsuccessor = \"{name}-2\"\n",
-            day_in(days)
+            "[providers.anthropic.models.\"{name}\"]\nretires = {day}\nsuccessor = \"{name}-2\"\n"
         )
     };
     let app = TestApp::setup()
-        .config(&(row("near", 60) + &row("past", -1) + &row("far", 61)))
+        .config(&(row("near", &near) + &row("past", &past) + &row("far", &far)))
         .agent("near", "")
         .agent("past", "")
         .agent("far", "fallback_models = [\"anthropic/near\"]")
         .spawn()
         .await;
-    let near = format!(
-        "anthropic/near ends on {}: use anthropic/near-2",
-        day_in(60)
-    );
-    let past = format!(
-        "anthropic/past ended on {}: use anthropic/past-2",
-        day_in(-1)
-    );
+    let near = format!("anthropic/near ends on {near}: use anthropic/near-2");
+    let past = format!("anthropic/past ended on {past}: use anthropic/past-2");
     let log = app.daemon.log();
     let check = axed(&app, &["agents", "check"]).await;
     let check = String::from_utf8_lossy(&check.stderr).into_owned()
