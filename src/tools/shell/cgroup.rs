@@ -34,7 +34,10 @@ impl Cgroup {
         };
         let name = format!("axed-command-{id:016x}");
         if let Ok(dir) = create_unified(&name) {
-            let _ = write_existing(&dir.join("pids.max"), &limits.processes.to_string());
+            let _ = write_existing(
+                &dir.join("pids.max"),
+                &limits.kernel_processes().to_string(),
+            );
             let _ = write_existing(&dir.join("memory.max"), &limits.memory.to_string());
             // Only systems that can swap have it.
             let _ = write_existing(&dir.join("memory.swap.max"), "0");
@@ -79,6 +82,14 @@ impl Cgroup {
         values.any(|path| {
             std::fs::read_to_string(path)
                 .is_ok_and(|value| value.trim_ascii().parse::<u64>().is_ok())
+        })
+    }
+
+    /// Whether the command has tried to start more processes than the kernel allows it.
+    pub fn has_rejected_process(&self) -> bool {
+        let mut events = self.dirs.iter().map(|dir| dir.join("pids.events"));
+        events.any(|path| {
+            std::fs::read_to_string(path).is_ok_and(|text| text.trim_ascii() != "max 0")
         })
     }
 
@@ -141,7 +152,10 @@ fn create_unified(name: &str) -> std::io::Result<PathBuf> {
 fn create_former(name: &str, limits: &Limits) -> std::io::Result<PathBuf> {
     let dir = own_dir(Some("pids"))?.join(name);
     std::fs::create_dir(&dir)?;
-    let written = write_existing(&dir.join("pids.max"), &limits.processes.to_string());
+    let written = write_existing(
+        &dir.join("pids.max"),
+        &limits.kernel_processes().to_string(),
+    );
     if written.is_err() {
         let _ = std::fs::remove_dir(&dir);
     }

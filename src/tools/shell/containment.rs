@@ -2,7 +2,7 @@
 
 use rustix::process::Pid;
 #[cfg(target_os = "linux")]
-use rustix::process::{Signal, getuid};
+use rustix::process::Signal;
 
 #[cfg(target_os = "linux")]
 use crate::tools::shell::cgroup::Cgroup;
@@ -68,18 +68,14 @@ pub struct Containment {
     signal_scope: Option<SignalScope>,
     cgroup: Cgroup,
     limits: Limits,
-    is_counted_by_kernel: bool,
 }
 
 #[cfg(target_os = "linux")]
 impl Containment {
     /// For the processes that descend from this one, which is isolated.
     pub fn new(confinement: &Confinement, isolation: Isolation, cgroup: Cgroup) -> Self {
-        // The kernel counts the processes of a user within a user namespace, but never root's.
-        let is_user_counted = isolation == Isolation::UserNamespace && !getuid().is_root();
         Self {
             signal_scope: SignalScope::of(isolation),
-            is_counted_by_kernel: is_user_counted || cgroup.limits_processes(),
             cgroup,
             limits: confinement.limits,
         }
@@ -95,15 +91,16 @@ impl Containment {
         }
     }
 
-    /// What finds a limit that is exceeded; `None` if the kernel enforces all of them.
-    pub fn watch(&self) -> Option<UsageWatch> {
-        let is_limited = self.is_counted_by_kernel && self.cgroup.limits_memory();
-        (!is_limited).then(|| UsageWatch::new(self.limits))
+    pub fn watch(&self) -> UsageWatch {
+        UsageWatch::new(self.limits)
     }
 
-    /// Which limit is exceeded. Called every few milliseconds; most calls only read the machine's number of threads.
+    /// Which limit is exceeded. Called every few milliseconds, so most calls do little.
     pub fn check(&self, watch: &mut UsageWatch) -> Option<String> {
-        if self.is_counted_by_kernel || !watch.is_multiplying() {
+        if self.cgroup.has_rejected_process() {
+            return Some(self.limits.exceeded_processes());
+        }
+        if !watch.is_multiplying() {
             return watch.is_due().then(|| watch.count()).flatten();
         }
         // Processes that multiply do so faster than they can be counted, unless they are stopped for it.
@@ -132,8 +129,8 @@ impl Containment {
         process_tree::kill(command);
     }
 
-    pub fn watch(&self) -> Option<UsageWatch> {
-        None
+    pub fn watch(&self) -> UsageWatch {
+        UsageWatch
     }
 }
 

@@ -69,6 +69,22 @@ pub struct Limits {
     pub memory: u64,
 }
 
+impl Limits {
+    /// The number of processes at which the kernel rejects more, where it counts them. The supervisor ends a command that
+    /// has fewer, but needs a moment to see it.
+    pub fn kernel_processes(self) -> u64 {
+        self.processes as u64 * 2
+    }
+
+    /// Why a command with more processes was ended.
+    pub fn exceeded_processes(&self) -> String {
+        format!(
+            "it had more than {} processes and threads at once, which is the limit",
+            self.processes
+        )
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {

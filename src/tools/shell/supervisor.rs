@@ -42,6 +42,7 @@ const SUPERVISING_THREADS: u64 = 3;
 const MAX_OPEN_FILES: u64 = 1024;
 /// Commands run at a lower CPU priority than the daemon: one has a thirtieth of its weight.
 const NICENESS: i32 = 15;
+const SUPERVISOR_NICENESS: i32 = -20;
 /// The interval between two rounds of killing.
 const KILL_INTERVAL: Duration = Duration::from_millis(1);
 /// The interval between two looks at what a command uses.
@@ -172,6 +173,10 @@ fn launch(
     // Leaves the daemon's session, so signals of its terminal do not arrive here. Fails if this process already leads a
     // session.
     let _ = rustix::process::setsid();
+    // Where the kernel groups processes by session, a command with many sessions would get most of the time. Only root
+    // may take precedence over it.
+    #[cfg(target_os = "linux")]
+    let _ = std::fs::write("/proc/self/autogroup", SUPERVISOR_NICENESS.to_string());
     let temp_dir = create_temp_dir()
         .map_err(|error| format!("its temporary folder cannot be made: {error}"))?;
     let outcome = isolate(confinement.isolation).and_then(|isolation| {
@@ -296,12 +301,12 @@ fn wait_for_reason_to_kill(containment: &Containment) -> Option<String> {
     let report = std::io::stderr();
     loop {
         let mut fds = [PollFd::new(&report, PollFlags::empty())];
-        match poll(&mut fds, usage.is_some().then_some(&WATCH_INTERVAL)) {
+        match poll(&mut fds, Some(&WATCH_INTERVAL)) {
             Ok(_) if !fds[0].revents().is_empty() => return None,
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return None,
         }
-        if let Some(exceeded) = usage.as_mut().and_then(|usage| containment.check(usage)) {
+        if let Some(exceeded) = containment.check(&mut usage) {
             return Some(exceeded);
         }
     }
@@ -422,8 +427,8 @@ fn exec_command(job: &Job<'_>) -> String {
 fn set_resource_limits(job: &Job<'_>) {
     let limits = job.confinement.limits;
     let max_processes = match job.isolation {
-        Isolation::UserNamespace => limits.processes as u64 + SUPERVISING_THREADS,
-        _ => MAX_PROCESSES_OF_USER,
+        Isolation::UserNamespace => limits.kernel_processes() + SUPERVISING_THREADS,
+        _ => MAX_PROCESSES_OF_USER.max(limits.kernel_processes()),
     };
     // If memory runs out, the kernel kills a command before everything else.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");

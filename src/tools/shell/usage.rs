@@ -53,9 +53,7 @@ impl UsageWatch {
         let Limits { processes, memory } = self.limits;
         let threads = descendants.iter().map(|pid| process_tree::threads_of(*pid));
         if threads.sum::<usize>() > processes {
-            return Some(format!(
-                "it had more than {processes} processes and threads at once, which is the limit"
-            ));
+            return Some(self.limits.exceeded_processes());
         }
         // The quick sum counts pages once for each process that shares them, so an excess is looked at again.
         let sum =
