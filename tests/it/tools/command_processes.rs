@@ -15,7 +15,9 @@ use crate::tools::run_command::{alive, gone, is_alive, is_confined, mark, report
 
 const AXED: &str = env!("CARGO_BIN_EXE_axed");
 /// Processes that a fork bomb may start in all. It is finite, so that a failing build does not end the machine.
-const MAX_FORKS: u32 = 1000;
+const MAX_FORKS: u32 = 600;
+/// With this limit a bomb is not ended for its number of processes.
+const ALLOWS_BOMBS: &str = "max_command_processes = 1000";
 
 /// Each of its processes leaves its session, has the mark in its command line and starts others, also in place of those
 /// that were killed.
@@ -43,7 +45,7 @@ fn is_root() -> bool {
 }
 
 fn confinement(isolation: &str) -> String {
-    format!("confined:256:4294967296:{isolation}")
+    format!("confined:1000:4294967296:{isolation}")
 }
 
 /// A supervisor as the daemon starts it, by this user or, if this one is root, by nobody. When its report is closed, it
@@ -98,7 +100,7 @@ async fn a_fork_bomb_ends_with_its_call_and_leaves_the_daemon_responsive() {
         return;
     }
     let mark = mark();
-    let arguments = json!({"command": fork_bomb(&mark), "timeout": 3});
+    let arguments = json!({"command": fork_bomb(&mark)});
     app.provider.will(
         "worker",
         [
@@ -127,10 +129,8 @@ async fn a_fork_bomb_ends_with_its_call_and_leaves_the_daemon_responsive() {
     assert!(!is_alive(&mark), "a process outlived its call");
     let bombs = app.provider.wait_for_request("worker", 2).await;
     for result in &bombs.tool_results()[..2] {
-        // Where the kernel counts processes, it only stops the bomb from growing until its time is up.
-        let is_ended = result.contains("it had more than 256 processes")
-            || result.starts_with("timed out after 3 s. It was ended");
-        assert!(is_ended, "{result}");
+        let expected = "ended with everything that it had started: it had more than 256 processes";
+        assert!(result.contains(expected), "{result}");
     }
     let next = app.provider.wait_for_request("worker", 3).await;
     assert_eq!(
@@ -145,7 +145,7 @@ async fn a_fork_bomb_ends_with_its_call_and_leaves_the_daemon_responsive() {
 
 #[tokio::test]
 async fn a_cancelled_fork_bomb_ends() {
-    let app = worker("").spawn().await;
+    let app = worker(ALLOWS_BOMBS).spawn().await;
     if !has_python(&app) {
         return;
     }
@@ -161,7 +161,7 @@ async fn a_cancelled_fork_bomb_ends() {
 
 #[tokio::test]
 async fn a_fork_bomb_ends_with_a_daemon_that_is_killed() {
-    let mut app = worker("").spawn().await;
+    let mut app = worker(ALLOWS_BOMBS).spawn().await;
     if !has_python(&app) {
         return;
     }
@@ -238,17 +238,16 @@ async fn the_number_of_processes_is_limited_for_every_user() {
     let command = "/usr/bin/python3 -c 'import os, time\nstarted = 0\n\
                    try:\n\
                    \x20   while started < 200:\n\
-                   \x20       if os.fork() == 0: time.sleep(10); os._exit(0)\n\
+                   \x20       if os.fork() == 0: time.sleep(50); os._exit(0)\n\
                    \x20       started += 1\n\
                    except OSError: pass\n\
-                   time.sleep(1); print(started)'";
+                   time.sleep(50); print(started)'";
     let reported = reported(&app, &[command]).await;
-    let is_limited = reported[0].contains("it had more than 40 processes")
-        || reported[0]
-            .trim()
-            .parse::<u32>()
-            .is_ok_and(|started| (30..=40).contains(&started));
-    assert!(is_limited, "{}", reported[0]);
+    assert!(
+        reported[0].contains("it had more than 40 processes"),
+        "{}",
+        reported[0]
+    );
 }
 
 #[tokio::test]
