@@ -89,7 +89,9 @@ impl Cgroup {
     pub fn has_rejected_process(&self) -> bool {
         let mut events = self.dirs.iter().map(|dir| dir.join("pids.events"));
         events.any(|path| {
-            std::fs::read_to_string(path).is_ok_and(|text| text.trim_ascii() != "max 0")
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            let mut counts = text.lines().filter_map(|line| line.strip_prefix("max "));
+            counts.any(|count| count != "0")
         })
     }
 
