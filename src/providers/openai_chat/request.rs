@@ -41,14 +41,6 @@ impl Dialect {
         self.service == OpenAiService::Mistral
     }
 
-    /// The arguments of an earlier call. Other services than OpenAI's may refuse a conversation with a text that is no object.
-    pub fn arguments(self, call: &ToolCall) -> &str {
-        match self.serves_openai {
-            true => call.sent_arguments(),
-            false => call.arguments.get(),
-        }
-    }
-
     /// How the final text's format is requested.
     fn output_format<'a>(self, request: &ChatRequest<'a>) -> OutputFormat<'a> {
         // Groq refuses a format together with tools, and a schema together with a stream.
@@ -603,7 +595,7 @@ fn assistant_message<'a>(
             r#type: "function",
             function: FunctionOut {
                 name: tool_call_codec::sanitize_name(&call.name),
-                arguments: dialect.arguments(call),
+                arguments: call.arguments.get(),
             },
             extra_content: payload.extra_content.get(index).copied().flatten(),
         });

@@ -12,7 +12,6 @@ use crate::domain::usage::TokenUsage;
 use crate::providers::call_pieces::{self, ArgumentText};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::http_client::{BodyPart, PartError};
-use crate::providers::openai_chat::request::Dialect;
 use crate::providers::openai_fields::service_tier_delta;
 use crate::providers::reply_builder::{ReplyBuilder, append};
 use crate::providers::stop_reason::{self, ReplyContent};
@@ -726,9 +725,9 @@ impl OutputItem {
         let sent_arguments: Option<Cow<'_, str>> = parsed
             .arguments
             .and_then(|arguments| serde_json::from_str(arguments.get()).ok());
-        let arguments = call.sent_arguments();
+        let arguments = call.arguments.get();
         // A truncated call has incomplete arguments, and a model may invent a name.
-        let is_unchanged = sent_arguments.is_some_and(|sent| sent.trim() == arguments.trim());
+        let is_unchanged = sent_arguments.is_some_and(|sent| sent.trim() == arguments);
         if is_unchanged && id == call.id && name == call.name {
             return Some(Cow::Borrowed(raw));
         }
@@ -741,35 +740,26 @@ impl OutputItem {
     }
 }
 
-/// The items of an echo as the service accepts them: with unique ids for calls to which it gave the same id, and perhaps without
-/// arguments that are no object.
-pub fn echo_items<'a>(
-    echo: &'a RawValue,
-    calls: &[ToolCall],
-    dialect: Dialect,
-) -> Option<Vec<Cow<'a, RawValue>>> {
+/// The items of an echo, with unique ids for calls to which the service gave the same id: it rejects duplicates.
+pub fn echo_items<'a>(echo: &'a RawValue, calls: &[ToolCall]) -> Option<Vec<Cow<'a, RawValue>>> {
     let items: Vec<&RawValue> = serde_json::from_str(echo.get()).ok()?;
-    let accepted = |call: &ToolCall| {
-        call.provider_id.is_empty() && call.sent_arguments() == dialect.arguments(call)
-    };
-    if calls.iter().all(accepted) {
+    if calls.iter().all(|call| call.provider_id.is_empty()) {
         return Some(items.into_iter().map(Cow::Borrowed).collect());
     }
     let mut calls = calls.iter();
-    let changed = items.into_iter().map(|item| {
+    let renamed = items.into_iter().map(|item| {
         let parsed: ItemIn<'_> = serde_json::from_str(item.get()).ok()?;
         let call = match parsed.kind.as_ref() {
-            "function_call" => calls.next().filter(|call| !accepted(call)),
+            "function_call" => calls.next().filter(|call| !call.provider_id.is_empty()),
             _ => None,
         };
-        let Some(call) = call else {
-            return Some(Cow::Borrowed(item));
-        };
-        let id = tool_call_codec::short_id(&call.id);
-        let fields = [("call_id", &*id), ("arguments", dialect.arguments(call))];
-        with_fields(item, &fields).map(Cow::Owned)
+        match call {
+            None => Some(Cow::Borrowed(item)),
+            Some(call) => with_fields(item, &[("call_id", &tool_call_codec::short_id(&call.id))])
+                .map(Cow::Owned),
+        }
     });
-    changed.collect()
+    renamed.collect()
 }
 
 /// Returns the item with these fields replaced.

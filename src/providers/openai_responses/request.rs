@@ -207,7 +207,7 @@ impl<'a> RequestBody<'a> {
         let summary = params
             .reasoning_summary
             .filter(|_| may_reason && params.effort != Some(Effort::None));
-        let mut input = input_items(request, origin, dialect);
+        let mut input = input_items(request, origin);
         let breakpoint = CacheBreakpoint::after_system(request);
         if breakpoint.is_some() {
             // `instructions` cannot have a breakpoint.
@@ -287,11 +287,7 @@ impl<'a> From<&'a ToolSpec> for Tool<'a> {
     }
 }
 
-fn input_items<'a>(
-    request: &ChatRequest<'a>,
-    origin: ReplyOrigin<'_>,
-    dialect: Dialect,
-) -> Vec<InputItem<'a>> {
+fn input_items<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec<InputItem<'a>> {
     let mut items = Vec::with_capacity(request.messages.len());
     let mut last_calls: &[ToolCall] = &[];
     for message in request.messages {
@@ -308,9 +304,9 @@ fn input_items<'a>(
             Message::Assistant(reply) => {
                 last_calls = &reply.tool_calls;
                 let echo = origin.echo_body(reply);
-                match echo.and_then(|body| echo_items(body, &reply.tool_calls, dialect)) {
+                match echo.and_then(|body| echo_items(body, &reply.tool_calls)) {
                     Some(echo) => items.extend(echo.into_iter().map(InputItem::Echo)),
-                    None => items.extend(rebuild_items(reply, dialect).map(InputItem::Built)),
+                    None => items.extend(rebuild_items(reply).map(InputItem::Built)),
                 }
             }
             Message::Tool { tool_results } => {
@@ -332,10 +328,7 @@ fn input_items<'a>(
 }
 
 /// Builds an assistant message from text and tool calls; no items if it has neither.
-fn rebuild_items(
-    reply: &AssistantMessage,
-    dialect: Dialect,
-) -> impl Iterator<Item = BuiltItem<'_>> {
+fn rebuild_items(reply: &AssistantMessage) -> impl Iterator<Item = BuiltItem<'_>> {
     let text = (!reply.content.is_empty()).then(|| BuiltItem::Message {
         role: "assistant",
         content: Content::Output([OutputText {
@@ -344,11 +337,10 @@ fn rebuild_items(
             annotations: [],
         }]),
     });
-    let calls = reply.tool_calls.iter();
-    let calls = calls.map(move |call| BuiltItem::FunctionCall {
+    let calls = reply.tool_calls.iter().map(|call| BuiltItem::FunctionCall {
         call_id: tool_call_codec::short_id(&call.id),
         name: tool_call_codec::sanitize_name(&call.name),
-        arguments: dialect.arguments(call),
+        arguments: call.arguments.get(),
     });
     text.into_iter().chain(calls)
 }
