@@ -191,7 +191,12 @@ impl Runner {
         let is_behind = !predecessors.is_empty() || !placement.is_here;
         let entry = enter::enter_queue(engine, &request, &agent.name, is_behind).await?;
         let held_bytes = match placement.is_here {
-            true => enter::hold_bytes(engine, &admission, &message, &request.messages)?,
+            true => enter::hold_bytes(
+                engine,
+                (&admission, entry.as_ref()),
+                &message,
+                &request.messages,
+            )?,
             false => None,
         };
         let recorded_request = recorded_request(&request);

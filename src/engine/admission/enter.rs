@@ -119,11 +119,12 @@ const COPIES: usize = 2;
 /// Counts what the run keeps in memory while it is queued; `None` if it starts at once.
 pub fn hold_bytes(
     engine: &Engine,
-    admission: &Admission,
+    (admission, entry): (&Admission, Option<&Entry>),
     message: &Content,
     earlier: &[Message],
 ) -> Result<Option<HeldBytes>, StartError> {
-    if matches!(admission, Admission::Permit(_)) {
+    let has_permits = entry.is_none_or(|entry| entry.has_permit);
+    if has_permits && matches!(admission, Admission::Permit(_)) {
         return Ok(None);
     }
     let earlier: usize = earlier.iter().map(history::message_bytes).sum();
