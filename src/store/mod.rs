@@ -129,10 +129,6 @@ pub struct IdempotencyClaim {
     pub key: IdempotencyKey,
     /// SHA-256 of the request's content type and body.
     pub body_hash: [u8; 32],
-    /// The hash that earlier versions stored for the same request, with the content type as it was sent; `None` if it is
-    /// the same. For keys that they stored.
-    #[serde(skip)]
-    pub former_body_hash: Option<Box<[u8; 32]>>,
     /// Expired keys are removed when new ones are inserted.
     pub expires_at: Timestamp,
 }

@@ -238,7 +238,6 @@ fn claim(request: RequestId) -> IdempotencyClaim {
             key: request.0.to_string(),
         },
         body_hash: [0; 32],
-        former_body_hash: None,
         expires_at: expires_at.unwrap_or(jiff::Timestamp::MAX),
     }
 }

@@ -355,7 +355,6 @@ impl Scheduler {
         let claim = IdempotencyClaim {
             key: claim_key(id, at),
             body_hash: [0; 32],
-            former_body_hash: None,
             expires_at: now().checked_add(CLAIM_RETENTION).unwrap_or(Timestamp::MAX),
         };
         let change = match self.start_run(id, schedule, Some(claim)).await {

@@ -55,7 +55,7 @@ mod run_records;
 mod run_requests;
 mod run_rows;
 mod schedules;
-mod schema;
+pub mod schema;
 mod search;
 mod sessions;
 pub mod sql;

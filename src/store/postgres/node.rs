@@ -222,7 +222,7 @@ async fn join_beside(
     let transaction = client.transaction().await?;
     // Nobody joins while the whole database is copied.
     transaction
-        .query("SELECT version FROM axed_schema FOR SHARE", &[])
+        .query("SELECT version FROM axed_version FOR SHARE", &[])
         .await?;
     if replaces_equal_name {
         transaction
@@ -302,7 +302,7 @@ async fn replace_all(
 ) -> Result<Option<NodeId>, Error> {
     let transaction = client.transaction().await?;
     transaction
-        .query("SELECT version FROM axed_schema FOR UPDATE", &[])
+        .query("SELECT version FROM axed_version FOR UPDATE", &[])
         .await?;
     for row in dead {
         transaction

@@ -23,7 +23,7 @@ impl Offline {
         let connector = Connector::new("data.url", url, Handle::current())?;
         let connected = connector.connect().await;
         let mut client = connected.map_err(|error| connector.name.error(&error))?;
-        schema::migrate(&mut client, &connector.name).await?;
+        schema::migrate(&mut client, &connector.name, schema::MIGRATIONS).await?;
         let node = node::join_alone(&mut client, &connector.name, "axed data migrate").await?;
         Ok(Self {
             name: connector.name,
@@ -39,7 +39,7 @@ impl Offline {
         transaction
             .batch_execute(
                 "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0; \
-                 SELECT version FROM axed_schema FOR UPDATE",
+                 SELECT version FROM axed_version FOR UPDATE",
             )
             .await
             .map_err(error)?;

@@ -32,7 +32,7 @@ pub async fn start(
             ANSWER_TIMEOUT.as_secs()
         )))
     })?;
-    schema::migrate(&mut client, name).await?;
+    schema::migrate(&mut client, name, schema::MIGRATIONS).await?;
     let error = |error: Error| name.error(&error);
     let node = node::join(&mut client, cluster).await.map_err(error)?;
     let others = node::read_others(&client, node).await.map_err(error)?;

@@ -1,20 +1,13 @@
 //! The tool calls that wait for approval. The table follows from the events: a request inserts a row, and the decision or
 //! the end of the run removes it, each in the transaction of its event.
 
-use std::sync::Arc;
-
-use jiff::Timestamp;
 use rusqlite::{Connection, Row, Statement, named_params};
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
-use crate::domain::approval::{ApprovalRequest, ArgumentsHash};
-use crate::domain::event::StoredEvent;
 use crate::domain::run::{PendingApproval, Run, RunId};
 use crate::store::StoreError;
 use crate::store::approvals::{ApprovalPage, ApprovalQuery, MAX_RUN_APPROVALS};
 use crate::store::encoding::approval_changes::ApprovalChange;
-use crate::store::encoding::{entries, integers};
+use crate::store::encoding::integers;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::prepared::Named;
 use crate::store::sqlite::rows;
@@ -141,67 +134,4 @@ fn read_page(
         page.approvals.extend(approval(row)?);
     }
     Ok(page)
-}
-
-/// Fills the table from the events of runs that have not ended, in a file of an earlier version.
-pub fn collect(db: &Connection) -> rusqlite::Result<()> {
-    let mut entries = db.prepare(
-        "SELECT e.run AS run, e.last_seq AS last_seq, e.count AS count, e.events AS events \
-         FROM runs r INDEXED BY runs_unfinished CROSS JOIN entries e ON e.root = r.root AND e.run = r.id \
-         WHERE r.finished_at IS NULL AND e.events LIKE '%approval.%' ORDER BY e.last_seq",
-    )?;
-    let mut sql = Statements::new(db)?;
-    let mut found = entries.query([])?;
-    while let Some(row) = found.next()? {
-        let run = rows::id(row, "run")?;
-        let count = integers::unsigned(row.get("count")?);
-        let last_seq = integers::unsigned(row.get("last_seq")?);
-        let events = entries::events(run, last_seq, count, row.get_ref("events")?.as_str()?);
-        let changes = events
-            .enumerate()
-            .filter_map(recorded_change)
-            .collect::<Vec<_>>();
-        apply(&mut sql, run, &changes, last_seq + 1 - count.min(last_seq))?;
-    }
-    Ok(())
-}
-
-fn recorded_change((index, event): (usize, StoredEvent)) -> Option<ApprovalChange> {
-    #[derive(Deserialize)]
-    struct Requested {
-        tool_call_id: String,
-        tool: String,
-        arguments: Arc<RawValue>,
-        arguments_hash: ArgumentsHash,
-        #[serde(default)]
-        truncated: bool,
-        deadline: Option<Timestamp>,
-        time: Timestamp,
-    }
-    #[derive(Deserialize)]
-    struct Decided {
-        tool_call_id: String,
-    }
-    match event.name.as_str() {
-        "approval.requested" => {
-            let requested: Requested = serde_json::from_str(&event.data).ok()?;
-            let request = ApprovalRequest {
-                tool_call_id: requested.tool_call_id,
-                tool: requested.tool,
-                arguments: requested.arguments,
-                arguments_hash: requested.arguments_hash,
-                truncated: requested.truncated,
-                requested_at: requested.time,
-                deadline: requested.deadline,
-            };
-            Some(ApprovalChange::requested(index, request))
-        }
-        "approval.decided" => {
-            let decided: Decided = serde_json::from_str(&event.data).ok()?;
-            Some(ApprovalChange::Decided {
-                call: decided.tool_call_id,
-            })
-        }
-        _ => None,
-    }
 }

@@ -9,10 +9,6 @@ use crate::store::StoreError;
 use crate::store::encoding::clock_skew::{ClockSkew, CreatedRange, MAX_RETRY_MS, id_millis};
 use crate::store::sqlite::error::store_error;
 
-/// A new database starts with a small skew, which hardly any run exceeds, so that searches by time read few ids.
-pub const SMALL_SKEW: &str =
-    "UPDATE clock SET lead = 20, lag = 20 WHERE NOT EXISTS (SELECT 1 FROM runs);";
-
 pub fn read(db: &Connection) -> rusqlite::Result<ClockSkew> {
     let stored = db
         .prepare_cached("SELECT lead, lag FROM clock WHERE id = 1")?
@@ -30,23 +26,6 @@ pub fn write(db: &Connection, skew: ClockSkew) -> rusqlite::Result<()> {
     db.prepare_cached("UPDATE clock SET lead = :lead, lag = :lag WHERE id = 1")?
         .execute(named_params! {":lead": skew.lead, ":lag": skew.lag})
         .map(drop)
-}
-
-/// Measures the skew of the runs that an older version accepted, along indexes.
-pub fn measure(db: &Connection) -> rusqlite::Result<()> {
-    let mut skew = read(db)?;
-    for query in [
-        "SELECT id, created_at FROM runs INDEXED BY runs_finished WHERE finished_at IS NOT NULL",
-        "SELECT id, created_at FROM runs INDEXED BY runs_unfinished WHERE finished_at IS NULL",
-    ] {
-        let mut sql = db.prepare(query)?;
-        let mut found = sql.query([])?;
-        while let Some(row) = found.next()? {
-            let id = row.get("id").map(u128::from_be_bytes)?;
-            skew = skew.including(id_millis(id), row.get("created_at")?);
-        }
-    }
-    write(db, skew)
 }
 
 /// Prepares for a clock that was set back since the last start: new runs sort after the stored ones, and no delivery waits

@@ -74,7 +74,6 @@ mod sessions;
 mod sql_parts;
 mod statements;
 mod turns;
-mod usage_fill;
 mod usage_queries;
 mod usage_rollup;
 mod vacuum;

@@ -12,21 +12,6 @@ use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
 
-/// The table, as a step of the migration. `push` of a delivery is the id of the configuration that it is for.
-pub const SCHEMA: &str = "
-CREATE TABLE push_configs (
-  run BLOB NOT NULL,
-  id TEXT NOT NULL,
-  url TEXT NOT NULL,
-  context TEXT NOT NULL,
-  token TEXT,
-  scheme TEXT,
-  credentials TEXT,
-  PRIMARY KEY (run, id)
-) WITHOUT ROWID;
-ALTER TABLE deliveries ADD COLUMN push TEXT;
-";
-
 pub fn list(db: &Connection, run: RunId) -> Result<Vec<PushConfig>, StoreError> {
     let read = || {
         let mut sql = db.prepare_cached(

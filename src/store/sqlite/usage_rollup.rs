@@ -118,11 +118,6 @@ impl UsageRollup {
         Ok(())
     }
 
-    /// The rows that wait for [`UsageRollup::flush`].
-    pub fn pending(&self) -> usize {
-        self.changed.len()
-    }
-
     /// Removes a part of what is older than this day. Returns whether there may be more.
     pub fn trim(&mut self, sql: &mut Statements<'_>, before: Timestamp) -> rusqlite::Result<bool> {
         self.flush(sql)?;

@@ -356,7 +356,6 @@ fn claim(batch: BatchId, index: u32) -> IdempotencyClaim {
             key: index.to_string(),
         },
         body_hash: [0; 32],
-        former_body_hash: None,
         expires_at: now().checked_add(CLAIM_RETENTION).unwrap_or(Timestamp::MAX),
     }
 }

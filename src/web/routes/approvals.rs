@@ -232,7 +232,7 @@ pub async fn decide(
     };
     let claim = key.map(|key| {
         let route = format!("POST /runs/{id}/approvals/{call}");
-        let hash = idempotency::fingerprint(body.content_type().as_bytes(), body.identity_bytes());
+        let hash = idempotency::body_hash(&body);
         Box::new(idempotency::new_claim(
             principal.key_name(),
             route,

@@ -21,7 +21,7 @@ use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::accept::prefers_stream;
-use crate::web::extract::idempotency::{self, BodyHash};
+use crate::web::extract::idempotency;
 use crate::web::extract::large_body::{DATA_FIELDS, DataField};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::AgentPath;
@@ -179,7 +179,7 @@ pub struct ParsedRequest {
     pub body: RequestBody,
     pub response_mode: ResponseMode,
     /// The idempotency key with the fingerprint of the body.
-    pub idempotency_key: Option<(String, BodyHash)>,
+    pub idempotency_key: Option<(String, [u8; 32])>,
     pub trace: Option<Box<TraceContext>>,
     pub provider_keys: Keys,
 }
@@ -208,14 +208,14 @@ impl ParsedRequest {
             true => ResponseMode::Stream,
             false => ResponseMode::Run { wait },
         };
-        Ok(head.with_body(&parts.headers, body, response_mode))
+        Ok(head.with_body(body, response_mode))
     }
 
     /// A request that came within another one: its body is a part of that one's.
     pub fn of_part(headers: &HeaderMap, json: Bytes) -> Result<Self, Problem> {
         let wait = Duration::ZERO;
         let head = Head::read(headers)?;
-        Ok(head.with_body(headers, RequestBody::Json(json), ResponseMode::Run { wait }))
+        Ok(head.with_body(RequestBody::Json(json), ResponseMode::Run { wait }))
     }
 }
 
@@ -235,15 +235,10 @@ impl Head {
         })
     }
 
-    fn with_body(
-        self,
-        headers: &HeaderMap,
-        body: RequestBody,
-        response_mode: ResponseMode,
-    ) -> ParsedRequest {
+    fn with_body(self, body: RequestBody, response_mode: ResponseMode) -> ParsedRequest {
         let key = self.idempotency_key;
         ParsedRequest {
-            idempotency_key: key.map(|key| (key, BodyHash::new(headers, &body))),
+            idempotency_key: key.map(|key| (key, idempotency::body_hash(&body))),
             body,
             response_mode,
             trace: self.trace,

@@ -14,7 +14,7 @@ use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::content::{AttachmentCounter, ContentInput};
-use crate::web::extract::idempotency::{self, BodyHash};
+use crate::web::extract::idempotency;
 use crate::web::extract::path::ChangedRunPath;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body::{self, RequestBody};
@@ -54,7 +54,7 @@ pub async fn add(
     let limits = state.settings.body_limits_with_attachments();
     let body = Box::pin(request_body::read(&parts, body, limits)).await?;
     let claim = key.map(|key| {
-        let hash = BodyHash::new(&parts.headers, &body);
+        let hash = idempotency::body_hash(&body);
         let route = format!("POST /runs/{id}/messages");
         idempotency::new_claim(by.as_deref(), route, key, hash)
     });

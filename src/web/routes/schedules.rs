@@ -15,7 +15,7 @@ use crate::engine::schedules::scheduler::{ScheduleState, TriggerError};
 use crate::store::schedules::ScheduleId;
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::idempotency::{self, BodyHash};
+use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::SchedulePath;
 use crate::web::extract::provider_keys;
@@ -131,7 +131,7 @@ pub async fn trigger(
     body.json::<NoFields>()?;
     let claim = idempotency::read_key(&parts.headers)?.map(|key| {
         let route = format!("POST /schedules/{}/{}/trigger", id.agent, id.name);
-        let hash = BodyHash::of_content(&parts.headers, body.content_type(), b"");
+        let hash = idempotency::fingerprint(body.content_type().as_bytes(), b"");
         idempotency::new_claim(principal.key_name(), route, key, hash)
     });
     let mode = ResponseMode::Run { wait };

@@ -211,7 +211,6 @@ fn claim(agent: &str, name: &str, event: String, body: &[u8]) -> IdempotencyClai
             key: event,
         },
         body_hash: idempotency::fingerprint(b"", body),
-        former_body_hash: None,
         expires_at: now().checked_add(RETENTION).unwrap_or(Timestamp::MAX),
     }
 }

@@ -5,9 +5,6 @@ use serde_json::Value;
 use crate::cluster::{other, spawn};
 use crate::support::app::{ApiResponse, TestApp};
 use crate::support::daemon::Daemon;
-use crate::support::gate::Gate;
-use crate::support::postgres;
-use crate::support::provider::answer::says;
 
 /// Waits until this daemon counts so many others with other agents.
 async fn differs_from(app: &TestApp, count: usize) {
@@ -49,28 +46,4 @@ async fn a_daemon_that_shares_no_database_counts_none() {
     let catalog = app.get("/readyz").await.json()["checks"]["catalog"].clone();
     assert_eq!(catalog["ok"], true, "{catalog}");
     assert_eq!(catalog["differing_nodes"], Value::Null, "{catalog}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_from_before_agents_were_compared_is_migrated() {
-    let Some((mut app, url)) = spawn(TestApp::setup().agent("solo", "")).await else {
-        return;
-    };
-    let gate = Gate::closed();
-    let door = gate.clone();
-    app.provider
-        .always("solo", move |_| says("done").after_gate(&door));
-    let id = app.start("solo", "x").await.id().to_owned();
-    app.provider.wait_for_request("solo", 1).await;
-    app.daemon.kill().await;
-    let older = "ALTER TABLE nodes DROP COLUMN agents; DROP TABLE ticket_secret; UPDATE axed_schema SET version = 2";
-    postgres::with_client(&url, async |client| client.batch_execute(older).await);
-    app.restart_after_end().await;
-    differs_from(&app, 0).await;
-    gate.open();
-    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
-    assert_eq!(
-        app.database().number("SELECT version FROM axed_schema"),
-        Some(4)
-    );
 }

@@ -112,7 +112,6 @@ impl Story {
         let claim = IdempotencyClaim {
             key,
             body_hash: [0; 32],
-            former_body_hash: None,
             expires_at: Timestamp::MAX,
         };
         let request = MessageRequest {

@@ -203,7 +203,6 @@ pub fn claim(key: &str, body: u8, expires: Timestamp) -> IdempotencyClaim {
             key: key.to_owned(),
         },
         body_hash: [body; 32],
-        former_body_hash: None,
         expires_at: expires,
     }
 }

@@ -15,9 +15,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::store::fixtures::{
-    Opened, completing, count, fresh, opening, record, root, sql, sqlite, sqlite_in, write,
+    Opened, completing, count, fresh, opening, record, root, sqlite, write,
 };
-use crate::store::migrations::STEPS_FROM_15;
 
 fn at(text: &str) -> Timestamp {
     text.parse().expect("a time")
@@ -182,51 +181,6 @@ async fn a_run_that_ends_twice_counts_once() {
         .totals;
     assert_eq!((totals.runs, totals.roots, totals.input_tokens), (1, 1, 5));
     assert_eq!((totals.cost, totals.priced), (35, 1));
-}
-
-/// Runs that an older version recorded are counted when its file is migrated; runs at work are counted at their end.
-#[tokio::test]
-async fn a_file_from_before_the_sums_is_counted() {
-    let opened = sqlite();
-    let dir = opened.place.path();
-    let at_work = root();
-    for n in 1..=3 {
-        let scope = root();
-        let mut run = record(&scope, "solo");
-        run.owner = Some("ada".to_owned());
-        run.labels = BTreeMap::from([("team".to_owned(), "blue".to_owned())]);
-        write_run(&*opened.store, &scope, run, n).await;
-    }
-    let opening = write(
-        &at_work,
-        Change::Create(Box::new(fresh(record(&at_work, "solo")))),
-        1,
-    );
-    opened.store.write(opening).await.expect("opened");
-    let by = [
-        UsageDimension::Key,
-        UsageDimension::Label("team".to_owned()),
-        UsageDimension::Model,
-    ];
-    let before = opened.store.usage(query(&by)).await.expect("a report");
-    opened.store.close().await;
-    let sums_and_newer = STEPS_FROM_15[2..].concat();
-    sql(dir, &(sums_and_newer + "PRAGMA user_version = 17"));
-
-    let (store, _) = sqlite_in(dir).expect("a store");
-    let after = store.usage(query(&by)).await.expect("a report");
-    assert_eq!(after.totals, before.totals);
-    let values = |rows: Option<Vec<_>>| -> Vec<Vec<Option<String>>> {
-        let rows: Vec<axed::store::usage::UsageRow> = rows.expect("rows");
-        rows.into_iter().map(|row| row.values).collect()
-    };
-    assert_eq!(values(after.rows), values(before.rows));
-    store
-        .write(completing(&at_work, "done"))
-        .await
-        .expect("ended");
-    let runs = store.usage(query(&[])).await.expect("a report").totals.runs;
-    assert_eq!(runs, before.totals.runs + 1);
 }
 
 #[tokio::test]

@@ -191,7 +191,7 @@ async fn accept_message(
     let id = std::mem::take(&mut message.id);
     let (key, fingerprint) = match parsed.idempotency_key {
         Some(header) => header,
-        None => (message_key(&id, &fingerprint), fingerprint.into()),
+        None => (message_key(&id, &fingerprint), fingerprint),
     };
     let route = format!("POST /a2a/{agent}/message");
     let claim = idempotency::new_claim(principal.key_name(), route, key, fingerprint);
