@@ -133,6 +133,9 @@ async fn what_waiting_runs_keep_counts_for_the_queue() {
     app.provider
         .will("careful", [calls([("write_file", write)]), says("done")]);
     let waiting = app.start("careful", &"long ".repeat(60_000)).await;
+    let path = format!("/runs/{}", waiting.id());
+    app.get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
     metric_is(&app, BYTES, |bytes| bytes >= 300_000).await;
 
     let gate = app.provider.always_later("solo", "done");
