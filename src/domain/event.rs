@@ -17,7 +17,7 @@ use crate::domain::timestamp_text;
 use crate::domain::usage::Usage;
 
 /// An event that has no number yet.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, JsonSchema)]
 pub struct Event {
     /// The run that the event is about.
     pub run_id: RunId,
@@ -28,16 +28,50 @@ pub struct Event {
     /// The name of the run's agent.
     pub agent: Arc<str>,
     /// When the event happened.
-    #[serde(serialize_with = "timestamp_text::serialize")]
-    #[schemars(with = "Timestamp")]
     pub time: Timestamp,
-    #[serde(flatten)]
+    #[schemars(flatten)]
     pub kind: EventKind,
 }
 
 impl Event {
-    /// Appends the beginning of the JSON, which all events of a run have. With [`Self::append_rest`] it is what `Serialize` writes,
-    /// in less time: a flattened kind is written through another serializer.
+    /// Reads what [`Self::append_head`] and [`Self::append_rest`] wrote, with or without a number. `name` is that of its kind.
+    ///
+    /// # Errors
+    /// It is not what was written.
+    pub fn read(name: &str, json: &str) -> serde_json::Result<Self> {
+        #[derive(Deserialize)]
+        struct Head {
+            run_id: RunId,
+            root_id: RunId,
+            depth: u8,
+            agent: Arc<str>,
+            time: Timestamp,
+        }
+        let head: Head = serde_json::from_str(json)?;
+        let name = serde_json::to_string(name)?;
+        Ok(Self {
+            run_id: head.run_id,
+            root_id: head.root_id,
+            depth: head.depth,
+            agent: head.agent,
+            time: head.time,
+            kind: serde_json::from_str(&format!("{{{name}:{json}}}"))?,
+        })
+    }
+
+    /// The JSON of an event that gets no number.
+    pub fn to_json(&self) -> String {
+        let mut json = JsonBuffer::with_capacity(512);
+        let written = self
+            .append_head(&mut json)
+            .and_then(|()| self.append_rest(&mut json));
+        match written {
+            Ok(()) => String::from_utf8(json.0).unwrap_or_default(),
+            Err(_) => String::new(),
+        }
+    }
+
+    /// Appends the beginning of the JSON, which all events of a run have.
     pub fn append_head(&self, json: &mut JsonBuffer) -> serde_json::Result<()> {
         // Ids and times have nothing to escape.
         json.0.extend_from_slice(br#"{"run_id":""#);
@@ -57,18 +91,29 @@ impl Event {
     /// Appends the JSON behind [`Self::append_head`].
     pub fn append_rest(&self, json: &mut JsonBuffer) -> serde_json::Result<()> {
         timestamp_text::append(self.time, &mut json.0);
+        let name = self.kind.name();
+        json.0.extend_from_slice(br#"","type":""#);
+        json.0.extend_from_slice(name.as_bytes());
         json.0.push(b'"');
-        // The beginning of the kind's object becomes a comma.
-        let end = json.0.len();
+        // The kind's JSON is `{"name":{…}}`. Its fields follow those that all events have.
+        let start = json.0.len();
         serde_json::to_writer(&mut *json, &self.kind)?;
-        json.0[end] = b',';
+        json.0.pop();
+        let brace = start + name.len() + r#"{"":"#.len();
+        json.0[brace] = b',';
+        json.0.drain(start..brace);
+        if json.0.ends_with(b",}") {
+            json.0.truncate(start);
+            json.0.push(b'}');
+        }
         Ok(())
     }
 }
 
 /// The type and the data of an event.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-#[serde(tag = "type")]
+// serde's `tag` does not read arguments back as they were written, so that the type is written and read by `Event`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(tag = "type")]
 pub enum EventKind {
     /// The run is accepted. Always its first event.
     #[serde(rename = "run.queued")]
@@ -94,7 +139,7 @@ pub enum EventKind {
         /// What the tree took over instead of doing it.
         reused: Reused,
         /// The parts that the request edited.
-        edited: Vec<&'static str>,
+        edited: Vec<String>,
     },
     /// The run leaves the queue.
     #[serde(rename = "run.started")]
@@ -138,7 +183,7 @@ pub enum EventKind {
         /// The final text; if `truncated`, its first 16 KiB.
         content: String,
         /// Whether `content` is only the beginning; absent if not.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
     },
     /// The run has failed. Its last event.
@@ -198,7 +243,7 @@ pub enum EventKind {
         /// What the model wrote; if `truncated`, the first 2 KiB of its JSON as a string.
         arguments: Arc<RawValue>,
         /// Whether `arguments` is only the beginning; absent if not.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
     },
     /// A tool call has its result.
@@ -217,7 +262,7 @@ pub enum EventKind {
         /// What the model gets; if `truncated`, its first 2 KiB.
         result: String,
         /// Whether `result` is only the beginning; absent if not.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
     },
     /// A tool call starts a child run.
@@ -272,7 +317,7 @@ pub enum EventKind {
         /// Identifies the whole arguments: a decision that names it is refused for other ones.
         arguments_hash: ArgumentsHash,
         /// Whether `arguments` is only the beginning; absent if not.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
         /// When the call is denied if nobody decides; absent if it waits without a limit.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -291,7 +336,7 @@ pub enum EventKind {
         #[serde(skip_serializing_if = "Option::is_none")]
         arguments: Option<Arc<RawValue>>,
         /// Whether `arguments` is only the beginning; absent if not.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
         /// Why, if a person gave a reason.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -308,7 +353,7 @@ pub enum EventKind {
         /// The text of the message; if `truncated`, its first 16 KiB.
         content: String,
         /// Whether `content` is only the beginning; absent if not.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         truncated: bool,
         /// The name of the key that sent it; absent without keys.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -463,7 +508,7 @@ pub enum Decision {
 }
 
 /// A tool call of a reply.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CalledTool {
     /// The call's id.
     pub id: String,
@@ -578,7 +623,58 @@ pub fn usage_totals(usage: &Usage) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::{EventKind, STORED_EVENT_NAMES};
+    use jiff::Timestamp;
+    use serde_json::value::RawValue;
+
+    use super::{Event, EventKind, STORED_EVENT_NAMES, with_seq};
+    use crate::domain::run::RunId;
+
+    #[test]
+    fn an_event_is_read_by_the_type_that_wrote_it() {
+        let json = r#"{"n": 1.0, "id": 123456789012345678901234567890, "text": "},\\\""}"#;
+        let arguments = RawValue::from_string(json.to_owned()).expect("JSON");
+        let kinds = [
+            EventKind::RunPaused { by: None },
+            EventKind::RunCompleted {
+                turns: 1,
+                characters: 2,
+                content: "{}".to_owned(),
+                truncated: true,
+            },
+            EventKind::ToolStarted {
+                turn: 1,
+                tool_call_id: "c1".to_owned(),
+                tool: "grep".to_owned(),
+                arguments: arguments.into(),
+                truncated: false,
+            },
+        ];
+        let ends = [
+            r#""type":"run.paused"}"#,
+            r#""type":"run.completed","turns":1,"characters":2,"content":"{}","truncated":true}"#,
+            &format!(
+                r#""type":"tool.started","turn":1,"tool_call_id":"c1","tool":"grep","arguments":{json}}}"#
+            ),
+        ];
+        for (kind, end) in kinds.into_iter().zip(ends) {
+            let event = Event {
+                run_id: RunId::new(),
+                root_id: RunId::new(),
+                depth: 1,
+                agent: "reader of \"files\"".into(),
+                time: Timestamp::UNIX_EPOCH,
+                kind,
+            };
+            let (name, written) = (event.kind.name(), event.to_json());
+            assert!(written.ends_with(end), "{written}");
+            for json in [&written, &with_seq(7, &written)] {
+                let read = Event::read(name, json).expect("an event");
+                assert_eq!(read.to_json(), written);
+            }
+            assert!(Event::read("run.started", &written).is_err());
+            assert!(Event::read("run.strolled", &written).is_err());
+        }
+    }
 
     #[test]
     fn every_event_with_a_number_has_its_name_in_the_list() {

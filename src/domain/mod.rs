@@ -26,7 +26,6 @@ pub mod message;
 pub mod node;
 pub mod openapi;
 pub mod period_budget;
-pub mod recorded_event;
 pub mod recording;
 pub mod redaction;
 pub mod request_head;

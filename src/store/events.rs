@@ -2,8 +2,7 @@
 
 use futures_util::future::BoxFuture;
 
-use crate::domain::event::StoredEvent;
-use crate::domain::recorded_event::{self, RecordedEvent};
+use crate::domain::event::{Event, StoredEvent};
 use crate::domain::run::RunId;
 use crate::store::StoreError;
 
@@ -36,18 +35,18 @@ pub struct EventQuery {
     pub limit: usize,
 }
 
-/// Reads what continuing a run needs of an event.
+/// Reads an event as it was written.
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] if it is not what was written.
-pub fn recorded(event: &StoredEvent) -> Result<RecordedEvent, StoreError> {
+pub fn recorded(event: &StoredEvent) -> Result<Event, StoreError> {
     let StoredEvent {
         seq,
         run_id,
         name,
         data,
     } = event;
-    recorded_event::parse(name, data).map_err(|error| {
+    Event::read(name, data).map_err(|error| {
         StoreError::Corrupt(format!(
             "event {seq} of {run_id}, {name}, could not be read: {error}"
         ))

@@ -471,7 +471,7 @@ mod tests {
                 invalid_arguments: None,
             };
             let event = requested_event(1, &call, "write_file", None);
-            serde_json::to_value(event).expect("JSON")
+            serde_json::to_value(event).expect("JSON")["approval.requested"].take()
         };
         let small = shown(json!({"path": "a"}));
         assert_eq!(small["arguments"], json!({"path": "a"}));

@@ -502,7 +502,7 @@ impl Relay {
         let event = StreamEvent::Ephemeral {
             run_id: root,
             name: event.kind.name(),
-            data: serde_json::to_string(&event).unwrap_or_default().into(),
+            data: event.to_json().into(),
         };
         self.tree.text.restore(reply, || {
             if is_shown {

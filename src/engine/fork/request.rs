@@ -65,7 +65,7 @@ pub struct ForkEdit {
 
 impl ForkEdit {
     /// The names of the edited parts.
-    pub fn names(&self) -> Vec<&'static str> {
+    pub fn names(&self) -> Vec<String> {
         let Self {
             message,
             tool_results,
@@ -85,7 +85,7 @@ impl ForkEdit {
             (reply.is_some(), "reply"),
         ];
         let edited = parts.into_iter().filter(|(is_edited, _)| *is_edited);
-        edited.map(|(_, name)| name).collect()
+        edited.map(|(_, name)| name.to_owned()).collect()
     }
 }
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::domain::agent::Agent;
 use crate::domain::agent::overrides::{BudgetOverride, ParamsOverride};
 use crate::domain::agent::response_format::ResponseFormat;
-use crate::domain::recorded_event::RecordedKind;
+use crate::domain::event::EventKind;
 use crate::domain::run::{Reused, ReusedRun, Run, RunId, Status};
 use crate::engine::context::Engine;
 use crate::engine::fork::cut::Cut;
@@ -189,13 +190,20 @@ impl RecordedRequest {
         };
         let events = engine.journal.store().events(query).await?;
         let queued = events.first().map(events::recorded).transpose()?;
-        let fields = match queued.map(|event| event.kind) {
-            Some(RecordedKind::RunQueued { request }) => request,
-            _ => Map::new(),
+        let request = match queued.map(|event| event.kind) {
+            Some(EventKind::RunQueued { request, .. }) => request,
+            _ => None,
         };
-        let settings = serde_json::from_value(fields.clone().into()).map_err(|error| {
-            StoreError::Corrupt(format!("what the request of {root} set: {error}"))
-        })?;
+        let read = |json: &RawValue| {
+            let fields = serde_json::from_str::<Map<String, Value>>(json.get())?;
+            Ok((serde_json::from_value(fields.clone().into())?, fields))
+        };
+        let request = request.as_deref().map(read).transpose();
+        let (settings, fields) = request
+            .map_err(|error: serde_json::Error| {
+                StoreError::Corrupt(format!("what the request of {root} set: {error}"))
+            })?
+            .unwrap_or_default();
         Ok(Self { settings, fields })
     }
 

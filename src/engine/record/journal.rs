@@ -407,7 +407,7 @@ impl Journal {
             return;
         };
         let name = kind.name();
-        let data = serde_json::to_string(&run.event(kind)).unwrap_or_default();
+        let data = run.event(kind).to_json();
         let data = data.into();
         let _ = sender.send(StreamEvent::Ephemeral { run_id, name, data });
     }

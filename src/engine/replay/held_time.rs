@@ -4,8 +4,7 @@ use std::collections::HashSet;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::domain::event::ResumeCause;
-use crate::domain::recorded_event::{RecordedEvent, RecordedKind};
+use crate::domain::event::{Event, EventKind, ResumeCause};
 use crate::domain::run::{RunId, now};
 use crate::engine::context::RunContext;
 use crate::store::StoreError;
@@ -38,17 +37,18 @@ struct Pauses {
 }
 
 impl Pauses {
-    fn apply(&mut self, event: &RecordedEvent) {
+    fn apply(&mut self, event: &Event) {
         if !self.runs.contains(&event.run_id) {
             return;
         }
         match event.kind {
-            RecordedKind::RunPaused => {
+            EventKind::RunPaused { .. } => {
                 self.paused.insert(event.run_id);
                 self.since.get_or_insert(event.time);
             }
-            RecordedKind::RunResumed {
+            EventKind::RunResumed {
                 cause: ResumeCause::Request,
+                ..
             } if self.paused.remove(&event.run_id) && self.paused.is_empty() => {
                 let since = self.since.take().unwrap_or(event.time);
                 self.ended.push((since, event.time));
@@ -72,7 +72,7 @@ mod tests {
     use jiff::{SignedDuration, Timestamp};
 
     use super::Pauses;
-    use crate::domain::recorded_event;
+    use crate::domain::event::{Event, EventKind, ResumeCause};
     use crate::domain::run::RunId;
 
     #[test]
@@ -83,20 +83,29 @@ mod tests {
             ..Pauses::default()
         };
         let at = |second: i64| Timestamp::from_second(second).expect("a time");
-        let mut apply = |name: &str, of: RunId, second: i64, cause: &str| {
-            let event = serde_json::json!(
-                {"run_id": of, "time": at(second), "type": name, "cause": cause}
-            );
-            let event = recorded_event::parse(name, &event.to_string());
-            pauses.apply(&event.expect("an event"));
+        let mut apply = |kind: EventKind, run_id: RunId, second: i64| {
+            pauses.apply(&Event {
+                run_id,
+                root_id: parent,
+                depth: 0,
+                agent: "solo".into(),
+                time: at(second),
+                kind,
+            });
         };
-        apply("run.paused", parent, 10, "request");
-        apply("run.paused", run, 20, "request");
-        apply("run.paused", other, 21, "request");
-        apply("run.resumed", run, 25, "restart");
-        apply("run.resumed", parent, 30, "request");
-        apply("run.resumed", run, 40, "request");
-        apply("run.paused", run, 60, "request");
+        let paused = || EventKind::RunPaused { by: None };
+        let resumed = |cause| EventKind::RunResumed {
+            attempt: 1,
+            cause,
+            by: None,
+        };
+        apply(paused(), parent, 10);
+        apply(paused(), run, 20);
+        apply(paused(), other, 21);
+        apply(resumed(ResumeCause::Restart), run, 25);
+        apply(resumed(ResumeCause::Request), parent, 30);
+        apply(resumed(ResumeCause::Request), run, 40);
+        apply(paused(), run, 60);
         let total = |start: i64| pauses.total(at(start), at(65));
         assert_eq!(total(0), SignedDuration::from_secs(35));
         assert_eq!(total(35), SignedDuration::from_secs(10));

@@ -9,9 +9,8 @@ use serde_json::value::RawValue;
 use crate::domain::approval::ArgumentsHash;
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
-use crate::domain::event::ResumeCause;
+use crate::domain::event::{Event, EventKind, ResumeCause};
 use crate::domain::message::{AssistantMessage, ToolResult};
-use crate::domain::recorded_event::{RecordedEvent, RecordedKind};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::{CallLimit, TokenUsage};
 use crate::engine::context::Engine;
@@ -285,24 +284,29 @@ pub async fn load_calls(
 }
 
 impl RecordedCalls {
-    fn apply(&mut self, event: RecordedEvent) {
+    fn apply(&mut self, event: Event) {
         let time = event.time;
         match event.kind {
-            RecordedKind::RunResumed { cause } => {
+            EventKind::RunResumed { cause, .. } => {
                 self.resume_count += u32::from(cause == ResumeCause::Restart);
             }
-            RecordedKind::TurnStarted { turn } => self.last_turn = turn,
-            RecordedKind::TurnCompleted(reply) => {
+            EventKind::TurnStarted { turn, .. } => self.last_turn = turn,
+            EventKind::TurnCompleted {
+                input_tokens,
+                output_tokens,
+                reasoning_tokens,
+                ..
+            } => {
                 self.resume_count = 0;
                 self.reported_usage = Some(TokenUsage {
-                    input: reply.input_tokens,
-                    output: reply.output_tokens,
-                    reasoning: reply.reasoning_tokens,
+                    input: input_tokens,
+                    output: output_tokens,
+                    reasoning: reasoning_tokens.unwrap_or(0),
                     ..TokenUsage::default()
                 });
             }
-            RecordedKind::ContextCompacted => self.reported_usage = None,
-            RecordedKind::BatchSubmitted {
+            EventKind::ContextCompacted { .. } => self.reported_usage = None,
+            EventKind::BatchSubmitted {
                 turn,
                 model,
                 batch_id,
@@ -314,25 +318,27 @@ impl RecordedCalls {
                     submitted_at: time,
                 });
             }
-            RecordedKind::ToolStarted { tool_call_id } => {
+            EventKind::ToolStarted { tool_call_id, .. } => {
                 self.started.insert(tool_call_id, time);
             }
-            RecordedKind::ToolCompleted { tool_call_id } => {
+            EventKind::ToolCompleted { tool_call_id, .. } => {
                 self.resume_count = 0;
                 self.completed.insert(tool_call_id);
             }
-            RecordedKind::AgentCalled {
+            EventKind::AgentCalled {
                 tool_call_id,
                 child_id,
+                ..
             } => {
                 self.delegated.insert(tool_call_id, child_id);
             }
-            RecordedKind::AgentReturned { tool_call_id } => {
+            EventKind::AgentReturned { tool_call_id, .. } => {
                 self.returned.insert(tool_call_id);
             }
-            RecordedKind::ApprovalRequested {
+            EventKind::ApprovalRequested {
                 tool_call_id,
                 arguments_hash,
+                ..
             } => {
                 let requested = RecordedApproval {
                     time,
@@ -340,11 +346,12 @@ impl RecordedCalls {
                 };
                 self.approvals_requested.insert(tool_call_id, requested);
             }
-            RecordedKind::ApprovalDecided {
+            EventKind::ApprovalDecided {
                 tool_call_id,
                 decision,
                 reason,
                 by,
+                ..
             } => {
                 self.resume_count = 0;
                 let decision = ApprovalDecision {
@@ -357,7 +364,7 @@ impl RecordedCalls {
                 };
                 self.decisions.entry(tool_call_id).or_insert(decision);
             }
-            RecordedKind::RunQueued { .. } | RecordedKind::RunPaused | RecordedKind::Other => {}
+            _ => {}
         }
     }
 }

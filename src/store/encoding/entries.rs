@@ -151,7 +151,7 @@ mod tests {
                 reason: String::new(),
             },
         };
-        let expected = serde_json::to_string(&event).expect("JSON");
+        let expected = event.to_json();
         let lines = super::events_value(&[event]).expect("lines");
         assert_eq!(lines, Some(format!("run.cancelled {expected}\n")));
         let event_agent = lines.as_deref().and_then(super::event_agent);

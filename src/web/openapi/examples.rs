@@ -129,7 +129,7 @@ pub fn events() -> Value {
             time: at(second),
             kind,
         };
-        let mut event = json(&event);
+        let mut event: Value = serde_json::from_str(&event.to_json()).unwrap_or_default();
         event["seq"] = seq.into();
         event
     };

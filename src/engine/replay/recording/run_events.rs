@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value};
 
-use crate::domain::event::Decision;
-use crate::domain::recorded_event::{RecordedEvent, RecordedKind};
+use crate::domain::event::{Decision, Event, EventKind};
 use crate::domain::recording::{DecisionRecording, UsageRecording};
 use crate::domain::run::RunId;
 use crate::domain::usage::TokenUsage;
@@ -38,32 +37,46 @@ pub async fn read(engine: &Engine, root: RunId) -> Result<BTreeMap<RunId, RunEve
     while let Some(page) = pages.next().await? {
         for event in page {
             let run: &mut RunEvents = runs.entry(event.run_id).or_default();
-            run.apply(events::recorded(&event)?);
+            run.apply(events::recorded(&event)?)
+                .map_err(|error| StoreError::Corrupt(format!("the request of {root}: {error}")))?;
         }
     }
     Ok(runs)
 }
 
 impl RunEvents {
-    fn apply(&mut self, event: RecordedEvent) {
+    fn apply(&mut self, event: Event) -> serde_json::Result<()> {
         match event.kind {
-            RecordedKind::RunQueued { request } => self.request = request,
-            RecordedKind::TurnCompleted(reply) => {
+            EventKind::RunQueued {
+                request: Some(request),
+                ..
+            } => self.request = serde_json::from_str(request.get())?,
+            EventKind::TurnCompleted {
+                turn,
+                model,
+                stop_reason,
+                input_tokens,
+                output_tokens,
+                cache_read_tokens,
+                cache_write_tokens,
+                reasoning_tokens,
+                ..
+            } => {
                 let tokens = TokenUsage {
-                    input: reply.input_tokens,
-                    output: reply.output_tokens,
-                    cache_read: reply.cache_read_tokens,
-                    cache_write: reply.cache_write_tokens,
-                    reasoning: reply.reasoning_tokens,
+                    input: input_tokens,
+                    output: output_tokens,
+                    cache_read: cache_read_tokens,
+                    cache_write: cache_write_tokens,
+                    reasoning: reasoning_tokens.unwrap_or(0),
                 };
                 let event = TurnEvent {
-                    model: reply.model,
-                    stop_reason: reply.stop_reason,
+                    model,
+                    stop_reason,
                     usage: tokens.into(),
                 };
-                self.turns.insert(reply.turn, event);
+                self.turns.insert(turn, event);
             }
-            RecordedKind::ApprovalDecided {
+            EventKind::ApprovalDecided {
                 tool_call_id,
                 decision,
                 ..
@@ -77,5 +90,6 @@ impl RunEvents {
             }
             _ => {}
         }
+        Ok(())
     }
 }
