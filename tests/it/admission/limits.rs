@@ -363,7 +363,8 @@ async fn one_keys_hanging_commands_leave_other_keys_their_share() {
             .spawn()
             .await;
     let command = |text: &str| ("run_command", json!({"command": text}));
-    let hanging = command("touch \"on-$$\"; sleep 600");
+    // Not by `$$`: commands may have process ids of their own.
+    let hanging = command("mktemp on-XXXXXX; sleep 600");
     app.provider.will(
         "worker",
         [
