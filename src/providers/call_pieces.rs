@@ -527,6 +527,10 @@ mod tests {
             let sent = pieces.concat();
             assert_eq!(finish(pieces), Some(InvalidArguments::Text(sent.into())));
         }
+        let mut written = ArgumentText::default();
+        written.push(r#""{\"path\": \"a\"}""#);
+        let (arguments, invalid) = written.finish(None);
+        assert_eq!((arguments.get(), invalid), (r#"{"path": "a"}"#, None));
         for nothing in [&[""][..], &[" "], &["null"], &["{}"], &[]] {
             assert_eq!(finish(nothing), None, "{nothing:?}");
         }

@@ -22,20 +22,24 @@ pub enum Arguments {
     Other,
 }
 
-/// Reads a text of arguments. Several objects are placeholders or repeats: the last one that is not empty counts.
+/// Reads a text of arguments. Several objects are placeholders or repeats: the last one that is not empty counts. An object may be
+/// written as the text of a JSON string.
 pub fn read_arguments(text: &str) -> Arguments {
-    let mut found: Option<&RawValue> = None;
+    let mut found: Option<Cow<'_, RawValue>> = None;
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
     loop {
         match values.next() {
             None => break,
-            Some(Ok(value)) if value.get().starts_with('{') => {
+            Some(Ok(value)) => {
+                let object = match value.get().starts_with('{') {
+                    true => Some(Cow::Borrowed(value)),
+                    false => written_object(value).map(Cow::Owned),
+                };
                 if found.is_none() || value.get().len() > 2 {
-                    found = Some(value);
+                    found = object.or(found);
                 }
             }
-            Some(Ok(_)) => {}
-            Some(Err(error)) if error.is_eof() => match found {
+            Some(Err(error)) if error.is_eof() => match &found {
                 Some(value) if value.get().len() > 2 => break,
                 _ => return Arguments::Incomplete,
             },
@@ -43,9 +47,16 @@ pub fn read_arguments(text: &str) -> Arguments {
         }
     }
     match found {
-        Some(object) => Arguments::Object(Arc::from(object.to_owned())),
+        Some(object) => Arguments::Object(Arc::from(object.into_owned())),
         None => Arguments::Other,
     }
+}
+
+/// The object that a JSON string is the text of.
+fn written_object(value: &RawValue) -> Option<Box<RawValue>> {
+    let text: String = serde_json::from_str(value.get()).ok()?;
+    let object: Box<RawValue> = serde_json::from_str(&text).ok()?;
+    object.get().starts_with('{').then_some(object)
 }
 
 /// Gives an id to each call without one, and returns whether there was any. Duplicate ids stay: the conversation makes its

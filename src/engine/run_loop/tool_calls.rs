@@ -378,6 +378,7 @@ async fn execute_permitted(
     };
     let call = ToolCall {
         arguments,
+        invalid_arguments: None,
         ..call.clone()
     };
     let execution = Execution { note, ..execution };

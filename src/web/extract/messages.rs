@@ -259,6 +259,15 @@ fn assistant_message(
         }
         let sent_text = arguments.as_deref().map(RawValue::get);
         let sent_text = sent_text.and_then(|json| serde_json::from_str::<Arc<str>>(json).ok());
+        // As OpenAI writes an object.
+        let written = sent_text.as_deref().and_then(|text| {
+            let json: Box<RawValue> = serde_json::from_str(text).ok()?;
+            json.get().starts_with('{').then_some(json)
+        });
+        let (arguments, sent_text) = match written {
+            Some(object) => (Some(object), None),
+            None => (arguments, sent_text),
+        };
         let arguments = match arguments {
             None => empty_arguments(),
             Some(_) if sent_text.is_some() => empty_arguments(),
