@@ -190,21 +190,17 @@ impl Snapshot {
             as_of: file.and_then(|table| table.as_of).or(SHIPPED.as_of),
             ..Self::default()
         };
-        for table in std::iter::once(&*SHIPPED).chain(file) {
-            for (provider, models) in &table.rows {
-                let known = snapshot.rows.entry(provider.clone()).or_default();
+        let shipped = SHIPPED.rows.iter().collect();
+        let rows = file.into_iter().flat_map(|table| &table.rows);
+        let (made, served): (Vec<_>, Vec<_>) = rows.partition(|(provider, _)| is_maker(provider));
+        // The makers' come before the others', which begin with what is known by the name.
+        for rows in [shipped, made, served] {
+            for (provider, models) in rows {
                 for (model, row) in models {
-                    let facts = known.get(model).map(|it| ModelFacts::clone(it));
-                    let facts = row.apply_to(facts.unwrap_or_default());
-                    known.insert(model.clone(), Arc::new(facts));
+                    snapshot.add_row(sources, provider, model, row);
                 }
             }
-        }
-        let made = MAKERS.iter().filter_map(|maker| snapshot.rows.get(*maker));
-        for (model, facts) in made.flatten() {
-            let facts = || Arc::new(ModelFacts::clone(facts).served_elsewhere());
-            let name = names::canonical(model);
-            snapshot.by_name.entry(name).or_insert_with(facts);
+            snapshot.fill_by_name();
         }
         for (name, provider) in &sources.providers {
             for (model, row) in &provider.overrides {
@@ -217,6 +213,27 @@ impl Snapshot {
             }
         }
         snapshot
+    }
+
+    /// What the row leaves out stays as it is known without it.
+    fn add_row(&mut self, sources: &Sources, provider: &str, model: &str, row: &ModelRow) {
+        let known = find(self.rows.get(provider), model)
+            .cloned()
+            .or_else(|| self.unconfigured(provider, sources, model));
+        let mut facts = row.apply_to(known.map(Arc::unwrap_or_clone).unwrap_or_default());
+        facts.is_served_elsewhere &= !is_maker(provider);
+        let models = self.rows.entry(provider.to_owned()).or_default();
+        models.insert(model.to_owned(), Arc::new(facts));
+    }
+
+    fn fill_by_name(&mut self) {
+        self.by_name.clear();
+        let made = MAKERS.iter().filter_map(|maker| self.rows.get(*maker));
+        for (model, facts) in made.flatten() {
+            let facts = || Arc::new(ModelFacts::clone(facts).served_elsewhere());
+            let name = names::canonical(model);
+            self.by_name.entry(name).or_insert_with(facts);
+        }
     }
 
     fn configure(
@@ -286,6 +303,10 @@ impl Snapshot {
     }
 }
 
+fn is_maker(provider: &str) -> bool {
+    MAKERS.contains(&provider)
+}
+
 /// At the price of requests that stay within a region.
 fn regional(facts: &ModelFacts) -> ModelFacts {
     let mut facts = facts.clone();
@@ -336,6 +357,17 @@ mod tests {
         };
         Models::new(Sources {
             providers: BTreeMap::from([(provider.to_owned(), provider_models)]),
+            ..Sources::default()
+        })
+    }
+
+    /// With a file, and with these providers.
+    fn with_file<const N: usize>(text: &str, providers: [(&str, ProviderModels); N]) -> Models {
+        let table = table::parse(text.as_bytes(), &|_, _| false).expect("a table");
+        let providers = providers.map(|(name, it)| (name.to_owned(), it));
+        Models::new(Sources {
+            file: Some(("models.toml".into(), table)),
+            providers: BTreeMap::from(providers),
             ..Sources::default()
         })
     }
@@ -630,6 +662,77 @@ retires = 2030-03-01
             .expect("known");
         assert_eq!((newest.context_window, newest.retires), (Some(5), None));
         assert_eq!(models.as_of(), Some(date(2030, 1, 1)));
+    }
+
+    #[test]
+    fn a_new_row_of_a_file_keeps_what_is_known_by_the_name() {
+        let text = r#"
+[anthropic."claude-opus-6"]
+input = 4
+output = 20
+[azure."gpt-6-sol"]
+input = 3
+output = 12
+[azure."gpt-9"]
+input = 3
+output = 12
+[demo."gpt-6-sol"]
+context_window = 5
+[openai."gpt-9"]
+input = 1
+output = 2
+cache_read = 0.1
+max_output = 5
+[openrouter."anthropic/claude-opus-5.5"]
+input = 3
+output = 12
+[vertex."claude-opus-5-5"]
+context_window = 5
+"#;
+        let scripted = ProviderModels {
+            has_own_models: true,
+            ..ProviderModels::default()
+        };
+        let models = with_file(text, [("demo", scripted)]);
+        let opus = shipped().get("anthropic", "claude-opus-5-5");
+        let opus = (*opus.expect("known")).clone();
+        let abilities = |facts: &ModelFacts| ModelFacts {
+            checked_on: None,
+            retires: None,
+            successor: None,
+            ..facts.clone().served_elsewhere()
+        };
+        let own = models.get("anthropic", "claude-opus-6").expect("known");
+        assert_eq!(abilities(&own), abilities(&opus));
+        assert_eq!((own.retires, own.successor.as_deref()), (None, None));
+        assert!(!own.is_served_elsewhere);
+        let next = models.get("bedrock", "anthropic.claude-opus-7");
+        assert_eq!(abilities(&next.expect("known")), abilities(&opus));
+        for (provider, model, like) in [
+            ("azure", "gpt-6-sol", ("openai", "gpt-6-sol")),
+            ("azure", "gpt-9", ("openai", "gpt-9")),
+            (
+                "openrouter",
+                "anthropic/claude-opus-5.5",
+                ("anthropic", "claude-opus-5-5"),
+            ),
+        ] {
+            let facts = models.get(provider, model).expect("known");
+            let like = models.get(like.0, like.1).expect("known");
+            assert_eq!(abilities(&facts), abilities(&like), "{provider}/{model}");
+            assert!(facts.is_served_elsewhere);
+            let price = facts.price.expect("a price");
+            let found = (price.input, price.output, price.cache_read);
+            assert_eq!(found, (3.0, 12.0, None), "{provider}/{model}");
+        }
+        let vertex = models.get("vertex", "claude-opus-5-5").expect("known");
+        assert_eq!((vertex.price, vertex.context_window), (None, Some(5)));
+        let demo = models.get("demo", "gpt-6-sol").expect("known");
+        let alone = ModelFacts {
+            context_window: Some(5),
+            ..ModelFacts::default()
+        };
+        assert_eq!(*demo, alone);
     }
 
     #[test]
