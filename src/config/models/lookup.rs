@@ -259,11 +259,14 @@ impl Snapshot {
         model: &str,
     ) -> Option<Arc<ModelFacts>> {
         let configured = sources.providers.get(provider);
-        let sold = configured.and_then(|it| it.service);
-        let rows = self.rows.get(provider);
-        let rows = rows.or_else(|| self.rows.get(sold?));
-        if let Some(facts) = find(rows, model) {
-            return Some(match configured.is_some_and(|it| it.is_regional) {
+        let sold = configured.and_then(|it| it.service).unwrap_or(provider);
+        for service in [provider, sold] {
+            let Some(facts) = find(self.rows.get(service), model) else {
+                continue;
+            };
+            // A row of another name than the service's has the price of its region.
+            let is_regional = service == sold && configured.is_some_and(|it| it.is_regional);
+            return Some(match is_regional {
                 true => Arc::new(regional(facts)),
                 false => Arc::clone(facts),
             });
@@ -538,6 +541,38 @@ mod tests {
         let input = |name: &str| models.get(name, "gpt-6-sol")?.price.map(|it| it.input);
         assert_eq!((input("openai"), input("ours")), (Some(2.0), Some(2.0)));
         assert_eq!(input("eu"), Some(2.2));
+    }
+
+    #[test]
+    fn rows_of_a_renamed_service_leave_its_other_prices() {
+        let text = r#"
+[eu."ft-x"]
+input = 3
+output = 12
+[eu."gpt-6.1-sol"]
+context_window = 5
+[openai."gpt-9"]
+input = 10
+output = 20
+"#;
+        let regional = || ProviderModels {
+            service: Some("openai"),
+            is_regional: true,
+            ..ProviderModels::default()
+        };
+        let models = with_file(text, [("eu", regional()), ("openai", regional())]);
+        let price = |provider, model| models.get(provider, model)?.price;
+        let input = |provider, model| price(provider, model).map(|it| it.input);
+        assert_eq!(input("eu", "ft-x"), Some(3.0));
+        assert_eq!(input("eu", "gpt-6-sol"), Some(2.2));
+        assert_eq!(input("openai", "gpt-6-sol"), Some(2.2));
+        assert_eq!(input("eu", "gpt-9"), input("openai", "gpt-9"));
+        let changed = models.get("eu", "gpt-6.1-sol").expect("known");
+        assert_eq!(changed.context_window, Some(5));
+        assert!(changed.price.is_some());
+        assert_eq!(changed.price, price("openai", "gpt-6.1-sol"));
+        let by_name = models.get("eu", "claude-opus-5-5").expect("known");
+        assert!(by_name.is_served_elsewhere);
     }
 
     #[test]
