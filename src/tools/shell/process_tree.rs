@@ -61,28 +61,32 @@ pub fn threads_of(pid: i32) -> usize {
         .unwrap_or(0)
 }
 
-/// The resident bytes that belong to no file. Pages that several processes share count for each of them.
+/// The resident bytes that belong to no file on a disk. Pages that several processes share count for each of them.
 #[cfg(target_os = "linux")]
-pub fn private_memory_of(pid: i32) -> u64 {
-    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    let mut pages = statm
-        .split_ascii_whitespace()
-        .map(|it| it.parse().unwrap_or(0));
-    let (resident, shared): (u64, u64) = (pages.nth(1).unwrap_or(0), pages.next().unwrap_or(0));
-    resident.saturating_sub(shared) * rustix::param::page_size() as u64
+pub fn resident_memory_of(pid: i32) -> u64 {
+    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    bytes_in(&status, ["RssAnon:", "RssShmem:"])
 }
 
-/// As [`private_memory_of`], but each page counts once, divided between those that share it.
+/// As [`resident_memory_of`], but each page counts once, divided between those that share it.
 #[cfg(target_os = "linux")]
 pub fn proportional_memory_of(pid: i32) -> u64 {
-    let Ok(rollup) = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else {
-        return private_memory_of(pid);
+    let Ok(rollup) = std::fs::read(format!("/proc/{pid}/smaps_rollup")) else {
+        return resident_memory_of(pid);
     };
-    let line = rollup
+    bytes_in(&rollup, ["Pss_Anon:", "Pss_Shmem:"])
+}
+
+/// The sum of these lines of a file with lines such as `RssAnon:  152 kB`.
+#[cfg(target_os = "linux")]
+fn bytes_in(text: &[u8], names: [&str; 2]) -> u64 {
+    // The name of a process may be no UTF-8.
+    let text = String::from_utf8_lossy(text);
+    let values = text
         .lines()
-        .find_map(|line| line.strip_prefix("Pss_Anon:"));
-    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kibibytes.unwrap_or(0) << 10
+        .filter_map(|line| names.iter().find_map(|name| line.strip_prefix(*name)));
+    let kibibytes = values.filter_map(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kibibytes.sum::<u64>() << 10
 }
 
 /// Every process with its parent.

@@ -55,10 +55,10 @@ impl UsageWatch {
         if threads.sum::<usize>() > processes {
             return Some(self.limits.exceeded_processes());
         }
-        // The quick sum counts pages once for each process that shares them, so an excess is looked at again.
+        // The quick sum counts pages once for each process that shares them, so an excess is measured again.
         let sum =
             |measure: fn(i32) -> u64| descendants.iter().map(|pid| measure(*pid)).sum::<u64>();
-        (sum(process_tree::private_memory_of) > memory
+        (sum(process_tree::resident_memory_of) > memory
             && sum(process_tree::proportional_memory_of) > memory)
             .then(|| {
                 format!(

@@ -263,10 +263,17 @@ async fn a_command_that_uses_too_much_memory_is_ended() {
          \x20   if os.fork() == 0: kept = bytearray(os.urandom(1 << 20) * 30); time.sleep(10); os._exit(0)\n\
          if all(os.wait()[1] == 0 for _ in range(10)): print(\"survived\")' {mark}"
     );
-    let reported = reported(&app, &[alone, &together]).await;
+    let shared = "/usr/bin/python3 -c 'import mmap, os, time\nsize = 400 << 20\n\
+                  kept = mmap.mmap(-1, size); print(\"mapped\", flush=True)\n\
+                  for start in range(0, size, 4096): kept[start] = 1\n\
+                  time.sleep(10); print(\"survived\")'";
+    let reported = reported(&app, &[alone, &together, shared]).await;
     assert!(reported[0].contains("MemoryError"), "{}", reported[0]);
+    assert!(reported[2].contains("mapped"), "{}", reported[2]);
     // A control group ends the process that needs the memory, and not the others.
-    assert!(!reported[1].contains("survived"), "{}", reported[1]);
+    for ended in &reported[1..] {
+        assert!(!ended.contains("survived"), "{ended}");
+    }
     assert!(!is_alive(&mark));
 }
 
