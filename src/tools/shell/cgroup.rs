@@ -65,7 +65,7 @@ impl Cgroup {
 
     /// The directories, separated by colons.
     pub fn to_list(&self) -> OsString {
-        // Only a colon in a path is an error; such a group stays empty.
+        // Only a colon in a path is an error, and no group has one.
         std::env::join_paths(&self.dirs).unwrap_or_default()
     }
 
@@ -85,13 +85,15 @@ impl Cgroup {
         })
     }
 
-    /// Whether the command has tried to start more processes than the kernel allows it.
-    pub fn has_rejected_process(&self) -> bool {
-        let mut events = self.dirs.iter().map(|dir| dir.join("pids.events"));
-        events.any(|path| {
-            let text = std::fs::read_to_string(path).unwrap_or_default();
-            let mut counts = text.lines().filter_map(|line| line.strip_prefix("max "));
-            counts.any(|count| count != "0")
+    /// Whether the command has tried to start more processes than the kernel allows it. Before Linux 6.11 the kernel also
+    /// counts what a group above has rejected, so the command must have too many processes itself.
+    pub fn has_rejected_process(&self, limits: &Limits) -> bool {
+        self.dirs.iter().any(|dir| {
+            let read = |file| std::fs::read_to_string(dir.join(file)).unwrap_or_default();
+            let events = read("pids.events");
+            let mut counts = events.lines().filter_map(|line| line.strip_prefix("max "));
+            let processes = || read("pids.current").trim_ascii().parse::<usize>();
+            counts.any(|count| count != "0") && processes().is_ok_and(|it| it > limits.processes)
         })
     }
 
@@ -198,7 +200,10 @@ fn find_own_dir(controller: Option<&str>, groups: &str, mounts: &str) -> Option<
         let is_inside = relative
             .components()
             .all(|component| matches!(component, Component::Normal(_)));
-        (is_searched && is_inside).then(|| Path::new(mount_point).join(relative))
+        let dir = Path::new(mount_point).join(relative);
+        // Groups are passed on as a list.
+        let is_listable = std::env::join_paths([&dir]).is_ok();
+        (is_searched && is_inside && is_listable).then_some(dir)
     })
 }
 
@@ -206,7 +211,29 @@ fn find_own_dir(controller: Option<&str>, groups: &str, mounts: &str) -> Option<
 mod tests {
     use std::path::Path;
 
-    use super::find_own_dir;
+    use super::{Cgroup, find_own_dir};
+    use crate::tools::shell::limits::Limits;
+
+    #[test]
+    fn a_rejection_by_a_group_above_is_not_the_commands() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let group = Cgroup {
+            dirs: vec![dir.path().to_owned()],
+        };
+        let limits = Limits {
+            processes: 10,
+            memory: 1,
+        };
+        for (events, processes, is_rejected) in [
+            ("max 0\n", "11\n", false),
+            ("max 3\n", "10\n", false),
+            ("max 3\n", "11\n", true),
+        ] {
+            std::fs::write(dir.path().join("pids.events"), events).expect("a file");
+            std::fs::write(dir.path().join("pids.current"), processes).expect("a file");
+            assert_eq!(group.has_rejected_process(&limits), is_rejected);
+        }
+    }
 
     #[test]
     fn the_group_is_found_where_it_is_mounted() {
@@ -227,6 +254,7 @@ mod tests {
         );
         assert_eq!(unified("0::/../other\n"), None);
         assert_eq!(unified("8:pids:/a\n"), None);
+        assert_eq!(unified("0::/a:b\n"), None);
         let part = "31 1 0:28 /docker/a /sys/fs/cgroup ro - cgroup2 cgroup2 rw";
         let inside = find_own_dir(None, "0::/docker/a/b\n", part);
         assert_eq!(inside.as_deref(), Some(Path::new("/sys/fs/cgroup/b")));

@@ -97,7 +97,7 @@ impl Containment {
 
     /// Which limit is exceeded. Called every few milliseconds, so most calls do little.
     pub fn check(&self, watch: &mut UsageWatch) -> Option<String> {
-        if self.cgroup.has_rejected_process() {
+        if self.cgroup.has_rejected_process(&self.limits) {
             return Some(self.limits.exceeded_processes());
         }
         if !watch.is_multiplying() {

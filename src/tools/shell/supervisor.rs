@@ -182,6 +182,11 @@ fn launch(
     let outcome = isolate(confinement.isolation).and_then(|isolation| {
         #[cfg(target_os = "linux")]
         let cgroup = Cgroup::create(&confinement.limits, isolation == Isolation::ControlGroup);
+        #[cfg(target_os = "linux")]
+        if isolation == Isolation::ControlGroup && !cgroup.can_kill() {
+            cgroup.remove();
+            return Err("its control group cannot be made".to_owned());
+        }
         let job = Job {
             command,
             confinement,
@@ -257,7 +262,7 @@ fn wait_and_reap(
     let pid = Pid::from_child(child);
     let exceeded_limit = Arc::new(OnceLock::new());
     let (watched, limit) = (Arc::clone(containment), Arc::clone(&exceeded_limit));
-    std::thread::spawn(move || {
+    let watcher = std::thread::Builder::new().spawn(move || {
         if let Some(exceeded) = wait_for_reason_to_kill(&watched) {
             let _ = limit.set(exceeded);
         }
@@ -266,6 +271,10 @@ fn wait_and_reap(
             std::thread::sleep(KILL_INTERVAL);
         }
     });
+    if let Err(error) = watcher {
+        kill_all(containment, pid);
+        return Err(format!("its processes cannot be watched: {error}"));
+    }
     let mut error_text = String::new();
     let _ = error_pipe
         .by_ref()
@@ -410,9 +419,10 @@ fn exec_command(job: &Job<'_>) -> String {
     if let Err(why) = confine(job) {
         return why;
     }
-    // If the supervisor is killed, nobody else ends the command.
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    if !is_ended_with_supervisor() {
+        return "its supervisor has ended".to_owned();
+    }
     let error = Command::new("/bin/sh")
         .arg("-c")
         .arg(job.command)
@@ -423,11 +433,23 @@ fn exec_command(job: &Job<'_>) -> String {
     format!("/bin/sh cannot be executed: {error}")
 }
 
+/// Lets the kernel end this process if the supervisor is killed, because nobody else does. Returns whether the supervisor
+/// lives: one that has ended before sends no signal, but only it reads the pipe that is standard input here.
+#[cfg(target_os = "linux")]
+fn is_ended_with_supervisor() -> bool {
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    let pipe = std::io::stdin();
+    let mut fds = [PollFd::new(&pipe, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default())) == Ok(0)
+}
+
 /// Limits the command's resources. A limit that is already lower stays.
 fn set_resource_limits(job: &Job<'_>) {
     let limits = job.confinement.limits;
+    let is_confined = job.confinement.mode != Mode::Unconfined;
     let max_processes = match job.isolation {
-        Isolation::UserNamespace => limits.kernel_processes() + SUPERVISING_THREADS,
+        // Before Linux 5.14, which cannot confine commands, the user's processes outside of the namespace count too.
+        Isolation::UserNamespace if is_confined => limits.kernel_processes() + SUPERVISING_THREADS,
         _ => MAX_PROCESSES_OF_USER.max(limits.kernel_processes()),
     };
     // If memory runs out, the kernel kills a command before everything else.
