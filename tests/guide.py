@@ -54,7 +54,7 @@ curl() {
   printf '%s\n' "$body"
   [ $code = 0 ] || [[ $body == *'"status":409'* ]]
 }
-cargo() { shift 3; axed "$@"; }  # cargo run --release -- …
+cargo() { while [ "$1" != -- ]; do shift; done; shift; axed "$@"; }  # cargo run --release -- …
 axed() { case "$1" in runs) command axed "$@" --server "$URL" ;; *) command axed "$@" ;; esac; }
 """
 TIMEOUT = 180
