@@ -190,11 +190,19 @@ mod tests {
             "null",
             "[1]",
             "7",
-            "\"{}\"",
+            "\"{\"",
             "{\"a\": 1} x",
             "{'a':1}",
         ] {
             assert_eq!(read(other), "other", "{other}");
+        }
+        for written in ["\"{}\"", "\"{\\\"a\\\":1}\"", "{} \"{\\\"a\\\":1}\""] {
+            let object: &str = if written.contains('a') {
+                "{\"a\":1}"
+            } else {
+                "{}"
+            };
+            assert_eq!(read(written), object, "{written}");
         }
         for incomplete in ["{", "{\"a\": 1", "{}{\"a\"", "{\"a\": \"\\u00"] {
             assert_eq!(read(incomplete), "incomplete", "{incomplete}");
