@@ -119,7 +119,9 @@ async fn the_queue_is_bounded_by_bytes() {
 #[tokio::test]
 async fn what_waiting_runs_keep_counts_for_the_queue() {
     const BYTES: &str = "axed_runs_queued_bytes ";
+    // Nodes that share a database learn a moment later that the permit of the waiting run is free.
     let app = TestApp::setup()
+        .sqlite()
         .config("[runs]\nmax_running = 1\nmax_queued_bytes = \"300 KB\"")
         .agent(
             "careful",
