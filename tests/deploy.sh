@@ -95,9 +95,11 @@ tar --extract --gzip --file "$work"/out/*.tar.gz --directory "$work/archive" --s
 if has systemd-analyze "systemd-analyze verify"; then
   check "systemd"
   sed "s|/usr/bin/axed|$axed|" deploy/systemd/axed.service >"$work/axed.service"
+  # Before version 254 systemd ignores this key with a warning.
+  [ "$(systemd-analyze --version | awk 'NR == 1 { print $2 }')" -ge 254 ] || sed -i '/^DelegateSubgroup=/d' "$work/axed.service"
   systemd-analyze verify --man=no --recursive-errors=no "$work/axed.service"
-  # 0 is best, 100 is worst; without the hardening it is above 90.
-  systemd-analyze security --offline=yes --threshold=20 --no-pager "$work/axed.service" >"$work/security.log" || {
+  # 0 is best, 100 is worst; without the hardening it is above 90. Commands need namespaces and control groups: 23.
+  systemd-analyze security --offline=yes --threshold=25 --no-pager "$work/axed.service" >"$work/security.log" || {
     cat "$work/security.log"
     exit 1
   }
