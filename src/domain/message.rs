@@ -196,6 +196,21 @@ impl ToolSpec {
     }
 }
 
+/// The object that the JSON is, or is the text of, encoded up to so many times; `None` for anything else.
+pub fn encoded_object(json: &str, max_encodings: u32) -> Option<Box<RawValue>> {
+    match json.trim_start().starts_with('"') {
+        true if max_encodings > 0 => {
+            let text: String = serde_json::from_str(json).ok()?;
+            encoded_object(&text, max_encodings - 1)
+        }
+        true => None,
+        false => {
+            let json: Box<RawValue> = serde_json::from_str(json).ok()?;
+            json.get().starts_with('{').then_some(json)
+        }
+    }
+}
+
 /// An empty JSON object, for calls without arguments or whose arguments are not an object.
 pub fn empty_arguments() -> Arc<RawValue> {
     Arc::from(RawValue::from_string("{}".to_owned()).unwrap_or_default())

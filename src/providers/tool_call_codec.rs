@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
-use crate::domain::message::{ToolCall, ToolResult};
+use crate::domain::message::{ToolCall, ToolResult, encoded_object};
 use crate::providers::{ErrorCategory, ProviderError};
 
 /// Maximum number of tool calls (or other blocks) in one reply.
@@ -33,7 +33,7 @@ pub fn read_arguments(text: &str) -> Arguments {
             Some(Ok(value)) => {
                 let object = match value.get().starts_with('{') {
                     true => Some(Cow::Borrowed(value)),
-                    false => written_object(value).map(Cow::Owned),
+                    false => encoded_object(value.get(), 1).map(Cow::Owned),
                 };
                 if found.is_none() || value.get().len() > 2 {
                     found = object.or(found);
@@ -50,13 +50,6 @@ pub fn read_arguments(text: &str) -> Arguments {
         Some(object) => Arguments::Object(Arc::from(object.into_owned())),
         None => Arguments::Other,
     }
-}
-
-/// The object that a JSON string is the text of.
-fn written_object(value: &RawValue) -> Option<Box<RawValue>> {
-    let text: String = serde_json::from_str(value.get()).ok()?;
-    let object: Box<RawValue> = serde_json::from_str(&text).ok()?;
-    object.get().starts_with('{').then_some(object)
 }
 
 /// Gives an id to each call without one, and returns whether there was any. Duplicate ids stay: the conversation makes its

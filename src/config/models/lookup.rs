@@ -217,13 +217,9 @@ impl Snapshot {
 
     /// What the row leaves out stays as it is known without it.
     fn add_row(&mut self, sources: &Sources, provider: &str, model: &str, row: &ModelRow) {
-        let known = find(self.rows.get(provider), model)
-            .cloned()
-            .or_else(|| self.unconfigured(provider, sources, model));
-        let mut facts = row.apply_to(known.map(Arc::unwrap_or_clone).unwrap_or_default());
+        let mut facts = row.apply_to(self.known(&self.rows, sources, provider, model));
         facts.is_served_elsewhere &= !is_maker(provider);
-        let models = self.rows.entry(provider.to_owned()).or_default();
-        models.insert(model.to_owned(), Arc::new(facts));
+        insert(&mut self.rows, provider, model, facts);
     }
 
     fn fill_by_name(&mut self) {
@@ -243,12 +239,16 @@ impl Snapshot {
         model: &str,
         change: impl FnOnce(ModelFacts) -> ModelFacts,
     ) {
-        let known = find(self.configured.get(provider), model)
+        let facts = change(self.known(&self.configured, sources, provider, model));
+        insert(&mut self.configured, provider, model, facts);
+    }
+
+    /// The facts that a new row of these changes.
+    fn known(&self, rows: &Rows, sources: &Sources, provider: &str, model: &str) -> ModelFacts {
+        let known = find(rows.get(provider), model)
             .cloned()
             .or_else(|| self.unconfigured(provider, sources, model));
-        let facts = change(known.map(Arc::unwrap_or_clone).unwrap_or_default());
-        let models = self.configured.entry(provider.to_owned()).or_default();
-        models.insert(model.to_owned(), Arc::new(facts));
+        known.map(Arc::unwrap_or_clone).unwrap_or_default()
     }
 
     /// The facts without those of the configuration.
@@ -308,6 +308,11 @@ impl Snapshot {
 
 fn is_maker(provider: &str) -> bool {
     MAKERS.contains(&provider)
+}
+
+fn insert(rows: &mut Rows, provider: &str, model: &str, facts: ModelFacts) {
+    let models = rows.entry(provider.to_owned()).or_default();
+    models.insert(model.to_owned(), Arc::new(facts));
 }
 
 /// At the price of requests that stay within a region.

@@ -77,7 +77,7 @@ pub struct Claude<'a> {
 }
 
 impl<'a> Claude<'a> {
-    /// `None` if the name is none of Anthropic's, or names no family.
+    /// `None` if the name is not one of Anthropic's, or names no family.
     pub fn parse(name: &'a str) -> Option<Self> {
         let parts = name.strip_prefix("claude-")?.split('-');
         let is_word = |part: &&str| part.starts_with(|c: char| c.is_ascii_alphabetic());

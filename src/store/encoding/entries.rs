@@ -68,14 +68,9 @@ pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
 
 /// The agent and the depth of the run whose events these are.
 pub fn event_agent(lines: &str) -> Option<(String, u8)> {
-    #[derive(Deserialize)]
-    struct EventAgent {
-        agent: String,
-        depth: u8,
-    }
-    let (_, json) = lines.lines().next()?.split_once(' ')?;
-    let event: EventAgent = serde_json::from_str(json).ok()?;
-    Some((event.agent, event.depth))
+    let (name, json) = lines.lines().next()?.split_once(' ')?;
+    let event = Event::read(name, json).ok()?;
+    Some((event.agent.to_string(), event.depth))
 }
 
 /// The numbered events of an entry; `last_seq` is the number of the last.

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use crate::domain::content::{Content, Part};
 use crate::domain::message::{
     AssistantMessage, InvalidArguments, Message, ToolCall, ToolResult, empty_arguments,
+    encoded_object,
 };
 use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{AttachmentCounter, ContentInput};
@@ -257,38 +258,29 @@ fn assistant_message(
         if !ids.insert(id.clone()) {
             return Err(format!("has two calls with the id {}", quote(&id)));
         }
-        let sent_text = arguments.as_deref().map(RawValue::get);
-        let sent_text = sent_text.and_then(|json| serde_json::from_str::<Arc<str>>(json).ok());
-        // As OpenAI writes an object.
-        let written = sent_text.as_deref().and_then(|text| {
-            let json: Box<RawValue> = serde_json::from_str(text).ok()?;
-            json.get().starts_with('{').then_some(json)
-        });
-        let (arguments, sent_text) = match written {
-            Some(object) => (Some(object), None),
-            None => (arguments, sent_text),
-        };
-        let arguments = match arguments {
-            None => empty_arguments(),
-            Some(_) if sent_text.is_some() => empty_arguments(),
-            // serde skips raw JSON without recursion, so its depth has not been checked yet.
-            Some(json)
-                if !json.get().starts_with('{')
-                    || json_body::nesting_depth(json.get()) > MAX_DEPTH =>
-            {
-                return Err(format!(
-                    "the arguments of the call {} are no object of at most {MAX_DEPTH} levels, and no text",
-                    quote(&id)
-                ));
-            }
-            Some(json) => Arc::from(json),
+        let (arguments, invalid_arguments) = match arguments.as_deref().map(RawValue::get) {
+            None => (empty_arguments(), None),
+            // OpenAI writes an object as a text.
+            Some(json) => match (encoded_object(json, 1), serde_json::from_str(json)) {
+                // serde skips raw JSON without recursion, so its depth has not been checked yet.
+                (Some(object), _) if json_body::nesting_depth(object.get()) <= MAX_DEPTH => {
+                    (Arc::from(object), None)
+                }
+                (None, Ok(text)) => (empty_arguments(), Some(InvalidArguments::Text(text))),
+                _ => {
+                    return Err(format!(
+                        "the arguments of the call {} are no object of at most {MAX_DEPTH} levels, and no text",
+                        quote(&id)
+                    ));
+                }
+            },
         };
         tool_calls.push(ToolCall {
             id,
             provider_id: String::new(),
             name,
             arguments,
-            invalid_arguments: sent_text.map(InvalidArguments::Text),
+            invalid_arguments,
         });
     }
     Ok(Message::Assistant(AssistantMessage {

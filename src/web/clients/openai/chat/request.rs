@@ -16,7 +16,7 @@ use crate::domain::agent::overrides::ParamsOverride;
 use crate::domain::agent::params::Effort;
 use crate::domain::agent::response_format::FormatKind;
 use crate::domain::content::{Content, Part};
-use crate::domain::message::{ToolCall, ToolResult, empty_arguments};
+use crate::domain::message::{ToolCall, ToolResult, empty_arguments, encoded_object};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
 use crate::web::clients::client_tools::{FunctionInput, RequestTools};
@@ -410,26 +410,15 @@ pub fn tool_call(
     if id.is_empty() || name.is_empty() {
         return Err(Problem::invalid_field(pointer, "needs an id and a name"));
     }
-    let arguments = arguments.and_then(|json| read_arguments(json.get(), MAX_ENCODINGS));
+    let arguments = arguments.and_then(|json| encoded_object(json.get(), MAX_ENCODINGS));
+    let arguments = arguments.filter(|json| json_body::nesting_depth(json.get()) <= MAX_DEPTH);
     Ok(ToolCall {
         id,
         provider_id: String::new(),
         name,
-        arguments: arguments.unwrap_or_else(empty_arguments),
+        arguments: arguments.map_or_else(empty_arguments, Arc::from),
         invalid_arguments: None,
     })
-}
-
-/// An object, or one that is encoded in a text; `None` for anything else.
-fn read_arguments(json: &str, max_encodings: u32) -> Option<Arc<RawValue>> {
-    let json = json.trim();
-    if json.starts_with('"') && max_encodings > 0 {
-        let text: String = serde_json::from_str(json).ok()?;
-        return read_arguments(&text, max_encodings - 1);
-    }
-    let is_object = json.starts_with('{') && json_body::nesting_depth(json) <= MAX_DEPTH;
-    let json = is_object.then(|| RawValue::from_string(json.to_owned()));
-    json?.ok().map(Arc::from)
 }
 
 /// A result: its texts joined, and its pictures and files as attachments.
