@@ -507,6 +507,16 @@ pub enum Decision {
     TimedOut,
 }
 
+impl Decision {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Approved => "approved",
+            Self::Denied => "denied",
+            Self::TimedOut => "timed_out",
+        }
+    }
+}
+
 /// A tool call of a reply.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CalledTool {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::domain::agent::client_additions::ToolChoice;
+use crate::domain::event::Decision;
 use crate::domain::expect::Expect;
 use crate::domain::usage::TokenUsage;
 
@@ -311,31 +312,13 @@ pub struct ResultRecording {
     pub is_error: bool,
     /// The decision of a person on the call.
     #[serde(default)]
-    pub decision: Option<DecisionRecording>,
+    pub decision: Option<Decision>,
     /// The arguments that a person approved instead of the model's: a table, or JSON as a text.
     #[serde(default)]
     pub arguments: Option<Value>,
     /// Whether a fork took the result of the called agent over: it has no run in the recording.
     #[serde(default)]
     pub reused: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DecisionRecording {
-    Approved,
-    Denied,
-    TimedOut,
-}
-
-impl DecisionRecording {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Approved => "approved",
-            Self::Denied => "denied",
-            Self::TimedOut => "timed_out",
-        }
-    }
 }
 
 /// The failure of a run whose provider gave no reply.

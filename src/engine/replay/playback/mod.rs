@@ -8,11 +8,11 @@ use serde_json::value::RawValue;
 
 use crate::domain::agent::params::Params;
 use crate::domain::context::Compaction;
+use crate::domain::event::Decision;
 use crate::domain::mcp::McpServer;
 use crate::domain::message::{Message, ToolCall, ToolResult, ToolSpec};
 use crate::domain::recording::{
-    DecisionRecording, OutcomeRecording, Recording, ResultRecording, RunRecording, ToolRecording,
-    arguments_text,
+    OutcomeRecording, Recording, ResultRecording, RunRecording, ToolRecording, arguments_text,
 };
 use crate::domain::redaction::Redactor;
 use crate::domain::run::RunId;
@@ -331,7 +331,7 @@ impl Playback {
             state.diverge(&path, turn, difference);
         }
         match (decision, recorded) {
-            (Some(DecisionRecording::Approved), Some(result)) => {
+            (Some(Decision::Approved), Some(result)) => {
                 Ok(result.arguments.as_ref().and_then(expected::raw_arguments))
             }
             (Some(_), Some(result)) => Err(result.text.clone()),

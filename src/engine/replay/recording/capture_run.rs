@@ -10,12 +10,12 @@ use crate::catalog::prompt;
 use crate::domain::agent::Agent;
 use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::context::Compaction;
+use crate::domain::event::Decision;
 use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::recording::{
-    CallRecording, CompactionRecording, DecisionRecording, ErrorRecording, HistoryMessage,
-    HistoryResult, HistoryRole, OutcomeRecording, ResultRecording, RunRecording, TurnRecording,
-    UsageRecording,
+    CallRecording, CompactionRecording, ErrorRecording, HistoryMessage, HistoryResult, HistoryRole,
+    OutcomeRecording, ResultRecording, RunRecording, TurnRecording, UsageRecording,
 };
 use crate::domain::run::{Run, Scope, Status};
 use crate::engine::context::Engine;
@@ -161,7 +161,7 @@ fn complete(recording: &mut RunRecording, run: &Run, events: &RunEvents, agent: 
                 .is_some_and(|fork| result.turn <= fork.copied_turns);
             let was_executed = !result.is_error || result.arguments.is_some();
             let copied = (is_copied && was_executed && agent.approve.contains(&call.tool))
-                .then_some(DecisionRecording::Approved);
+                .then_some(Decision::Approved);
             result.decision = events.decisions.get(&call.id).copied().or(copied);
         }
     }

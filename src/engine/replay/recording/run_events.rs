@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Map, Value};
 
 use crate::domain::event::{Decision, Event, EventKind};
-use crate::domain::recording::{DecisionRecording, UsageRecording};
+use crate::domain::recording::UsageRecording;
 use crate::domain::run::RunId;
 use crate::domain::usage::TokenUsage;
 use crate::engine::context::Engine;
@@ -19,7 +19,7 @@ pub struct RunEvents {
     pub request: Map<String, Value>,
     pub turns: HashMap<u32, TurnEvent>,
     /// By the ids of the calls.
-    pub decisions: HashMap<String, DecisionRecording>,
+    pub decisions: HashMap<String, Decision>,
 }
 
 /// What the event at the end of a turn says.
@@ -81,11 +81,6 @@ impl RunEvents {
                 decision,
                 ..
             } => {
-                let decision = match decision {
-                    Decision::Approved => DecisionRecording::Approved,
-                    Decision::Denied => DecisionRecording::Denied,
-                    Decision::TimedOut => DecisionRecording::TimedOut,
-                };
                 self.decisions.entry(tool_call_id).or_insert(decision);
             }
             _ => {}
