@@ -1,5 +1,6 @@
 //! Entries of a tree's append-only event log. The store numbers an event (`seq`) when it commits it.
 
+use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -34,11 +35,11 @@ pub struct Event {
 }
 
 impl Event {
-    /// Reads what [`Self::append_head`] and [`Self::append_rest`] wrote, with or without a number. `name` is that of its kind.
+    /// Reads what [`Self::append_head`] and [`Self::append_rest`] wrote, with or without a number.
     ///
     /// # Errors
     /// It is not what was written.
-    pub fn read(name: &str, json: &str) -> serde_json::Result<Self> {
+    pub fn read(name: EventName, json: &str) -> serde_json::Result<Self> {
         #[derive(Deserialize)]
         struct Head {
             run_id: RunId,
@@ -48,14 +49,14 @@ impl Event {
             time: Timestamp,
         }
         let head: Head = serde_json::from_str(json)?;
-        let name = serde_json::to_string(name)?;
+        let name = name.as_str();
         Ok(Self {
             run_id: head.run_id,
             root_id: head.root_id,
             depth: head.depth,
             agent: head.agent,
             time: head.time,
-            kind: serde_json::from_str(&format!("{{{name}:{json}}}"))?,
+            kind: serde_json::from_str(&format!(r#"{{"{name}":{json}}}"#))?,
         })
     }
 
@@ -91,7 +92,7 @@ impl Event {
     /// Appends the JSON behind [`Self::append_head`].
     pub fn append_rest(&self, json: &mut JsonBuffer) -> serde_json::Result<()> {
         timestamp_text::append(self.time, &mut json.0);
-        let name = self.kind.name();
+        let name = self.kind.name().as_str();
         json.0.extend_from_slice(br#"","type":""#);
         json.0.extend_from_slice(name.as_bytes());
         json.0.push(b'"');
@@ -535,77 +536,109 @@ impl From<&ToolCall> for CalledTool {
     }
 }
 
-impl EventKind {
-    /// The `type` in JSON. [`STORED_EVENT_NAMES`] lists those of numbered events.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::RunQueued { .. } => "run.queued",
-            Self::RunForked { .. } => "run.forked",
-            Self::RunStarted { .. } => "run.started",
-            Self::RunResumed { .. } => "run.resumed",
-            Self::RunPaused { .. } => "run.paused",
-            Self::RunCancelling { .. } => "run.cancelling",
-            Self::RunCompleted { .. } => "run.completed",
-            Self::RunFailed { .. } => "run.failed",
-            Self::RunCancelled { .. } => "run.cancelled",
-            Self::TurnStarted { .. } => "turn.started",
-            Self::TurnCompleted { .. } => "turn.completed",
-            Self::ToolStarted { .. } => "tool.started",
-            Self::ToolCompleted { .. } => "tool.completed",
-            Self::AgentCalled { .. } => "agent.called",
-            Self::AgentReturned { .. } => "agent.returned",
-            Self::ApprovalRequested { .. } => "approval.requested",
-            Self::ApprovalDecided { .. } => "approval.decided",
-            Self::MessageAdded { .. } => "message.added",
-            Self::RetryScheduled { .. } => "retry.scheduled",
-            Self::BatchSubmitted { .. } => "batch.submitted",
-            Self::MemoryWarning { .. } => "memory.warning",
-            Self::ToolsWarning { .. } => "tools.warning",
-            Self::LoopWarning { .. } => "loop.warning",
-            Self::ModelWarning { .. } => "model.warning",
-            Self::ContextCompacted { .. } => "context.compacted",
-            Self::BudgetAlert { .. } => "budget.alert",
-            Self::ReasoningStarted { .. } => "reasoning.started",
-            Self::ReasoningDelta { .. } => "reasoning.delta",
-            Self::TextDelta { .. } => "text.delta",
-            Self::TextWithdrawn { .. } => "text.withdrawn",
+/// Declares the names of the kinds, first of those that are stored.
+macro_rules! event_names {
+    (stored: [$($stored:ident = $stored_text:literal,)+] live: [$($live:ident = $live_text:literal,)+]) => {
+        /// The type of an event, without its data.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum EventName {
+            $($stored,)+
+            $($live,)+
         }
+
+        /// The names of all numbered events, in the order of [`EventKind`].
+        pub const STORED_EVENT_NAMES: &[&str] = &[$($stored_text,)+];
+
+        impl EventName {
+            /// The `type` in JSON.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$stored => $stored_text,)+
+                    $(Self::$live => $live_text,)+
+                }
+            }
+
+            pub fn parse(name: &str) -> Option<Self> {
+                match name {
+                    $($stored_text => Some(Self::$stored),)+
+                    $($live_text => Some(Self::$live),)+
+                    _ => None,
+                }
+            }
+        }
+
+        impl EventKind {
+            pub fn name(&self) -> EventName {
+                match self {
+                    $(Self::$stored { .. } => EventName::$stored,)+
+                    $(Self::$live { .. } => EventName::$live,)+
+                }
+            }
+        }
+    };
+}
+
+event_names! {
+    stored: [
+        RunQueued = "run.queued",
+        RunForked = "run.forked",
+        RunStarted = "run.started",
+        RunResumed = "run.resumed",
+        RunPaused = "run.paused",
+        RunCancelling = "run.cancelling",
+        RunCompleted = "run.completed",
+        RunFailed = "run.failed",
+        RunCancelled = "run.cancelled",
+        TurnStarted = "turn.started",
+        TurnCompleted = "turn.completed",
+        ToolStarted = "tool.started",
+        ToolCompleted = "tool.completed",
+        AgentCalled = "agent.called",
+        AgentReturned = "agent.returned",
+        ApprovalRequested = "approval.requested",
+        ApprovalDecided = "approval.decided",
+        MessageAdded = "message.added",
+        RetryScheduled = "retry.scheduled",
+        BatchSubmitted = "batch.submitted",
+        MemoryWarning = "memory.warning",
+        ToolsWarning = "tools.warning",
+        LoopWarning = "loop.warning",
+        ModelWarning = "model.warning",
+        ContextCompacted = "context.compacted",
+        BudgetAlert = "budget.alert",
+    ]
+    live: [
+        ReasoningStarted = "reasoning.started",
+        ReasoningDelta = "reasoning.delta",
+        TextDelta = "text.delta",
+        TextWithdrawn = "text.withdrawn",
+    ]
+}
+
+impl EventName {
+    /// Whether it is about the run as a whole: `run.…`.
+    pub fn is_about_run(self) -> bool {
+        self.as_str().starts_with("run.")
+    }
+
+    /// Whether it is the last of a run.
+    pub fn is_terminal(self) -> bool {
+        matches!(
+            self,
+            Self::RunCompleted | Self::RunFailed | Self::RunCancelled
+        )
     }
 }
 
-/// The names of all numbered events, in the order of [`EventKind`].
-pub const STORED_EVENT_NAMES: [&str; 26] = [
-    "run.queued",
-    "run.forked",
-    "run.started",
-    "run.resumed",
-    "run.paused",
-    "run.cancelling",
-    "run.completed",
-    "run.failed",
-    "run.cancelled",
-    "turn.started",
-    "turn.completed",
-    "tool.started",
-    "tool.completed",
-    "agent.called",
-    "agent.returned",
-    "approval.requested",
-    "approval.decided",
-    "message.added",
-    "retry.scheduled",
-    "batch.submitted",
-    "memory.warning",
-    "tools.warning",
-    "loop.warning",
-    "model.warning",
-    "context.compacted",
-    "budget.alert",
-];
+impl fmt::Display for EventName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
 /// Whether an event with this name is the last of a run.
 pub fn is_terminal(name: &str) -> bool {
-    matches!(name, "run.completed" | "run.failed" | "run.cancelled")
+    EventName::parse(name).is_some_and(EventName::is_terminal)
 }
 
 /// A stored event, as subscribers receive it.
@@ -615,10 +648,39 @@ pub struct StoredEvent {
     pub seq: u64,
     /// The run it is about.
     pub run_id: RunId,
-    /// See [`EventKind::name`].
-    pub name: String,
+    pub name: EventName,
     /// The whole `data` object as JSON text, including the number.
     pub data: String,
+}
+
+impl StoredEvent {
+    /// Whether it is the last of `run`.
+    pub fn ends(&self, run: RunId) -> bool {
+        self.run_id == run && self.name.is_terminal()
+    }
+
+    /// As it was written.
+    ///
+    /// # Errors
+    /// It is not what was written.
+    pub fn read(&self) -> serde_json::Result<Event> {
+        Event::read(self.name, &self.data)
+    }
+}
+
+/// An event without a number, such as `text.delta`, as subscribers receive it.
+#[derive(Debug)]
+pub struct LiveEvent {
+    pub event: Event,
+    /// The `data` object as JSON.
+    pub data: String,
+}
+
+impl From<Event> for LiveEvent {
+    fn from(event: Event) -> Self {
+        let data = event.to_json();
+        Self { event, data }
+    }
 }
 
 /// Adds the number as the first member of an event's JSON.
@@ -636,7 +698,7 @@ mod tests {
     use jiff::Timestamp;
     use serde_json::value::RawValue;
 
-    use super::{Event, EventKind, STORED_EVENT_NAMES, with_seq};
+    use super::{Event, EventKind, EventName, STORED_EVENT_NAMES, with_seq};
     use crate::domain::run::RunId;
 
     #[test]
@@ -681,8 +743,8 @@ mod tests {
                 let read = Event::read(name, json).expect("an event");
                 assert_eq!(read.to_json(), written);
             }
-            assert!(Event::read("run.started", &written).is_err());
-            assert!(Event::read("run.strolled", &written).is_err());
+            assert!(Event::read(EventName::RunStarted, &written).is_err());
+            assert_eq!(EventName::parse(name.as_str()), Some(name));
         }
     }
 
@@ -698,5 +760,6 @@ mod tests {
             .into_iter()
             .filter(|name| !name.starts_with("text.") && !name.starts_with("reasoning."));
         assert_eq!(stored.collect::<Vec<_>>(), STORED_EVENT_NAMES);
+        assert_eq!(EventName::parse("run.strolled"), None);
     }
 }

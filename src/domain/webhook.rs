@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::domain::agent::settings::{ListRule, Section, Setting, Visitor};
-use crate::domain::event::is_terminal;
+use crate::domain::event::EventName;
 use crate::domain::run::RunId;
 
 /// A receiver of events.
@@ -26,10 +26,10 @@ pub struct Webhook {
 
 impl Webhook {
     /// Whether it receives events with this name.
-    pub fn is_subscribed_to(&self, event: &str) -> bool {
+    pub fn is_subscribed_to(&self, event: EventName) -> bool {
         match self.events.is_empty() {
-            true => is_terminal(event),
-            false => self.events.iter().any(|wanted| wanted == event),
+            true => event.is_terminal(),
+            false => self.events.iter().any(|wanted| wanted == event.as_str()),
         }
     }
 }
@@ -118,6 +118,7 @@ impl Serialize for DeliveryId {
 #[cfg(test)]
 mod tests {
     use super::{DeliveryId, Webhook};
+    use crate::domain::event::EventName;
 
     #[test]
     fn terminal_events_are_sent_by_default() {
@@ -127,11 +128,13 @@ mod tests {
             events: Vec::new(),
         };
         assert!(
-            webhook.is_subscribed_to("run.cancelled") && !webhook.is_subscribed_to("run.started")
+            webhook.is_subscribed_to(EventName::RunCancelled)
+                && !webhook.is_subscribed_to(EventName::RunStarted)
         );
         webhook.events = vec!["run.started".to_owned()];
         assert!(
-            !webhook.is_subscribed_to("run.cancelled") && webhook.is_subscribed_to("run.started")
+            !webhook.is_subscribed_to(EventName::RunCancelled)
+                && webhook.is_subscribed_to(EventName::RunStarted)
         );
         assert!(!format!("{webhook:?}").contains("hush"));
     }

@@ -40,13 +40,10 @@ pub struct EventQuery {
 /// # Errors
 /// [`StoreError::Corrupt`] if it is not what was written.
 pub fn recorded(event: &StoredEvent) -> Result<Event, StoreError> {
-    let StoredEvent {
-        seq,
-        run_id,
-        name,
-        data,
-    } = event;
-    Event::read(name, data).map_err(|error| {
+    event.read().map_err(|error| {
+        let StoredEvent {
+            seq, run_id, name, ..
+        } = event;
         StoreError::Corrupt(format!(
             "event {seq} of {run_id}, {name}, could not be read: {error}"
         ))

@@ -74,7 +74,6 @@ pub enum TextPiece {
     Begin,
     /// An event without a number.
     Event {
-        run: RunId,
         name: String,
         /// The `data` object.
         data: Box<RawValue>,

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use serde_json::json;
 
+use crate::domain::event::EventName;
 use crate::domain::timestamp_text;
 use crate::store::outbox::DueDelivery;
 use crate::store::push_configs::PushTarget;
@@ -17,7 +18,7 @@ pub fn body(delivery: &DueDelivery, target: &PushTarget) -> String {
             "taskId": delivery.run,
             "contextId": target.context,
             "status": {
-                "state": state(&delivery.event),
+                "state": state(delivery),
                 "timestamp": timestamp_text::text(delivery.created_at),
             },
         },
@@ -25,12 +26,12 @@ pub fn body(delivery: &DueDelivery, target: &PushTarget) -> String {
     update.to_string()
 }
 
-fn state(event: &str) -> &'static str {
-    match event {
-        "run.completed" => "TASK_STATE_COMPLETED",
-        "run.failed" => "TASK_STATE_FAILED",
-        "run.cancelled" => "TASK_STATE_CANCELED",
-        "approval.requested" => "TASK_STATE_INPUT_REQUIRED",
+fn state(delivery: &DueDelivery) -> &'static str {
+    match EventName::parse(&delivery.event) {
+        Some(EventName::RunCompleted) => "TASK_STATE_COMPLETED",
+        Some(EventName::RunFailed) => "TASK_STATE_FAILED",
+        Some(EventName::RunCancelled) => "TASK_STATE_CANCELED",
+        Some(EventName::ApprovalRequested) => "TASK_STATE_INPUT_REQUIRED",
         _ => "TASK_STATE_WORKING",
     }
 }

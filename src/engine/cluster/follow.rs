@@ -5,12 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use crate::domain::event::{Event, EventKind, StoredEvent, is_terminal};
+use crate::domain::event::{Event, EventKind, EventName, LiveEvent, StoredEvent};
 use crate::domain::node::NodeId;
 use crate::domain::run::{RunId, now};
 use crate::engine::cluster::followed_trees::{FollowInput, FollowedTree, NewFollowed};
@@ -35,13 +34,6 @@ const MAX_MESSAGE_DELAY: Duration = Duration::from_millis(300);
 /// How long a new follower waits for what others have, or for the text that was written before.
 const MAX_CATCH_UP: Duration = Duration::from_secs(2);
 const MAX_TEXT_WAIT: Duration = Duration::from_millis(300);
-/// Events without a number.
-const LIVE_EVENTS: [&str; 4] = [
-    "reasoning.started",
-    "reasoning.delta",
-    "text.delta",
-    "text.withdrawn",
-];
 
 /// A subscription to a tree that this process drives; `None` if it does not.
 pub fn subscribe_here(engine: &Engine, root: RunId) -> Option<Subscription> {
@@ -243,17 +235,6 @@ enum Progress {
     Ended,
 }
 
-#[derive(Deserialize)]
-struct TurnOf {
-    turn: u32,
-}
-
-#[derive(Deserialize)]
-struct TextOf {
-    turn: u32,
-    text: String,
-}
-
 impl Relay {
     /// Publishes until the tree has ended, or until nobody follows it any more.
     async fn run(mut self, mut inputs: mpsc::Receiver<FollowInput>) {
@@ -308,9 +289,7 @@ impl Relay {
                     Ok(StreamEvent::Stored(_)) | Err(RecvError::Lagged(_)) => {
                         needs_store = Some(u64::MAX);
                     }
-                    Ok(StreamEvent::Ephemeral { run_id, name, data }) => {
-                        self.publish_live(run_id, name, data);
-                    }
+                    Ok(StreamEvent::Live(event)) => self.publish_live(event),
                     Err(RecvError::Closed) => {
                         self.here = None;
                         needs_store = Some(u64::MAX);
@@ -430,9 +409,9 @@ impl Relay {
 
     fn publish(&mut self, event: Arc<StoredEvent>) -> Progress {
         self.cursor = event.seq;
-        let has_ended = event.run_id == self.tree.root && is_terminal(&event.name);
-        if event.name == "turn.completed"
-            && let Ok(TurnOf { turn }) = serde_json::from_str(&event.data)
+        let has_ended = event.ends(self.tree.root);
+        if event.name == EventName::TurnCompleted
+            && let Ok(EventKind::TurnCompleted { turn, .. }) = event.read().map(|it| it.kind)
         {
             self.gate.on_recorded(event.run_id, turn);
         }
@@ -471,9 +450,13 @@ impl Relay {
             TextPiece::Begin => {
                 self.tree.has_text.send_replace(true);
             }
-            TextPiece::Event { run, name, data } => {
-                if let Some(name) = LIVE_EVENTS.iter().find(|known| **known == name) {
-                    self.publish_live(run, name, data.get().into());
+            TextPiece::Event { name, data } => {
+                let name = EventName::parse(&name);
+                let event = name.and_then(|name| Event::read(name, data.get()).ok());
+                // A node of a newer version may have other events.
+                if let Some(event) = event {
+                    let data = data.get().to_owned();
+                    self.publish_live(Arc::new(LiveEvent { event, data }));
                 }
             }
         }
@@ -499,53 +482,38 @@ impl Relay {
             time: now(),
             kind: EventKind::TextDelta { turn, text },
         };
-        let event = StreamEvent::Ephemeral {
-            run_id: root,
-            name: event.kind.name(),
-            data: event.to_json().into(),
-        };
         self.tree.text.restore(reply, || {
             if is_shown {
+                let event = StreamEvent::Live(Arc::new(event.into()));
                 let _ = self.tree.sender.send(event);
             }
         });
     }
 
     /// Publishes an event without a number, if it does not follow on a hole.
-    fn publish_live(&mut self, run: RunId, name: &'static str, data: Arc<str>) {
-        let is_withdrawal = name == "text.withdrawn";
-        if let Ok(TurnOf { turn }) = serde_json::from_str(&data)
-            && self.gate.admits(run, turn, is_withdrawal)
-        {
-            if is_withdrawal {
-                self.gate.on_withdrawn(run);
-            } else {
-                self.gate.on_shown(run, turn);
-            }
-            self.publish_text(run, name, data);
-        }
-    }
-
-    fn publish_text(&self, run: RunId, name: &'static str, data: Arc<str>) {
-        let tree = &self.tree;
-        let event = StreamEvent::Ephemeral {
-            run_id: run,
-            name,
-            data: Arc::clone(&data),
+    fn publish_live(&mut self, live: Arc<LiveEvent>) {
+        let run = live.event.run_id;
+        let (turn, is_withdrawal) = match live.event.kind {
+            EventKind::TextDelta { turn, .. }
+            | EventKind::ReasoningDelta { turn, .. }
+            | EventKind::ReasoningStarted { turn } => (turn, false),
+            EventKind::TextWithdrawn { turn, .. } => (turn, true),
+            _ => return,
         };
-        let publish = || drop(tree.sender.send(event));
-        if run != tree.root {
-            return publish();
+        if !self.gate.admits(run, turn, is_withdrawal) {
+            return;
         }
-        match name {
-            "text.delta" => match serde_json::from_str::<TextOf>(&data) {
-                Ok(piece) => tree.text.push(piece.turn, &piece.text, publish),
-                Err(_) => publish(),
-            },
-            "text.withdrawn" => match serde_json::from_str::<TurnOf>(&data) {
-                Ok(TurnOf { turn }) => tree.text.withdraw(turn, publish),
-                Err(_) => publish(),
-            },
+        if is_withdrawal {
+            self.gate.on_withdrawn(run);
+        } else {
+            self.gate.on_shown(run, turn);
+        }
+        let tree = &self.tree;
+        let publish = || drop(tree.sender.send(StreamEvent::Live(Arc::clone(&live))));
+        match &live.event.kind {
+            _ if run != tree.root => publish(),
+            EventKind::TextDelta { text, .. } => tree.text.push(turn, text, publish),
+            EventKind::TextWithdrawn { .. } => tree.text.withdraw(turn, publish),
             _ => publish(),
         }
     }

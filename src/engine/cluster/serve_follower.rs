@@ -11,7 +11,6 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::domain::message::truncate_to_bytes;
-use crate::domain::run::RunId;
 use crate::engine::cluster::follow;
 use crate::engine::context::Engine;
 use crate::engine::record::journal::{StreamEvent, Subscription};
@@ -186,18 +185,14 @@ impl Follower<'_> {
     fn send_event(&mut self, event: &StreamEvent) {
         match event {
             StreamEvent::Stored(event) => self.send_events(event.seq),
-            StreamEvent::Ephemeral { run_id, name, data } => {
-                self.send_live_event(*run_id, name, data);
+            StreamEvent::Live(live) => {
+                if self.request.text
+                    && let Ok(data) = RawValue::from_string(live.data.clone())
+                {
+                    let name = live.event.kind.name().to_string();
+                    self.send_text(TextPiece::Event { name, data });
+                }
             }
-        }
-    }
-
-    fn send_live_event(&mut self, run: RunId, name: &str, data: &str) {
-        if self.request.text
-            && let Ok(data) = RawValue::from_string(data.to_owned())
-        {
-            let name = name.to_owned();
-            self.send_text(TextPiece::Event { run, name, data });
         }
     }
 

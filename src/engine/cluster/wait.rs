@@ -7,7 +7,7 @@ use futures_util::future::OptionFuture;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 
-use crate::domain::event::StoredEvent;
+use crate::domain::event::{EventName, StoredEvent};
 use crate::domain::run::{Run, RunId};
 use crate::engine::cluster::follow;
 use crate::engine::cluster::watched_runs::Records;
@@ -144,7 +144,8 @@ async fn next_change(events: &mut Option<Subscription>, id: RunId) -> bool {
 }
 
 fn may_matter(event: &StoredEvent, id: RunId) -> bool {
-    let is_own = event.run_id == id;
-    (is_own && (event.name.starts_with("run.") || event.name == "turn.completed"))
-        || event.name.starts_with("approval.")
+    match event.name {
+        EventName::ApprovalRequested | EventName::ApprovalDecided => true,
+        name => event.run_id == id && (name.is_about_run() || name == EventName::TurnCompleted),
+    }
 }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::domain::calendar::quarter_of;
-use crate::domain::event::{self, EventKind};
+use crate::domain::event::EventKind;
 use crate::domain::period_budget::{ALERT_EVENT, BudgetCharge, PeriodLimit};
 use crate::domain::run::{RunId, now};
 use crate::domain::timestamp_text;
@@ -43,9 +43,7 @@ pub fn charge(run: &ActiveRun, change: &mut Change, kinds: &mut Vec<EventKind>) 
     let in_flight = budgets.begin_charges();
     let (charges, alerts) = budgets.charge(amount, now());
     progress.charges.clone_from(&charges);
-    let at = kinds
-        .iter()
-        .position(|kind| event::is_terminal(kind.name()));
+    let at = kinds.iter().position(|kind| kind.name().is_terminal());
     let at = at.unwrap_or(kinds.len());
     let events = alerts.iter().map(|alert| EventKind::BudgetAlert {
         budget: alert.status.settings.name.clone(),

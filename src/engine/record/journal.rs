@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
-use crate::domain::event::{Event, EventKind, StoredEvent};
+use crate::domain::event::{Event, EventKind, LiveEvent, StoredEvent};
 use crate::domain::failure::Failure;
 use crate::domain::run::{Outcome, Run, RunId, now};
 use crate::domain::warning::RunWarning;
@@ -24,13 +24,8 @@ const BROADCAST_CAPACITY: usize = 256;
 pub enum StreamEvent {
     /// A committed event.
     Stored(Arc<StoredEvent>),
-    /// An event without a number, such as `text.delta`.
-    Ephemeral {
-        run_id: RunId,
-        name: &'static str,
-        /// The `data` object as JSON.
-        data: Arc<str>,
-    },
+    /// An event without a number.
+    Live(Arc<LiveEvent>),
 }
 
 /// Events since the subscription. After `Lagged`, read the store and continue.
@@ -406,10 +401,8 @@ impl Journal {
         let Some(sender) = self.broadcaster.sender(run.scope.root, note) else {
             return;
         };
-        let name = kind.name();
-        let data = run.event(kind).to_json();
-        let data = data.into();
-        let _ = sender.send(StreamEvent::Ephemeral { run_id, name, data });
+        let event = LiveEvent::from(run.event(kind));
+        let _ = sender.send(StreamEvent::Live(Arc::new(event)));
     }
 }
 

@@ -116,7 +116,7 @@ pub fn deliveries(
         deliveries.extend(subscribed.map(|webhook| NewDelivery {
             id: DeliveryId::new(),
             webhook: Arc::clone(webhook),
-            event: event.kind.name(),
+            event: event.kind.name().as_str(),
             body: serde_json::to_string(&WebhookBody::new(event, own, tree)).unwrap_or_default(),
             created_at: event.time,
             alert: None,
@@ -175,7 +175,7 @@ impl<'a> WebhookBody<'a> {
             _ => None,
         };
         Self {
-            r#type: event.kind.name(),
+            r#type: event.kind.name().as_str(),
             timestamp: event.time,
             data: RunData {
                 id: event.run_id,

@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use serde::Deserialize;
 
-use crate::domain::event::{self, Event, StoredEvent};
+use crate::domain::event::{self, Event, EventName, StoredEvent};
 use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::run::RunId;
 use crate::store::{Step, StoreError};
@@ -55,7 +55,9 @@ pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
     first.append_head(&mut head).map_err(|why| error(&why))?;
     let mut lines = JsonBuffer::with_capacity(events.len() * 320);
     for event in events {
-        lines.0.extend_from_slice(event.kind.name().as_bytes());
+        lines
+            .0
+            .extend_from_slice(event.kind.name().as_str().as_bytes());
         lines.0.push(b' ');
         lines.0.extend_from_slice(&head.0);
         event.append_rest(&mut lines).map_err(|why| error(&why))?;
@@ -69,7 +71,7 @@ pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
 /// The agent and the depth of the run whose events these are.
 pub fn event_agent(lines: &str) -> Option<(String, u8)> {
     let (name, json) = lines.lines().next()?.split_once(' ')?;
-    let event = Event::read(name, json).ok()?;
+    let event = Event::read(EventName::parse(name)?, json).ok()?;
     Some((event.agent.to_string(), event.depth))
 }
 
@@ -81,14 +83,14 @@ pub fn events(
     lines: &str,
 ) -> impl Iterator<Item = StoredEvent> {
     let first = last_seq.saturating_sub(count) + 1;
-    lines.lines().zip(first..).map(move |(line, seq)| {
-        let (name, json) = line.split_once(' ').unwrap_or((line, "{}"));
-        StoredEvent {
+    lines.lines().zip(first..).filter_map(move |(line, seq)| {
+        let (name, json) = line.split_once(' ')?;
+        Some(StoredEvent {
             seq,
             run_id,
-            name: name.to_owned(),
+            name: EventName::parse(name)?,
             data: event::with_seq(seq, json),
-        }
+        })
     })
 }
 
@@ -111,10 +113,10 @@ fn check_events(count: u64, lines: &str) -> Result<(), String> {
     let is_event = |line: &str| {
         let (name, json) = line.split_once(' ')?;
         let event: EventObject<'_> = serde_json::from_str(json).ok()?;
-        (event.name == name).then_some(())
+        Some(event.name == name && EventName::parse(name).is_some())
     };
     match lines.lines().count() as u64 == count
-        && lines.lines().all(|line| is_event(line).is_some())
+        && lines.lines().all(|line| is_event(line) == Some(true))
     {
         true => Ok(()),
         false => Err("a stored event could not be read".to_owned()),

@@ -2,32 +2,36 @@
 
 use jiff::Timestamp;
 
-use crate::domain::event::Event;
-use crate::domain::run::RunId;
-
-/// Events of a root run that are states of a task.
-pub const ROOT_EVENTS: [&str; 4] = [
-    "run.started",
-    "run.completed",
-    "run.failed",
-    "run.cancelled",
-];
-/// An event of any run of the tree that is a state of the task.
-const APPROVAL_REQUESTED: &str = "approval.requested";
+use crate::domain::event::{Event, EventName};
+use crate::domain::run::{RunId, Status, now};
 
 /// An event that receivers are notified of.
 #[derive(Clone, Copy, Debug)]
 pub struct NotifiedEvent {
-    pub name: &'static str,
+    pub name: EventName,
     pub time: Timestamp,
 }
 
-/// The last event of a write that receivers are notified of.
+impl NotifiedEvent {
+    /// The end of a run whose stored status is this one, reported now; `None` if it has not ended.
+    pub fn of_end(status: &str) -> Option<Self> {
+        let name = match status.parse().ok()? {
+            Status::Completed => EventName::RunCompleted,
+            Status::Failed => EventName::RunFailed,
+            Status::Cancelled => EventName::RunCancelled,
+            _ => return None,
+        };
+        Some(Self { name, time: now() })
+    }
+}
+
+/// The last event of a write that receivers are notified of: the states of a task.
 pub fn notified_event(root: RunId, events: &[Event]) -> Option<NotifiedEvent> {
     let mut events = events.iter().rev();
-    let event = events.find(|event| {
-        let name = event.kind.name();
-        name == APPROVAL_REQUESTED || event.run_id == root && ROOT_EVENTS.contains(&name)
+    let event = events.find(|event| match event.kind.name() {
+        EventName::ApprovalRequested => true,
+        EventName::RunStarted => event.run_id == root,
+        name => event.run_id == root && name.is_terminal(),
     })?;
     Some(NotifiedEvent {
         name: event.kind.name(),

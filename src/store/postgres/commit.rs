@@ -13,7 +13,7 @@ use crate::store::cluster::PermitChange;
 use crate::store::encoding::clock_skew;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::integers::{signed, unsigned};
-use crate::store::encoding::notified_event::{NotifiedEvent, ROOT_EVENTS};
+use crate::store::encoding::notified_event::NotifiedEvent;
 use crate::store::postgres::connection::{Connection, Outcome, Query};
 use crate::store::postgres::error::describe;
 use crate::store::postgres::run_changes::Ownership;
@@ -224,9 +224,7 @@ impl WriterState {
                 Task::AddPushConfig(run, config) if outcomes[task.start].affected > 0 => {
                     if let Some(row) = outcomes[task.end - 1].rows.first() {
                         let status: String = row.try_get("status")?;
-                        let event = ROOT_EVENTS.iter().find(|name| name.ends_with(&status));
-                        queries.extend(event.map(|name| {
-                            let event = NotifiedEvent { name, time: now() };
+                        queries.extend(NotifiedEvent::of_end(&status).map(|event| {
                             let (id, url) = (config.id.clone(), config.url.clone());
                             write_plan::insert_notification(*run, id.into(), url.into(), event)
                         }));

@@ -208,7 +208,7 @@ pub fn insert_notification(
     let values = values! {
         ":id": DeliveryId::new().0,
         ":run": run,
-        ":event": event.name,
+        ":event": event.name.as_str(),
         ":host": host(&String::from_utf8_lossy(&url)),
         ":url": url,
         ":secret_env": None::<&str>,

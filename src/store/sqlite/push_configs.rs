@@ -2,11 +2,11 @@
 
 use rusqlite::{Connection, Row, named_params};
 
-use crate::domain::run::{RunId, now};
+use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
 use crate::store::StoreError;
-use crate::store::encoding::notified_event::{NotifiedEvent, ROOT_EVENTS};
+use crate::store::encoding::notified_event::NotifiedEvent;
 use crate::store::push_configs::{MAX_PUSH_CONFIGS, PushConfig, PushTarget};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
@@ -70,19 +70,8 @@ pub fn add(sql: &mut Statements<'_>, run: RunId, config: &PushConfig) -> rusqlit
     let ended = sql
         .ended_status
         .query_row(params, |row| row.get::<_, String>("status"))?;
-    let is_end = |name: &&&str| {
-        ended
-            .as_deref()
-            .is_some_and(|status| name.ends_with(status))
-    };
-    if let Some(name) = ROOT_EVENTS.iter().find(is_end) {
-        insert_delivery(
-            sql,
-            run,
-            &config.id,
-            &config.url,
-            NotifiedEvent { name, time: now() },
-        )?;
+    if let Some(event) = ended.as_deref().and_then(NotifiedEvent::of_end) {
+        insert_delivery(sql, run, &config.id, &config.url, event)?;
     }
     Ok(true)
 }
@@ -126,7 +115,7 @@ fn insert_delivery(
     sql.insert_push_delivery.execute(named_params! {
         ":id": DeliveryId::new().0.as_bytes(),
         ":run": rows::id_bytes(&run),
-        ":event": event.name,
+        ":event": event.name.as_str(),
         ":host": ssrf::normalize_host(host.unwrap_or_default()),
         ":url": url,
         ":created_at": event.time.as_millisecond(),

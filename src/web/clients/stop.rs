@@ -7,14 +7,14 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use axum::http::header::{HeaderName, HeaderValue};
 use axum::response::Response;
-use serde::Deserialize;
 
+use crate::domain::event::{EventKind, EventName};
 use crate::domain::failure::FailureCode;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{Run, Status};
 use crate::domain::usage::TokenUsage;
 use crate::store::Step;
-use crate::store::events::EventPages;
+use crate::store::events::{self, EventPages};
 use crate::web::clients::call_id::CallRef;
 use crate::web::error::Problem;
 use crate::web::state::AppState;
@@ -322,14 +322,6 @@ pub async fn tokens_in(
     Ok(tokens)
 }
 
-/// `context.compacted`.
-#[derive(Deserialize)]
-struct Compacted {
-    turn: u32,
-    input_tokens: u64,
-    output_tokens: u64,
-}
-
 /// The tokens of the recorded summaries that shortened the requests of these turns. `count` is how many the run has.
 async fn summary_tokens(
     state: &AppState,
@@ -343,17 +335,25 @@ async fn summary_tokens(
         && let Some(page) = pages.next().await?
     {
         for event in &page {
-            if event.name != "context.compacted" {
+            if event.name != EventName::ContextCompacted {
                 continue;
             }
             count = count.saturating_sub(1);
-            let compacted = serde_json::from_str::<Compacted>(&event.data).ok();
-            if compacted.as_ref().is_some_and(|it| it.turn > *turns.end()) {
+            let EventKind::ContextCompacted {
+                turn,
+                input_tokens,
+                output_tokens,
+                ..
+            } = events::recorded(event)?.kind
+            else {
+                continue;
+            };
+            if turn > *turns.end() {
                 return Ok(tokens);
             }
-            if let Some(compacted) = compacted.filter(|it| turns.contains(&it.turn)) {
-                tokens.input = tokens.input.saturating_add(compacted.input_tokens);
-                tokens.output = tokens.output.saturating_add(compacted.output_tokens);
+            if turns.contains(&turn) {
+                tokens.input = tokens.input.saturating_add(input_tokens);
+                tokens.output = tokens.output.saturating_add(output_tokens);
             }
         }
     }

@@ -2,14 +2,11 @@
 
 use std::collections::HashMap;
 
-use jiff::Timestamp;
-use serde::Deserialize;
-
-use crate::domain::event::{StoredEvent, is_terminal};
-use crate::domain::run::RunId;
+use crate::domain::event::{Event, EventKind};
+use crate::domain::run::{RunId, Status};
 use crate::engine::blocking::run_blocking;
 use crate::store::StoreError;
-use crate::store::events::EventPages;
+use crate::store::events::{self, EventPages};
 use crate::store::run_store::RunStore;
 use crate::store::turn_record::TurnRecord;
 
@@ -103,30 +100,6 @@ pub struct Timeline {
     pub is_cut: bool,
 }
 
-/// The members of an event's data that the timeline reads.
-#[derive(Deserialize)]
-struct EventFields {
-    time: Timestamp,
-    #[serde(default)]
-    turn: Option<u32>,
-    #[serde(default)]
-    tool_call_id: Option<String>,
-    #[serde(default)]
-    tool: Option<String>,
-    #[serde(default)]
-    model: Option<String>,
-    #[serde(default)]
-    child_agent: Option<String>,
-    #[serde(default)]
-    is_error: bool,
-    #[serde(default)]
-    wait_ms: i64,
-    #[serde(default)]
-    input_tokens: u64,
-    #[serde(default)]
-    output_tokens: u64,
-}
-
 /// Reads the log of the tree of `root`.
 pub async fn read(store: &dyn RunStore, root: RunId) -> Result<Timeline, StoreError> {
     let mut timeline = Timeline::default();
@@ -136,10 +109,12 @@ pub async fn read(store: &dyn RunStore, root: RunId) -> Result<Timeline, StoreEr
         count += events.len();
         // Other requests need this thread.
         timeline = run_blocking(move || {
-            events.iter().for_each(|event| timeline.add(event));
-            timeline
+            for event in &events {
+                timeline.add(events::recorded(event)?);
+            }
+            Ok::<_, StoreError>(timeline)
         })
-        .await;
+        .await?;
         if count >= MAX_EVENTS {
             timeline.is_cut = !pages.is_at_end();
             break;
@@ -166,33 +141,70 @@ impl Timeline {
         steps.insert(copied, row);
     }
 
-    fn add(&mut self, event: &StoredEvent) {
-        let Ok(fields) = serde_json::from_str::<EventFields>(&event.data) else {
-            return;
-        };
+    fn add(&mut self, event: Event) {
         let run = self.runs.entry(event.run_id).or_default();
-        run.add(&event.name, fields);
+        run.add(event.kind, event.time.as_millisecond());
     }
 }
 
 impl RunTimeline {
-    fn add(&mut self, name: &str, fields: EventFields) {
-        let now = fields.time.as_millisecond();
-        match name {
-            "run.queued" => self.spans.push(open(SpanKind::Queued, now)),
-            "run.started" => close(&mut self.spans, now),
-            "run.paused" => self.spans.push(open(SpanKind::Waiting, now)),
-            "run.resumed" => self.resume(now),
-            "turn.started" => self.start_turn(fields.turn.unwrap_or_default(), now),
-            "retry.scheduled" => self.retry(&fields, now),
-            "batch.submitted" => self.switch_turn(fields.turn, SpanKind::Waiting, now),
-            "turn.completed" => self.end_turn(fields, now),
-            "tool.started" => self.start_call(&fields, SpanKind::Tool, now),
-            "agent.called" => self.call_agent(&fields, now),
-            "approval.requested" => self.start_call(&fields, SpanKind::Waiting, now),
-            "approval.decided" | "agent.returned" => self.end_call(&fields, now),
-            "tool.completed" => self.end_call(&fields, now),
-            name if is_terminal(name) => self.end(name, now),
+    fn add(&mut self, kind: EventKind, now: i64) {
+        match kind {
+            EventKind::RunQueued { .. } => self.spans.push(open(SpanKind::Queued, now)),
+            EventKind::RunStarted { .. } => close(&mut self.spans, now),
+            EventKind::RunPaused { .. } => self.spans.push(open(SpanKind::Waiting, now)),
+            // The process that drove the run ended at an unknown time: what it did until then is drawn until now.
+            EventKind::RunResumed { .. } => self.close_all(now),
+            EventKind::TurnStarted { turn, .. } => self.start_turn(turn, now),
+            EventKind::RetryScheduled { turn, wait_ms, .. } => self.retry(turn, wait_ms, now),
+            EventKind::BatchSubmitted { turn, .. } => {
+                if let Some(row) = self.turn(turn) {
+                    close(&mut row.spans, now);
+                    row.spans.push(open(SpanKind::Waiting, now));
+                }
+            }
+            EventKind::TurnCompleted {
+                turn,
+                model,
+                input_tokens,
+                output_tokens,
+                ..
+            } => {
+                if let Some(row) = self.turn(turn) {
+                    close(&mut row.spans, now);
+                    row.label = model;
+                    row.tokens = Some((input_tokens, output_tokens));
+                }
+            }
+            EventKind::ToolStarted {
+                tool_call_id, tool, ..
+            } => self.start_call(tool_call_id, tool, SpanKind::Tool, now),
+            EventKind::ApprovalRequested {
+                tool_call_id, tool, ..
+            } => self.start_call(tool_call_id, tool, SpanKind::Waiting, now),
+            EventKind::AgentCalled {
+                tool_call_id,
+                child_agent,
+                ..
+            } => {
+                if let Some(row) = self.call(&tool_call_id) {
+                    close(&mut row.spans, now);
+                    row.spans.push(open(SpanKind::Child, now));
+                    row.label = format!("{} → {child_agent}", row.label);
+                }
+            }
+            EventKind::ApprovalDecided { tool_call_id, .. }
+            | EventKind::AgentReturned { tool_call_id, .. } => {
+                self.end_call(&tool_call_id, false, now);
+            }
+            EventKind::ToolCompleted {
+                tool_call_id,
+                is_error,
+                ..
+            } => self.end_call(&tool_call_id, is_error, now),
+            EventKind::RunCompleted { .. } => self.end(Status::Completed, now),
+            EventKind::RunFailed { .. } => self.end(Status::Failed, now),
+            EventKind::RunCancelled { .. } => self.end(Status::Cancelled, now),
             _ => {}
         }
     }
@@ -205,21 +217,15 @@ impl RunTimeline {
     }
 
     /// What the run was doing when it ended has no event of its own.
-    fn end(&mut self, name: &str, now: i64) {
-        let outcome = name.strip_prefix("run.").unwrap_or(name);
+    fn end(&mut self, status: Status, now: i64) {
         let is_open =
             |step: &&mut StepRow| step.spans.last().is_some_and(|span| span.end.is_none());
         for step in self.steps.iter_mut().filter(is_open) {
-            step.is_error |= outcome == "failed";
+            step.is_error |= status == Status::Failed;
             if step.label.is_empty() {
-                outcome.clone_into(&mut step.label);
+                status.as_str().clone_into(&mut step.label);
             }
         }
-        self.close_all(now);
-    }
-
-    /// The process that drove the run ended at an unknown time: what it did until then is drawn until now.
-    fn resume(&mut self, now: i64) {
         self.close_all(now);
     }
 
@@ -233,38 +239,23 @@ impl RunTimeline {
         });
     }
 
-    fn turn(&mut self, turn: Option<u32>) -> Option<&mut StepRow> {
-        let name = StepName::Turn(turn?);
+    fn turn(&mut self, turn: u32) -> Option<&mut StepRow> {
+        let name = StepName::Turn(turn);
         self.steps.iter_mut().rev().find(|step| step.step == name)
     }
 
-    fn retry(&mut self, fields: &EventFields, now: i64) {
-        let Some(row) = self.turn(fields.turn) else {
+    fn retry(&mut self, turn: u32, wait_ms: u64, now: i64) {
+        let Some(row) = self.turn(turn) else {
             return;
         };
         close(&mut row.spans, now);
-        let end = now.saturating_add(fields.wait_ms.max(0));
+        let end = now.saturating_add_unsigned(wait_ms);
         row.spans.push(Span {
             kind: SpanKind::Retry,
             start: now,
             end: Some(end),
         });
         row.spans.push(open(SpanKind::Model, end));
-    }
-
-    fn switch_turn(&mut self, turn: Option<u32>, kind: SpanKind, now: i64) {
-        if let Some(row) = self.turn(turn) {
-            close(&mut row.spans, now);
-            row.spans.push(open(kind, now));
-        }
-    }
-
-    fn end_turn(&mut self, fields: EventFields, now: i64) {
-        if let Some(row) = self.turn(fields.turn) {
-            close(&mut row.spans, now);
-            row.label = fields.model.unwrap_or_default();
-            row.tokens = Some((fields.input_tokens, fields.output_tokens));
-        }
     }
 
     fn call(&mut self, id: &str) -> Option<&mut StepRow> {
@@ -275,40 +266,25 @@ impl RunTimeline {
         self.steps.iter_mut().rev().find(is_call)
     }
 
-    fn start_call(&mut self, fields: &EventFields, kind: SpanKind, now: i64) {
-        let Some(id) = &fields.tool_call_id else {
-            return;
-        };
-        if let Some(row) = self.call(id) {
+    fn start_call(&mut self, id: String, tool: String, kind: SpanKind, now: i64) {
+        if let Some(row) = self.call(&id) {
             close(&mut row.spans, now);
             row.spans.push(open(kind, now));
             return;
         }
         self.steps.push(StepRow {
-            step: StepName::Call(id.clone()),
-            label: fields.tool.clone().unwrap_or_default(),
+            step: StepName::Call(id),
+            label: tool,
             is_error: false,
             tokens: None,
             spans: vec![open(kind, now)],
         });
     }
 
-    fn call_agent(&mut self, fields: &EventFields, now: i64) {
-        let id = fields.tool_call_id.as_deref().unwrap_or_default();
+    fn end_call(&mut self, id: &str, is_error: bool, now: i64) {
         if let Some(row) = self.call(id) {
             close(&mut row.spans, now);
-            row.spans.push(open(SpanKind::Child, now));
-            if let Some(agent) = &fields.child_agent {
-                row.label = format!("{} → {agent}", row.label);
-            }
-        }
-    }
-
-    fn end_call(&mut self, fields: &EventFields, now: i64) {
-        let id = fields.tool_call_id.as_deref().unwrap_or_default();
-        if let Some(row) = self.call(id) {
-            close(&mut row.spans, now);
-            row.is_error |= fields.is_error;
+            row.is_error |= is_error;
         }
     }
 }
@@ -332,12 +308,29 @@ fn close(spans: &mut [Span], now: i64) {
 
 #[cfg(test)]
 mod tests {
-    use super::{RunTimeline, Span, SpanKind, StepName};
+    use std::sync::Arc;
 
-    fn add(timeline: &mut RunTimeline, name: &str, second: i64, rest: &str) {
-        let time = jiff::Timestamp::from_second(second).expect("a time");
-        let data = format!(r#"{{"time":"{time}"{rest}}}"#);
-        timeline.add(name, serde_json::from_str(&data).expect("fields"));
+    use serde_json::value::RawValue;
+
+    use super::{EventKind, RunTimeline, Span, SpanKind, StepName};
+    use crate::domain::approval::ArgumentsHash;
+    use crate::domain::event::Decision;
+    use crate::domain::failure::{Failure, FailureCode};
+
+    fn add(timeline: &mut RunTimeline, second: i64, kind: EventKind) {
+        timeline.add(kind, second * 1000);
+    }
+
+    fn arguments() -> Arc<RawValue> {
+        RawValue::from_string("{}".to_owned()).expect("JSON").into()
+    }
+
+    fn turn_started(turn: u32) -> EventKind {
+        EventKind::TurnStarted {
+            turn,
+            messages: 1,
+            results: 0,
+        }
     }
 
     fn span(kind: SpanKind, start: i64, end: i64) -> Span {
@@ -351,31 +344,76 @@ mod tests {
     #[test]
     fn events_become_spans_of_steps() {
         let mut run = RunTimeline::default();
-        add(&mut run, "run.queued", 1, "");
-        add(&mut run, "run.started", 2, "");
-        add(&mut run, "turn.started", 2, r#","turn":1"#);
-        add(
-            &mut run,
-            "retry.scheduled",
-            3,
-            r#","turn":1,"wait_ms":2000"#,
-        );
-        add(
-            &mut run,
-            "turn.completed",
-            6,
-            r#","turn":1,"model":"m","input_tokens":7,"output_tokens":2"#,
-        );
-        let call = r#","turn":1,"tool_call_id":"c","tool":"write_file""#;
-        add(&mut run, "approval.requested", 6, call);
-        add(&mut run, "approval.decided", 8, call);
-        add(&mut run, "tool.started", 8, call);
-        add(
-            &mut run,
-            "tool.completed",
-            9,
-            &format!(r#"{call},"is_error":true"#),
-        );
+        let queued = EventKind::RunQueued {
+            parent_id: None,
+            tool_call_id: None,
+            request: None,
+        };
+        add(&mut run, 1, queued);
+        let started = EventKind::RunStarted {
+            model: String::new(),
+            agent_version: String::new(),
+        };
+        add(&mut run, 2, started);
+        add(&mut run, 2, turn_started(1));
+        let retry = EventKind::RetryScheduled {
+            turn: 1,
+            model: "m".to_owned(),
+            attempt: 1,
+            wait_ms: 2000,
+            reason: String::new(),
+        };
+        add(&mut run, 3, retry);
+        let completed = EventKind::TurnCompleted {
+            turn: 1,
+            model: "m".to_owned(),
+            stop_reason: None,
+            input_tokens: 7,
+            output_tokens: 2,
+            cache_read_tokens: 0,
+            cache_write_tokens: 0,
+            reasoning_tokens: None,
+            tool_calls: Vec::new(),
+        };
+        add(&mut run, 6, completed);
+        let (tool_call_id, tool) = ("c".to_owned(), "write_file".to_owned());
+        let requested = EventKind::ApprovalRequested {
+            turn: 1,
+            tool_call_id: tool_call_id.clone(),
+            tool: tool.clone(),
+            arguments: arguments(),
+            arguments_hash: ArgumentsHash::compute(&arguments()),
+            truncated: false,
+            deadline: None,
+        };
+        add(&mut run, 6, requested);
+        let decided = EventKind::ApprovalDecided {
+            tool_call_id: tool_call_id.clone(),
+            decision: Decision::Approved,
+            arguments: None,
+            truncated: false,
+            reason: None,
+            by: None,
+        };
+        add(&mut run, 8, decided);
+        let call = EventKind::ToolStarted {
+            turn: 1,
+            tool_call_id: tool_call_id.clone(),
+            tool: tool.clone(),
+            arguments: arguments(),
+            truncated: false,
+        };
+        add(&mut run, 8, call);
+        let result = EventKind::ToolCompleted {
+            turn: 1,
+            tool_call_id,
+            tool,
+            duration_ms: 1000,
+            is_error: true,
+            result: String::new(),
+            truncated: false,
+        };
+        add(&mut run, 9, result);
         assert_eq!(run.spans, [span(SpanKind::Queued, 1, 2)]);
         let [turn, tool] = &run.steps[..] else {
             panic!("two steps: {:?}", run.steps);
@@ -393,8 +431,16 @@ mod tests {
         assert!(tool.is_error && tool.label == "write_file" && !turn.is_error);
         let waited = [span(SpanKind::Waiting, 6, 8), span(SpanKind::Tool, 8, 9)];
         assert_eq!(tool.spans, waited);
-        add(&mut run, "turn.started", 9, r#","turn":2"#);
-        add(&mut run, "run.failed", 11, "");
+        add(&mut run, 9, turn_started(2));
+        let failed = EventKind::RunFailed {
+            error: Failure {
+                code: FailureCode::Internal,
+                message: "no".to_owned(),
+                category: "internal".to_owned(),
+                retryable: false,
+            },
+        };
+        add(&mut run, 11, failed);
         let last = run.steps.last().expect("a turn");
         assert!(last.is_error && last.label == "failed");
         assert_eq!(last.spans, [span(SpanKind::Model, 9, 11)]);

@@ -8,8 +8,6 @@ pub mod revalidation;
 pub mod run;
 pub mod run_fields;
 pub mod sse;
+pub mod stream_driver;
 pub mod tree;
 pub mod turns;
-
-#[cfg(test)]
-pub mod test_log;

@@ -1,15 +1,12 @@
 //! `GET /runs/{id}/events`: the event log of a run's tree, as a page or as a stream (Server-Sent Events); and the stream
 //! that is the response to a `POST` that starts a run.
 
-use std::convert::Infallible;
 use std::fmt::Write;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderName};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use futures_util::stream;
 use schemars::{JsonSchema, Schema};
 use serde_json::Value;
 
@@ -22,8 +19,8 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::accept::prefers_stream;
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::{Query, count_up_to};
-use crate::web::response::event_stream::{EventStream, PAGE_SIZE, is_final_event};
-use crate::web::response::sse::{self, NO_CACHE};
+use crate::web::response::event_stream::{EventStream, PAGE_SIZE};
+use crate::web::response::sse::NO_CACHE;
 use crate::web::routes::runs;
 use crate::web::state::AppState;
 
@@ -59,9 +56,10 @@ pub async fn stream_from_start(
     subscriber: Option<Subscription>,
 ) -> Response {
     match subscriber {
-        Some(subscriber) => {
-            sse_response(EventStream::new(state, run, false, 0).with_live_subscriber(subscriber))
-        }
+        Some(subscriber) => EventStream::new(run, false, 0, state.closing.clone())
+            .from_start()
+            .drive(state, Some(subscriber))
+            .into_response(),
         None => stream_response(state, run, &EventParams::default()).await,
     }
 }
@@ -170,7 +168,7 @@ async fn page_response(
         .await?;
     let last_seq = events.last().map_or(params.after, |event| event.seq);
     // The run was read before its events. If it had ended by then, the events include its terminal event.
-    let has_ended = events.iter().any(|event| is_final_event(event, run.id));
+    let has_ended = events.iter().any(|event| event.ends(run.id));
     let is_over =
         has_ended || run.status.is_terminal() && (events.is_empty() || last_seq >= run.last_event);
     let mut body = String::from("{\"data\":[");
@@ -196,15 +194,7 @@ async fn stream_response(state: &AppState, run: &Run, params: &EventParams) -> R
         true => None,
         false => state.runner.subscribe(run.root_id).await,
     };
-    sse_response(
-        EventStream::new(state, run, params.run_only, params.after).with_subscriber(subscriber),
-    )
-}
-
-fn sse_response(event_stream: EventStream) -> Response {
-    let chunks = stream::unfold(event_stream, |mut follower| async move {
-        let chunk = follower.next().await?;
-        Some((Ok::<_, Infallible>(Bytes::from(chunk)), follower))
-    });
-    sse::response(chunks)
+    EventStream::new(run, params.run_only, params.after, state.closing.clone())
+        .drive(state, subscriber)
+        .into_response()
 }

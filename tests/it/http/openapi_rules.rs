@@ -282,7 +282,7 @@ async fn events_are_a_union_by_type() {
     let discriminator = &schemas["RunEvent"]["discriminator"];
     assert_eq!(discriminator["propertyName"], "type");
     let mapping = discriminator["mapping"].as_object().expect("a mapping");
-    for name in STORED_EVENT_NAMES {
+    for &name in STORED_EVENT_NAMES {
         let variant = document
             .resolve(&serde_json::json!({"$ref": mapping[name]}))
             .clone();

@@ -5,7 +5,7 @@ use axed::config::models::lookup::Models;
 use axed::config::{
     AttachmentLimits, DEFAULT_MAX_REPLY, Provider, ProviderKind, RequestRecording, Runs,
 };
-use axed::domain::event::StoredEvent;
+use axed::domain::event::{EventName, StoredEvent};
 use axed::domain::run::{Run, RunId};
 use axed::engine::settings::{HistoryLimits, Settings};
 use axed::ssrf::SsrfGuard;
@@ -59,15 +59,18 @@ impl Outcome {
         for (at, event) in self.events.iter().enumerate() {
             assert_eq!(event.seq, at as u64 + 1, "{self:?}");
             let data: Value = serde_json::from_str(&event.data).expect("JSON");
-            let once = match event.name.as_str() {
-                "run.resumed" | "retry.scheduled" | "memory.warning" | "loop.warning" => continue,
-                "turn.started" | "turn.completed" => data["turn"].to_string(),
+            let once = match event.name {
+                EventName::RunResumed
+                | EventName::RetryScheduled
+                | EventName::MemoryWarning
+                | EventName::LoopWarning => continue,
+                EventName::TurnStarted | EventName::TurnCompleted => data["turn"].to_string(),
                 _ => data["tool_call_id"].to_string(),
             };
             // A turn whose reply was lost is begun again.
             let is_new = reported.insert((event.run_id, event.name.to_string(), once));
             assert!(
-                is_new || event.name == "turn.started",
+                is_new || event.name == EventName::TurnStarted,
                 "{data} twice in {self:?}"
             );
         }
@@ -106,7 +109,9 @@ impl Outcome {
                 .events
                 .iter()
                 .filter(|event| event.run_id == self.ids[agent]);
-            let begun = own.filter(|event| event.name == "turn.started").count();
+            let begun = own
+                .filter(|event| event.name == EventName::TurnStarted)
+                .count();
             let answered = self.replies.iter().filter(|(of, _)| of == agent).count();
             if begun <= answered {
                 continue;

@@ -46,7 +46,7 @@ async fn a_log_has_no_gaps(opened: &Opened) {
         let data: serde_json::Value = serde_json::from_str(&event.data).expect("JSON");
         assert_eq!(data["seq"], event.seq);
         assert_eq!(data["run_id"], event.run_id.to_string());
-        assert_eq!(data["type"], event.name);
+        assert_eq!(data["type"], event.name.as_str());
     }
     let published = opened.published.lock().expect("no panic").clone();
     assert!(published.iter().all(|(of, _)| *of == root.run));

@@ -60,11 +60,7 @@ mod tests {
             }),
             NodeMessage::Events(vec![(root, u64::MAX)]),
             text(TextPiece::Begin),
-            text(TextPiece::Event {
-                run: root,
-                name,
-                data,
-            }),
+            text(TextPiece::Event { name, data }),
             NodeMessage::Permits,
             NodeMessage::Taken(node, vec![root]),
         ] {

@@ -148,8 +148,8 @@ pub async fn respond_streaming(
     let shown = accepted.current_run(state, principal).await?;
     let first = task(state, &shown, parts).await?;
     let has_ended = is_stopped(&shown) && !accepted.is_decided;
-    let stream = TaskStream::new(state, accepted.run, first, accepted.subscription).await;
-    Ok(stream.into_response(has_ended))
+    let stream = TaskStream::new(state, accepted.run, first).await;
+    Ok(stream.into_response(state, accepted.subscription, has_ended))
 }
 
 /// Accepts the message, and then the push notifications that come with it. A repetition adds them only if the first request

@@ -1,46 +1,30 @@
 //! The events of a task until it ends, or requires input. The reply's text is an artifact, which grows while the model writes.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
 
+use axum::response::Response;
+
+use crate::domain::event::{EventKind, LiveEvent, StoredEvent};
+use crate::domain::run::{Run, Status, now};
+use crate::engine::record::journal::Subscription;
+use crate::web::clients::a2a::context::context_id;
+use crate::web::clients::a2a::response::with_run_id;
+use crate::web::clients::a2a::task;
 use crate::web::clients::a2a::types::{
     Part, StreamResponse, Task, TaskArtifactUpdateEvent, TaskState, TaskStatus,
     TaskStatusUpdateEvent,
 };
-use axum::response::Response;
-use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use futures_util::stream::unfold;
-use serde::Deserialize;
-use tokio::sync::broadcast::error::RecvError;
-use tokio::time::Instant;
-
-use crate::domain::event::StoredEvent;
-use crate::domain::run::{Run, Status, now};
-use crate::engine::record::journal::{StreamEvent, Subscription};
-use crate::web::clients::a2a::context::context_id;
-use crate::web::clients::a2a::response::with_run_id;
-use crate::web::clients::a2a::task;
 use crate::web::clients::run_wait::wait_for_stop;
-use crate::web::response::sse;
+use crate::web::response::stream_driver::{Nothing, Projection, StreamDriver};
 use crate::web::routes::approvals;
 use crate::web::state::AppState;
 
-const COMMENT: &str = ":\n\n";
-/// A comment is sent after this time without an event, because proxies close idle connections.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
-
 pub struct TaskStream {
-    state: AppState,
     run: Arc<Run>,
-    subscription: Option<Subscription>,
-    stopped: BoxFuture<'static, Arc<Run>>,
-    queue: VecDeque<StreamResponse>,
+    frames: String,
     is_working: bool,
     text: StreamedText,
-    heartbeat_at: Instant,
     has_ended: bool,
 }
 
@@ -56,48 +40,38 @@ struct StreamedText {
     is_whole: bool,
 }
 
-#[derive(Deserialize)]
-struct TextDelta {
-    turn: u32,
-    #[serde(default)]
-    text: String,
+/// A run that has ended, or requires input.
+pub struct Stopped {
+    run: Arc<Run>,
+    status: TaskStatus,
 }
 
-#[derive(Deserialize)]
-struct TurnCompleted {
-    tool_calls: Vec<NamedCall>,
-}
-
-#[derive(Deserialize)]
-struct NamedCall {
-    #[serde(alias = "tool")]
-    name: String,
+impl Stopped {
+    async fn wait(state: AppState, run: Arc<Run>) -> Self {
+        let run = wait_for_stop(state.runner.clone(), run, true).await;
+        // Without the record the arguments stay cut, and the call is not offered.
+        let shown = approvals::with_whole_arguments(&state, &run).await;
+        let status = task::status(shown.as_deref().unwrap_or(&run));
+        Self { run, status }
+    }
 }
 
 impl TaskStream {
     /// `first` is the task as the client sees it first. If `run` requires input, the stream waits for what comes after.
-    pub async fn new(
-        state: &AppState,
-        run: Arc<Run>,
-        first: Task,
-        subscription: Option<Subscription>,
-    ) -> Self {
-        let stopped = wait_for_stop(state.runner.clone(), Arc::clone(&run), true);
+    pub async fn new(state: &AppState, run: Arc<Run>, first: Task) -> Self {
         let text = StreamedText {
             is_whole: state.runner.has_json_format(run.id).await,
             ..StreamedText::default()
         };
-        Self {
-            state: state.clone(),
+        let mut stream = Self {
             run,
-            subscription,
-            stopped: Box::pin(stopped),
+            frames: String::new(),
             is_working: first.status.state == TaskState::Working,
-            queue: VecDeque::from([StreamResponse::Task(Box::new(first))]),
             text,
-            heartbeat_at: Instant::now() + HEARTBEAT_INTERVAL,
             has_ended: false,
-        }
+        };
+        stream.push(&StreamResponse::Task(Box::new(first)));
+        stream
     }
 
     /// The turn that is in progress may have begun before the subscription.
@@ -109,150 +83,122 @@ impl TaskStream {
     }
 
     /// With `has_ended`, the first event is the only one.
-    pub fn into_response(mut self, has_ended: bool) -> Response {
+    pub fn into_response(
+        mut self,
+        state: &AppState,
+        subscription: Option<Subscription>,
+        has_ended: bool,
+    ) -> Response {
         self.has_ended = has_ended;
         let id = self.run.id;
-        let response = sse::response(unfold(Box::new(self), |mut stream| async move {
-            let chunk = stream.next().await?;
-            Some((Ok::<_, Infallible>(Bytes::from(chunk)), stream))
+        // The client subscribes again after the daemon's restart.
+        let closing = state.closing.clone();
+        let stopped = Stopped::wait(state.clone(), Arc::clone(&self.run));
+        let end = async move { closing.run_until_cancelled(stopped).await };
+        let driver = StreamDriver::new(state, self, subscription, end);
+        with_run_id(driver.into_response(), id)
+    }
+
+    fn push(&mut self, event: &StreamResponse) {
+        let json = serde_json::to_string(event).unwrap_or_default();
+        let _ = write!(self.frames, "data: {json}\n\n");
+    }
+
+    fn push_status(&mut self, status: TaskStatus) {
+        self.push(&StreamResponse::StatusUpdate(TaskStatusUpdateEvent {
+            task_id: self.run.id.to_string(),
+            context_id: context_id(&self.run),
+            status,
         }));
-        with_run_id(response, id)
     }
 
-    /// The next bytes; `None` at the end. Not cancel-safe.
-    async fn next(&mut self) -> Option<String> {
-        loop {
-            if !self.queue.is_empty() {
-                self.heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
-                return Some(self.queue.drain(..).map(|event| frame(&event)).collect());
-            }
-            if self.has_ended {
-                return None;
-            }
-            tokio::select! {
-                biased;
-                // The client subscribes again after the daemon's restart.
-                () = self.state.closing.cancelled() => self.has_ended = true,
-                event = next_event(&mut self.subscription) => self.on_event(event),
-                run = &mut self.stopped => self.finish(&run).await,
-                () = tokio::time::sleep_until(self.heartbeat_at) => {
-                    self.heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
-                    return Some(COMMENT.to_owned());
-                }
-            }
+    fn push_artifact(&mut self, parts: Vec<Part>, appends: bool, is_last: bool) {
+        self.push(&StreamResponse::ArtifactUpdate(TaskArtifactUpdateEvent {
+            task_id: self.run.id.to_string(),
+            context_id: context_id(&self.run),
+            artifact: task::artifact_of(parts),
+            append: appends,
+            last_chunk: is_last,
+        }));
+    }
+}
+
+impl Projection for TaskStream {
+    /// `None` if the daemon is stopping.
+    type End = Option<Stopped>;
+    type Read = Nothing;
+
+    fn frames(&mut self) -> &mut String {
+        &mut self.frames
+    }
+
+    fn on_event(&mut self, event: &StoredEvent) -> serde_json::Result<()> {
+        if event.run_id != self.run.id {
+            return Ok(());
         }
-    }
-
-    fn on_event(&mut self, event: Result<StreamEvent, RecvError>) {
-        match event {
-            Ok(StreamEvent::Stored(event)) if event.run_id == self.run.id => self.on_stored(&event),
-            Ok(StreamEvent::Ephemeral { run_id, name, data }) if run_id == self.run.id => {
-                if let Ok(delta) = serde_json::from_str::<TextDelta>(&data) {
-                    self.on_delta(name, &delta);
-                }
-            }
-            Ok(_) => {}
-            // The end has the whole text.
-            Err(RecvError::Lagged(_)) => {
-                self.text.skipped_turns = self.text.turn.unwrap_or(self.text.skipped_turns);
-            }
-            Err(RecvError::Closed) => self.subscription = None,
-        }
-    }
-
-    fn on_stored(&mut self, event: &StoredEvent) {
-        match event.name.as_str() {
-            "run.started" | "run.resumed" if !self.is_working => {
+        match event.read()?.kind {
+            EventKind::RunStarted { .. } | EventKind::RunResumed { .. } if !self.is_working => {
                 self.is_working = true;
                 self.push_status(task::working(&self.run, now(), None));
             }
-            "turn.completed" => {
-                let turn = serde_json::from_str::<TurnCompleted>(&event.data);
-                let calls = turn.map(|turn| turn.tool_calls).unwrap_or_default();
-                let names: Vec<&str> = calls.iter().map(|call| call.name.as_str()).collect();
-                if !names.is_empty() {
-                    let text = format!("calls {}", names.join(", "));
-                    self.push_status(task::working(&self.run, now(), Some(text)));
-                }
+            EventKind::TurnCompleted { tool_calls, .. } if !tool_calls.is_empty() => {
+                let names: Vec<_> = tool_calls.into_iter().map(|call| call.name).collect();
+                let text = format!("calls {}", names.join(", "));
+                self.push_status(task::working(&self.run, now(), Some(text)));
             }
             _ => {}
         }
+        Ok(())
     }
 
-    fn on_delta(&mut self, name: &str, delta: &TextDelta) {
+    fn on_live(&mut self, LiveEvent { event, .. }: &LiveEvent) {
         let text = &mut self.text;
-        if text.is_whole || delta.turn <= text.skipped_turns {
+        if event.run_id != self.run.id || text.is_whole {
             return;
         }
-        match name {
-            "text.delta" if !delta.text.is_empty() => {
-                let appends = text.turn == Some(delta.turn);
+        match &event.kind {
+            EventKind::TextDelta { turn, text: piece }
+                if *turn > text.skipped_turns && !piece.is_empty() =>
+            {
+                let appends = text.turn == Some(*turn);
                 if !appends {
                     text.shown.clear();
-                    text.turn = Some(delta.turn);
+                    text.turn = Some(*turn);
                 }
-                text.shown.push_str(&delta.text);
-                let parts = vec![Part::text(delta.text.as_str())];
-                self.push_artifact(parts, appends, false);
+                text.shown.push_str(piece);
+                self.push_artifact(vec![Part::text(piece.as_str())], appends, false);
             }
-            "text.withdrawn" => text.turn = None,
+            EventKind::TextWithdrawn { turn, .. } if *turn > text.skipped_turns => text.turn = None,
             _ => {}
         }
     }
 
-    async fn finish(&mut self, run: &Run) {
-        self.has_ended = true;
-        // Events that were published before the run stopped.
-        while let Some(event) = self.subscription.as_mut().and_then(|it| it.try_recv().ok()) {
-            self.on_event(Ok(event));
-        }
-        if let Some(artifact) = task::artifact(run) {
+    /// The end has the whole text.
+    fn on_lag(&mut self, _: &mut Subscription) {
+        self.text.skipped_turns = self.text.turn.unwrap_or(self.text.skipped_turns);
+    }
+
+    fn on_end(&mut self, stopped: Self::End) {
+        let Some(Stopped { run, status }) = stopped else {
+            return;
+        };
+        if let Some(artifact) = task::artifact(&run) {
             let is_shown =
                 self.text.turn.is_some() && run.content.as_ref() == Some(&self.text.shown);
             let parts = match is_shown {
                 // A part is required, and the text is known.
                 true => vec![Part::text("")]
                     .into_iter()
-                    .chain(task::data_part(run))
+                    .chain(task::data_part(&run))
                     .collect(),
                 false => artifact.parts,
             };
             self.push_artifact(parts, is_shown, true);
         }
-        // Without the record the arguments stay cut, and the call is not offered.
-        let shown = approvals::with_whole_arguments(&self.state, run).await;
-        self.push_status(task::status(shown.as_deref().unwrap_or(run)));
+        self.push_status(status);
     }
 
-    fn push_status(&mut self, status: TaskStatus) {
-        self.queue
-            .push_back(StreamResponse::StatusUpdate(TaskStatusUpdateEvent {
-                task_id: self.run.id.to_string(),
-                context_id: context_id(&self.run),
-                status,
-            }));
-    }
-
-    fn push_artifact(&mut self, parts: Vec<Part>, appends: bool, is_last: bool) {
-        self.queue
-            .push_back(StreamResponse::ArtifactUpdate(TaskArtifactUpdateEvent {
-                task_id: self.run.id.to_string(),
-                context_id: context_id(&self.run),
-                artifact: task::artifact_of(parts),
-                append: appends,
-                last_chunk: is_last,
-            }));
-    }
-}
-
-fn frame(event: &StreamResponse) -> String {
-    let json = serde_json::to_string(event).unwrap_or_default();
-    format!("data: {json}\n\n")
-}
-
-async fn next_event(events: &mut Option<Subscription>) -> Result<StreamEvent, RecvError> {
-    match events {
-        Some(events) => events.recv().await,
-        None => std::future::pending().await,
+    fn is_over(&self) -> bool {
+        self.has_ended
     }
 }

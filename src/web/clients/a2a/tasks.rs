@@ -124,8 +124,8 @@ pub async fn subscribe(
         return Err(task_ended(id, run.status.as_str()));
     }
     let first = task(state, &run, TaskParts::with_history(None)).await?;
-    let stream = TaskStream::new(state, run, first, subscription).await;
-    Ok(stream.joining().into_response(false))
+    let stream = TaskStream::new(state, run, first).await;
+    Ok(stream.joining().into_response(state, subscription, false))
 }
 
 /// The root run of the agent with this id; 404 if the principal may not see it.

@@ -1,11 +1,23 @@
 //! The events of AG-UI. Optional members are left out, never null.
 
+use std::fmt::Write;
+
 use serde_json::{Value, json};
 
 use crate::domain::run::Run;
 use crate::domain::usage::TokenUsage;
 
 const PROTOCOL_VERSION: &str = "1.0";
+
+/// Events that are not sent yet.
+#[derive(Default)]
+pub struct Frames(pub String);
+
+impl Frames {
+    pub fn push(&mut self, event: &Value) {
+        let _ = write!(self.0, "data: {event}\n\n");
+    }
+}
 
 pub fn run_started(thread: &str, request: &str, run: &Run) -> Value {
     json!({

@@ -1,13 +1,11 @@
 //! `POST /agents/{name}/ag-ui`: starts a run, or continues the one that waits for this client.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use bytes::Bytes;
-use futures_util::stream::unfold;
+use serde_json::value::RawValue;
 
 use crate::config::KeyScope;
 use crate::domain::content::Content;
@@ -20,11 +18,11 @@ use crate::web::auth::Principal;
 use crate::web::clients::ag_ui::content;
 use crate::web::clients::ag_ui::input::{NewMessages, ResumeEntry, RunAgentInput};
 use crate::web::clients::ag_ui::interrupts;
-use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream};
+use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream, Stopped};
 use crate::web::clients::ag_ui::usage::Baseline;
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::results::{self, NewInput};
-use crate::web::clients::run_wait::is_waiting;
+use crate::web::clients::run_wait::{is_waiting, wait_for_stop};
 use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
@@ -33,7 +31,7 @@ use crate::web::extract::json_body::Object;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::run_request::check_session_name;
 use crate::web::problem_code::ProblemCode;
-use crate::web::response::sse;
+use crate::web::response::stream_driver::StreamDriver;
 use crate::web::routes::create_run::ParsedRequest;
 use crate::web::state::AppState;
 
@@ -121,11 +119,9 @@ pub async fn post(
     let request = AgUiRequest {
         thread: input.thread_id,
         id: input.run_id,
-        messages: input.messages,
-        baseline: found.baseline,
         may_change_arguments: principal.has_scope(KeyScope::Approve),
     };
-    Ok(respond(&state, request, found))
+    Ok(respond(&state, request, input.messages, found))
 }
 
 /// The run of an earlier request with the same key.
@@ -253,22 +249,31 @@ fn required_content(new: NewMessages) -> Result<Content, Problem> {
     }
 }
 
-fn respond(state: &AppState, request: AgUiRequest, found: FoundRun) -> Response {
+fn respond(
+    state: &AppState,
+    request: AgUiRequest,
+    messages: Box<RawValue>,
+    found: FoundRun,
+) -> Response {
     let FoundRun {
         run,
         subscription,
         recorded,
+        baseline,
         is_unseen,
-        ..
     } = found;
-    let mut stream = AgUiStream::new(state, request, Arc::clone(&run), subscription, &recorded);
-    if is_unseen && is_waiting(&run) {
-        stream.stop_at(Arc::clone(&run));
-    }
-    let mut response = sse::response(unfold(Box::new(stream), |mut stream| async move {
-        let chunk = stream.next().await?;
-        Some((Ok::<_, Infallible>(Bytes::from(chunk)), stream))
-    }));
+    let stream = AgUiStream::new(state, request, Arc::clone(&run), &recorded);
+    let (end_state, end_run) = (state.clone(), Arc::clone(&run));
+    let stopped = async move {
+        let run = match is_unseen && is_waiting(&end_run) {
+            true => end_run,
+            false => wait_for_stop(end_state.runner.clone(), end_run, true).await,
+        };
+        Stopped::read(&end_state, &run, messages, baseline).await
+    };
+    let closing = state.closing.clone();
+    let end = async move { closing.run_until_cancelled(stopped).await };
+    let mut response = StreamDriver::new(state, stream, subscription, end).into_response();
     stop::add_run_id(&mut response, &run);
     response
 }

@@ -1,15 +1,13 @@
 //! What of a run the client has seen: events while it streams, and from the record what these have left out.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::domain::event::StoredEvent;
+use crate::domain::event::EventKind;
 use crate::domain::run::RunId;
 use crate::store::Step;
-use crate::web::clients::ag_ui::events;
+use crate::web::clients::ag_ui::events::{self, Frames};
 use crate::web::clients::call_id::CallRef;
 
 /// The transcript of the root run.
@@ -33,37 +31,6 @@ struct OpenText {
     text: String,
 }
 
-#[derive(Deserialize)]
-struct TextDelta {
-    turn: u32,
-    #[serde(default)]
-    text: String,
-}
-
-#[derive(Deserialize)]
-struct TurnCompleted {
-    turn: u32,
-    tool_calls: Vec<NamedCall>,
-}
-
-#[derive(Deserialize)]
-struct NamedCall {
-    id: String,
-}
-
-#[derive(Deserialize)]
-struct ToolEvent {
-    turn: u32,
-    tool_call_id: String,
-    tool: String,
-    #[serde(default)]
-    arguments: Option<Box<RawValue>>,
-    #[serde(default)]
-    result: String,
-    #[serde(default)]
-    truncated: bool,
-}
-
 impl Transcript {
     pub fn new(run: RunId) -> Self {
         Self {
@@ -79,7 +46,7 @@ impl Transcript {
 
     /// Everything that is recorded was shown by earlier responses.
     pub fn skip_recorded(&mut self, steps: &[Step]) {
-        self.complete(steps, &mut VecDeque::new());
+        self.complete(steps, &mut Frames::default());
     }
 
     fn message_id(&self, turn: u32) -> String {
@@ -90,76 +57,77 @@ impl Transcript {
     }
 
     /// A live event without a number.
-    pub fn on_delta(&mut self, name: &str, data: &str, queue: &mut VecDeque<Value>) {
-        let Ok(delta) = serde_json::from_str::<TextDelta>(data) else {
-            return;
-        };
-        match name {
-            "text.delta" if !delta.text.is_empty() => {
+    pub fn on_live(&mut self, kind: &EventKind, frames: &mut Frames) {
+        match kind {
+            EventKind::TextDelta { turn, text } if !text.is_empty() => {
                 // A delta of another node may come after the end of its text.
-                let is_new = self.shown_texts.insert(delta.turn);
+                let is_new = self.shown_texts.insert(*turn);
                 if is_new {
-                    self.close_text(queue);
-                    let id = self.message_id(delta.turn);
-                    queue.push_back(events::text_start(&id));
+                    self.close_text(frames);
+                    let id = self.message_id(*turn);
+                    frames.push(&events::text_start(&id));
                     self.open = Some(OpenText {
-                        turn: delta.turn,
+                        turn: *turn,
                         id,
                         text: String::new(),
                     });
                 }
-                if let Some(open) = self.open.as_mut().filter(|open| open.turn == delta.turn) {
-                    open.text.push_str(&delta.text);
-                    queue.push_back(events::text_content(&open.id, &delta.text));
+                if let Some(open) = self.open.as_mut().filter(|open| open.turn == *turn) {
+                    open.text.push_str(text);
+                    frames.push(&events::text_content(&open.id, text));
                 }
             }
-            "text.withdrawn" => {
-                self.close_text(queue);
+            EventKind::TextWithdrawn { turn, .. } => {
+                self.close_text(frames);
                 // The snapshot at the end removes the message.
-                *self.attempts.entry(delta.turn).or_default() += 1;
-                self.shown_texts.remove(&delta.turn);
+                *self.attempts.entry(*turn).or_default() += 1;
+                self.shown_texts.remove(turn);
             }
             _ => {}
         }
     }
 
-    pub fn on_event(&mut self, event: &StoredEvent, queue: &mut VecDeque<Value>) {
-        match event.name.as_str() {
+    pub fn on_event(&mut self, kind: &EventKind, frames: &mut Frames) {
+        match kind {
             // Its text is closed by what follows: the record has the rest of it if deltas of another node are missing.
-            "turn.completed" => {
-                if let Ok(turn) = serde_json::from_str::<TurnCompleted>(&event.data) {
-                    let ids = turn.tool_calls.iter().map(|call| call.id.as_str());
-                    self.name_calls(turn.turn, ids);
-                }
+            EventKind::TurnCompleted {
+                turn, tool_calls, ..
+            } => {
+                let ids = tool_calls.iter().map(|call| call.id.as_str());
+                self.name_calls(*turn, ids);
             }
-            "tool.started" | "tool.completed" => {
-                if let Ok(tool) = serde_json::from_str::<ToolEvent>(&event.data) {
-                    self.on_tool(&tool, queue);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn on_tool(&mut self, tool: &ToolEvent, queue: &mut VecDeque<Value>) {
-        let Some(id) = self.calls.get(&tool.tool_call_id).cloned() else {
-            return;
-        };
-        // What the event has only the beginning of comes from the record.
-        match &tool.arguments {
-            Some(arguments) if !tool.truncated && !self.shown_calls.contains(&id) => {
-                self.close_text(queue);
-                let message = self.message_id(tool.turn);
+            // What an event has only the beginning of comes from the record.
+            EventKind::ToolStarted {
+                turn,
+                tool_call_id,
+                tool,
+                arguments,
+                truncated: false,
+            } => {
+                let id = self.calls.get(tool_call_id).cloned();
+                let Some(id) = id.filter(|id| !self.shown_calls.contains(id)) else {
+                    return;
+                };
+                self.close_text(frames);
+                let message = self.message_id(*turn);
                 let text = serde_json::from_str::<String>(arguments.get()).ok();
                 let text = text.as_deref().unwrap_or_else(|| arguments.get());
-                queue.extend(events::tool_call(&id, &tool.tool, &message, text));
+                let events = events::tool_call(&id, tool, &message, text);
+                events.iter().for_each(|event| frames.push(event));
                 self.shown_calls.insert(id);
             }
-            None if !tool.truncated
-                && self.shown_calls.contains(&id)
-                && self.shown_results.insert(id.clone()) =>
-            {
-                queue.push_back(events::tool_result(&result_id(&id), &id, &tool.result));
+            EventKind::ToolCompleted {
+                tool_call_id,
+                result,
+                truncated: false,
+                ..
+            } => {
+                if let Some(id) = self.calls.get(tool_call_id)
+                    && self.shown_calls.contains(id)
+                    && self.shown_results.insert(id.clone())
+                {
+                    frames.push(&events::tool_result(&result_id(id), id, result));
+                }
             }
             _ => {}
         }
@@ -176,14 +144,14 @@ impl Transcript {
         }
     }
 
-    pub fn close_text(&mut self, queue: &mut VecDeque<Value>) {
+    pub fn close_text(&mut self, frames: &mut Frames) {
         if let Some(open) = self.open.take() {
-            queue.push_back(events::text_end(&open.id));
+            frames.push(&events::text_end(&open.id));
         }
     }
 
     /// Shows the rest of the text that is streaming, and closes it.
-    fn complete_text(&mut self, steps: &[Step], queue: &mut VecDeque<Value>) {
+    fn complete_text(&mut self, steps: &[Step], frames: &mut Frames) {
         if let Some(open) = &self.open {
             let rest = steps.iter().find_map(|step| match step {
                 Step::Reply { turn, message } if *turn == open.turn => {
@@ -192,15 +160,15 @@ impl Transcript {
                 _ => None,
             });
             if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
-                queue.push_back(events::text_content(&open.id, rest));
+                frames.push(&events::text_content(&open.id, rest));
             }
         }
-        self.close_text(queue);
+        self.close_text(frames);
     }
 
     /// Shows what of the record was not shown.
-    pub fn complete(&mut self, steps: &[Step], queue: &mut VecDeque<Value>) {
-        self.complete_text(steps, queue);
+    pub fn complete(&mut self, steps: &[Step], frames: &mut Frames) {
+        self.complete_text(steps, frames);
         for step in steps {
             match step {
                 Step::Reply { turn, message } => {
@@ -208,15 +176,16 @@ impl Transcript {
                     self.name_calls(*turn, ids);
                     let id = self.message_id(*turn);
                     if !message.content.is_empty() && self.shown_texts.insert(*turn) {
-                        queue.push_back(events::text_start(&id));
-                        queue.push_back(events::text_content(&id, &message.content));
-                        queue.push_back(events::text_end(&id));
+                        frames.push(&events::text_start(&id));
+                        frames.push(&events::text_content(&id, &message.content));
+                        frames.push(&events::text_end(&id));
                     }
                     for call in &message.tool_calls {
                         let given = self.calls.get(&call.id).cloned().unwrap_or_default();
                         if self.shown_calls.insert(given.clone()) {
                             let json = call.sent_arguments();
-                            queue.extend(events::tool_call(&given, &call.name, &id, json));
+                            let events = events::tool_call(&given, &call.name, &id, json);
+                            events.iter().for_each(|event| frames.push(event));
                         }
                     }
                 }
@@ -226,7 +195,7 @@ impl Transcript {
                         && self.shown_results.insert(id.clone())
                     {
                         let message = result_id(&id);
-                        queue.push_back(events::tool_result(&message, &id, &result.content));
+                        frames.push(&events::tool_result(&message, &id, &result.content));
                     }
                 }
                 _ => {}
@@ -330,28 +299,35 @@ fn result_id(call: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
-
     use serde_json::Value;
 
     use super::Transcript;
+    use crate::domain::event::EventKind;
     use crate::domain::message::AssistantMessage;
     use crate::domain::run::RunId;
     use crate::store::Step;
+    use crate::web::clients::ag_ui::events::Frames;
 
     #[test]
     fn a_text_whose_last_deltas_are_missing_is_completed_from_the_record() {
         let mut transcript = Transcript::new(RunId::new());
-        let mut shown = VecDeque::new();
-        let delta = r#"{"turn":1,"text":"one "}"#;
-        transcript.on_delta("text.delta", delta, &mut shown);
+        let mut shown = Frames::default();
+        let delta = |text: &str| EventKind::TextDelta {
+            turn: 1,
+            text: text.to_owned(),
+        };
+        transcript.on_live(&delta("one "), &mut shown);
         let message = AssistantMessage {
             content: "one two".to_owned(),
             ..AssistantMessage::default()
         };
         transcript.complete(&[Step::Reply { turn: 1, message }], &mut shown);
         // It comes from another node, after the end of the run.
-        transcript.on_delta("text.delta", r#"{"turn":1,"text":"two"}"#, &mut shown);
+        transcript.on_live(&delta("two"), &mut shown);
+        let shown = shown.0.lines().filter_map(|it| it.strip_prefix("data: "));
+        let shown: Vec<Value> = shown
+            .map(|it| serde_json::from_str(it).expect("JSON"))
+            .collect();
         let texts: String = shown
             .iter()
             .filter_map(|event| event["delta"].as_str())

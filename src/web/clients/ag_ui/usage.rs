@@ -1,11 +1,10 @@
 //! What the runs of a tree have used since a response began, by model.
 
-use serde::Deserialize;
-
+use crate::domain::event::{EventKind, EventName};
 use crate::domain::run::Run;
 use crate::domain::usage::TokenUsage;
 use crate::store::StoreError;
-use crate::store::events::EventPages;
+use crate::store::events::{self, EventPages};
 use crate::web::clients::results;
 use crate::web::error::Problem;
 use crate::web::state::AppState;
@@ -19,18 +18,6 @@ pub struct Baseline {
     event: u64,
 }
 
-/// `turn.completed` and `context.compacted`.
-#[derive(Deserialize)]
-struct ModelReply {
-    model: Option<String>,
-    input_tokens: u64,
-    output_tokens: u64,
-    #[serde(default)]
-    cache_read_tokens: u64,
-    #[serde(default)]
-    cache_write_tokens: u64,
-}
-
 impl Baseline {
     /// Of a run that waits.
     pub fn of_waiting(run: &Run) -> Self {
@@ -42,17 +29,13 @@ impl Baseline {
 
     /// When the run had waited for the results of a turn.
     pub async fn after_turn(state: &AppState, run: &Run, turn: u32) -> Result<Self, Problem> {
-        #[derive(Deserialize)]
-        struct TurnStarted {
-            turn: u32,
-        }
         let mut event = run.last_event;
         let mut pages = EventPages::of_run(&**state.runner.store(), run.root_id, run.id);
         'pages: while let Some(page) = pages.next().await? {
-            let started = page.iter().filter(|event| event.name == "turn.started");
-            for later in started {
-                let started = serde_json::from_str::<TurnStarted>(&later.data);
-                if started.is_ok_and(|started| started.turn > turn) {
+            for later in page.iter().filter(|it| it.name == EventName::TurnStarted) {
+                if let EventKind::TurnStarted { turn: started, .. } = events::recorded(later)?.kind
+                    && started > turn
+                {
                     event = later.seq;
                     break 'pages;
                 }
@@ -76,25 +59,44 @@ impl Baseline {
         let mut pages = EventPages::of_tree(log, run.root_id).after(self.event);
         while let Some(page) = pages.next().await? {
             for event in &page {
-                if !matches!(event.name.as_str(), "turn.completed" | "context.compacted") {
-                    continue;
-                }
-                let Ok(reply) = serde_json::from_str::<ModelReply>(&event.data) else {
+                let (EventName::TurnCompleted | EventName::ContextCompacted) = event.name else {
                     continue;
                 };
-                let tokens = TokenUsage {
-                    input: reply.input_tokens,
-                    output: reply.output_tokens,
-                    cache_read: reply.cache_read_tokens,
-                    cache_write: reply.cache_write_tokens,
-                    ..TokenUsage::default()
+                let (model, tokens) = match events::recorded(event)?.kind {
+                    EventKind::TurnCompleted {
+                        model,
+                        input_tokens,
+                        output_tokens,
+                        cache_read_tokens,
+                        cache_write_tokens,
+                        ..
+                    } => {
+                        let tokens = TokenUsage {
+                            input: input_tokens,
+                            output: output_tokens,
+                            cache_read: cache_read_tokens,
+                            cache_write: cache_write_tokens,
+                            ..TokenUsage::default()
+                        };
+                        (Some(model), tokens)
+                    }
+                    EventKind::ContextCompacted {
+                        model,
+                        input_tokens,
+                        output_tokens,
+                        ..
+                    } => {
+                        let tokens = TokenUsage {
+                            input: input_tokens,
+                            output: output_tokens,
+                            ..TokenUsage::default()
+                        };
+                        (model, tokens)
+                    }
+                    _ => continue,
                 };
                 rest = subtract(&rest, &tokens);
-                add(
-                    &mut models,
-                    reply.model.as_deref().unwrap_or(&run.model),
-                    &tokens,
-                );
+                add(&mut models, model.as_deref().unwrap_or(&run.model), &tokens);
             }
         }
         if models.is_empty() || rest.total() > 0 {

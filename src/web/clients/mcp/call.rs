@@ -30,6 +30,7 @@ use crate::web::extract::provider_keys;
 use crate::web::extract::request_body::RequestBody;
 use crate::web::extract::run_request::build_run_request;
 use crate::web::problem_code::ProblemCode;
+use crate::web::response::stream_driver::StreamDriver;
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
 use crate::web::wait;
@@ -42,8 +43,14 @@ pub const SESSION_HEADER: &str = "mcp-session-id";
 
 /// The answer to a call.
 pub enum CallOutcome {
-    Result { result: Value, run: Option<RunId> },
-    Waiting(Box<CallStream>),
+    Result {
+        result: Value,
+        run: Option<RunId>,
+    },
+    Waiting {
+        run: RunId,
+        stream: Box<StreamDriver<CallStream>>,
+    },
 }
 
 /// A run that was started or found, and what happens in it from now on.
@@ -232,8 +239,10 @@ async fn respond(
         false => CallKey::new(principal.key_name(), session, &request.id),
     };
     let open_call = key.map(|key| state.mcp_calls.add(key));
-    let stream = CallStream::new(state, principal, caller, request.id.clone(), run, events);
-    Ok(CallOutcome::Waiting(Box::new(
-        stream.with_open_call(open_call),
-    )))
+    let request = request.id.clone();
+    let stream = CallStream::drive(state, principal, caller, request, run, events, open_call);
+    Ok(CallOutcome::Waiting {
+        run: id,
+        stream: Box::new(stream),
+    })
 }

@@ -17,7 +17,7 @@ use crate::config::KeyScope;
 use crate::domain::run::RunId;
 use crate::web::auth::Principal;
 use crate::web::clients::mcp::call::{CallOutcome, SESSION_HEADER, call};
-use crate::web::clients::mcp::call_stream::{CallStream, Frame};
+use crate::web::clients::mcp::call_stream::CallStream;
 use crate::web::clients::mcp::open_calls::CallKey;
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{Message, RpcError, RpcRequest};
@@ -30,10 +30,10 @@ use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::request_body::{self, RequestBody, parse_large, unsupported_media_type};
 use crate::web::response::json::json_response;
 use crate::web::response::sse;
+use crate::web::response::stream_driver::StreamDriver;
 use crate::web::state::AppState;
 
 const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
-const COMMENT: &str = ":\n\n";
 
 pub async fn post(
     State(state): State<AppState>,
@@ -183,13 +183,10 @@ async fn call_response(headers: &HeaderMap, id: &RequestId, outcome: CallOutcome
             let response = json!({ "jsonrpc": "2.0", "id": id, "result": result });
             (run, json_response(StatusCode::OK, &response))
         }
-        CallOutcome::Waiting(stream) if prefers_stream(headers) => {
-            (Some(stream.run()), stream_response(stream))
+        CallOutcome::Waiting { run, stream } if prefers_stream(headers) => {
+            (Some(run), stream.into_response())
         }
-        CallOutcome::Waiting(stream) => {
-            let run = stream.run();
-            (Some(run), last_response(stream).await)
-        }
+        CallOutcome::Waiting { run, stream } => (Some(run), last_response(stream).await),
     };
     if let Some(run) = run
         && let Ok(run) = HeaderValue::try_from(run.to_string())
@@ -199,37 +196,19 @@ async fn call_response(headers: &HeaderMap, id: &RequestId, outcome: CallOutcome
     response
 }
 
-fn stream_response(stream: Box<CallStream>) -> Response {
-    sse::response(stream::unfold(stream, |mut stream| async move {
-        let chunk = bytes_of(stream.next().await?);
-        Some((Ok::<_, Infallible>(chunk), stream))
-    }))
-}
-
 fn subscription_response(subscription: TaskSubscription) -> Response {
     let stream = Box::new(subscription);
     sse::response(stream::unfold(stream, |mut stream| async move {
-        let chunk = bytes_of(stream.next().await?);
-        Some((Ok::<_, Infallible>(chunk), stream))
+        let frames = stream.next().await?;
+        Some((Ok::<_, Infallible>(Bytes::from(frames)), stream))
     }))
 }
 
-fn bytes_of(frame: Frame) -> Bytes {
-    let text = match frame {
-        Frame::KeepAlive => COMMENT.to_owned(),
-        Frame::Notification(message) | Frame::Response(message) => {
-            format!("event: message\ndata: {message}\n\n")
-        }
-    };
-    text.into()
-}
-
-async fn last_response(mut stream: Box<CallStream>) -> Response {
-    while let Some(frame) = stream.next().await {
-        if let Frame::Response(message) = frame {
-            return json_response(StatusCode::OK, &message);
-        }
+async fn last_response(mut stream: Box<StreamDriver<CallStream>>) -> Response {
+    while stream.next().await.is_some() {}
+    match stream.projection.response {
+        Some(message) => json_response(StatusCode::OK, &message),
+        // The client has cancelled the call.
+        None => StatusCode::ACCEPTED.into_response(),
     }
-    // The client has cancelled the call.
-    StatusCode::ACCEPTED.into_response()
 }

@@ -1,7 +1,6 @@
 //! `subscriptions/listen`: notifications about tasks, until all of them have ended, the client closes the stream, or the daemon
 //! stops. The server keeps nothing of a subscription: a client that reconnects gets the current state of each task first.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,6 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use rmcp::model::{ErrorCode, RequestId};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use tracing::warn;
 
 use crate::config::KeyScope;
@@ -18,11 +16,12 @@ use crate::domain::run::Run;
 use crate::engine::runner::Runner;
 use crate::web::auth::Principal;
 use crate::web::clients::mcp::approvals::Forms;
-use crate::web::clients::mcp::call_stream::{Frame, HEARTBEAT_INTERVAL};
+use crate::web::clients::mcp::call_stream::push_message;
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, RpcRequest};
 use crate::web::clients::mcp::tasks;
 use crate::web::error::Problem;
+use crate::web::response::stream_driver::{COMMENT, HEARTBEAT_INTERVAL};
 use crate::web::state::AppState;
 
 /// Most tasks of one subscription.
@@ -49,10 +48,9 @@ pub struct TaskSubscription {
     state: AppState,
     request: RequestId,
     forms: Option<Forms>,
-    queue: VecDeque<Frame>,
+    frames: String,
     /// `None` if the run was deleted.
     changes: FuturesUnordered<BoxFuture<'static, Option<Arc<Run>>>>,
-    heartbeat_at: Instant,
     has_ended: bool,
 }
 
@@ -78,9 +76,8 @@ impl TaskSubscription {
             state: state.clone(),
             request: request.id.clone(),
             forms: Forms::new(caller, principal),
-            queue: VecDeque::new(),
+            frames: String::new(),
             changes: FuturesUnordered::new(),
-            heartbeat_at: Instant::now() + HEARTBEAT_INTERVAL,
             has_ended: false,
         };
         let mut runs = Vec::new();
@@ -105,21 +102,16 @@ impl TaskSubscription {
         Ok(subscription)
     }
 
-    /// `None` at the end. Not cancel-safe.
-    pub async fn next(&mut self) -> Option<Frame> {
-        let frame = loop {
-            if let Some(frame) = self.queue.pop_front() {
-                break frame;
-            }
-            if self.has_ended {
-                return None;
-            }
+    /// The next frames; `None` at the end. Not cancel-safe.
+    pub async fn next(&mut self) -> Option<String> {
+        while self.frames.is_empty() && !self.has_ended {
             if self.changes.is_empty() {
-                break self.end();
+                self.end();
+                break;
             }
             tokio::select! {
                 biased;
-                () = self.state.closing.cancelled() => break self.end(),
+                () = self.state.closing.cancelled() => self.end(),
                 Some(changed) = self.changes.next() => {
                     let Some(run) = changed else { continue };
                     if let Err(problem) = self.push_task(&run).await {
@@ -127,11 +119,11 @@ impl TaskSubscription {
                     }
                     self.watch(run);
                 }
-                () = tokio::time::sleep_until(self.heartbeat_at) => break Frame::KeepAlive,
+                () = tokio::time::sleep(HEARTBEAT_INTERVAL) => self.frames.push_str(COMMENT),
             }
-        };
-        self.heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
-        Some(frame)
+        }
+        let frames = std::mem::take(&mut self.frames);
+        Some(frames).filter(|frames| !frames.is_empty())
     }
 
     fn watch(&self, run: Arc<Run>) {
@@ -152,15 +144,16 @@ impl TaskSubscription {
     fn notify(&mut self, method: &str, mut params: Value) {
         params["_meta"][SUBSCRIPTION_ID] = json!(self.request);
         let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
-        self.queue.push_back(Frame::Notification(message));
+        push_message(&mut self.frames, &message);
     }
 
     /// Says that nothing more follows.
-    fn end(&mut self) -> Frame {
+    fn end(&mut self) {
         self.has_ended = true;
         let meta = json!({ SUBSCRIPTION_ID: self.request });
         let result = json!({ "resultType": "complete", "_meta": meta });
-        Frame::Response(json!({ "jsonrpc": "2.0", "id": self.request, "result": result }))
+        let response = json!({ "jsonrpc": "2.0", "id": self.request, "result": result });
+        push_message(&mut self.frames, &response);
     }
 }
 

@@ -16,6 +16,10 @@ pub mod models;
 pub mod responses;
 pub mod tool_choice;
 
+/// A comment, which clients ignore.
+pub const KEEP_ALIVE: &str = ": keep-alive\n\n";
+/// The end of a stream.
+pub const DONE: &str = "data: [DONE]\n\n";
 const RESPONSE: &str = "/v1/responses/{id}";
 
 /// Whether a path of the route of one response names an operation of OpenAI's service that does not exist here, such as

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use bytes::Bytes;
-use futures_util::stream::unfold;
 
 use crate::engine::record::journal::Subscription;
 use crate::engine::request::RunRequest;
@@ -22,7 +20,6 @@ use crate::web::clients::start;
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
 use crate::web::response::json::json_response;
-use crate::web::response::sse;
 use crate::web::state::AppState;
 
 pub mod chat_run;
@@ -122,12 +119,7 @@ async fn respond(
     let mut response = match delivery.stream {
         Some(settings) => {
             let is_whole = state.runner.has_json_format(run.id).await;
-            let chat_stream =
-                ChatStream::new(state.clone(), chat_run, settings, subscription, is_whole);
-            sse::response(unfold(chat_stream, async |mut chat_stream| {
-                let chunk = chat_stream.next().await?;
-                Some((Ok(Bytes::from(chunk)), chat_stream))
-            }))
+            ChatStream::drive(state, chat_run, settings, subscription, is_whole).into_response()
         }
         None => {
             drop(subscription);

@@ -1,46 +1,35 @@
 //! A chat completion as Server-Sent Events. The text comes from the run's live deltas. The end comes from the record, which
 //! adds what the deltas have left out.
 
-use std::collections::VecDeque;
+use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use serde::{Deserialize, Serialize};
-use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::time::Instant;
+use serde::Serialize;
 
+use crate::domain::event::{EventKind, LiveEvent, StoredEvent};
 use crate::domain::run::Run;
 use crate::domain::usage::TokenUsage;
-use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::engine::record::journal::Subscription;
 use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::{ToolCall, Usage, finish_reason};
 use crate::web::clients::openai::chat::request::StreamSettings;
 use crate::web::clients::openai::error::failure_body;
+use crate::web::clients::openai::{DONE, KEEP_ALIVE};
 use crate::web::clients::stop::{self, RunFailure, Stop};
 use crate::web::error::Problem;
+use crate::web::response::stream_driver::{Nothing, Projection, StreamDriver};
 use crate::web::state::AppState;
 
 /// Between the texts of two turns, and before a text that replaces one.
 const SEPARATOR: &str = "\n\n";
-/// A comment, which clients ignore. Proxies close idle connections.
-const KEEP_ALIVE: &str = ": keep-alive\n\n";
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const DONE: &str = "data: [DONE]\n\n";
 
 pub struct ChatStream {
-    state: AppState,
     chat_run: ChatRun,
     settings: StreamSettings,
-    subscription: Option<Subscription>,
-    /// Resolves when the run has stopped; `None` once it has.
-    stopped: Option<BoxFuture<'static, Result<Arc<Run>, Problem>>>,
     /// Whether the text is sent as a whole: the model may correct JSON that does not fit its schema.
     is_whole: bool,
-    /// Frames that are not sent yet.
-    frames: VecDeque<String>,
+    frames: String,
     text: StreamedText,
-    heartbeat_at: Instant,
 }
 
 /// The text that was sent.
@@ -142,35 +131,48 @@ struct Delta<'a> {
     tool_calls: Vec<ToolCall<'a>>,
 }
 
-/// `text.delta` and `text.withdrawn`.
-#[derive(Deserialize)]
-struct TextEvent {
-    turn: u32,
-    #[serde(default)]
-    text: String,
+/// A run that has stopped, and what it has used for the response.
+pub struct Stopped {
+    stop: Stop,
+    tokens: TokenUsage,
+}
+
+impl Stopped {
+    async fn wait(
+        state: &AppState,
+        run: Arc<Run>,
+        seen_turn: Option<u32>,
+        baseline: TokenUsage,
+    ) -> Result<Self, Problem> {
+        let run = stop::wait_for_stop(state, run, seen_turn).await?;
+        Ok(Self {
+            stop: stop::stop_of(state, &run, seen_turn).await?,
+            tokens: stop::tokens_since(state, &run, baseline, seen_turn).await?,
+        })
+    }
 }
 
 impl ChatStream {
-    pub fn new(
-        state: AppState,
+    pub fn drive(
+        state: &AppState,
         chat_run: ChatRun,
         settings: StreamSettings,
         subscription: Option<Subscription>,
         is_whole: bool,
-    ) -> Self {
-        let (run, seen_turn) = (Arc::clone(&chat_run.run), chat_run.seen_turn);
-        let stop_state = state.clone();
-        let stopped = async move { stop::wait_for_stop(&stop_state, run, seen_turn).await };
+    ) -> StreamDriver<Self> {
+        let ChatRun {
+            seen_turn,
+            baseline,
+            ..
+        } = chat_run;
+        let (end_state, run) = (state.clone(), Arc::clone(&chat_run.run));
+        let end = async move { Stopped::wait(&end_state, run, seen_turn, baseline).await };
         let mut stream = Self {
-            state,
             chat_run,
             settings,
-            subscription,
-            stopped: Some(Box::pin(stopped)),
             is_whole,
-            frames: VecDeque::new(),
+            frames: String::new(),
             text: StreamedText::default(),
-            heartbeat_at: Instant::now() + KEEP_ALIVE_INTERVAL,
         };
         stream.push_delta(Delta {
             role: Some("assistant"),
@@ -178,97 +180,7 @@ impl ChatStream {
             refusal: Some(None),
             ..Delta::default()
         });
-        stream
-    }
-
-    /// The next bytes; `None` at the end.
-    pub async fn next(&mut self) -> Option<String> {
-        while self.frames.is_empty() {
-            self.stopped.as_ref()?;
-            self.read_more().await;
-        }
-        self.heartbeat_at = Instant::now() + KEEP_ALIVE_INTERVAL;
-        let frames = self.frames.drain(..);
-        Some(frames.collect())
-    }
-
-    /// Adds frames for what happens next.
-    async fn read_more(&mut self) {
-        let Some(stopped) = &mut self.stopped else {
-            return;
-        };
-        let received = async {
-            match &mut self.subscription {
-                Some(subscription) => subscription.recv().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            event = received => match event {
-                Ok(event) => self.on_event(&event),
-                Err(RecvError::Lagged(_)) => self.text.lose(),
-                Err(RecvError::Closed) => self.subscription = None,
-            },
-            run = stopped => {
-                self.stopped = None;
-                self.drain();
-                match run {
-                    Ok(run) => self.finish(&run).await,
-                    Err(problem) => self.push_problem(&problem),
-                }
-            }
-            () = tokio::time::sleep_until(self.heartbeat_at) => {
-                self.frames.push_back(KEEP_ALIVE.to_owned());
-            }
-        }
-    }
-
-    /// Reads the deltas that were published before the run stopped.
-    fn drain(&mut self) {
-        while let Some(subscription) = &mut self.subscription {
-            match subscription.try_recv() {
-                Ok(event) => self.on_event(&event),
-                Err(TryRecvError::Lagged(_)) => self.text.lose(),
-                Err(TryRecvError::Empty | TryRecvError::Closed) => return,
-            }
-        }
-    }
-
-    fn on_event(&mut self, event: &StreamEvent) {
-        let StreamEvent::Ephemeral { run_id, name, data } = event else {
-            return;
-        };
-        if *run_id != self.chat_run.run.id || self.is_whole {
-            return;
-        }
-        let Ok(event) = serde_json::from_str::<TextEvent>(data) else {
-            return;
-        };
-        match *name {
-            "text.delta" => {
-                let text = self.text.push(event.turn, &event.text);
-                self.push_text(&text);
-            }
-            "text.withdrawn" => self.text.withdraw(),
-            _ => {}
-        }
-    }
-
-    /// Sends the end of the completion.
-    async fn finish(&mut self, run: &Run) {
-        let seen_turn = self.chat_run.seen_turn;
-        let ended = async {
-            let stop = stop::stop_of(&self.state, run, seen_turn).await?;
-            let baseline = self.chat_run.baseline;
-            let tokens = stop::tokens_since(&self.state, run, baseline, seen_turn).await?;
-            Ok::<_, Problem>((stop, tokens))
-        };
-        match ended.await {
-            Ok((Stop::Failed(failure), _)) => self.push_failure(&failure),
-            Ok((stop, tokens)) => self.push_end(&stop, tokens),
-            Err(problem) => self.push_problem(&problem),
-        }
+        StreamDriver::new(state, stream, subscription, end)
     }
 
     fn push_problem(&mut self, problem: &Problem) {
@@ -280,13 +192,13 @@ impl ChatStream {
     }
 
     fn push_failure(&mut self, failure: &RunFailure) {
-        let json = serde_json::to_string(&failure_body(failure)).unwrap_or_default();
-        self.frames.push_back(format!("data: {json}\n\n"));
-        self.frames.push_back(DONE.to_owned());
+        push_data(&mut self.frames, &failure_body(failure));
+        self.frames.push_str(DONE);
     }
 
     fn push_end(&mut self, stop: &Stop, tokens: TokenUsage) {
         match stop {
+            Stop::Failed(failure) => return self.push_failure(failure),
             Stop::Completed { content, .. } => self.push_text(&self.text.rest(content)),
             Stop::Refused { explanation } => self.push_delta(Delta {
                 refusal: Some(Some(explanation)),
@@ -301,13 +213,12 @@ impl ChatStream {
                     ..Delta::default()
                 });
             }
-            Stop::Failed(_) => {}
         }
         self.push_choice(Delta::default(), Some(finish_reason(stop)));
         if self.settings.includes_usage {
             self.push_chunk(Vec::new(), Some(Some(tokens.into())));
         }
-        self.frames.push_back(DONE.to_owned());
+        self.frames.push_str(DONE);
     }
 
     fn push_text(&mut self, text: &str) {
@@ -342,8 +253,51 @@ impl ChatStream {
             choices,
             usage,
         };
-        let json = serde_json::to_string(&chunk).unwrap_or_default();
-        self.frames.push_back(format!("data: {json}\n\n"));
+        push_data(&mut self.frames, &chunk);
+    }
+}
+
+fn push_data(frames: &mut String, data: &impl Serialize) {
+    let json = serde_json::to_string(data).unwrap_or_default();
+    let _ = write!(frames, "data: {json}\n\n");
+}
+
+impl Projection for ChatStream {
+    const COMMENT: &'static str = KEEP_ALIVE;
+    type End = Result<Stopped, Problem>;
+    type Read = Nothing;
+
+    fn frames(&mut self) -> &mut String {
+        &mut self.frames
+    }
+
+    fn on_event(&mut self, _: &StoredEvent) -> serde_json::Result<()> {
+        Ok(())
+    }
+
+    fn on_live(&mut self, LiveEvent { event, .. }: &LiveEvent) {
+        if event.run_id != self.chat_run.run.id || self.is_whole {
+            return;
+        }
+        match &event.kind {
+            EventKind::TextDelta { turn, text } => {
+                let text = self.text.push(*turn, text);
+                self.push_text(&text);
+            }
+            EventKind::TextWithdrawn { .. } => self.text.withdraw(),
+            _ => {}
+        }
+    }
+
+    fn on_lag(&mut self, _: &mut Subscription) {
+        self.text.lose();
+    }
+
+    fn on_end(&mut self, end: Result<Stopped, Problem>) {
+        match end {
+            Ok(Stopped { stop, tokens }) => self.push_end(&stop, tokens),
+            Err(problem) => self.push_problem(&problem),
+        }
     }
 }
 

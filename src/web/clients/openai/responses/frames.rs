@@ -1,22 +1,19 @@
 //! The frames of a response's stream that are not sent yet, with the item that is being written.
 
-use std::collections::VecDeque;
+use std::fmt::Write;
 
 use serde_json::{Value, json};
 
 use crate::domain::run::RunId;
+use crate::web::clients::openai::DONE;
 use crate::web::clients::openai::responses::numbers::{self, Cursor, Numbers};
 use crate::web::clients::openai::responses::object;
 use crate::web::clients::stop::ClientCall;
 use crate::web::error::Problem;
 
-/// A comment, which clients ignore. Proxies close idle connections.
-const KEEP_ALIVE: &str = ": keep-alive\n\n";
-const DONE: &str = "data: [DONE]\n\n";
-
 pub struct Frames {
     run: RunId,
-    frames: VecDeque<String>,
+    pub frames: String,
     pub numbers: Numbers,
     /// Where the client continues to read.
     pub cursor: Option<Cursor>,
@@ -39,7 +36,7 @@ impl Frames {
     pub fn new(run: RunId, cursor: Option<Cursor>) -> Self {
         Self {
             run,
-            frames: VecDeque::new(),
+            frames: String::new(),
             numbers: Numbers::new(cursor),
             cursor,
             item_count: 0,
@@ -48,20 +45,8 @@ impl Frames {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.frames.is_empty()
-    }
-
-    pub fn take(&mut self) -> String {
-        self.frames.drain(..).collect()
-    }
-
-    pub fn push_keep_alive(&mut self) {
-        self.frames.push_back(KEEP_ALIVE.to_owned());
-    }
-
     pub fn push_end_of_stream(&mut self) {
-        self.frames.push_back(DONE.to_owned());
+        self.frames.push_str(DONE);
     }
 
     pub fn is_open(&self, turn: u32) -> bool {
@@ -232,8 +217,7 @@ impl Frames {
     fn push_numbered(&mut self, name: &str, number: u64, mut data: Value) {
         data["type"] = name.into();
         data["sequence_number"] = number.into();
-        self.frames
-            .push_back(format!("event: {name}\ndata: {data}\n\n"));
+        let _ = write!(self.frames, "event: {name}\ndata: {data}\n\n");
     }
 }
 

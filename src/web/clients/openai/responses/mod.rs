@@ -5,8 +5,6 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
-use bytes::Bytes;
-use futures_util::stream::unfold;
 use serde_json::{Value, json};
 
 use crate::domain::run::Run;
@@ -29,7 +27,6 @@ use crate::web::extract::path::ResponsePath;
 use crate::web::extract::query::{Query, parse_flag};
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::json_response;
-use crate::web::response::sse;
 use crate::web::state::AppState;
 
 pub mod echo;
@@ -203,8 +200,8 @@ async fn respond(
     let run_use = state.runner.use_run(run.id, delivery.is_stored);
     let mut response = if delivery.is_stream {
         let record = open.record(state, Arc::clone(&run)).await?;
-        let stream = ResponseStream::new(state.clone(), record, open.live, None, run_use).await;
-        event_response(stream)
+        let stream = ResponseStream::drive(state, record, open.live, None, run_use).await;
+        stream.into_response()
     } else if delivery.is_background {
         let record = open.record(state, Arc::clone(&run)).await?;
         json_response(StatusCode::OK, &object::response(&record))
@@ -257,17 +254,10 @@ async fn stream_again(
     }
     let cursor = starting_after.map(Cursor::new);
     let live = LiveEvents::Joined(subscription);
-    let stream = ResponseStream::new(state.clone(), record, live, cursor, None).await;
-    let mut response = event_response(stream);
+    let stream = ResponseStream::drive(state, record, live, cursor, None).await;
+    let mut response = stream.into_response();
     stop::add_run_id(&mut response, &run);
     Ok(response)
-}
-
-fn event_response(stream: ResponseStream) -> Response {
-    sse::response(unfold(stream, async |mut stream| {
-        let chunk = stream.next().await?;
-        Some((Ok(Bytes::from(chunk)), stream))
-    }))
 }
 
 /// How a response is read. Other parameters are passed over.

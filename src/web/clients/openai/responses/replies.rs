@@ -1,25 +1,18 @@
 //! The events of a run that say which replies are recorded.
 
-use serde::Deserialize;
-
-use crate::domain::event::StoredEvent;
+use crate::domain::event::{EventKind, EventName};
 use crate::domain::run::Run;
 use crate::store::StoreError;
-use crate::store::events::EventPages;
+use crate::store::events::{self, EventPages};
 use crate::web::state::AppState;
 
 /// The recorded replies of a run.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Replies {
     /// Turns with the numbers of their events, ascending.
     completed: Vec<(u32, u64)>,
     /// The number of the last event by which the run continued after a restart or a pause; 0 for none.
     pub resumed: u64,
-}
-
-#[derive(Deserialize)]
-struct TurnCompleted {
-    turn: u32,
 }
 
 impl Replies {
@@ -28,23 +21,24 @@ impl Replies {
         let mut pages = EventPages::of_run(&**state.runner.store(), run.root_id, run.id);
         while let Some(page) = pages.next().await? {
             for event in &page {
-                replies.add(event);
+                if let EventName::RunResumed | EventName::TurnCompleted = event.name {
+                    replies.add(event.seq, &events::recorded(event)?.kind);
+                }
             }
         }
         Ok(replies)
     }
 
     /// Adds an event of the run. Returns the turn that it completes.
-    pub fn add(&mut self, event: &StoredEvent) -> Option<u32> {
-        match event.name.as_str() {
-            "run.resumed" => self.resumed = self.resumed.max(event.seq),
-            "turn.completed" => {
-                let TurnCompleted { turn } = serde_json::from_str(&event.data).ok()?;
-                if self.event(turn).is_none() {
-                    self.completed.push((turn, event.seq));
+    pub fn add(&mut self, seq: u64, kind: &EventKind) -> Option<u32> {
+        match kind {
+            EventKind::RunResumed { .. } => self.resumed = self.resumed.max(seq),
+            EventKind::TurnCompleted { turn, .. } => {
+                if self.event(*turn).is_none() {
+                    self.completed.push((*turn, seq));
                     self.completed.sort_unstable();
                 }
-                return Some(turn);
+                return Some(*turn);
             }
             _ => {}
         }

@@ -2,18 +2,14 @@
 //! live deltas. What is recorded comes from the record, which also adds what the deltas have left out.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::time::Instant;
 
-use crate::domain::run::Run;
+use crate::domain::event::{EventKind, LiveEvent, StoredEvent};
 use crate::engine::delete_at_end::RunUse;
-use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::engine::record::journal::Subscription;
 use crate::engine::state::live_text::PartialReply;
+use crate::web::clients::openai::KEEP_ALIVE;
 use crate::web::clients::openai::responses::frames::Frames;
 use crate::web::clients::openai::responses::numbers::{self, Cursor};
 use crate::web::clients::openai::responses::object;
@@ -22,25 +18,22 @@ use crate::web::clients::openai::responses::reference::ResponseRef;
 use crate::web::clients::openai::responses::replies::Replies;
 use crate::web::clients::stop;
 use crate::web::error::Problem;
+use crate::web::response::stream_driver::{Projection, Read, StreamDriver};
 use crate::web::state::AppState;
 
-/// The longest time without a frame.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-
 pub struct ResponseStream {
-    state: AppState,
     /// As it was when the stream began.
     record: ResponseRecord,
-    subscription: Option<Subscription>,
-    /// Resolves when the run has stopped; `None` once it has.
-    stopped: Option<BoxFuture<'static, Result<Arc<Run>, Problem>>>,
+    /// As it is at its end, before that is sent.
+    ended: Option<Box<ResponseRecord>>,
+    is_ending: bool,
     /// Whether texts are sent as a whole: the model may correct JSON that does not fit its schema.
     is_whole: bool,
+    /// Whether texts may be lost between nodes.
+    may_lose_texts: bool,
     /// `None` if the run is kept.
     run_use: Option<RunUse>,
     frames: Frames,
-    /// What is recorded has to be sent before the live deltas; with the reply that was being written at the subscription.
-    catch_up: Option<Option<PartialReply>>,
     replies: Replies,
     /// Turns whose text is sent.
     closed_turns: Vec<u32>,
@@ -52,7 +45,7 @@ pub struct ResponseStream {
     last_reply: u32,
     /// Whether deltas and events were lost since the record was read.
     has_lagged: bool,
-    heartbeat_at: Instant,
+    is_over: bool,
 }
 
 /// The live events of the run.
@@ -63,60 +56,99 @@ pub enum LiveEvents {
     Joined(Option<(Subscription, Option<PartialReply>)>),
 }
 
-/// `text.delta` and `text.withdrawn`.
-#[derive(Deserialize)]
-struct TextEvent {
-    turn: u32,
-    #[serde(default)]
-    text: String,
+/// The record of a response, and which of its replies are known.
+pub struct RecordRead {
+    reference: ResponseRef,
+    /// `None` to read it.
+    ended: Option<Box<ResponseRecord>>,
+    replies: Replies,
+    closed_turns: Vec<u32>,
+    /// Ends with the read.
+    run_use: Option<RunUse>,
+}
+
+impl Read for RecordRead {
+    /// `None` if the run is deleted.
+    type Found = Result<Option<(Box<ResponseRecord>, Replies)>, Problem>;
+
+    async fn perform(mut self, state: &AppState) -> Self::Found {
+        let ResponseRef { run, number } = self.reference;
+        let record = match self.ended {
+            Some(record) => record,
+            None => {
+                let Some(run) = state.runner.store().run(run).await? else {
+                    return Ok(None);
+                };
+                match ResponseRecord::load(state, Arc::new(run), number).await? {
+                    Some(record) => Box::new(record),
+                    None => return Ok(None),
+                }
+            }
+        };
+        let has_event = |turn: u32| self.replies.event(turn).is_some();
+        let mut turns = record.texts.iter().map(|(turn, _)| *turn);
+        let is_known = turns.all(|turn| self.closed_turns.contains(&turn) || has_event(turn))
+            && record.end_turn().is_none_or(has_event);
+        if !is_known {
+            self.replies = Replies::read(state, &record.run).await?;
+        }
+        record.finish(self.run_use).await;
+        Ok(Some((record, self.replies)))
+    }
 }
 
 impl ResponseStream {
     /// The events of a response after `cursor`, or all of them. `run_use` ends with it.
-    pub async fn new(
-        state: AppState,
+    pub async fn drive(
+        state: &AppState,
         record: ResponseRecord,
         live: LiveEvents,
         cursor: Option<Cursor>,
         run_use: Option<RunUse>,
-    ) -> Self {
-        let (subscription, catch_up) = match live {
-            LiveEvents::FromStart(subscription) => (Some(subscription), None),
-            LiveEvents::Joined(joined) => {
-                let (subscription, reply) = joined.unzip();
-                (subscription, Some(reply.flatten()))
-            }
-        };
+    ) -> StreamDriver<Self> {
         let is_whole = state.runner.has_json_format(record.run.id).await;
         let (run, seen_turn) = (Arc::clone(&record.run), record.seen_turn());
-        let has_ended = record.has_ended();
-        let stop_state = state.clone();
-        let stopped = async move {
+        let (reference, has_ended) = (record.reference, record.has_ended());
+        let end_state = state.clone();
+        let end = async move {
             // The run may be at a later response.
-            match has_ended {
-                true => Ok(run),
-                false => stop::wait_for_stop(&stop_state, run, seen_turn).await,
-            }
+            let run = match has_ended {
+                true => run,
+                false => stop::wait_for_stop(&end_state, run, seen_turn).await?,
+            };
+            let record = ResponseRecord::load(&end_state, run, reference.number).await?;
+            // Another request may have deleted the run.
+            record.ok_or_else(|| ResponseRef::not_found(&reference.to_string()))
         };
         let mut stream = Self {
             frames: Frames::new(record.run.id, cursor),
-            state,
             record,
-            subscription,
-            stopped: Some(Box::pin(stopped)),
+            ended: None,
+            is_ending: false,
             is_whole,
+            may_lose_texts: state.runner.may_lose_texts(),
             run_use,
-            catch_up,
             replies: Replies::default(),
             closed_turns: Vec::new(),
             muted_turn: None,
             needs_record: false,
             last_reply: 0,
             has_lagged: false,
-            heartbeat_at: Instant::now() + KEEP_ALIVE_INTERVAL,
+            is_over: false,
         };
         stream.begin();
-        stream
+        let subscription = match live {
+            LiveEvents::FromStart(subscription) => Some(subscription),
+            LiveEvents::Joined(joined) => {
+                let (subscription, reply) = joined.unzip();
+                match Replies::read(state, &stream.record.run).await {
+                    Ok(replies) => stream.catch_up(replies, reply.flatten()),
+                    Err(error) => stream.push_error(&error.into()),
+                }
+                subscription
+            }
+        };
+        StreamDriver::new(state, stream, subscription, end)
     }
 
     fn begin(&mut self) {
@@ -143,109 +175,9 @@ impl ResponseStream {
             .push("response.in_progress", event, numbers::IN_PROGRESS, data);
     }
 
-    /// The next bytes; `None` at the end.
-    pub async fn next(&mut self) -> Option<String> {
-        while self.frames.is_empty() {
-            self.stopped.as_ref()?;
-            if let Err(problem) = self.read_more().await {
-                self.stopped = None;
-                self.frames.push_error(&problem);
-            }
-        }
-        self.heartbeat_at = Instant::now() + KEEP_ALIVE_INTERVAL;
-        Some(self.frames.take())
-    }
-
-    /// Adds frames for what happens next.
-    async fn read_more(&mut self) -> Result<(), Problem> {
-        if let Some(reply) = self.catch_up.take() {
-            return self.catch_up(reply).await;
-        }
-        if std::mem::take(&mut self.needs_record) {
-            let is_shown = !self.has_lagged && self.muted_turn.is_none();
-            return match self.push_recorded().await {
-                // The store fails: what was shown is most likely the whole text.
-                Err(_) if is_shown => {
-                    self.end_recorded_text();
-                    Ok(())
-                }
-                done => done,
-            };
-        }
-        let Some(stopped) = &mut self.stopped else {
-            return Ok(());
-        };
-        let received = async {
-            match &mut self.subscription {
-                Some(subscription) => subscription.recv().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            event = received => match event {
-                Ok(event) => self.on_event(&event),
-                Err(RecvError::Lagged(_)) => self.on_lag(),
-                Err(RecvError::Closed) => self.subscription = None,
-            },
-            run = stopped => {
-                self.stopped = None;
-                self.drain();
-                self.finish(run?).await?;
-            }
-            () = tokio::time::sleep_until(self.heartbeat_at) => {
-                self.frames.push_keep_alive();
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads the deltas that were published before the run stopped.
-    fn drain(&mut self) {
-        while let Some(subscription) = &mut self.subscription {
-            match subscription.try_recv() {
-                Ok(event) => self.on_event(&event),
-                Err(TryRecvError::Lagged(_)) => self.on_lag(),
-                Err(TryRecvError::Empty | TryRecvError::Closed) => return,
-            }
-        }
-    }
-
-    fn on_event(&mut self, event: &StreamEvent) {
-        let (name, data) = match event {
-            StreamEvent::Stored(event) => {
-                self.frames.numbers.committed(event.seq);
-                if event.run_id == self.record.run.id
-                    && let Some(turn) = self.replies.add(event)
-                {
-                    self.on_reply(turn, event.seq);
-                }
-                return;
-            }
-            StreamEvent::Ephemeral { run_id, name, data } if *run_id == self.record.run.id => {
-                (*name, data)
-            }
-            StreamEvent::Ephemeral { .. } => return,
-        };
-        let Ok(event) = serde_json::from_str::<TextEvent>(data) else {
-            return;
-        };
-        let is_muted = self.has_lagged || self.muted_turn == Some(event.turn);
-        if is_muted || self.closed_turns.contains(&event.turn) {
-            return;
-        }
-        match name {
-            "text.delta" if !self.is_whole => {
-                self.frames.begin_text(event.turn);
-                self.push_text(&event.text);
-            }
-            // The text that replaces it is another item.
-            "text.withdrawn" => {
-                let last_event = self.frames.numbers.last_event();
-                self.frames.end_text("incomplete", last_event);
-            }
-            _ => {}
-        }
+    fn push_error(&mut self, problem: &Problem) {
+        self.is_over = true;
+        self.frames.push_error(problem);
     }
 
     fn push_text(&mut self, text: &str) {
@@ -260,7 +192,7 @@ impl ResponseStream {
             return;
         }
         self.last_reply = turn;
-        if self.muted_turn == Some(turn) || self.state.runner.may_lose_texts() {
+        if self.muted_turn == Some(turn) || self.may_lose_texts {
             self.needs_record = true;
         } else if self.frames.is_open(turn) {
             self.frames.end_text("completed", event);
@@ -268,16 +200,11 @@ impl ResponseStream {
         }
     }
 
-    fn on_lag(&mut self) {
-        self.has_lagged = true;
-        self.needs_record = true;
-    }
-
-    /// Sends what is recorded, and what a client that reconnects lacks of the reply that is being written.
-    async fn catch_up(&mut self, reply: Option<PartialReply>) -> Result<(), Problem> {
-        self.replies = Replies::read(&self.state, &self.record.run).await?;
+    /// Sends what is recorded, and what a client that reconnects lacks of the reply that was being written at the subscription.
+    fn catch_up(&mut self, replies: Replies, reply: Option<PartialReply>) {
+        self.replies = replies;
         if self.is_whole || self.record.has_ended() {
-            return Ok(());
+            return;
         }
         for (turn, text) in std::mem::take(&mut self.record.texts) {
             self.push_reply(turn, &text);
@@ -297,7 +224,7 @@ impl ResponseStream {
                 self.frames.begin_text(turn);
                 self.push_text(&reply.text);
             }
-            return Ok(());
+            return;
         };
         self.frames.open_item(turn);
         let is_same = self
@@ -311,7 +238,7 @@ impl ResponseStream {
         let (Some((known, rest)), Some(open)) = (texts, &mut self.frames.open) else {
             // The text that the client has a part of is not in memory.
             self.muted_turn = Some(turn);
-            return Ok(());
+            return;
         };
         open.text.push_str(known);
         if !position.has_part {
@@ -320,39 +247,22 @@ impl ResponseStream {
                 .push_part_added(last_event, numbers::LIVE_PART_ADDED);
         }
         self.push_text(rest);
-        Ok(())
     }
 
     /// Sends the texts of replies that are recorded and were not sent.
-    async fn push_recorded(&mut self) -> Result<(), Problem> {
-        let run = self.record.run.id;
-        let Some(run) = self.state.runner.store().run(run).await? else {
-            return Ok(());
-        };
-        let number = self.record.reference.number;
-        let record = ResponseRecord::load(&self.state, Arc::new(run), number).await?;
-        let Some(record) = record else {
-            return Ok(());
-        };
+    fn push_recorded(&mut self, record: &ResponseRecord) {
         // The deltas of later replies are still to come.
         let mut last_turn = self.last_reply;
         if std::mem::take(&mut self.has_lagged) {
             last_turn = record.last_turn();
             self.muted_turn = Some(last_turn + 1);
         }
-        match self.is_whole {
-            true => Ok(()),
-            false => self.push_texts(&record, last_turn).await,
+        if !self.is_whole {
+            self.push_texts(record, last_turn);
         }
     }
 
-    async fn push_texts(&mut self, record: &ResponseRecord, last_turn: u32) -> Result<(), Problem> {
-        let is_known = |(turn, _): &(u32, String)| {
-            self.closed_turns.contains(turn) || self.replies.event(*turn).is_some()
-        };
-        if !record.texts.iter().all(is_known) {
-            self.replies = Replies::read(&self.state, &record.run).await?;
-        }
+    fn push_texts(&mut self, record: &ResponseRecord, last_turn: u32) {
         for (turn, text) in &record.texts {
             if *turn <= last_turn {
                 self.push_reply(*turn, text);
@@ -360,7 +270,6 @@ impl ResponseStream {
         }
         // The record has no text of a blank reply.
         self.end_recorded_text();
-        Ok(())
     }
 
     /// Ends the open text as it is, if its reply is recorded.
@@ -417,26 +326,11 @@ impl ResponseStream {
         self.frames.end_text("completed", event);
     }
 
-    /// Sends the end of the response. Sends nothing if the daemon is stopping: the client reconnects.
-    async fn finish(&mut self, run: Arc<Run>) -> Result<(), Problem> {
-        let reference = self.record.reference;
-        let record = ResponseRecord::load(&self.state, run, reference.number).await?;
-        // Another request may have deleted the run.
-        let record = record.ok_or_else(|| ResponseRef::not_found(&reference.to_string()))?;
-        if !record.has_ended() {
-            return Ok(());
-        }
-        if self.frames.cursor.is_none_or(|cursor| !cursor.is_final()) {
-            self.push_end(&record).await?;
-        }
-        self.frames.push_end_of_stream();
-        record.finish(self.run_use.take()).await;
-        Ok(())
-    }
-
-    async fn push_end(&mut self, record: &ResponseRecord) -> Result<(), Problem> {
-        self.push_texts(record, u32::MAX).await?;
-        let last_event = self.last_event(record).await?;
+    fn push_end(&mut self, record: &ResponseRecord) {
+        self.push_texts(record, u32::MAX);
+        // The run may be at a later response.
+        let end = record.end_turn().and_then(|turn| self.replies.event(turn));
+        let last_event = end.unwrap_or(record.last_event());
         self.frames.end_text("incomplete", last_event);
         for (at, call) in record.calls.iter().enumerate() {
             self.frames.push_call(at, call, last_event);
@@ -449,17 +343,107 @@ impl ResponseStream {
         };
         let data = json!({"response": response});
         self.frames.push(name, last_event, numbers::FINAL, data);
+    }
+}
+
+impl Projection for ResponseStream {
+    const COMMENT: &'static str = KEEP_ALIVE;
+    type End = Result<ResponseRecord, Problem>;
+    type Read = RecordRead;
+
+    fn frames(&mut self) -> &mut String {
+        &mut self.frames.frames
+    }
+
+    fn on_event(&mut self, event: &StoredEvent) -> serde_json::Result<()> {
+        self.frames.numbers.committed(event.seq);
+        if event.run_id == self.record.run.id
+            && let Some(turn) = self.replies.add(event.seq, &event.read()?.kind)
+        {
+            self.on_reply(turn, event.seq);
+        }
         Ok(())
     }
 
-    /// The number of the event that ends the response. The run may be at a later response.
-    async fn last_event(&mut self, record: &ResponseRecord) -> Result<u64, Problem> {
-        let Some(turn) = record.end_turn() else {
-            return Ok(record.last_event());
+    fn on_live(&mut self, LiveEvent { event, .. }: &LiveEvent) {
+        let (EventKind::TextDelta { turn, .. } | EventKind::TextWithdrawn { turn, .. }) =
+            &event.kind
+        else {
+            return;
         };
-        if self.replies.event(turn).is_none() {
-            self.replies = Replies::read(&self.state, &record.run).await?;
+        let is_muted = self.has_lagged || self.muted_turn == Some(*turn);
+        let is_own = event.run_id == self.record.run.id;
+        if !is_own || is_muted || self.closed_turns.contains(turn) {
+            return;
         }
-        Ok(self.replies.event(turn).unwrap_or(record.last_event()))
+        match &event.kind {
+            EventKind::TextDelta { text, .. } if !self.is_whole => {
+                self.frames.begin_text(*turn);
+                self.push_text(text);
+            }
+            // The text that replaces it is another item.
+            EventKind::TextWithdrawn { .. } => {
+                let last_event = self.frames.numbers.last_event();
+                self.frames.end_text("incomplete", last_event);
+            }
+            _ => {}
+        }
+    }
+
+    fn on_lag(&mut self, _: &mut Subscription) {
+        self.has_lagged = true;
+        self.needs_record = true;
+    }
+
+    /// Sends nothing if the daemon is stopping: the client reconnects.
+    fn on_end(&mut self, end: Result<ResponseRecord, Problem>) {
+        match end {
+            Ok(record) if record.has_ended() => {
+                self.is_ending = true;
+                self.ended = Some(Box::new(record));
+            }
+            Ok(_) => self.is_over = true,
+            Err(problem) => self.push_error(&problem),
+        }
+    }
+
+    fn next_read(&mut self) -> Option<RecordRead> {
+        let ended = self.ended.take();
+        if ended.is_none() && !std::mem::take(&mut self.needs_record) {
+            return None;
+        }
+        Some(RecordRead {
+            reference: self.record.reference,
+            run_use: ended.as_ref().and_then(|_| self.run_use.take()),
+            ended,
+            replies: self.replies.clone(),
+            closed_turns: self.closed_turns.clone(),
+        })
+    }
+
+    fn on_found(&mut self, found: <RecordRead as Read>::Found) {
+        let is_shown = !self.has_lagged && self.muted_turn.is_none();
+        match found {
+            Ok(Some((record, replies))) if self.is_ending => {
+                self.replies = replies;
+                if self.frames.cursor.is_none_or(|cursor| !cursor.is_final()) {
+                    self.push_end(&record);
+                }
+                self.frames.push_end_of_stream();
+                self.is_over = true;
+            }
+            Ok(Some((record, replies))) => {
+                self.replies = replies;
+                self.push_recorded(&record);
+            }
+            Ok(None) => {}
+            // The store fails: what was shown is most likely the whole text.
+            Err(_) if is_shown && !self.is_ending => self.end_recorded_text(),
+            Err(problem) => self.push_error(&problem),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over
     }
 }
