@@ -13,15 +13,15 @@ use crate::cli::age::parse_seconds;
 use crate::cli::approval_prompt::ApprovalPrompt;
 use crate::cli::chat_input::{ChatInput, Typed};
 use crate::cli::chat_view::ChatView;
-use crate::cli::client::{Client, ClientError, RunView};
+use crate::cli::client::{Client, ClientError, ReceivedEvent, RunView};
 use crate::cli::reconnects::Reconnects;
 use crate::cli::server::OptionalDaemonArgs;
 use crate::cli::signals::Signals;
 use crate::cli::sources::Sources;
 use crate::cli::style::{Color, Styled};
 use crate::cli::{in_process, output, run};
+use crate::domain::chat_session;
 use crate::domain::run::Status;
-use crate::domain::{chat_session, event};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -216,13 +216,16 @@ impl<'a> Chat<'a> {
         started: &watch::Sender<Option<String>>,
     ) -> Result<(), ClientError> {
         let (last, has_ended) = (Cell::new(0), Cell::new(false));
-        let on_event = |event: &Value| {
+        let on_event = |received: &ReceivedEvent| {
+            last.set(received.number().unwrap_or(last.get()));
+            let Some(event) = &received.event else {
+                return;
+            };
             if started.borrow().is_none() {
-                started.send_replace(event["run_id"].as_str().map(str::to_owned));
+                started.send_replace(Some(event.run_id.to_string()));
             }
-            last.set(event["seq"].as_u64().unwrap_or(last.get()));
-            let name = event["type"].as_str().unwrap_or_default();
-            has_ended.set(has_ended.get() || event["depth"] == 0 && event::is_terminal(name));
+            let is_end = event.depth == 0 && event.kind.name().is_terminal();
+            has_ended.set(has_ended.get() || is_end);
             view.borrow_mut().on_event(event);
         };
         let agent = &self.args.agent;

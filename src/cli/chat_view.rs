@@ -2,11 +2,10 @@
 
 use std::io::IsTerminal;
 
-use serde_json::Value;
-
 use crate::cli::event_lines::EventLines;
 use crate::cli::output;
 use crate::cli::style::{Color, Styled};
+use crate::domain::event::{Event, EventKind};
 
 pub struct ChatView {
     lines: EventLines,
@@ -27,32 +26,32 @@ impl ChatView {
         }
     }
 
-    pub fn on_event(&mut self, event: &Value) {
-        let name = event["type"].as_str().unwrap_or_default();
-        let is_root = event["depth"] == 0;
+    pub fn on_event(&mut self, event: &Event) {
+        let is_root = event.depth == 0;
         // Every line is described, so that later ones can refer to it.
         let line = self.lines.line(event);
-        match name {
-            "text.delta" if is_root => self.show_text(event["text"].as_str().unwrap_or_default()),
-            "text.withdrawn" if is_root => {
+        match &event.kind {
+            EventKind::TextDelta { text, .. } if is_root => self.show_text(text),
+            EventKind::TextWithdrawn { .. } if is_root => {
                 self.end_line();
                 let note = Styled::default().colored(Color::Yellow, "(the model starts again)");
                 output::eprint_styled(&note);
                 self.shown.clear();
             }
-            "turn.started" if is_root => {
+            EventKind::TurnStarted { .. } if is_root => {
                 self.end_line();
                 self.shown.clear();
                 self.show_line(line.filter(|_| self.is_verbose));
             }
-            "turn.started" | "turn.completed" => self.show_line(line.filter(|_| self.is_verbose)),
-            "tool.completed" if event["is_error"] != true => {
-                self.show_line(line.filter(|_| self.is_verbose));
-            }
+            EventKind::TurnStarted { .. }
+            | EventKind::TurnCompleted { .. }
+            | EventKind::ToolCompleted {
+                is_error: false, ..
+            } => self.show_line(line.filter(|_| self.is_verbose)),
             // The prompt for the decision shows it.
-            "approval.requested" => {}
+            EventKind::ApprovalRequested { .. } => {}
             // The end of the run is shown by `finish`.
-            "run.failed" | "run.cancelled" if is_root => {}
+            EventKind::RunFailed { .. } | EventKind::RunCancelled { .. } if is_root => {}
             _ => self.show_line(line),
         }
     }

@@ -14,6 +14,7 @@ use crate::cli::problem::Problem;
 use crate::cli::tree_node::TreeNode;
 use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
+use crate::domain::event::{Event, EventName};
 use crate::domain::failure::Failure;
 use crate::domain::run::Status;
 use crate::domain::warning::RunWarning;
@@ -93,6 +94,26 @@ impl RunView {
 
 /// Maximum length of an event's line in bytes.
 const MAX_EVENT_LINE: usize = 16 << 20;
+
+/// An event as a daemon sends it.
+pub struct ReceivedEvent {
+    pub json: Value,
+    /// `None` if it is one of a newer daemon.
+    pub event: Option<Event>,
+}
+
+impl ReceivedEvent {
+    pub fn new(json: Value) -> Self {
+        let name = json["type"].as_str().and_then(EventName::parse);
+        let event = name.and_then(|name| Event::read(name, &json.to_string()).ok());
+        Self { json, event }
+    }
+
+    /// `None` for a part of a text, which is in a later event as a whole.
+    pub fn number(&self) -> Option<u64> {
+        self.json["seq"].as_u64()
+    }
+}
 
 impl Client {
     /// The path of `url` is the daemon's `path_prefix`; the default scheme is `http`. Ignores proxies of the
@@ -363,7 +384,7 @@ impl Client {
         &self,
         id: &str,
         after: u64,
-        on_event: impl FnMut(&Value),
+        on_event: impl FnMut(&ReceivedEvent),
     ) -> Result<(), ClientError> {
         let mut url = self.url(&["runs", id, "events"]);
         url.set_query(Some(&format!("after={after}")));
@@ -375,7 +396,7 @@ impl Client {
         &self,
         agent: &str,
         body: &Value,
-        on_event: impl FnMut(&Value),
+        on_event: impl FnMut(&ReceivedEvent),
     ) -> Result<(), ClientError> {
         let url = self.agent_url(agent, "runs")?;
         self.read_events(self.http.post(url).json(body), on_event)
@@ -385,12 +406,13 @@ impl Client {
     async fn read_events(
         &self,
         request: RequestBuilder,
-        mut on_event: impl FnMut(&Value),
+        mut on_event: impl FnMut(&ReceivedEvent),
     ) -> Result<(), ClientError> {
         let request = request.header(ACCEPT, "text/event-stream");
         let on_line = |line: &[u8]| {
-            if let Some(event) = parse_event(line) {
-                on_event(&event);
+            let data = line.strip_prefix(b"data:");
+            if let Some(json) = data.and_then(|data| serde_json::from_slice(data).ok()) {
+                on_event(&ReceivedEvent::new(json));
             }
             true
         };
@@ -546,10 +568,6 @@ struct AgentList {
 struct ListedAgent {
     name: String,
     valid: bool,
-}
-
-fn parse_event(line: &[u8]) -> Option<Value> {
-    serde_json::from_slice(line.strip_prefix(b"data:")?).ok()
 }
 
 #[cfg(test)]

@@ -3,10 +3,13 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::cli::age::seconds;
 use crate::cli::style::{Color, Styled};
+use crate::domain::event::{CalledTool, Event, EventKind, ResumeCause};
 use crate::domain::message::shorten;
+use crate::domain::run::RunId;
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 
 /// Most characters of arguments in a line; of those that a person decides by, and of results.
@@ -21,7 +24,8 @@ const MAX_CALLS: usize = 10_000;
 pub struct EventLines {
     input_tokens: u64,
     output_tokens: u64,
-    calls: HashMap<(String, String), Call>,
+    /// By run and id: ids of calls are unique within a run.
+    calls: HashMap<(RunId, String), Call>,
 }
 
 /// A tool call that has begun.
@@ -35,245 +39,272 @@ struct Call {
 
 impl EventLines {
     /// The event as a line, indented by its run's depth. `None` for events that say nothing new to a person.
-    pub fn line(&mut self, event: &Value) -> Option<Styled> {
+    pub fn line(&mut self, event: &Event) -> Option<Styled> {
         let (color, text) = self.describe(event)?;
-        let depth = usize::try_from(number_field(event, "depth")).unwrap_or(0);
-        let agent = text_field(event, "agent");
-        let line = Styled::default().plain("  ".repeat(depth.min(16)));
-        let line = line.colored(Color::Cyan, agent).plain(": ");
-        Some(line.colored(color, text))
+        let line = Styled::default().plain("  ".repeat(usize::from(event.depth.min(16))));
+        let line = line.colored(Color::Cyan, sanitize_line(&event.agent));
+        Some(line.plain(": ").colored(color, text))
     }
 
     /// As [`EventLines::line`], without colours and indentation.
-    pub fn plain_line(&mut self, event: &Value) -> Option<String> {
+    pub fn plain_line(&mut self, event: &Event) -> Option<String> {
         let (_, text) = self.describe(event)?;
-        Some(format!("{}: {text}", text_field(event, "agent")))
+        Some(format!("{}: {text}", sanitize_line(&event.agent)))
     }
 
-    fn describe(&mut self, event: &Value) -> Option<(Option<Color>, String)> {
-        let usual = |text| Some((None, text));
-        match event["type"].as_str()? {
-            "turn.started" => Some((Some(Color::Dim), describe_turn_start(event))),
-            "turn.completed" => usual(self.describe_turn_end(event)),
-            "tool.started" => usual(self.describe_call(event)),
-            "tool.completed" => self.describe_result(event),
-            "agent.called" => usual(self.describe_child(event)),
-            "agent.returned" => Some(self.describe_child_end(event)),
-            "approval.requested" => {
+    fn describe(&mut self, event: &Event) -> Option<(Option<Color>, String)> {
+        let run = event.run_id;
+        let yellow = |text| (Some(Color::Yellow), text);
+        let (color, text) = match &event.kind {
+            EventKind::TurnStarted {
+                turn,
+                messages,
+                results,
+            } => {
+                let messages = counted(*messages as u64, "message");
+                let results = counted(*results as u64, "pending result");
+                (
+                    Some(Color::Dim),
+                    format!("turn {turn}: {messages}, {results}"),
+                )
+            }
+            EventKind::TurnCompleted {
+                turn,
+                stop_reason,
+                input_tokens,
+                output_tokens,
+                tool_calls,
+                ..
+            } => {
+                self.input_tokens += input_tokens;
+                self.output_tokens += output_tokens;
+                let reason = sanitize_line(stop_reason.as_deref().unwrap_or_default());
+                let reason = if reason.is_empty() { "ended" } else { &reason };
+                let calls = describe_calls(tool_calls);
+                let (input, output) = (self.input_tokens, self.output_tokens);
+                (
+                    None,
+                    format!(
+                        "turn {turn}: {reason}, {calls}; tokens so far: in {input}, out {output}"
+                    ),
+                )
+            }
+            EventKind::ToolStarted {
+                tool_call_id,
+                tool,
+                arguments,
+                truncated,
+                ..
+            } => {
+                if self.calls.len() >= MAX_CALLS {
+                    self.calls.clear();
+                }
+                let arguments = arguments_value(arguments);
+                let call = Call {
+                    label: arguments["label"].as_str().map(str::to_owned),
+                    is_reported: false,
+                };
+                self.calls.insert((run, tool_call_id.clone()), call);
+                let arguments = arguments_text(&arguments, *truncated, MAX_ARGUMENTS);
+                (None, format!("→ {}{arguments}", sanitize_line(tool)))
+            }
+            EventKind::ToolCompleted {
+                tool_call_id,
+                tool,
+                duration_ms,
+                is_error,
+                result,
+                ..
+            } => {
+                let call = self.calls.remove(&(run, tool_call_id.clone()));
+                // The end of the call's child run was shown already.
+                if call.is_some_and(|call| call.is_reported) {
+                    return None;
+                }
+                let (tool, after) = (sanitize_line(tool), seconds(*duration_ms));
+                let result = match result.trim() {
+                    "" => String::new(),
+                    result => format!(": {}", shorten(&sanitize_line(result), MAX_RESULT)),
+                };
+                match is_error {
+                    true => {
+                        let text = format!("✗ {tool} failed after {after}{result}");
+                        (Some(Color::Red), text)
+                    }
+                    false => (None, format!("← {tool} after {after}{result}")),
+                }
+            }
+            EventKind::AgentCalled {
+                tool_call_id,
+                child_agent,
+                child_depth,
+                task,
+                ..
+            } => {
+                let call = self.calls.get(&(run, tool_call_id.clone()));
+                let child = child_name(child_agent, call);
+                let task = sanitize_line(task);
+                (None, format!("→ {child} (depth {child_depth}): {task}"))
+            }
+            EventKind::AgentReturned {
+                tool_call_id,
+                child_agent,
+                duration_ms,
+                characters,
+                error,
+                ..
+            } => {
+                let call = self.calls.entry((run, tool_call_id.clone())).or_default();
+                call.is_reported = true;
+                let child = child_name(child_agent, Some(call));
+                let after = seconds(*duration_ms);
+                match error {
+                    Some(error) => {
+                        let error = sanitize_line(error);
+                        let text = format!("✗ {child} failed after {after}: {error}");
+                        (Some(Color::Red), text)
+                    }
+                    None => {
+                        let characters = characters.unwrap_or_default() as u64;
+                        let characters = counted(characters, "character");
+                        (None, format!("← {child} after {after}, {characters}"))
+                    }
+                }
+            }
+            EventKind::ApprovalRequested {
+                tool,
+                arguments,
+                truncated,
+                ..
+            } => {
                 // A person decides by this line, so nothing in it may be hidden.
-                let arguments = arguments_text(event, MAX_APPROVAL_ARGUMENTS);
-                let tool = text_field(event, "tool");
-                let text = format!("waiting for approval of {tool}{arguments}");
-                Some((Some(Color::Yellow), text))
+                let arguments = arguments_value(arguments);
+                let arguments = arguments_text(&arguments, *truncated, MAX_APPROVAL_ARGUMENTS);
+                let tool = sanitize_line(tool);
+                yellow(format!("waiting for approval of {tool}{arguments}"))
             }
-            "approval.decided" if !event["arguments"].is_null() => {
-                let arguments = arguments_text(event, MAX_APPROVAL_ARGUMENTS);
-                usual(format!("approved with other arguments{arguments}"))
+            EventKind::ApprovalDecided {
+                arguments: Some(arguments),
+                truncated,
+                ..
+            } => {
+                let arguments = arguments_value(arguments);
+                let arguments = arguments_text(&arguments, *truncated, MAX_APPROVAL_ARGUMENTS);
+                (None, format!("approved with other arguments{arguments}"))
             }
-            "approval.decided" => usual(match event["reason"].as_str() {
-                Some(_) => format!(
-                    "{}: {}",
-                    text_field(event, "decision"),
-                    text_field(event, "reason")
-                ),
-                None => text_field(event, "decision"),
-            }),
-            "message.added" => usual(describe_message(event)),
-            "retry.scheduled" => Some((Some(Color::Yellow), describe_retry(event))),
-            "memory.warning" | "tools.warning" | "loop.warning" | "model.warning" => {
-                let message = text_field(event, "message");
-                Some((Some(Color::Yellow), format!("warning: {message}")))
+            EventKind::ApprovalDecided {
+                decision, reason, ..
+            } => {
+                let reason = reason.as_deref().map(sanitize_line);
+                let reason = reason.map(|reason| format!(": {reason}"));
+                let decision = decision.as_str();
+                (None, format!("{decision}{}", reason.unwrap_or_default()))
             }
-            "context.compacted" => usual(format!(
-                "conversation compacted from {} to {} tokens",
-                number_field(event, "tokens_before"),
-                number_field(event, "tokens_after")
-            )),
-            "batch.submitted" => usual(format!(
-                "waiting for batch {}",
-                text_field(event, "batch_id")
-            )),
-            "run.paused" => Some((Some(Color::Yellow), "paused".to_owned() + &by(event))),
-            "run.resumed" if event["cause"] == "request" => {
-                usual("resumed".to_owned() + &by(event))
+            EventKind::MessageAdded { content, by, .. } => {
+                let content = shorten(&sanitize_line(content), MAX_RESULT);
+                let from = by_whom(by.as_deref(), "from");
+                (None, format!("message{from}: {content}"))
             }
-            "run.forked" => usual(describe_fork(event)),
-            "run.resumed" => usual("resumed, after a restart or at another node".to_owned()),
-            "run.failed" => {
-                let message = text_field(&event["error"], "message");
-                Some((Some(Color::Red), format!("failed: {message}")))
+            EventKind::RetryScheduled {
+                model,
+                attempt,
+                wait_ms,
+                reason,
+                ..
+            } => {
+                let reason = sanitize_line(reason);
+                yellow(match (attempt, wait_ms) {
+                    // Attempt 0 is the first request to a fallback model, which is sent at once.
+                    (0, _) => format!("{reason}; falling back to {}", sanitize_line(model)),
+                    (_, 0) => format!("{reason}; trying again at once"),
+                    (_, wait) => format!("{reason}; trying again in {}", seconds(*wait)),
+                })
             }
-            "run.cancelled" => {
-                let reason = text_field(event, "reason");
-                Some((Some(Color::Yellow), format!("cancelled: {reason}")))
+            EventKind::MemoryWarning { message }
+            | EventKind::ToolsWarning { message }
+            | EventKind::LoopWarning { message, .. }
+            | EventKind::ModelWarning { message, .. } => {
+                yellow(format!("warning: {}", sanitize_line(message)))
             }
-            _ => None,
-        }
-    }
-
-    fn describe_turn_end(&mut self, event: &Value) -> String {
-        self.input_tokens += number_field(event, "input_tokens");
-        self.output_tokens += number_field(event, "output_tokens");
-        let calls = event["tool_calls"].as_array();
-        let names = calls
-            .into_iter()
-            .flatten()
-            .take(20)
-            .map(|call| text_field(call, "name"));
-        let names = names.collect::<Vec<_>>().join(", ");
-        let stop_reason = match text_field(event, "stop_reason") {
-            reason if reason.is_empty() => "ended".to_owned(),
-            reason => reason,
-        };
-        format!(
-            "turn {}: {stop_reason}, {}; tokens so far: in {}, out {}",
-            number_field(event, "turn"),
-            match calls.map_or(0, Vec::len) {
-                0 => "no tool calls".to_owned(),
-                1 => format!("1 tool call ({names})"),
-                several => format!("{several} tool calls ({names})"),
-            },
-            self.input_tokens,
-            self.output_tokens,
-        )
-    }
-
-    fn describe_call(&mut self, event: &Value) -> String {
-        if self.calls.len() >= MAX_CALLS {
-            self.calls.clear();
-        }
-        let label = event["arguments"]["label"].as_str().map(str::to_owned);
-        let call = Call {
-            label,
-            is_reported: false,
-        };
-        self.calls.insert(call_key(event), call);
-        format!(
-            "→ {}{}",
-            text_field(event, "tool"),
-            arguments_text(event, MAX_ARGUMENTS)
-        )
-    }
-
-    /// `None` if the end of the call's child run was shown already.
-    fn describe_result(&mut self, event: &Value) -> Option<(Option<Color>, String)> {
-        let call = self.calls.remove(&call_key(event)).unwrap_or_default();
-        if call.is_reported {
-            return None;
-        }
-        let tool = text_field(event, "tool");
-        let after = seconds(number_field(event, "duration_ms"));
-        let result = match event["result"].as_str().map(str::trim) {
-            Some(result) if !result.is_empty() => {
-                format!(": {}", shorten(&sanitize_line(result), MAX_RESULT))
-            }
-            _ => String::new(),
-        };
-        Some(match event["is_error"].as_bool() {
-            Some(true) => (
-                Some(Color::Red),
-                format!("✗ {tool} failed after {after}{result}"),
-            ),
-            _ => (None, format!("← {tool} after {after}{result}")),
-        })
-    }
-
-    fn describe_child(&mut self, event: &Value) -> String {
-        let label = self
-            .calls
-            .get(&call_key(event))
-            .and_then(|call| call.label.as_deref());
-        format!(
-            "→ {}{} (depth {}): {}",
-            text_field(event, "child_agent"),
-            match label {
-                Some(label) => format!(" \"{}\"", sanitize_line(&shorten(label, 40))),
-                None => String::new(),
-            },
-            number_field(event, "child_depth"),
-            text_field(event, "task")
-        )
-    }
-
-    fn describe_child_end(&mut self, event: &Value) -> (Option<Color>, String) {
-        let call = self.calls.entry(call_key(event)).or_default();
-        call.is_reported = true;
-        let label = call.label.as_deref();
-        let child = match label {
-            Some(label) => format!(
-                "{} \"{}\"",
-                text_field(event, "child_agent"),
-                sanitize_line(&shorten(label, 40))
-            ),
-            None => text_field(event, "child_agent"),
-        };
-        let after = seconds(number_field(event, "duration_ms"));
-        match event["error"].as_str() {
-            Some(error) => (
-                Some(Color::Red),
-                format!("✗ {child} failed after {after}: {}", sanitize_line(error)),
-            ),
-            None => (
+            EventKind::ContextCompacted {
+                tokens_before,
+                tokens_after,
+                ..
+            } => (
                 None,
-                format!(
-                    "← {child} after {after}, {}",
-                    counted(number_field(event, "characters"), "character")
-                ),
+                format!("conversation compacted from {tokens_before} to {tokens_after} tokens"),
             ),
-        }
+            EventKind::BatchSubmitted { batch_id, .. } => (
+                None,
+                format!("waiting for batch {}", sanitize_line(batch_id)),
+            ),
+            EventKind::RunPaused { by } => {
+                yellow(format!("paused{}", by_whom(by.as_deref(), "by")))
+            }
+            EventKind::RunResumed {
+                cause: ResumeCause::Request,
+                by,
+                ..
+            } => (None, format!("resumed{}", by_whom(by.as_deref(), "by"))),
+            EventKind::RunResumed { .. } => (
+                None,
+                "resumed, after a restart or at another node".to_owned(),
+            ),
+            EventKind::RunForked {
+                forked_from, turns, ..
+            } => {
+                let turns = counted(u64::from(*turns), "turn");
+                (None, format!("continues {} after {turns}", forked_from.run))
+            }
+            EventKind::RunFailed { error } => {
+                let text = format!("failed: {}", sanitize_line(&error.message));
+                (Some(Color::Red), text)
+            }
+            EventKind::RunCancelled { reason } => {
+                yellow(format!("cancelled: {}", sanitize_line(reason)))
+            }
+            _ => return None,
+        };
+        Some((color, text))
     }
 }
 
-fn describe_fork(event: &Value) -> String {
-    let source = text_field(&event["forked_from"], "run");
-    let turns = number_field(event, "turns");
-    let noun = if turns == 1 { "turn" } else { "turns" };
-    format!("continues {source} after {turns} {noun}")
-}
-
-fn describe_turn_start(event: &Value) -> String {
-    format!(
-        "turn {}: {}, {}",
-        number_field(event, "turn"),
-        counted(number_field(event, "messages"), "message"),
-        counted(number_field(event, "results"), "pending result"),
-    )
-}
-
-/// Who did it, after a space; empty without keys.
-fn by(event: &Value) -> String {
-    match text_field(event, "by") {
-        by if by.is_empty() => by,
-        by => format!(" by {by}"),
+fn describe_calls(calls: &[CalledTool]) -> String {
+    let names = calls.iter().take(20).map(|call| sanitize_line(&call.name));
+    let names = names.collect::<Vec<_>>().join(", ");
+    match calls.len() {
+        0 => "no tool calls".to_owned(),
+        1 => format!("1 tool call ({names})"),
+        several => format!("{several} tool calls ({names})"),
     }
 }
 
-fn describe_message(event: &Value) -> String {
-    let content = shorten(&text_field(event, "content"), MAX_RESULT);
-    match text_field(event, "by") {
-        by if by.is_empty() => format!("message: {content}"),
-        by => format!("message from {by}: {content}"),
+fn child_name(agent: &str, call: Option<&Call>) -> String {
+    let agent = sanitize_line(agent);
+    match call.and_then(|call| call.label.as_deref()) {
+        Some(label) => format!("{agent} \"{}\"", sanitize_line(&shorten(label, 40))),
+        None => agent,
     }
 }
 
-fn describe_retry(event: &Value) -> String {
-    let reason = text_field(event, "reason");
-    // Attempt 0 is the first request to a fallback model, which is sent at once.
-    if number_field(event, "attempt") == 0 {
-        return format!("{reason}; falling back to {}", text_field(event, "model"));
+/// Who did it, after a space and a preposition; empty without keys.
+fn by_whom(key: Option<&str>, preposition: &str) -> String {
+    match key.map(sanitize_line) {
+        Some(key) if !key.is_empty() => format!(" {preposition} {key}"),
+        _ => String::new(),
     }
-    match number_field(event, "wait_ms") {
-        0 => format!("{reason}; trying again at once"),
-        wait => format!("{reason}; trying again in {}", seconds(wait)),
-    }
+}
+
+fn arguments_value(arguments: &RawValue) -> Value {
+    serde_json::from_str(arguments.get()).unwrap_or_default()
 }
 
 /// After a space, on one line; empty if the event has none.
-fn arguments_text(event: &Value, max: usize) -> String {
-    let arguments = match &event["arguments"] {
+fn arguments_text(arguments: &Value, is_truncated: bool, max: usize) -> String {
+    let arguments = match arguments {
         Value::Null => return String::new(),
         // The beginning of arguments that are too long for an event.
-        Value::String(beginning) if event["truncated"] == true => format!("{beginning}…"),
+        Value::String(beginning) if is_truncated => format!("{beginning}…"),
         arguments => arguments.to_string(),
     };
     format!(
@@ -289,29 +320,23 @@ fn counted(count: u64, noun: &str) -> String {
     }
 }
 
-/// Ids of calls are unique within a run.
-fn call_key(event: &Value) -> (String, String) {
-    let id = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
-    (id("run_id"), id("tool_call_id"))
-}
-
-pub fn number_field(event: &Value, key: &str) -> u64 {
-    event[key].as_u64().unwrap_or(0)
-}
-
-/// Texts come from models, so control characters are removed.
-pub fn text_field(event: &Value, key: &str) -> String {
-    sanitize_line(event[key].as_str().unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::EventLines;
+    use crate::domain::event::{Event, EventName};
 
     /// Without colours.
-    fn line(lines: &mut EventLines, event: Value) -> Option<String> {
+    fn line(lines: &mut EventLines, fields: Value) -> Option<String> {
+        let id = "run_019a2b3c-0000-7000-8000-000000000001";
+        let mut event = json!({"run_id": id, "root_id": id, "child_id": id, "time": "2026-01-01T00:00:00Z", "agent": "a", "depth": 0, "turn": 1,
+            "model": "x/y", "cache_read_tokens": 0, "cache_write_tokens": 0, "input_tokens": 0, "output_tokens": 0,
+            "tool_calls": 0, "result": ""});
+        let (all, fields) = (event.as_object_mut()?, fields.as_object()?.clone());
+        all.extend(fields);
+        let name = EventName::parse(event["type"].as_str()?)?;
+        let event = Event::read(name, &event.to_string()).expect("an event");
         let line = lines.line(&event)?;
         Some(anstream::adapter::strip_str(line.as_str()).to_string())
     }
@@ -342,7 +367,7 @@ mod tests {
     fn calls_show_arguments_and_results() {
         let lines = &mut EventLines::default();
         let call = |kind: &str, more: Value| {
-            let mut event = json!({"type": kind, "agent": "a", "depth": 0, "run_id": "r", "tool_call_id": "c",
+            let mut event = json!({"type": kind, "agent": "a", "depth": 0, "tool_call_id": "c",
                 "tool": "read_file", "duration_ms": 1500});
             for (key, value) in more.as_object().expect("fields") {
                 event[key] = value.clone();
@@ -384,7 +409,7 @@ mod tests {
     fn sub_agents_show_their_task_and_how_they_ended() {
         let lines = &mut EventLines::default();
         let event = |kind: &str, error: Value| {
-            json!({"type": kind, "agent": "a", "depth": 0, "run_id": "r", "tool_call_id": "c", "tool": "subagent",
+            json!({"type": kind, "agent": "a", "depth": 0, "tool_call_id": "c", "tool": "subagent",
                 "child_agent": "b", "child_depth": 1, "task": "look\u{202e}", "duration_ms": 1500, "characters": 12,
                 "error": error, "is_error": true, "arguments": {"label": "docs"}})
         };
@@ -432,7 +457,8 @@ mod tests {
                 Some(format!("a: server: no; {action}"))
             );
         }
-        let failed = json!({"type": "run.failed", "agent": "a", "depth": 0, "error": {"message": "no\nmore"}});
+        let failed = json!({"type": "run.failed", "agent": "a", "depth": 0, "error": {"message": "no\nmore",
+            "code": "internal", "category": "internal", "retryable": false}});
         assert_eq!(line(lines, failed).as_deref(), Some("a: failed: no more"));
         assert_eq!(line(lines, json!({"type": "run.queued"})), None);
     }

@@ -1,9 +1,8 @@
 //! Shows the events of a run as lines on stderr.
 
-use serde_json::Value;
-
-use crate::cli::event_lines::{EventLines, number_field};
+use crate::cli::event_lines::EventLines;
 use crate::cli::output;
+use crate::domain::event::{Event, EventKind};
 
 pub enum Progress {
     Silent,
@@ -23,11 +22,11 @@ pub struct Totals {
 impl Progress {
     /// Shows an event, except requests for approval, which the prompt for them shows, and warnings of the root run, which
     /// are printed after its text. While `is_asking`, the last line of the terminal is a question.
-    pub fn on_event(&mut self, event: &Value, is_asking: bool) {
-        let name = event["type"].as_str().unwrap_or_default();
-        let is_root = event["run_id"] == event["root_id"];
-        if name == "approval.requested" || (is_root && name.ends_with(".warning")) {
-            return;
+    pub fn on_event(&mut self, event: &Event, is_asking: bool) {
+        match &event.kind {
+            EventKind::ApprovalRequested { .. } => return,
+            kind if event.run_id == event.root_id && kind.name().is_warning() => return,
+            _ => {}
         }
         match self {
             Self::Silent => {}
@@ -64,13 +63,16 @@ impl Progress {
 }
 
 impl Totals {
-    fn add(&mut self, event: &Value) {
-        match event["type"].as_str() {
-            Some("run.started") => self.runs += 1,
-            Some("turn.completed") => {
+    fn add(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::RunStarted { .. } => self.runs += 1,
+            EventKind::TurnCompleted {
+                input_tokens,
+                output_tokens,
+                ..
+            } => {
                 self.turns += 1;
-                self.tokens +=
-                    number_field(event, "input_tokens") + number_field(event, "output_tokens");
+                self.tokens += input_tokens + output_tokens;
             }
             _ => {}
         }

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::cli::client::{Client, ClientError};
+use crate::cli::client::{Client, ClientError, ReceivedEvent};
 use crate::cli::output;
-use crate::domain::event;
 
 /// How often it is tried without success, and the pause before each attempt.
 const MAX_ATTEMPTS: u32 = 15;
@@ -54,17 +53,18 @@ impl Reconnects {
         client: &Client,
         id: &str,
         after: u64,
-        mut on_event: impl FnMut(&Value),
+        mut on_event: impl FnMut(&ReceivedEvent),
     ) -> anyhow::Result<()> {
         let mut last = after;
         let mut has_ended = false;
         loop {
             let before = last;
-            let followed = client.follow(id, last, |event| {
-                last = event["seq"].as_u64().unwrap_or(last);
-                let name = event["type"].as_str().unwrap_or_default();
-                has_ended |= event["run_id"] == id && event::is_terminal(name);
-                on_event(event);
+            let followed = client.follow(id, last, |received| {
+                last = received.number().unwrap_or(last);
+                let is_own = received.json["run_id"] == id;
+                let event = received.event.as_ref().filter(|_| is_own);
+                has_ended |= event.is_some_and(|event| event.kind.name().is_terminal());
+                on_event(received);
             });
             let followed = followed.await;
             if has_ended {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::age::parse_seconds;
 use crate::cli::approval_prompt::ApprovalPrompt;
-use crate::cli::client::{Client, RunView};
+use crate::cli::client::{Client, ReceivedEvent, RunView};
 use crate::cli::exit::{self, InvalidInput};
 use crate::cli::output::FormatArgs;
 use crate::cli::progress::{Progress, Totals};
@@ -168,7 +168,11 @@ async fn follow_run(client: &Client, id: &str, progress: &mut Progress) -> anyho
     }
     // Progress is optional: without its events the run is waited for all the same, and its daemon's absence is reported.
     let mut reconnects = Reconnects::silent();
-    let on_event = |event: &Value| progress.on_event(event, is_asking.get());
+    let on_event = |received: &ReceivedEvent| {
+        if let Some(event) = &received.event {
+            progress.on_event(event, is_asking.get());
+        }
+    };
     let followed = reconnects.follow(client, id, 0, on_event);
     tokio::pin!(finished, followed);
     tokio::select! {

@@ -621,6 +621,11 @@ impl EventName {
         self.as_str().starts_with("run.")
     }
 
+    /// Whether it is a warning for people.
+    pub fn is_warning(self) -> bool {
+        self.as_str().ends_with(".warning")
+    }
+
     /// Whether it is the last of a run.
     pub fn is_terminal(self) -> bool {
         matches!(
@@ -634,11 +639,6 @@ impl fmt::Display for EventName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
-}
-
-/// Whether an event with this name is the last of a run.
-pub fn is_terminal(name: &str) -> bool {
-    EventName::parse(name).is_some_and(EventName::is_terminal)
 }
 
 /// A stored event, as subscribers receive it.

@@ -3,10 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use crate::cli::age::parse_seconds;
-use crate::cli::client::{Client, RunView};
+use crate::cli::client::{Client, ReceivedEvent, RunView};
 use crate::cli::event_lines::EventLines;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::reconnects::Reconnects;
@@ -117,15 +115,14 @@ async fn follow_to_end(client: &Client, id: &str, json: bool) -> anyhow::Result<
     printed.and(followed)
 }
 
-fn print_event(lines: &mut EventLines, event: &Value, json: bool) -> anyhow::Result<()> {
+fn print_event(lines: &mut EventLines, received: &ReceivedEvent, json: bool) -> anyhow::Result<()> {
     if json {
-        // Parts of a text that is still being written have no number, and are in a later event as a whole.
-        return match event["seq"].is_null() {
-            true => Ok(()),
-            false => output::print_json_line(event),
+        return match received.number() {
+            None => Ok(()),
+            Some(_) => output::print_json_line(&received.json),
         };
     }
-    match lines.line(event) {
+    match received.event.as_ref().and_then(|event| lines.line(event)) {
         Some(line) => output::print_styled(&line),
         None => Ok(()),
     }
@@ -177,16 +174,16 @@ pub async fn events(args: &Events) -> anyhow::Result<()> {
                 output::print_json_line(&event)?;
                 continue;
             }
+            let received = ReceivedEvent::new(event);
+            let line = received.event.as_ref();
+            let line = line.and_then(|event| lines.plain_line(event));
+            let event = received.json;
             let text = |key: &str| event[key].as_str().unwrap_or_default();
             table.row([
                 Cell::new(event["seq"].as_u64().unwrap_or_default()),
                 Cell::new(text("time")).or_short(text("time").get(11..19).unwrap_or_default()),
                 Cell::new(text("type")),
-                Cell::new(
-                    lines
-                        .plain_line(&event)
-                        .unwrap_or_else(|| text("agent").to_owned()),
-                ),
+                Cell::new(line.unwrap_or_else(|| text("agent").to_owned())),
             ]);
         }
         match page.next_after {
