@@ -71,10 +71,6 @@ impl CancelOnDrop {
         }
     }
 
-    pub fn run(&self) -> RunId {
-        self.run
-    }
-
     pub fn disarm(&mut self) {
         self.is_armed = false;
     }

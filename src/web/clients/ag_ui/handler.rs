@@ -22,7 +22,7 @@ use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream, Stopped};
 use crate::web::clients::ag_ui::usage::Baseline;
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::results::{self, NewInput};
-use crate::web::clients::run_wait::{is_waiting, wait_for_stop};
+use crate::web::clients::run_wait::{CancelOnDrop, is_waiting, wait_for_stop};
 use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
@@ -262,13 +262,15 @@ fn respond(
         baseline,
         is_unseen,
     } = found;
-    let stream = AgUiStream::new(state, request, Arc::clone(&run), &recorded);
+    let stream = AgUiStream::new(request, Arc::clone(&run), &recorded);
     let (end_state, end_run) = (state.clone(), Arc::clone(&run));
+    let mut guard = CancelOnDrop::new(state, run.id);
     let stopped = async move {
         let run = match is_unseen && is_waiting(&end_run) {
             true => end_run,
             false => wait_for_stop(end_state.runner.clone(), end_run, true).await,
         };
+        guard.disarm();
         Stopped::read(&end_state, &run, messages, baseline).await
     };
     let closing = state.closing.clone();

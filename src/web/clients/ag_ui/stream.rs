@@ -14,7 +14,6 @@ use crate::web::clients::ag_ui::events::{self, Frames};
 use crate::web::clients::ag_ui::interrupts;
 use crate::web::clients::ag_ui::transcript::Transcript;
 use crate::web::clients::ag_ui::usage::Baseline;
-use crate::web::clients::run_wait::CancelOnDrop;
 use crate::web::error::Problem;
 use crate::web::extract::request_body::parse_large;
 use crate::web::response::stream_driver::{Nothing, Projection};
@@ -35,7 +34,6 @@ pub struct AgUiStream {
     run: Arc<Run>,
     transcript: Transcript,
     frames: Frames,
-    guard: CancelOnDrop,
 }
 
 /// A run that has ended or needs its client, as the record has it.
@@ -44,7 +42,7 @@ pub struct Stopped {
     steps: Vec<Step>,
     /// The messages of the client.
     sent: Vec<Value>,
-    usage: Vec<(String, TokenUsage)>,
+    usage: Result<Vec<(String, TokenUsage)>, Problem>,
 }
 
 impl Stopped {
@@ -64,8 +62,11 @@ impl Stopped {
         let shown = approvals::with_whole_arguments(state, run).await;
         let run = shown.map_or_else(|_| run.clone(), Cow::into_owned);
         let usage = match run.status {
-            Status::Failed => Vec::new(),
-            _ => baseline.usage_since(state, &run).await?,
+            Status::Failed => Ok(Vec::new()),
+            _ => baseline
+                .usage_since(state, &run)
+                .await
+                .map_err(Problem::from),
         };
         Ok(Self {
             run,
@@ -78,7 +79,7 @@ impl Stopped {
 
 impl AgUiStream {
     /// `recorded` has the steps that earlier responses have shown; none for a new run.
-    pub fn new(state: &AppState, request: AgUiRequest, run: Arc<Run>, recorded: &[Step]) -> Self {
+    pub fn new(request: AgUiRequest, run: Arc<Run>, recorded: &[Step]) -> Self {
         let mut transcript = Transcript::new(run.id);
         transcript.skip_recorded(recorded);
         let mut frames = Frames::default();
@@ -86,7 +87,6 @@ impl AgUiStream {
         Self {
             transcript,
             frames,
-            guard: CancelOnDrop::new(state, run.id),
             request,
             run,
         }
@@ -107,11 +107,12 @@ impl AgUiStream {
         self.transcript.complete(&steps, &mut self.frames);
         let messages = self.transcript.snapshot(sent, &steps);
         self.frames.push(&events::messages_snapshot(messages));
-        let end = match (&run.error, run.status) {
-            (Some(failure), Status::Failed) => {
+        let end = match (&run.error, run.status, usage) {
+            (Some(failure), Status::Failed, _) => {
                 events::run_error(&failure.message, &failure.code.to_string())
             }
-            _ => {
+            (_, _, Err(problem)) => events::run_error(problem.detail(), problem.code()),
+            (_, _, Ok(usage)) => {
                 let AgUiRequest { thread, id, .. } = &self.request;
                 events::run_finished(thread, id, self.outcome(&run, &steps), &usage)
             }
@@ -164,7 +165,6 @@ impl Projection for AgUiStream {
     }
 
     fn on_end(&mut self, end: Self::End) {
-        self.guard.disarm();
         match end {
             Some(Ok(stopped)) => self.push_end(stopped),
             Some(Err(problem)) => self.push_error(problem.detail(), problem.code()),

@@ -8,7 +8,7 @@ use rmcp::model::{ProgressToken, RequestId};
 use serde_json::{Value, json};
 
 use crate::domain::event::{LiveEvent, StoredEvent};
-use crate::domain::run::Run;
+use crate::domain::run::{Run, RunId};
 use crate::engine::record::journal::Subscription;
 use crate::web::auth::Principal;
 use crate::web::clients::mcp::approvals::Forms;
@@ -28,7 +28,7 @@ pub struct CallStream {
     frames: String,
     /// What ends the stream.
     pub response: Option<Value>,
-    guard: CancelOnDrop,
+    run: RunId,
 }
 
 /// How a call ends.
@@ -56,11 +56,12 @@ impl CallStream {
             progress_token: caller.progress_token.clone(),
             frames: String::new(),
             response: None,
-            guard: CancelOnDrop::new(state, run.id),
+            run: run.id,
         };
         // None if the call waits for decisions of others.
         let forms = Forms::new(caller, principal);
         let (is_modern, end_state) = (caller.is_modern, state.clone());
+        let mut guard = CancelOnDrop::new(state, run.id);
         let end = async move {
             let cancelled = async {
                 match &open_call {
@@ -72,9 +73,11 @@ impl CallStream {
             let run = tokio::select! {
                 biased;
                 () = end_state.closing.cancelled() => return CallEnd::Closing,
+                // Dropping the guard cancels the run.
                 () = cancelled => return CallEnd::Cancelled,
                 run = wait_for_stop(runner, run, forms.is_some()) => run,
             };
+            guard.disarm();
             let result = match forms.filter(|_| !run.status.is_terminal()) {
                 None => complete(call_result::from_run(&run, is_modern), is_modern),
                 Some(forms) => {
@@ -112,14 +115,12 @@ impl Projection for CallStream {
         let result = match end {
             CallEnd::Result(result) => result,
             CallEnd::Closing => {
-                let run = self.guard.run();
+                let run = self.run;
                 let detail = format!("the daemon is stopping; {run} continues after its restart");
                 Err(RpcError::from(closing(detail)))
             }
-            // Dropping the guard cancels the run.
             CallEnd::Cancelled => return,
         };
-        self.guard.disarm();
         let response = match result {
             Ok(result) => json!({ "jsonrpc": "2.0", "id": self.request, "result": result }),
             Err(error) => error.response(Some(&self.request)),
