@@ -15,7 +15,7 @@ use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{ForkedFrom, Reused, RunId};
 use crate::domain::timestamp_text;
-use crate::domain::usage::Usage;
+use crate::domain::usage::{TokenUsage, Usage};
 
 /// An event that has no number yet.
 #[derive(Clone, Debug, JsonSchema)]
@@ -532,6 +532,38 @@ impl From<&ToolCall> for CalledTool {
         Self {
             id: call.id.clone(),
             name: call.name.clone(),
+        }
+    }
+}
+
+impl EventKind {
+    /// What the reply of a turn used, or the summary of a compaction; `None` for other events.
+    pub fn tokens(&self) -> Option<TokenUsage> {
+        match *self {
+            Self::TurnCompleted {
+                input_tokens,
+                output_tokens,
+                cache_read_tokens,
+                cache_write_tokens,
+                reasoning_tokens,
+                ..
+            } => Some(TokenUsage {
+                input: input_tokens,
+                output: output_tokens,
+                cache_read: cache_read_tokens,
+                cache_write: cache_write_tokens,
+                reasoning: reasoning_tokens.unwrap_or(0),
+            }),
+            Self::ContextCompacted {
+                input_tokens,
+                output_tokens,
+                ..
+            } => Some(TokenUsage {
+                input: input_tokens,
+                output: output_tokens,
+                ..TokenUsage::default()
+            }),
+            _ => None,
         }
     }
 }

@@ -291,19 +291,9 @@ impl RecordedCalls {
                 self.resume_count += u32::from(cause == ResumeCause::Restart);
             }
             EventKind::TurnStarted { turn, .. } => self.last_turn = turn,
-            EventKind::TurnCompleted {
-                input_tokens,
-                output_tokens,
-                reasoning_tokens,
-                ..
-            } => {
+            kind @ EventKind::TurnCompleted { .. } => {
                 self.resume_count = 0;
-                self.reported_usage = Some(TokenUsage {
-                    input: input_tokens,
-                    output: output_tokens,
-                    reasoning: reasoning_tokens.unwrap_or(0),
-                    ..TokenUsage::default()
-                });
+                self.reported_usage = kind.tokens();
             }
             EventKind::ContextCompacted { .. } => self.reported_usage = None,
             EventKind::BatchSubmitted {

@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 use crate::domain::event::{Decision, Event, EventKind};
 use crate::domain::recording::UsageRecording;
 use crate::domain::run::RunId;
-use crate::domain::usage::TokenUsage;
 use crate::engine::context::Engine;
 use crate::store::StoreError;
 use crate::store::events::{self, EventPages};
@@ -46,6 +45,7 @@ pub async fn read(engine: &Engine, root: RunId) -> Result<BTreeMap<RunId, RunEve
 
 impl RunEvents {
     fn apply(&mut self, event: Event) -> serde_json::Result<()> {
+        let tokens = event.kind.tokens().unwrap_or_default();
         match event.kind {
             EventKind::RunQueued {
                 request: Some(request),
@@ -55,20 +55,8 @@ impl RunEvents {
                 turn,
                 model,
                 stop_reason,
-                input_tokens,
-                output_tokens,
-                cache_read_tokens,
-                cache_write_tokens,
-                reasoning_tokens,
                 ..
             } => {
-                let tokens = TokenUsage {
-                    input: input_tokens,
-                    output: output_tokens,
-                    cache_read: cache_read_tokens,
-                    cache_write: cache_write_tokens,
-                    reasoning: reasoning_tokens.unwrap_or(0),
-                };
                 let event = TurnEvent {
                     model,
                     stop_reason,

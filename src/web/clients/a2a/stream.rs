@@ -1,6 +1,5 @@
 //! The events of a task until it ends, or requires input. The reply's text is an artifact, which grows while the model writes.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::response::Response;
@@ -16,6 +15,7 @@ use crate::web::clients::a2a::types::{
     TaskStatusUpdateEvent,
 };
 use crate::web::clients::run_wait::wait_for_stop;
+use crate::web::response::sse;
 use crate::web::response::stream_driver::{Nothing, Projection, StreamDriver};
 use crate::web::routes::approvals;
 use crate::web::state::AppState;
@@ -100,8 +100,7 @@ impl TaskStream {
     }
 
     fn push(&mut self, event: &StreamResponse) {
-        let json = serde_json::to_string(event).unwrap_or_default();
-        let _ = write!(self.frames, "data: {json}\n\n");
+        sse::push_data(&mut self.frames, event);
     }
 
     fn push_status(&mut self, status: TaskStatus) {

@@ -1,11 +1,10 @@
 //! The events of AG-UI. Optional members are left out, never null.
 
-use std::fmt::Write;
-
 use serde_json::{Value, json};
 
 use crate::domain::run::Run;
 use crate::domain::usage::TokenUsage;
+use crate::web::response::sse;
 
 const PROTOCOL_VERSION: &str = "1.0";
 
@@ -15,7 +14,7 @@ pub struct Frames(pub String);
 
 impl Frames {
     pub fn push(&mut self, event: &Value) {
-        let _ = write!(self.0, "data: {event}\n\n");
+        sse::push_data(&mut self.0, event);
     }
 }
 

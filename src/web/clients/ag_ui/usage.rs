@@ -62,37 +62,11 @@ impl Baseline {
                 let (EventName::TurnCompleted | EventName::ContextCompacted) = event.name else {
                     continue;
                 };
-                let (model, tokens) = match events::recorded(event)?.kind {
-                    EventKind::TurnCompleted {
-                        model,
-                        input_tokens,
-                        output_tokens,
-                        cache_read_tokens,
-                        cache_write_tokens,
-                        ..
-                    } => {
-                        let tokens = TokenUsage {
-                            input: input_tokens,
-                            output: output_tokens,
-                            cache_read: cache_read_tokens,
-                            cache_write: cache_write_tokens,
-                            ..TokenUsage::default()
-                        };
-                        (Some(model), tokens)
-                    }
-                    EventKind::ContextCompacted {
-                        model,
-                        input_tokens,
-                        output_tokens,
-                        ..
-                    } => {
-                        let tokens = TokenUsage {
-                            input: input_tokens,
-                            output: output_tokens,
-                            ..TokenUsage::default()
-                        };
-                        (model, tokens)
-                    }
+                let kind = events::recorded(event)?.kind;
+                let tokens = kind.tokens().unwrap_or_default();
+                let model = match kind {
+                    EventKind::TurnCompleted { model, .. } => Some(model),
+                    EventKind::ContextCompacted { model, .. } => model,
                     _ => continue,
                 };
                 rest = subtract(&rest, &tokens);

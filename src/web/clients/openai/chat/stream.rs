@@ -1,7 +1,6 @@
 //! A chat completion as Server-Sent Events. The text comes from the run's live deltas. The end comes from the record, which
 //! adds what the deltas have left out.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -17,6 +16,7 @@ use crate::web::clients::openai::error::failure_body;
 use crate::web::clients::openai::{DONE, KEEP_ALIVE};
 use crate::web::clients::stop::{self, RunFailure, Stop};
 use crate::web::error::Problem;
+use crate::web::response::sse;
 use crate::web::response::stream_driver::{Nothing, Projection, StreamDriver};
 use crate::web::state::AppState;
 
@@ -192,7 +192,7 @@ impl ChatStream {
     }
 
     fn push_failure(&mut self, failure: &RunFailure) {
-        push_data(&mut self.frames, &failure_body(failure));
+        sse::push_data(&mut self.frames, &failure_body(failure));
         self.frames.push_str(DONE);
     }
 
@@ -253,13 +253,8 @@ impl ChatStream {
             choices,
             usage,
         };
-        push_data(&mut self.frames, &chunk);
+        sse::push_data(&mut self.frames, &chunk);
     }
-}
-
-fn push_data(frames: &mut String, data: &impl Serialize) {
-    let json = serde_json::to_string(data).unwrap_or_default();
-    let _ = write!(frames, "data: {json}\n\n");
 }
 
 impl Projection for ChatStream {
