@@ -2,18 +2,18 @@
 
 use serde_json::{Map, Value};
 
-use crate::catalog::view::{Audience, SectionView};
-use crate::config::positions::Positions;
 use crate::domain::agent::Agent;
+use crate::settings::positions::Positions;
+use crate::settings::section::{Audience, show_section};
 
 /// The agent as a TOML file, with every default filled in. Keys that are unset and have no default are left out.
 pub fn to_toml(agent: &Agent, audience: Audience) -> String {
-    write(agent, settings(agent, audience))
+    write(agent, show_section(&agent.settings, audience))
 }
 
 /// The agent as a TOML file with the keys that its file has, and without what may be secret.
 pub fn to_client_toml(agent: &Agent, positions: &Positions) -> String {
-    let mut settings = settings(agent, Audience::Client);
+    let mut settings = show_section(&agent.settings, Audience::Client);
     settings.retain(|key, value| {
         if let Value::Object(entries) = value {
             let path = |name: &str| format!("{key}.{}", bare_key(name));
@@ -22,13 +22,6 @@ pub fn to_client_toml(agent: &Agent, positions: &Positions) -> String {
         positions.get(key).is_some()
     });
     write(agent, settings)
-}
-
-fn settings(agent: &Agent, audience: Audience) -> Map<String, Value> {
-    match serde_json::to_value(SectionView::new(agent, audience)) {
-        Ok(Value::Object(settings)) => settings,
-        _ => Map::new(),
-    }
 }
 
 fn write(agent: &Agent, settings: Map<String, Value>) -> String {
@@ -103,7 +96,7 @@ fn multiline_value(value: &Value) -> Option<String> {
 }
 
 /// A TOML string; several lines stay several lines.
-fn multiline_string(text: &str) -> String {
+pub fn multiline_string(text: &str) -> String {
     if !text.contains('\n') {
         return basic_string(text);
     }

@@ -15,9 +15,10 @@ use url::Url;
 
 use crate::catalog::document_fetch;
 use crate::config::Config;
-use crate::config::document::{self, Value};
-use crate::config::environment::{expand_home, home_dir};
+use crate::config::environment::home_dir;
 use crate::domain::openapi::document::{Document, MAX_DOCUMENT_BYTES};
+use crate::settings::document::{self, Value};
+use crate::settings::kinds::expand_home;
 use crate::ssrf::{self, SsrfGuard};
 
 /// The configuration key of the hosts that the guard lets through.

@@ -1,12 +1,15 @@
 //! Checks what the keys of one agent file say together: names of tools and agents, globs, templates.
 
-use crate::catalog::context_files;
-use crate::config::document::{Problem, ProblemKind};
-use crate::config::positions::{self, Positions};
+use std::sync::Arc;
+
+use crate::catalog::{context_files, schemas};
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::skill::{self, MAX_SKILLS, READ_SKILL};
-use crate::domain::suggestion;
+use crate::settings::document::{Problem, ProblemKind};
+use crate::settings::positions::{self, Positions};
+use crate::settings::suggestion;
 
 /// Tools that other settings enable.
 const IMPLICIT_TOOLS: [&str; 2] = ["call_agent", "subagent"];
@@ -38,8 +41,26 @@ pub fn check_names(agent: &Agent, positions: &Positions) -> Vec<Problem> {
     for glob in &agent.files {
         push("files", glob, context_files::check_glob(glob), None);
     }
+    problems.extend(check_schemas(agent, positions));
     problems.extend(check_template(agent, positions));
     problems
+}
+
+fn check_schemas(agent: &Agent, positions: &Positions) -> Vec<Problem> {
+    let format = match &agent.params.response_format {
+        ResponseFormat::JsonSchema(schema) => Some(schema),
+        ResponseFormat::Text | ResponseFormat::JsonObject => None,
+    };
+    let schemas = [
+        ("input_schema", agent.input_schema.as_ref()),
+        ("params.response_format.schema", format),
+    ];
+    let faults = schemas.into_iter().filter_map(|(path, schema)| {
+        let why = schemas::compile(Arc::clone(schema?)).err()?;
+        let text = format!("{path} {why}");
+        Some(positions.problem(path, text, ProblemKind::RuleViolation))
+    });
+    faults.collect()
 }
 
 /// A template needs a schema, which has to describe its values.

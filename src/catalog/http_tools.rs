@@ -12,12 +12,13 @@ use crate::catalog::http_tool_fields::{
     DEFAULT_TIMEOUT_SECS, MAX_TIMEOUT_SECS, parse_header, parse_name, parse_url,
 };
 use crate::catalog::openapi_tools;
-use crate::catalog::schemas::read_object_schema;
-use crate::config::table_reader::TableReader;
+use crate::catalog::schemas;
 use crate::domain::http_tool::{BodyFormat, HttpMethod, HttpTool, MAX_HTTP_TOOLS, render_body};
 use crate::domain::json_schema::arguments::repair_arguments;
 use crate::domain::mcp::Template;
 use crate::domain::text_template::TextTemplate;
+use crate::settings::kinds::read_object_schema;
+use crate::settings::table_reader::TableReader;
 
 /// Returns the tools in the file's order; invalid ones are reported as problems.
 pub fn read(
@@ -81,7 +82,10 @@ fn parse_tool(t: &mut TableReader<'_>) -> Option<HttpTool> {
     let schema_node = t.take_node("parameters");
     let schema = match &schema_node {
         None => empty_schema(),
-        Some(node) => match read_object_schema(node).and_then(repaired) {
+        Some(node) => match read_object_schema(node)
+            .and_then(schemas::compile)
+            .and_then(repaired)
+        {
             Ok(schema) => Some(schema),
             Err(why) => {
                 t.push_invalid(node, "parameters", &why);

@@ -2,9 +2,9 @@
 
 use url::Url;
 
-use crate::config::environment::check_variable_name;
-use crate::config::table_reader::TableReader;
 use crate::domain::mcp_oauth::{ClientAuth, McpOauth, OauthGrant};
+use crate::settings::kinds::check_variable_name;
+use crate::settings::table_reader::TableReader;
 use crate::ssrf;
 
 const MAX_CLIENT_ID: usize = 1024;

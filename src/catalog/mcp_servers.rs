@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::catalog::mcp_oauth;
-use crate::config::document::Node;
-use crate::config::table_reader::TableReader;
 use crate::domain::mcp::{
     DEFAULT_OPEN_TIMEOUT, DEFAULT_TIMEOUT, MAX_OPEN_TIMEOUT, McpServer, McpTransport, Template,
     is_server_name, is_variable_name,
 };
+use crate::settings::document::Node;
+use crate::settings::table_reader::TableReader;
 
 /// Maximum number of servers of one agent: each may be a process.
 const MAX_SERVERS: usize = 32;

@@ -9,12 +9,11 @@ use sha2::{Digest, Sha256};
 use crate::catalog::documents::Documents;
 use crate::catalog::memory_path::MemoryPaths;
 use crate::config::Config;
-use crate::config::document::Problem;
 use crate::config::models::lookup::Models;
-use crate::config::positions::Positions;
 use crate::domain::agent::Agent;
-use crate::domain::agent::model_ref::ModelRefError;
 use crate::domain::node::{provider_label, root_label};
+use crate::settings::document::Problem;
+use crate::settings::positions::Positions;
 
 pub mod agent_toml;
 pub mod braces;
@@ -22,7 +21,6 @@ pub mod context_files;
 mod document_fetch;
 pub mod documents;
 pub mod file_checks;
-pub mod file_reader;
 mod http_tool_fields;
 pub mod http_tools;
 pub mod mcp_oauth;
@@ -34,11 +32,10 @@ pub mod prompt;
 pub mod read;
 pub mod reload;
 pub mod schedules;
-pub mod schemas;
+mod schemas;
 pub mod skills;
 pub mod template;
 pub mod triggers;
-pub mod view;
 
 /// An immutable snapshot of all definitions, sorted by name. A reload replaces the snapshot.
 #[derive(Clone, Debug, Default)]
@@ -181,7 +178,7 @@ pub enum LoadError {
     NotFound(String),
     /// The `model` or a fallback is not `provider/model`.
     #[error("{0}")]
-    Model(#[from] ModelRefError),
+    Model(String),
     /// Any other error: the contract's text, with file, line and key if known.
     #[error("{0}")]
     Invalid(String),

@@ -12,11 +12,11 @@ use crate::catalog::documents::{AgentDocuments, Loaded};
 use crate::catalog::http_tool_fields::{
     DEFAULT_TIMEOUT_SECS, MAX_TIMEOUT_SECS, parse_header, parse_name, parse_url,
 };
-use crate::config::document::{Node, Value};
-use crate::config::table_reader::TableReader;
 use crate::domain::http_tool::{HttpMethod, HttpTool};
 use crate::domain::mcp::Template;
 use crate::domain::openapi::{self, operation::Operation};
+use crate::settings::document::{Node, Value};
+use crate::settings::table_reader::TableReader;
 use crate::ssrf;
 use crate::validation;
 

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use crate::catalog::context_files::{self, ContextFile, ContextFiles};
 use crate::catalog::skills;
-use crate::config::environment::{expand_home, home_dir};
+use crate::config::environment::home_dir;
 use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::content::Content;
+use crate::settings::kinds::expand_home;
 use crate::workdirs::registry::Workdirs;
 use crate::workdirs::workdir::Workdir;
 

@@ -7,13 +7,13 @@ use sha2::{Digest, Sha256};
 
 use crate::catalog::documents::{AgentDocuments, Documents};
 use crate::catalog::file_checks::{check_names, lint};
-use crate::catalog::file_reader::{FileReader, ModelProblems, non_blank};
-use crate::catalog::{Draft, LoadError, schedules};
-use crate::config::document::{self, MAX_SHOWN_PROBLEMS, Problem, ProblemKind};
-use crate::config::positions::Positions;
-use crate::config::table_reader::{self, TableReader};
+use crate::catalog::{Draft, LoadError, http_tools, mcp_servers, schedules, triggers};
+use crate::config::environment::home_dir;
 use crate::domain::agent::Agent;
-use crate::domain::agent::settings::Section;
+use crate::settings::document::{self, MAX_SHOWN_PROBLEMS, Problem, ProblemKind};
+use crate::settings::positions::Positions;
+use crate::settings::section::Section;
+use crate::settings::table_reader::{self, TableReader};
 
 /// A document with every list of tables, for messages about keys in the wrong table.
 const SAMPLE: &str = "[[http_tools]]\n[[http_tools]]\nopenapi = \"\"\n[[mcp_servers]]\n[[schedules]]\n[[triggers]]\n";
@@ -70,35 +70,34 @@ pub fn read_with(
     };
     let table = document::parse(bytes).map_err(malformed)?;
     let positions = Positions::of(&table);
+    let home = home_dir();
     let parse = |top: &mut TableReader<'_>| parse_agent(name, bytes, &documents, top);
-    let (parsed, problems) = table_reader::read_table(table, SAMPLE, parse);
+    let (parsed, problems) = table_reader::read_table(table, SAMPLE, home.as_deref(), parse);
     let is_malformed = problems.iter().any(|it| it.kind == ProblemKind::Malformed);
 
-    let ParsedAgent {
-        name: own_name,
-        agent,
-        models,
-    } = parsed;
-    let missing_name = own_name.is_none().then_some("name");
-    let missing = missing_name.into_iter().chain(models.missing);
-    // A value of another type is no missing one.
-    let is_reported = |key: &&str| {
+    let (agent, own_name) = parsed;
+    let missing = [
+        ("name", own_name.is_none()),
+        ("model", agent.model.is_unset()),
+    ];
+    // A wrong value is no missing one.
+    let is_reported = |key: &str| {
         problems
             .iter()
             .any(|it| positions.get(key) == Some(&it.origin))
     };
-    let missing = missing.filter(|key| !is_reported(key)).map(|key| {
+    let missing = missing
+        .into_iter()
+        .filter(|(key, is_missing)| *is_missing && !is_reported(key));
+    let missing = missing.map(|(key, _)| {
         let text = format!("agent config missing required field: {key}");
         positions.problem(key, text, ProblemKind::RuleViolation)
     });
     let missing: Vec<Problem> = missing.collect();
-    let invalid_models = models.invalid.iter().map(|(origin, error)| Problem {
-        origin: origin.clone(),
-        text: error.to_string(),
-        hint: None,
-        kind: ProblemKind::RuleViolation,
-    });
-    let others = invalid_models.chain(problems);
+    let is_reference = |problem: &Problem| problem.kind == ProblemKind::WrongReference;
+    let (references, problems): (Vec<Problem>, Vec<Problem>) =
+        problems.into_iter().partition(is_reference);
+    let others = references.into_iter().chain(problems);
     let others = others.chain(check_names(&agent, &positions));
     let others: Vec<Problem> = others
         .chain(schedules::check_inputs(&agent, &positions))
@@ -113,8 +112,8 @@ pub fn read_with(
     }
     let all = [missing, others].concat();
     if !all.is_empty() {
-        let error = match models.invalid.into_iter().next() {
-            Some((_, error)) if all.len() == 1 => LoadError::Model(error),
+        let error = match all.as_slice() {
+            [model] if is_reference(model) => LoadError::Model(model.text.clone()),
             _ => LoadError::Invalid(join_texts(&all)),
         };
         return Err(InvalidFile {
@@ -161,37 +160,26 @@ fn version(bytes: &[u8], agent: &Agent) -> String {
     version
 }
 
-/// The content of a file, before errors without a position are reported.
-struct ParsedAgent {
-    /// The key `name`; the file's name takes precedence.
-    name: Option<String>,
-    agent: Agent,
-    models: ModelProblems,
-}
-
+/// The agent, and its key `name`; the file's name takes precedence.
 fn parse_agent(
     stem: &str,
     bytes: &[u8],
     documents: &AgentDocuments<'_>,
     table: &mut TableReader<'_>,
-) -> ParsedAgent {
-    let name = non_blank(table.text("name"));
+) -> (Agent, Option<String>) {
+    let name = table.text("name").filter(|name| !name.trim().is_empty());
     let mut agent = Agent {
         name: stem.to_owned(),
         ..Agent::default()
     };
-    let mut models = ModelProblems::default();
-    agent.visit(&mut FileReader {
-        table,
-        models: &mut models,
-        documents,
-    });
+    let settings = &mut agent.settings;
+    settings.read(table);
+    settings.mcp_servers = mcp_servers::read(table, "mcp_servers");
+    settings.http_tools = http_tools::read(table, "http_tools", documents);
+    settings.schedules = schedules::read(table, "schedules");
+    settings.triggers = triggers::read(table, "triggers");
     agent.version = version(bytes, &agent);
-    ParsedAgent {
-        name,
-        agent,
-        models,
-    }
+    (agent, name)
 }
 
 #[cfg(test)]
@@ -486,12 +474,12 @@ mod tests {
         assert_eq!(agent.delegation, Default::default());
         assert_eq!(agent.budget, Default::default());
         assert_eq!(agent.params.temperature, Some(0.0));
-        assert_eq!(agent.max_turns, 50);
+        assert_eq!(agent.limits.max_turns, 50);
     }
 
     #[test]
     fn a_schema_is_a_table_or_json_text() {
-        let raw = |text: &str| match agent(text).params.response_format {
+        let raw = |text: &str| match agent(text).settings.params.response_format {
             ResponseFormat::JsonSchema(schema) => schema.get().to_owned(),
             other => panic!("{other:?}"),
         };

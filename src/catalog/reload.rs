@@ -19,8 +19,8 @@ use tracing::{info, warn};
 
 use crate::catalog::read::{AgentFile, InvalidFile, read_with};
 use crate::catalog::{Agents, Entry, LoadError, Rules};
-use crate::config::document::{MAX_FILE_BYTES, Problem, ProblemKind};
 use crate::domain::agent::is_agent_name;
+use crate::settings::document::{MAX_FILE_BYTES, Problem, ProblemKind};
 use crate::standing_task;
 
 /// Editors and copies write in bursts: a reload waits until nothing changed for this long.

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use jiff::tz::{self, TimeZone};
 use serde_json::{Map, Value as Json};
 
-use crate::config::document::{Problem, ProblemKind, Value};
-use crate::config::positions::Positions;
-use crate::config::table_reader::TableReader;
 use crate::domain::agent::{Agent, is_agent_name};
 use crate::domain::calendar::time_zone;
 use crate::domain::cron::Cron;
 use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::schedule::{MAX_SCHEDULES, Missed, Overlap, Schedule, ScheduleInput};
-use crate::domain::suggestion;
+use crate::settings::document::{Problem, ProblemKind, Value};
+use crate::settings::positions::Positions;
+use crate::settings::suggestion;
+use crate::settings::table_reader::TableReader;
 use crate::validation;
 
 /// As in requests for runs.

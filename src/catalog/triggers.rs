@@ -1,10 +1,10 @@
 //! Reads `[[triggers]]` of an agent file.
 
 use crate::catalog::schedules::{check_list, read_labels, read_name, read_text};
-use crate::config::environment::check_variable_name;
-use crate::config::table_reader::TableReader;
 use crate::domain::text_template::TextTemplate;
 use crate::domain::trigger::{MAX_TRIGGERS, Trigger, TriggerKind};
+use crate::settings::kinds::check_variable_name;
+use crate::settings::table_reader::TableReader;
 
 /// Returns the triggers in the file's order; invalid ones are reported as problems.
 pub fn read(top: &mut TableReader<'_>, key: &'static str) -> Vec<Trigger> {

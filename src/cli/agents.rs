@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use crate::catalog::agent_toml;
 use crate::catalog::reload::Catalog;
 use crate::catalog::template::template;
-use crate::catalog::view::{Audience, SectionView};
 use crate::catalog::{Entry, Rules};
 use crate::cli::check::{Report, RequestedPath, check_agents};
 use crate::cli::exit::InvalidInput;
@@ -20,8 +19,9 @@ use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
 use crate::cli::whole_file;
-use crate::config::document::Problem;
 use crate::domain::agent::is_agent_name;
+use crate::settings::document::Problem;
+use crate::settings::section::{Audience, show_section};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
@@ -164,9 +164,8 @@ fn show(name: &str, format: FormatArgs, sources: Sources) -> anyhow::Result<Exit
         .map_err(|error| InvalidInput(error.to_string()))?;
     if format.is_json() {
         let mut settings = json!({"name": agent.name, "version": agent.version});
-        let view = serde_json::to_value(SectionView::new(&**agent, Audience::Operator))?;
-        if let (Value::Object(settings), Value::Object(view)) = (&mut settings, view) {
-            settings.extend(view);
+        if let Value::Object(settings) = &mut settings {
+            settings.extend(show_section(&agent.settings, Audience::Operator));
         }
         output::print_json(&settings)?;
         return Ok(ExitCode::SUCCESS);

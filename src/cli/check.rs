@@ -14,8 +14,8 @@ use crate::catalog::{Agents, Rules};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::config::Config;
-use crate::config::document::{Origin, Problem, ProblemKind};
 use crate::domain::agent::is_agent_name;
+use crate::settings::document::{Origin, Problem, ProblemKind};
 
 /// Prints problems on stdout, and counts them.
 pub struct Report {

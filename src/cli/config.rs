@@ -14,14 +14,14 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::sources::Sources;
 use crate::config::Config;
-use crate::config::document::{self, Origin, Problem, ProblemKind};
 use crate::config::environment::process_environment;
 use crate::config::in_force::SettingInForce;
-use crate::config::known_keys::quote_key;
 use crate::config::lint;
 use crate::config::load::{self, LoadedConfig};
-use crate::config::positions::Positions;
-use crate::domain::suggestion;
+use crate::settings::document::{self, Origin, Problem, ProblemKind};
+use crate::settings::known_keys::quote_key;
+use crate::settings::positions::Positions;
+use crate::settings::suggestion;
 use crate::store::open;
 use crate::telemetry;
 

@@ -15,9 +15,9 @@ use crate::cli::signals::{SignalAction, Signals};
 use crate::cli::sources::Sources;
 use crate::cli::{output, service_manager};
 use crate::config::Config;
-use crate::config::document::{self, ProblemKind};
 use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
+use crate::settings::document::{self, ProblemKind};
 use crate::store::open;
 use crate::telemetry;
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::config::environment::{check_variable_name, is_valid_name};
+use crate::config::environment::is_valid_name;
 use crate::config::key_hash::KeyHash;
-use crate::config::table_reader::TableReader;
 use crate::config::{Auth, ClientKey, KeyScope};
 use crate::domain::glob;
+use crate::settings::kinds::check_variable_name;
+use crate::settings::table_reader::TableReader;
 
 const SCOPES: [(&str, KeyScope); 6] = [
     ("run", KeyScope::Run),

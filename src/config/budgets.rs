@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use jiff::tz::TimeZone;
 
-use crate::config::document::Value;
-use crate::config::environment::{check_variable_name, is_valid_name};
-use crate::config::table_reader::TableReader;
+use crate::config::environment::is_valid_name;
 use crate::domain::calendar::{Period, time_zone};
 use crate::domain::period_budget::{ALERT_EVENT, PeriodBudget, PeriodLimit};
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
+use crate::settings::document::Value;
+use crate::settings::kinds::check_variable_name;
+use crate::settings::table_reader::TableReader;
 use crate::ssrf;
 
 /// The largest budget in USD; more picodollars do not fit their type.

@@ -1,7 +1,7 @@
 //! Reads `[clients]`.
 
 use crate::config::clients::Clients;
-use crate::config::table_reader::TableReader;
+use crate::settings::table_reader::TableReader;
 
 pub fn read(s: &mut TableReader<'_>) -> Clients {
     let default = Clients::default();

@@ -7,13 +7,13 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use crate::config::cluster::Cluster;
-use crate::config::document::Value;
 use crate::config::environment::{Environment, env_value};
 use crate::config::load_context::LoadContext;
-use crate::config::table_reader::TableReader;
 use crate::config::{Data, Durability, RequestRecording, Retention, RetentionLimit};
 use crate::domain::node::check_labels;
 use crate::domain::redaction::Redactor;
+use crate::settings::document::Value;
+use crate::settings::table_reader::TableReader;
 
 /// A year with a month before it.
 const DEFAULT_USAGE_RETENTION: Duration = Duration::from_secs(400 * 86_400);

@@ -6,6 +6,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::settings::kinds::expand_home;
+
 pub type Environment = BTreeMap<String, String>;
 
 /// Skips variables that are not UTF-8.
@@ -30,17 +32,6 @@ pub fn editor() -> Option<String> {
 /// The user's home directory, for paths in agent files that start with `~`.
 pub fn home_dir() -> Option<PathBuf> {
     std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
-}
-
-/// Expands `~` and `~/…`. Other paths, and all paths if `home` is `None`, stay as they are.
-pub fn expand_home(path: &str, home: Option<&Path>) -> PathBuf {
-    match (path.strip_prefix('~'), home) {
-        (Some(""), Some(home)) => home.to_owned(),
-        (Some(rest), Some(home)) if rest.starts_with('/') => {
-            home.join(rest.trim_start_matches('/'))
-        }
-        _ => PathBuf::from(path),
-    }
 }
 
 /// The directory of the skills that are named without a path.
@@ -97,22 +88,4 @@ pub fn is_valid_name(name: &str) -> bool {
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(is_plain)
         && !name.contains("__")
-}
-
-/// Checks that the text can be the name of an environment variable.
-///
-/// # Errors
-/// A message that follows the key's name.
-pub fn check_variable_name(text: &str) -> Result<String, String> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let is_name = !text.is_empty()
-        && text.chars().all(is_plain)
-        && !text.starts_with(|c: char| c.is_ascii_digit());
-    match is_name {
-        true => Ok(text.to_owned()),
-        // The text may be the secret itself, so the error must not repeat it.
-        false => {
-            Err("must be the name of an environment variable, and not the secret itself".to_owned())
-        }
-    }
 }

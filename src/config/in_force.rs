@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::{Value as Json, json};
 
 use crate::config::Config;
-use crate::config::document::{Node, Origin, Table, Value};
 use crate::config::environment::{Environment, env_value};
-use crate::config::known_keys::{KnownKeys, quote_key};
 use crate::config::providers::base_url_variables;
 use crate::config::secrets::{is_secret_set, source_variable};
 use crate::config::variables::is_secret;
+use crate::settings::document::{Node, Origin, Table, Value};
+use crate::settings::known_keys::{KnownKeys, quote_key};
 
 /// Stands for a secret.
 const MASK: &str = "***";

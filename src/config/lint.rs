@@ -2,11 +2,11 @@
 //! exist. Blocking I/O.
 
 use crate::config::Config;
-use crate::config::document::Problem;
-use crate::config::known_keys::quote_key;
-use crate::config::positions::{Positions, item};
 use crate::config::secrets::is_process_secret_set;
-use crate::domain::suggestion;
+use crate::settings::document::Problem;
+use crate::settings::known_keys::quote_key;
+use crate::settings::positions::{Positions, item};
+use crate::settings::suggestion;
 
 pub fn lint(config: &Config, positions: &Positions) -> Vec<Problem> {
     let mut problems = Vec::new();

@@ -8,16 +8,13 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use crate::config::document::{self, Node, Origin, Problem, Table, Value};
-use crate::config::environment::{Environment, check_variable_name, env_value};
+use crate::config::environment::{Environment, env_value};
 use crate::config::in_force::{self, SettingInForce};
 use crate::config::load_context::LoadContext;
 use crate::config::models::lookup::{self, Models, Sources as ModelSources};
 use crate::config::models::row::{self, PriceRow};
 use crate::config::models::table::ModelTable;
-use crate::config::positions::Positions;
 use crate::config::secrets::{self, read_secret};
-use crate::config::table_reader::{self, MAX_COUNT, TableReader};
 use crate::config::variables::{
     apply_environment, secret_of_file_variable, secret_problem, set_at_path,
 };
@@ -29,6 +26,10 @@ use crate::config::{
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
+use crate::settings::document::{self, Node, Origin, Problem, Table, Value};
+use crate::settings::kinds::check_variable_name;
+use crate::settings::positions::Positions;
+use crate::settings::table_reader::{self, MAX_COUNT, TableReader};
 
 /// Read if it exists and no other file is named.
 const DEFAULT_FILE: &str = "config/axed.toml";
@@ -107,7 +108,7 @@ pub fn load_with_sources(
     let table = sources.table.clone();
     loaded.positions = Positions::of(&table);
     let context = sources.context(environment);
-    let known_keys = table_reader::known_keys(SAMPLE, |top| read_config(top, &context));
+    let known_keys = table_reader::known_keys(SAMPLE, None, |top| read_config(top, &context));
     match sources.read(environment) {
         Ok(config) => {
             loaded.settings = in_force::list(&table, &known_keys, &config, environment);
@@ -178,7 +179,7 @@ impl Sources {
         } = self;
         providers::add_builtin(&mut table);
         let (config, more) =
-            table_reader::read_table(table, SAMPLE, |top| read_config(top, &context));
+            table_reader::read_table(table, SAMPLE, None, |top| read_config(top, &context));
         problems.extend(more);
         problems.extend(webhook_secret_problems(&config, environment));
         match problems.is_empty() {

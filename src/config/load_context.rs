@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::config::environment::{Environment, expand_home};
-use crate::config::table_reader::TableReader;
+use crate::config::environment::Environment;
+use crate::settings::kinds::expand_home;
+use crate::settings::table_reader::TableReader;
 
 pub(in crate::config) struct LoadContext<'e> {
     pub(in crate::config) environment: &'e Environment,

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::config::Logins;
-use crate::config::environment::check_variable_name;
-use crate::config::table_reader::TableReader;
+use crate::settings::kinds::check_variable_name;
+use crate::settings::table_reader::TableReader;
 
 pub(in crate::config) fn read(s: &mut TableReader<'_>, data_dir: &Path) -> Logins {
     let key_env = s.parsed_text("key_env", check_variable_name);

@@ -6,16 +6,18 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue, Uri};
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::config::document::{Node, Origin, Table, Value};
-use crate::config::environment::{check_variable_name, env_value, is_valid_name, variable_name};
+use crate::config::environment::{env_value, is_valid_name, variable_name};
 use crate::config::load_context::LoadContext;
 use crate::config::models::lookup::{Models, ProviderModels};
 use crate::config::models::row::ModelRow;
 use crate::config::presets::{PRESETS, Preset, find_preset, is_openai_host};
 use crate::config::secrets::{is_secret_set, read_secret, source_variable};
-use crate::config::table_reader::{MAX_COUNT, TableReader};
 use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, ProviderKind};
 use crate::domain::service::Service;
+use crate::settings::choice::Choice;
+use crate::settings::document::{Node, Origin, Table, Value};
+use crate::settings::kinds::check_variable_name;
+use crate::settings::table_reader::{MAX_COUNT, TableReader};
 
 const KINDS: [(&str, ProviderKind); 4] = [
     ("anthropic", ProviderKind::Anthropic),
@@ -184,7 +186,7 @@ fn read_services(
         return default_services;
     };
     let names = s.text_list("services").unwrap_or_default();
-    let known_services = Service::ALL
+    let known_services = Service::NAMES
         .iter()
         .filter(|(_, service)| *service != Service::Default);
     let find_service = |name: &String| known_services.clone().find(|(known, _)| known == name);

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use url::Url;
 
-use crate::config::table_reader::TableReader;
 use crate::config::{AllowedOrigins, Cors};
+use crate::settings::table_reader::TableReader;
 
 /// Reads `trusted_proxies`: addresses and networks.
 pub(in crate::config) fn read_trusted_proxies(s: &mut TableReader<'_>) -> Vec<IpNet> {

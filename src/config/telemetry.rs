@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::config::document::Origin;
 use crate::config::environment::{Environment, env_value};
 use crate::config::load_context::LoadContext;
 use crate::config::secrets::read_secret;
-use crate::config::table_reader::TableReader;
 use crate::config::{LogFormat, Otlp, Telemetry};
+use crate::settings::document::Origin;
+use crate::settings::table_reader::TableReader;
 
 /// Path for traces of OTLP over HTTP.
 const TRACES_PATH: &str = "/v1/traces";

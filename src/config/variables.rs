@@ -3,9 +3,9 @@
 
 use secrecy::ExposeSecret;
 
-use crate::config::document::{self, Node, Origin, Problem, ProblemKind, Table, Value};
 use crate::config::environment::{Environment, env_value, variable_name};
 use crate::config::secrets::{SecretError, read_secret, without_file_suffix};
+use crate::settings::document::{self, Node, Origin, Problem, ProblemKind, Table, Value};
 
 /// Sets the value of every `AXED_<SECTION>__<KEY>`, and of every secret key from the file that
 /// `AXED_<SECTION>__<KEY>_FILE` names. Unknown keys are found later, like those of the file. Returns the problems of

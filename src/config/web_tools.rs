@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::config::document::Origin;
-use crate::config::environment::{Environment, check_variable_name};
+use crate::config::environment::Environment;
 use crate::config::secrets::read_secret;
-use crate::config::table_reader::TableReader;
 use crate::config::{SearchKind, UrlFetch, WebSearch};
+use crate::settings::document::Origin;
+use crate::settings::kinds::check_variable_name;
+use crate::settings::table_reader::TableReader;
 use crate::ssrf::{self, normalize_host};
 
 pub(in crate::config) fn read_url_fetch(s: &mut TableReader<'_>) -> UrlFetch {

@@ -5,31 +5,27 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::domain::agent::schema::SectionSchema;
-use crate::domain::agent::settings::{Choice, Section, Setting, Visitor};
+use crate::settings::choice::choice;
+use crate::settings::kinds::{Flag, Number, OneOf};
+use crate::settings::schema::SectionSchema;
+use crate::settings::section::section;
 
 /// A summary does not fit in a lower share of the window.
 const MIN_COMPACT_AT: f64 = 0.1;
 
-/// How a conversation that outgrows the model's context window is shortened.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ContextSettings {
-    /// The share of the window that a request may fill. The tokens reserved for the reply are subtracted from the window first.
-    pub compact_at: f64,
-    /// How a larger request is shortened.
-    pub strategy: ContextStrategy,
-    /// Whether the agent has the tool `recall`, which searches the recorded conversation.
+section! {
+    /// `[context]`: how a conversation that outgrows the model's window is shortened, if the window is known (`axed models`).
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
-    pub recall: bool,
-}
-
-impl Default for ContextSettings {
-    fn default() -> Self {
-        Self {
-            compact_at: 0.8,
-            strategy: ContextStrategy::default(),
-            recall: false,
-        }
+    pub struct ContextSettings in "AgentContext" {
+        /// The share of the model's window that a request may fill before it is shortened. The tokens reserved for the reply are
+        /// subtracted from the window first.
+        pub compact_at: f64 = 0.8, Number(MIN_COMPACT_AT..=1.0);
+        /// How a larger request is shortened: compact: the model summarizes the oldest turns; drop_tool_results: the oldest results
+        /// are left out; fail: the run fails.
+        pub strategy: ContextStrategy, OneOf;
+        /// Whether the agent has the tool `recall`, which searches the recorded conversation.
+        pub recall: bool, Flag;
     }
 }
 
@@ -47,51 +43,18 @@ impl JsonSchema for ContextSettings {
     }
 }
 
-impl Section for ContextSettings {
-    const SCHEMA: &'static str = "AgentContext";
-
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        let Self {
-            compact_at,
-            strategy,
-            recall,
-        } = self;
-        v.setting(
-            "compact_at",
-            Setting::Number(MIN_COMPACT_AT..=1.0, compact_at),
-        );
-        v.setting("strategy", Setting::Choice(strategy));
-        v.setting("recall", Setting::Flag(recall));
-    }
-}
-
-/// How a request that would fill too much of the window is shortened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "ContextStrategy")]
-#[serde(rename_all = "snake_case")]
-pub enum ContextStrategy {
-    /// The model summarizes the oldest turns.
-    #[default]
-    Compact,
-    /// The oldest tool results are replaced by a short notice.
-    DropToolResults,
-    /// The run fails.
-    Fail,
-}
-
-impl Choice for ContextStrategy {
-    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
-}
-
-impl ContextStrategy {
-    pub const ALL: [(&'static str, Self); 3] = [
-        ("compact", Self::Compact),
-        ("drop_tool_results", Self::DropToolResults),
-        ("fail", Self::Fail),
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        Self::ALL[self as usize].0
+choice! {
+    /// How a request that would fill too much of the window is shortened.
+    #[derive(Default)]
+    #[schemars(rename = "ContextStrategy")]
+    pub enum ContextStrategy {
+        /// The model summarizes the oldest turns.
+        #[default]
+        Compact = "compact",
+        /// The oldest tool results are replaced by a short notice.
+        DropToolResults = "drop_tool_results",
+        /// The run fails.
+        Fail = "fail",
     }
 }
 
@@ -118,19 +81,6 @@ impl Compaction {
             task: task.filter(|task| *task < before),
             results_before: self.results_before.saturating_sub(count),
             ..self
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ContextStrategy;
-
-    #[test]
-    fn a_strategy_is_named_as_in_files() {
-        for (name, strategy) in ContextStrategy::ALL {
-            assert_eq!(strategy.as_str(), name);
-            assert_eq!(serde_json::to_value(strategy).expect("JSON"), name);
         }
     }
 }

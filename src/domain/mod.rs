@@ -37,7 +37,6 @@ pub mod service;
 pub mod skill;
 pub mod stack;
 pub mod structured;
-pub mod suggestion;
 pub mod terminal_text;
 pub mod text_template;
 pub mod timestamp_text;

@@ -3,25 +3,70 @@
 use std::fmt;
 use std::str::FromStr;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::domain::agent::settings::{ListRule, Section, Setting, Visitor};
-use crate::domain::event::EventName;
+use crate::domain::event::{EventName, STORED_EVENT_NAMES};
 use crate::domain::run::RunId;
+use crate::settings::kinds::{Parsed, Unique, check_variable_name};
+use crate::settings::section::{Audience, Kind, section};
+use crate::settings::table_reader::TableReader;
+use crate::ssrf;
 
-/// A receiver of events.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Webhook {
-    /// An `http` or `https` URL; only its syntax is validated.
-    pub url: String,
-    /// The environment variable with the signing secret; unset means the server's secret.
+section! {
+    /// `[webhook]`: a receiver of signed events of the agent's root runs.
+    #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub secret_env: Option<String>,
-    /// Event names, see [`crate::domain::event::EventKind::name`]; empty means the terminal events.
-    #[serde(default)]
-    pub events: Vec<String>,
+    pub struct Webhook in "AgentWebhook" {
+        /// The receiver's URL; clients see it without its query, which may hold a secret.
+        pub url: String, RequiredUrl, example = "\"https://hooks.example.com/axed\"";
+        /// The environment variable with the signing secret; null means the server's secret.
+        pub secret_env: Option<String>, Parsed(check_variable_name), example = "\"HOOK_SECRET\"";
+        /// The types of events to send; empty means those that end a run: run.completed, run.failed, run.cancelled.
+        pub events: Vec<String>, Unique(check_events);
+    }
+}
+
+/// An `http` or `https` URL, without which the table may have no other key. Only its syntax is checked.
+struct RequiredUrl;
+
+impl Kind<String> for RequiredUrl {
+    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut String) {
+        if table.peek(key).is_none() && !table.is_empty() {
+            table.push_missing(key, "is required");
+        }
+        let parse = |text: &str| match ssrf::parse_url(text) {
+            Ok(url) => Ok(String::from(url)),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Some(url) = table.parsed_text(key, parse) {
+            *value = url;
+        }
+    }
+
+    fn show(&self, value: &String, audience: Audience) -> Value {
+        match audience {
+            Audience::Client => json!(ssrf::redact_query(value)),
+            Audience::Operator => json!(value),
+        }
+    }
+
+    fn schema(&self, _generator: &mut SchemaGenerator) -> Value {
+        json!({"type": "string"})
+    }
+}
+
+fn check_events(names: Vec<String>) -> Result<Vec<String>, String> {
+    let is_unknown = |name: &&String| !STORED_EVENT_NAMES.contains(&name.as_str());
+    match names.iter().find(is_unknown) {
+        Some(unknown) => {
+            let known = STORED_EVENT_NAMES.join(", ");
+            Err(format!("has {unknown:?}, which is none of: {known}"))
+        }
+        None => Ok(names),
+    }
 }
 
 impl Webhook {
@@ -31,21 +76,6 @@ impl Webhook {
             true => event.is_terminal(),
             false => self.events.iter().any(|wanted| wanted == event.as_str()),
         }
-    }
-}
-
-impl Section for Webhook {
-    const SCHEMA: &'static str = "AgentWebhook";
-
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        let Self {
-            url,
-            secret_env,
-            events,
-        } = self;
-        v.setting("url", Setting::Url(url));
-        v.setting("secret_env", Setting::VariableName(secret_env));
-        v.setting("events", Setting::Texts(ListRule::Events, events));
     }
 }
 

@@ -87,7 +87,7 @@ pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<Dr
                 .map_or(0, |timeout| timeout.as_secs()),
         },
         limits: DryLimits {
-            max_turns: agent.max_turns,
+            max_turns: agent.limits.max_turns,
             timeout: prepare::root_timeout(&engine.settings, &request, &agent).as_secs(),
             max_tokens: agent.budget.max_tokens,
             max_cost_usd: agent.budget.max_cost.map(|cost| cost.to_usd()),

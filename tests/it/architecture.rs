@@ -25,6 +25,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("standing_task", 1),
     ("validation", 1),
     ("workdirs", 1),
+    ("settings", 0),
 ];
 
 /// Crates that may be named only in these modules (a path below `src/` without `.rs`).
@@ -81,7 +82,10 @@ const CRATES: &[(&str, &[&str])] = &[
     ("rustyline", &["cli/chat_input"]),
     ("terminal_size", &["cli/output"]),
     ("thread_priority", &["cli/runtime"]),
-    ("toml", &["config", "catalog", "providers/scripted"]),
+    (
+        "toml",
+        &["settings", "config", "catalog", "providers/scripted"],
+    ),
     ("toml_edit", &["engine/replay/recording"]),
     ("similar", &["cli/test"]),
     (
@@ -116,6 +120,7 @@ const SIBLINGS: &[(&str, &str)] = &[
     ("providers", "config"),
     ("config", "domain"),
     ("config", "ssrf"),
+    ("domain", "ssrf"),
     ("validation", "domain"),
     ("validation", "fair"),
 ];

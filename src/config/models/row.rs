@@ -4,9 +4,10 @@ use jiff::civil::Date;
 use serde_json::{Map, Value};
 
 use crate::config::models::{ModelFacts, PriceChange, Sampling, TierShares};
-use crate::config::table_reader::{MAX_COUNT, TableReader};
 use crate::domain::agent::params::{Effort, check_extra};
 use crate::domain::usage::{LongPrice, Price};
+use crate::settings::choice::Choice;
+use crate::settings::table_reader::{MAX_COUNT, TableReader};
 
 /// Above every price of a real model, in USD per million tokens.
 const MAX_PRICE: f64 = 1e6;
@@ -238,16 +239,14 @@ pub fn require_whole_price(s: &mut TableReader<'_>) {
 fn read_efforts(s: &mut TableReader<'_>) -> Option<Vec<Effort>> {
     let node = s.peek("effort")?;
     let names = s.text_list("effort")?;
-    let level = |name: &String| Effort::ALL.iter().find(|(known, _)| known == name);
     let mut levels = Vec::with_capacity(names.len());
     for name in &names {
-        match level(name) {
-            Some((_, level)) => levels.push(*level),
+        match Effort::named(name) {
+            Some(level) => levels.push(level),
             None => {
-                let known: Vec<&str> = Effort::ALL.iter().map(|(name, _)| *name).collect();
                 let message = format!(
                     "contains {name:?}, which is not one of: {}",
-                    known.join(", ")
+                    Effort::list_names()
                 );
                 s.push_invalid(&node, "effort", &message);
             }

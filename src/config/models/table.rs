@@ -9,9 +9,9 @@ use std::sync::LazyLock;
 
 use jiff::civil::Date;
 
-use crate::config::document::{self, MAX_FILE_BYTES, Problem};
 use crate::config::models::row::ModelRow;
-use crate::config::table_reader::{self, TableReader};
+use crate::settings::document::{self, MAX_FILE_BYTES, Problem};
+use crate::settings::table_reader::{self, TableReader};
 
 /// A document with every table, for messages about unknown keys.
 const SAMPLE: &str = "[\"<name>\".\"<name>\"]\nlong = { }\nprices = [{ }]";
@@ -47,7 +47,7 @@ pub fn parse(
             s.remaining_tables(|model, s| ModelRow::read(s, !has_price(provider, model)))
         }),
     };
-    let (table, problems) = table_reader::read_table(document::parse(text)?, SAMPLE, read);
+    let (table, problems) = table_reader::read_table(document::parse(text)?, SAMPLE, None, read);
     match problems.is_empty() {
         true => Ok(table),
         false => Err(problems),

@@ -1,24 +1,24 @@
-//! An agent's definition, as the catalog reads it from a TOML file and validates it.
+//! The settings of an agent, each declared once, and the agent that a run uses.
 
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use schemars::JsonSchema;
+use schemars::SchemaGenerator;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
-use crate::domain::agent::model_ref::ModelRef;
-use crate::domain::agent::params::{Effort, Params};
+use crate::domain::agent::model_ref::{ModelName, ModelRef};
+use crate::domain::agent::params::{Effort, Params, check_extra_keys};
 use crate::domain::agent::retry::Retry;
-use crate::domain::agent::settings::{
-    Choice, ListRule, MAX_COUNT, Presence, Section, Setting, Visitor,
-};
 use crate::domain::attachment::Digest;
 use crate::domain::context::ContextSettings;
-use crate::domain::http_tool::HttpTool;
-use crate::domain::mcp::McpServer;
+use crate::domain::http_tool::{HttpTool, HttpToolView};
+use crate::domain::mcp::{McpServer, McpServerView};
+use crate::domain::node::check_labels;
 use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::schedule::Schedule;
 use crate::domain::service::Service;
@@ -26,16 +26,21 @@ use crate::domain::text_template::TextTemplate;
 use crate::domain::trigger::Trigger;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
+use crate::settings::choice::choice;
+use crate::settings::kinds::{
+    FilePath, Flag, Nested, NestedIf, ObjectSchema, OneOf, Parsed, ReadElsewhere, Seconds, Text,
+    Texts, Unique, Whole,
+};
+use crate::settings::section::{Audience, Kind, section};
+use crate::settings::table_reader::{MAX_COUNT, TableReader};
+use crate::ssrf;
 
 pub mod client_additions;
-pub mod descriptions;
 pub mod model_ref;
 pub mod overrides;
 pub mod params;
 pub mod response_format;
 pub mod retry;
-pub mod schema;
-pub mod settings;
 
 /// The most turns of a run, and the default.
 pub const MAX_TURNS: u32 = 50;
@@ -64,114 +69,190 @@ pub const BUILT_IN_TOOLS: &[&str] = &[
     "write_file",
 ];
 
-/// An immutable definition, shared by all runs that started with it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+section! {
+    /// An agent's file, with defaults filled in. The file's own name is the agent's.
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct AgentSettings in "AgentDefinition" {
+        /// What the agent does, for people and for the models of agents that may call it.
+        pub description: Option<String>, Text, example = "\"Answers questions in one sentence\"";
+        /// The model that replies: `provider/model`. Providers are anthropic, openai, ollama and those of the server's configuration.
+        pub model: ModelRef = ModelRef::unset(), ModelName;
+        /// Models that are tried in order if the model's provider is overloaded, rate-limited or down after its retries.
+        pub fallback_models: Vec<ModelRef>, ModelName;
+        /// Whether they are also tried if the model, or a filter of its service, refuses to answer.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        pub fallback_on_refusal: bool, Flag;
+        /// The first part of the prompt.
+        pub system_prompt: String, Text;
+        /// The JSON Schema of the objects that runs take as input, as a table or as JSON text; null means that runs take texts.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub input_schema: Option<Arc<RawValue>>, ObjectSchema, example = r#"[input_schema]
+type = "object"
+required = ["ticket"]
+properties = { ticket = { type = "object", properties = { id = { type = "integer" }, text = { type = "string" } } } }"#;
+        /// The user message, with `{name}` for values of the input (see `input_schema`); null means the input as JSON.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub input_template: Option<TextTemplate>, Parsed(TextTemplate::parse), example = "\"Sort ticket {ticket.id}: {ticket.text}\"";
+        /// A file with further instructions: a path that is absolute, begins with `~`, or is relative to the config directory; a
+        /// bare name means `skills/<name>/SKILL.md` there.
+        pub skill: Option<String>, Text, example = "\"code-review\"";
+        /// Skills (agentskills.io) that the model reads when a task needs them: directories with a `SKILL.md`; a bare name means
+        /// `skills/<name>` in the config directory.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        pub skills: Vec<String>, Unique(Ok), example = "[\"pdf-forms\"]";
+        /// Globs of text files that enter the prompt, relative to `workdir`, with `**` for any depth.
+        pub files: Vec<String>, Texts, example = "[\"README.md\", \"docs/**/*.md\"]";
+        /// The directory of files and of the file tools, which reach nothing else; null means the daemon's working directory.
+        pub workdir: Option<PathBuf>, FilePath, example = "\"/srv/project\"";
+        /// Labels that a node needs to drive root runs of the agent, if several nodes share a database.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        pub node: Vec<String>, Unique(|labels| check_labels(&labels).map(|()| labels)), example = "[\"gpu\"]";
+        /// The built-in tools that the agent may use (docs/TOOLS.md): `list_directory`, `read_file`, `find_path` and `grep` read;
+        /// `write_file`, `edit_file`, `create_directory`, `copy_path`, `move_path` and `delete_path` change what is in `workdir`;
+        /// `url_fetch` and `web_search` read the web; `run_command` runs commands, where the server allows it.
+        pub tools: Vec<String>, Unique(Ok), example = "[\"list_directory\", \"read_file\", \"find_path\", \"grep\"]";
+        /// The hosts that `url_fetch` may reach: names, addresses, or `*.example.com` for all subdomains; empty means every public
+        /// host, or the caller's hosts if another agent calls this one.
+        pub allowed_hosts: Vec<String>, Unique(parse_hosts), example = "[\"docs.rs\", \"*.wikipedia.org\"]";
+        /// The agents that this one may call with the tool `call_agent`, by the names of their files.
+        pub sub_agents: Vec<String>, Unique(Ok), example = "[\"researcher\", \"critic\"]";
+        /// Whether replies are streamed from the provider.
+        pub stream: bool, Flag;
+        /// The time limit of a run in seconds; 0 means the server's.
+        pub timeout: Option<Duration>, Seconds(0);
+        /// The tools whose calls wait for a person's approval (docs/TOOLS.md): those of `tools`, `call_agent`, `subagent`,
+        /// `read_skill`, or `<server>__<tool>`.
+        pub approve: Vec<String>, Unique(Ok), example = "[\"call_agent\"]";
+        /// Seconds that each such call waits; then it is denied. 0 means no limit.
+        pub approve_timeout: Option<Duration>, Seconds(0);
+        /// How the agent calls others.
+        pub delegation ("sub_agents_config"): Delegation, Nested;
+        /// The keys of `params.extra` that a request may set.
+        pub allow_extra: Vec<String>, Unique(check_extra_keys), example = "[\"service_tier\"]";
+        /// Whether a request may bring its own keys for providers (the header `X-Provider-Key`).
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        pub allow_provider_keys: bool, Flag;
+        /// Parameters of provider requests.
+        pub params: Params, Nested;
+        /// Limits of one run.
+        pub limits: Limits, Nested;
+        /// How a conversation that outgrows the model's window is shortened.
+        pub context: ContextSettings, Nested;
+        /// Limits of a run with all its descendants.
+        pub budget: Budget, Nested;
+        /// How failed provider requests are retried.
+        pub retry: Retry, Nested;
+        /// The results of earlier runs that the agent remembers.
+        pub memory: Memory, Nested;
+        /// MCP servers: the tools of each are offered as `<name>__<tool>`. `${VAR}` is a variable of the daemon's environment.
+        pub mcp_servers: Vec<McpServer>, McpServers, example = r#"[[mcp_servers]]
+name = "tickets"
+transport = "streamable-http"
+url = "https://tickets.example.com/mcp"
+headers = { X-Team = "${TICKETS_TEAM}" }
+# A server that requires OAuth; without this table, set the header Authorization.
+# With grant = "device_code" and no secret, an operator logs in: axed auth login tickets
+oauth = { grant = "client_credentials", client_id = "axed", client_secret_env = "TICKETS_SECRET" }
+tools = []                      # only these; empty means all
+timeout = 60                    # seconds that one call may take
+open_timeout = 10               # seconds that a run waits for the server to start, up to 600
+required = false                # true: a run fails that begins while the server is not available
+
+[[mcp_servers]]
+name = "files"
+transport = "stdio"
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-filesystem", "/srv/papers"]
+env = { LOG_LEVEL = "warn" }"#;
+        /// Tools that are HTTP requests. `{name}` is an argument, percent-encoded in `url`; `${VAR}` is a variable of the daemon's
+        /// environment.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        pub http_tools: Vec<HttpTool>, HttpTools, example = r#"[[http_tools]]
+name = "find_ticket"
+description = "Finds tickets by words"
+method = "GET"                  # GET, POST, PUT, PATCH or DELETE
+url = "https://tickets.example.com/api/{project}/tickets?q={words}"
+headers = { Authorization = "Bearer ${TICKETS_TOKEN}" }
+body = '{{"words": {words}}}'   # unset: the arguments that url does not use, as JSON
+parameters = { type = "object", required = ["project"], properties = { project = { type = "string" }, words = { type = "string" } } }
+safe_to_repeat = true           # whether a call may be repeated after a restart; unset: only GET
+timeout = 30                    # seconds
+
+# Operations of an OpenAPI document (3.0 or 3.1), a file relative to this one or a URL.
+[[http_tools]]
+openapi = "petstore.yaml"
+operations = ["listPets", "POST /pets"]
+prefix = "pets_"                # before each tool's name
+base_url = "https://pets.example.com/v1" # unset: the document's first server"#;
+        /// Runs that the daemon starts at times: minute, hour, day of the month, month, day of the week.
+        #[serde(skip)]
+        pub schedules: Vec<Schedule>, ReadElsewhere, example = r#"[[schedules]]
+name = "morning"
+cron = "30 7 * * mon-fri"
+timezone = "Europe/Berlin"      # unset means UTC
+input = "Sum up the tickets of yesterday." # a table if there is an input_schema
+overlap = "skip"                # if the last run has not ended: skip, queue (one waits) or allow
+missed = "skip"                 # times without a daemon: skip, or once for the latest of the last day
+labels = { team = "blue" }
+key = "ada"                     # whose runs they are; unset means that only admins see them"#;
+        /// Webhooks of other services that start runs, at `POST /triggers/<agent>/<trigger>`.
+        #[serde(skip)]
+        pub triggers: Vec<Trigger>, ReadElsewhere, example = r#"[[triggers]]
+name = "issues"
+kind = "github"                 # whose signatures: standard, github or stripe
+secret_env = "GITHUB_SECRET"    # the environment variable with the secret
+input_template = "Triage issue {body.issue.number}: {body.issue.title}"     # unset means the whole body
+labels = { source = "github" }
+key = "ada"                     # whose runs they are; unset means that only admins see them"#;
+        /// How the agent starts ad-hoc sub-agents; absent if they are disabled.
+        pub subagent: Option<SubagentSettings>, NestedIf(|subagent: &SubagentSettings| subagent.enabled);
+        /// A receiver of the events of the agent's root runs; absent if there is none.
+        pub webhook: Option<Webhook>, NestedIf(|webhook: &Webhook| !webhook.url.is_empty());
+    }
+    also in params {
+        /// How much the model reasons before it answers: none, minimal, low, medium, high, xhigh or max; null means the
+        /// provider's default. A level that the model does not know becomes its nearest (`axed models` prints them).
+        effort: OneOf, example = "\"medium\"";
+        /// The length of a summary of the model's reasoning in the event `reasoning.delta`: auto, concise or detailed; null means no
+        /// summary. OpenAI's Responses API and Anthropic's support it.
+        reasoning_summary: OneOf, example = "\"auto\"";
+        /// How long the provider caches the prompt for the run's next turns (Anthropic): 5m, 1h or off.
+        cache: OneOf;
+        /// The tier of the provider's service: default, flex (slower and cheaper; OpenAI) or batch (within a day, at half the price;
+        /// OpenAI and Anthropic); null means the provider's default.
+        service: OneOf, example = "\"flex\"";
+    }
+}
+
+/// An agent as a run uses it, shared by all runs that started with it. It reads like its settings.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Agent {
     /// The file's name without its extension.
     pub name: String,
     /// `sha256:` and the hex digest of the file's bytes.
     pub version: String,
-    /// Shown in lists, and to the models of agents that may call it.
-    pub description: Option<String>,
-    /// The model that answers its turns.
-    pub model: ModelRef,
-    /// Tried in order when `model` is overloaded, rate-limited or down after its retries.
-    pub fallback_models: Vec<ModelRef>,
-    /// Whether they are also tried when a model, or a filter of its service, refuses to answer.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub fallback_on_refusal: bool,
-    /// The first part of the prompt.
-    pub system_prompt: String,
-    /// The schema that the input of its runs must fit; unset means that they take texts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub input_schema: Option<Arc<RawValue>>,
-    /// The user message of such a run; unset means the input as JSON.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub input_template: Option<TextTemplate>,
-    /// The path or the name of a skill, as written.
-    pub skill: Option<String>,
+    /// Those of its file, with what the request of the run overrides.
+    pub settings: AgentSettings,
     /// Whether a request named the skill. If so, its path is untrusted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_requested_skill: bool,
-    /// The directories of skills that it may read, as written.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub skills: Vec<String>,
-    /// Globs of context files, as written and relative to the workdir.
-    pub files: Vec<String>,
-    /// The directory of its files and tools; unset means the daemon's working directory.
-    pub workdir: Option<PathBuf>,
     /// The directory among `[tools] roots` that has the workdir, if a request named it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_root: Option<PathBuf>,
-    /// The labels that a node needs to drive its root runs.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub node: Vec<String>,
-    /// The names of its built-in tools.
-    pub tools: Vec<String>,
-    /// The hosts that `url_fetch` may ask, as `net::matches` reads them; empty means every public one, or its caller's.
-    #[serde(default)]
-    pub allowed_hosts: Vec<String>,
-    /// The agents that `call_agent` may call, without duplicates, in the file's order.
-    pub sub_agents: Vec<String>,
-    /// Whether replies are streamed from the provider.
-    pub stream: bool,
-    /// The run's time limit. Unset means the server's default for a root run, and no limit beside the parent's for a child.
-    pub timeout: Option<Duration>,
-    pub delegation: Delegation,
-    pub params: Params,
-    /// The keys of `extra` that a request may set.
-    #[serde(default)]
-    pub allow_extra: Vec<String>,
-    /// Whether its requests to providers may use a key that came with the root's request.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub allow_provider_keys: bool,
     /// The providers for which the root's request brought keys. The keys themselves are kept in memory only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_keys: Vec<String>,
     /// Whether the tree of this root adds nothing to the memory of agents.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_memory: bool,
-    /// The digest of the recorded definitions in which the tree of this root calls other agents; not in files.
+    /// The digest of the recorded definitions in which the tree of this root calls other agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned_agents: Option<Digest>,
-    /// The most turns of one run, 1 to [`MAX_TURNS`].
-    pub max_turns: u32,
-    /// What becomes of a conversation that outgrows the model's window.
-    #[serde(default)]
-    pub context: ContextSettings,
-    /// The limits of a run with all its descendants.
-    pub budget: Budget,
-    /// How failed provider requests are retried.
-    pub retry: Retry,
-    pub memory: Memory,
-    /// The settings of ad-hoc sub-agents; unset if they are disabled.
-    #[serde(default)]
-    pub subagent: Option<SubagentSettings>,
-    /// Set for an ad-hoc sub-agent, which a call of `subagent` started; `None` for agents of files.
-    #[serde(default)]
+    /// Set for an ad-hoc sub-agent, which a call of `subagent` started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ad_hoc: Option<AdHocSettings>,
-    /// The MCP servers that offer it further tools, in the file's order.
-    #[serde(default)]
-    pub mcp_servers: Vec<McpServer>,
-    /// Its tools that are HTTP requests, in the file's order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub http_tools: Vec<HttpTool>,
-    /// Its runs that the daemon starts at times. No run needs them.
-    #[serde(skip)]
-    pub schedules: Vec<Schedule>,
-    /// Webhooks of others that start its runs. No run needs them.
-    #[serde(skip)]
-    pub triggers: Vec<Trigger>,
-    /// Receives the events of its root runs.
-    #[serde(default)]
-    pub webhook: Option<Webhook>,
-    /// The tools whose calls wait for human approval.
-    #[serde(default)]
-    pub approve: Vec<String>,
-    /// How long each such call waits; unset means without a limit.
-    #[serde(default)]
-    pub approve_timeout: Option<Duration>,
-    /// What the client of this run adds; not in files.
+    /// What the client of this run adds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<Box<ClientAdditions>>,
 }
@@ -183,257 +264,71 @@ impl Agent {
     }
 }
 
-impl Default for Agent {
-    /// Every setting has its default; the model is empty.
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            version: String::new(),
-            description: None,
-            model: ModelRef {
-                provider: String::new(),
-                model: String::new(),
-            },
-            fallback_models: Vec::new(),
-            fallback_on_refusal: false,
-            system_prompt: String::new(),
-            input_schema: None,
-            input_template: None,
-            skill: None,
-            has_requested_skill: false,
-            skills: Vec::new(),
-            files: Vec::new(),
-            workdir: None,
-            requested_root: None,
-            node: Vec::new(),
-            tools: Vec::new(),
-            allowed_hosts: Vec::new(),
-            sub_agents: Vec::new(),
-            stream: false,
-            timeout: None,
-            delegation: Delegation::default(),
-            params: Params::default(),
-            allow_extra: Vec::new(),
-            allow_provider_keys: false,
-            given_keys: Vec::new(),
-            keeps_memory: false,
-            pinned_agents: None,
-            max_turns: MAX_TURNS,
-            context: ContextSettings::default(),
-            budget: Budget::default(),
-            retry: Retry::default(),
-            memory: Memory::default(),
-            subagent: None,
-            ad_hoc: None,
-            mcp_servers: Vec::new(),
-            http_tools: Vec::new(),
-            schedules: Vec::new(),
-            triggers: Vec::new(),
-            webhook: None,
-            approve: Vec::new(),
-            approve_timeout: None,
-            client: None,
-        }
+impl Deref for Agent {
+    type Target = AgentSettings;
+
+    fn deref(&self) -> &AgentSettings {
+        &self.settings
     }
 }
 
-/// An agent file. It has no key `name`: the file's own name is the agent's.
-impl Section for Agent {
-    const SCHEMA: &'static str = "AgentDefinition";
-
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        let unique = ListRule::Unique;
-        v.setting("description", Setting::OptionalText(&mut self.description));
-        v.setting("model", Setting::Model(&mut self.model));
-        v.setting(
-            "fallback_models",
-            Setting::Models(&mut self.fallback_models),
-        );
-        v.setting(
-            "fallback_on_refusal",
-            Setting::Flag(&mut self.fallback_on_refusal),
-        );
-        v.setting("system_prompt", Setting::Text(&mut self.system_prompt));
-        v.setting("input_schema", Setting::Schema(&mut self.input_schema));
-        v.setting(
-            "input_template",
-            Setting::Template(&mut self.input_template),
-        );
-        v.setting("skill", Setting::OptionalText(&mut self.skill));
-        v.setting("skills", Setting::Texts(unique, &mut self.skills));
-        v.setting("files", Setting::Texts(ListRule::Any, &mut self.files));
-        v.setting("workdir", Setting::Path(&mut self.workdir));
-        v.setting("node", Setting::Texts(ListRule::NodeLabels, &mut self.node));
-        v.setting("tools", Setting::Texts(unique, &mut self.tools));
-        v.setting(
-            "allowed_hosts",
-            Setting::Texts(ListRule::Hosts, &mut self.allowed_hosts),
-        );
-        v.setting("sub_agents", Setting::Texts(unique, &mut self.sub_agents));
-        v.setting("stream", Setting::Flag(&mut self.stream));
-        v.setting("timeout", Setting::Seconds(&mut self.timeout));
-        v.setting("approve", Setting::Texts(unique, &mut self.approve));
-        v.setting(
-            "approve_timeout",
-            Setting::Seconds(&mut self.approve_timeout),
-        );
-        v.section("sub_agents_config", &mut self.delegation);
-        self.params.visit_top_level(v);
-        v.setting(
-            "allow_extra",
-            Setting::Texts(ListRule::ExtraKeys, &mut self.allow_extra),
-        );
-        v.setting(
-            "allow_provider_keys",
-            Setting::Flag(&mut self.allow_provider_keys),
-        );
-        v.section("params", &mut self.params);
-        let mut limits = Limits {
-            max_turns: self.max_turns,
-        };
-        v.section("limits", &mut limits);
-        self.max_turns = limits.max_turns;
-        v.section("context", &mut self.context);
-        v.section("budget", &mut self.budget);
-        v.section("retry", &mut self.retry);
-        v.section("memory", &mut self.memory);
-        v.setting("mcp_servers", Setting::McpServers(&mut self.mcp_servers));
-        v.setting("http_tools", Setting::HttpTools(&mut self.http_tools));
-        v.setting("schedules", Setting::Schedules(&mut self.schedules));
-        v.setting("triggers", Setting::Triggers(&mut self.triggers));
-        v.optional_section("subagent", Presence::Enabled, &mut self.subagent);
-        v.optional_section("webhook", Presence::Key("url"), &mut self.webhook);
+impl DerefMut for Agent {
+    fn deref_mut(&mut self) -> &mut AgentSettings {
+        &mut self.settings
     }
 }
 
-/// `[limits]`
-#[derive(Clone)]
-struct Limits {
-    max_turns: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_turns: MAX_TURNS,
-        }
+section! {
+    /// `[limits]`: limits of one run.
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Limits in "AgentLimits" {
+        /// The most turns of one run, which are requests to the model.
+        pub max_turns: u32 = MAX_TURNS, Whole(1..=u64::from(MAX_TURNS));
     }
 }
 
-impl Section for Limits {
-    const SCHEMA: &'static str = "AgentLimits";
-
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        v.setting(
-            "max_turns",
-            Setting::Whole(1..=u64::from(MAX_TURNS), &mut self.max_turns),
-        );
+section! {
+    /// `[subagent]`: how the agent starts ad-hoc sub-agents, which have its model, prompt and tools.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct SubagentSettings in "AgentSubagent" {
+        /// Whether the agent has the tool `subagent`.
+        pub enabled: bool, Flag;
+        /// The deepest level of an ad-hoc sub-agent, 1 to 5.
+        pub max_depth: u8 = DEFAULT_MAX_DEPTH, Whole(1..=u64::from(HARD_MAX_DEPTH));
+        /// The most turns if the call sets no limit.
+        pub default_max_turns: u32 = 10, Whole(1..=u64::from(MAX_TURNS));
+        /// The most bytes of a result.
+        pub output_max_size: usize = 4096, Whole(MIN_OUTPUT_BYTES..=MAX_COUNT);
+        /// When an ad-hoc sub-agent summarizes its result: always, or on_request.
+        pub summary: SummaryMode, OneOf;
+        /// The most ad-hoc sub-agents of one tree; 0 means no limit.
+        pub max_executions: Option<u64>, Whole(0..=MAX_BUDGET);
+        /// The most tokens of all ad-hoc sub-agents of one tree; 0 means no limit.
+        pub max_total_tokens: Option<u64>, Whole(0..=MAX_BUDGET);
+        /// The most seconds of all ad-hoc sub-agents of one tree together; 0 means no limit.
+        pub max_total_time: Option<Duration>, Seconds(0);
+        /// The model of ad-hoc sub-agents; null means the parent's.
+        pub model: Option<ModelRef>, ModelName, example = "\"ollama/qwen3\"";
+        /// The reasoning effort of ad-hoc sub-agents; null means the parent's.
+        pub effort: Option<Effort>, OneOf, example = "\"low\"";
+        /// The service tier of ad-hoc sub-agents; null means the parent's.
+        pub service: Option<Service>, OneOf, example = "\"flex\"";
     }
 }
 
-/// `[subagent]`: how an agent starts ad-hoc sub-agents.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SubagentSettings {
-    /// The deepest level of an ad-hoc sub-agent, 1 to [`HARD_MAX_DEPTH`].
-    pub max_depth: u8,
-    /// The most turns if the call sets no limit, 1 to [`MAX_TURNS`].
-    pub default_max_turns: u32,
-    /// The most bytes of a result.
-    pub output_max_size: usize,
+choice! {
     /// When an ad-hoc sub-agent summarizes its result.
-    pub summary: SummaryMode,
-    /// The most ad-hoc sub-agents of one tree; unset means no limit.
-    pub max_executions: Option<u64>,
-    /// The most tokens of all ad-hoc sub-agents of one tree; unset means no limit.
-    pub max_total_tokens: Option<u64>,
-    /// The most time of all ad-hoc sub-agents of one tree together; unset means no limit.
-    pub max_total_time: Option<Duration>,
-    /// Their model; unset means the parent's model.
-    pub model: Option<ModelRef>,
-    /// Their reasoning effort; unset means the parent's.
-    #[serde(default)]
-    pub effort: Option<Effort>,
-    /// Their service tier; unset means the parent's.
-    #[serde(default)]
-    pub service: Option<Service>,
-}
-
-impl Default for SubagentSettings {
-    fn default() -> Self {
-        Self {
-            max_depth: DEFAULT_MAX_DEPTH,
-            default_max_turns: 10,
-            output_max_size: 4096,
-            summary: SummaryMode::OnRequest,
-            max_executions: None,
-            max_total_tokens: None,
-            max_total_time: None,
-            model: None,
-            effort: None,
-            service: None,
-        }
+    #[derive(Default)]
+    #[schemars(rename = "AgentSubagentSummary")]
+    pub enum SummaryMode {
+        /// If the parent's call requests it.
+        #[default]
+        OnRequest = "on_request",
+        /// Always.
+        Always = "always",
     }
-}
-
-impl Section for SubagentSettings {
-    const SCHEMA: &'static str = "AgentSubagent";
-
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        let Self {
-            max_depth,
-            default_max_turns,
-            output_max_size,
-            summary,
-            max_executions,
-            max_total_tokens,
-            max_total_time,
-            model,
-            effort,
-            service,
-        } = self;
-        v.setting(
-            "max_depth",
-            Setting::Whole(1..=u64::from(HARD_MAX_DEPTH), max_depth),
-        );
-        v.setting(
-            "default_max_turns",
-            Setting::Whole(1..=u64::from(MAX_TURNS), default_max_turns),
-        );
-        v.setting(
-            "output_max_size",
-            Setting::Whole(MIN_OUTPUT_BYTES..=MAX_COUNT, output_max_size),
-        );
-        v.setting("summary", Setting::Choice(summary));
-        v.setting(
-            "max_executions",
-            Setting::Whole(0..=MAX_BUDGET, max_executions),
-        );
-        v.setting(
-            "max_total_tokens",
-            Setting::Whole(0..=MAX_BUDGET, max_total_tokens),
-        );
-        v.setting("max_total_time", Setting::Seconds(max_total_time));
-        v.setting("model", Setting::OptionalModel(model));
-        v.setting("effort", Setting::Choice(effort));
-        v.setting("service", Setting::Choice(service));
-    }
-}
-
-/// When an ad-hoc sub-agent summarizes its result.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "AgentSubagentSummary")]
-#[serde(rename_all = "snake_case")]
-pub enum SummaryMode {
-    /// If the parent's call requests it.
-    #[default]
-    OnRequest,
-    /// Always.
-    Always,
-}
-
-impl Choice for SummaryMode {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("on_request", Self::OnRequest), ("always", Self::Always)];
 }
 
 /// The settings that only an ad-hoc sub-agent has.
@@ -445,131 +340,121 @@ pub struct AdHocSettings {
     pub summary_prompt: Option<String>,
 }
 
-/// `[sub_agents_config]`: how an agent calls others.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Delegation {
-    /// The levels below this agent; unset means [`DEFAULT_MAX_DEPTH`] for a root run and no further limit for a child.
-    pub max_depth: Option<u8>,
-    /// Whether several tool calls of one reply run concurrently.
-    pub parallel: bool,
-    /// The time limit of each child run.
-    pub timeout: Option<Duration>,
-    /// The most concurrent children of one reply; unset means no limit of its own.
-    pub max_concurrent: Option<usize>,
-}
-
-impl Default for Delegation {
-    fn default() -> Self {
-        Self {
-            max_depth: None,
-            parallel: true,
-            timeout: None,
-            max_concurrent: None,
-        }
-    }
-}
-
-impl Section for Delegation {
-    const SCHEMA: &'static str = "AgentDelegation";
-
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        let Self {
-            max_depth,
-            parallel,
-            timeout,
-            max_concurrent,
-        } = self;
-        v.setting(
-            "max_depth",
-            Setting::Whole(0..=u64::from(HARD_MAX_DEPTH), max_depth),
-        );
-        v.setting("parallel", Setting::Flag(parallel));
-        v.setting("timeout", Setting::Seconds(timeout));
-        v.setting(
-            "max_concurrent",
-            Setting::Whole(0..=MAX_COUNT, max_concurrent),
-        );
-    }
-}
-
-/// `[budget]`: limits of a run with all its descendants; unset means none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Budget {
-    /// Input and output tokens together.
-    pub max_tokens: Option<u64>,
-    /// Money at the configured prices.
-    pub max_cost: Option<Cost>,
-    /// Executed tool calls.
-    pub max_tool_calls: Option<u64>,
-    /// Runs, including the root.
-    pub max_runs: Option<u64>,
-}
-
-impl Section for Budget {
-    const SCHEMA: &'static str = "AgentBudget";
-
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        let Self {
-            max_tokens,
-            max_cost,
-            max_tool_calls,
-            max_runs,
-        } = self;
-        v.setting("max_tokens", Setting::Whole(0..=MAX_BUDGET, max_tokens));
-        v.setting("max_cost_usd", Setting::Usd(MAX_COST_USD, max_cost));
-        v.setting(
-            "max_tool_calls",
-            Setting::Whole(0..=MAX_BUDGET, max_tool_calls),
-        );
-        v.setting("max_runs", Setting::Whole(0..=MAX_BUDGET, max_runs));
-    }
-}
-
-/// `[memory]`: the results of earlier runs that an agent remembers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Memory {
-    /// Whether the agent has a memory.
-    pub enabled: bool,
-    /// Whether all keys share one memory; otherwise each key has its own.
+section! {
+    /// `[sub_agents_config]`: how the agent calls others.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
-    pub shared: bool,
-    /// The file; unset means `<data_dir>/memory/<agent>.md`, or `<data_dir>/memory/<agent>/<key>.md`.
-    pub path: Option<PathBuf>,
-    /// The number of newest entries in the prompt, oldest first; 0 means all.
-    pub last_n: u32,
-    /// The number of entries from which on a run gets a warning; 0 means never.
-    pub max_entries: u32,
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        Self {
-            enabled: false,
-            shared: false,
-            path: None,
-            last_n: 10,
-            max_entries: 100,
-        }
+    pub struct Delegation in "AgentDelegation" {
+        /// The levels of runs below the agent, at most 5; 0 means the default (3), or the parent's limit.
+        pub max_depth: Option<u8>, Whole(0..=u64::from(HARD_MAX_DEPTH)), example = "3";
+        /// Whether several tool calls of one reply run concurrently.
+        pub parallel: bool = true, Flag;
+        /// The time limit of each child run in seconds; 0 means the remaining time of the run.
+        pub timeout: Option<Duration>, Seconds(0), example = "120";
+        /// The most concurrent children of one reply; 0 means no limit of its own.
+        pub max_concurrent: Option<usize>, Whole(0..=MAX_COUNT), example = "8";
     }
 }
 
-impl Section for Memory {
-    const SCHEMA: &'static str = "AgentMemory";
-
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        let Self {
-            enabled,
-            shared,
-            path,
-            last_n,
-            max_entries,
-        } = self;
-        v.setting("enabled", Setting::Flag(enabled));
-        v.setting("shared", Setting::Flag(shared));
-        v.setting("path", Setting::Path(path));
-        v.setting("last_n", Setting::Whole(0..=MAX_COUNT, last_n));
-        v.setting("max_entries", Setting::Whole(0..=MAX_COUNT, max_entries));
+section! {
+    /// `[budget]`: limits of a run with all its descendants.
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Budget in "AgentBudget" {
+        /// The most input and output tokens together; 0 means no limit.
+        pub max_tokens: Option<u64>, Whole(0..=MAX_BUDGET);
+        /// The highest cost in US dollars, at the configured prices; 0 means no limit.
+        pub max_cost ("max_cost_usd"): Option<Cost>, Usd;
+        /// The most executed tool calls; 0 means no limit.
+        pub max_tool_calls: Option<u64>, Whole(0..=MAX_BUDGET);
+        /// The most runs, the root included; 0 means no limit.
+        pub max_runs: Option<u64>, Whole(0..=MAX_BUDGET);
     }
+}
+
+section! {
+    /// `[memory]`: the results of earlier runs that the agent remembers.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Memory in "AgentMemory" {
+        /// Whether the agent has a memory.
+        pub enabled: bool, Flag;
+        /// Whether all keys share one memory; otherwise each key has its own.
+        pub shared: bool, Flag;
+        /// The memory's file; null means `<data directory>/memory/<agent>.md`, or `<agent>/<key>.md` there. If the server has keys,
+        /// this needs `shared = true`. With `data.url`, memories are in the database, and a path is refused.
+        pub path: Option<PathBuf>, FilePath, example = "\"/srv/memory/notes.md\"";
+        /// The number of newest entries in the prompt, oldest first; 0 means all.
+        pub last_n: u32 = 10, Whole(0..=MAX_COUNT);
+        /// The number of entries from which on a run gets a warning; 0 means never. `axed gc AGENT` trims them.
+        pub max_entries: u32 = 100, Whole(0..=MAX_COUNT);
+    }
+}
+
+/// US dollars; 0 means unset.
+struct Usd;
+
+impl Kind<Option<Cost>> for Usd {
+    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut Option<Cost>) {
+        let usd = table.number(key, 0.0..=MAX_COST_USD);
+        *value = usd.filter(|usd| *usd > 0.0).map(Cost::from_usd);
+    }
+
+    fn show(&self, value: &Option<Cost>, _audience: Audience) -> Value {
+        json!(value.map_or(0.0, |cost| cost.to_usd()))
+    }
+
+    fn schema(&self, _generator: &mut SchemaGenerator) -> Value {
+        json!({"type": "number", "minimum": 0.0, "maximum": MAX_COST_USD})
+    }
+}
+
+/// `[[http_tools]]`, which the catalog reads, since it has their documents.
+struct HttpTools;
+
+impl Kind<Vec<HttpTool>> for HttpTools {
+    fn read(&self, _table: &mut TableReader<'_>, _key: &'static str, _value: &mut Vec<HttpTool>) {}
+
+    fn show(&self, value: &Vec<HttpTool>, audience: Audience) -> Value {
+        let view = match audience {
+            Audience::Client => HttpToolView::for_client,
+            Audience::Operator => HttpToolView::for_operator,
+        };
+        json!(value.iter().map(view).collect::<Vec<_>>())
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Value {
+        generator
+            .subschema_for::<Vec<HttpToolView<'static>>>()
+            .to_value()
+    }
+}
+
+/// `[[mcp_servers]]`, which the catalog reads.
+struct McpServers;
+
+impl Kind<Vec<McpServer>> for McpServers {
+    fn read(&self, _table: &mut TableReader<'_>, _key: &'static str, _value: &mut Vec<McpServer>) {}
+
+    fn show(&self, value: &Vec<McpServer>, audience: Audience) -> Value {
+        let view = match audience {
+            Audience::Client => McpServerView::for_client,
+            Audience::Operator => McpServerView::for_operator,
+        };
+        json!(value.iter().map(view).collect::<Vec<_>>())
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Value {
+        generator
+            .subschema_for::<Vec<McpServerView<'static>>>()
+            .to_value()
+    }
+}
+
+fn parse_hosts(texts: Vec<String>) -> Result<Vec<String>, String> {
+    let texts = texts.iter();
+    let hosts = texts.map(|text| ssrf::parse_host_pattern(text).map_err(|why| why.to_string()));
+    hosts.collect()
 }
 
 /// Whether `name` is a valid agent name: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`. Other names are never used as paths.

@@ -1,146 +1,98 @@
 //! `[params]` of an agent: parameters of its requests to providers.
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::domain::agent::response_format::ResponseFormat;
-use crate::domain::agent::settings::{Choice, ListRule, MAX_COUNT, Section, Setting, Visitor};
+use crate::domain::agent::response_format::{Format, ResponseFormat};
 use crate::domain::service::Service;
+use crate::settings::choice::choice;
+use crate::settings::kinds::{Misplaced, Number, Texts, Whole};
+use crate::settings::section::{Audience, Kind, section};
+use crate::settings::table_reader::{MAX_COUNT, TableReader};
 
 /// The highest temperature of any provider is lower.
 const MAX_TEMPERATURE: f64 = 100.0;
+/// Where the keys of requests are that a file has outside of `[params]`.
+const AT_TOP: Misplaced = Misplaced("at the top of the file, above its first [table]");
 
-/// `[params]`: parameters of provider requests. Parameters that are unset are not sent.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "RunParams")]
-pub struct Params {
-    /// How random replies are; null means the provider's default. 0 is a value like any other.
-    pub temperature: Option<f64>,
-    /// The most tokens of one reply; null means no limit, or the provider's.
-    pub max_tokens: Option<u32>,
-    /// The share of likely tokens that replies are sampled from (nucleus sampling); null means the provider's default.
-    pub top_p: Option<f64>,
-    /// Texts that end a reply.
-    pub stop: Vec<String>,
-    /// The format of the final text.
-    pub response_format: ResponseFormat,
-    /// The reasoning effort; null means the provider's default.
+section! {
+    /// `[params]`: parameters of provider requests. A parameter that is not set is absent and not sent.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    #[schemars(rename = "RunParams")]
     #[serde(default)]
-    pub effort: Option<Effort>,
-    /// The requested length of a summary of the model's reasoning; absent means no summary.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reasoning_summary: Option<ReasoningSummary>,
-    /// Merged into the body of each provider request.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub extra: Map<String, Value>,
-    /// How long the provider caches the prompt for the run's next turns.
-    #[serde(default)]
-    pub cache: Cache,
-    /// The service tier; null means the provider's default.
-    #[serde(default)]
-    pub service: Option<Service>,
-}
-
-impl Params {
-    /// The parameters that an agent file has at its top, outside `[params]`.
-    pub fn visit_top_level<V: Visitor>(&mut self, v: &mut V) {
-        v.setting("effort", Setting::Choice(&mut self.effort));
-        v.setting(
-            "reasoning_summary",
-            Setting::Choice(&mut self.reasoning_summary),
-        );
-        v.setting("cache", Setting::Choice(&mut self.cache));
-        v.setting("service", Setting::Choice(&mut self.service));
+    pub struct Params in "AgentParams", omits_unset = true {
+        /// How random replies are; null means the provider's default. 0 is a value like any other.
+        pub temperature: Option<f64>, Number(0.0..=MAX_TEMPERATURE), example = "0.2";
+        /// The most tokens of one reply; null means no limit, or the provider's.
+        pub max_tokens: Option<u32>, Whole(1..=MAX_COUNT), example = "4096";
+        /// The share of likely tokens that replies are sampled from (nucleus sampling); null means the provider's default.
+        pub top_p: Option<f64>, Number(0.0..=1.0), example = "0.95";
+        /// Texts that end a reply.
+        pub stop: Vec<String>, Texts, example = "[\"END\"]";
+        /// The format of the final text: text, json_object, or json_schema with a schema, as a table or as JSON text.
+        pub response_format: ResponseFormat, Format, example = r#"[params.response_format]
+type = "json_schema"
+schema = { type = "object", required = ["answer"], properties = { answer = { type = "string" } } }"#;
+        /// The reasoning effort; null means the provider's default.
+        pub effort: Option<Effort>, AT_TOP;
+        /// The requested length of a summary of the model's reasoning; absent means no summary.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub reasoning_summary: Option<ReasoningSummary>, AT_TOP;
+        /// Merged into the body of each provider request, for what axed has no key for.
+        #[serde(skip_serializing_if = "Map::is_empty")]
+        pub extra: Map<String, Value>, Extra, example = "{ service_tier = \"priority\" }";
+        /// How long the provider caches the prompt for the run's next turns.
+        pub cache: Cache, AT_TOP;
+        /// The service tier; null means the provider's default.
+        pub service: Option<Service>, AT_TOP;
     }
 }
 
-impl Section for Params {
-    const SCHEMA: &'static str = "AgentParams";
-    const OMITS_UNSET: bool = true;
+/// Keys of provider requests.
+struct Extra;
 
-    fn visit<V: Visitor>(&mut self, v: &mut V) {
-        let Self {
-            temperature,
-            max_tokens,
-            top_p,
-            stop,
-            response_format,
-            effort: _,
-            reasoning_summary: _,
-            extra,
-            cache: _,
-            service: _,
-        } = self;
-        for key in ["effort", "service", "cache", "reasoning_summary"] {
-            v.top_level_key(key);
+impl Kind<Map<String, Value>> for Extra {
+    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut Map<String, Value>) {
+        if let Some(extra) = table.json_table(key, check_extra) {
+            *value = extra;
         }
-        v.setting(
-            "temperature",
-            Setting::OptionalNumber(0.0..=MAX_TEMPERATURE, temperature),
-        );
-        v.setting("max_tokens", Setting::Whole(1..=MAX_COUNT, max_tokens));
-        v.setting("top_p", Setting::OptionalNumber(0.0..=1.0, top_p));
-        v.setting("stop", Setting::Texts(ListRule::Any, stop));
-        v.setting("response_format", Setting::ResponseFormat(response_format));
-        v.setting("extra", Setting::Extra(extra));
+    }
+
+    fn show(&self, value: &Map<String, Value>, _audience: Audience) -> Value {
+        json!(value)
+    }
+
+    fn schema(&self, _generator: &mut SchemaGenerator) -> Value {
+        json!({"type": "object", "additionalProperties": {}})
     }
 }
 
-/// The length of a summary of the model's reasoning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ReasoningSummary {
-    /// The provider decides.
-    Auto,
-    /// Short.
-    Concise,
-    /// Long.
-    Detailed,
-}
-
-impl Choice for ReasoningSummary {
-    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
-}
-
-impl ReasoningSummary {
-    pub const ALL: [(&'static str, Self); 3] = [
-        ("auto", Self::Auto),
-        ("concise", Self::Concise),
-        ("detailed", Self::Detailed),
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        Self::ALL[self as usize].0
+choice! {
+    /// The length of a summary of the model's reasoning.
+    pub enum ReasoningSummary {
+        /// The provider decides.
+        Auto = "auto",
+        /// Short.
+        Concise = "concise",
+        /// Long.
+        Detailed = "detailed",
     }
 }
 
-/// How long a provider caches a prompt. Ignored for providers that cache on their own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "PromptCache")]
-pub enum Cache {
-    /// For five minutes after its last use.
-    #[default]
-    #[serde(rename = "5m")]
-    FiveMinutes,
-    /// For an hour after its last use, at a higher price.
-    #[serde(rename = "1h")]
-    OneHour,
-    /// Not at all.
-    #[serde(rename = "off")]
-    Off,
-}
-
-impl Choice for Cache {
-    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
-}
-
-impl Cache {
-    pub const ALL: [(&'static str, Self); 3] = [
-        ("5m", Self::FiveMinutes),
-        ("1h", Self::OneHour),
-        ("off", Self::Off),
-    ];
+choice! {
+    /// How long a provider caches a prompt. Ignored for providers that cache on their own.
+    #[derive(Default)]
+    #[schemars(rename = "PromptCache")]
+    pub enum Cache {
+        /// For five minutes after its last use.
+        #[default]
+        FiveMinutes = "5m",
+        /// For an hour after its last use, at a higher price.
+        OneHour = "1h",
+        /// Not at all.
+        Off = "off",
+    }
 }
 
 /// Keys that axed sets in requests of at least one API; `extra` may not set them.
@@ -179,42 +131,29 @@ pub fn check_extra(extra: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// How much a model reasons before it answers, from not at all to its maximum.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "lowercase")]
-#[schemars(rename = "ReasoningEffort")]
-pub enum Effort {
-    None,
-    Minimal,
-    Low,
-    Medium,
-    High,
-    Xhigh,
-    Max,
+/// Rejects keys that `extra` may not set.
+pub fn check_extra_keys(keys: Vec<String>) -> Result<Vec<String>, String> {
+    let extra = keys.iter().map(|key| (key.clone(), Value::Null));
+    check_extra(&extra.collect())?;
+    Ok(keys)
 }
 
-impl Choice for Effort {
-    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
+choice! {
+    /// How much a model reasons before it answers, from not at all to its maximum.
+    #[derive(PartialOrd, Ord, Hash)]
+    #[schemars(rename = "ReasoningEffort")]
+    pub enum Effort {
+        None = "none",
+        Minimal = "minimal",
+        Low = "low",
+        Medium = "medium",
+        High = "high",
+        Xhigh = "xhigh",
+        Max = "max",
+    }
 }
 
 impl Effort {
-    /// All levels by name, the lowest first.
-    pub const ALL: [(&'static str, Self); 7] = [
-        ("none", Self::None),
-        ("minimal", Self::Minimal),
-        ("low", Self::Low),
-        ("medium", Self::Medium),
-        ("high", Self::High),
-        ("xhigh", Self::Xhigh),
-        ("max", Self::Max),
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        Self::ALL[self as usize].0
-    }
-
     /// The nearest of `levels`; of two equally near levels the higher. `None` if there are no levels.
     pub fn nearest(self, levels: &[Self]) -> Option<Self> {
         let distance = |level: &Self| (*level as i32 - self as i32).abs();
@@ -232,9 +171,6 @@ mod tests {
     #[test]
     fn an_unknown_effort_becomes_the_nearest_level() {
         use Effort::{High, Low, Max, Medium, Minimal, None as Nothing, Xhigh};
-        for (name, level) in Effort::ALL {
-            assert_eq!(level.as_str(), name);
-        }
         assert_eq!(Max.nearest(&[Low, Medium, High]), Some(High));
         assert_eq!(Nothing.nearest(&[Low, Medium]), Some(Low));
         assert_eq!(Minimal.nearest(&[Nothing, Low]), Some(Low));

@@ -7,7 +7,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+
+use crate::settings::choice::choice;
+use crate::settings::kinds::read_schema;
+use crate::settings::section::{Audience, Kind};
+use crate::settings::table_reader::TableReader;
 
 /// `[params.response_format]`: the format of the final text, in files and requests:
 /// `{"type": "json_schema", "schema": {…}}`.
@@ -34,18 +39,62 @@ struct ResponseFormatRepr {
     schema: Option<Arc<RawValue>>,
 }
 
-/// The kind of a format.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "ResponseFormatType")]
-#[serde(rename_all = "snake_case")]
-pub enum FormatKind {
-    /// Free text.
-    #[default]
-    Text,
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that matches a JSON Schema.
-    JsonSchema,
+choice! {
+    /// The kind of a format.
+    #[derive(Default)]
+    #[schemars(rename = "ResponseFormatType")]
+    pub enum FormatKind {
+        /// Free text.
+        #[default]
+        Text = "text",
+        /// Any JSON object.
+        JsonObject = "json_object",
+        /// JSON that matches a JSON Schema.
+        JsonSchema = "json_schema",
+    }
+}
+
+/// The table of a format.
+pub struct Format;
+
+impl Kind<ResponseFormat> for Format {
+    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut ResponseFormat) {
+        *value = table.nested(key, |table| {
+            let kind = table.choice("type").unwrap_or_default();
+            let schema = table.take_node("schema");
+            match (kind, schema) {
+                (FormatKind::Text, None) => ResponseFormat::Text,
+                (FormatKind::JsonObject, None) => ResponseFormat::JsonObject,
+                (FormatKind::JsonSchema, None) => {
+                    table.push_missing("schema", "is required when type is json_schema");
+                    ResponseFormat::Text
+                }
+                (FormatKind::JsonSchema, Some(node)) => match read_schema(&node) {
+                    Ok(schema) => ResponseFormat::JsonSchema(schema),
+                    Err(why) => {
+                        table.push_invalid(&node, "schema", &why);
+                        ResponseFormat::Text
+                    }
+                },
+                (FormatKind::Text | FormatKind::JsonObject, Some(node)) => {
+                    table.push_invalid(&node, "schema", "is only for type = \"json_schema\"");
+                    ResponseFormat::Text
+                }
+            }
+        });
+    }
+
+    /// Clients do not see the default.
+    fn show(&self, value: &ResponseFormat, audience: Audience) -> Value {
+        match (value, audience) {
+            (ResponseFormat::Text, Audience::Client) => Value::Null,
+            _ => json!(value),
+        }
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Value {
+        generator.subschema_for::<ResponseFormat>().to_value()
+    }
 }
 
 impl Serialize for ResponseFormat {
@@ -60,28 +109,13 @@ impl Serialize for ResponseFormat {
 }
 
 impl<'de> Deserialize<'de> for ResponseFormat {
-    /// Definitions of older releases have `"text"`, `"json_object"` or `{"json_schema": {…}}`.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        enum LegacyFormat {
-            Text,
-            JsonObject,
-            JsonSchema(Arc<RawValue>),
-        }
-        let raw = Box::<RawValue>::deserialize(deserializer)?;
-        if let Ok(repr) = serde_json::from_str::<ResponseFormatRepr>(raw.get()) {
-            return match (repr.r#type, repr.schema) {
-                (FormatKind::Text, _) => Ok(Self::Text),
-                (FormatKind::JsonObject, _) => Ok(Self::JsonObject),
-                (FormatKind::JsonSchema, Some(schema)) => Ok(Self::JsonSchema(schema)),
-                (FormatKind::JsonSchema, None) => Err(D::Error::missing_field("schema")),
-            };
-        }
-        match serde_json::from_str(raw.get()).map_err(D::Error::custom)? {
-            LegacyFormat::Text => Ok(Self::Text),
-            LegacyFormat::JsonObject => Ok(Self::JsonObject),
-            LegacyFormat::JsonSchema(schema) => Ok(Self::JsonSchema(schema)),
+        let repr = ResponseFormatRepr::deserialize(deserializer)?;
+        match (repr.r#type, repr.schema) {
+            (FormatKind::Text, _) => Ok(Self::Text),
+            (FormatKind::JsonObject, _) => Ok(Self::JsonObject),
+            (FormatKind::JsonSchema, Some(schema)) => Ok(Self::JsonSchema(schema)),
+            (FormatKind::JsonSchema, None) => Err(D::Error::missing_field("schema")),
         }
     }
 }
@@ -105,10 +139,7 @@ mod tests {
         let schema = r#"{"type":"json_schema","schema":{"b":1.50,"a":{}}}"#;
         for (text, written) in [
             (r#"{"type":"text"}"#, r#"{"type":"text"}"#),
-            (r#""text""#, r#"{"type":"text"}"#),
-            (r#""json_object""#, r#"{"type":"json_object"}"#),
             (schema, schema),
-            (r#"{"json_schema":{"b":1.50,"a":{}}}"#, schema),
         ] {
             let format: ResponseFormat = serde_json::from_str(text).expect("a format");
             assert_eq!(serde_json::to_string(&format).expect("JSON"), written);

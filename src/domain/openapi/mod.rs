@@ -3,7 +3,7 @@
 
 use crate::domain::openapi::document::{Document, Entries, Entry};
 use crate::domain::openapi::operation::Operation;
-use crate::domain::suggestion;
+use crate::settings::suggestion;
 
 pub mod document;
 pub mod operation;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::domain::agent::response_format::ResponseFormat;
-use crate::domain::agent::{Agent, Budget, Delegation, Memory, SubagentSettings};
+use crate::domain::agent::{Agent, Budget, Memory, SubagentSettings};
 use crate::domain::run::{Run, now};
 use crate::engine::context::RunContext;
 use crate::engine::state::active_run::ActiveRun;
@@ -19,20 +19,17 @@ pub fn subagent_settings(parent: &Agent) -> SubagentSettings {
 /// are for the caller's own task.
 pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
     let mut agent = Agent {
-        timeout: None,
-        max_turns: request.max_turns,
-        budget: Budget::default(),
-        memory: Memory::default(),
-        webhook: None,
         client: None,
         pinned_agents: None,
-        delegation: Delegation {
-            max_depth: None,
-            ..parent.delegation.clone()
-        },
         ad_hoc: Some(request.ad_hoc.clone()),
         ..parent.clone()
     };
+    agent.timeout = None;
+    agent.limits.max_turns = request.max_turns;
+    agent.budget = Budget::default();
+    agent.memory = Memory::default();
+    agent.webhook = None;
+    agent.delegation.max_depth = None;
     agent.params.response_format = ResponseFormat::Text;
     let settings = subagent_settings(parent);
     agent.params.effort = settings.effort.or(agent.params.effort);

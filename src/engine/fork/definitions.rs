@@ -267,12 +267,12 @@ pub fn apply_edit(
         // An ad-hoc child has no file: what its record allows is the most.
         let most = agents
             .get(&agent.name)
-            .map_or(agent.max_turns, |it| it.max_turns);
+            .map_or(agent.limits.max_turns, |it| it.limits.max_turns);
         if !request.is_by_admin && max_turns > most {
             let reason = format!("must be at most {most}, the limit of the agent's file");
             return Err(ForkError::field("/edit/max_turns", reason));
         }
-        agent.max_turns = max_turns;
+        agent.limits.max_turns = max_turns;
     }
     definition.replace(agent);
     Ok(())

@@ -458,12 +458,12 @@ fn first_own_turn(kept: &KeptSteps) -> u32 {
 
 /// A fork that needs a further turn must have one left.
 fn check_max_turns(kept: &KeptSteps, agent: &Agent) -> Result<(), ForkError> {
-    if kept.is_final || kept.turns < agent.max_turns {
+    if kept.is_final || kept.turns < agent.limits.max_turns {
         return Ok(());
     }
     let reason = format!(
         "must be more than the {} turns that the fork keeps (the limit is {})",
-        kept.turns, agent.max_turns
+        kept.turns, agent.limits.max_turns
     );
     Err(ForkError::field("/edit/max_turns", reason))
 }

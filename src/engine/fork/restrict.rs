@@ -1,6 +1,6 @@
 //! Cuts a recorded definition to what the agent's file of today allows: a fork is no way around it.
 
-use crate::domain::agent::{Agent, Budget, Delegation, MAX_TURNS, Memory, SubagentSettings};
+use crate::domain::agent::{Agent, Budget, Delegation, Limits, Memory, SubagentSettings};
 use crate::domain::mcp::McpServer;
 use crate::engine::prepare::{tighten_budget, tighten_limit};
 
@@ -33,11 +33,11 @@ pub fn restrict(recorded: &Agent, current: &Agent) -> Agent {
     let added = added.filter(|name| !recorded.approve.contains(name));
     agent.approve.extend(added.cloned());
     tighten_limit(&mut agent.approve_timeout, current.approve_timeout);
-    agent.max_turns = agent.max_turns.min(current.max_turns);
+    agent.limits.max_turns = agent.limits.max_turns.min(current.limits.max_turns);
     tighten_limit(&mut agent.timeout, current.timeout);
     tighten_budget(&mut agent.budget, &current.budget);
     restrict_delegation(&mut agent.delegation, &current.delegation);
-    agent.subagent = match (agent.subagent, &current.subagent) {
+    agent.subagent = match (agent.subagent.take(), &current.subagent) {
         (Some(mut own), Some(current)) => {
             restrict_subagent(&mut own, current);
             Some(own)
@@ -50,17 +50,12 @@ pub fn restrict(recorded: &Agent, current: &Agent) -> Agent {
 /// The definition of an ad-hoc child, cut to what its caller has.
 pub fn restrict_ad_hoc(recorded: &Agent, caller: &Agent) -> Agent {
     // What a caller has for its own task only.
-    let allowed = Agent {
-        memory: Memory::default(),
-        timeout: None,
-        max_turns: MAX_TURNS,
-        budget: Budget::default(),
-        delegation: Delegation {
-            max_depth: None,
-            ..caller.delegation.clone()
-        },
-        ..caller.clone()
-    };
+    let mut allowed = caller.clone();
+    allowed.memory = Memory::default();
+    allowed.timeout = None;
+    allowed.limits = Limits::default();
+    allowed.budget = Budget::default();
+    allowed.delegation.max_depth = None;
     restrict(recorded, &allowed)
 }
 
@@ -106,48 +101,42 @@ mod tests {
     use std::time::Duration;
 
     use super::{restrict, restrict_ad_hoc};
-    use crate::domain::agent::{Agent, Budget, SubagentSettings};
+    use crate::domain::agent::{Agent, AgentSettings, SubagentSettings};
 
     fn texts(texts: &[&str]) -> Vec<String> {
         texts.iter().map(|text| (*text).to_owned()).collect()
     }
 
     fn agent(tools: &[&str], approve: &[&str]) -> Agent {
-        Agent {
+        let settings = AgentSettings {
             tools: texts(tools),
             approve: texts(approve),
+            ..AgentSettings::default()
+        };
+        Agent {
+            settings,
             ..Agent::default()
         }
     }
 
     #[test]
     fn a_definition_keeps_what_both_files_allow_and_the_approvals_of_both() {
-        let recorded = Agent {
-            sub_agents: texts(&["reader", "writer"]),
-            max_turns: 20,
-            timeout: Some(Duration::from_secs(60)),
-            budget: Budget {
-                max_tokens: Some(1000),
-                ..Budget::default()
-            },
-            subagent: Some(SubagentSettings::default()),
-            ..agent(&["read_file", "write_file"], &["write_file"])
-        };
-        let current = Agent {
-            sub_agents: texts(&["writer", "editor"]),
-            max_turns: 5,
-            budget: Budget {
-                max_tokens: Some(2000),
-                max_tool_calls: Some(3),
-                ..Budget::default()
-            },
-            ..agent(&["read_file", "list_files"], &["read_file"])
-        };
+        let mut recorded = agent(&["read_file", "write_file"], &["write_file"]);
+        recorded.sub_agents = texts(&["reader", "writer"]);
+        recorded.limits.max_turns = 20;
+        recorded.timeout = Some(Duration::from_secs(60));
+        recorded.budget.max_tokens = Some(1000);
+        recorded.subagent = Some(SubagentSettings::default());
+        let mut current = agent(&["read_file", "list_files"], &["read_file"]);
+        current.sub_agents = texts(&["writer", "editor"]);
+        current.limits.max_turns = 5;
+        current.budget.max_tokens = Some(2000);
+        current.budget.max_tool_calls = Some(3);
         let cut = restrict(&recorded, &current);
         assert_eq!(cut.tools, ["read_file"]);
         assert_eq!(cut.sub_agents, ["writer"]);
         assert_eq!(cut.approve, ["write_file", "read_file"]);
-        assert_eq!((cut.max_turns, cut.timeout), (5, recorded.timeout));
+        assert_eq!((cut.limits.max_turns, cut.timeout), (5, recorded.timeout));
         let budget = (cut.budget.max_tokens, cut.budget.max_tool_calls);
         assert_eq!(budget, (Some(1000), Some(3)));
         assert!(cut.subagent.is_none());
@@ -155,16 +144,13 @@ mod tests {
 
     #[test]
     fn an_ad_hoc_child_keeps_its_own_limits_and_no_tool_that_its_caller_lacks() {
-        let child = Agent {
-            max_turns: 10,
-            ..agent(&["read_file", "write_file"], &[])
-        };
-        let caller = Agent {
-            max_turns: 2,
-            ..agent(&["read_file"], &["read_file"])
-        };
+        let mut child = agent(&["read_file", "write_file"], &[]);
+        child.limits.max_turns = 10;
+        let mut caller = agent(&["read_file"], &["read_file"]);
+        caller.limits.max_turns = 2;
         let cut = restrict_ad_hoc(&child, &caller);
-        assert_eq!((cut.tools, cut.max_turns), (texts(&["read_file"]), 10));
+        assert_eq!(cut.tools, ["read_file"]);
+        assert_eq!(cut.limits.max_turns, 10);
         assert_eq!(cut.approve, ["read_file"]);
     }
 }

@@ -64,15 +64,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::{AgentSnapshots, MAX_NEW_BYTES};
-    use crate::domain::agent::Agent;
+    use crate::domain::agent::{Agent, AgentSettings};
 
     #[test]
     fn large_snapshots_of_dropped_agents_are_removed() {
         let snapshots = AgentSnapshots::default();
         let agent = |megabytes: usize| {
-            let system_prompt = "x".repeat(megabytes << 20);
+            let settings = AgentSettings {
+                system_prompt: "x".repeat(megabytes << 20),
+                ..AgentSettings::default()
+            };
             Arc::new(Agent {
-                system_prompt,
+                settings,
                 ..Agent::default()
             })
         };

@@ -374,7 +374,7 @@ fn out_of_turns(context: &RunContext, reply: NewReply) -> Ending {
     let agent = &context.run.agent;
     let ending = match agent.ad_hoc {
         Some(_) => Ending::new(LoopOutcome::Incomplete),
-        None => Ending::failed(failures::max_turns(agent.max_turns)),
+        None => Ending::failed(failures::max_turns(agent.limits.max_turns)),
     };
     let NewReply {
         turn,

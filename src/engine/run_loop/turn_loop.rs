@@ -105,7 +105,7 @@ impl<'a> TurnLoop<'a> {
         let has_tools = !self.preamble.toolbox.offered_specs().is_empty();
         // Only further runs make an hour worth its price.
         let is_kept = agent.params.cache == Cache::OneHour;
-        (has_tools && agent.max_turns > 1) || self.is_continued || is_kept
+        (has_tools && agent.limits.max_turns > 1) || self.is_continued || is_kept
     }
 
     pub fn turn_request(&self, turn: u32) -> TurnRequest<'_> {
@@ -178,7 +178,7 @@ fn new_conversation(context: &RunContext, input: RunInput) -> Conversation {
     let mut conversation = Conversation::new(
         input.earlier,
         input.message,
-        context.run.agent.max_turns,
+        context.run.agent.limits.max_turns,
         settings.runs.max_calls,
         settings.loop_warn,
         settings.loop_stop,

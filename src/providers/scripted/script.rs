@@ -7,11 +7,11 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use toml::Spanned;
 
-use crate::domain::suggestion;
 use crate::providers::ErrorCategory;
 use crate::providers::scripted::template::{
     Template, TemplateContext, TemplateError, TemplateSyntaxError,
 };
+use crate::settings::suggestion;
 
 /// Why a script cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,8 +3,8 @@
 use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 
-use crate::domain::agent::Agent;
-use crate::domain::agent::settings::{Presence, Section, Setting, Visitor};
+use crate::domain::agent::AgentSettings;
+use crate::settings::section::{Kind, Section, Setting, Visitor};
 
 /// Objects within objects of a body that are searched.
 const MAX_DEPTH: usize = 3;
@@ -76,7 +76,7 @@ pub fn place_in_agent_file(field: &str) -> Option<String> {
         table: "",
         found: None,
     };
-    Agent::default().visit(&mut search);
+    AgentSettings::default().visit(&mut search);
     let place = match search.found? {
         "" => String::new(),
         table => format!(", in [{table}]"),
@@ -92,28 +92,13 @@ struct KeySearch<'k> {
 }
 
 impl Visitor for KeySearch<'_> {
-    fn setting(&mut self, key: &'static str, _setting: Setting<'_>) {
-        if key == self.key {
+    fn setting<T, K: Kind<T>>(&mut self, setting: &Setting, kind: &K, _value: &T) {
+        if setting.key == self.key {
             self.found.get_or_insert(self.table);
         }
-    }
-
-    fn section<S: Section>(&mut self, key: &'static str, section: &mut S) {
-        if key == self.key {
-            self.found.get_or_insert(self.table);
-        }
-        let outer = std::mem::replace(&mut self.table, key);
-        section.visit(self);
+        let outer = std::mem::replace(&mut self.table, setting.key);
+        kind.visit_section(self);
         self.table = outer;
-    }
-
-    fn optional_section<S: Section>(
-        &mut self,
-        key: &'static str,
-        _presence: Presence,
-        _section: &mut Option<S>,
-    ) {
-        self.section(key, &mut S::default());
     }
 }
 

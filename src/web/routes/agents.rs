@@ -8,15 +8,14 @@ use axum::response::Response;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::catalog::view::{Audience, SectionView};
 use crate::catalog::{Entry, LoadError};
-use crate::config::document;
 use crate::config::environment::is_valid_name;
-use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRef;
-use crate::domain::agent::schema::section_schema;
-use crate::domain::agent::settings::Section;
+use crate::domain::agent::{Agent, AgentSettings};
 use crate::engine::agent_check;
+use crate::settings::document;
+use crate::settings::schema::section_schema;
+use crate::settings::section::{Audience, Section, show_section};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::path::AgentPath;
@@ -200,21 +199,19 @@ struct DefinitionView<'a>(&'a Agent);
 
 impl Serialize for DefinitionView<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let view = SectionView {
-            omitted: BRIEF_KEYS,
-            ..SectionView::new(self.0, Audience::Client)
-        };
+        let mut view = show_section(&self.0.settings, Audience::Client);
+        view.retain(|key, _| !BRIEF_KEYS.contains(&key.as_str()));
         view.serialize(serializer)
     }
 }
 
 impl JsonSchema for DefinitionView<'_> {
     fn schema_name() -> Cow<'static, str> {
-        Agent::SCHEMA.into()
+        AgentSettings::SCHEMA.into()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        section_schema::<Agent>(generator, false, BRIEF_KEYS)
+        section_schema::<AgentSettings>(generator, BRIEF_KEYS)
     }
 }
 
@@ -228,9 +225,9 @@ mod tests {
 
     use super::{AgentBrief, AgentView};
     use crate::catalog::{Entry, LoadError};
-    use crate::domain::agent::Agent;
     use crate::domain::agent::params::Params;
     use crate::domain::agent::response_format::ResponseFormat;
+    use crate::domain::agent::{Agent, AgentSettings};
     use crate::domain::webhook::Webhook;
 
     fn entry() -> Entry {
@@ -238,21 +235,24 @@ mod tests {
         let agent = Agent {
             name: "planner".to_owned(),
             version: "sha256:00".to_owned(),
-            model: "openai/gpt".parse().expect("a model"),
-            system_prompt: "plan".to_owned(),
-            files: vec!["*.md".to_owned()],
-            sub_agents: vec!["reader".to_owned()],
-            timeout: Some(Duration::from_secs(60)),
-            params: Params {
-                temperature: Some(0.0),
-                response_format: ResponseFormat::JsonSchema(Arc::from(schema)),
-                ..Params::default()
+            settings: AgentSettings {
+                model: "openai/gpt".parse().expect("a model"),
+                system_prompt: "plan".to_owned(),
+                files: vec!["*.md".to_owned()],
+                sub_agents: vec!["reader".to_owned()],
+                timeout: Some(Duration::from_secs(60)),
+                params: Params {
+                    temperature: Some(0.0),
+                    response_format: ResponseFormat::JsonSchema(Arc::from(schema)),
+                    ..Params::default()
+                },
+                webhook: Some(Webhook {
+                    url: "https://hooks.example.com/axed?token=hush".to_owned(),
+                    secret_env: Some("HOOK_SECRET".to_owned()),
+                    events: Vec::new(),
+                }),
+                ..AgentSettings::default()
             },
-            webhook: Some(Webhook {
-                url: "https://hooks.example.com/axed?token=hush".to_owned(),
-                secret_env: Some("HOOK_SECRET".to_owned()),
-                events: Vec::new(),
-            }),
             ..Agent::default()
         };
         Entry {

@@ -4,12 +4,12 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::value::RawValue;
 
-use crate::catalog::view::Audience;
 use crate::catalog::{Entry, LoadError, agent_toml};
 use crate::config::KeyScope;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::now;
 use crate::engine::agent_check;
+use crate::settings::section::Audience;
 use crate::store::runs::RunFilter;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::agents::state;

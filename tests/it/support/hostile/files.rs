@@ -66,7 +66,7 @@ fn assert_round_trips(mut agent: Agent) {
 /// Every value is within the bounds that the rest of the code relies on.
 fn assert_valid(agent: &Agent) {
     assert_eq!(agent.name, "some");
-    assert!((1..=50).contains(&agent.max_turns));
+    assert!((1..=50).contains(&agent.limits.max_turns));
     assert!(
         agent
             .delegation

@@ -2,30 +2,30 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::document::{Origin, Problem, ProblemKind};
-use crate::domain::suggestion;
+use crate::settings::document::{Origin, Problem, ProblemKind};
+use crate::settings::suggestion;
 
 /// A key that belongs in more tables than this is not searched in other tables: a list of them would not help.
 const MAX_TABLES: usize = 3;
 
 /// A key that its table does not know.
 #[derive(Debug)]
-pub(super) struct UnknownKey {
-    pub(super) origin: Origin,
+pub struct UnknownKey {
+    pub origin: Origin,
     /// The path of its table; empty at the top.
-    pub(super) table: String,
+    pub table: String,
     /// As messages show it.
-    pub(super) key: String,
-    pub(super) known_here: Vec<&'static str>,
+    pub key: String,
+    pub known_here: Vec<&'static str>,
 }
 
 /// The tables of a document that know a key, by key.
 #[derive(Debug, Default)]
-pub(super) struct KnownKeys(BTreeMap<&'static str, BTreeSet<String>>);
+pub struct KnownKeys(BTreeMap<&'static str, BTreeSet<String>>);
 
 impl KnownKeys {
     /// Adds the keys of the table at a path.
-    pub(super) fn add(&mut self, table: &str, keys: &[&'static str]) {
+    pub fn add(&mut self, table: &str, keys: &[&'static str]) {
         for key in keys {
             let tables = self.0.entry(key).or_default();
             tables.insert(table.to_owned());
@@ -33,7 +33,7 @@ impl KnownKeys {
     }
 
     /// The tables with their keys that are no tables. Omits tables whose names users choose.
-    pub(super) fn settings(&self) -> impl Iterator<Item = (&str, &'static str)> {
+    pub fn settings(&self) -> impl Iterator<Item = (&str, &'static str)> {
         let tables: BTreeSet<&str> = self.0.values().flatten().map(String::as_str).collect();
         let all = self.0.iter().flat_map(|(key, tables)| {
             let tables = tables.iter().map(String::as_str);
@@ -51,7 +51,7 @@ impl KnownKeys {
     }
 
     /// What the user probably meant.
-    pub(super) fn explain(&self, unknown: UnknownKey) -> Problem {
+    pub fn explain(&self, unknown: UnknownKey) -> Problem {
         let UnknownKey {
             origin,
             table,
@@ -121,7 +121,7 @@ pub fn quote_key(name: &str) -> String {
 }
 
 /// The key for a message: bounded, on one line.
-pub(super) fn printable(key: &str) -> String {
+pub fn printable(key: &str) -> String {
     let printable = key.chars().take(64).map(|c| match c.is_control() {
         true => '\u{fffd}',
         false => c,
@@ -132,7 +132,7 @@ pub(super) fn printable(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{KnownKeys, UnknownKey};
-    use crate::config::document::Origin;
+    use crate::settings::document::Origin;
 
     #[test]
     fn a_key_in_the_wrong_table_is_shown_its_place() {

@@ -118,6 +118,8 @@ pub enum ProblemKind {
     Malformed,
     /// A value breaks a rule.
     RuleViolation,
+    /// A value refers to nothing, such as a model without a provider.
+    WrongReference,
     /// The document is valid, but it has to change before this server can use it.
     Unusable,
     /// The document may be wrong, or something that it names is missing.

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::document::{Node, Origin, Problem, ProblemKind, Table, Value};
-use crate::config::known_keys::quote_key;
+use crate::settings::document::{Node, Origin, Problem, ProblemKind, Table, Value};
+use crate::settings::known_keys::quote_key;
 
 /// Keys and list items with a position. Further ones have that of their table.
 const MAX_POSITIONS: usize = 10_000;
@@ -104,7 +104,7 @@ pub fn item(list: &str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Positions, item};
-    use crate::config::document::{Origin, parse};
+    use crate::settings::document::{Origin, parse};
 
     #[test]
     fn a_key_without_a_position_has_that_of_its_table() {

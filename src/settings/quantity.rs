@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::config::document::Value;
+use crate::settings::document::Value;
 
 /// `None` if the value is not a whole number, `Err` if it is out of range.
 pub fn parse_integer(value: &Value, range: RangeInclusive<u64>) -> Option<Result<u64, String>> {
@@ -41,6 +41,18 @@ pub fn parse_bytes(text: &str) -> Option<usize> {
         _ => return None,
     };
     number.checked_mul(unit)
+}
+
+/// A text such as `30d`, in the largest unit up to days that needs no fraction.
+pub fn format_seconds(seconds: u64) -> String {
+    let units = [("d", 86_400), ("h", 3_600), ("m", 60)];
+    let mut fitting = units
+        .iter()
+        .filter(|(_, unit)| seconds.is_multiple_of(*unit));
+    match fitting.next() {
+        Some((name, unit)) => format!("{}{name}", seconds / unit),
+        None => format!("{seconds}s"),
+    }
 }
 
 /// Seconds of a text such as `30d`, `12 h` or `90`.

@@ -3,33 +3,36 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::civil::Date;
 use serde_json::{Map, Value as Json};
 
-use crate::config::document::{self, Node, Origin, Problem, ProblemKind, Table, Value};
-use crate::config::known_keys::{KnownKeys, UnknownKey, printable, quote_key};
-use crate::config::quantity::{parse_bytes, parse_integer, parse_seconds};
+use crate::settings::choice::Choice;
+use crate::settings::document::{self, Node, Origin, Problem, ProblemKind, Table, Value};
+use crate::settings::known_keys::{KnownKeys, UnknownKey, printable, quote_key};
+use crate::settings::quantity::{parse_bytes, parse_integer, parse_seconds};
 
 /// Maximum number of seconds or things of a key: more than a century, and more than any semaphore or table holds.
 pub const MAX_COUNT: u64 = u32::MAX as u64;
 
-/// Reads a table with `read`. Returns its value, and all problems in the file's order. If a key is unknown, `read` also
+/// Reads a table with `read`; `~` in paths is `home`. Returns its value, and all problems in the file's order. If a key is unknown, `read` also
 /// reads `sample`, a document with every optional table, to find the tables that know the key.
 pub fn read_table<T>(
     table: Table,
     sample: &str,
+    home: Option<&Path>,
     read: impl Fn(&mut TableReader<'_>) -> T,
 ) -> (T, Vec<Problem>) {
-    let (value, findings) = read_all(table, &read);
-    let Findings {
+    let (value, pass) = read_all(table, home, &read);
+    let Pass {
         mut problems,
         unknown_keys,
         ..
-    } = findings;
+    } = pass;
     if !unknown_keys.is_empty() {
-        let known_keys = known_keys(sample, &read);
+        let known_keys = known_keys(sample, home, &read);
         let placed = unknown_keys.into_iter().map(|key| known_keys.explain(key));
         problems.extend(placed);
     }
@@ -39,21 +42,33 @@ pub fn read_table<T>(
 }
 
 /// The keys that `read` asks for in a sample document.
-pub(super) fn known_keys<T>(sample: &str, read: impl Fn(&mut TableReader<'_>) -> T) -> KnownKeys {
+pub fn known_keys<T>(
+    sample: &str,
+    home: Option<&Path>,
+    read: impl Fn(&mut TableReader<'_>) -> T,
+) -> KnownKeys {
     let sample = document::parse(sample.as_bytes()).unwrap_or_default();
-    read_all(sample, read).1.known_keys
+    read_all(sample, home, read).1.known_keys
 }
 
-fn read_all<T>(table: Table, read: impl Fn(&mut TableReader<'_>) -> T) -> (T, Findings) {
-    let mut findings = Findings::default();
+fn read_all<T>(
+    table: Table,
+    home: Option<&Path>,
+    read: impl Fn(&mut TableReader<'_>) -> T,
+) -> (T, Pass) {
+    let mut pass = Pass {
+        home: home.map(Path::to_owned),
+        ..Pass::default()
+    };
     let top = Origin::File { line: 1, column: 1 };
-    let value = read_nested(String::new(), top, table, &mut findings, read);
-    (value, findings)
+    let value = read_nested(String::new(), top, table, &mut pass, read);
+    (value, pass)
 }
 
-/// What reading a table finds besides its value.
+/// What one pass over a document needs, and what it finds besides the values.
 #[derive(Default)]
-struct Findings {
+struct Pass {
+    home: Option<PathBuf>,
     problems: Vec<Problem>,
     unknown_keys: Vec<UnknownKey>,
     known_keys: KnownKeys,
@@ -63,7 +78,7 @@ fn read_nested<T>(
     path: String,
     origin: Origin,
     table: Table,
-    findings: &mut Findings,
+    pass: &mut Pass,
     read: impl FnOnce(&mut TableReader<'_>) -> T,
 ) -> T {
     let mut reader = TableReader {
@@ -71,7 +86,7 @@ fn read_nested<T>(
         origin,
         table,
         known_keys: Vec::new(),
-        findings,
+        pass,
     };
     let value = read(&mut reader);
     reader.finish();
@@ -85,7 +100,7 @@ pub struct TableReader<'a> {
     origin: Origin,
     table: Table,
     known_keys: Vec<&'static str>,
-    findings: &'a mut Findings,
+    pass: &'a mut Pass,
 }
 
 impl TableReader<'_> {
@@ -121,6 +136,13 @@ impl TableReader<'_> {
             self.push_invalid(&node, key, "must be a day such as \"2026-11-30\"");
         }
         day
+    }
+
+    /// An enum by its name.
+    pub fn choice<T: Choice>(&mut self, key: &'static str) -> Option<T> {
+        self.parsed_text(key, |name| {
+            T::named(name).ok_or_else(|| format!("must be one of: {}", T::list_names()))
+        })
     }
 
     pub fn one_of<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
@@ -256,6 +278,20 @@ impl TableReader<'_> {
         }
     }
 
+    /// A list of strings that are checked together. The error follows the key.
+    pub fn checked_list<T>(
+        &mut self,
+        key: &'static str,
+        check: impl FnOnce(Vec<String>) -> Result<T, String>,
+    ) -> Option<T> {
+        let node = self.peek(key)?;
+        let texts = self.text_list(key)?;
+        let checked = check(texts);
+        checked
+            .map_err(|why| self.push_invalid(&node, key, &why))
+            .ok()
+    }
+
     /// A nested table; an absent one is read as an empty one.
     pub fn nested<T>(
         &mut self,
@@ -265,7 +301,7 @@ impl TableReader<'_> {
         let path = self.full(key);
         let origin = self.origin_of(key);
         let table = self.table(key);
-        read_nested(path, origin, table, self.findings, read)
+        read_nested(path, origin, table, self.pass, read)
     }
 
     /// A table of tables, under names that the user chose.
@@ -299,7 +335,7 @@ impl TableReader<'_> {
             let path = join(path, &quote_key(&name));
             match node.value {
                 Value::Table(table) => {
-                    let value = read_nested(path, node.origin, table, self.findings, |reader| {
+                    let value = read_nested(path, node.origin, table, self.pass, |reader| {
                         read(&name, reader)
                     });
                     values.insert(name, value);
@@ -330,13 +366,7 @@ impl TableReader<'_> {
             let path = format!("{}[{index}]", self.full(key));
             match item.value {
                 Value::Table(table) => {
-                    values.push(read_nested(
-                        path,
-                        item.origin,
-                        table,
-                        self.findings,
-                        &mut read,
-                    ));
+                    values.push(read_nested(path, item.origin, table, self.pass, &mut read));
                 }
                 other => self.push_error(
                     item.origin,
@@ -486,13 +516,36 @@ impl TableReader<'_> {
         self.push_error(self.origin.clone(), text);
     }
 
+    /// Records that a value refers to nothing. The text does not follow the key.
+    pub fn push_wrong_reference(&mut self, node: &Node, text: String) {
+        self.push(node.origin.clone(), text, ProblemKind::WrongReference);
+    }
+
+    /// The number of problems so far.
+    pub fn count_problems(&self) -> usize {
+        self.pass.problems.len()
+    }
+
+    /// Removes the wrong references after this number of problems.
+    pub fn remove_wrong_references(&mut self, after: usize) {
+        let later = self.pass.problems.split_off(after);
+        let others = later.into_iter();
+        let others = others.filter(|problem| problem.kind != ProblemKind::WrongReference);
+        self.pass.problems.extend(others);
+    }
+
+    /// The home directory of the user that runs this process.
+    pub fn home(&self) -> Option<&Path> {
+        self.pass.home.as_deref()
+    }
+
     /// Records that the document is malformed.
     pub fn push_error(&mut self, origin: Origin, text: String) {
         self.push(origin, text, ProblemKind::Malformed);
     }
 
     fn push(&mut self, origin: Origin, text: String, kind: ProblemKind) {
-        self.findings.problems.push(Problem {
+        self.pass.problems.push(Problem {
             origin,
             text,
             hint: None,
@@ -538,10 +591,10 @@ impl TableReader<'_> {
     }
 
     fn finish(mut self) {
-        let known = &mut self.findings.known_keys;
+        let known = &mut self.pass.known_keys;
         known.add(&self.path, &self.known_keys);
         for (key, node) in std::mem::take(&mut self.table) {
-            self.findings.unknown_keys.push(UnknownKey {
+            self.pass.unknown_keys.push(UnknownKey {
                 origin: node.origin,
                 table: self.path.clone(),
                 key: printable(&key),
@@ -561,14 +614,14 @@ fn join(path: &str, key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::read_table;
-    use crate::config::document::{format_problems, parse};
+    use crate::settings::document::{format_problems, parse};
 
     fn problems(text: &str) -> String {
         let table = match parse(text.as_bytes()) {
             Ok(table) => table,
             Err(problems) => return format_problems(&problems, "f.toml", "\n"),
         };
-        let ((), problems) = read_table(table, "", |top| {
+        let ((), problems) = read_table(table, "", None, |top| {
             top.text("name");
             top.nested("limits", |limits| {
                 limits.integer("max_turns", 1..=50);
@@ -612,7 +665,7 @@ mod tests {
     #[test]
     fn a_key_that_is_only_peeked_at_counts_as_known() {
         let table = parse(b"fils = 1").expect("a table");
-        let (_, problems) = read_table(table, "", |top| top.peek("files"));
+        let (_, problems) = read_table(table, "", None, |top| top.peek("files"));
         assert_eq!(
             format_problems(&problems, "f.toml", "\n"),
             "f.toml:1:1: unknown key \"fils\"; did you mean \"files\"?"
