@@ -7,25 +7,9 @@ use crate::config::environment::is_valid_name;
 use crate::config::key_hash::KeyHash;
 use crate::config::{Auth, ClientKey, KeyScope};
 use crate::domain::glob;
+use crate::settings::choice::Choice;
 use crate::settings::kinds::check_variable_name;
 use crate::settings::table_reader::TableReader;
-
-const SCOPES: [(&str, KeyScope); 6] = [
-    ("run", KeyScope::Run),
-    ("read", KeyScope::Read),
-    ("cancel", KeyScope::Cancel),
-    ("approve", KeyScope::Approve),
-    ("admin", KeyScope::Admin),
-    ("metrics", KeyScope::Metrics),
-];
-
-impl KeyScope {
-    /// Its name in the configuration.
-    pub fn as_str(self) -> &'static str {
-        let found = SCOPES.iter().find(|(_, scope)| *scope == self);
-        found.map_or("", |(name, _)| name)
-    }
-}
 
 impl ClientKey {
     /// The scope `admin` includes all others.
@@ -101,36 +85,25 @@ fn read_hash(
 }
 
 fn read_scopes(s: &mut TableReader<'_>) -> Option<Vec<KeyScope>> {
-    let scope_names = || SCOPES.map(|(name, _)| name).join(", ");
-    let Some(node) = s.peek("scopes") else {
+    if s.peek("scopes").is_none() {
         s.push_missing(
             "scopes",
-            &format!("is required: one or more of: {}", scope_names()),
+            &format!("is required: one or more of: {}", KeyScope::list_names()),
         );
         s.ignore("scopes");
         return None;
     };
-    let texts = s.text_list("scopes")?;
-    let mut scopes = Vec::new();
-    for text in &texts {
-        match SCOPES.iter().find(|(name, _)| name == text) {
-            Some((_, scope)) => scopes.push(*scope),
-            None => {
-                let message = format!("contains {text:?}, which is not one of: {}", scope_names());
-                s.push_invalid(&node, "scopes", &message);
-                return None;
-            }
+    s.checked_list("scopes", |texts| {
+        let known = KeyScope::list_names();
+        if texts.is_empty() {
+            return Err(format!("must contain at least one of: {known}"));
         }
-    }
-    if scopes.is_empty() {
-        s.push_invalid(
-            &node,
-            "scopes",
-            &format!("must contain at least one of: {}", scope_names()),
-        );
-        return None;
-    }
-    Some(scopes)
+        let scopes = texts.iter().map(|text| {
+            KeyScope::named(text)
+                .ok_or_else(|| format!("contains {text:?}, which is not one of: {known}"))
+        });
+        scopes.collect()
+    })
 }
 
 /// `None` means all agents.

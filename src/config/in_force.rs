@@ -4,13 +4,18 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
 
-use crate::config::Config;
+use crate::config::clients::Clients;
+use crate::config::cluster::Cluster;
 use crate::config::environment::{Environment, env_value};
 use crate::config::providers::base_url_variables;
 use crate::config::secrets::{is_secret_set, source_variable};
 use crate::config::variables::is_secret;
+use crate::config::{
+    Agents, Commands, Config, Data, Limits, Logins, RetentionLimit, Runs, Server, Tools, Webhooks,
+};
 use crate::settings::document::{Node, Origin, Table, Value};
 use crate::settings::known_keys::{KnownKeys, quote_key};
+use crate::settings::section::{Audience, Kind, Section, Setting, Visitor};
 
 /// Stands for a secret.
 const MASK: &str = "***";
@@ -40,8 +45,7 @@ pub(in crate::config) fn list(
     let mut settings = Settings::new();
     add_table(&mut settings, &[], table);
     add_providers(&mut settings, config, environment);
-    let mut defaults = defaults(config);
-    defaults.extend(tool_defaults(config));
+    let defaults = defaults();
     for (path, key) in known_keys.settings() {
         let full = format!("{path}.{key}");
         let is_table =
@@ -123,118 +127,60 @@ fn add_providers(settings: &mut Settings, config: &Config, environment: &Environ
     }
 }
 
-/// The default values of the keys that have one, besides those of tools and webhooks.
-fn defaults(config: &Config) -> BTreeMap<&'static str, Json> {
-    let Config {
-        server,
-        agents,
-        data,
-        runs,
-        limits,
-        ..
-    } = config;
-    let unlimited = |count: usize| match count {
-        usize::MAX => 0,
-        count => count,
-    };
-    BTreeMap::from([
-        ("server.listen", json!(server.listen)),
-        ("server.path_prefix", json!(server.path_prefix)),
+/// The default values of the keys that have one, by path.
+fn defaults() -> BTreeMap<String, Json> {
+    let mut defaults = Defaults::default();
+    defaults.add("server", &Server::default());
+    defaults.add("agents", &Agents::default());
+    defaults.add("data", &Data::default());
+    defaults.add("data.retention", &RetentionLimit::default());
+    defaults.add("cluster", &Cluster::default());
+    defaults.add("runs", &Runs::default());
+    defaults.add("limits", &Limits::default());
+    defaults.add("tools", &Tools::default());
+    defaults.add("tools", &Commands::default());
+    defaults.add("clients", &Clients::default());
+    defaults.add("logins", &Logins::default());
+    defaults.add("webhooks", &Webhooks::default());
+    let mut by_path = defaults.by_path;
+    by_path.remove("cluster.node");
+    // Those of the keys that have readers of their own.
+    let others = [
         ("server.trusted_proxies", json!([])),
-        ("server.compression", json!(server.compression)),
         ("server.cors.origins", json!([])),
         ("server.cors.credentials", json!(false)),
-        ("server.max_body", json!(server.max_body)),
-        ("server.max_trigger_body", json!(server.max_trigger_body)),
-        ("server.body_memory", json!(server.body_memory)),
-        (
-            "server.max_pending_per_address",
-            json!(server.max_pending_per_address),
-        ),
-        (
-            "server.max_pending_connections",
-            json!(server.max_pending_connections),
-        ),
-        ("server.max_wait", json!(server.max_wait.as_secs())),
-        (
-            "server.default_timeout",
-            json!(server.default_timeout.as_secs()),
-        ),
-        ("server.max_timeout", json!(server.max_timeout.as_secs())),
-        (
-            "server.drain_timeout",
-            json!(server.drain_timeout.as_secs()),
-        ),
-        ("agents.dirs", json!(agents.dirs)),
-        ("agents.watch", json!(agents.watch)),
-        ("data.dir", json!(data.dir)),
-        ("data.durability", json!("process")),
-        ("cluster.unique_names", json!(data.cluster.unique_names)),
-        ("cluster.labels", json!([])),
         ("data.requests", json!("full")),
         ("data.redact", json!([])),
-        ("data.retention.age", json!(0)),
-        ("data.retention.count", json!(0)),
-        ("data.usage_retention", json!("400d")),
-        ("runs.max_running", json!(runs.max_running)),
-        ("runs.max_queued", json!(runs.max_queued)),
-        ("runs.max_queued_bytes", json!(runs.max_queued_bytes)),
-        ("runs.max_tree", json!(unlimited(runs.max_tree))),
-        ("runs.max_live", json!(unlimited(runs.max_live))),
-        (
-            "runs.max_delegations",
-            json!(unlimited(runs.max_delegations)),
-        ),
-        ("runs.max_calls", json!(unlimited(runs.max_calls))),
-        ("runs.unserved", json!("1h")),
-        ("limits.loop_warn", json!(limits.loop_warn)),
-        ("limits.loop_stop", json!(limits.loop_stop)),
-        ("limits.context_files", json!(limits.context_files)),
-        ("limits.labels", json!(limits.labels)),
-        (
-            "limits.conversation_bytes",
-            json!(limits.conversation_bytes),
-        ),
-        ("limits.session_messages", json!(limits.session_messages)),
-        ("limits.session_bytes", json!(limits.session_bytes)),
-        ("limits.attachments", json!(limits.attachments)),
-        ("limits.attachment_bytes", json!(limits.attachment_bytes)),
-    ])
+        ("tools.allow_commands", json!(false)),
+        ("tools.pass_env", json!([])),
+    ];
+    by_path.extend(others.map(|(path, value)| (path.to_owned(), value)));
+    by_path
 }
 
-fn tool_defaults(config: &Config) -> BTreeMap<&'static str, Json> {
-    let Config {
-        tools,
-        webhooks,
-        clients,
-        ..
-    } = config;
-    BTreeMap::from([
-        ("tools.allow_commands", json!(false)),
-        ("tools.allow_unconfined", json!(false)),
-        ("tools.network", json!(false)),
-        ("tools.max_command_processes", json!(256)),
-        ("tools.max_command_memory", json!(4_u64 << 30)),
-        ("tools.pass_env", json!([])),
-        ("tools.roots", json!([])),
-        ("tools.max_result", json!(tools.max_result)),
-        ("tools.deferred_above", json!(tools.deferred_above)),
-        ("tools.url_fetch.allow_hosts", json!([])),
-        (
-            "tools.url_fetch.timeout",
-            json!(tools.url_fetch.timeout.as_secs()),
-        ),
-        ("clients.console", json!(clients.console)),
-        ("clients.openai", json!(clients.openai)),
-        ("clients.mcp", json!(clients.mcp)),
-        ("clients.a2a", json!(clients.a2a)),
-        ("clients.ag_ui", json!(clients.ag_ui)),
-        ("clients.tool_wait", json!(clients.tool_wait.as_secs())),
-        ("logins.key_env", json!(config.logins.key_env)),
-        ("webhooks.allow_hosts", json!([])),
-        (
-            "webhooks.first_retry_ms",
-            json!(webhooks.first_retry.as_millis()),
-        ),
-    ])
+#[derive(Default)]
+struct Defaults {
+    table: String,
+    by_path: BTreeMap<String, Json>,
+}
+
+impl Defaults {
+    fn add<S: Section>(&mut self, table: &str, section: &S) {
+        table.clone_into(&mut self.table);
+        section.visit(self);
+    }
+}
+
+impl Visitor for Defaults {
+    fn setting<T, K: Kind<T>>(&mut self, setting: &Setting, kind: &K, value: &T) {
+        let path = format!("{}.{}", self.table, setting.key);
+        let outer = std::mem::replace(&mut self.table, path.clone());
+        if !kind.visit_section(self) {
+            let shown = kind.show(value, Audience::Operator);
+            if !shown.is_null() {
+                self.by_path.insert(path, shown);
+            }
+        }
+        self.table = outer;
+    }
 }

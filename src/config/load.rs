@@ -2,9 +2,7 @@
 //! beats the default.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use secrecy::SecretString;
 
@@ -18,18 +16,18 @@ use crate::config::secrets::{self, read_secret};
 use crate::config::variables::{
     apply_environment, secret_of_file_variable, secret_problem, set_at_path,
 };
-use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
-    Agents, AttachmentLimits, Auth, Commands, Config, Limits, PerKey, Provider, Runs, Server,
-    Tools, Webhooks, auth, budgets, clients_section, data_section, logins, providers, proxies,
-    telemetry,
+    Agents, Auth, Commands, Config, Data, Limits, Logins, PerKey, Provider, Runs, Tools, auth,
+    budgets, data_section, providers, telemetry, web_tools,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::settings::document::{self, Node, Origin, Problem, Table, Value};
 use crate::settings::kinds::check_variable_name;
+use crate::settings::kinds::resolve_path;
 use crate::settings::positions::Positions;
-use crate::settings::table_reader::{self, MAX_COUNT, TableReader};
+use crate::settings::section::read_section;
+use crate::settings::table_reader::{self, TableReader};
 
 /// Read if it exists and no other file is named.
 const DEFAULT_FILE: &str = "config/axed.toml";
@@ -179,7 +177,9 @@ impl Sources {
         } = self;
         providers::add_builtin(&mut table);
         let (config, more) =
-            table_reader::read_table(table, SAMPLE, None, |top| read_config(top, &context));
+            table_reader::read_table(table, SAMPLE, context.home.as_deref(), |top| {
+                read_config(top, &context)
+            });
         problems.extend(more);
         problems.extend(webhook_secret_problems(&config, environment));
         match problems.is_empty() {
@@ -286,7 +286,10 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
     let cluster = top.nested("cluster", |s| {
         data_section::read_cluster(s, context.environment)
     });
-    let data = top.nested("data", |s| data_section::read(s, context, cluster));
+    let data = Data {
+        cluster,
+        ..top.nested("data", read_section)
+    };
     let mut sources = ModelSources {
         file: top.nested("models", |s| read_models_file(s, context)),
         ..ModelSources::default()
@@ -303,21 +306,23 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
     sources.prices = top.tables_by_name("prices", |model, s| {
         read_price(model, s, &models, &providers)
     });
-    let limits = top.nested("limits", read_limits);
-    let tools = Tools {
-        attachments: limits.attachment_limits(),
-        ..top.nested("tools", |s| read_tools(s, context))
-    };
+    let limits: Limits = top.nested("limits", read_section);
     Config {
-        server: top.nested("server", read_server),
-        agents: top.nested("agents", |s| read_agents(s, context)),
-        logins: top.nested("logins", |s| logins::read(s, &data.dir)),
+        server: top.nested("server", read_section),
+        agents: top.nested("agents", read_agents),
+        logins: Logins {
+            dir: data.dir.join("logins"),
+            ..top.nested("logins", read_section)
+        },
         data,
-        runs: top.nested("runs", |s| read_runs(s, &auth)),
+        runs: top.nested("runs", |s| Runs {
+            per_key: read_per_key(s, &auth),
+            ..read_section(s)
+        }),
+        tools: top.nested("tools", |s| read_tools(s, context, &limits)),
         limits,
-        tools,
-        webhooks: top.nested("webhooks", read_webhooks),
-        clients: top.nested("clients", clients_section::read),
+        webhooks: top.nested("webhooks", read_section),
+        clients: top.nested("clients", read_section),
         providers,
         models: Models::new(sources),
         budgets: budgets::read(top),
@@ -338,77 +343,32 @@ fn read_models_file(
         if text.is_empty() {
             return Ok(None);
         }
-        let path = context.config_dir.join(context.resolve_path(text)?);
+        let path = context
+            .config_dir
+            .join(resolve_path(text, context.home.as_deref())?);
         let table = lookup::read_file(&path).map_err(|why| format!("cannot be used: {why}"))?;
         Ok(Some((path, table)))
     });
     file.flatten()
 }
 
-fn read_server(s: &mut TableReader<'_>) -> Server {
-    let seconds = |s: &mut TableReader<'_>, key, min, default| {
-        s.seconds(key, min).unwrap_or(Duration::from_secs(default))
-    };
-    Server {
-        listen: s
-            .parsed_text("listen", parse_listen_address)
-            .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
-        metrics_listen: s.parsed_text("metrics_listen", parse_listen_address),
-        path_prefix: s
-            .parsed_text("path_prefix", proxies::parse_path_prefix)
-            .unwrap_or_default(),
-        trusted_proxies: proxies::read_trusted_proxies(s),
-        cors: s.nested("cors", proxies::read_cors),
-        compression: s.flag("compression").unwrap_or(true),
-        max_body: s.size("max_body").unwrap_or(4 << 20),
-        max_trigger_body: s.size("max_trigger_body").unwrap_or(1 << 20),
-        body_memory: s.size("body_memory").unwrap_or(256 << 20),
-        max_pending_per_address: s.count("max_pending_per_address", 1).unwrap_or(1_000),
-        max_pending_connections: s.count("max_pending_connections", 1).unwrap_or(10_000),
-        max_wait: seconds(s, "max_wait", 0, 300),
-        default_timeout: seconds(s, "default_timeout", 1, 120),
-        max_timeout: seconds(s, "max_timeout", 1, 86_400),
-        drain_timeout: seconds(s, "drain_timeout", 0, 25),
-    }
-}
-
-fn read_agents(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Agents {
+fn read_agents(s: &mut TableReader<'_>) -> Agents {
     let node = s.peek("dirs");
-    let dirs = context.read_paths(s, "dirs");
-    if let (Some(node), Some([])) = (&node, dirs.as_deref()) {
+    let agents: Agents = read_section(s);
+    if let (Some(node), true) = (&node, agents.dirs.is_empty()) {
         s.push_invalid(node, "dirs", "must name at least one directory");
     }
-    Agents {
-        dirs: dirs.unwrap_or_else(|| vec![PathBuf::from("agents")]),
-        watch: s.flag("watch").unwrap_or(true),
-    }
+    agents
 }
 
-fn read_runs(s: &mut TableReader<'_>, auth: &Auth) -> Runs {
-    let defaults = Runs::default();
-    let bound = |s: &mut TableReader<'_>, key, default| match s.count(key, 0) {
-        Some(0) => usize::MAX,
-        count => count.unwrap_or(default),
-    };
-    Runs {
-        max_running: s.count("max_running", 1).unwrap_or(defaults.max_running),
-        max_queued: s.count("max_queued", 0).unwrap_or(defaults.max_queued),
-        max_queued_bytes: s
-            .size("max_queued_bytes")
-            .unwrap_or(defaults.max_queued_bytes),
-        max_tree: bound(s, "max_tree", defaults.max_tree),
-        max_live: bound(s, "max_live", defaults.max_live),
-        max_delegations: bound(s, "max_delegations", defaults.max_delegations),
-        max_calls: bound(s, "max_calls", defaults.max_calls),
-        unserved: (s.age("unserved")).map_or(defaults.unserved, |age| {
-            Some(age).filter(|age| !age.is_zero())
-        }),
-        per_agent: s.counts_by_name("per_agent", 1, |name| match is_agent_name(name) {
-            true => Ok(()),
-            false => Err("is not a valid agent name".to_owned()),
-        }),
-        per_key: read_per_key(s, auth),
-    }
+pub(in crate::config) fn read_per_agent(
+    s: &mut TableReader<'_>,
+    key: &'static str,
+) -> BTreeMap<String, usize> {
+    s.counts_by_name(key, 1, |name| match is_agent_name(name) {
+        true => Ok(()),
+        false => Err("is not a valid agent name".to_owned()),
+    })
 }
 
 /// A number limits every key. A table has limits by key name, with `"*"` for all others.
@@ -432,39 +392,19 @@ fn read_per_key(s: &mut TableReader<'_>, auth: &Auth) -> PerKey {
     PerKey { named, others }
 }
 
-fn read_limits(s: &mut TableReader<'_>) -> Limits {
-    let turns = |s: &mut TableReader<'_>, key, default| {
-        let turns = s.integer(key, 0..=MAX_COUNT);
-        turns
-            .and_then(|turns| u32::try_from(turns).ok())
-            .unwrap_or(default)
-    };
-    Limits {
-        loop_warn: turns(s, "loop_warn", 3),
-        loop_stop: turns(s, "loop_stop", 6),
-        context_files: s.size("context_files").unwrap_or(1 << 20),
-        labels: s.count("labels", 0).unwrap_or(64),
-        conversation_bytes: s.size("conversation_bytes").unwrap_or(32 << 20),
-        session_messages: s.count("session_messages", 1).unwrap_or(200),
-        session_bytes: s.size("session_bytes").unwrap_or(1 << 20),
-        attachments: s.count("attachments", 0).unwrap_or(20),
-        attachment_bytes: s.size("attachment_bytes").unwrap_or(10 << 20),
-    }
-}
-
-fn read_tools(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Tools {
+fn read_tools(s: &mut TableReader<'_>, context: &LoadContext<'_>, limits: &Limits) -> Tools {
     let is_allowed = s.flag("allow_commands").unwrap_or(false);
-    let commands = read_commands(s, context);
+    let commands = Commands {
+        environment: read_command_environment(s, context),
+        ..read_section(s)
+    };
     Tools {
-        roots: context.read_paths(s, "roots").unwrap_or_default(),
-        max_result: s.size("max_result").unwrap_or(256 << 10),
-        attachments: AttachmentLimits::default(),
-        deferred_above: s.count("deferred_above", 0).unwrap_or(40),
+        attachments: limits.attachment_limits(),
         commands: is_allowed.then_some(commands),
-        url_fetch: s.nested("url_fetch", web_tools::read_url_fetch),
         web_search: s.nested("web_search", |s| {
             web_tools::read_web_search(s, context.environment)
         }),
+        ..read_section(s)
     }
 }
 
@@ -473,7 +413,10 @@ const PASSED_VARIABLES: [&str; 4] = ["PATH", "LANG", "TZ", "TMPDIR"];
 /// `PATH` of commands if the daemon itself has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-fn read_commands(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Commands {
+fn read_command_environment(
+    s: &mut TableReader<'_>,
+    context: &LoadContext<'_>,
+) -> BTreeMap<String, SecretString> {
     let node = s.peek("pass_env");
     let extra = s.text_list("pass_env").unwrap_or_default();
     for name in &extra {
@@ -509,23 +452,7 @@ fn read_commands(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Commands
             Err(error) => s.push_error(Origin::External(error.variable), error.reason),
         }
     }
-    Commands {
-        allow_unconfined: s.flag("allow_unconfined").unwrap_or(false),
-        network: s.flag("network").unwrap_or(false),
-        max_processes: s.count("max_command_processes", 16).unwrap_or(256),
-        max_memory: s.size("max_command_memory").unwrap_or(4 << 30),
-        environment,
-    }
-}
-
-fn read_webhooks(s: &mut TableReader<'_>) -> Webhooks {
-    Webhooks {
-        allow_hosts: read_allow_hosts(s),
-        secret_env: s.parsed_text("secret_env", check_variable_name),
-        first_retry: s
-            .integer("first_retry_ms", 1..=3_600_000)
-            .map_or(Duration::from_secs(5), Duration::from_millis),
-    }
+    environment
 }
 
 /// `models` have every price but those of `[prices]`.
@@ -547,15 +474,4 @@ fn read_price(
         ),
     }
     PriceRow::read(s)
-}
-
-fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
-    // The only name that needs no resolver.
-    let numeric = match text.strip_prefix("localhost:") {
-        Some(port) => format!("127.0.0.1:{port}"),
-        None => text.to_owned(),
-    };
-    numeric.parse().map_err(|_| {
-        format!("is {text:?}, which is not an address and port; write one such as 127.0.0.1:8080 (port 0 takes a free port)")
-    })
 }

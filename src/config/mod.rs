@@ -18,12 +18,18 @@ use crate::domain::glob;
 use crate::domain::period_budget::PeriodBudget;
 use crate::domain::redaction::Redactor;
 use crate::domain::service::Service;
+use crate::settings::choice::choice;
+use crate::settings::kinds::{
+    Age, FilePath, Flag, Limit, Milliseconds, NOT_A_KEY, Nested, OneOf, Parsed, ReadBy, Seconds,
+    Secret, Size, Text, Whole, check_variable_name,
+};
+use crate::settings::section::section;
+use crate::settings::table_reader::MAX_COUNT;
 use crate::ssrf::SsrfGuard;
 
 pub mod auth;
 mod budgets;
 pub mod clients;
-mod clients_section;
 
 pub mod cluster;
 mod data_section;
@@ -33,7 +39,6 @@ pub mod key_hash;
 pub mod lint;
 pub mod load;
 mod load_context;
-mod logins;
 pub mod models;
 pub mod presets;
 mod providers;
@@ -81,38 +86,52 @@ impl Config {
     }
 }
 
-#[derive(Clone, Debug)]
-pub struct Server {
-    /// Port 0 means any free port.
-    pub listen: SocketAddr,
-    /// Serves `/metrics` on its own address; `None` serves it with the other routes.
-    pub metrics_listen: Option<SocketAddr>,
-    /// Prefix of every route: empty, or `/something` without a trailing slash.
-    pub path_prefix: String,
-    /// The proxies whose `X-Forwarded-*` and `Forwarded` headers are read.
-    pub trusted_proxies: Vec<IpNet>,
-    /// `None`: pages of other origins cannot use the API.
-    pub cors: Option<Cors>,
-    /// Whether responses are compressed for clients that accept it.
-    pub compression: bool,
-    /// Maximum size of a request body in bytes.
-    pub max_body: usize,
-    /// Maximum size of an event of a trigger in bytes.
-    pub max_trigger_body: usize,
-    /// Maximum bytes of all request bodies that are being read.
-    pub body_memory: usize,
-    /// Maximum number of connections from one address that have not sent a whole request.
-    pub max_pending_per_address: usize,
-    /// The same over all addresses.
-    pub max_pending_connections: usize,
-    /// Upper bound of `?wait`.
-    pub max_wait: Duration,
-    /// A root run's deadline if neither its agent nor its request sets one.
-    pub default_timeout: Duration,
-    /// Upper bound of every root run's deadline.
-    pub max_timeout: Duration,
-    /// How long a shutdown waits for running runs.
-    pub drain_timeout: Duration,
+section! {
+    /// `[server]`
+    #[derive(Clone, Debug)]
+    pub struct Server {
+        /// Port 0 means any free port.
+        pub listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 8080)), Parsed(parse_listen_address);
+        /// Serves `/metrics` on its own address; `None` serves it with the other routes.
+        pub metrics_listen: Option<SocketAddr>, Parsed(parse_listen_address);
+        /// Prefix of every route: empty, or `/something` without a trailing slash.
+        pub path_prefix: String, Parsed(proxies::parse_path_prefix);
+        /// The proxies whose `X-Forwarded-*` and `Forwarded` headers are read.
+        pub trusted_proxies: Vec<IpNet>, ReadBy(proxies::read_trusted_proxies);
+        /// `None`: pages of other origins cannot use the API.
+        pub cors: Option<Cors>, ReadBy(proxies::read_cors);
+        /// Whether responses are compressed for clients that accept it.
+        pub compression: bool = true, Flag;
+        /// Maximum size of a request body in bytes.
+        pub max_body: usize = 4 << 20, Size;
+        /// Maximum size of an event of a trigger in bytes.
+        pub max_trigger_body: usize = 1 << 20, Size;
+        /// Maximum bytes of all request bodies that are being read.
+        pub body_memory: usize = 256 << 20, Size;
+        /// Maximum number of connections from one address that have not sent a whole request.
+        pub max_pending_per_address: usize = 1_000, Whole(1..=MAX_COUNT);
+        /// The same over all addresses.
+        pub max_pending_connections: usize = 10_000, Whole(1..=MAX_COUNT);
+        /// Upper bound of `?wait`.
+        pub max_wait: Duration = Duration::from_secs(300), Seconds(0);
+        /// A root run's deadline if neither its agent nor its request sets one.
+        pub default_timeout: Duration = Duration::from_secs(120), Seconds(1);
+        /// Upper bound of every root run's deadline.
+        pub max_timeout: Duration = Duration::from_secs(86_400), Seconds(1);
+        /// How long a shutdown waits for running runs.
+        pub drain_timeout: Duration = Duration::from_secs(25), Seconds(0);
+    }
+}
+
+fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
+    // The only name that needs no resolver.
+    let numeric = match text.strip_prefix("localhost:") {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None => text.to_owned(),
+    };
+    numeric.parse().map_err(|_| {
+        format!("is {text:?}, which is not an address and port; write one such as 127.0.0.1:8080 (port 0 takes a free port)")
+    })
 }
 
 /// `[server.cors]`: web pages that may use the API.
@@ -159,43 +178,51 @@ pub struct ClientKey {
     pub webhook_secret_env: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyScope {
-    /// Start and steer runs, dry-run, approve or deny calls as they are.
-    Run,
-    Read,
-    /// Cancel its own runs.
-    Cancel,
-    /// Decide about calls, also with other arguments.
-    Approve,
-    /// Everything, including the runs of other keys.
-    Admin,
-    Metrics,
+choice! {
+    /// What a key may do.
+    pub enum KeyScope {
+        /// Start and steer runs, dry-run, approve or deny calls as they are.
+        Run = "run",
+        Read = "read",
+        /// Cancel its own runs.
+        Cancel = "cancel",
+        /// Decide about calls, also with other arguments.
+        Approve = "approve",
+        /// Everything, including the runs of other keys.
+        Admin = "admin",
+        Metrics = "metrics",
+    }
 }
 
-#[derive(Clone, Debug)]
-pub struct Agents {
-    /// Directories of agent files. If two define the same name, the first wins.
-    pub dirs: Vec<PathBuf>,
-    /// Whether to reload agent files when they change.
-    pub watch: bool,
+section! {
+    /// `[agents]`
+    #[derive(Clone, Debug)]
+    pub struct Agents {
+        /// Directories of agent files. If two define the same name, the first wins.
+        pub dirs: Vec<PathBuf> = vec![PathBuf::from("agents")], FilePath;
+        /// Whether to reload agent files when they change.
+        pub watch: bool = true, Flag;
+    }
 }
 
-#[derive(Clone, Debug)]
-pub struct Data {
-    /// Holds the database, unless there is a URL, and the memories.
-    pub dir: PathBuf,
-    /// The PostgreSQL database; `None` for one file in the directory. May contain a password.
-    pub url: Option<SecretString>,
-    /// The same database without the pooler that `url` leads through: `LISTEN` needs a session.
-    pub listen_url: Option<SecretString>,
-    pub cluster: Cluster,
-    /// What a committed step survives.
-    pub durability: Durability,
-    pub retention: Retention,
-    /// How long sums of usage are kept; `None` means for ever.
-    pub usage_retention: Option<Duration>,
-    pub requests: RequestRecording,
+section! {
+    /// `[data]`: where runs are recorded, what of them, and how long they are kept.
+    #[derive(Clone, Debug)]
+    pub struct Data {
+        /// Holds the database, unless there is a URL, and the memories.
+        pub dir: PathBuf = PathBuf::from("data"), FilePath;
+        /// The PostgreSQL database; `None` for one file in the directory. May contain a password.
+        pub url: Option<SecretString>, Secret(data_section::check_database_url);
+        /// The same database without the pooler that `url` leads through: `LISTEN` needs a session.
+        pub listen_url: Option<SecretString>, Secret(data_section::check_database_url);
+        pub cluster: Cluster, NOT_A_KEY;
+        /// What a committed step survives.
+        pub durability: Durability, OneOf;
+        pub retention: Retention, ReadBy(data_section::read_retention);
+        /// How long sums of usage are kept: a year with a month before it; `None` means for ever.
+        pub usage_retention: Option<Duration> = Some(Duration::from_secs(400 * 86_400)), Age;
+        pub requests: RequestRecording, ReadBy(data_section::read_recording);
+    }
 }
 
 /// `[data] requests` and `redact`.
@@ -215,63 +242,53 @@ pub struct Retention {
     pub cancelled: RetentionLimit,
 }
 
-/// Retention of the root runs with one outcome. If both limits are set, a run is deleted when the first is exceeded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RetentionLimit {
-    /// Time since the run's end; `None` means no limit.
-    pub age: Option<Duration>,
-    /// Number of newest runs to keep; `None` means no limit.
-    pub count: Option<usize>,
+section! {
+    /// Retention of the root runs with one outcome. If both limits are set, a run is deleted when the first is exceeded.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RetentionLimit {
+        /// Time since the run's end; `None` means no limit.
+        pub age: Option<Duration>, Age;
+        /// Number of newest runs to keep; `None` means no limit.
+        pub count: Option<usize>, Whole(0..=MAX_COUNT);
+    }
 }
 
-/// What a committed step survives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// A crash of the process.
-    #[default]
-    Process,
-    /// A power failure too: the disk is synced before a client gets a response.
-    Power,
+choice! {
+    /// What a committed step survives.
+    #[derive(Default)]
+    pub enum Durability {
+        /// A crash of the process.
+        #[default]
+        Process = "process",
+        /// A power failure too: the disk is synced before a client gets a response.
+        Power = "power",
+    }
 }
 
-#[derive(Clone, Debug)]
-pub struct Runs {
-    /// Root runs that run at once.
-    pub max_running: usize,
-    /// Root runs in the queue.
-    pub max_queued: usize,
-    /// Bytes that queued and waiting runs keep in memory.
-    pub max_queued_bytes: usize,
-    /// Concurrent root runs by agent name. Agents that are not listed have no limit of their own.
-    pub per_agent: BTreeMap<String, usize>,
-    /// Concurrent root runs of one key.
-    pub per_key: PerKey,
-    /// Runs of one tree over its whole life, including the root.
-    pub max_tree: usize,
-    /// Runs that run at once, including children.
-    pub max_live: usize,
-    /// Tool calls of one reply that start child runs.
-    pub max_delegations: usize,
-    /// Tool calls of one reply.
-    pub max_calls: usize,
-    /// How long a tree waits for a node with its labels; `None` means without a limit.
-    pub unserved: Option<Duration>,
-}
-
-impl Default for Runs {
-    fn default() -> Self {
-        Self {
-            max_running: 10_000,
-            max_queued: 100_000,
-            max_queued_bytes: 512 << 20,
-            per_agent: BTreeMap::new(),
-            per_key: PerKey::default(),
-            max_tree: 1000,
-            max_live: 50_000,
-            max_delegations: 64,
-            max_calls: 128,
-            unserved: Some(Duration::from_secs(3600)),
-        }
+section! {
+    /// `[runs]`
+    #[derive(Clone, Debug)]
+    pub struct Runs {
+        /// Root runs that run at once.
+        pub max_running: usize = 10_000, Whole(1..=MAX_COUNT);
+        /// Root runs in the queue.
+        pub max_queued: usize = 100_000, Whole(0..=MAX_COUNT);
+        /// Bytes that queued and waiting runs keep in memory.
+        pub max_queued_bytes: usize = 512 << 20, Size;
+        /// Concurrent root runs by agent name. Agents that are not listed have no limit of their own.
+        pub per_agent: BTreeMap<String, usize>, ReadBy(load::read_per_agent);
+        /// Concurrent root runs of one key.
+        pub per_key: PerKey, NOT_A_KEY;
+        /// Runs of one tree over its whole life, including the root.
+        pub max_tree: usize = 1000, Limit;
+        /// Runs that run at once, including children.
+        pub max_live: usize = 50_000, Limit;
+        /// Tool calls of one reply that start child runs.
+        pub max_delegations: usize = 64, Limit;
+        /// Tool calls of one reply.
+        pub max_calls: usize = 128, Limit;
+        /// How long a tree waits for a node with its labels; `None` means without a limit.
+        pub unserved: Option<Duration> = Some(Duration::from_secs(3600)), Age;
     }
 }
 
@@ -291,26 +308,29 @@ impl PerKey {
     }
 }
 
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Number of equal turns in a row after which the model gets a hint; 0 disables the hint.
-    pub loop_warn: u32,
-    /// Number of equal turns in a row after which the run fails; 0 disables the check.
-    pub loop_stop: u32,
-    /// Maximum total size of a prompt's context files in bytes.
-    pub context_files: usize,
-    /// Maximum number of labels of a run.
-    pub labels: usize,
-    /// Maximum size of one run's conversation in bytes. A run above it fails.
-    pub conversation_bytes: usize,
-    /// Maximum number of messages that a session's next run takes over.
-    pub session_messages: usize,
-    /// Maximum size of these messages in bytes.
-    pub session_bytes: usize,
-    /// Maximum number of images and files in a request, and in what a session's next run takes over.
-    pub attachments: usize,
-    /// Maximum size of one image or file in bytes, after decoding.
-    pub attachment_bytes: usize,
+section! {
+    /// `[limits]`
+    #[derive(Clone, Debug)]
+    pub struct Limits {
+        /// Number of equal turns in a row after which the model gets a hint; 0 disables the hint.
+        pub loop_warn: u32 = 3, Whole(0..=MAX_COUNT);
+        /// Number of equal turns in a row after which the run fails; 0 disables the check.
+        pub loop_stop: u32 = 6, Whole(0..=MAX_COUNT);
+        /// Maximum total size of a prompt's context files in bytes.
+        pub context_files: usize = 1 << 20, Size;
+        /// Maximum number of labels of a run.
+        pub labels: usize = 64, Whole(0..=MAX_COUNT);
+        /// Maximum size of one run's conversation in bytes. A run above it fails.
+        pub conversation_bytes: usize = 32 << 20, Size;
+        /// Maximum number of messages that a session's next run takes over.
+        pub session_messages: usize = 200, Whole(1..=MAX_COUNT);
+        /// Maximum size of these messages in bytes.
+        pub session_bytes: usize = 1 << 20, Size;
+        /// Maximum number of images and files in a request, and in what a session's next run takes over.
+        pub attachments: usize = 20, Whole(0..=MAX_COUNT);
+        /// Maximum size of one image or file in bytes, after decoding.
+        pub attachment_bytes: usize = 10 << 20, Size;
+    }
 }
 
 impl Limits {
@@ -335,37 +355,34 @@ pub struct AttachmentLimits {
     pub total: usize,
 }
 
-#[derive(Clone, Debug, Default)]
-pub struct Tools {
-    /// Directories that a request's `workdir` and `skill` must be in. If empty, requests may not set them.
-    pub roots: Vec<PathBuf>,
-    /// Maximum size of a tool result in bytes.
-    pub max_result: usize,
-    /// Limits of the images and files of a result, from `[limits]`.
-    pub attachments: AttachmentLimits,
-    /// If an agent has more MCP tools than this, it finds them by search; 0 always offers all.
-    pub deferred_above: usize,
-    pub url_fetch: UrlFetch,
-    /// `None` if no service is configured.
-    pub web_search: Option<WebSearch>,
-    /// How commands run; `None` if they are not allowed.
-    pub commands: Option<Commands>,
+section! {
+    /// `[tools]`, whose keys for `run_command` are in [`Commands`].
+    #[derive(Clone, Debug)]
+    pub struct Tools {
+        /// Directories that a request's `workdir` and `skill` must be in. If empty, requests may not set them.
+        pub roots: Vec<PathBuf>, FilePath;
+        /// Maximum size of a tool result in bytes.
+        pub max_result: usize = 256 << 10, Size;
+        /// Limits of the images and files of a result, from `[limits]`.
+        pub attachments: AttachmentLimits, NOT_A_KEY;
+        /// If an agent has more MCP tools than this, it finds them by search; 0 always offers all.
+        pub deferred_above: usize = 40, Whole(0..=MAX_COUNT);
+        pub url_fetch: UrlFetch, Nested;
+        /// `None` if no service is configured.
+        pub web_search: Option<WebSearch>, NOT_A_KEY;
+        /// How commands run; `None` if they are not allowed.
+        pub commands: Option<Commands>, NOT_A_KEY;
+    }
 }
 
-#[derive(Clone, Debug)]
-pub struct UrlFetch {
-    /// Hosts that may have private addresses: names and addresses, in lower case, without brackets.
-    pub allow_hosts: Vec<String>,
-    /// For one call, including redirects.
-    pub timeout: Duration,
-}
-
-impl Default for UrlFetch {
-    fn default() -> Self {
-        Self {
-            allow_hosts: Vec::new(),
-            timeout: Duration::from_secs(30),
-        }
+section! {
+    /// `[tools.url_fetch]`
+    #[derive(Clone, Debug)]
+    pub struct UrlFetch {
+        /// Hosts that may have private addresses: names and addresses, in lower case, without brackets.
+        pub allow_hosts: Vec<String>, web_tools::AllowHosts;
+        /// For one call, including redirects.
+        pub timeout: Duration = Duration::from_secs(30), Seconds(1);
     }
 }
 
@@ -382,37 +399,43 @@ pub struct WebSearch {
     pub timeout: Duration,
 }
 
-/// The APIs of search services.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SearchKind {
-    Searxng,
-    Brave,
+choice! {
+    /// The APIs of search services.
+    pub enum SearchKind {
+        Searxng = "searxng",
+        Brave = "brave",
+    }
 }
 
-/// The settings of `run_command` in `[tools]`.
-#[derive(Clone, Debug, Default)]
-pub struct Commands {
-    /// Whether commands run if the system cannot sandbox them.
-    pub allow_unconfined: bool,
-    /// Whether sandboxed commands have network access.
-    pub network: bool,
-    /// Processes and threads of one command at once.
-    pub max_processes: usize,
-    /// Bytes of memory of all processes of one command.
-    pub max_memory: usize,
-    /// Environment of the commands, without `HOME` and `TMPDIR`, which each command gets anew. The values that
-    /// `pass_env` adds may be secret.
-    pub environment: BTreeMap<String, SecretString>,
+section! {
+    /// The settings of `run_command` in `[tools]`.
+    #[derive(Clone, Debug)]
+    pub struct Commands {
+        /// Whether commands run if the system cannot sandbox them.
+        pub allow_unconfined: bool, Flag;
+        /// Whether sandboxed commands have network access.
+        pub network: bool, Flag;
+        /// Processes and threads of one command at once.
+        pub max_processes ("max_command_processes"): usize = 256, Whole(16..=MAX_COUNT);
+        /// Bytes of memory of all processes of one command.
+        pub max_memory ("max_command_memory"): usize = 4 << 30, Size;
+        /// Environment of the commands, without `HOME` and `TMPDIR`, which each command gets anew. The values that
+        /// `pass_env` adds may be secret.
+        pub environment: BTreeMap<String, SecretString>, NOT_A_KEY;
+    }
 }
 
-#[derive(Clone, Debug)]
-pub struct Webhooks {
-    /// Hosts that need no https and may have private addresses: names and addresses, in lower case, without brackets.
-    pub allow_hosts: Vec<String>,
-    /// Environment variable with the secret that signs if an agent's file names none.
-    pub secret_env: Option<String>,
-    /// Wait before the first retry; it doubles with each further retry.
-    pub first_retry: Duration,
+section! {
+    /// `[webhooks]`
+    #[derive(Clone, Debug)]
+    pub struct Webhooks {
+        /// Hosts that need no https and may have private addresses: names and addresses, in lower case, without brackets.
+        pub allow_hosts: Vec<String>, web_tools::AllowHosts;
+        /// Environment variable with the secret that signs if an agent's file names none.
+        pub secret_env: Option<String>, Parsed(check_variable_name);
+        /// Wait before the first retry; it doubles with each further retry.
+        pub first_retry ("first_retry_ms"): Duration = Duration::from_secs(5), Milliseconds(1..=3_600_000);
+    }
 }
 
 impl Webhooks {
@@ -422,13 +445,15 @@ impl Webhooks {
     }
 }
 
-/// How the operator's logins at MCP servers are kept.
-#[derive(Clone, Debug)]
-pub struct Logins {
-    /// The folder `logins` of the data directory.
-    pub dir: PathBuf,
-    /// The environment variable with the key that encrypts them.
-    pub key_env: String,
+section! {
+    /// `[logins]`: how the operator's logins at MCP servers are kept.
+    #[derive(Clone, Debug)]
+    pub struct Logins {
+        /// The folder `logins` of the data directory.
+        pub dir: PathBuf, NOT_A_KEY;
+        /// The environment variable with the key that encrypts them.
+        pub key_env: String = "AXED_LOGIN_KEY".to_owned(), Parsed(check_variable_name);
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -468,17 +493,18 @@ pub struct Provider {
     pub models: BTreeMap<String, ModelRow>,
 }
 
-/// The provider APIs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProviderKind {
-    /// The Messages API.
-    Anthropic,
-    /// The Responses API or the Chat Completions API.
-    Openai,
-    /// The chat API.
-    Ollama,
-    /// Canned replies from files, for demos and tests.
-    Scripted,
+choice! {
+    /// The provider APIs.
+    pub enum ProviderKind {
+        /// The Messages API.
+        Anthropic = "anthropic",
+        /// The Responses API or the Chat Completions API.
+        Openai = "openai",
+        /// The chat API.
+        Ollama = "ollama",
+        /// Canned replies from files, for demos and tests.
+        Scripted = "scripted",
+    }
 }
 
 impl ProviderKind {
@@ -488,22 +514,27 @@ impl ProviderKind {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenAiApi {
-    /// Responses; OpenAI's current models require it.
-    Responses,
-    /// Chat Completions; many other servers offer it.
-    Chat,
+choice! {
+    /// The APIs of OpenAI.
+    pub enum OpenAiApi {
+        /// Responses; OpenAI's current models require it.
+        Responses = "responses",
+        /// Chat Completions; many other servers offer it.
+        Chat = "chat",
+    }
 }
 
-#[derive(Clone, Debug, Default)]
-pub struct Telemetry {
-    /// A filter in the syntax of `tracing`.
-    pub log: Option<String>,
-    /// `None` means human on a terminal, JSON otherwise.
-    pub log_format: Option<LogFormat>,
-    /// `None` exports no traces.
-    pub otlp: Option<Otlp>,
+section! {
+    /// `[telemetry]`
+    #[derive(Clone, Debug)]
+    pub struct Telemetry {
+        /// A filter in the syntax of `tracing`.
+        pub log: Option<String>, Text;
+        /// `None` means human on a terminal, JSON otherwise.
+        pub log_format: Option<LogFormat>, OneOf;
+        /// `None` exports no traces.
+        pub otlp: Option<Otlp>, NOT_A_KEY;
+    }
 }
 
 /// Export of traces over OTLP.
@@ -521,11 +552,13 @@ pub struct Otlp {
     pub content: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    Human,
-    /// One JSON object a line.
-    Json,
+choice! {
+    /// The format of logs.
+    pub enum LogFormat {
+        Human = "human",
+        /// One JSON object a line.
+        Json = "json",
+    }
 }
 
 pub const DEFAULT_BATCH_POLL: Duration = Duration::from_secs(60);

@@ -16,19 +16,11 @@ use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, 
 use crate::domain::service::Service;
 use crate::settings::choice::Choice;
 use crate::settings::document::{Node, Origin, Table, Value};
+use crate::settings::kinds::FilePath;
 use crate::settings::kinds::check_variable_name;
+use crate::settings::section::Kind;
 use crate::settings::table_reader::{MAX_COUNT, TableReader};
 
-const KINDS: [(&str, ProviderKind); 4] = [
-    ("anthropic", ProviderKind::Anthropic),
-    ("openai", ProviderKind::Openai),
-    ("ollama", ProviderKind::Ollama),
-    ("scripted", ProviderKind::Scripted),
-];
-const APIS: [(&str, OpenAiApi); 2] = [
-    ("responses", OpenAiApi::Responses),
-    ("chat", OpenAiApi::Chat),
-];
 /// Ollama's port if its address names none.
 const OLLAMA_PORT: u16 = 11_434;
 
@@ -220,15 +212,14 @@ fn check_name(name: &str, s: &mut TableReader<'_>) {
 }
 
 fn read_kind(name: &str, s: &mut TableReader<'_>) -> ProviderKind {
-    let by_name = KINDS.iter().find(|(kind, _)| *kind == name);
+    let by_name = ProviderKind::named(name);
     let is_known = by_name.is_some() || find_preset(name).is_some();
     if !is_known && s.peek("kind").is_none() {
         let message = "is required, one of: anthropic, openai, ollama, scripted";
         s.push_missing("kind", message);
     }
-    let kind = s.one_of("kind", &KINDS);
-    kind.or(by_name.map(|(_, kind)| *kind))
-        .unwrap_or(ProviderKind::Openai)
+    let kind = s.choice("kind");
+    kind.or(by_name).unwrap_or(ProviderKind::Openai)
 }
 
 /// The variable for the key if the file names none: of a well-known service's variables, the first one that is set.
@@ -248,7 +239,7 @@ fn default_key_variable(name: &str, preset: Option<&Preset>, context: &LoadConte
 
 fn read_api(s: &mut TableReader<'_>, kind: ProviderKind) -> Option<OpenAiApi> {
     let node = s.peek("api")?;
-    let api = s.one_of("api", &APIS);
+    let api = s.choice("api");
     if kind != ProviderKind::Openai {
         reject_for_kind(s, &node, "api", ProviderKind::Openai);
     }
@@ -277,9 +268,8 @@ fn reject_for_kind(
     key: &'static str,
     required: ProviderKind,
 ) {
-    let kind_name = KINDS.iter().find(|(_, kind)| *kind == required);
-    let kind = kind_name.map_or("", |(name, _)| *name);
-    s.push_invalid(node, key, &format!("is only for kind = \"{kind}\""));
+    let why = format!("is only for kind = \"{}\"", required.as_str());
+    s.push_invalid(node, key, &why);
 }
 
 fn read_scripts(
@@ -290,7 +280,8 @@ fn read_scripts(
     let Some(node) = s.peek("scripts") else {
         return Vec::new();
     };
-    let scripts = context.read_paths(s, "scripts").unwrap_or_default();
+    let mut scripts: Vec<PathBuf> = Vec::new();
+    FilePath.read(s, "scripts", &mut scripts);
     if kind != ProviderKind::Scripted {
         reject_for_kind(s, &node, "scripts", ProviderKind::Scripted);
     }

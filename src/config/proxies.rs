@@ -9,21 +9,18 @@ use crate::config::{AllowedOrigins, Cors};
 use crate::settings::table_reader::TableReader;
 
 /// Reads `trusted_proxies`: addresses and networks.
-pub(in crate::config) fn read_trusted_proxies(s: &mut TableReader<'_>) -> Vec<IpNet> {
-    let node = s.peek("trusted_proxies");
-    let texts = s.text_list("trusted_proxies").unwrap_or_default();
-    let mut networks = Vec::with_capacity(texts.len());
-    for text in &texts {
-        if let Some(network) = parse_network(text) {
-            networks.push(network);
-        } else if let Some(node) = &node {
-            let message = format!(
+pub(in crate::config) fn read_trusted_proxies(
+    s: &mut TableReader<'_>,
+    key: &'static str,
+) -> Vec<IpNet> {
+    let parse = |text: &str| {
+        parse_network(text).ok_or_else(|| {
+            format!(
                 "contains {text:?}, which is not an address or a network; write them such as \"10.0.0.7\" or \"10.0.0.0/8\""
-            );
-            s.push_invalid(node, "trusted_proxies", &message);
-        }
-    }
-    networks
+            )
+        })
+    };
+    s.parsed_list(key, parse).unwrap_or_default()
 }
 
 fn parse_network(text: &str) -> Option<IpNet> {
@@ -34,7 +31,11 @@ fn parse_network(text: &str) -> Option<IpNet> {
 }
 
 /// Reads `[server.cors]`; `None` if it names no origin.
-pub(in crate::config) fn read_cors(s: &mut TableReader<'_>) -> Option<Cors> {
+pub(in crate::config) fn read_cors(top: &mut TableReader<'_>, key: &'static str) -> Option<Cors> {
+    top.nested(key, read_origins)
+}
+
+fn read_origins(s: &mut TableReader<'_>) -> Option<Cors> {
     let node = s.peek("origins");
     let texts = s.text_list("origins").unwrap_or_default();
     let credentials_node = s.peek("credentials");

@@ -7,8 +7,9 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::config::environment::{Environment, env_value};
 use crate::config::load_context::LoadContext;
 use crate::config::secrets::read_secret;
-use crate::config::{LogFormat, Otlp, Telemetry};
+use crate::config::{Otlp, Telemetry};
 use crate::settings::document::Origin;
+use crate::settings::section::read_section;
 use crate::settings::table_reader::TableReader;
 
 /// Path for traces of OTLP over HTTP.
@@ -20,14 +21,12 @@ pub(in crate::config) const HEADER_VARIABLES: [&str; 2] = [
 ];
 
 pub(in crate::config) fn read(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Telemetry {
-    let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
     Telemetry {
-        log: s.text("log").filter(|log| !log.trim().is_empty()),
-        log_format: s.one_of("log_format", &formats),
         otlp: match cfg!(feature = "otel") {
             true => read_otlp(s, context.environment),
             false => reject_otlp_keys(s),
         },
+        ..read_section(s)
     }
 }
 

@@ -3,34 +3,26 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use schemars::SchemaGenerator;
 use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Value, json};
 
 use crate::config::environment::Environment;
 use crate::config::secrets::read_secret;
-use crate::config::{SearchKind, UrlFetch, WebSearch};
+use crate::config::{SearchKind, WebSearch};
 use crate::settings::document::Origin;
 use crate::settings::kinds::check_variable_name;
+use crate::settings::kinds::texts_schema;
+use crate::settings::section::{Audience, Kind};
 use crate::settings::table_reader::TableReader;
 use crate::ssrf::{self, normalize_host};
-
-pub(in crate::config) fn read_url_fetch(s: &mut TableReader<'_>) -> UrlFetch {
-    let defaults = UrlFetch::default();
-    UrlFetch {
-        allow_hosts: read_allow_hosts(s),
-        timeout: s.seconds("timeout", 1).unwrap_or(defaults.timeout),
-    }
-}
 
 /// `None` if no URL is configured.
 pub(in crate::config) fn read_web_search(
     s: &mut TableReader<'_>,
     environment: &Environment,
 ) -> Option<WebSearch> {
-    let kinds = [
-        ("searxng", SearchKind::Searxng),
-        ("brave", SearchKind::Brave),
-    ];
-    let kind = s.one_of("kind", &kinds);
+    let kind = s.choice("kind");
     let api_key_env = s.parsed_text("api_key_env", check_variable_name);
     let timeout = s.seconds("timeout", 1);
     let is_configured = kind.is_some() || api_key_env.is_some() || timeout.is_some();
@@ -60,20 +52,33 @@ pub(in crate::config) fn read_web_search(
     })
 }
 
-/// Reads `allow_hosts`: hosts that the SSRF guard lets through.
-pub(in crate::config) fn read_allow_hosts(s: &mut TableReader<'_>) -> Vec<String> {
-    let node = s.peek("allow_hosts");
-    let hosts = s.text_list("allow_hosts").unwrap_or_default();
-    let allow_hosts: Vec<String> = hosts.iter().map(|host| normalize_host(host)).collect();
-    if let Some(invalid) = hosts.iter().find(|host| !is_host(&normalize_host(host)))
-        && let Some(node) = &node
-    {
-        let message = format!(
-            "contains {invalid:?}, which is not a host; write names or addresses without scheme, port and path"
-        );
-        s.push_invalid(node, "allow_hosts", &message);
+/// Hosts that the SSRF guard lets through.
+pub(in crate::config) struct AllowHosts;
+
+impl Kind<Vec<String>> for AllowHosts {
+    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut Vec<String>) {
+        let check = |hosts: Vec<String>| {
+            let normalized: Vec<String> = hosts.iter().map(|host| normalize_host(host)).collect();
+            match normalized.iter().position(|host| !is_host(host)) {
+                Some(at) => Err(format!(
+                    "contains {:?}, which is not a host; write names or addresses without scheme, port and path",
+                    hosts[at]
+                )),
+                None => Ok(normalized),
+            }
+        };
+        if let Some(hosts) = table.checked_list(key, check) {
+            *value = hosts;
+        }
     }
-    allow_hosts
+
+    fn show(&self, value: &Vec<String>, _audience: Audience) -> Value {
+        json!(value)
+    }
+
+    fn schema(&self, _generator: &mut SchemaGenerator) -> Value {
+        texts_schema()
+    }
 }
 
 fn is_host(text: &str) -> bool {

@@ -1,11 +1,13 @@
 //! The kinds of settings that agents and the server have in common.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::{JsonSchema, SchemaGenerator};
+use secrecy::SecretString;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
@@ -17,31 +19,42 @@ use crate::settings::schema::SectionSchema;
 use crate::settings::section::{Audience, Kind, Section, Visitor, show_section};
 use crate::settings::table_reader::{MAX_COUNT, TableReader};
 
-/// A field that is no key of its table.
-pub struct NotAKey;
+/// A kind of values that are shown as they are. The reader gives a value if the table has the key with a right one.
+macro_rules! plain_kind {
+    ($kind:ty, $type:ty, |$this:ident, $table:ident, $key:ident| $read:block, $schema:expr) => {
+        impl Kind<$type> for $kind {
+            fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut $type) {
+                let read =
+                    |$this: &Self, $table: &mut TableReader<'_>, $key| -> Option<$type> { $read };
+                set(value, read(self, table, key));
+            }
 
-impl<T> Kind<T> for NotAKey {
-    const IS_KEY: bool = false;
+            fn show(&self, value: &$type, _audience: Audience) -> Json {
+                json!(value)
+            }
 
-    fn read(&self, _table: &mut TableReader<'_>, _key: &'static str, _value: &mut T) {}
-
-    fn show(&self, _value: &T, _audience: Audience) -> Json {
-        Json::Null
-    }
-
-    fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
-        Json::Null
-    }
+            fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
+                let $this = self;
+                let _ = $this;
+                $schema
+            }
+        }
+    };
 }
 
-/// A field that is a key of the file, but of another table.
-pub struct Misplaced(pub &'static str);
+/// A field that is no key of its table. If the table has the key, it belongs in this place.
+pub struct Elsewhere(pub Option<&'static str>);
 
-impl<T> Kind<T> for Misplaced {
+/// A field that no file has.
+pub const NOT_A_KEY: Elsewhere = Elsewhere(None);
+
+impl<T> Kind<T> for Elsewhere {
     const IS_KEY: bool = false;
 
     fn read(&self, table: &mut TableReader<'_>, key: &'static str, _value: &mut T) {
-        table.misplaced(key, self.0);
+        if let Some(place) = self.0 {
+            table.misplaced(key, place);
+        }
     }
 
     fn show(&self, _value: &T, _audience: Audience) -> Json {
@@ -130,33 +143,23 @@ impl<S: Section> Kind<Option<S>> for NestedIf<S> {
 /// A string; of an optional one, a blank text means unset.
 pub struct Text;
 
-impl Kind<String> for Text {
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut String) {
-        set(value, table.text(key));
-    }
+plain_kind!(
+    Text,
+    String,
+    |_this, table, key| { table.text(key) },
+    json!({"type": "string"})
+);
 
-    fn show(&self, value: &String, _audience: Audience) -> Json {
-        json!(value)
-    }
-
-    fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
-        json!({"type": "string"})
-    }
-}
-
-impl Kind<Option<String>> for Text {
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut Option<String>) {
-        *value = table.text(key).filter(|text| !text.trim().is_empty());
-    }
-
-    fn show(&self, value: &Option<String>, _audience: Audience) -> Json {
-        json!(value)
-    }
-
-    fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
-        nullable_text()
-    }
-}
+plain_kind!(
+    Text,
+    Option<String>,
+    |_this, table, key| {
+        table
+            .text(key)
+            .map(|text| Some(text).filter(|text| !text.trim().is_empty()))
+    },
+    nullable_text()
+);
 
 /// A text that is parsed. The error follows the key: `must be a path`.
 pub struct Parsed<T>(pub fn(&str) -> Result<T, String>);
@@ -189,18 +192,21 @@ impl<T: Serialize> Kind<Option<T>> for Parsed<T> {
     }
 }
 
-/// A path that may begin with `~`.
-pub struct FilePath;
+/// A text that may hold a secret. The error follows the key.
+pub struct Secret(pub fn(&str) -> Result<String, String>);
 
-impl Kind<Option<PathBuf>> for FilePath {
-    /// A blank text means unset.
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut Option<PathBuf>) {
-        let text = table.text(key).filter(|text| !text.trim().is_empty());
-        *value = text.map(|text| expand_home(&text, table.home()));
+impl Kind<Option<SecretString>> for Secret {
+    fn read(
+        &self,
+        table: &mut TableReader<'_>,
+        key: &'static str,
+        value: &mut Option<SecretString>,
+    ) {
+        *value = table.parsed_text(key, self.0).map(SecretString::from);
     }
 
-    fn show(&self, value: &Option<PathBuf>, _audience: Audience) -> Json {
-        json!(value)
+    fn show(&self, _value: &Option<SecretString>, _audience: Audience) -> Json {
+        Json::Null
     }
 
     fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
@@ -208,87 +214,108 @@ impl Kind<Option<PathBuf>> for FilePath {
     }
 }
 
-pub struct Flag;
+/// A key that needs a reader of its own.
+pub struct ReadBy<T>(pub fn(&mut TableReader<'_>, &'static str) -> T);
 
-impl Kind<bool> for Flag {
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut bool) {
-        set(value, table.flag(key));
+impl<T> Kind<T> for ReadBy<T> {
+    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut T) {
+        *value = (self.0)(table, key);
     }
 
-    fn show(&self, value: &bool, _audience: Audience) -> Json {
-        json!(value)
+    fn show(&self, _value: &T, _audience: Audience) -> Json {
+        Json::Null
     }
 
     fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
-        json!({"type": "boolean"})
+        json!({})
     }
 }
+
+/// A path that may begin with `~`.
+pub struct FilePath;
+
+plain_kind!(
+    FilePath,
+    PathBuf,
+    |_this, table, key| {
+        let home = table.home().map(Path::to_owned);
+        table.parsed_text(key, |text| resolve_path(text, home.as_deref()))
+    },
+    json!({"type": "string"})
+);
+
+plain_kind!(
+    FilePath,
+    Vec<PathBuf>,
+    |_this, table, key| {
+        let home = table.home().map(Path::to_owned);
+        let resolve = |text: &String| resolve_path(text, home.as_deref());
+        table.checked_list(key, |texts| texts.iter().map(resolve).collect())
+    },
+    texts_schema()
+);
+
+plain_kind!(
+    FilePath,
+    Option<PathBuf>,
+    |_this, table, key| {
+        let text = table.text(key)?;
+        let text = Some(text).filter(|text| !text.trim().is_empty());
+        Some(text.map(|text| expand_home(&text, table.home())))
+    },
+    nullable_text()
+);
+
+pub struct Flag;
+
+plain_kind!(
+    Flag,
+    bool,
+    |_this, table, key| { table.flag(key) },
+    json!({"type": "boolean"})
+);
 
 /// A list of strings as written.
 pub struct Texts;
 
-impl Kind<Vec<String>> for Texts {
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut Vec<String>) {
-        set(value, table.text_list(key));
-    }
-
-    fn show(&self, value: &Vec<String>, _audience: Audience) -> Json {
-        json!(value)
-    }
-
-    fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
-        json!({"type": "array", "items": {"type": "string"}})
-    }
-}
+plain_kind!(
+    Texts,
+    Vec<String>,
+    |_this, table, key| { table.text_list(key) },
+    texts_schema()
+);
 
 /// A list of strings, each once, that are checked together. The error follows the key.
 pub struct Unique(pub fn(Vec<String>) -> Result<Vec<String>, String>);
 
-impl Kind<Vec<String>> for Unique {
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut Vec<String>) {
-        let Some(texts) = table.checked_list(key, self.0) else {
-            return;
-        };
-        let mut seen = std::collections::BTreeSet::new();
+plain_kind!(
+    Unique,
+    Vec<String>,
+    |this, table, key| {
+        let texts = table.checked_list(key, this.0)?;
+        let mut seen = BTreeSet::new();
         let is_new = |text: &String| seen.insert(text.clone());
-        *value = texts.into_iter().filter(is_new).collect();
-    }
-
-    fn show(&self, value: &Vec<String>, _audience: Audience) -> Json {
-        json!(value)
-    }
-
-    fn schema(&self, generator: &mut SchemaGenerator) -> Json {
-        Texts.schema(generator)
-    }
-}
+        Some(texts.into_iter().filter(is_new).collect())
+    },
+    texts_schema()
+);
 
 /// A JSON Schema of objects, as a table or as JSON text.
 pub struct ObjectSchema;
 
-impl Kind<Option<Arc<RawValue>>> for ObjectSchema {
-    fn read(
-        &self,
-        table: &mut TableReader<'_>,
-        key: &'static str,
-        value: &mut Option<Arc<RawValue>>,
-    ) {
-        if let Some(node) = table.take_node(key) {
-            let read = read_object_schema(&node);
-            *value = read
-                .map_err(|why| table.push_invalid(&node, key, &why))
-                .ok();
-        }
-    }
-
-    fn show(&self, value: &Option<Arc<RawValue>>, _audience: Audience) -> Json {
-        json!(value)
-    }
-
-    fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
-        json!({"type": ["object", "null"], "additionalProperties": {}})
-    }
-}
+plain_kind!(
+    ObjectSchema,
+    Option<Arc<RawValue>>,
+    |_this, table, key| {
+        let node = table.take_node(key)?;
+        let read = read_object_schema(&node);
+        Some(
+            read.map_err(|why| table.push_invalid(&node, key, &why))
+                .ok(),
+        )
+    },
+    json!({"type": ["object", "null"], "additionalProperties": {}})
+);
 
 /// A JSON Schema of objects that nobody has compiled yet.
 ///
@@ -422,36 +449,51 @@ impl<T: WholeNumber> Kind<Option<T>> for Whole {
     }
 }
 
-/// A number in a range.
-pub struct Number(pub RangeInclusive<f64>);
+/// A count; 0 means no limit.
+pub struct Limit;
 
-impl Kind<f64> for Number {
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut f64) {
-        set(value, table.number(key, self.0.clone()));
+impl Kind<usize> for Limit {
+    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut usize) {
+        match table.count(key, 0) {
+            Some(0) => *value = usize::MAX,
+            count => set(value, count),
+        }
     }
 
-    fn show(&self, value: &f64, _audience: Audience) -> Json {
-        json!(value)
+    fn show(&self, value: &usize, _audience: Audience) -> Json {
+        match *value {
+            usize::MAX => json!(0),
+            count => json!(count),
+        }
     }
 
     fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
+        Whole(0..=MAX_COUNT).range_schema()
+    }
+}
+
+/// A number in a range.
+pub struct Number(pub RangeInclusive<f64>);
+
+impl Number {
+    fn range_schema(&self) -> Json {
         json!({"type": "number", "minimum": self.0.start(), "maximum": self.0.end()})
     }
 }
 
-impl Kind<Option<f64>> for Number {
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut Option<f64>) {
-        *value = table.number(key, self.0.clone());
-    }
+plain_kind!(
+    Number,
+    f64,
+    |this, table, key| { table.number(key, this.0.clone()) },
+    this.range_schema()
+);
 
-    fn show(&self, value: &Option<f64>, _audience: Audience) -> Json {
-        json!(value)
-    }
-
-    fn schema(&self, generator: &mut SchemaGenerator) -> Json {
-        Kind::<f64>::schema(self, generator)
-    }
-}
+plain_kind!(
+    Number,
+    Option<f64>,
+    |this, table, key| { table.number(key, this.0.clone()).map(Some) },
+    this.range_schema()
+);
 
 /// Whole seconds, at least this many; of an optional time, 0 means unset.
 pub struct Seconds(pub u64);
@@ -526,19 +568,12 @@ impl Kind<Option<Duration>> for Age {
 /// A size in bytes, at least 1, such as `4 MiB`.
 pub struct Size;
 
-impl Kind<usize> for Size {
-    fn read(&self, table: &mut TableReader<'_>, key: &'static str, value: &mut usize) {
-        set(value, table.size(key));
-    }
-
-    fn show(&self, value: &usize, _audience: Audience) -> Json {
-        json!(value)
-    }
-
-    fn schema(&self, _generator: &mut SchemaGenerator) -> Json {
-        json!({"type": ["string", "integer"]})
-    }
-}
+plain_kind!(
+    Size,
+    usize,
+    |_this, table, key| { table.size(key) },
+    json!({"type": ["string", "integer"]})
+);
 
 fn set<T>(field: &mut T, value: Option<T>) {
     if let Some(value) = value {
@@ -546,8 +581,23 @@ fn set<T>(field: &mut T, value: Option<T>) {
     }
 }
 
+pub fn texts_schema() -> Json {
+    json!({"type": "array", "items": {"type": "string"}})
+}
+
 pub fn nullable_text() -> Json {
     json!({"type": ["string", "null"]})
+}
+
+/// The path of the server. The error follows the key.
+pub fn resolve_path(text: &str, home: Option<&Path>) -> Result<PathBuf, String> {
+    if text.trim().is_empty() {
+        return Err("must not be an empty path".to_owned());
+    }
+    if home.is_none() && (text == "~" || text.starts_with("~/")) {
+        return Err("starts with ~, but HOME is not set; write the absolute path".to_owned());
+    }
+    Ok(expand_home(text, home))
 }
 
 /// Expands `~` and `~/…`. Other paths, and all paths if `home` is `None`, stay as they are.

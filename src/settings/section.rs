@@ -152,6 +152,13 @@ pub fn visit_setting<V: Visitor, T, K: Kind<T>>(
     }
 }
 
+/// The settings of a section that are in this table.
+pub fn read_section<S: Section>(table: &mut TableReader<'_>) -> S {
+    let mut section = S::default();
+    section.read(table);
+    section
+}
+
 /// The settings of a section as in a file, with the defaults filled in.
 pub fn show_section<S: Section>(section: &S, audience: Audience) -> Map<String, Json> {
     let mut view = View {

@@ -292,6 +292,24 @@ impl TableReader<'_> {
             .ok()
     }
 
+    /// A list of strings, each of them parsed. An error follows the key, and each wrong string has one.
+    pub fn parsed_list<T>(
+        &mut self,
+        key: &'static str,
+        mut parse: impl FnMut(&str) -> Result<T, String>,
+    ) -> Option<Vec<T>> {
+        let node = self.peek(key)?;
+        let texts = self.text_list(key)?;
+        let mut values = Vec::with_capacity(texts.len());
+        for text in &texts {
+            match parse(text) {
+                Ok(value) => values.push(value),
+                Err(why) => self.push_invalid(&node, key, &why),
+            }
+        }
+        Some(values)
+    }
+
     /// A nested table; an absent one is read as an empty one.
     pub fn nested<T>(
         &mut self,

@@ -7,14 +7,14 @@ use serde_json::{Map, Value, json};
 use crate::domain::agent::response_format::{Format, ResponseFormat};
 use crate::domain::service::Service;
 use crate::settings::choice::choice;
-use crate::settings::kinds::{Misplaced, Number, Texts, Whole};
+use crate::settings::kinds::{Elsewhere, Number, Texts, Whole};
 use crate::settings::section::{Audience, Kind, section};
 use crate::settings::table_reader::{MAX_COUNT, TableReader};
 
 /// The highest temperature of any provider is lower.
 const MAX_TEMPERATURE: f64 = 100.0;
 /// Where the keys of requests are that a file has outside of `[params]`.
-const AT_TOP: Misplaced = Misplaced("at the top of the file, above its first [table]");
+const AT_TOP: Elsewhere = Elsewhere(Some("at the top of the file, above its first [table]"));
 
 section! {
     /// `[params]`: parameters of provider requests. A parameter that is not set is absent and not sent.
