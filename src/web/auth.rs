@@ -9,7 +9,7 @@ use axum::extract::{FromRequestParts, OriginalUri, Path, Request};
 use axum::http::header::{AUTHORIZATION, CACHE_CONTROL};
 use axum::http::request::Parts;
 use axum::http::uri::InvalidUri;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::MethodRouter;
@@ -24,6 +24,7 @@ use crate::store::run_store::RunStore;
 use crate::web::error::Problem;
 use crate::web::extract::body_budget::KeyName;
 use crate::web::problem_code::ProblemCode;
+use crate::web::route::Input;
 use crate::web::state::{AppState, Settings};
 
 /// These routes, for keys with one of these scopes; for any key without them, if the handler checks the scope with
@@ -112,9 +113,7 @@ async fn authorize_or_redeem(
         None => None,
     };
     let key = key.ok_or_else(|| {
-        Problem::new(
-            StatusCode::UNAUTHORIZED,
-            ProblemCode::InvalidTicket,
+        Problem::new(ProblemCode::InvalidTicket,
             "the ticket is unknown, expired or for another run; POST to /runs/{id}/events/ticket for a new one",
         )
     })?;
@@ -159,8 +158,7 @@ fn find_key<'k>(
     keys: &'k [Arc<ClientKey>],
     headers: &HeaderMap,
 ) -> Result<&'k Arc<ClientKey>, Problem> {
-    let unauthorized =
-        |why: &str| Problem::new(StatusCode::UNAUTHORIZED, ProblemCode::Unauthorized, why);
+    let unauthorized = |why: &str| Problem::new(ProblemCode::Unauthorized, why);
     let token = bearer_token(headers).ok_or_else(|| {
         unauthorized("this needs a key: send it once, as the header Authorization: Bearer <key>")
     })?;
@@ -216,7 +214,6 @@ impl Principal {
     pub fn require_scope(&self, scope: KeyScope) -> Result<(), Problem> {
         match &self.0 {
             Some(key) if !key.has_scope(scope) => Err(Problem::new(
-                StatusCode::FORBIDDEN,
                 ProblemCode::InsufficientScope,
                 format!(
                     "the key {} does not have the scope {} that this needs",
@@ -311,6 +308,8 @@ impl Principal {
         Ok(runs)
     }
 }
+
+impl Input for Principal {}
 
 impl FromRequestParts<AppState> for Principal {
     type Rejection = Problem;

@@ -1,7 +1,5 @@
 //! The problems of requests that change a run at work.
 
-use axum::http::StatusCode;
-
 use crate::engine::add_message::AddMessageError;
 use crate::engine::approval::decision::DecideError;
 use crate::engine::client_results::ClientResultsError;
@@ -14,18 +12,11 @@ impl From<AddMessageError> for Problem {
         let detail = error.to_string();
         match error {
             AddMessageError::RunNotFound(id) => Self::run_not_found(id),
-            AddMessageError::RunEnded { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::RunEnded, detail)
+            AddMessageError::RunEnded { .. } => Self::new(ProblemCode::RunEnded, detail),
+            AddMessageError::TooManyUnread(_) => Self::new(ProblemCode::TooManyMessages, detail),
+            AddMessageError::Draining => {
+                Self::new(ProblemCode::Draining, detail).with_retry_after(RESTART_INTERVAL_SECS)
             }
-            AddMessageError::TooManyUnread(_) => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::TooManyMessages, detail)
-            }
-            AddMessageError::Draining => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ProblemCode::Draining,
-                detail,
-            )
-            .with_retry_after(RESTART_INTERVAL_SECS),
             AddMessageError::Store(error) => error.into(),
         }
     }
@@ -36,9 +27,7 @@ impl From<HoldError> for Problem {
         let detail = error.to_string();
         match error {
             HoldError::RunNotFound(id) => Self::run_not_found(id),
-            HoldError::RunEnded { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::RunEnded, detail)
-            }
+            HoldError::RunEnded { .. } => Self::new(ProblemCode::RunEnded, detail),
             HoldError::Store(error) => error.into(),
         }
     }
@@ -49,22 +38,14 @@ impl From<DecideError> for Problem {
         let text = error.to_string();
         match error {
             DecideError::RunNotFound(id) => Self::run_not_found(id),
-            DecideError::NotPending { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::NothingWaits, text)
-            }
-            DecideError::OtherArguments { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::OtherArguments, text)
-            }
+            DecideError::NotPending { .. } => Self::new(ProblemCode::NothingWaits, text),
+            DecideError::OtherArguments { .. } => Self::new(ProblemCode::OtherArguments, text),
             DecideError::InvalidArguments(_) => Self::invalid_field("/arguments", text),
-            DecideError::NotReached(_) => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ProblemCode::CallNotReached,
-                text,
-            )
-            .with_retry_after(RETRY_INTERVAL_SECS),
+            DecideError::NotReached(_) => {
+                Self::new(ProblemCode::CallNotReached, text).with_retry_after(RETRY_INTERVAL_SECS)
+            }
             DecideError::Draining => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining, text)
-                    .with_retry_after(RESTART_INTERVAL_SECS)
+                Self::new(ProblemCode::Draining, text).with_retry_after(RESTART_INTERVAL_SECS)
             }
             DecideError::Store(error) => error.into(),
         }
@@ -73,18 +54,14 @@ impl From<DecideError> for Problem {
 
 impl From<ClientResultsError> for Problem {
     fn from(error: ClientResultsError) -> Self {
-        let (status, code) = match error {
+        let code = match error {
             ClientResultsError::Store(error) => return error.into(),
             ClientResultsError::NotWaiting(_) | ClientResultsError::Missing(_) => {
-                (StatusCode::CONFLICT, ProblemCode::NothingWaits)
+                ProblemCode::NothingWaits
             }
-            ClientResultsError::NotReached(_) => {
-                (StatusCode::SERVICE_UNAVAILABLE, ProblemCode::CallNotReached)
-            }
-            ClientResultsError::Draining => {
-                (StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining)
-            }
+            ClientResultsError::NotReached(_) => ProblemCode::CallNotReached,
+            ClientResultsError::Draining => ProblemCode::Draining,
         };
-        Self::new(status, code, error.to_string()).with_retry_after(RETRY_INTERVAL_SECS)
+        Self::new(code, error.to_string()).with_retry_after(RETRY_INTERVAL_SECS)
     }
 }

@@ -1,5 +1,5 @@
-//! The response to a request that fails: problem details (RFC 9457). This is the only place that maps errors to status
-//! codes. `server::middleware` renders a problem, because it knows `instance` and `request_id`.
+//! The response to a request that fails: problem details (RFC 9457). This is the only place that maps errors to
+//! codes, whose statuses are in `problem_code`. `server::middleware` renders a problem, because it knows `instance` and `request_id`.
 
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
@@ -86,9 +86,9 @@ pub struct ProblemBody<'a> {
 }
 
 impl Problem {
-    pub fn new(status: StatusCode, code: ProblemCode, detail: impl Into<String>) -> Self {
+    pub fn new(code: ProblemCode, detail: impl Into<String>) -> Self {
         Self(Box::new(ProblemDetails {
-            status,
+            status: code.status(),
             code,
             detail: truncate(detail.into(), MAX_DETAIL),
             errors: Vec::new(),
@@ -98,11 +98,10 @@ impl Problem {
         }))
     }
 
-    /// 422: one field of the body is wrong.
+    /// One field of the body is wrong.
     pub fn field(code: ProblemCode, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         let (pointer, detail) = (truncate(pointer.into(), MAX_DETAIL), detail.into());
         let mut problem = Self::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
             code,
             match pointer.as_str() {
                 "" => detail.clone(),
@@ -136,15 +135,12 @@ impl Problem {
 
     /// 413: the images and files of a body are too many or too large.
     pub fn attachments_too_large(pointer: &str, detail: String) -> Self {
-        let mut problem = Self::field(ProblemCode::AttachmentsTooLarge, pointer, detail);
-        problem.0.status = StatusCode::PAYLOAD_TOO_LARGE;
-        problem
+        Self::field(ProblemCode::AttachmentsTooLarge, pointer, detail)
     }
 
     /// 400: a query parameter or a header is wrong.
     pub fn parameter(name: &str, detail: impl std::fmt::Display) -> Self {
         Self::new(
-            StatusCode::BAD_REQUEST,
             ProblemCode::InvalidParameter,
             format!("{}: {detail}", quote(name)),
         )
@@ -153,23 +149,28 @@ impl Problem {
     /// 404: the run does not exist, or the text is not a run id.
     pub fn run_not_found(id: impl std::fmt::Display) -> Self {
         let detail = format!("there is no run {}", quote(&id.to_string()));
-        Self::new(StatusCode::NOT_FOUND, ProblemCode::RunNotFound, detail)
+        Self::new(ProblemCode::RunNotFound, detail)
     }
 
     /// 404: the principal has no such session.
     pub fn session_not_found(name: &str) -> Self {
         let detail = format!("there is no session {}", quote(name));
-        Self::new(StatusCode::NOT_FOUND, ProblemCode::SessionNotFound, detail)
+        Self::new(ProblemCode::SessionNotFound, detail)
     }
 
     /// 500: an error of the daemon. The client gets no details; the cause is logged.
     pub fn internal(cause: impl Into<String>) -> Self {
         Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
             ProblemCode::Internal,
             "the daemon failed to answer; its log has the cause under this request_id",
         )
         .with_cause(cause)
+    }
+
+    #[must_use]
+    pub fn with_status(mut self, status: StatusCode) -> Self {
+        self.0.status = status;
+        self
     }
 
     #[must_use]
@@ -293,7 +294,7 @@ pub async fn route_not_found(uri: Uri) -> Problem {
         Some(_) => "; leave out the slash at its end",
     };
     let detail = format!("there is no route {}{hint}", quote(path));
-    Problem::new(StatusCode::NOT_FOUND, ProblemCode::RouteNotFound, detail)
+    Problem::new(ProblemCode::RouteNotFound, detail)
 }
 
 /// 405 for a method that the route does not have; axum adds `Allow`.
@@ -303,11 +304,7 @@ pub fn method_not_allowed(method: &Method, uri: &Uri) -> Problem {
         quote(uri.path()),
         quote(method.as_str())
     );
-    Problem::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        ProblemCode::MethodNotAllowed,
-        detail,
-    )
+    Problem::new(ProblemCode::MethodNotAllowed, detail)
 }
 
 impl From<StoreError> for Problem {
@@ -315,38 +312,28 @@ impl From<StoreError> for Problem {
         match error {
             StoreError::RunNotFound(id) | StoreError::SourceDeleted(id) => Self::run_not_found(id),
             StoreError::AlreadyTerminal(_) => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::RunTerminal, error.to_string())
+                Self::new(ProblemCode::RunTerminal, error.to_string())
             }
-            StoreError::AlreadyClaimed(_) => Self::new(
-                StatusCode::CONFLICT,
-                ProblemCode::IdempotencyConflict,
+            StoreError::AlreadyClaimed(_) => Self::new(ProblemCode::IdempotencyConflict,
                 error.to_string(),
             ),
             StoreError::NotTaken(_)
             | StoreError::TooManyRequests(_)
-            | StoreError::Unanswered(_) => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ProblemCode::StoreUnavailable,
+            | StoreError::Unanswered(_) => Self::new(ProblemCode::StoreUnavailable,
                 error.to_string(),
             )
             .with_retry_after(RETRY_INTERVAL_SECS),
-            StoreError::Corrupt(_) => Self::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                ProblemCode::StoreDamaged,
+            StoreError::Corrupt(_) => Self::new(ProblemCode::StoreDamaged,
                 "what the store has of this is damaged, and trying again does not help; the log has the cause, \
                  axed data check shows what else is damaged, and a root run that cannot be read can be deleted",
             )
             .with_cause(error.to_string()),
-            StoreError::Malformed(_) => Self::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                ProblemCode::StoreDamaged,
+            StoreError::Malformed(_) => Self::new(ProblemCode::StoreDamaged,
                 "what the store has of this is damaged, or its disk fails; the log has the cause, axed data check shows what \
                  is damaged, and a root run that cannot be read can be deleted",
             )
             .with_cause(error.to_string()),
-            StoreError::DiskFull => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ProblemCode::StoreFull,
+            StoreError::DiskFull => Self::new(ProblemCode::StoreFull,
                 "the disk is full: runs can be read and deleted, and nothing else",
             )
             .with_retry_after(RETRY_INTERVAL_SECS)
@@ -360,9 +347,7 @@ impl From<StoreError> for Problem {
             | StoreError::NoDatabase(_)
             | StoreError::Unusable(_)
             | StoreError::Refused(_)
-            | StoreError::Backend(_) => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ProblemCode::StoreUnavailable,
+            | StoreError::Backend(_) => Self::new(ProblemCode::StoreUnavailable,
                 "the store cannot be read or written now; try again",
             )
             .with_retry_after(RETRY_INTERVAL_SECS)
@@ -375,7 +360,6 @@ impl From<LoadError> for Problem {
     fn from(error: LoadError) -> Self {
         match &error {
             LoadError::NotFound(name) => Self::new(
-                StatusCode::NOT_FOUND,
                 ProblemCode::AgentNotFound,
                 // The contract fixes this text with the unquoted name, so control characters are escaped.
                 format!(
@@ -383,11 +367,9 @@ impl From<LoadError> for Problem {
                     truncate(name.escape_debug().to_string(), MAX_QUOTE)
                 ),
             ),
-            LoadError::Model(_) | LoadError::Invalid(_) => Self::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                ProblemCode::AgentInvalid,
-                error.to_string(),
-            ),
+            LoadError::Model(_) | LoadError::Invalid(_) => {
+                Self::new(ProblemCode::AgentInvalid, error.to_string())
+            }
         }
     }
 }
@@ -400,18 +382,11 @@ impl From<StartError> for Problem {
             StartError::Model(_) => Self::field(ProblemCode::InvalidModel, "/model", text),
             StartError::Unpriced(_) => Self::field(ProblemCode::UnpricedModel, "/model", text),
             StartError::ProviderKey(why) => Self::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
                 ProblemCode::ProviderKeyRefused,
                 format!("X-Provider-Key: {why}"),
             ),
-            StartError::Provider(_) => Self::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                ProblemCode::ProviderUnavailable,
-                text,
-            ),
-            StartError::NoNode { .. } => {
-                Self::new(StatusCode::UNPROCESSABLE_ENTITY, ProblemCode::NoNode, text)
-            }
+            StartError::Provider(_) => Self::new(ProblemCode::ProviderUnavailable, text),
+            StartError::NoNode { .. } => Self::new(ProblemCode::NoNode, text),
             StartError::Override { field, reason: why } => {
                 Self::field(ProblemCode::InvalidOverride, format!("/{field}"), why)
             }
@@ -419,35 +394,21 @@ impl From<StartError> for Problem {
                 Self::field(ProblemCode::InvalidBody, format!("/params/{field}"), why)
             }
             StartError::Input(mismatches) => Self::input_mismatches(mismatches),
-            StartError::QueueFull(load) => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, ProblemCode::QueueFull, text)
-                    .with_retry_after(RETRY_INTERVAL_SECS)
-                    .with_queue_load(load)
-            }
+            StartError::QueueFull(load) => Self::new(ProblemCode::QueueFull, text)
+                .with_retry_after(RETRY_INTERVAL_SECS)
+                .with_queue_load(load),
             StartError::BudgetExhausted(BudgetExhausted { resets_at, .. }) => {
                 let seconds = resets_at.duration_since(now()).as_secs();
-                let code = ProblemCode::BudgetExhausted;
-                Self::new(StatusCode::TOO_MANY_REQUESTS, code, text)
+                Self::new(ProblemCode::BudgetExhausted, text)
                     .with_retry_after(u64::try_from(seconds).unwrap_or(0) + 1)
             }
-            StartError::SessionBusy { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::SessionBusy, text)
-            }
+            StartError::SessionBusy { .. } => Self::new(ProblemCode::SessionBusy, text),
             StartError::Draining => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Draining, text)
-                    .with_retry_after(RESTART_INTERVAL_SECS)
+                Self::new(ProblemCode::Draining, text).with_retry_after(RESTART_INTERVAL_SECS)
             }
             StartError::Store(error) => error.into(),
-            StartError::Prompt(_) => Self::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                ProblemCode::PromptInvalid,
-                text,
-            ),
-            StartError::Memory(_) => Self::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                ProblemCode::MemoryUnreadable,
-                text,
-            ),
+            StartError::Prompt(_) => Self::new(ProblemCode::PromptInvalid, text),
+            StartError::Memory(_) => Self::new(ProblemCode::MemoryUnreadable, text),
         }
     }
 }
@@ -467,7 +428,7 @@ impl From<ForkError> for Problem {
             ForkError::NotFound(id) => Self::run_not_found(id),
             ForkError::Field { pointer, reason } => Self::invalid_field(pointer, reason),
             ForkError::NotForkable { .. } | ForkError::Incomplete { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::NotForkable, text)
+                Self::new(ProblemCode::NotForkable, text)
             }
         }
     }
@@ -478,9 +439,7 @@ impl From<DeleteSessionError> for Problem {
         let text = error.to_string();
         match error {
             DeleteSessionError::NotFound(name) => Self::session_not_found(&name),
-            DeleteSessionError::Busy { .. } => {
-                Self::new(StatusCode::CONFLICT, ProblemCode::SessionBusy, text)
-            }
+            DeleteSessionError::Busy { .. } => Self::new(ProblemCode::SessionBusy, text),
             DeleteSessionError::Store(error) => error.into(),
         }
     }
@@ -491,18 +450,10 @@ impl From<MemoryError> for Problem {
         let text = error.to_string();
         match error {
             MemoryError::Start(error) => error.into(),
-            MemoryError::Disabled(_) => {
-                Self::new(StatusCode::NOT_FOUND, ProblemCode::MemoryDisabled, text)
-            }
-            MemoryError::Provider(_) => {
-                Self::new(StatusCode::BAD_GATEWAY, ProblemCode::ProviderFailed, text)
-            }
+            MemoryError::Disabled(_) => Self::new(ProblemCode::MemoryDisabled, text),
+            MemoryError::Provider(_) => Self::new(ProblemCode::ProviderFailed, text),
             MemoryError::Store { error, .. } => error.into(),
-            MemoryError::File { .. } => Self::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                ProblemCode::MemoryUnreadable,
-                text,
-            ),
+            MemoryError::File { .. } => Self::new(ProblemCode::MemoryUnreadable, text),
         }
     }
 }

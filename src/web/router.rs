@@ -7,12 +7,14 @@ use axum::Router;
 use axum::extract::{MatchedPath, OriginalUri, State};
 use axum::http::header::{CONTENT_ENCODING, VARY};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
-use axum::routing;
+use axum::routing::{self, MethodRouter};
 use bytes::Bytes;
+use serde_json::{Map, Value, json};
 
-use crate::config::KeyScope::{Admin, Approve, Cancel, Metrics, Read, Run};
 use crate::config::clients::Clients;
+use crate::web::auth;
 use crate::web::clients;
 use crate::web::clients::openai::is_unknown_operation;
 use crate::web::console;
@@ -21,13 +23,9 @@ use crate::web::error_shape::ErrorShape;
 use crate::web::extract::gzip;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::query::NoQuery;
-use crate::web::openapi::{
-    batch_operations, document, operations as describe, recordings as describe_recordings,
-    schedule_operations as describe_schedules, start_run, steering, trigger_operations,
-    turn_operations as describe_turns, usage_operations,
-};
+use crate::web::openapi::document;
 use crate::web::response::revalidation::{IfNoneMatch, entity_tag};
-use crate::web::route::{Route, delete, get, post};
+use crate::web::route::{Route, get};
 use crate::web::routes::{
     agents, approvals, batches, create_run, deliveries, diffs, events, forks, health, messages,
     metrics, pause, recordings, runs, schedules, sessions, tickets, triggers, turns, usage,
@@ -38,164 +36,39 @@ use crate::web::state::{AppState, OpenApiDocument};
 
 /// All routes; `metrics` tells whether `/metrics` is one of them, `clients` which other protocols have routes.
 pub fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
-    let mut table = vec![
-        get("/agents", agents::list, describe::list_agents).with_scope(Read),
-        get("/agents/{name}", agents::get, describe::agent).with_scope(Read),
-        post("/agents/{name}/runs", create_run::create, start_run::create).with_scope(Run),
-        post(
-            "/agents/{name}/dry-run",
-            create_run::dry_run,
-            start_run::dry_run,
-        )
-        .with_scope(Run),
-        get("/agents/{name}/memory", agents::memory, describe::memory).with_scope(Read),
-        post("/agents/{name}/gc", agents::gc, describe::gc).with_scope(Admin),
-        get("/runs", runs::list, describe::list_runs).with_scope(Read),
-        get("/runs/{id}", runs::get, describe::run).with_scope(Read),
-        delete("/runs/{id}", runs::delete, describe::delete).with_scope(Admin),
-        get("/runs/{id}/events", events::list, describe::events)
-            .with_scope(Read)
-            .or_ticket(),
-        post(
-            "/runs/{id}/events/ticket",
-            tickets::create,
-            describe::ticket,
-        )
-        .with_scope(Read),
-        get("/runs/{id}/tree", runs::tree, describe::tree).with_scope(Read),
-        get("/runs/{id}/children", runs::children, describe::children).with_scope(Read),
-        get("/runs/{id}/messages", runs::messages, describe::messages).with_scope(Read),
-        post("/runs/{id}/messages", messages::add, steering::add_message).with_scope(Run),
-        get(
-            "/runs/{id}/recording",
-            recordings::get,
-            describe_recordings::recording,
-        )
-        .with_scope(Read),
-        post("/runs/{id}/pause", pause::pause, steering::pause).with_scope(Run),
-        post("/runs/{id}/resume", pause::resume, steering::resume).with_scope(Run),
-        get("/runs/{id}/diff/{other}", diffs::diff, start_run::diff).with_scope(Read),
-        post("/runs/{id}/fork", forks::fork, start_run::fork).with_scope(Run),
-        post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
-        post(
-            "/runs/{id}/approvals/{tool_call_id}",
-            approvals::decide,
-            steering::decide,
-        )
-        .with_scope(Run)
-        .with_scope(Approve),
-        get("/approvals", approvals::list, steering::list_approvals).with_scope(Read),
-        get(
-            "/runs/{id}/deliveries",
-            deliveries::list,
-            describe::deliveries,
-        )
-        .with_scope(Admin),
-        post(
-            "/runs/{id}/deliveries/{delivery}/resend",
-            deliveries::resend,
-            describe::resend,
-        )
-        .with_scope(Admin),
-        get("/usage", usage::usage, usage_operations::usage).with_scope(Read),
-        get("/livez", health::livez, describe::livez),
-        get("/readyz", health::readyz, describe::readyz),
-        get("/version", health::version, describe::version),
-        get("/openapi.json", openapi_document, describe::openapi),
-    ];
-    table.extend(turn_routes());
-    table.extend(session_routes());
-    table.extend(schedule_routes());
-    table.extend(batch_routes());
-    table.extend(clients::routes(clients));
+    let mut table = [
+        agents::routes(),
+        create_run::routes(),
+        runs::routes(),
+        events::routes(),
+        tickets::routes(),
+        messages::routes(),
+        recordings::routes(),
+        pause::routes(),
+        diffs::routes(),
+        forks::routes(),
+        approvals::routes(),
+        deliveries::routes(),
+        usage::routes(),
+        health::routes(),
+        vec![openapi_route()],
+        turns::routes(),
+        sessions::routes(),
+        schedules::routes(),
+        triggers::routes(),
+        batches::routes(),
+        clients::routes(clients),
+    ]
+    .into_iter()
+    .flatten()
+    .collect::<Vec<_>>();
     if clients.console {
         table.extend(console::routes());
     }
     if metrics {
-        table.push(metrics_route());
+        table.push(metrics::route());
     }
     table
-}
-
-fn turn_routes() -> Vec<Route> {
-    vec![
-        get("/runs/{id}/turns", turns::list, describe_turns::list_turns).with_scope(Read),
-        get("/runs/{id}/turns/{turn}", turns::get, describe_turns::turn).with_scope(Read),
-    ]
-}
-
-fn session_routes() -> Vec<Route> {
-    vec![
-        get("/sessions", sessions::list, describe::list_sessions).with_scope(Read),
-        get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),
-        get(
-            "/sessions/{name}/messages",
-            sessions::messages,
-            describe::session_messages,
-        )
-        .with_scope(Read),
-        delete(
-            "/sessions/{name}",
-            sessions::delete,
-            describe::delete_session,
-        )
-        .with_scope(Cancel),
-    ]
-}
-
-fn batch_routes() -> Vec<Route> {
-    vec![
-        post(
-            "/agents/{name}/runs:batch",
-            batches::create,
-            batch_operations::create,
-        )
-        .with_scope(Run),
-        get("/batches", batches::list, batch_operations::list).with_scope(Read),
-        get("/batches/{id}", batches::get, batch_operations::get).with_scope(Read),
-        get(
-            "/batches/{id}/results",
-            batches::results,
-            batch_operations::results,
-        )
-        .with_scope(Read),
-        post(
-            "/batches/{id}/cancel",
-            batches::cancel,
-            batch_operations::cancel,
-        )
-        .with_scope(Cancel),
-    ]
-}
-
-fn schedule_routes() -> Vec<Route> {
-    vec![
-        get("/schedules", schedules::list, describe_schedules::list).with_scope(Read),
-        post(
-            "/schedules/{agent}/{name}/trigger",
-            schedules::trigger,
-            describe_schedules::trigger,
-        )
-        .with_scope(Run),
-        post(
-            "/schedules/{agent}/{name}/pause",
-            schedules::pause,
-            describe_schedules::pause,
-        )
-        .with_scope(Run),
-        post(
-            "/schedules/{agent}/{name}/resume",
-            schedules::resume,
-            describe_schedules::resume,
-        )
-        .with_scope(Run),
-        // Open: the signature takes the place of a key.
-        post(
-            "/triggers/{agent}/{name}",
-            triggers::receive,
-            trigger_operations::receive,
-        ),
-    ]
 }
 
 /// The API. Every route has the path prefix; `/livez` and `/readyz` answer without it too. If keys are configured, each
@@ -212,12 +85,12 @@ pub fn router(state: AppState) -> Router {
         ..ErrorShapes::default()
     };
     for route in route_table(state.settings.metrics, state.settings.clients) {
-        if let Some(shape) = route.error_shape() {
+        if let Some(shape) = route.error_shape {
             shapes
                 .of_routes
                 .insert(format!("{prefix}{}", route.path), shape);
         }
-        routes = routes.route(route.path, route.into_handler(&state));
+        routes = routes.route(route.path, handler(route, &state));
     }
     if !prefix.is_empty() {
         routes = Router::new()
@@ -247,8 +120,8 @@ pub fn router(state: AppState) -> Router {
 /// The router of the listener that serves only `/metrics`, without the path prefix: clients reach it without a proxy.
 /// `loopback_port` is its port, if it listens on a loopback address.
 pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
-    let route = metrics_route();
-    let routes = Router::new().route(route.path, route.into_handler(&state));
+    let route = metrics::route();
+    let routes = Router::new().route(route.path, handler(route, &state));
     let config = MiddlewareConfig {
         guard: OriginGuard {
             loopback_port,
@@ -259,8 +132,22 @@ pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
     with_middleware(routes, ErrorShapes::default(), config, state)
 }
 
-fn metrics_route() -> Route {
-    get("/metrics", metrics::metrics, describe::metrics).with_scope(Metrics)
+/// The handler of a route, behind the check of the key.
+fn handler(route: Route, state: &AppState) -> MethodRouter<AppState> {
+    let handler = match route.scopes.first() {
+        Some(scope) if route.accepts_ticket => {
+            auth::require_scope_or_ticket(state, *scope, route.handler)
+        }
+        None if !route.accepts_any_key => route.handler,
+        _ => auth::require_key(&state.settings, route.scopes, route.handler),
+    };
+    match route.error_shape {
+        None => handler,
+        Some(shape) => handler.layer(map_response(move |mut response: Response| {
+            response.extensions_mut().insert(shape);
+            std::future::ready(response)
+        })),
+    }
 }
 
 /// The shapes of errors of other protocols, by path with the path prefix.
@@ -320,7 +207,14 @@ pub fn openapi_json(prefix: &str, metrics: bool, clients: Clients) -> String {
     document::document(prefix, &route_table(metrics, clients))
 }
 
-/// `GET /openapi.json`: the document is built at the first request, and again if a proxy reports another prefix.
+fn openapi_route() -> Route {
+    get("/openapi.json", [], openapi_document)
+        .describe("get_openapi_document", "Returns this document")
+        .response::<Map<String, Value>>(200, "An OpenAPI 3.1 document.")
+        .example(json!({"openapi": "3.1.0"}))
+}
+
+/// The document is built at the first request, and again if a proxy reports another prefix.
 async fn openapi_document(
     State(state): State<AppState>,
     links: LinkPrefix,

@@ -1,43 +1,93 @@
 //! Waits for a run: `?wait=30`, `?wait=30s`, `Prefer: wait=30` (RFC 7240).
 
+use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::HeaderName;
+use axum::http::request::Parts;
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer};
+use serde_json::json;
 use tracing::warn;
 
 use crate::domain::run::Run;
 use crate::store::StoreError;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::query::Query;
+use crate::web::extract::query::read_text;
+use crate::web::route::{Input, Route};
 use crate::web::state::AppState;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
+const EXPECTED: &str = "a wait: use seconds, such as 30 or 30s";
 
-/// How long the client wants to wait, at most `max_wait`; zero if it does not say. The query wins over the header.
-pub fn requested_wait(
-    query: &Query,
-    headers: &HeaderMap,
-    max_wait: Duration,
-) -> Result<Duration, Problem> {
-    let (name, text) = match query.get("wait") {
-        Some(text) => ("wait", text),
-        None => match wait_preference(headers) {
-            Some(text) => ("Prefer", text),
-            None => return Ok(Duration::ZERO),
-        },
-    };
-    parse_seconds(text)
-        .map(|wait| wait.min(max_wait))
-        .ok_or_else(|| {
-            let why = format_args!(
-                "invalid wait {}: use seconds, such as 30 or 30s",
-                quote(text)
-            );
-            Problem::parameter(name, why)
-        })
+/// The query of a route that can wait and has no other parameters.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct WaitQuery {
+    /// Seconds to wait for the end, at most `server.max_wait`. A run that comes to wait for approval is returned at once.
+    pub wait: Option<Seconds>,
+}
+
+/// Seconds, such as `30` or `30s`.
+#[derive(Clone, Copy, Debug, JsonSchema)]
+#[schemars(inline)]
+pub struct Seconds(
+    #[schemars(
+        with = "String",
+        regex(pattern = r"^[0-9]*\.?[0-9]*s?$"),
+        example = "30",
+        example = "30s"
+    )]
+    Duration,
+);
+
+impl<'de> Deserialize<'de> for Seconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_text(deserializer, EXPECTED, parse_seconds).map(Self)
+    }
+}
+
+/// The wait that `Prefer` names. The query wins over it.
+pub struct Prefer(Option<Box<str>>);
+
+impl Prefer {
+    pub fn read(headers: &HeaderMap) -> Self {
+        Self(wait_preference(headers).map(Into::into))
+    }
+
+    /// How long the client wants to wait, at most `max_wait`; zero if neither the query nor the header has it.
+    pub fn timeout(self, query: Option<Seconds>, max_wait: Duration) -> Result<Duration, Problem> {
+        let wait = match (query, self.0) {
+            (Some(Seconds(wait)), _) => wait,
+            (None, None) => Duration::ZERO,
+            (None, Some(text)) => parse_seconds(&text).ok_or_else(|| {
+                Problem::parameter("Prefer", format_args!("{} is not {EXPECTED}", quote(&text)))
+            })?,
+        };
+        Ok(wait.min(max_wait))
+    }
+}
+
+impl Input for Prefer {
+    fn describe(route: Route) -> Route {
+        route.header(
+            "Prefer",
+            json!({"type": "string", "examples": ["wait=30"]}),
+            "The same as `wait` (RFC 7240); `wait` in the query wins.",
+        )
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Prefer {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self::read(&parts.headers))
+    }
 }
 
 /// The run once it is terminal, or its current state when the time is over or the daemon shuts down. Never an error:
@@ -115,7 +165,7 @@ mod tests {
 
     use axum::http::HeaderMap;
 
-    use super::{parse_seconds, requested_wait};
+    use super::{Prefer, WaitQuery, parse_seconds};
     use crate::web::extract::query::Query;
 
     #[test]
@@ -135,24 +185,15 @@ mod tests {
     fn the_query_wins_and_max_wait_limits() {
         let max_wait = Duration::from_secs(60);
         let mut headers = HeaderMap::new();
-        let none = Query::default();
-        assert_eq!(
-            requested_wait(&none, &headers, max_wait).ok(),
-            Some(Duration::ZERO)
-        );
+        let timeout = |headers: &HeaderMap, query| Prefer::read(headers).timeout(query, max_wait);
+        assert_eq!(timeout(&headers, None).ok(), Some(Duration::ZERO));
         headers.insert("prefer", "respond-async, wait=5".parse().expect("a value"));
-        assert_eq!(
-            requested_wait(&none, &headers, max_wait).ok(),
-            Some(Duration::from_secs(5))
-        );
+        assert_eq!(timeout(&headers, None).ok(), Some(Duration::from_secs(5)));
         let uri = "/?wait=1000".parse().expect("a URI");
-        let query = Query::read(&uri, &["wait"]).expect("a query");
-        assert_eq!(
-            requested_wait(&query, &headers, max_wait).ok(),
-            Some(max_wait)
-        );
+        let Query(WaitQuery { wait }) = Query::read(&uri).expect("a query");
+        assert_eq!(timeout(&headers, wait).ok(), Some(max_wait));
         headers.insert("prefer", "wait=soon".parse().expect("a value"));
-        let problem = requested_wait(&none, &headers, max_wait).expect_err("an invalid wait");
+        let problem = timeout(&headers, None).expect_err("an invalid wait");
         let body = String::from_utf8_lossy(&problem.render("", "")).into_owned();
         assert!(body.contains("Prefer"), "{body}");
     }

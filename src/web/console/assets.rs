@@ -77,8 +77,7 @@ pub async fn get(Path((hash, name)): Path<(String, String)>, headers: HeaderMap)
     let found = FILES.iter().position(|(file, _, _)| *file == name);
     let Some(index) = found.filter(|_| hash == *HASH) else {
         let why = "this version of the console has no such file; reload the page";
-        return Problem::new(StatusCode::NOT_FOUND, ProblemCode::RouteNotFound, why)
-            .into_response();
+        return Problem::new(ProblemCode::RouteNotFound, why).into_response();
     };
     let (_, content_type, text) = FILES[index];
     let tag = format!("\"{}\"", *HASH);

@@ -44,6 +44,7 @@ const SECTIONS: [(&str, &str); 7] = [
 ];
 
 /// What the frame of a page shows.
+#[derive(Clone)]
 pub struct Shell {
     prefix: String,
     has_keys: bool,

@@ -11,9 +11,12 @@
 //! content security policy allows no inline script, no inline style and no other host.
 
 use crate::config::KeyScope;
+use crate::web::console::layout::Page;
 use crate::web::console::pages::{
     agent, agents, approvals, chat, compare, missing, picture, run, runs, sessions, system, usage,
 };
+use crate::web::console::request::ConsoleRequest;
+use crate::web::error::Problem;
 use crate::web::route::{Route, page};
 
 pub mod assets;
@@ -29,19 +32,33 @@ pub fn routes() -> Vec<Route> {
     vec![
         page("/", layout::redirect_to_console),
         page("/ui", layout::redirect_to_console),
-        page("/ui/", runs::page),
-        page("/ui/runs/{id}", run::page),
+        html_page("/ui/", runs::page),
+        html_page("/ui/runs/{id}", run::page),
         page("/ui/runs/{id}/pictures/{sha256}", picture::get).with_scope(KeyScope::Read),
-        page("/ui/compare", compare::page),
-        page("/ui/agents", agents::page),
-        page("/ui/agents/{name}", agent::page),
-        page("/ui/agents/{name}/chat", chat::page),
-        page("/ui/approvals", approvals::page),
-        page("/ui/sessions", sessions::page),
-        page("/ui/sessions/{name}", sessions::session_page),
-        page("/ui/usage", usage::page),
-        page("/ui/system", system::page),
+        html_page("/ui/compare", compare::page),
+        html_page("/ui/agents", agents::page),
+        html_page("/ui/agents/{name}", agent::page),
+        html_page("/ui/agents/{name}/chat", chat::page),
+        html_page("/ui/approvals", approvals::page),
+        html_page("/ui/sessions", sessions::page),
+        html_page("/ui/sessions/{name}", sessions::session_page),
+        html_page("/ui/usage", usage::page),
+        html_page("/ui/system", system::page),
         page("/ui/assets/{hash}/{file}", assets::get),
-        page("/ui/{*path}", missing::page),
+        html_page("/ui/{*path}", missing::page),
     ]
+}
+
+/// A page, or a page with the error.
+fn html_page<P>(path: &'static str, render: fn(ConsoleRequest) -> P) -> Route
+where
+    P: Future<Output = Result<Page, Problem>> + Send + 'static,
+{
+    page(path, move |request: ConsoleRequest| async move {
+        let shell = request.shell.clone();
+        match render(request).await {
+            Ok(page) => layout::page(&shell, &page),
+            Err(problem) => layout::error_page(&shell, &problem),
+        }
+    })
 }

@@ -5,11 +5,12 @@ use axum::http::Uri;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use axum::response::Response;
+use serde::de::DeserializeOwned;
 
 use crate::config::KeyScope;
 use crate::domain::run::RunId;
 use crate::web::auth::{self, Principal};
-use crate::web::console::layout::{self, Page, Shell};
+use crate::web::console::layout::{self, Shell};
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::visible_run_id;
@@ -48,16 +49,8 @@ impl ConsoleRequest {
     }
 
     /// The query, without the empty values that a form sends for empty fields.
-    pub fn query(&self, allowed: &[&str]) -> Result<Query, Problem> {
-        Ok(Query::read(&self.uri, allowed)?.without_empty())
-    }
-
-    /// The page, or a page with the error.
-    pub fn respond(&self, page: Result<Page, Problem>) -> Response {
-        match page {
-            Ok(page) => layout::page(&self.shell, &page),
-            Err(problem) => layout::error_page(&self.shell, &problem),
-        }
+    pub fn query<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        Query::read_form(&self.uri).map(|Query(query)| query)
     }
 
     /// A run that the principal may see; 404 otherwise.

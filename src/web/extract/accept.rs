@@ -1,7 +1,13 @@
 //! `Accept`: whether a client wants an event stream or JSON (RFC 9110, section 12.5.1).
 
+use std::convert::Infallible;
+
+use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::ACCEPT;
+use axum::http::request::Parts;
+
+use crate::web::route::Input;
 
 const STREAM: &str = "text/event-stream";
 const JSON: &str = "application/json";
@@ -12,6 +18,19 @@ pub fn prefers_stream(headers: &HeaderMap) -> bool {
     let json = quality(headers, &[JSON, "application/*", "*/*"]);
     stream.is_some_and(|stream| stream > 0.0 && json.is_none_or(|json| stream >= json))
 }
+
+/// What [`prefers_stream`] says of a request.
+pub struct WantsStream(pub bool);
+
+impl<S: Sync> FromRequestParts<S> for WantsStream {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(prefers_stream(&parts.headers)))
+    }
+}
+
+impl Input for WantsStream {}
 
 /// Whether the client takes an event stream at all.
 pub fn takes_stream(headers: &HeaderMap) -> bool {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
-use axum::http::StatusCode;
 use axum::http::request::Parts;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
@@ -125,11 +124,7 @@ impl BodyAccount {
         }
         let detail = "the server is reading too many bytes of bodies at once (server.body_memory): send fewer \
                       large requests at a time";
-        let problem = Problem::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            ProblemCode::BodiesBusy,
-            detail,
-        );
+        let problem = Problem::new(ProblemCode::BodiesBusy, detail);
         Err(problem.with_retry_after(RETRY_INTERVAL_SECS))
     }
 

@@ -76,7 +76,7 @@ pub async fn read(
 
 fn malformed(why: &str) -> Problem {
     let why = format!("the form cannot be read: {why}");
-    Problem::new(StatusCode::BAD_REQUEST, ProblemCode::MalformedBody, why)
+    Problem::new(ProblemCode::MalformedBody, why)
 }
 
 struct FormReader {

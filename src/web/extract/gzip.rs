@@ -5,7 +5,6 @@ use std::io;
 use async_compression::tokio::bufread::{GzipDecoder, GzipEncoder};
 use axum::body::Body;
 use axum::http::HeaderMap;
-use axum::http::StatusCode;
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -38,7 +37,6 @@ impl ContentEncoding {
             None if coding.is_none() || is("identity") => Ok(Self::Identity),
             None if is("gzip") || is("x-gzip") => Ok(Self::Gzip),
             _ => Err(Problem::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 ProblemCode::UnsupportedEncoding,
                 "the body's content-encoding is not supported; send the body with content-encoding: gzip, or without \
                  compression",

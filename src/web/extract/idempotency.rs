@@ -1,9 +1,12 @@
 //! The `Idempotency-Key` header: reads it, and checks that a repeated request is the same. The store keeps the keys.
 
+use axum::extract::FromRequestParts;
 use axum::http::header::HeaderName;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::domain::run::now;
@@ -11,6 +14,7 @@ use crate::store::{ClaimedRun, IdempotencyClaim, IdempotencyKey};
 use crate::web::error::Problem;
 use crate::web::extract::request_body::RequestBody;
 use crate::web::problem_code::ProblemCode;
+use crate::web::route::{Input, Route};
 
 /// The response header of a request whose run or message was accepted by an earlier request.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -20,6 +24,35 @@ const HEADER: &str = "Idempotency-Key";
 const MAX_KEY: usize = 255;
 /// How long a key is kept.
 const RETENTION: SignedDuration = SignedDuration::from_hours(24);
+
+/// The key of a request that may be repeated.
+pub struct RepeatKey(pub Option<String>);
+
+impl<S: Sync> FromRequestParts<S> for RepeatKey {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        read_key(&parts.headers).map(Self)
+    }
+}
+
+impl Input for RepeatKey {
+    fn describe(route: Route) -> Route {
+        route
+            .header(
+                HEADER,
+                json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
+                "A POST that is repeated with the same key and body within 24 hours has no second effect, and is answered as \
+                 the first was.",
+            )
+            .problems(&[ProblemCode::IdempotencyMismatch])
+            .response_header(
+                &[200, 202],
+                "Idempotency-Replayed",
+                "`true` if an earlier request with the same `Idempotency-Key` had this effect.",
+            )
+    }
+}
 
 pub fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let mut values = headers.get_all(HEADER).iter();
@@ -81,7 +114,6 @@ pub fn check_same_body(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result
         return Ok(());
     }
     Err(Problem::new(
-        StatusCode::UNPROCESSABLE_ENTITY,
         ProblemCode::IdempotencyMismatch,
         format!(
             "this {HEADER} has {} {} with another body or content type; send a new key for a new one",

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use axum::http::StatusCode;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
@@ -24,7 +23,6 @@ pub const MAX_DEPTH: usize = 128;
 pub fn decode_utf8(bytes: &[u8]) -> Result<&str, Problem> {
     std::str::from_utf8(bytes).map_err(|error| {
         Problem::new(
-            StatusCode::BAD_REQUEST,
             ProblemCode::NotUtf8,
             format!("the body is not UTF-8 at byte {}", error.valid_up_to()),
         )
@@ -70,7 +68,6 @@ fn parse_error<T: DeserializeOwned + JsonSchema>(
         }
         Err(error) => syntax_error(error.inner()),
         Ok(_) => Problem::new(
-            StatusCode::BAD_REQUEST,
             ProblemCode::InvalidJson,
             "the body continues after its JSON value",
         ),
@@ -80,7 +77,6 @@ fn parse_error<T: DeserializeOwned + JsonSchema>(
 /// 400: the JSON is nested deeper than [`MAX_DEPTH`].
 pub fn too_deep() -> Problem {
     Problem::new(
-        StatusCode::BAD_REQUEST,
         ProblemCode::InvalidJson,
         format!("the body is nested deeper than {MAX_DEPTH} levels"),
     )
@@ -88,7 +84,6 @@ pub fn too_deep() -> Problem {
 
 fn syntax_error(error: &serde_json::Error) -> Problem {
     Problem::new(
-        StatusCode::BAD_REQUEST,
         ProblemCode::InvalidJson,
         format!("the body is not valid JSON: {error}"),
     )

@@ -1,8 +1,6 @@
 //! Limits of a JSON body above `server.max_body`, which is accepted if the Base64 of images and files makes it large. The
 //! bytes are checked as they arrive, so that a body that is refused is not kept in memory.
 
-use axum::http::StatusCode;
-
 use crate::config::AttachmentLimits;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
@@ -193,7 +191,6 @@ impl LargeBodyLimiter {
 /// 413: the body is too large without the data of images and files.
 pub fn body_too_large(max_bytes: usize) -> Problem {
     Problem::new(
-        StatusCode::PAYLOAD_TOO_LARGE,
         ProblemCode::BodyTooLarge,
         format!("the body is larger than {max_bytes} bytes (server.max_body)"),
     )
@@ -202,7 +199,6 @@ pub fn body_too_large(max_bytes: usize) -> Problem {
 /// 413: the body is too large even if it has the maximum of images and files.
 pub fn total_too_large(max_bytes: usize) -> Problem {
     Problem::new(
-        StatusCode::PAYLOAD_TOO_LARGE,
         ProblemCode::BodyTooLarge,
         format!(
             "the body is larger than {max_bytes} bytes (server.max_body, and limits.conversation_bytes for images and files)"

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
+use crate::web::route::Input;
 use crate::web::server::forwarded::ForwardedPrefix;
 use crate::web::state::{AppState, Settings};
 
@@ -27,6 +28,8 @@ impl Deref for LinkPrefix {
         self.forwarded.as_deref().unwrap_or(configured)
     }
 }
+
+impl Input for LinkPrefix {}
 
 impl FromRequestParts<AppState> for LinkPrefix {
     type Rejection = Infallible;

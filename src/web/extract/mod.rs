@@ -1,6 +1,7 @@
 //! Reads requests: paths, queries, headers and bodies. Everything is checked here, so that handlers get values that cannot be wrong.
 
 pub mod accept;
+pub mod body;
 pub mod body_budget;
 pub mod content;
 pub mod fork_request;

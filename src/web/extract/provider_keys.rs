@@ -1,10 +1,13 @@
 //! The `X-Provider-Key` header: the client's own provider keys for one run. Errors never quote its value.
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::FromRequestParts;
+use axum::http::HeaderMap;
+use axum::http::request::Parts;
 
 use crate::engine::state::provider_keys::Keys;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
+use crate::web::route::{Input, Route};
 
 const HEADER: &str = "X-Provider-Key";
 /// Maximum characters of a key.
@@ -31,6 +34,23 @@ pub fn read(headers: &HeaderMap) -> Result<Keys, Problem> {
     Ok(keys)
 }
 
+/// A request without keys of its own.
+pub struct NoProviderKeys;
+
+impl<S: Sync> FromRequestParts<S> for NoProviderKeys {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        refuse(&parts.headers).map(|()| Self)
+    }
+}
+
+impl Input for NoProviderKeys {
+    fn describe(route: Route) -> Route {
+        route.problems(&[ProblemCode::ProviderKeyRefused])
+    }
+}
+
 /// Refuses keys for runs that cannot use them: a client would take it that they are paid with its own.
 pub fn refuse(headers: &HeaderMap) -> Result<(), Problem> {
     match headers.contains_key(HEADER) {
@@ -38,7 +58,6 @@ pub fn refuse(headers: &HeaderMap) -> Result<(), Problem> {
         true => {
             let why = "these runs take no keys of clients: they start later, and keys are not stored; leave the header out";
             Err(Problem::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
                 ProblemCode::ProviderKeyRefused,
                 format!("{HEADER}: {why}"),
             ))

@@ -1,196 +1,540 @@
-//! Query parameters: each is checked, and an error names the parameter that is wrong.
+//! Query parameters. A struct lists those of a route, with their descriptions; any other is refused, because a mistyped filter
+//! would show everything. An error names the parameter that is wrong.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::str::FromStr;
 
 use axum::extract::FromRequestParts;
+use axum::http::Uri;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, Uri};
+use jiff::Timestamp;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::{MapAccessDeserializer, MapDeserializer};
+use serde::de::{DeserializeOwned, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, de, forward_to_deserialize_any};
 
+use crate::config::environment::is_valid_name;
+use crate::domain::agent::is_agent_name;
+use crate::domain::run::RunId;
 use crate::web::error::{Problem, did_you_mean, quote};
+use crate::web::extract::time::parse_time;
 use crate::web::problem_code::ProblemCode;
+use crate::web::route::{Input, Route};
 
 /// Maximum parameters of a query: each is compared with all before it.
 const MAX_PARAMETERS: usize = 200;
+/// Maximum labels of one filter.
+const MAX_LABELS: usize = 64;
 
-/// A request's query parameters.
-#[derive(Debug, Default)]
-pub struct Query(Vec<(String, String)>);
+/// The parameters of a query. A field whose name ends in a dot has all parameters with that prefix.
+#[derive(Debug)]
+pub struct Query<T>(pub T);
 
-impl Query {
-    /// Reads the parameters. A name that is not in `allowed` is refused, because a mistyped filter would show everything.
-    /// An allowed name that ends in a dot allows all names with that prefix.
-    pub fn read(uri: &Uri, allowed: &[&str]) -> Result<Self, Problem> {
-        let query = Self::parse_pairs(uri)?;
-        let pairs = &query.0;
+/// A route without query parameters.
+pub type NoQuery = Query<NoParameters>;
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NoParameters {}
+
+impl<T: DeserializeOwned> Query<T> {
+    pub fn read(uri: &Uri) -> Result<Self, Problem> {
+        Self::from_pairs(parse_pairs(uri)?)
+    }
+
+    /// Without the parameters whose value is empty, as a form sends its empty fields.
+    pub fn read_form(uri: &Uri) -> Result<Self, Problem> {
+        let mut pairs = parse_pairs(uri)?;
+        pairs.retain(|(_, value)| !value.is_empty());
+        Self::from_pairs(pairs)
+    }
+
+    fn from_pairs(pairs: Vec<(String, String)>) -> Result<Self, Problem> {
         for (at, (name, _)) in pairs.iter().enumerate() {
-            let is_allowed = |known: &&str| match known.strip_suffix('.') {
-                Some(_) => name.len() > known.len() && name.starts_with(*known),
-                None => *known == name,
-            };
-            if !allowed.iter().any(is_allowed) {
-                return Err(Problem::new(
-                    StatusCode::BAD_REQUEST,
-                    ProblemCode::UnknownParameter,
-                    format!(
-                        "unknown query parameter {}{}",
-                        quote(name),
-                        did_you_mean(name, allowed.iter().copied())
-                    ),
-                ));
-            }
             if pairs[..at].iter().any(|(earlier, _)| earlier == name) {
                 return Err(Problem::parameter(name, "is given twice"));
             }
         }
-        Ok(query)
-    }
-
-    /// Reads the parameters of these names, and passes over others, which clients of other services send.
-    pub fn read_known(uri: &Uri, known: &[&str]) -> Result<Self, Problem> {
-        let mut query = Self::parse_pairs(uri)?;
-        query.0.retain(|(name, _)| known.contains(&name.as_str()));
-        Ok(query)
-    }
-
-    fn parse_pairs(uri: &Uri) -> Result<Self, Problem> {
-        if uri.query().is_none_or(str::is_empty) {
-            return Ok(Self::default());
-        }
-        let malformed = |why: &str| {
-            Problem::new(
-                StatusCode::BAD_REQUEST,
-                ProblemCode::MalformedQuery,
-                why.to_owned(),
-            )
-        };
-        let axum::extract::Query(pairs) =
-            axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
-                .map_err(|rejection| malformed(&rejection.body_text()))?;
-        if pairs.len() > MAX_PARAMETERS {
-            let why = format!("the query has more than {MAX_PARAMETERS} parameters");
-            return Err(malformed(&why));
-        }
-        let is_text = |text: &String| !text.contains('\u{fffd}');
-        if !pairs
-            .iter()
-            .all(|(name, value)| is_text(name) && is_text(value))
-        {
-            return Err(malformed("the query is not percent-encoded UTF-8"));
-        }
-        Ok(Self(pairs))
-    }
-
-    /// Without the parameters whose value is empty.
-    pub fn without_empty(mut self) -> Self {
-        self.0.retain(|(_, value)| !value.is_empty());
-        self
-    }
-
-    pub fn get(&self, name: &str) -> Option<&str> {
-        self.0
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value.as_str())
-    }
-
-    /// The value of one parameter, parsed; `expected` describes a valid value in the error.
-    pub fn parse<T>(
-        &self,
-        name: &str,
-        expected: &str,
-        parse: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<Option<T>, Problem> {
-        let Some(text) = self.get(name) else {
-            return Ok(None);
-        };
-        match parse(text) {
-            Some(value) => Ok(Some(value)),
-            None => Err(Problem::parameter(
-                name,
-                format_args!("{} is not {expected}", quote(text)),
-            )),
-        }
-    }
-
-    /// The parameters with this prefix, without the prefix.
-    pub fn with_prefix(&self, prefix: &str) -> Vec<(String, String)> {
-        self.0
-            .iter()
-            .filter_map(|(name, value)| {
-                Some((name.strip_prefix(prefix)?.to_owned(), value.clone()))
-            })
-            .collect()
+        let mut parameters = Parameters::group(pairs);
+        let read = T::deserialize(MapAccessDeserializer::new(&mut parameters));
+        read.map(Self).map_err(|error| parameters.problem(error))
     }
 }
 
-/// A request of a route that has no query parameters: any parameter is refused.
-pub struct NoQuery;
-
-impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        Query::read(&parts.uri, &[]).map(|_| Self)
+        Self::read(&parts.uri)
     }
 }
 
-/// `true`, `false`, `1` or `0`; an empty value is true.
-pub fn parse_flag(text: &str) -> Option<bool> {
-    match text {
-        "true" | "1" | "" => Some(true),
-        "false" | "0" => Some(false),
-        _ => None,
+impl<T: JsonSchema> Input for Query<T> {
+    fn describe(route: Route) -> Route {
+        route.query::<T>()
     }
 }
 
-/// A number from 1 to `max`.
-pub fn count_up_to(max: usize) -> impl FnOnce(&str) -> Option<usize> {
-    move |text| text.parse().ok().filter(|count| (1..=max).contains(count))
+fn parse_pairs(uri: &Uri) -> Result<Vec<(String, String)>, Problem> {
+    if uri.query().is_none_or(str::is_empty) {
+        return Ok(Vec::new());
+    }
+    let malformed = |why: &str| Problem::new(ProblemCode::MalformedQuery, why);
+    let axum::extract::Query(pairs) =
+        axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
+            .map_err(|rejection| malformed(&rejection.body_text()))?;
+    if pairs.len() > MAX_PARAMETERS {
+        let why = format!("the query has more than {MAX_PARAMETERS} parameters");
+        return Err(malformed(&why));
+    }
+    let is_text = |text: &String| !text.contains('\u{fffd}');
+    if !pairs
+        .iter()
+        .all(|(name, value)| is_text(name) && is_text(value))
+    {
+        return Err(malformed("the query is not percent-encoded UTF-8"));
+    }
+    Ok(pairs)
+}
+
+/// The parameters of a query as serde reads them.
+struct Parameters {
+    rest: std::vec::IntoIter<(String, Given)>,
+    /// The parameter that is being read.
+    current: Option<(String, Given)>,
+}
+
+enum Given {
+    Text(String),
+    /// The parameters with one prefix, without it.
+    Group(Vec<(String, String)>),
+}
+
+impl Parameters {
+    fn group(pairs: Vec<(String, String)>) -> Self {
+        let mut fields: Vec<(String, Given)> = Vec::new();
+        for (name, value) in pairs {
+            let parts = name.split_once('.').filter(|(_, rest)| !rest.is_empty());
+            let Some((prefix, rest)) = parts else {
+                fields.push((name, Given::Text(value)));
+                continue;
+            };
+            let (prefix, pair) = (format!("{prefix}."), (rest.to_owned(), value));
+            let group = fields.iter_mut().find_map(|(name, given)| match given {
+                Given::Group(pairs) if *name == prefix => Some(pairs),
+                _ => None,
+            });
+            match group {
+                Some(pairs) => pairs.push(pair),
+                None => fields.push((prefix, Given::Group(vec![pair]))),
+            }
+        }
+        Self {
+            rest: fields.into_iter(),
+            current: None,
+        }
+    }
+
+    /// What is wrong with the parameter that was read last.
+    fn problem(self, error: ReadError) -> Problem {
+        let (name, given) = self
+            .current
+            .unwrap_or((String::new(), Given::Group(Vec::new())));
+        match (error, given) {
+            (ReadError::Value(why), Given::Text(text)) => {
+                Problem::parameter(&name, format_args!("{} {why}", quote(&text)))
+            }
+            (ReadError::Value(why), Given::Group(_)) => Problem::parameter(&name, why),
+            (ReadError::UnknownName(known), given) => {
+                let name = match given {
+                    Given::Group(pairs) => name + pairs.first().map_or("", |(rest, _)| rest),
+                    Given::Text(_) => name,
+                };
+                Problem::new(
+                    ProblemCode::UnknownParameter,
+                    format!(
+                        "unknown query parameter {}{}",
+                        quote(&name),
+                        did_you_mean(&name, known.iter().copied())
+                    ),
+                )
+            }
+        }
+    }
+}
+
+/// Why a parameter cannot be read.
+#[derive(Debug)]
+enum ReadError {
+    /// The end of a sentence about the value.
+    Value(String),
+    /// The route has only parameters of these names.
+    UnknownName(&'static [&'static str]),
+}
+
+impl std::error::Error for ReadError {}
+
+impl Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl de::Error for ReadError {
+    fn custom<T: Display>(why: T) -> Self {
+        Self::Value(why.to_string())
+    }
+
+    fn unknown_field(_: &str, known: &'static [&'static str]) -> Self {
+        Self::UnknownName(known)
+    }
+
+    fn unknown_variant(_: &str, known: &'static [&'static str]) -> Self {
+        Self::Value(format!("is not one of {}", known.join(", ")))
+    }
+}
+
+impl<'de> MapAccess<'de> for Parameters {
+    type Error = ReadError;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, ReadError> {
+        let Some(next) = self.rest.next() else {
+            return Ok(None);
+        };
+        let (name, _) = self.current.insert(next);
+        seed.deserialize(name.as_str().into_deserializer())
+            .map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
+        match &self.current {
+            Some((_, given)) => seed.deserialize(given),
+            None => Err(de::Error::custom("is missing")),
+        }
+    }
+}
+
+impl Given {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text(text) => text,
+            Self::Group(_) => "",
+        }
+    }
+}
+
+impl<'de> Deserializer<'de> for &Given {
+    type Error = ReadError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match self {
+            Given::Text(text) => visitor.visit_str(text),
+            Given::Group(pairs) => {
+                let pairs = pairs
+                    .iter()
+                    .map(|(name, value)| (name.as_str(), value.as_str()));
+                visitor.visit_map(MapDeserializer::new(pairs))
+            }
+        }
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match self {
+            // A prefix without a name behind it.
+            Given::Text(_) => Err(ReadError::UnknownName(&[])),
+            Given::Group(_) => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        visitor.visit_enum(self.text().into_deserializer())
+    }
+
+    /// `true`, `false`, `1` or `0`; an empty value is true.
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match self.text() {
+            "true" | "1" | "" => visitor.visit_bool(true),
+            "false" | "0" => visitor.visit_bool(false),
+            _ => Err(de::Error::custom("is not true or false")),
+        }
+    }
+
+    fn deserialize_u32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        self.deserialize_u64(visitor)
+    }
+
+    fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match self.text().parse() {
+            Ok(number) => visitor.visit_u64(number),
+            Err(_) => Err(de::Error::custom("is not a whole number, 0 or more")),
+        }
+    }
+
+    forward_to_deserialize_any! {
+        i8 i16 i32 i64 u8 u16 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple tuple_struct struct
+        identifier ignored_any
+    }
+}
+
+/// The value of a parameter, if it is given; `expected` describes a valid one in the error.
+pub fn parse<T>(
+    name: &str,
+    text: Option<&str>,
+    expected: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, Problem> {
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    let invalid = || Problem::parameter(name, format_args!("{} is not {expected}", quote(text)));
+    parse(text).map(Some).ok_or_else(invalid)
+}
+
+/// Reads a value from its text; `expected` describes a valid one in the error.
+pub fn read_text<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    expected: impl Display,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse(&text).ok_or_else(|| de::Error::custom(format_args!("is not {expected}")))
+}
+
+/// A number of entries from 1 to `MAX`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Count<const MAX: usize, const DEFAULT: usize>(pub usize);
+
+impl<const MAX: usize, const DEFAULT: usize> Default for Count<MAX, DEFAULT> {
+    fn default() -> Self {
+        Self(DEFAULT)
+    }
+}
+
+impl<'de, const MAX: usize, const DEFAULT: usize> Deserialize<'de> for Count<MAX, DEFAULT> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected = format_args!("a number from 1 to {MAX}");
+        let in_range = |text: &str| text.parse().ok().filter(|count| (1..=MAX).contains(count));
+        read_text(deserializer, expected, in_range).map(Self)
+    }
+}
+
+impl<const MAX: usize, const DEFAULT: usize> JsonSchema for Count<MAX, DEFAULT> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Count".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "integer", "minimum": 1, "maximum": MAX})
+    }
+}
+
+/// The `next_cursor` of the previous page.
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(inline)]
+pub struct Cursor<T>(#[schemars(with = "String")] pub T);
+
+impl<'de, T: FromStr> Deserialize<'de> for Cursor<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_text(deserializer, "a cursor of this list", |text| {
+            text.parse().ok()
+        })
+        .map(Self)
+    }
+}
+
+/// The query of a list whose pages have one size.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PageQuery<T: FromStr> {
+    pub cursor: Option<Cursor<T>>,
+}
+
+/// The id of a run.
+#[derive(Clone, Copy, Debug, JsonSchema)]
+#[schemars(inline)]
+pub struct AnyRun(pub RunId);
+
+impl<'de> Deserialize<'de> for AnyRun {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_text(deserializer, "a run's id", |text| text.parse().ok()).map(Self)
+    }
+}
+
+#[derive(Clone, Copy, Debug, JsonSchema)]
+#[schemars(inline)]
+pub struct Time(#[schemars(with = "Timestamp")] pub Timestamp);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_text(deserializer, "an RFC 3339 time", parse_time).map(Self)
+    }
+}
+
+/// The name of a key of the configuration.
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(inline)]
+pub struct KeyName(pub String);
+
+impl<'de> Deserialize<'de> for KeyName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let key_name = |text: &str| is_valid_name(text).then(|| text.to_owned());
+        read_text(deserializer, "a key's name", key_name).map(Self)
+    }
+}
+
+/// The name of a session.
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(inline)]
+pub struct SessionName(pub String);
+
+impl FromStr for SessionName {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let name = is_agent_name(text).then(|| text.to_owned());
+        name.map(Self).ok_or(())
+    }
+}
+
+impl<'de> Deserialize<'de> for SessionName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_text(deserializer, "a session's name", |text| text.parse().ok())
+    }
+}
+
+/// Labels by which runs are filtered: all must match.
+#[derive(Clone, Debug, Default)]
+pub struct Labels(pub Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Labels {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let labels = BTreeMap::<String, String>::deserialize(deserializer)?;
+        match labels.len() {
+            ..=MAX_LABELS => Ok(Self(labels.into_iter().collect())),
+            count => {
+                let why = format_args!("{count} labels are more than the maximum of {MAX_LABELS}");
+                Err(de::Error::custom(why))
+            }
+        }
+    }
+}
+
+/// Each property of this object is a query parameter: OpenAPI's way to describe parameters by prefix.
+impl JsonSchema for Labels {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Labels".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "object",
+            "propertyNames": {"pattern": "^label\\.."},
+            "additionalProperties": {"type": "string"},
+            "maxProperties": MAX_LABELS,
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Query, count_up_to};
+    use schemars::JsonSchema;
+    use serde::Deserialize;
 
-    fn read(query: &str) -> Result<Query, String> {
+    use super::{Count, Labels, Query};
+    use crate::domain::run::Status;
+
+    #[derive(Debug, Default, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    struct Sample {
+        status: Option<Status>,
+        agent: Option<String>,
+        full: bool,
+        limit: Count<200, 50>,
+        #[serde(rename = "label.")]
+        labels: Labels,
+    }
+
+    fn read(query: &str) -> Result<Sample, String> {
         let uri = format!("/runs?{query}").parse().expect("a URI");
-        Query::read(&uri, &["status", "limit", "label."])
+        Query::read(&uri)
+            .map(|Query(sample)| sample)
             .map_err(|problem| String::from_utf8_lossy(&problem.render("", "")).into_owned())
     }
 
     #[test]
     fn parameters_are_read() {
-        let query = read("status=a%20b&label.team=x&label.a.b=").expect("a query");
-        assert_eq!(query.get("status"), Some("a b"));
-        let labels = query.with_prefix("label.");
-        assert_eq!(labels.len(), 2);
-        assert_eq!(labels[1], ("a.b".to_owned(), String::new()));
-        assert!(read("").expect("a query").get("status").is_none());
+        let query =
+            read("agent=a%20b&label.team=x&status=failed&label.a.b=&full").expect("a query");
+        assert_eq!(query.agent.as_deref(), Some("a b"));
+        assert_eq!(query.status, Some(Status::Failed));
+        assert_eq!(query.labels.0.len(), 2);
+        assert_eq!(query.labels.0[0], ("a.b".to_owned(), String::new()));
+        assert!(query.full);
+        let query = read("").expect("a query");
+        assert!(query.agent.is_none() && !query.full && query.limit.0 == 50);
     }
 
     #[test]
     fn an_invalid_parameter_is_named() {
-        let labels: Vec<String> = (0..201).map(|n| format!("label.{n}=x")).collect();
-        let many = labels.join("&");
+        let labels = |count: usize| {
+            let labels: Vec<String> = (0..count).map(|n| format!("label.{n}=x")).collect();
+            labels.join("&")
+        };
+        let (many, too_many) = (labels(65), labels(201));
         for (query, expected) in [
             (
                 "statsu=a",
                 r#"unknown query parameter \"statsu\"; did you mean \"status\"?"#,
             ),
             ("label.=a", r#"unknown query parameter \"label.\"","#),
+            ("team.a=a", r#"unknown query parameter \"team.a\"","#),
             ("limit=1&limit=2", r#"\"limit\": is given twice"#),
+            ("label.a=1&label.a=2", r#"\"label.a\": is given twice"#),
             ("status=%ff", "not percent-encoded UTF-8"),
-            (&many, "more than 200 parameters"),
+            (
+                "limit=0",
+                r#"\"limit\": \"0\" is not a number from 1 to 200"#,
+            ),
+            ("full=yes", r#"\"full\": \"yes\" is not true or false"#),
+            (
+                "status=gone",
+                r#"\"status\": \"gone\" is not one of queued,"#,
+            ),
+            (&many, r#"\"label.\": 65 labels are more than"#),
+            (&too_many, "more than 200 parameters"),
         ] {
             let error = read(query).expect_err(query);
             assert!(error.contains(expected), "{error}");
         }
-        let error = read("limit=0")
-            .expect("a query")
-            .parse("limit", "a number from 1 to 200", count_up_to(200))
-            .expect_err("no limit");
-        let body = String::from_utf8_lossy(&error.render("", "")).into_owned();
-        assert!(
-            body.contains(r#"\"limit\": \"0\" is not a number from 1 to 200"#),
-            "{body}"
-        );
     }
 }

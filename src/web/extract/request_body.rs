@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::http::HeaderMap;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use schemars::JsonSchema;
@@ -209,7 +209,6 @@ pub async fn read_bytes(
 
 fn body_timeout(timeout: Duration) -> Problem {
     Problem::new(
-        StatusCode::REQUEST_TIMEOUT,
         ProblemCode::RequestTimeout,
         format!("the body did not arrive within {} s", timeout.as_secs_f64()),
     )
@@ -229,7 +228,6 @@ async fn collect(
         tokio::task::consume_budget().await;
         let read_error = |error: axum::Error| {
             Problem::new(
-                StatusCode::BAD_REQUEST,
                 ProblemCode::MalformedBody,
                 format!("the body ended early, or cannot be decompressed: {error}"),
             )
@@ -284,7 +282,6 @@ impl ContentType {
         match charset {
             None | Some("utf-8" | "utf8" | "us-ascii") => Ok(kind),
             Some(other) => Err(Problem::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 ProblemCode::UnsupportedCharset,
                 format!("charset {} is not supported; send UTF-8", quote(other)),
             )),
@@ -299,7 +296,6 @@ pub fn unsupported_media_type(content_type: &str) -> Problem {
         ""
     };
     Problem::new(
-        StatusCode::UNSUPPORTED_MEDIA_TYPE,
         ProblemCode::UnsupportedMediaType,
         format!(
             "{} is not supported here; send application/json, or for a run text/plain with its input or multipart/form-data{hint}",

@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 use crate::config::KeyScope;
 use crate::web::error::ProblemBody;
 use crate::web::openapi::examples;
-use crate::web::openapi::operation::Operation;
 use crate::web::openapi::schemas::Schemas;
 use crate::web::route::Route;
 
@@ -61,13 +60,11 @@ pub fn document(prefix: &str, routes: &[Route]) -> String {
     let mut schemas = Schemas::default();
     let mut paths = Map::new();
     for route in routes {
-        let Some(describe) = route.describe else {
+        let Some(operation) = route.operation(&mut schemas) else {
             continue;
         };
-        let operation = Operation::new(route.path, &route.scopes, &mut schemas);
-        let operation_json = describe(operation).into_json();
         let operations = paths.entry(route.path).or_insert_with(|| json!({}));
-        operations[route.method] = operation_json;
+        operations[route.method] = operation;
     }
     let problem = schemas.response_schema::<ProblemBody<'static>>();
     let tags = TAGS

@@ -1,15 +1,6 @@
 //! Examples of requests and responses. A test checks each against its schema.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use jiff::Timestamp;
 use serde_json::{Value, json};
-
-use crate::domain::event::{Event, EventKind};
-use crate::domain::run::{Depth, Run, RunId, Scope, Status};
-use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
-use crate::web::response::run::{ChildView, RunView};
 
 pub const ROOT: &str = "run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d";
 const CHILD: &str = "run_019a1f3c-9a10-7c21-8d66-4a2f7b8c9d0e";
@@ -25,158 +16,89 @@ pub const EVENT_STREAM: &str = "\
 
 /// A completed root run with one child.
 pub fn run() -> Value {
-    view(&completed_run())
+    json!({
+        "id": ROOT, "agent": "planner", "agent_version": VERSION, "status": "completed", "parent_id": null, "root_id": ROOT,
+        "depth": 0, "tool_call_id": null, "input": "summarize the report", "content": "The first quarter was profitable.",
+        "partial_content": null, "structured": null, "model": "claude-sonnet-5-5", "stop_reason": "end_turn", "turns": 2,
+        "input_tokens": 1204, "output_tokens": 188, "tool_calls": 1, "duration_ms": 4000, "tree": {
+            "runs": 2, "input_tokens": 1616, "output_tokens": 251, "cache_read_tokens": 0, "cache_write_tokens": 0,
+            "model_calls": 3, "tool_calls": 1, "cost_usd": 0.0081, "complete": true,
+        },
+        "session": null, "forked_from": null, "waiting_for": null, "pending_approvals": [], "warnings": [], "error": null,
+        "cancel_reason": null, "label": null, "completion_status": null, "labels": {"team": "blue"}, "attempt": 1,
+        "created_at": CREATED_AT, "started_at": CREATED_AT, "finished_at": "2026-03-01T09:30:04.000Z", "last_event": 14,
+        "links": links(ROOT),
+    })
 }
 
 /// The same run while it is active.
 pub fn accepted_run() -> Value {
-    view(&Run {
-        status: Status::Running,
-        content: None,
-        stop_reason: None,
-        turns: 0,
-        usage: Usage::default(),
-        tree: TreeUsage {
-            runs: 1,
-            usage: Usage::default(),
-        },
-        finished_at: None,
-        last_event: 2,
-        ..completed_run()
-    })
+    let tree = json!({
+        "runs": 1, "input_tokens": 0, "output_tokens": 0, "cache_read_tokens": 0, "cache_write_tokens": 0,
+        "model_calls": 0, "tool_calls": 0, "cost_usd": null, "complete": true,
+    });
+    let changes = json!({
+        "status": "running", "content": null, "stop_reason": null, "turns": 0, "input_tokens": 0, "output_tokens": 0,
+        "tool_calls": 0, "tree": tree, "finished_at": null, "last_event": 2,
+    });
+    changed(run(), changes)
 }
 
 /// The same run after its cancellation.
 pub fn cancelled_run() -> Value {
-    view(&Run {
-        status: Status::Cancelled,
-        content: None,
-        partial_content: Some("The report covers".to_owned()),
-        cancel_reason: Some("no longer needed".to_owned()),
-        ..completed_run()
-    })
+    let changes = json!({
+        "status": "cancelled", "content": null, "partial_content": "The report covers", "stop_reason": null,
+        "cancel_reason": "no longer needed",
+    });
+    changed(run(), changes)
 }
 
 pub fn child_run() -> Value {
-    let parent = completed_run();
-    let child = Run {
-        id: id(CHILD),
-        parent_id: Some(parent.id),
-        depth: Depth(1),
-        tool_call_id: Some("call_1".to_owned()),
-        agent: "reader".to_owned(),
-        input: "read the report".into(),
-        task: Some("read the report".to_owned()),
-        content: Some("The report covers the first quarter.".to_owned()),
-        turns: 1,
-        usage: usage(412, 63, 1, 0),
-        tree: TreeUsage {
-            runs: 1,
-            usage: usage(412, 63, 1, 0),
-        },
-        last_event: 11,
-        ..parent
-    };
-    json(&ChildView::new(&child, "", at(0)))
+    let usage = json!({
+        "input_tokens": 412, "output_tokens": 63, "cache_read_tokens": 0, "cache_write_tokens": 0, "model_calls": 1,
+        "tool_calls": 0, "cost_usd": 0.0022, "complete": true,
+    });
+    let changes = json!({
+        "id": CHILD, "agent": "reader", "parent_id": ROOT, "depth": 1, "tool_call_id": "call_1", "input": "read the report",
+        "content": "The report covers the first quarter.", "turns": 1, "input_tokens": 412, "output_tokens": 63,
+        "tool_calls": 0, "tree": changed(usage.clone(), json!({"runs": 1})), "last_event": 11, "links": links(CHILD),
+        "task": "read the report", "usage": usage,
+    });
+    changed(run(), changes)
 }
 
-fn completed_run() -> Run {
-    let scope = Scope::root(id(ROOT), None);
-    Run {
-        agent_version: VERSION.to_owned(),
-        status: Status::Completed,
-        input: "summarize the report".into(),
-        labels: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
-        content: Some("The first quarter was profitable.".to_owned()),
-        model: "claude-sonnet-5-5".to_owned(),
-        stop_reason: Some("end_turn".to_owned()),
-        turns: 2,
-        usage: usage(1204, 188, 2, 1),
-        tree: TreeUsage {
-            runs: 2,
-            usage: usage(1616, 251, 3, 1),
-        },
-        created_at: at(0),
-        started_at: Some(at(0)),
-        finished_at: Some(at(4)),
-        last_event: 14,
-        ..Run::queued(&scope, "planner".to_owned())
+fn links(id: &str) -> Value {
+    let path = format!("/runs/{id}");
+    json!({
+        "self": path, "events": format!("{path}/events"), "cancel": format!("{path}/cancel"), "tree": format!("{path}/tree"),
+    })
+}
+
+fn changed(mut example: Value, changes: Value) -> Value {
+    if let (Some(fields), Value::Object(changes)) = (example.as_object_mut(), changes) {
+        fields.extend(changes);
     }
+    example
 }
 
-fn usage(input: u64, output: u64, model_calls: u64, tool_calls: u64) -> Usage {
-    Usage {
-        tokens: TokenUsage {
-            input,
-            output,
-            ..TokenUsage::default()
-        },
-        model_calls,
-        tool_calls,
-        cost: Some(Cost::from_usd(0.0081)),
-        unreported: 0,
-    }
-}
-
-/// The events of the run, without those in its middle.
+/// The first events of the run.
 pub fn events() -> Value {
-    let event = |seq: u64, second: i64, kind: EventKind| {
-        let event = Event {
-            run_id: id(ROOT),
-            root_id: id(ROOT),
-            depth: 0,
-            agent: Arc::from("planner"),
-            time: at(second),
-            kind,
-        };
-        let mut event: Value = serde_json::from_str(&event.to_json()).unwrap_or_default();
-        event["seq"] = seq.into();
-        event
+    let event = |seq: u64, name: &str, fields: Value| {
+        let common = json!({
+            "seq": seq, "run_id": ROOT, "root_id": ROOT, "depth": 0, "agent": "planner", "time": CREATED_AT, "type": name,
+        });
+        changed(common, fields)
     };
+    let model = json!({"model": "anthropic/claude-sonnet-5-5", "agent_version": VERSION});
     json!([
-        event(
-            1,
-            0,
-            EventKind::RunQueued {
-                parent_id: None,
-                tool_call_id: None,
-                request: None,
-            }
-        ),
-        event(
-            2,
-            0,
-            EventKind::RunStarted {
-                model: "anthropic/claude-sonnet-5-5".to_owned(),
-                agent_version: VERSION.to_owned(),
-            }
-        ),
+        event(1, "run.queued", json!({})),
+        event(2, "run.started", model),
         event(
             3,
-            0,
-            EventKind::TurnStarted {
-                turn: 1,
-                messages: 1,
-                results: 0
-            }
+            "turn.started",
+            json!({"turn": 1, "messages": 1, "results": 0})
         ),
     ])
-}
-
-fn view(run: &Run) -> Value {
-    json(&RunView::new(run, "", at(4)))
-}
-
-fn json(value: &impl serde::Serialize) -> Value {
-    serde_json::to_value(value).unwrap_or_default()
-}
-
-fn id(text: &str) -> RunId {
-    text.parse().unwrap_or_default()
-}
-
-fn at(second: i64) -> Timestamp {
-    Timestamp::from_second(1_772_357_400 + second).unwrap_or_default()
 }
 
 pub fn tree() -> Value {
@@ -226,11 +148,8 @@ pub fn session_summary() -> Value {
 }
 
 pub fn session_conversation() -> Value {
-    let mut conversation = conversation();
-    conversation["name"] = "ada".into();
-    conversation["agent"] = "planner".into();
-    conversation["run"] = ROOT.into();
-    conversation
+    let session = json!({"name": "ada", "agent": "planner", "run": ROOT});
+    changed(conversation(), session)
 }
 
 pub fn agent_summary() -> Value {
@@ -301,46 +220,28 @@ pub fn not_ready() -> Value {
 
 pub fn invalid_field() -> Value {
     let detail = "unknown field \"inptu\"; did you mean \"input\"?";
-    let errors = json!([{"pointer": "/inptu", "detail": detail}]);
-    problem(
-        422,
-        "Unprocessable Entity",
-        "unknown_field",
-        &format!("/inptu: {detail}"),
-        errors,
-    )
+    problem(json!({
+        "title": "Unprocessable Entity", "status": 422, "code": "unknown_field", "detail": format!("/inptu: {detail}"),
+        "errors": [{"pointer": "/inptu", "detail": detail}],
+    }))
 }
 
 pub fn unauthorized() -> Value {
-    problem(
-        401,
-        "Unauthorized",
-        "unauthorized",
-        "the key is unknown",
-        Value::Null,
-    )
+    problem(json!({
+        "title": "Unauthorized", "status": 401, "code": "unauthorized", "detail": "the key is unknown",
+    }))
 }
 
 pub fn queue_full() -> Value {
-    let mut full = problem(
-        429,
-        "Too Many Requests",
-        "queue_full",
-        "8 runs are active and 64 are queued",
-        Value::Null,
-    );
-    full["running"] = 8.into();
-    full["queued"] = 64.into();
-    full
+    problem(json!({
+        "title": "Too Many Requests", "status": 429, "code": "queue_full", "detail": "8 runs are active and 64 are queued",
+        "running": 8, "queued": 64,
+    }))
 }
 
-fn problem(status: u16, title: &str, code: &str, detail: &str, errors: Value) -> Value {
-    let mut problem = json!({
-        "type": "about:blank", "title": title, "status": status, "detail": detail,
-        "instance": "/agents/planner/runs", "code": code, "request_id": "req_019a1f3c8d2e7b40",
+fn problem(fields: Value) -> Value {
+    let common = json!({
+        "type": "about:blank", "instance": "/agents/planner/runs", "request_id": "req_019a1f3c8d2e7b40",
     });
-    if !errors.is_null() {
-        problem["errors"] = errors;
-    }
-    problem
+    changed(common, fields)
 }

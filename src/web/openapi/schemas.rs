@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::web::openapi::tidy::{Side, simplify, tidy};
 
@@ -41,6 +41,18 @@ impl Schemas {
         let mut schema = self.responses.subschema_for::<T>().to_value();
         simplify(&mut schema, Side::Response);
         schema
+    }
+
+    /// The schemas of a query's parameters, by name.
+    pub fn query_schemas<T: JsonSchema>(&mut self) -> Map<String, Value> {
+        let mut schema = T::json_schema(&mut self.requests).to_value();
+        // A parameter is given or not; it is never null.
+        simplify(&mut schema, Side::Response);
+        let properties = schema.get_mut("properties").map(Value::take);
+        match properties {
+            Some(Value::Object(properties)) => properties,
+            _ => Map::new(),
+        }
     }
 
     /// Sorted by name.

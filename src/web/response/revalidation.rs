@@ -11,9 +11,11 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Serialize;
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::web::error::Problem;
+use crate::web::route::{Input, Route};
 
 /// What a response contains depends on the key, and may change at any time.
 const CACHE: (HeaderName, &str) = (CACHE_CONTROL, "private, no-cache");
@@ -72,6 +74,23 @@ pub fn entity_tag(content: &[u8]) -> HeaderValue {
     }
     tag.push('"');
     HeaderValue::try_from(tag).unwrap_or(HeaderValue::from_static("*"))
+}
+
+impl Input for IfNoneMatch {
+    fn describe(route: Route) -> Route {
+        route
+            .header(
+                "If-None-Match",
+                json!({"type": "string"}),
+                "The `ETag` of the response that the client has.",
+            )
+            .empty_response(304, "The client has this response already.")
+            .response_header(
+                &[200, 304],
+                "ETag",
+                "Identifies the content; of a run only once it has ended.",
+            )
+    }
 }
 
 impl<S: Sync> FromRequestParts<S> for IfNoneMatch {

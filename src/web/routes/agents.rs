@@ -2,32 +2,73 @@
 
 use std::borrow::Cow;
 
-use axum::extract::{Request, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::json;
 
 use crate::catalog::{Entry, LoadError};
-use crate::config::environment::is_valid_name;
+use crate::config::KeyScope::{Admin, Read};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, AgentSettings};
+use crate::domain::memory_entry::MemoryEntry;
 use crate::engine::agent_check;
+use crate::engine::memory::memories::GcReport;
 use crate::settings::document;
 use crate::settings::schema::section_schema;
 use crate::settings::section::{Audience, Section, show_section};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::body::JsonBody;
 use crate::web::extract::path::AgentPath;
-use crate::web::extract::query::{NoQuery, Query};
-use crate::web::extract::request_body;
-use crate::web::problem_code::ProblemCode;
+use crate::web::extract::query::{KeyName, NoQuery, Query};
+use crate::web::openapi::examples;
+use crate::web::problem_code::ProblemCode::{self, MemoryDisabled, ProviderFailed};
 use crate::web::response::json::{ListResponse, json_response};
 use crate::web::response::revalidation::IfNoneMatch;
+use crate::web::route::{Route, get, post};
 use crate::web::state::AppState;
 
-/// `GET /agents`
-pub async fn list(
+pub fn routes() -> Vec<Route> {
+    vec![
+        get("/agents", [Read], list)
+            .describe("list_agents", "Lists the agents")
+            .details("Sorted by name, including agents whose file is invalid.")
+            .response::<ListResponse<AgentBrief<'static>>>(200, "The agents.")
+            .example(json!({"data": [examples::agent_summary()]})),
+        get("/agents/{name}", [Read], get_agent)
+            .describe("get_agent", "Returns an agent with its definition")
+            .details("An agent whose file was never valid has no definition, only its error.")
+            .response::<AgentView<'static>>(200, "The agent.")
+            .example(examples::agent_summary()),
+        get("/agents/{name}/memory", [Read], memory)
+            .describe("get_agent_memory", "Returns the memory of an agent")
+            .details("The oldest entry is first.")
+            .response::<ListResponse<MemoryEntry>>(200, "The entries.")
+            .example(json!({"data": [examples::memory_entry()]}))
+            .problems(&[MemoryDisabled]),
+        post("/agents/{name}/gc", [Admin], gc)
+            .describe("collect_agent_memory", "Trims the memory of an agent")
+            .details(
+                "The agent's model names the entries that can be removed. With `dry_run` nothing is removed.",
+            )
+            .request_example("analyse", "Only analyse", json!({"dry_run": true}))
+            .response::<GcReport>(200, "The result of the collection.")
+            .example(examples::gc_report())
+            .problems(&[MemoryDisabled, ProviderFailed]),
+    ]
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct MemoryQuery {
+    /// The key that owns the memory; by default the request's own. Another key needs the scope `admin`.
+    key: Option<KeyName>,
+}
+
+async fn list(
     State(state): State<AppState>,
     principal: Principal,
     _: NoQuery,
@@ -42,8 +83,7 @@ pub async fn list(
     if_none_match.json_response(&ListResponse { data })
 }
 
-/// `GET /agents/{name}`
-pub async fn get(
+async fn get_agent(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
     _: NoQuery,
@@ -55,30 +95,25 @@ pub async fn get(
     Ok(if_none_match.json_response(&view))
 }
 
-/// `GET /agents/{name}/memory`
-pub async fn memory(
+async fn memory(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
     principal: Principal,
-    uri: Uri,
+    Query(query): Query<MemoryQuery>,
 ) -> Result<Response, Problem> {
-    let owner = memory_owner(&state, &name, &principal, &uri)?;
+    let owner = memory_owner(&state, &name, &principal, query)?;
     let data = state.runner.memory(&name, owner.as_deref()).await?;
     Ok(json_response(StatusCode::OK, &ListResponse { data }))
 }
 
-/// `POST /agents/{name}/gc`
-pub async fn gc(
+async fn gc(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
     principal: Principal,
-    request: Request,
+    Query(query): Query<MemoryQuery>,
+    JsonBody(GcRequest { dry_run }): JsonBody<GcRequest>,
 ) -> Result<Response, Problem> {
-    let (parts, body) = request.into_parts();
-    let owner = memory_owner(&state, &name, &principal, &parts.uri)?;
-    let settings = &state.settings;
-    let request_body = request_body::read(&parts, body, settings.body_limits()).await?;
-    let GcRequest { dry_run } = request_body.json()?;
+    let owner = memory_owner(&state, &name, &principal, query)?;
     let report = state
         .runner
         .collect_memory(&name, owner.as_deref(), dry_run.unwrap_or_default())
@@ -92,15 +127,13 @@ fn memory_owner(
     state: &AppState,
     agent: &str,
     principal: &Principal,
-    uri: &Uri,
+    query: MemoryQuery,
 ) -> Result<Option<String>, Problem> {
-    let query = Query::read(uri, &["key"])?;
-    let Some(key) = query.parse("key", "a key's name", parse_key_name)? else {
+    let Some(KeyName(key)) = query.key else {
         return Ok(principal.key_name().map(str::to_owned));
     };
     if principal.owner_filter().is_some_and(|owner| owner != key) {
         return Err(Problem::new(
-            StatusCode::FORBIDDEN,
             ProblemCode::InsufficientScope,
             "the memory of another key needs the scope admin",
         ));
@@ -111,10 +144,6 @@ fn memory_owner(
         return Err(Problem::parameter("key", why));
     }
     Ok(Some(key))
-}
-
-fn parse_key_name(text: &str) -> Option<String> {
-    is_valid_name(text).then(|| text.to_owned())
 }
 
 /// How a memory is collected.

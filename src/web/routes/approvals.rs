@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tracing::info;
 
 use crate::config::KeyScope;
@@ -23,18 +23,77 @@ use crate::store::approvals::{ApprovalPage, ApprovalQuery};
 use crate::store::{IdempotencyClaim, Step};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::idempotency;
+use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::{CallPath, check_may_change};
-use crate::web::extract::query::{Query, count_up_to};
-use crate::web::extract::request_body;
+use crate::web::extract::path::{Params, RunPath, check_may_change};
+use crate::web::extract::query::{AnyRun, Cursor, NoQuery, Query};
+use crate::web::extract::request_body::RequestBody;
+use crate::web::openapi::examples;
+use crate::web::problem_code::ProblemCode::{
+    CallNotReached, Draining, NothingWaits, OtherArguments, RunNotFound,
+};
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
-use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, check_reason, find_claimed};
+use crate::web::route::{Route, get, post};
+use crate::web::routes::runs::{PageSize, check_reason, find_claimed};
 use crate::web::state::AppState;
 
 /// Most bytes of arguments that a form shows.
 const MAX_FORM_ARGUMENTS_BYTES: usize = 1 << 20;
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        get("/approvals", [KeyScope::Read], list)
+            .describe(
+                "list_approvals",
+                "Lists the tool calls that wait for approval",
+            )
+            .details("Of all runs that the key may see, the oldest run first.")
+            .response::<ApprovalsPage>(200, "The page.")
+            .example(json!({"data": [examples::pending_approval()], "next_cursor": null})),
+        post(
+            "/runs/{id}/approvals/{tool_call_id}",
+            [KeyScope::Run, KeyScope::Approve],
+            decide,
+        )
+        .describe("decide_tool_call", "Approves or denies a tool call")
+        .details("Only while the tool call waits for approval. The run then continues.")
+        .tag("approvals")
+        .path::<String>("tool_call_id", "The id of the tool call.", RunNotFound)
+        .request_body::<DecisionRequest>()
+        .body_required()
+        .request_example("approve", "Approve", json!({"decision": "approve"}))
+        .request_example(
+            "arguments",
+            "Approve with other arguments",
+            json!({"decision": "approve", "arguments": {"path": "notes.md", "content": "shorter"}}),
+        )
+        .request_example(
+            "deny",
+            "Deny, with a reason for the model",
+            json!({"decision": "deny", "reason": "use the copy in /tmp"}),
+        )
+        .response::<RunView<'static>>(202, "The run; the decision is stored.")
+        .example(examples::accepted_run())
+        .problems(&[NothingWaits, OtherArguments, Draining, CallNotReached]),
+    ]
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct ListQuery {
+    /// Only calls of this root run's tree.
+    root: Option<AnyRun>,
+    /// Maximum calls of a page. All calls of a run are on one page, which may therefore be longer.
+    limit: PageSize,
+    /// The `next_cursor` of the previous page.
+    cursor: Option<Cursor<RunId>>,
+}
+
+#[derive(Deserialize)]
+struct CallParam {
+    tool_call_id: String,
+}
 
 /// A person's decision on a tool call.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -120,28 +179,18 @@ pub struct ApprovalsPage {
     next_cursor: Option<RunId>,
 }
 
-/// `GET /approvals`: the calls that the principal may decide about.
-pub async fn list(
+async fn list(
     State(state): State<AppState>,
     principal: Principal,
-    uri: Uri,
+    Query(query): Query<ListQuery>,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["root", "limit", "cursor"])?;
-    let run_id = |text: &str| text.parse::<RunId>().ok();
-    let limit = count_up_to(MAX_PAGE_SIZE);
-    let page = visible_page(
-        &state,
-        &principal,
-        ApprovalQuery {
-            owner: None,
-            root: query.parse("root", "a run's id", run_id)?,
-            after: query.parse("cursor", "a cursor of this list", run_id)?,
-            limit: query
-                .parse("limit", "a number from 1 to 200", limit)?
-                .unwrap_or(DEFAULT_PAGE_SIZE),
-        },
-    )
-    .await?;
+    let query = ApprovalQuery {
+        owner: None,
+        root: query.root.map(|AnyRun(id)| id),
+        after: query.cursor.map(|Cursor(id)| id),
+        limit: query.limit.0,
+    };
+    let page = visible_page(&state, &principal, query).await?;
     let page = ApprovalsPage {
         data: page.approvals,
         next_cursor: page.next,
@@ -213,23 +262,15 @@ pub async fn with_whole_arguments<'r>(
     Ok(Cow::Owned(run))
 }
 
-/// `POST /runs/{id}/approvals/{tool_call_id}`: 202 once the decision is committed, and again for a repetition with the same
-/// `Idempotency-Key`.
-pub async fn decide(
+/// 202 once the decision is committed, and again for a repetition with the same `Idempotency-Key`.
+async fn decide(
     State(state): State<AppState>,
-    principal: Principal,
-    links: LinkPrefix,
-    CallPath(id, call): CallPath,
-    request: Request,
+    (principal, links): (Principal, LinkPrefix),
+    (RunPath(id), Params(CallParam { tool_call_id: call })): (RunPath, Params<CallParam>),
+    _: NoQuery,
+    RepeatKey(key): RepeatKey,
+    body: RequestBody,
 ) -> Result<Response, Problem> {
-    let (key, body) = {
-        let (parts, body) = request.into_parts();
-        let settings = &state.settings;
-        Query::read(&parts.uri, &[])?;
-        let key = idempotency::read_key(&parts.headers)?;
-        let body = request_body::read(&parts, body, settings.body_limits());
-        (key, body.await?)
-    };
     let claim = key.map(|key| {
         let route = format!("POST /runs/{id}/approvals/{call}");
         let hash = idempotency::body_hash(&body);

@@ -5,19 +5,22 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
-use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
 use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
+use crate::config::KeyScope::{Cancel, Read, Run};
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine, MAX_LINES, MAX_RECORDING};
 use crate::domain::run::now;
 use crate::domain::timestamp_text;
@@ -28,21 +31,26 @@ use crate::store::run_store::RunStore;
 use crate::web::auth::Principal;
 use crate::web::batches::line;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::idempotency;
+use crate::web::extract::body::JsonBody;
+use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::json_body::decode_utf8;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::{AgentPath, BatchPath};
-use crate::web::extract::provider_keys;
-use crate::web::extract::query::{Query, count_up_to};
+use crate::web::extract::path::{AgentPath, Params};
+use crate::web::extract::provider_keys::NoProviderKeys;
+use crate::web::extract::query::{Cursor, NoQuery, Query};
 use crate::web::extract::request_body;
-use crate::web::problem_code::ProblemCode;
+use crate::web::openapi::examples;
+use crate::web::problem_code::ProblemCode::{
+    self, AgentInvalid, BatchNotFound, Draining, InvalidBody, QueueFull,
+};
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
-use crate::web::routes::runs::{CancelRequest, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE};
+use crate::web::route::{Input, Route, get, post};
+use crate::web::routes::runs::{CancelRequest, PageSize};
 use crate::web::state::AppState;
-use crate::web::wait;
+use crate::web::wait::{Prefer, Seconds};
 
-pub const JSON_LINES: &str = "application/jsonl";
+const JSON_LINES: &str = "application/jsonl";
 /// Lines that one transaction adds, unless they are long.
 const MAX_WRITE_LINES: usize = 200;
 const MAX_WRITE_BYTES: usize = 1 << 20;
@@ -56,6 +64,111 @@ const MAX_COUNTED_LINES: u64 = 20_000;
 const MAX_UNFINISHED: usize = 100;
 const RETRY_SECONDS: u64 = 10;
 const KEY_RETENTION: SignedDuration = SignedDuration::from_hours(24);
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        post("/agents/{name}/runs:batch", [Run], create)
+            .describe("create_batch", "Starts many runs of an agent")
+            .details(
+                "Each line is the JSON body of a request for a run (`RunRequest`); blank lines are left out. The \
+                 response comes once all lines are in the record. Their runs start a few at a time, as the queue has \
+                 space. A line that no run can start for rejects no other: its result holds the problem.",
+            )
+            .tag("batches")
+            .lines_body(
+                "One request for a run on each line, 1 to 10000 lines.",
+                "{\"input\": \"Sum up ticket 1\"}\n{\"input\": \"Sum up ticket 2\", \"labels\": {\"team\": \"blue\"}}\n",
+            )
+            .response::<BatchView>(
+                200,
+                "The batch of an earlier request with this `Idempotency-Key`; it has ended.",
+            )
+            .example(example())
+            .response::<BatchView>(202, "The batch is accepted.")
+            .example(example())
+            .response_header(&[200, 202], "Location", "The URL of the batch.")
+            .problems(&[InvalidBody, AgentInvalid, QueueFull, Draining]),
+        get("/batches", [Read], list)
+            .describe("list_batches", "Lists batches")
+            .details("The newest batch is first. A key sees its own, a key with the scope `admin` all.")
+            .response::<BatchesPage>(200, "The page.")
+            .example(json!({"data": [example()], "next_cursor": null})),
+        get("/batches/{id}", [Read], get_batch)
+            .describe("get_batch", "Returns a batch with the states of its lines")
+            .response::<BatchView>(200, "The batch.")
+            .example(example()),
+        get("/batches/{id}/results", [Read], results)
+            .describe("get_batch_results", "Returns the results of a batch")
+            .details(
+                "One JSON object on each line, in the order of the batch: `index` (from 0), `status` (that of the \
+                 run, `pending`, `rejected`, `cancelled` or `deleted`), `run` (null without one) and `problem` (why \
+                 no run could start; else null). A batch that has not ended shows its lines as they are.",
+            )
+            .text_response(200, JSON_LINES, "The results.")
+            .example(example_results()),
+        post("/batches/{id}/cancel", [Cancel], cancel)
+            .describe("cancel_batch", "Cancels a batch")
+            .details("No more runs start, and those that have started are cancelled.")
+            .request_example("reason", "With a reason", json!({"reason": "no longer needed"}))
+            .response::<BatchView>(200, "The batch has ended.")
+            .example(example())
+            .response::<BatchView>(202, "Runs of the batch have to end.")
+            .example(example()),
+    ]
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct ListQuery {
+    /// Maximum batches of a page.
+    limit: PageSize,
+    /// The `next_cursor` of the previous page.
+    cursor: Option<Cursor<BatchId>>,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct WaitedQuery {
+    /// Seconds to wait for the end of the batch, at most `server.max_wait`.
+    wait: Option<Seconds>,
+}
+
+/// The batch of a path. Responds 404 if there is none that the principal may see.
+struct VisibleBatch(Batch);
+
+impl Input for VisibleBatch {
+    fn describe(route: Route) -> Route {
+        route.path::<BatchId>("id", "The batch's id.", BatchNotFound)
+    }
+}
+
+impl FromRequestParts<AppState> for VisibleBatch {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let principal = Principal::from_parts(parts, state)?;
+        let Params(id) = Params::<String>::from_request_parts(parts, state).await?;
+        let found = match id.parse() {
+            Ok(id) => state.runner.store().batch(id).await?,
+            Err(()) => None,
+        };
+        found
+            .filter(|batch| can_see(&principal, batch))
+            .map(Self)
+            .ok_or_else(|| batch_not_found(&id))
+    }
+}
+
+fn batch_not_found(id: &str) -> Problem {
+    let detail = format!("there is no batch {}", quote(id));
+    Problem::new(ProblemCode::BatchNotFound, detail)
+}
+
+/// The batch as it is now.
+async fn read_again(state: &AppState, id: BatchId) -> Result<Batch, Problem> {
+    let batch = state.runner.store().batch(id).await?;
+    batch.ok_or_else(|| batch_not_found(&id.to_string()))
+}
 
 /// A batch with the states of its lines.
 #[derive(Serialize, JsonSchema)]
@@ -160,17 +273,17 @@ impl BatchView {
     }
 }
 
-/// `POST /agents/{name}/runs:batch`: 202 once the batch with all its lines is in the record.
-pub async fn create(
+/// 202 once the batch with all its lines is in the record.
+async fn create(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
     principal: Principal,
     links: LinkPrefix,
+    (_, _): (NoQuery, NoProviderKeys),
+    RepeatKey(key): RepeatKey,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    Query::read(&parts.uri, &[])?;
-    provider_keys::refuse(&parts.headers)?;
     let owner = principal.key_name().map(str::to_owned);
     let limits = state.settings.batch_limits();
     let bytes = request_body::read_bytes(&parts, body, limits).await?;
@@ -184,7 +297,7 @@ pub async fn create(
         cancel_reason: None,
         body_hash: idempotency::fingerprint(b"", &bytes),
     };
-    let key = idempotency::read_key(&parts.headers)?.map(|key| BatchKey {
+    let key = key.map(|key| BatchKey {
         owner,
         agent,
         key,
@@ -235,7 +348,6 @@ async fn check_accepts(state: &AppState, batch: &Batch) -> Result<(), Problem> {
     let own = unfinished.iter().filter(|it| it.owner == batch.owner);
     match own.count() >= MAX_UNFINISHED {
         true => Err(Problem::new(
-            StatusCode::TOO_MANY_REQUESTS,
             ProblemCode::QueueFull,
             format!("{MAX_UNFINISHED} batches have not ended; try again later"),
         )
@@ -257,8 +369,7 @@ async fn add_lines(state: &AppState, batch: &Batch, bytes: &Bytes) -> Result<u64
             "a batch has 1 to {MAX_LINES} lines, each the JSON body of a request for a run, but this one has {}",
             lines.len()
         );
-        let code = ProblemCode::InvalidBody;
-        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, code, detail));
+        return Err(Problem::new(ProblemCode::InvalidBody, detail));
     }
     let store = state.runner.store();
     let (mut part, mut part_bytes) = (Vec::new(), 0);
@@ -300,7 +411,6 @@ async fn remove_lines(store: &dyn RunStore, batch: BatchId) {
 
 fn recording_timeout() -> Problem {
     Problem::new(
-        StatusCode::REQUEST_TIMEOUT,
         ProblemCode::RequestTimeout,
         format!(
             "the lines were not recorded within {} s; try again later",
@@ -321,8 +431,7 @@ async fn replay(
             "this Idempotency-Key has made {} of another body; send a new key for a new batch",
             earlier.id
         );
-        let code = ProblemCode::IdempotencyMismatch;
-        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, code, detail));
+        return Err(Problem::new(ProblemCode::IdempotencyMismatch, detail));
     }
     let status = match earlier.finished_at {
         Some(_) => StatusCode::OK,
@@ -351,20 +460,16 @@ async fn view(state: &AppState, links: &str, batch: Batch) -> Result<BatchView, 
     Ok(BatchView::new(batch, counts, links))
 }
 
-/// `GET /batches`
-pub async fn list(
+async fn list(
     State(state): State<AppState>,
     principal: Principal,
     links: LinkPrefix,
-    uri: Uri,
+    Query(query): Query<ListQuery>,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["limit", "cursor"])?;
-    let parse = count_up_to(MAX_PAGE_SIZE);
-    let limit = query.parse("limit", "a number from 1 to 200", parse)?;
-    let limit = limit.unwrap_or(DEFAULT_PAGE_SIZE);
+    let limit = query.limit.0;
     let query = BatchQuery {
         owner: principal.owner_filter().map(str::to_owned),
-        before: query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
+        before: query.cursor.map(|Cursor(id)| id),
         limit: limit + 1,
     };
     let batches = state.runner.store().batches(query).await?;
@@ -387,23 +492,19 @@ pub async fn list(
     ))
 }
 
-/// `GET /batches/{id}`
-pub async fn get(
+async fn get_batch(
     State(state): State<AppState>,
-    BatchPath(id): BatchPath,
-    principal: Principal,
     links: LinkPrefix,
-    headers: HeaderMap,
-    uri: Uri,
+    Query(WaitedQuery { wait }): Query<WaitedQuery>,
+    prefer: Prefer,
+    VisibleBatch(batch): VisibleBatch,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["wait"])?;
-    let timeout = wait::requested_wait(&query, &headers, state.settings.max_wait)?;
-    let deadline = Instant::now() + timeout;
+    let deadline = Instant::now() + prefer.timeout(wait, state.settings.max_wait)?;
     let batch = loop {
         // Before the batch is read, so that its end is not missed.
         let mut finished = pin!(state.feeder.finished());
         finished.as_mut().enable();
-        let batch = visible_batch(&state, &principal, &id).await?;
+        let batch = read_again(&state, batch.id).await?;
         if batch.finished_at.is_some() || state.closing.is_cancelled() {
             break batch;
         }
@@ -420,24 +521,20 @@ pub async fn get(
     ))
 }
 
-/// `POST /batches/{id}/cancel`: 202 while runs have to end, 200 if the batch has ended.
-pub async fn cancel(
+/// 202 while runs have to end, 200 if the batch has ended.
+async fn cancel(
     State(state): State<AppState>,
-    BatchPath(id): BatchPath,
-    principal: Principal,
     links: LinkPrefix,
-    request: Request,
+    _: NoQuery,
+    VisibleBatch(batch): VisibleBatch,
+    JsonBody(request): JsonBody<CancelRequest>,
 ) -> Result<Response, Problem> {
-    let (parts, body) = request.into_parts();
-    Query::read(&parts.uri, &[])?;
-    let batch = visible_batch(&state, &principal, &id).await?;
-    let body = request_body::read(&parts, body, state.settings.body_limits()).await?;
-    let reason = body.json::<CancelRequest>()?.into_reason()?;
+    let reason = request.into_reason()?;
     let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
     let change = BatchChange::Cancel { reason };
     state.runner.store().change_batch(batch.id, change).await?;
     state.feeder.cancel(batch.id);
-    let batch = visible_batch(&state, &principal, &id).await?;
+    let batch = read_again(&state, batch.id).await?;
     let status = match batch.finished_at {
         Some(_) => StatusCode::OK,
         None => StatusCode::ACCEPTED,
@@ -445,16 +542,12 @@ pub async fn cancel(
     Ok(json_response(status, &view(&state, &links, batch).await?))
 }
 
-/// `GET /batches/{id}/results`: a line of JSON for each line of the batch, in its order.
-pub async fn results(
+async fn results(
     State(state): State<AppState>,
-    BatchPath(id): BatchPath,
-    principal: Principal,
     links: LinkPrefix,
-    uri: Uri,
+    _: NoQuery,
+    VisibleBatch(batch): VisibleBatch,
 ) -> Result<Response, Problem> {
-    Query::read(&uri, &[])?;
-    let batch = visible_batch(&state, &principal, &id).await?;
     let store = Arc::clone(state.runner.store());
     let is_cancelled = batch.cancel_reason.is_some();
     let links = (*links).to_owned();
@@ -529,25 +622,33 @@ async fn write_result(
     Ok(())
 }
 
-async fn visible_batch(
-    state: &AppState,
-    principal: &Principal,
-    id: &str,
-) -> Result<Batch, Problem> {
-    let found = match id.parse() {
-        Ok(id) => state.runner.store().batch(id).await?,
-        Err(()) => None,
-    };
-    found
-        .filter(|batch| can_see(principal, batch))
-        .ok_or_else(|| {
-            let detail = format!("there is no batch {}", quote(id));
-            Problem::new(StatusCode::NOT_FOUND, ProblemCode::BatchNotFound, detail)
-        })
-}
-
 fn can_see(principal: &Principal, batch: &Batch) -> bool {
     let owner = principal.owner_filter();
     let is_own = owner.is_none_or(|owner| batch.owner.as_deref() == Some(owner));
     is_own && principal.can_use_agent(&batch.agent)
+}
+
+const EXAMPLE_ID: &str = "batch_019a1f3c-c000-7e43-8f88-6c419d0e1f2a";
+
+fn example() -> Value {
+    json!({
+        "id": EXAMPLE_ID, "agent": "planner", "status": "running", "lines": 3,
+        "counts": {
+            "pending": 1, "queued": 0, "running": 1, "waiting": 0, "cancelling": 0, "completed": 0, "failed": 0,
+            "cancelled": 0, "rejected": 1, "deleted": 0,
+        },
+        "created_at": "2026-03-01T09:30:00.000Z", "finished_at": null, "cancel_reason": null,
+        "links": {
+            "self": format!("/batches/{EXAMPLE_ID}"), "results": format!("/batches/{EXAMPLE_ID}/results"),
+            "cancel": format!("/batches/{EXAMPLE_ID}/cancel"),
+        },
+    })
+}
+
+fn example_results() -> String {
+    let lines = [
+        json!({"index": 0, "status": "completed", "run": examples::run(), "problem": null}),
+        json!({"index": 1, "status": "pending", "run": null, "problem": null}),
+    ];
+    lines.map(|line| format!("{line}\n")).concat()
 }

@@ -11,32 +11,132 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::Either;
+use serde_json::json;
 
+use crate::config::KeyScope;
 use crate::domain::run::Run;
 use crate::domain::trace::TraceContext;
 use crate::engine::record::journal::Subscription;
-use crate::engine::request::{RunRequest, StartError};
+use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::state::provider_keys::Keys;
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::accept::prefers_stream;
-use crate::web::extract::idempotency;
+use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::large_body::{DATA_FIELDS, DataField};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::provider_keys;
 use crate::web::extract::query::Query;
 use crate::web::extract::request_body::{self, BodyLimits, RequestBody};
-use crate::web::extract::run_request::build_run_request;
+use crate::web::extract::run_request::{CreateRunRequest, build_run_request};
+use crate::web::openapi::examples;
+use crate::web::problem_code::ProblemCode::{
+    AgentInvalid, AttachmentsTooLarge, BudgetExhausted, Draining, IdempotencyConflict, InvalidBody,
+    InvalidMessages, InvalidModel, InvalidOverride, PromptInvalid, ProviderKeyRefused,
+    ProviderUnavailable, QueueFull, SessionBusy, UnpricedModel,
+};
 use crate::web::response::json::json_response;
+use crate::web::response::run::RunView;
+use crate::web::route::{Route, post};
+use crate::web::routes::events::{EVENT_STREAM, STREAM_DESCRIPTION};
 use crate::web::routes::{events, runs};
 use crate::web::state::{AppState, Settings};
-use crate::web::wait;
+use crate::web::wait::{self, Prefer, WaitQuery};
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        post("/agents/{name}/runs", [KeyScope::Run], create)
+            .with(with_run_body).with(with_start)
+            .describe("create_run", "Starts a run")
+            .details(
+                "Responds at once with 202, unless the client waits (`wait` or `Prefer`) and the run ends in time, or \
+                 wants the events (`Accept: text/event-stream`). The run continues if the client disconnects. A failed \
+                 run is not an HTTP error: its `status` is `failed`, and its `error` has the reason.",
+            )
+            .problems(&[SessionBusy, IdempotencyConflict]),
+        post("/agents/{name}/dry-run", [KeyScope::Run], dry_run)
+            .with(with_run_body)
+            .describe("dry_run", "Shows what a run would do, without starting it")
+            .details(
+                "Checks the request as `create_run` does, and returns the assembled prompt, the tools and the limits. \
+                 Sends no request to a model.",
+            )
+            .response::<DryRun>(200, "What the run would do.")
+            .example(examples::dry_run()),
+    ]
+}
+
+/// What a request that starts a run may have beside its body, and its responses.
+pub fn with_start(route: Route) -> Route {
+    route
+        .tag("runs")
+        .input::<RepeatKey>()
+        .header(
+            "traceparent",
+            json!({"type": "string"}),
+            "The trace that the run becomes a part of (W3C Trace Context).",
+        )
+        .header(
+            "X-Provider-Key",
+            json!({"type": "string", "pattern": "^[^=]+=[!-~]+$"}),
+            "`<provider>=<key>`: the client's own key for a provider, used for all requests of this run's tree; one header \
+             per provider. Only for agents with `allow_provider_keys`. It is never stored or logged.",
+        )
+        .response::<RunView<'static>>(
+            200,
+            "The run, if it ended while the client waited; or its events, if `Accept` names an event stream.",
+        )
+        .example(examples::run())
+        .text_response(200, EVENT_STREAM, STREAM_DESCRIPTION)
+        .example(examples::EVENT_STREAM)
+        .response::<RunView<'static>>(
+            202,
+            "The run is accepted and stored; it continues without the client.",
+        )
+        .example(examples::accepted_run())
+        .response_header(&[200, 202], "Location", "The path of the run.")
+        .problems(&[QueueFull, BudgetExhausted, Draining])
+}
+
+/// The parts of the two routes with the body of a run.
+fn with_run_body(route: Route) -> Route {
+    route
+        .tag("runs")
+        .input::<(Query<WaitQuery>, Prefer)>()
+        .request_body::<CreateRunRequest>()
+        .request_example("text", "A text", json!({"input": "summarize the report"}))
+        .request_example(
+            "limits",
+            "With limits, labels and a session",
+            json!({
+                "input": "summarize the report", "timeout": 120, "budget": {"max_tokens": 50000},
+                "labels": {"team": "blue"}, "session": "ada",
+            }),
+        )
+        .request_example(
+            "parts",
+            "A text and an image by URL",
+            json!({"input": [
+                {"type": "text", "text": "describe the image"},
+                {"type": "image", "url": "https://example.com/chart.png"},
+            ]}),
+        )
+        .problems(&[
+            AttachmentsTooLarge, InvalidBody, InvalidMessages, InvalidModel, InvalidOverride,
+            UnpricedModel, AgentInvalid, PromptInvalid, ProviderUnavailable, ProviderKeyRefused,
+        ])
+        .or_text("The run's input.")
+        .or_form(
+            "`input` fields are texts and files (images, PDF, text), in order. The other fields of the JSON body are text; \
+             objects and lists are JSON.",
+        )
+}
 
 /// Accepts a run: 202 with its current state, 200 if it ended while the client waited, or an event stream if the client
 /// accepts one. A repeated `Idempotency-Key` gets the same responses for the run of the first request.
-pub fn create(
+fn create(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
     principal: Principal,
@@ -148,7 +248,7 @@ fn trace_context(headers: &HeaderMap) -> Option<Box<TraceContext>> {
 }
 
 /// Shows the run that this request would start. Requests no model.
-pub async fn dry_run(
+async fn dry_run(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
     principal: Principal,
@@ -196,8 +296,8 @@ impl ParsedRequest {
         request: Request,
     ) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
-        let query = Query::read(&parts.uri, &["wait"])?;
-        let wait = wait::requested_wait(&query, &parts.headers, settings.max_wait)?;
+        let Query(WaitQuery { wait }) = Query::read(&parts.uri)?;
+        let wait = Prefer::read(&parts.headers).timeout(wait, settings.max_wait)?;
         let head = Head::read(&parts.headers)?;
         let limits = BodyLimits {
             data_fields,

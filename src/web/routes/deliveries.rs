@@ -5,21 +5,52 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tracing::info;
 
+use crate::config::KeyScope::Admin;
 use crate::domain::run::RunId;
 use crate::domain::timestamp_text;
 use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
 use crate::store::outbox::{Delivery, DeliveryAttempt, DeliveryStatus};
 use crate::web::error::{Problem, quote};
-use crate::web::extract::path::{DeliveryPath, RunPath};
+use crate::web::extract::path::{Params, RunPath};
 use crate::web::extract::query::NoQuery;
+use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::{ListResponse, json_response};
+use crate::web::route::{Route, get, post};
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        get("/runs/{id}/deliveries", [Admin], list)
+            .describe("list_deliveries", "Lists the webhook deliveries of a run")
+            .details("The newest 1,000 deliveries; the oldest of them is first.")
+            .tag("webhooks")
+            .response::<ListResponse<DeliveryView>>(200, "The deliveries.")
+            .example(json!({"data": [examples::delivery()]})),
+        post("/runs/{id}/deliveries/{delivery}/resend", [Admin], resend)
+            .describe("resend_delivery", "Sends a webhook delivery again")
+            .details("The delivery keeps its id, so that the receiver can detect the repetition.")
+            .tag("webhooks")
+            .path::<DeliveryId>(
+                "delivery",
+                "The id of the webhook delivery.",
+                ProblemCode::DeliveryNotFound,
+            )
+            .response::<DeliveryView>(202, "The delivery; it is due now.")
+            .example(examples::delivery()),
+    ]
+}
+
+#[derive(Deserialize)]
+struct DeliveryParam {
+    delivery: String,
+}
 
 /// A webhook delivery. Its URL has no query, which may contain a secret.
 #[derive(Serialize, JsonSchema)]
@@ -62,8 +93,7 @@ impl DeliveryView {
     }
 }
 
-/// `GET /runs/{id}/deliveries`
-pub async fn list(
+async fn list(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     _: NoQuery,
@@ -77,16 +107,15 @@ pub async fn list(
     Ok(json_response(StatusCode::OK, &ListResponse { data }))
 }
 
-/// `POST /runs/{id}/deliveries/{delivery}/resend`: 202 with the delivery, which is due now.
-pub async fn resend(
+async fn resend(
     State(state): State<AppState>,
-    DeliveryPath(id, name): DeliveryPath,
+    RunPath(id): RunPath,
+    Params(DeliveryParam { delivery: name }): Params<DeliveryParam>,
     _: NoQuery,
 ) -> Result<Response, Problem> {
     let run = require_run(&state, id).await?;
     let not_found = || {
         Problem::new(
-            StatusCode::NOT_FOUND,
             ProblemCode::DeliveryNotFound,
             format!("{id} has no delivery {}", quote(&name)),
         )

@@ -3,41 +3,157 @@
 
 use std::fmt::Write;
 
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderName};
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use schemars::{JsonSchema, Schema};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 
+use crate::config::KeyScope::Read;
 use crate::domain::event::{Event, STORED_EVENT_NAMES};
 use crate::domain::run::Run;
 use crate::engine::record::journal::Subscription;
 use crate::store::events::EventQuery;
 use crate::store::run_store::RunStore;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::accept::prefers_stream;
+use crate::web::extract::accept::WantsStream;
 use crate::web::extract::path::RunPath;
-use crate::web::extract::query::{Query, count_up_to};
+use crate::web::extract::query::{Count, Query, read_text};
+use crate::web::openapi::examples;
 use crate::web::response::event_stream::{EventStream, PAGE_SIZE};
 use crate::web::response::sse::NO_CACHE;
+use crate::web::route::{Input, Route, get};
 use crate::web::routes::runs;
 use crate::web::state::AppState;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// Maximum events of a page.
-const MAX_PAGE_SIZE: usize = 1000;
+pub const EVENT_STREAM: &str = "text/event-stream";
+pub const STREAM_DESCRIPTION: &str = "\
+    Server-Sent Events. Each block has `event:` (the type), `data:` (a `RunEvent` as JSON on one line) and, if the event is \
+    stored, `id:` (its `seq`). `text.…` and `reasoning.…` events are live only, without an id. A comment is sent at least \
+    every 10 seconds. The stream ends after the run's last event.";
 
-/// `GET /runs/{id}/events`
-pub async fn list(
+pub fn routes() -> Vec<Route> {
+    vec![
+        get("/runs/{id}/events", [Read], list)
+            .describe("list_run_events", "Returns the events of a run and its descendants")
+            .details(
+                "A page as JSON; or a stream that follows the run, if `Accept` names `text/event-stream`. A stream \
+                 that was interrupted continues without a gap after `Last-Event-ID`.",
+            )
+            .query::<TicketQuery>()
+            .response::<EventPage>(
+                200,
+                "The page; or the stream, if `Accept` names an event stream.",
+            )
+            .example(json!({"data": examples::events(), "next_after": 3}))
+            .text_response(200, EVENT_STREAM, STREAM_DESCRIPTION)
+            .example(examples::EVENT_STREAM)
+            .empty_response(
+                204,
+                "The run has ended and has no event after `Last-Event-ID` or `after`: the client should not reconnect.",
+            )
+.or_ticket(),
+    ]
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct EventsQuery {
+    /// Only events with a larger number.
+    after: Option<Seq>,
+    /// The runs whose events are returned.
+    scope: EventScope,
+    /// Approximate maximum of events of a page.
+    limit: Count<1000, PAGE_SIZE>,
+}
+
+/// Read by the check of the key.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is read")]
+struct TicketQuery {
+    /// A ticket for this run, in place of a key; for a browser's `EventSource`.
+    ticket: Option<String>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+enum EventScope {
+    #[default]
+    Tree,
+    /// Without the events of descendants.
+    #[serde(rename = "self")]
+    Run,
+}
+
+/// The number of an event.
+#[derive(Clone, Copy, JsonSchema)]
+#[schemars(inline)]
+struct Seq(u64);
+
+impl<'de> Deserialize<'de> for Seq {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_text(deserializer, A_SEQ, parse_seq).map(Self)
+    }
+}
+
+const A_SEQ: &str = "an event's number";
+
+fn parse_seq(text: &str) -> Option<u64> {
+    // The store uses signed numbers.
+    text.parse::<u64>().ok().map(|n| n.min(i64::MAX as u64))
+}
+
+/// The number of the last event that the client has.
+struct LastEventId(Option<u64>);
+
+impl<S: Sync> FromRequestParts<S> for LastEventId {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let value = parts.headers.get(LAST_EVENT_ID);
+        let Some(value) = value.filter(|value| !value.is_empty()) else {
+            return Ok(Self(None));
+        };
+        let text = String::from_utf8_lossy(value.as_bytes());
+        let seq = parse_seq(&text).ok_or_else(|| {
+            Problem::parameter(
+                "Last-Event-ID",
+                format_args!("{} is not {A_SEQ}", quote(&text)),
+            )
+        })?;
+        Ok(Self(Some(seq)))
+    }
+}
+
+impl Input for LastEventId {
+    fn describe(route: Route) -> Route {
+        route.header(
+            "Last-Event-ID",
+            json!({"type": "integer", "format": "int64", "minimum": 0}),
+            "The number of the last event that the client has; wins over `after`.",
+        )
+    }
+}
+
+async fn list(
     State(state): State<AppState>,
     RunPath(id): RunPath,
-    request: Request,
+    Query(query): Query<EventsQuery>,
+    LastEventId(last): LastEventId,
+    WantsStream(is_stream): WantsStream,
 ) -> Result<Response, Problem> {
-    let is_stream = prefers_stream(request.headers());
-    let params = EventParams::read(&request)?;
-    drop(request);
+    let params = EventParams {
+        // A browser that reconnects repeats its first query.
+        after: last.or(query.after.map(|Seq(seq)| seq)).unwrap_or(0),
+        run_only: query.scope == EventScope::Run,
+        limit: query.limit.0,
+    };
     let run = runs::require_run(&state, id).await?;
     if is_stream && params.after > 0 && run.status.is_terminal() && params.after >= run.last_event {
         // A browser's EventSource reconnects after the end of a stream until it gets 204.
@@ -114,42 +230,6 @@ struct EventParams {
     after: u64,
     run_only: bool,
     limit: usize,
-}
-
-impl EventParams {
-    /// `Last-Event-ID` wins over `?after`, because a browser that reconnects repeats its first query.
-    fn read(request: &Request) -> Result<Self, Problem> {
-        let query = Query::read(request.uri(), &["after", "scope", "limit"])?;
-        // The store uses signed numbers.
-        let parse_seq = |text: &str| text.parse::<u64>().ok().map(|n| n.min(i64::MAX as u64));
-        let after = query.parse("after", "an event's number", parse_seq)?;
-        let last_event_id = match request.headers().get(LAST_EVENT_ID) {
-            Some(value) if !value.is_empty() => {
-                let text = String::from_utf8_lossy(value.as_bytes());
-                let seq = parse_seq(&text).ok_or_else(|| {
-                    let why = format_args!("{} is not an event's number", quote(&text));
-                    Problem::parameter("Last-Event-ID", why)
-                })?;
-                Some(seq)
-            }
-            _ => None,
-        };
-        let run_only = query.parse("scope", "tree or self", |text| match text {
-            "tree" => Some(false),
-            "self" => Some(true),
-            _ => None,
-        })?;
-        let limit = query.parse(
-            "limit",
-            "a number from 1 to 1000",
-            count_up_to(MAX_PAGE_SIZE),
-        )?;
-        Ok(Self {
-            after: last_event_id.or(after).unwrap_or(0),
-            run_only: run_only.unwrap_or(false),
-            limit: limit.unwrap_or(PAGE_SIZE),
-        })
-    }
 }
 
 async fn page_response(

@@ -1,8 +1,8 @@
 //! `POST /runs/{id}/fork`.
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::response::Response;
+use serde_json::json;
 
 use crate::config::KeyScope;
 use crate::engine::fork::request::{ForkError, ForkRequest};
@@ -13,12 +13,47 @@ use crate::web::extract::fork_request::ForkInput;
 use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{RunPath, check_may_change};
-use crate::web::problem_code::ProblemCode;
-use crate::web::routes::create_run::{ParsedRequest, ResponseMode, replay, respond_to_start};
+use crate::web::extract::query::Query;
+use crate::web::problem_code::ProblemCode::{
+    self, AgentInvalid, IdempotencyConflict, InvalidBody, InvalidModel, InvalidOverride,
+    NotForkable, ProviderKeyRefused, ProviderUnavailable, SessionBusy, UnpricedModel,
+};
+use crate::web::route::{Route, post};
+use crate::web::routes::create_run::{
+    ParsedRequest, ResponseMode, replay, respond_to_start, with_start,
+};
 use crate::web::state::AppState;
+use crate::web::wait::{Prefer, WaitQuery};
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        post("/runs/{id}/fork", [KeyScope::Run], fork)
+            .describe("fork_run", "Starts a run from a part of another run's record")
+            .details(
+                "The new root run takes over the recorded prompt, replies and results before the point, and continues \
+                 from there, with copies of the runs below it that had not returned. What it takes over costs \
+                 nothing, and has no events. Results of child runs that had ended are taken over too. The other run \
+                 may be active, and may be deleted later. Responds as `create_run` does.",
+            )
+            .input::<(Query<WaitQuery>, Prefer)>()
+            .request_body::<ForkInput>()
+            .request_example("end", "Continue after the last recorded step", json!({}))
+            .request_example(
+                "turn",
+                "Request the third turn anew, of another model",
+                json!({"at": {"turn": 3}, "edit": {"model": "openai/gpt-6-sol"}}),
+            )
+            .problems(&[
+                InvalidBody, InvalidModel, InvalidOverride, UnpricedModel, AgentInvalid,
+                ProviderUnavailable, ProviderKeyRefused,
+            ])
+            .with(with_start)
+            .problems(&[NotForkable, SessionBusy, IdempotencyConflict]),
+    ]
+}
 
 /// Accepts a fork. Responds as to a new run.
-pub async fn fork(
+async fn fork(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     principal: Principal,
@@ -80,7 +115,6 @@ pub async fn fork(
 fn check_admin_edit(principal: &Principal, input: &ForkInput) -> Result<(), Problem> {
     match input.admin_edit() {
         Some(pointer) if !principal.has_scope(KeyScope::Admin) => Err(Problem::new(
-            StatusCode::FORBIDDEN,
             ProblemCode::InsufficientScope,
             format!("{pointer}: needs a key with the scope admin"),
         )),

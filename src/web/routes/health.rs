@@ -8,15 +8,43 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 use tracing::warn;
 
 use crate::store::StoreError;
 use crate::web::extract::query::NoQuery;
+use crate::web::openapi::examples;
 use crate::web::response::json::json_response;
+use crate::web::route::{Route, get};
 use crate::web::state::AppState;
 
 /// Timeout of the store's check.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        get("/livez", [], livez)
+            .describe("get_liveness", "Whether the process responds")
+            .response::<Alive>(200, "The process responds.")
+            .example(json!({"status": "ok"})),
+        get("/readyz", [], readyz)
+            .describe("get_readiness", "Whether the daemon accepts new runs")
+            .response::<Ready>(200, "The daemon accepts runs.")
+            .example(examples::ready())
+            .response::<Ready>(
+                503,
+                "The daemon does not accept runs; a failed check has a `detail`.",
+            )
+            .example(examples::not_ready()),
+        get("/version", [], version)
+            .describe(
+                "get_version",
+                "Returns the name and the version of the daemon",
+            )
+            .response::<Version>(200, "Name and version.")
+            .example(json!({"name": "axed", "version": env!("CARGO_PKG_VERSION")})),
+    ]
+}
 
 /// The process responds.
 #[derive(Serialize, JsonSchema)]
@@ -144,7 +172,7 @@ pub async fn readyz(State(state): State<AppState>) -> Response {
 }
 
 /// `GET /version`
-pub async fn version(_: NoQuery) -> Response {
+async fn version(_: NoQuery) -> Response {
     let version = Version {
         name: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),

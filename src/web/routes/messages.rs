@@ -5,8 +5,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tracing::info;
 
+use crate::config::KeyScope::Run;
 use crate::domain::content::{Content, Part};
 use crate::domain::run::RunId;
 use crate::engine::add_message::{AddMessageError, MessageRequest};
@@ -14,12 +16,38 @@ use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::content::{AttachmentCounter, ContentInput};
-use crate::web::extract::idempotency;
+use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::path::ChangedRunPath;
-use crate::web::extract::query::Query;
+use crate::web::extract::query::NoQuery;
 use crate::web::extract::request_body::{self, RequestBody};
+use crate::web::openapi::examples;
+use crate::web::problem_code::ProblemCode::{
+    AttachmentsTooLarge, Draining, IdempotencyConflict, RunEnded, TooManyMessages,
+};
 use crate::web::response::json::json_response;
+use crate::web::route::{Route, post};
 use crate::web::state::{AppState, Settings};
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        post("/runs/{id}/messages", [Run], add)
+            .describe("add_run_message", "Adds a message to an unfinished run")
+            .details(
+                "The run's next request to its model includes the message, after the results of tool calls. A run \
+                 that would end with a reply takes another turn if it has unread messages; out of turns, it ends \
+                 with the warning `message_unread`.",
+            )
+            .request_body::<NewMessageRequest>()
+            .body_required()
+            .request_example("text", "A text", json!({"content": "only the first quarter"}))
+            .or_text("The message.")
+            .response::<AddedMessage>(202, "The message is stored.")
+            .example(json!({"run_id": examples::ROOT, "number": 1}))
+            .problems(&[
+                RunEnded, TooManyMessages, IdempotencyConflict, AttachmentsTooLarge, Draining,
+            ]),
+    ]
+}
 
 /// A message to a run that has not ended.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -41,16 +69,16 @@ pub struct AddedMessage {
 }
 
 /// 202 once the message is committed.
-pub async fn add(
+async fn add(
     State(state): State<AppState>,
     principal: Principal,
     ChangedRunPath(id): ChangedRunPath,
+    _: NoQuery,
+    RepeatKey(key): RepeatKey,
     request: Request,
 ) -> Result<Response, Problem> {
     let by = principal.key_name().map(str::to_owned);
     let (parts, body) = request.into_parts();
-    Query::read(&parts.uri, &[])?;
-    let key = idempotency::read_key(&parts.headers)?;
     let limits = state.settings.body_limits_with_attachments();
     let body = Box::pin(request_body::read(&parts, body, limits)).await?;
     let claim = key.map(|key| {

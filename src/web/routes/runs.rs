@@ -3,51 +3,152 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tracing::info;
 
+use crate::config::KeyScope::{Admin, Cancel, Read};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::replay::history::RecordedConversation;
 use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage};
 use crate::store::{ClaimedRun, IdempotencyClaim};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
+use crate::web::extract::body::JsonBody;
 use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{ChangedRunPath, RunPath};
-use crate::web::extract::query::{NoQuery, Query, count_up_to, parse_flag};
-use crate::web::extract::request_body;
-use crate::web::extract::time::parse_time;
-use crate::web::problem_code::ProblemCode;
+use crate::web::extract::query::{AnyRun, Count, Cursor, Labels, NoQuery, Query, Time};
+use crate::web::openapi::examples;
+use crate::web::problem_code::ProblemCode::{self, NotARoot, RunNotTerminal};
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::json_response;
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::response::run::{ChildView, RunView};
 use crate::web::response::run_fields::selected_fields;
 use crate::web::response::tree::{CallOrder, RunSummary, call_ids, sort_by_call_order};
+use crate::web::route::{self, Route, get, post};
 use crate::web::state::AppState;
-use crate::web::wait;
+use crate::web::wait::{self, Prefer, Seconds, WaitQuery};
 
-/// Default runs of a page.
+/// Default entries of a page.
 pub const DEFAULT_PAGE_SIZE: usize = 50;
-/// Maximum runs of a page.
+/// Maximum entries of a page.
 pub const MAX_PAGE_SIZE: usize = 200;
-/// Maximum children of a page.
-pub const MAX_CHILDREN: usize = 1000;
-/// Maximum labels of one filter.
-const MAX_LABELS: usize = 64;
+pub type PageSize = Count<MAX_PAGE_SIZE, DEFAULT_PAGE_SIZE>;
+
 /// Maximum characters of the reason of a cancellation or a decision.
 const MAX_REASON: usize = 1000;
 
-/// The query parameters of `GET /runs`.
-const FILTER_PARAMS: [&str; 11] = [
-    "agent", "status", "root", "all", "session", "since", "until", "full", "limit", "cursor",
-    "label.",
-];
+pub fn routes() -> Vec<Route> {
+    vec![
+        get("/runs", [Read], list)
+            .describe("list_runs", "Lists runs, newest first")
+            .details(
+                "Root runs only, unless `all` or `root` is given. Several filters must all match. Pass \
+                 `next_cursor` as `cursor` to get the next page.",
+            )
+            .response::<RunsPage<'static>>(200, "The page.")
+            .example(json!({"data": [examples::run()], "next_cursor": null})),
+        get("/runs/{id}", [Read], get_run)
+            .describe("get_run", "Returns a run")
+            .details("Responds at once, unless the client waits for the run's end.")
+            .response::<RunView<'static>>(200, "The run. If the client waited, the run has ended.")
+            .example(examples::run())
+            .response::<RunView<'static>>(
+                202,
+                "The run, if it did not end while the client waited.",
+            )
+            .example(examples::accepted_run()),
+        route::delete("/runs/{id}", [Admin], delete)
+            .describe("delete_run", "Deletes a root run with its tree")
+            .details("Deletes its descendants, events, conversation and deliveries, too.")
+            .empty_response(204, "The tree is deleted.")
+            .problems(&[RunNotTerminal, NotARoot]),
+        get("/runs/{id}/tree", [Read], tree)
+            .describe("get_run_tree", "Returns the tree of a run")
+            .details("The summary of the run, with those of its descendants in the order of the calls.")
+            .response::<RunSummary<'static>>(200, "The tree.")
+            .example(examples::tree()),
+        get("/runs/{id}/children", [Read], children)
+            .describe("list_child_runs", "Lists the direct children of a run")
+            .details("In the order of the calls.")
+            .response::<ChildrenPage<'static>>(200, "The page.")
+            .example(json!({"data": [examples::child_run()], "next_cursor": null})),
+        get("/runs/{id}/messages", [Read], messages)
+            .describe("list_run_messages", "Returns the conversation of a run")
+            .details("As recorded, also while the run is active.")
+            .response::<Conversation<'static>>(200, "The page of the conversation.")
+            .example(examples::conversation()),
+        post("/runs/{id}/cancel", [Cancel], cancel)
+            .describe("cancel_run", "Cancels a run and its descendants")
+            .details("Changes nothing if the run has ended.")
+            .request_example("reason", "With a reason", json!({"reason": "no longer needed"}))
+            .response::<RunView<'static>>(200, "The run, if it has ended.")
+            .example(examples::cancelled_run())
+            .response::<RunView<'static>>(202, "The run, if it is still being cancelled.")
+            .example(examples::accepted_run()),
+    ]
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct ListQuery {
+    /// Only runs of this agent.
+    agent: Option<String>,
+    /// Only runs with this status.
+    status: Option<Status>,
+    /// Only the tree of this root run, which is included.
+    root: Option<AnyRun>,
+    /// Whether to include child runs.
+    all: bool,
+    /// Only runs of this session.
+    session: Option<String>,
+    /// Only runs accepted at this time or later.
+    since: Option<Time>,
+    /// Only runs accepted before this time.
+    until: Option<Time>,
+    /// Maximum runs of a page.
+    limit: PageSize,
+    /// Whether to return long texts whole. By default texts above 1 KiB are cut, and a run with such a text has `truncated`.
+    full: bool,
+    /// The `next_cursor` of the previous page.
+    cursor: Option<Cursor<RunId>>,
+    /// `label.<key>=<value>`: only runs with this label. Several labels must all match.
+    #[serde(rename = "label.")]
+    labels: Labels,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct RunQuery {
+    /// Seconds to wait for the run's end, at most `server.max_wait`. A run that comes to wait for approval is returned at
+    /// once.
+    wait: Option<Seconds>,
+    /// Only these fields of the run, separated by commas. The others are absent, required or not.
+    #[schemars(example = "id,status,content")]
+    fields: Option<String>,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct ChildrenQuery {
+    /// Maximum children of a page.
+    limit: Count<1000, 1000>,
+    /// The `next_cursor` of the previous page.
+    cursor: Option<Cursor<RunId>>,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct MessagesQuery {
+    /// The number of messages to skip: the `next_after` of the previous page.
+    after: usize,
+}
 
 /// A page of runs, newest first.
 #[derive(Serialize, JsonSchema)]
@@ -98,18 +199,15 @@ pub fn finished_or_accepted(links: &str, run: &Run) -> Response {
     }
 }
 
-/// `GET /runs/{id}`: 200, or 202 if the client waited and the run has not ended.
-pub async fn get(
+async fn get_run(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     links: LinkPrefix,
+    Query(RunQuery { wait, fields }): Query<RunQuery>,
+    prefer: Prefer,
     if_none_match: IfNoneMatch,
-    request: Request,
 ) -> Result<Response, Problem> {
-    let query = Query::read(request.uri(), &["wait", "fields"])?;
-    let timeout = wait::requested_wait(&query, request.headers(), state.settings.max_wait)?;
-    let fields = query.get("fields").map(str::to_owned);
-    drop(request);
+    let timeout = prefer.timeout(wait, state.settings.max_wait)?;
     let mut run = Arc::new(require_run(&state, id).await?);
     if let Some(fields) = &fields {
         // Checked before the client waits.
@@ -131,15 +229,13 @@ pub async fn get(
     }
 }
 
-/// `GET /runs`
-pub async fn list(
+async fn list(
     State(state): State<AppState>,
     principal: Principal,
     links: LinkPrefix,
-    uri: Uri,
+    Query(query): Query<ListQuery>,
 ) -> Result<Response, Problem> {
-    let filter = parse_filter(&Query::read(&uri, &FILTER_PARAMS)?)?;
-    let page = visible_page(&state, &principal, filter).await?;
+    let page = visible_page(&state, &principal, query.into()).await?;
     let now = now();
     let page = RunsPage {
         data: page
@@ -168,8 +264,7 @@ pub async fn visible_page(
     Ok(RunPage { runs, next })
 }
 
-/// `GET /runs/{id}/tree`
-pub async fn tree(
+async fn tree(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     _: NoQuery,
@@ -194,23 +289,13 @@ pub async fn read_tree(state: &AppState, id: RunId) -> Result<(Vec<Run>, CallOrd
     Ok((runs, call_order))
 }
 
-/// `GET /runs/{id}/children`
-pub async fn children(
+async fn children(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     links: LinkPrefix,
-    uri: Uri,
+    Query(query): Query<ChildrenQuery>,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["limit", "cursor"])?;
-    let limit = query
-        .parse(
-            "limit",
-            "a number from 1 to 1000",
-            count_up_to(MAX_CHILDREN),
-        )?
-        .unwrap_or(MAX_CHILDREN);
-    let cursor: Option<RunId> =
-        query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?;
+    let cursor = query.cursor.map(|Cursor(id)| id);
     let store = state.runner.store();
     require_run(&state, id).await?;
     let mut children = store.child_calls(id).await?;
@@ -226,7 +311,7 @@ pub async fn children(
     }
     let mut remaining = children.iter().skip(after.map_or(0, |at| at + 1));
     let (mut runs, mut bytes) = (Vec::new(), 0);
-    while runs.len() < limit
+    while runs.len() < query.limit.0
         && bytes < PAGE_BYTES
         && let Some((child, _)) = remaining.next()
     {
@@ -248,40 +333,29 @@ pub async fn children(
     ))
 }
 
-/// `GET /runs/{id}/messages`
-pub async fn messages(
+async fn messages(
     State(state): State<AppState>,
     RunPath(id): RunPath,
-    uri: Uri,
+    Query(MessagesQuery { after }): Query<MessagesQuery>,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["after"])?;
-    let after = query.parse("after", "a number of messages", |text| text.parse().ok())?;
     require_run(&state, id).await?;
     let conversation = RecordedConversation::from_steps(state.runner.store().steps(id).await?);
     Ok(json_response(
         StatusCode::OK,
-        &Conversation::page(&conversation, after.unwrap_or(0)),
+        &Conversation::page(&conversation, after),
     ))
 }
 
-/// `POST /runs/{id}/cancel`
-pub async fn cancel(
+async fn cancel(
     State(state): State<AppState>,
     ChangedRunPath(id): ChangedRunPath,
     links: LinkPrefix,
-    request: Request,
+    Query(WaitQuery { wait }): Query<WaitQuery>,
+    prefer: Prefer,
+    JsonBody(request): JsonBody<CancelRequest>,
 ) -> Result<Response, Problem> {
-    let (reason, timeout) = {
-        let (parts, body) = request.into_parts();
-        let settings = &state.settings;
-        let query = Query::read(&parts.uri, &["wait"])?;
-        let timeout = wait::requested_wait(&query, &parts.headers, settings.max_wait)?;
-        let request_body = request_body::read(&parts, body, settings.body_limits()).await?;
-        (
-            check_reason(request_body.json::<CancelRequest>()?.reason)?,
-            timeout,
-        )
-    };
+    let timeout = prefer.timeout(wait, state.settings.max_wait)?;
+    let reason = request.into_reason()?;
     let run = state
         .runner
         .cancel(id, reason)
@@ -291,8 +365,7 @@ pub async fn cancel(
     Ok(finished_or_accepted(&links, &run))
 }
 
-/// `DELETE /runs/{id}`
-pub async fn delete(
+async fn delete(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     _: NoQuery,
@@ -312,14 +385,12 @@ pub async fn delete(
     };
     if run.parent_id.is_some() {
         return Err(Problem::new(
-            StatusCode::CONFLICT,
             ProblemCode::NotARoot,
             format!("{id} is a child run; delete its root {}", run.root_id),
         ));
     }
     if !run.status.is_terminal() {
         return Err(Problem::new(
-            StatusCode::CONFLICT,
             ProblemCode::RunNotTerminal,
             format!("{id} is {}; cancel it first", run.status.as_str()),
         ));
@@ -356,48 +427,24 @@ pub async fn find_claimed(
     Ok(Some((claimed, run)))
 }
 
-fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {
-    let run_id = |text: &str| text.parse::<RunId>().ok();
-    let statuses = Status::ALL.map(Status::as_str).join(", ");
-    let labels = query.with_prefix("label.");
-    if labels.len() > MAX_LABELS {
-        let why = format_args!(
-            "{} labels are more than the maximum of {MAX_LABELS}",
-            labels.len()
-        );
-        return Err(Problem::parameter("label.", why));
+impl From<ListQuery> for RunFilter {
+    fn from(query: ListQuery) -> Self {
+        Self {
+            owner: None,
+            agent: query.agent,
+            status: query.status,
+            root: query.root.map(|AnyRun(id)| id),
+            include_children: query.all,
+            session: query.session,
+            cut_texts: !query.full,
+            labels: query.labels.0,
+            min_cost: None,
+            since: query.since.map(|Time(time)| time),
+            until: query.until.map(|Time(time)| time),
+            before: query.cursor.map(|Cursor(id)| id),
+            limit: query.limit.0,
+        }
     }
-    Ok(RunFilter {
-        owner: None,
-        agent: query.get("agent").map(str::to_owned),
-        status: query.parse("status", &format!("one of {statuses}"), |text| {
-            text.parse().ok()
-        })?,
-        root: query.parse("root", "a run's id", run_id)?,
-        include_children: query
-            .parse("all", "true or false", parse_flag)?
-            .unwrap_or_default(),
-        session: query.get("session").map(str::to_owned),
-        cut_texts: !wants_full_texts(query)?,
-        labels,
-        min_cost: None,
-        since: query.parse("since", "an RFC 3339 time", parse_time)?,
-        until: query.parse("until", "an RFC 3339 time", parse_time)?,
-        before: query.parse("cursor", "a cursor of this list", run_id)?,
-        limit: query
-            .parse(
-                "limit",
-                "a number from 1 to 200",
-                count_up_to(MAX_PAGE_SIZE),
-            )?
-            .unwrap_or(DEFAULT_PAGE_SIZE),
-    })
-}
-
-/// Whether a list has the whole texts of its runs.
-pub fn wants_full_texts(query: &Query) -> Result<bool, Problem> {
-    let full = query.parse("full", "true or false", parse_flag)?;
-    Ok(full.unwrap_or_default())
 }
 
 /// The reason, if it is not blank; an error if it is too long.
@@ -417,15 +464,15 @@ pub fn check_reason(text: Option<String>) -> Result<Option<String>, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FILTER_PARAMS, parse_filter};
+    use super::ListQuery;
     use crate::domain::run::{RunId, Status};
     use crate::store::runs::RunFilter;
     use crate::web::extract::query::Query;
 
     fn read(query: &str) -> Result<RunFilter, String> {
         let uri = format!("/runs?{query}").parse().expect("a URI");
-        Query::read(&uri, &FILTER_PARAMS)
-            .and_then(|query| parse_filter(&query))
+        Query::<ListQuery>::read(&uri)
+            .map(|Query(query)| query.into())
             .map_err(|problem| String::from_utf8_lossy(&problem.render("", "")).into_owned())
     }
 
@@ -442,18 +489,6 @@ mod tests {
         assert_eq!((all.status, all.root), (Some(Status::Failed), Some(id)));
         assert_eq!(all.until, "2026-01-02T00:00:00Z".parse().ok());
         assert_eq!(all.labels, [("team".to_owned(), "x".to_owned())]);
-    }
-
-    #[test]
-    fn too_many_labels_are_refused() {
-        let labels =
-            |number: usize| -> String { (0..number).map(|n| format!("label.{n}=&")).collect() };
-        assert!(read(&labels(64)).is_ok());
-        let error = read(&labels(65)).expect_err("too many");
-        assert!(
-            error.contains("65 labels are more than the maximum of 64"),
-            "{error}"
-        );
     }
 
     #[test]

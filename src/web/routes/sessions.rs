@@ -1,15 +1,15 @@
 //! `/sessions` and the routes below it: lists a key's sessions, shows one with its conversation, deletes it.
 
 use axum::extract::State;
-use axum::http::{StatusCode, Uri};
+use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tracing::{error, info};
 
-use crate::config::environment::is_valid_name;
-use crate::domain::agent::is_agent_name;
+use crate::config::KeyScope::{Cancel, Read};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::timestamp_text;
 use crate::engine::admission::sessions::SessionKey;
@@ -21,13 +21,90 @@ use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::SessionPath;
-use crate::web::extract::query::{Query, count_up_to};
-use crate::web::problem_code::ProblemCode;
+use crate::web::extract::query::{Cursor, KeyName, Query, SessionName};
+use crate::web::openapi::examples;
+use crate::web::problem_code::ProblemCode::{self, SessionBusy};
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
-use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, wants_full_texts};
+use crate::web::route::{self, Route, get};
+use crate::web::routes::runs::{MAX_PAGE_SIZE, PageSize};
 use crate::web::state::AppState;
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        get("/sessions", [Read], list)
+            .describe("list_sessions", "Lists the sessions of a key")
+            .details("Sorted by name.")
+            .response::<SessionsPage>(200, "The page.")
+            .example(json!({"data": [examples::session_summary()], "next_cursor": null})),
+        get("/sessions/{name}", [Read], get_session)
+            .describe("get_session", "Returns a session with its runs")
+            .details("The newest run is first.")
+            .response::<SessionView<'static>>(200, "The session.")
+            .example(json!({
+                "name": "ada", "agent": "planner", "run": examples::ROOT, "messages": 4,
+                "data": [examples::run()], "next_cursor": null,
+            })),
+        get("/sessions/{name}/messages", [Read], messages)
+            .describe(
+                "list_session_messages",
+                "Returns the conversation of a session",
+            )
+            .details("The next run of the session continues this conversation.")
+            .response::<SessionConversation<'static>>(200, "The page of the conversation.")
+            .example(examples::session_conversation()),
+        route::delete("/sessions/{name}", [Cancel], delete)
+            .describe("delete_session", "Deletes a session with its conversation")
+            .details("The runs of the session stay.")
+            .empty_response(204, "The session is deleted.")
+            .problems(&[SessionBusy]),
+    ]
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct ListQuery {
+    /// Maximum sessions of a page.
+    limit: PageSize,
+    /// The `next_cursor` of the previous page.
+    cursor: Option<Cursor<SessionName>>,
+    /// The key that owns the sessions; by default the request's own. Another key needs the scope `admin`.
+    key: Option<KeyName>,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct SessionRunsQuery {
+    /// Only the runs and the conversation of this agent.
+    agent: Option<String>,
+    /// Maximum runs of a page.
+    limit: PageSize,
+    /// The `next_cursor` of the previous page.
+    cursor: Option<Cursor<RunId>>,
+    /// Whether to return long texts whole. By default texts above 1 KiB are cut, and a run with such a text has `truncated`.
+    full: bool,
+    /// The key that owns the sessions; by default the request's own. Another key needs the scope `admin`.
+    key: Option<KeyName>,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct MessagesQuery {
+    /// Only the runs and the conversation of this agent.
+    agent: Option<String>,
+    /// The number of messages to skip: the `next_after` of the previous page.
+    after: usize,
+    /// The key that owns the sessions; by default the request's own. Another key needs the scope `admin`.
+    key: Option<KeyName>,
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct DeleteQuery {
+    /// The key that owns the sessions; by default the request's own. Another key needs the scope `admin`.
+    key: Option<KeyName>,
+}
 
 /// A page of sessions, sorted by name.
 #[derive(Serialize, JsonSchema)]
@@ -95,21 +172,18 @@ pub struct SessionConversation<'a> {
     conversation: Conversation<'a>,
 }
 
-/// `GET /sessions`
-pub async fn list(
+async fn list(
     State(state): State<AppState>,
     principal: Principal,
-    uri: Uri,
+    Query(query): Query<ListQuery>,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["limit", "cursor", "key"])?;
-    let owner = session_owner(&principal, &query)?;
-    let session_name = |text: &str| is_agent_name(text).then(|| text.to_owned());
+    let owner = session_owner(&principal, query.key)?;
     let store = state.runner.store();
     let page = store
         .sessions(SessionListQuery {
             owner: owner.clone(),
-            after: query.parse("cursor", "a cursor of this list", session_name)?,
-            limit: limit(&query)?,
+            after: query.cursor.map(|Cursor(SessionName(name))| name),
+            limit: query.limit.0,
         })
         .await?;
     let mut next_cursor = page.next;
@@ -149,26 +223,21 @@ pub async fn list(
     ))
 }
 
-/// `GET /sessions/{name}`: runs newest first. Sessions of other keys are not found.
-pub async fn get(
+async fn get_session(
     State(state): State<AppState>,
     SessionPath(name): SessionPath,
     principal: Principal,
     links: LinkPrefix,
-    uri: Uri,
+    Query(query): Query<SessionRunsQuery>,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["agent", "limit", "cursor", "full", "key"])?;
-    let limit = limit(&query)?;
-    let last_query = session_query(
-        session_owner(&principal, &query)?,
-        &name,
-        query.get("agent").map(str::to_owned),
-    );
+    let limit = query.limit.0;
+    let owner = session_owner(&principal, query.key)?;
+    let last_query = session_query(owner, &name, query.agent);
     let page_query = SessionQuery {
         status: None,
-        before: query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
+        before: query.cursor.map(|Cursor(id)| id),
         limit: limit + 1,
-        cut_texts: !wants_full_texts(&query)?,
+        cut_texts: !query.full,
         skip_damaged: true,
         ..last_query.clone()
     };
@@ -205,20 +274,14 @@ pub async fn get(
     Ok(json_response(StatusCode::OK, &view))
 }
 
-/// `GET /sessions/{name}/messages`: what the session's next run of the agent continues.
-pub async fn messages(
+async fn messages(
     State(state): State<AppState>,
     SessionPath(name): SessionPath,
     principal: Principal,
-    uri: Uri,
+    Query(query): Query<MessagesQuery>,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &["agent", "after", "key"])?;
-    let after = query.parse("after", "a number of messages", |text| text.parse().ok())?;
-    let last_query = session_query(
-        session_owner(&principal, &query)?,
-        &name,
-        query.get("agent").map(str::to_owned),
-    );
+    let owner = session_owner(&principal, query.key)?;
+    let last_query = session_query(owner, &name, query.agent);
     let any_query = SessionQuery {
         status: None,
         cut_texts: true,
@@ -238,19 +301,18 @@ pub async fn messages(
         name: &name,
         agent: last.as_ref().map(|run| run.agent.as_str()),
         run: last.as_ref().map(|run| run.id),
-        conversation: Conversation::page(&conversation, after.unwrap_or(0)),
+        conversation: Conversation::page(&conversation, query.after),
     };
     Ok(json_response(StatusCode::OK, &view))
 }
 
-/// `DELETE /sessions/{name}`: the name and its conversation are gone, its runs stay.
-pub async fn delete(
+async fn delete(
     State(state): State<AppState>,
     SessionPath(name): SessionPath,
     principal: Principal,
-    uri: Uri,
+    Query(DeleteQuery { key }): Query<DeleteQuery>,
 ) -> Result<StatusCode, Problem> {
-    let owner = session_owner(&principal, &Query::read(&uri, &["key"])?)?;
+    let owner = session_owner(&principal, key)?;
     let key = SessionKey {
         owner,
         name: name.clone(),
@@ -320,25 +382,17 @@ async fn require_visible(
 }
 
 /// Whose sessions are meant: the principal's own, or those of the key that `?key=` names, which an admin may choose.
-fn session_owner(principal: &Principal, query: &Query) -> Result<Option<String>, Problem> {
-    let key_name = |text: &str| is_valid_name(text).then(|| text.to_owned());
-    let Some(key) = query.parse("key", "a key's name", key_name)? else {
+fn session_owner(principal: &Principal, key: Option<KeyName>) -> Result<Option<String>, Problem> {
+    let Some(KeyName(key)) = key else {
         return Ok(principal.key_name().map(str::to_owned));
     };
     if principal.owner_filter().is_some_and(|owner| owner != key) {
         return Err(Problem::new(
-            StatusCode::FORBIDDEN,
             ProblemCode::InsufficientScope,
             "the sessions of another key need the scope admin",
         ));
     }
     Ok(Some(key))
-}
-
-fn limit(query: &Query) -> Result<usize, Problem> {
-    let parse = count_up_to(MAX_PAGE_SIZE);
-    let limit = query.parse("limit", "a number from 1 to 200", parse)?;
-    Ok(limit.unwrap_or(DEFAULT_PAGE_SIZE))
 }
 
 /// The last completed run of a session.

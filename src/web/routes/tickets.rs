@@ -10,7 +10,9 @@ use axum::response::Response;
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
+use crate::config::KeyScope::Read;
 use crate::domain::run::now;
 use crate::domain::timestamp_text;
 use crate::web::auth::Principal;
@@ -18,9 +20,20 @@ use crate::web::error::Problem;
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::NoQuery;
 use crate::web::response::json::json_response;
+use crate::web::route::{Route, post};
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
 use crate::web::tickets::LIFETIME;
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        post("/runs/{id}/events/ticket", [Read], create)
+            .describe("create_event_ticket", "Issues a ticket for the events of a run")
+            .details("The ticket opens the events of this run for 60 seconds without a key. It is never logged.")
+            .response::<TicketView>(201, "The ticket, for the parameter `ticket` of the events.")
+            .example(json!({"ticket": "axed_ticket_AAABn…", "expires_at": "2026-03-01T09:31:00.000Z"})),
+    ]
+}
 
 /// A ticket for the events of one run.
 #[derive(Serialize, JsonSchema)]
@@ -34,8 +47,7 @@ pub struct TicketView {
     expires_at: Timestamp,
 }
 
-/// `POST /runs/{id}/events/ticket`: 201 with a ticket of the request's key.
-pub async fn create(
+async fn create(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     _: NoQuery,

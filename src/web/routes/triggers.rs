@@ -11,8 +11,8 @@ use axum::response::Response;
 use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use secrecy::SecretString;
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use tracing::warn;
 use url::form_urlencoded;
 
@@ -25,11 +25,17 @@ use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 use crate::web::error::Problem;
 use crate::web::extract::idempotency;
 use crate::web::extract::large_body::body_too_large;
-use crate::web::extract::path::TriggerPath;
+use crate::web::extract::path::Params;
 use crate::web::extract::provider_keys;
 use crate::web::extract::request_body;
-use crate::web::problem_code::ProblemCode;
+use crate::web::openapi::examples;
+use crate::web::problem_code::ProblemCode::{
+    self, BodyTooLarge, BudgetExhausted, Draining, InvalidBody, InvalidJson, InvalidSignature,
+    MalformedBody, QueueFull, RequestTimeout, StoreFull, StoreUnavailable, TriggerNotFound,
+    UnsupportedCharset, UnsupportedEncoding, UnsupportedMediaType,
+};
 use crate::web::response::json::json_response;
+use crate::web::route::{Route, post};
 use crate::web::state::AppState;
 use crate::webhooks::inbound::SignedHeaders;
 
@@ -37,6 +43,57 @@ use crate::webhooks::inbound::SignedHeaders;
 const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
 const FORM: &str = "application/x-www-form-urlencoded";
 const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
+
+pub fn routes() -> Vec<Route> {
+    let text = || json!({"type": "string"});
+    let example = || json!({"run": examples::ROOT});
+    vec![
+        // Open: the signature takes the place of a key.
+        post("/triggers/{agent}/{name}", [], receive)
+            .describe("receive_trigger", "Starts a run for an event of another service")
+            .details(
+                "The receiver of a webhook whose signature takes the place of a key: Standard Webhooks, GitHub or \
+                 Stripe, as the trigger's `kind` says. The body is the sender's JSON, at most `server.max_body`. An \
+                 event starts one run, however often it is sent.",
+            )
+            .path::<String>("agent", "The agent's name.", TriggerNotFound)
+            .path::<String>("name", "The trigger's name.", TriggerNotFound)
+            .header("webhook-id", text(), "Standard Webhooks: the event's id.")
+            .header(
+                "webhook-timestamp",
+                text(),
+                "Standard Webhooks: when it was signed, in seconds since 1970.",
+            )
+            .header("webhook-signature", text(), "Standard Webhooks: the signatures.")
+            .header("X-GitHub-Delivery", text(), "GitHub: the event's id.")
+            .header("X-Hub-Signature-256", text(), "GitHub: the signature.")
+            .header(
+                "Stripe-Signature",
+                text(),
+                "Stripe: the time and the signatures. The event's id is `id` of the body.",
+            )
+            .response::<TriggeredRun>(
+                200,
+                "The event was received before, or is a `ping` of GitHub.",
+            )
+            .example(example())
+            .response::<TriggeredRun>(202, "A run has started.")
+            .example(example())
+            .response_header(&[200, 202], "x-run-id", "The id of the run.")
+            .problems(&[
+                InvalidJson, MalformedBody, InvalidSignature, RequestTimeout, BodyTooLarge,
+                UnsupportedMediaType, UnsupportedCharset, UnsupportedEncoding, QueueFull,
+                BudgetExhausted, Draining, StoreUnavailable, StoreFull,
+            ])
+            .problems_with(400, &[InvalidBody]),
+    ]
+}
+
+#[derive(Deserialize)]
+struct TriggerParams {
+    agent: String,
+    name: String,
+}
 
 /// What the sender learns.
 #[derive(Serialize, JsonSchema)]
@@ -53,9 +110,9 @@ struct UsableTrigger {
 }
 
 /// 202 with the new run, 200 if the event was received before.
-pub async fn receive(
+async fn receive(
     State(state): State<AppState>,
-    TriggerPath { agent, name }: TriggerPath,
+    Params(TriggerParams { agent, name }): Params<TriggerParams>,
     request: Request,
 ) -> Result<Response, Problem> {
     let usable = find(&state, &agent, &name).ok_or_else(not_found)?;
@@ -89,11 +146,11 @@ pub async fn receive(
     };
     let value: Value = serde_json::from_slice(&payload).map_err(|error| {
         let detail = format!("the body is no JSON: {error}");
-        Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidJson, detail)
+        Problem::new(ProblemCode::InvalidJson, detail)
     })?;
     let event = signed.event_id(&value).ok_or_else(|| {
         let detail = "the event has no id";
-        Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidBody, detail)
+        Problem::new(ProblemCode::InvalidBody, detail).with_status(StatusCode::BAD_REQUEST)
     })?;
     let max_bytes = state.settings.max_body;
     let input = match &trigger.input_template {
@@ -171,13 +228,12 @@ fn find(state: &AppState, agent: &str, name: &str) -> Option<UsableTrigger> {
 
 fn not_found() -> Problem {
     let detail = "there is no such trigger";
-    Problem::new(StatusCode::NOT_FOUND, ProblemCode::TriggerNotFound, detail)
+    Problem::new(ProblemCode::TriggerNotFound, detail)
 }
 
 fn invalid_signature() -> Problem {
     let detail = "the signature is missing or wrong, or its time is more than 5 minutes away";
-    let code = ProblemCode::InvalidSignature;
-    Problem::new(StatusCode::UNAUTHORIZED, code, detail)
+    Problem::new(ProblemCode::InvalidSignature, detail)
 }
 
 fn has_form(headers: &HeaderMap) -> bool {
@@ -192,7 +248,7 @@ fn form_payload(body: &[u8]) -> Result<Vec<u8>, Problem> {
     let payload = fields.find(|(name, _)| name == "payload");
     let (_, payload) = payload.ok_or_else(|| {
         let detail = "the form has no field payload";
-        Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidBody, detail)
+        Problem::new(ProblemCode::InvalidBody, detail).with_status(StatusCode::BAD_REQUEST)
     })?;
     Ok(payload.into_owned().into_bytes())
 }

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use axum::extract::State;
-use axum::http::{StatusCode, Uri};
+use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 
+use crate::config::KeyScope::Read;
 use crate::domain::calendar::time_zone;
 use crate::domain::period_budget::PeriodLimit;
 use crate::domain::run::now;
@@ -20,20 +22,74 @@ use crate::engine::state::period_budgets::BudgetStatus;
 use crate::store::usage::{UsageDimension, UsageQuery, UsageReport, UsageRow};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::query::Query;
+use crate::web::extract::query::{Labels, Query, parse, read_text};
 use crate::web::extract::time::parse_time;
-use crate::web::problem_code::ProblemCode;
+use crate::web::problem_code::ProblemCode::{self, InvalidParameter};
 use crate::web::response::json::json_response;
+use crate::web::route::{Route, get};
 use crate::web::state::AppState;
 
 /// Groups that a response may have.
 pub const MAX_ROWS: usize = 10_000;
 /// Values that `by` may have.
 const MAX_DIMENSIONS: usize = 8;
-/// Labels of one filter.
-const MAX_LABELS: usize = 64;
-const PARAMS: [&str; 6] = ["by", "since", "until", "agent", "tz", "label."];
 const DIMENSIONS: &str = "agent, model, label.<name>, session, key, day";
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        get("/usage", [Read], usage)
+            .describe("get_usage", "Sums what ended runs have used")
+            .details(
+                "A key sees the usage of its own runs, a key with the scope `admin` that of all. A run is counted when \
+                 it ends, at the time at which its root was accepted, and stays counted after its deletion. Sums are \
+                 exact. `key`, `session`, `label.<name>` and `day` are those of the root run.",
+            )
+            .response::<UsageView>(200, "The sums.")
+            .example(example())
+            .problems_with(422, &[InvalidParameter]),
+    ]
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct GroupsQuery {
+    /// What the sums are grouped by: one or more of `agent`, `model`, `label.<name>`, `session`, `key`, `day`, separated by
+    /// commas.
+    #[schemars(example = "agent,model", example = "label.team,day")]
+    by: Option<String>,
+    /// Only runs whose root was accepted at this time or later: an RFC 3339 time, or a date, which begins at midnight in `tz`.
+    /// Rounded down to a quarter hour.
+    #[schemars(example = "2026-01-01", example = "2026-01-01T09:00:00Z")]
+    since: Option<String>,
+    /// Only runs whose root was accepted before this time. Rounded up to a quarter hour.
+    until: Option<String>,
+    /// Only runs of this agent.
+    agent: Option<String>,
+    /// The time zone of days and dates, by its IANA name.
+    tz: Zone,
+    /// `label.<key>=<value>`: only runs whose root has this label. Several labels must all match.
+    #[serde(rename = "label.")]
+    labels: Labels,
+}
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct Zone(
+    #[schemars(with = "String", extend("default" = "UTC"), example = "Europe/Berlin")] TimeZone,
+);
+
+impl Default for Zone {
+    fn default() -> Self {
+        Self(TimeZone::UTC)
+    }
+}
+
+impl<'de> Deserialize<'de> for Zone {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected = "a time zone, such as Europe/Berlin or UTC";
+        read_text(deserializer, expected, time_zone).map(Self)
+    }
+}
 
 /// What ended runs have used, in groups.
 #[derive(Serialize, JsonSchema)]
@@ -146,14 +202,12 @@ pub struct UsageNumbers {
     pub duration_p95_ms: Option<u64>,
 }
 
-/// `GET /usage`
-pub async fn usage(
+async fn usage(
     State(state): State<AppState>,
     principal: Principal,
-    uri: Uri,
+    Query(query): Query<GroupsQuery>,
 ) -> Result<Response, Problem> {
-    let query = parse_query(&Query::read(&uri, &PARAMS)?)?;
-    let view = visible_usage(&state, &principal, query).await?;
+    let view = visible_usage(&state, &principal, query.into_query()?).await?;
     let view = view.ok_or_else(too_many_groups)?;
     Ok(json_response(StatusCode::OK, &view))
 }
@@ -162,8 +216,7 @@ pub fn too_many_groups() -> Problem {
     let why = format!(
         "\"by\": there are more than {MAX_ROWS} groups; name fewer values, or a shorter time with since and until"
     );
-    let status = StatusCode::UNPROCESSABLE_ENTITY;
-    Problem::new(status, ProblemCode::InvalidParameter, why)
+    Problem::new(ProblemCode::InvalidParameter, why).with_status(StatusCode::UNPROCESSABLE_ENTITY)
 }
 
 /// The usage of the runs that the principal may see; `None` if there are more than [`UsageQuery::max_rows`] groups.
@@ -226,34 +279,28 @@ impl From<BudgetStatus> for BudgetView {
     }
 }
 
-fn parse_query(query: &Query) -> Result<UsageQuery, Problem> {
-    let zone = query.parse("tz", "a time zone, such as Europe/Berlin or UTC", time_zone)?;
-    let zone = zone.unwrap_or(TimeZone::UTC);
-    let expected = "an RFC 3339 time or a date, such as 2026-01-31";
-    let time = |text: &str| parse_time(text).or_else(|| midnight(&zone, text));
-    let (since, until) = (
-        query.parse("since", expected, time)?,
-        query.parse("until", expected, time)?,
-    );
-    if since.zip(until).is_some_and(|(since, until)| since > until) {
-        return Err(Problem::parameter("until", "is before since"));
+impl GroupsQuery {
+    fn into_query(self) -> Result<UsageQuery, Problem> {
+        let Zone(zone) = self.tz;
+        let expected = "an RFC 3339 time or a date, such as 2026-01-31";
+        let time = |text: &str| parse_time(text).or_else(|| midnight(&zone, text));
+        let since = parse("since", self.since.as_deref(), expected, time)?;
+        let until = parse("until", self.until.as_deref(), expected, time)?;
+        if since.zip(until).is_some_and(|(since, until)| since > until) {
+            return Err(Problem::parameter("until", "is before since"));
+        }
+        Ok(UsageQuery {
+            by: self.by.as_deref().map_or(Ok(Vec::new()), parse_by)?,
+            since,
+            until,
+            owner: None,
+            agent: self.agent,
+            visible_agents: None,
+            labels: self.labels.0,
+            max_rows: MAX_ROWS,
+            time_zone: zone,
+        })
     }
-    let labels = query.with_prefix("label.");
-    if labels.len() > MAX_LABELS {
-        let why = format_args!("{} labels are more than {MAX_LABELS}", labels.len());
-        return Err(Problem::parameter("label.", why));
-    }
-    Ok(UsageQuery {
-        by: query.get("by").map_or(Ok(Vec::new()), parse_by)?,
-        since,
-        until,
-        owner: None,
-        agent: query.get("agent").map(str::to_owned),
-        visible_agents: None,
-        labels,
-        max_rows: MAX_ROWS,
-        time_zone: zone,
-    })
 }
 
 /// The beginning of a date.
@@ -342,4 +389,25 @@ impl From<&UsageSums> for UsageNumbers {
             duration_p95_ms: sums.durations.percentile(95),
         }
     }
+}
+
+fn example() -> Value {
+    let numbers = || {
+        json!({
+            "runs": 4, "roots": 2, "failed": 1, "cancelled": 0, "input_tokens": 5210, "output_tokens": 1880,
+            "cache_read_tokens": 3072, "cache_write_tokens": 0, "reasoning_tokens": 640, "model_calls": 9,
+            "tool_calls": 5, "cost_usd": 0.0213, "complete": true, "duration_p50_ms": 2336, "duration_p95_ms": 9088,
+        })
+    };
+    let mut group = numbers();
+    group["agent"] = "planner".into();
+    group["label.team"] = "blue".into();
+    json!({
+        "data": [group], "totals": numbers(), "since": "2026-01-01T00:00:00.000Z", "until": "2026-02-01T00:00:00.000Z",
+        "budgets": [{
+            "name": "team-blue", "per": "month", "limit_usd": 500.0, "limit_tokens": null, "used_usd": 312.4,
+            "used_tokens": 81_350_220, "used_thousandths": 624, "since": "2026-02-01T00:00:00.000Z",
+            "resets_at": "2026-03-01T00:00:00.000Z",
+        }],
+    })
 }

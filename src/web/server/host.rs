@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use axum::extract::Request;
 use axum::http::header::HOST;
 use axum::http::uri::Authority;
-use axum::http::{HeaderValue, StatusCode, Version};
+use axum::http::{HeaderValue, Version};
 
 use crate::web::error::{Problem, quote};
 use crate::web::problem_code::ProblemCode;
@@ -101,7 +101,7 @@ fn invalid(why: &str) -> Problem {
     let detail = format!(
         "the request does not say which host it is for: {why}; send one Host header, such as localhost:8080"
     );
-    Problem::new(StatusCode::BAD_REQUEST, ProblemCode::InvalidHost, detail)
+    Problem::new(ProblemCode::InvalidHost, detail)
 }
 
 #[cfg(test)]

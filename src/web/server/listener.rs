@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::FutureExt;
 use hyper::body::Incoming;
@@ -254,9 +253,8 @@ async fn end_http1(
     has_unread: bool,
     close_idle: &CancellationToken,
 ) {
-    let (status, code, why) = match ended {
+    let (code, why) = match ended {
         Err(error) if error.is_timeout() && has_unread => (
-            StatusCode::REQUEST_TIMEOUT,
             ProblemCode::RequestTimeout,
             "the request's head did not arrive in time".to_owned(),
         ),
@@ -264,14 +262,12 @@ async fn end_http1(
             debug!("A connection ended early: {error}");
             match socket.suppressed_status() {
                 Some(431 | 414) => (
-                    StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                     ProblemCode::HeadTooLarge,
                     format!(
                         "the request's head is larger than {MAX_HEAD_BYTES} bytes, or has too many fields"
                     ),
                 ),
                 Some(_) => (
-                    StatusCode::BAD_REQUEST,
                     ProblemCode::MalformedRequest,
                     format!("the request cannot be read: {error}"),
                 ),
@@ -287,7 +283,7 @@ async fn end_http1(
             return;
         }
     };
-    let problem = problem_response(status, code, &why);
+    let problem = problem_response(code, &why);
     socket.close_with(&problem).await;
 }
 
@@ -326,10 +322,11 @@ where
 }
 
 /// An HTTP/1.1 response to a request that hyper could not read.
-fn problem_response(status: StatusCode, code: ProblemCode, why: &str) -> Vec<u8> {
+fn problem_response(code: ProblemCode, why: &str) -> Vec<u8> {
     let id = middleware::new_request_id();
     let id = id.to_str().unwrap_or_default();
-    let body = Problem::new(status, code, why).render("", id);
+    let status = code.status();
+    let body = Problem::new(code, why).render("", id);
     let mut response = format!(
         "HTTP/1.1 {status}\r\ncontent-type: application/problem+json\r\ncontent-length: {}\r\n\
          x-request-id: {id}\r\nconnection: close\r\n\r\n",

@@ -4,9 +4,9 @@
 use std::net::Ipv4Addr;
 
 use axum::extract::Request;
+use axum::http::HeaderMap;
 use axum::http::header::{HeaderName, ORIGIN};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode};
 
 use crate::config::AllowedOrigins;
 use crate::web::error::{Problem, quote};
@@ -53,11 +53,7 @@ impl OriginGuard {
                 "{} is not a name of this machine, where alone the daemon listens; ask for 127.0.0.1 or localhost",
                 quote(host.as_str())
             );
-            return Err(Problem::new(
-                StatusCode::FORBIDDEN,
-                ProblemCode::ForeignHost,
-                why,
-            ));
+            return Err(Problem::new(ProblemCode::ForeignHost, why));
         }
         if request.method().is_safe()
             || self.is_allowed_origin(request.headers())
@@ -67,11 +63,7 @@ impl OriginGuard {
         }
         let why = "a web page of another origin may not do this; send it from a program, or from a page that the same \
                    host serves, or name its origin in server.cors.origins";
-        Err(Problem::new(
-            StatusCode::FORBIDDEN,
-            ProblemCode::CrossSite,
-            why,
-        ))
+        Err(Problem::new(ProblemCode::CrossSite, why))
     }
 }
 

@@ -2,8 +2,6 @@
 
 use serde_json::value::RawValue;
 
-use axum::http::StatusCode;
-
 use crate::domain::attachment::{FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::content::{AttachmentLink, Content, Part};
 use crate::web::clients::a2a::message::PartInput;
@@ -134,7 +132,6 @@ fn supported_type(media_type: &str, pointer: &str) -> Result<MediaType, Problem>
 
 fn unsupported(what: &str, pointer: &str) -> Problem {
     Problem::new(
-        StatusCode::UNSUPPORTED_MEDIA_TYPE,
         ProblemCode::UnsupportedMediaType,
         format!(
             "{pointer}: {what} cannot be a file here; send {IMAGE_TYPES}, {FILE_TYPES}, a text or data"

@@ -1,7 +1,6 @@
 //! Approvals as input that a task requires, and the messages that decide on them.
 
 use crate::web::clients::a2a::types::Part;
-use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -136,7 +135,7 @@ pub async fn apply(
 
 pub fn nothing_waits(run: &Run) -> Problem {
     let detail = format!("no call of the task {} waits for a decision", run.id);
-    Problem::new(StatusCode::CONFLICT, ProblemCode::NothingWaits, detail)
+    Problem::new(ProblemCode::NothingWaits, detail)
 }
 
 /// The decisions in the parts, with their positions. A text beside data parts is not read.

@@ -56,7 +56,7 @@ pub fn task_ended(id: &str, state: &str) -> Problem {
     let detail = format!(
         "the task {id} has ended ({state}): send a message without taskId, in its contextId"
     );
-    Problem::new(StatusCode::CONFLICT, ProblemCode::RunEnded, detail)
+    Problem::new(ProblemCode::RunEnded, detail)
 }
 
 fn shape(problem: &Problem) -> ShapedError {

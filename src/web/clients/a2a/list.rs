@@ -5,6 +5,8 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Response;
 use jiff::Timestamp;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::domain::run::{RunId, Status};
 use crate::store::changed_runs::{ChangedQuery, ChangedRun};
@@ -13,28 +15,27 @@ use crate::web::auth::Principal;
 use crate::web::clients::a2a::context::context_id;
 use crate::web::clients::a2a::response;
 use crate::web::clients::a2a::task::{TaskParts, task, updated_at};
-use crate::web::clients::a2a::tasks::history_length;
-use crate::web::clients::a2a::version::{self, Version1};
+use crate::web::clients::a2a::version::Version1;
 use crate::web::error::Problem;
 use crate::web::extract::path::AgentPath;
-use crate::web::extract::query::{Query, count_up_to};
-use crate::web::extract::time::parse_time;
+use crate::web::extract::query::{self, Count, Query, Time};
 use crate::web::state::AppState;
 
-const DEFAULT_PAGE_SIZE: usize = 50;
-const MAX_PAGE_SIZE: usize = 100;
-
-const PARAMS: [&str; 9] = [
-    "contextId",
-    "status",
-    "pageSize",
-    "pageToken",
-    "historyLength",
-    "statusTimestampAfter",
-    "includeArtifacts",
-    "tenant",
-    version::HEADER,
-];
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct ListQuery {
+    context_id: Option<String>,
+    status: Option<String>,
+    page_size: Count<100, 50>,
+    page_token: Option<String>,
+    history_length: usize,
+    status_timestamp_after: Option<Time>,
+    include_artifacts: bool,
+    #[serde(rename = "tenant")]
+    _tenant: IgnoredAny,
+    #[serde(rename = "A2A-Version")]
+    _version: IgnoredAny,
+}
 
 pub async fn list(
     State(state): State<AppState>,
@@ -43,32 +44,23 @@ pub async fn list(
     principal: Principal,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let query = Query::read(&uri, &PARAMS)?.without_empty();
+    let Query(query) = Query::<ListQuery>::read_form(&uri)?;
     let parts = TaskParts {
         // A page may have many tasks.
-        history: Some(history_length(&query)?.unwrap_or(0)),
-        has_artifacts: query
-            .parse("includeArtifacts", "true or false", |text| {
-                text.parse().ok()
-            })?
-            .unwrap_or_default(),
+        history: Some(query.history_length),
+        has_artifacts: query.include_artifacts,
     };
-    let (statuses, waits_for_approval) = statuses(&query)?;
-    let limit = query
-        .parse(
-            "pageSize",
-            "a number from 1 to 100",
-            count_up_to(MAX_PAGE_SIZE),
-        )?
-        .unwrap_or(DEFAULT_PAGE_SIZE);
+    let (statuses, waits_for_approval) = statuses(query.status.as_deref())?;
+    let limit = query.page_size.0;
+    let token = query.page_token.as_deref();
     let changed = ChangedQuery {
         agent,
         owner: principal.owner_filter().map(str::to_owned),
-        session: query.get("contextId").map(str::to_owned),
+        session: query.context_id,
         statuses,
         waits_for_approval,
-        since: query.parse("statusTimestampAfter", "an ISO 8601 time", parse_time)?,
-        after: query.parse("pageToken", "a token of this list", parse_token)?,
+        since: query.status_timestamp_after.map(|Time(time)| time),
+        after: query::parse("pageToken", token, "a token of this list", parse_token)?,
         limit,
     };
     let store = state.runner.store();
@@ -95,7 +87,7 @@ pub async fn list(
     response::json(&ListTasksResponse {
         page_size: limit,
         tasks,
-        next_page_token: next.map_or_else(String::new, token),
+        next_page_token: next.map_or_else(String::new, write_token),
         total_size: page.total,
     })
 }
@@ -132,9 +124,14 @@ async fn own_context(
 }
 
 /// The statuses of runs whose tasks have the wanted state, and which of those that wait.
-fn statuses(query: &Query) -> Result<(Vec<Status>, Option<bool>), Problem> {
+fn statuses(wanted: Option<&str>) -> Result<(Vec<Status>, Option<bool>), Problem> {
     let parse = |text: &str| serde_json::from_value::<TaskState>(text.into()).ok();
-    let wanted = query.parse("status", "a state such as TASK_STATE_WORKING", parse)?;
+    let wanted = query::parse(
+        "status",
+        wanted,
+        "a state such as TASK_STATE_WORKING",
+        parse,
+    )?;
     Ok(match wanted {
         None | Some(TaskState::Unspecified) => (Status::ALL.to_vec(), None),
         Some(TaskState::Submitted) => (vec![Status::Queued], None),
@@ -151,7 +148,7 @@ fn statuses(query: &Query) -> Result<(Vec<Status>, Option<bool>), Problem> {
 }
 
 /// `milliseconds.run`
-fn token(run: ChangedRun) -> String {
+fn write_token(run: ChangedRun) -> String {
     format!("{}.{}", run.at.as_millisecond(), run.run)
 }
 

@@ -4,8 +4,8 @@ use crate::web::clients::a2a::types::{
     AuthenticationInfo, ListTaskPushNotificationConfigsResponse, TaskPushNotificationConfig,
 };
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::response::Response;
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::domain::run::{Run, RunId};
@@ -14,20 +14,28 @@ use crate::web::auth::Principal;
 use crate::web::clients::a2a::context::context_id;
 use crate::web::clients::a2a::push_config::PushConfigInput;
 use crate::web::clients::a2a::response;
-use crate::web::clients::a2a::tasks::find;
+use crate::web::clients::a2a::tasks::{TaskPath, find};
 use crate::web::clients::a2a::version::Version1;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::path::{TaskConfigPath, TaskPath};
+use crate::web::extract::path::Params;
 use crate::web::extract::request_body::{self, RequestBody};
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::AppState;
+
+/// `{agent}`, `{id}` and `{config}` of the path of a task's push notifications.
+#[derive(Deserialize)]
+pub struct TaskConfigPath {
+    pub agent: String,
+    pub id: String,
+    pub config: String,
+}
 
 /// `POST …/pushNotificationConfigs`
 pub async fn create(
     State(state): State<AppState>,
     _: Version1,
     principal: Principal,
-    TaskPath { agent, id }: TaskPath,
+    Params(TaskPath { agent, id }): Params<TaskPath>,
     request: Request,
 ) -> Result<Response, Problem> {
     let run = find(&state, &principal, &agent, &id).await?;
@@ -91,7 +99,7 @@ pub async fn get(
     State(state): State<AppState>,
     _: Version1,
     principal: Principal,
-    TaskConfigPath { agent, id, config }: TaskConfigPath,
+    Params(TaskConfigPath { agent, id, config }): Params<TaskConfigPath>,
 ) -> Result<Response, Problem> {
     let run = find(&state, &principal, &agent, &id).await?;
     let configs = state.runner.store().push_configs(run.id).await?;
@@ -101,7 +109,7 @@ pub async fn get(
             "the task {id} has no push notification configuration {}",
             quote(&config)
         );
-        Problem::new(StatusCode::NOT_FOUND, ProblemCode::RunNotFound, detail)
+        Problem::new(ProblemCode::RunNotFound, detail)
     })?;
     response::json(&view(run.id, &found))
 }
@@ -111,7 +119,7 @@ pub async fn list(
     State(state): State<AppState>,
     _: Version1,
     principal: Principal,
-    TaskPath { agent, id }: TaskPath,
+    Params(TaskPath { agent, id }): Params<TaskPath>,
 ) -> Result<Response, Problem> {
     let run = find(&state, &principal, &agent, &id).await?;
     let configs = state.runner.store().push_configs(run.id).await?;
@@ -125,7 +133,7 @@ pub async fn delete(
     State(state): State<AppState>,
     _: Version1,
     principal: Principal,
-    TaskConfigPath { agent, id, config }: TaskConfigPath,
+    Params(TaskConfigPath { agent, id, config }): Params<TaskConfigPath>,
 ) -> Result<Response, Problem> {
     let run = find(&state, &principal, &agent, &id).await?;
     state

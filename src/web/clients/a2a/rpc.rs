@@ -16,12 +16,14 @@ use url::form_urlencoded;
 
 use crate::config::KeyScope;
 use crate::web::auth::Principal;
+use crate::web::clients::a2a::push::TaskConfigPath;
+use crate::web::clients::a2a::tasks::TaskPath;
 use crate::web::clients::a2a::version::Version1;
 use crate::web::clients::a2a::{card, content, error, list, push, response, send, tasks};
 use crate::web::error::{Problem, quote};
 use crate::web::error_shape::{ErrorShape, ShapedError};
 use crate::web::extract::json_body::{self, decode_utf8};
-use crate::web::extract::path::{AgentPath, TaskConfigPath, TaskPath};
+use crate::web::extract::path::{AgentPath, Params};
 use crate::web::extract::public_url::PublicUrl;
 use crate::web::extract::request_body::{self, BodyLimits, RequestBody, parse_large};
 use crate::web::problem_code::ProblemCode;
@@ -93,7 +95,6 @@ fn parse(body: &Bytes) -> Result<Call, Problem> {
                 json_body::describe(&error)
             )),
             Err(error) => Problem::new(
-                StatusCode::BAD_REQUEST,
                 ProblemCode::InvalidJson,
                 format!("the body is not valid JSON: {error}"),
             ),
@@ -122,7 +123,7 @@ fn parse(body: &Bytes) -> Result<Call, Problem> {
 }
 
 fn invalid_request(detail: &str) -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, ProblemCode::MalformedBody, detail)
+    Problem::new(ProblemCode::MalformedBody, detail)
 }
 
 async fn perform(
@@ -150,52 +151,51 @@ async fn perform(
         }
         "GetTask" => {
             principal.require_scope(KeyScope::Read)?;
-            let params = Params::read(&params)?;
+            let params = CallParams::read(&params)?;
             let history = params.history_length()?;
             tasks::read(state, principal, &agent, params.text("id")?, history).await
         }
         "ListTasks" => {
             principal.require_scope(KeyScope::Read)?;
-            let uri = Params::read(&params)?.as_query()?;
+            let uri = CallParams::read(&params)?.as_query()?;
             list::list(app, Version1, AgentPath(agent), caller, uri).await
         }
         "CancelTask" => {
             principal.require_scope(KeyScope::Cancel)?;
-            let params = Params::read(&params)?;
+            let params = CallParams::read(&params)?;
             tasks::cancel(state, principal, &agent, params.text("id")?).await
         }
         "SubscribeToTask" => {
             principal.require_scope(KeyScope::Read)?;
-            let params = Params::read(&params)?;
+            let params = CallParams::read(&params)?;
             tasks::subscribe(state, principal, &agent, params.text("id")?).await
         }
         "CreateTaskPushNotificationConfig" => {
             principal.require_scope(KeyScope::Run)?;
-            let id = Params::read(&params)?.text("taskId")?.to_owned();
+            let id = CallParams::read(&params)?.text("taskId")?.to_owned();
             let run = tasks::find(state, principal, &agent, &id).await?;
             push::respond_to_new(state, &run, &RequestBody::Json(params)).await
         }
         "GetTaskPushNotificationConfig" => {
             principal.require_scope(KeyScope::Read)?;
-            let path = Params::read(&params)?.config_path(agent)?;
-            push::get(app, Version1, caller, path).await
+            let path = CallParams::read(&params)?.config_path(agent)?;
+            push::get(app, Version1, caller, Params(path)).await
         }
         "ListTaskPushNotificationConfigs" => {
             principal.require_scope(KeyScope::Read)?;
-            let id = Params::read(&params)?.text("taskId")?.to_owned();
-            push::list(app, Version1, caller, TaskPath { agent, id }).await
+            let id = CallParams::read(&params)?.text("taskId")?.to_owned();
+            push::list(app, Version1, caller, Params(TaskPath { agent, id })).await
         }
         "DeleteTaskPushNotificationConfig" => {
             principal.require_scope(KeyScope::Run)?;
-            let path = Params::read(&params)?.config_path(agent)?;
-            push::delete(app, Version1, caller, path).await
+            let path = CallParams::read(&params)?.config_path(agent)?;
+            push::delete(app, Version1, caller, Params(path)).await
         }
         "GetExtendedAgentCard" => {
             let card = card::of(state, principal, &agent, url)?;
             response::json(&card)
         }
         method => Err(Problem::new(
-            StatusCode::METHOD_NOT_ALLOWED,
             ProblemCode::MethodNotAllowed,
             format!("there is no method {}", quote(method)),
         )),
@@ -203,9 +203,9 @@ async fn perform(
 }
 
 /// Parameters that are few and short.
-struct Params(Map<String, Value>);
+struct CallParams(Map<String, Value>);
 
-impl Params {
+impl CallParams {
     fn read(params: &[u8]) -> Result<Self, Problem> {
         json_body::parse_raw(decode_utf8(params)?, "/params").map(Self)
     }

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::{StatusCode, Uri};
+use axum::http::Uri;
 use axum::response::Response;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::config::KeyScope;
 use crate::domain::run::Run;
@@ -13,10 +15,10 @@ use crate::web::clients::a2a::error::task_ended;
 use crate::web::clients::a2a::response;
 use crate::web::clients::a2a::stream::TaskStream;
 use crate::web::clients::a2a::task::{TaskParts, task};
-use crate::web::clients::a2a::version::{self, Version1};
+use crate::web::clients::a2a::version::Version1;
 use crate::web::clients::run_wait;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::path::{TaskPath, visible_run_id};
+use crate::web::extract::path::{Params, visible_run_id};
 use crate::web::extract::query::Query;
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::runs::require_run;
@@ -26,21 +28,37 @@ use crate::web::wait;
 /// The reason of a cancellation by a client.
 const CANCELLED: &str = "cancelled by its A2A client";
 
+/// `{agent}` and `{id}` of the path of an agent's task, the id with the verb after it.
+#[derive(Deserialize)]
+pub struct TaskPath {
+    pub agent: String,
+    pub id: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct TaskQuery {
+    history_length: Option<usize>,
+    #[serde(rename = "tenant")]
+    _tenant: IgnoredAny,
+    #[serde(rename = "A2A-Version")]
+    _version: IgnoredAny,
+}
+
 /// `GET /a2a/{agent}/tasks/{id}`, also with `:subscribe`.
 pub async fn get(
     State(state): State<AppState>,
     _: Version1,
     principal: Principal,
-    TaskPath { agent, id }: TaskPath,
+    Params(TaskPath { agent, id }): Params<TaskPath>,
     uri: Uri,
 ) -> Result<Response, Problem> {
     principal.require_scope(KeyScope::Read)?;
     if let Some(id) = id.strip_suffix(":subscribe") {
         return subscribe(&state, &principal, &agent, id).await;
     }
-    let query = Query::read(&uri, &["historyLength", "tenant", version::HEADER])?;
-    let history = history_length(&query)?;
-    read(&state, &principal, &agent, &id, history).await
+    let Query(query) = Query::<TaskQuery>::read(&uri)?;
+    read(&state, &principal, &agent, &id, query.history_length).await
 }
 
 pub async fn read(
@@ -60,7 +78,7 @@ pub async fn act(
     State(state): State<AppState>,
     _: Version1,
     principal: Principal,
-    TaskPath { agent, id }: TaskPath,
+    Params(TaskPath { agent, id }): Params<TaskPath>,
 ) -> Result<Response, Problem> {
     match id.rsplit_once(':') {
         Some((id, "cancel")) => {
@@ -76,11 +94,7 @@ pub async fn act(
                 "{} is not a task's id with :cancel or :subscribe",
                 quote(&id)
             );
-            Err(Problem::new(
-                StatusCode::NOT_FOUND,
-                ProblemCode::RouteNotFound,
-                detail,
-            ))
+            Err(Problem::new(ProblemCode::RouteNotFound, detail))
         }
     }
 }
@@ -94,11 +108,7 @@ pub async fn cancel(
     let run = find(state, principal, agent, id).await?;
     if run.status.is_terminal() {
         let detail = format!("the task {id} has ended: it is {}", run.status.as_str());
-        return Err(Problem::new(
-            StatusCode::CONFLICT,
-            ProblemCode::RunTerminal,
-            detail,
-        ));
+        return Err(Problem::new(ProblemCode::RunTerminal, detail));
     }
     let cancelled = state
         .runner
@@ -155,11 +165,4 @@ pub async fn wait_for_stop(state: &AppState, run: Arc<Run>) -> Arc<Run> {
             current.ok().flatten().map_or(run, Arc::new)
         }
     }
-}
-
-/// The most messages of a task's history.
-pub fn history_length(query: &Query) -> Result<Option<usize>, Problem> {
-    query.parse("historyLength", "a number, 0 or more", |text| {
-        text.parse().ok()
-    })
 }

@@ -1,7 +1,6 @@
 //! The version of the protocol that a client speaks: the header `A2A-Version`, or the query parameter of that name.
 
 use axum::extract::FromRequestParts;
-use axum::http::StatusCode;
 use axum::http::request::Parts;
 
 use crate::web::clients::a2a::types::VERSION;
@@ -50,11 +49,7 @@ fn check(version: &str) -> Result<Version1, Problem> {
 }
 
 fn unsupported(detail: String) -> Problem {
-    Problem::new(
-        StatusCode::BAD_REQUEST,
-        ProblemCode::UnsupportedVersion,
-        detail,
-    )
+    Problem::new(ProblemCode::UnsupportedVersion, detail)
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::value::RawValue;
 
@@ -242,7 +241,6 @@ fn required_content(new: NewMessages) -> Result<Content, Problem> {
             Err(Problem::invalid_field("/messages", why))
         }
         (None, false) => Err(Problem::new(
-            StatusCode::CONFLICT,
             ProblemCode::NothingWaits,
             "no run of this agent waits for these results: it has ended, or has them already",
         )),

@@ -120,8 +120,7 @@ fn is_for_model(problem: &Problem) -> bool {
 
 fn unknown_tool(name: &str) -> RpcError {
     let detail = format!("there is no tool {}", quote(name));
-    let code = ProblemCode::AgentNotFound;
-    let problem = Problem::new(StatusCode::NOT_FOUND, code, detail.as_str());
+    let problem = Problem::new(ProblemCode::AgentNotFound, detail.as_str());
     RpcError::new(ErrorCode::INVALID_PARAMS, detail).with_data(problem_data(&problem))
 }
 

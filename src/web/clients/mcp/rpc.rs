@@ -234,11 +234,7 @@ fn shape(problem: &Problem) -> ShapedError {
 
 /// A request that the daemon cannot finish because it stops.
 pub fn closing(detail: String) -> Problem {
-    Problem::new(
-        StatusCode::SERVICE_UNAVAILABLE,
-        ProblemCode::Draining,
-        detail,
-    )
+    Problem::new(ProblemCode::Draining, detail)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! `/ui/agents/{name}`: an agent's definition, what is wrong with its file, a form that starts a run, its last runs.
 
-use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::value::RawValue;
 
@@ -17,19 +16,16 @@ use crate::web::console::pages::{agent_versions, input_form};
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
+use crate::web::extract::query::NoParameters;
 use crate::web::routes::agents::AgentBrief;
 use crate::web::routes::runs;
 
 /// The last runs that are shown.
 const RUNS: usize = 20;
 
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
-}
-
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
-    request.query(&[])?;
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    request.query::<NoParameters>()?;
     let name = request.param("name").to_owned();
     let agents = agent_check::inspected_agents(request.state.runner.catalog()).await;
     let is_visible = is_agent_name(&name) && request.principal.can_use_agent(&name);

@@ -1,6 +1,5 @@
 //! `/ui/agents`: the agents, with the errors of their files.
 
-use axum::response::Response;
 use maud::{Markup, html};
 
 use crate::catalog::Entry;
@@ -11,15 +10,12 @@ use crate::web::console::layout::Page;
 use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
+use crate::web::extract::query::NoParameters;
 use crate::web::routes::agents::AgentBrief;
 
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
-}
-
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
-    request.query(&[])?;
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    request.query::<NoParameters>()?;
     let agents = agent_check::inspected_agents(request.state.runner.catalog()).await;
     let entries = agents.entries.values();
     let entries: Vec<_> = entries

@@ -1,28 +1,25 @@
 //! `/ui/approvals`: the tool calls that wait for a person.
 
-use axum::response::Response;
 use maud::html;
 
 use crate::config::KeyScope::{Approve, Run};
+use crate::domain::run::RunId;
 use crate::store::approvals::ApprovalQuery;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::run_actions;
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
+use crate::web::extract::query::{Cursor, PageQuery};
 use crate::web::routes::approvals;
 
 const PAGE_SIZE: usize = 50;
 
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
-}
-
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
-    let query = request.query(&["cursor"])?;
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    let page: PageQuery<RunId> = request.query()?;
     let query = ApprovalQuery {
-        after: query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
+        after: page.cursor.map(|Cursor(id)| id),
         limit: PAGE_SIZE,
         ..ApprovalQuery::default()
     };

@@ -1,8 +1,7 @@
 //! `/ui/agents/{name}/chat`: a conversation with an agent. Each message is a run of one session.
 
-use axum::http::StatusCode;
-use axum::response::Response;
 use maud::{Markup, html};
+use serde::Deserialize;
 
 use crate::catalog::LoadError;
 use crate::config::KeyScope;
@@ -15,18 +14,21 @@ use crate::web::console::layout::Page;
 use crate::web::console::parts::{self, text_block};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
+use crate::web::extract::query::SessionName;
 use crate::web::problem_code::ProblemCode;
 
 /// Messages that are shown.
 const MAX_RUNS: usize = 50;
 
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ChatQuery {
+    session: Option<SessionName>,
 }
 
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
-    let query = request.query(&["session"])?;
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    let query: ChatQuery = request.query()?;
     let name = request.param("name").to_owned();
     let agents = request.state.runner.catalog().current();
     if !is_agent_name(&name) || !request.principal.can_use_agent(&name) {
@@ -35,14 +37,13 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
     agents.get(&name)?;
     if !request.may(KeyScope::Run) {
         let why = "this key may not start runs, so it cannot chat";
-        let status = StatusCode::FORBIDDEN;
-        return Err(Problem::new(status, ProblemCode::InsufficientScope, why));
+        return Err(Problem::new(ProblemCode::InsufficientScope, why));
     }
-    let session = query.parse("session", "a session's name", |text| {
-        is_agent_name(text).then(|| text.to_owned())
-    })?;
-    let is_new = session.is_none();
-    let session = session.unwrap_or_else(chat_session::new_name);
+    let is_new = query.session.is_none();
+    let session = match query.session {
+        Some(SessionName(session)) => session,
+        None => chat_session::new_name(),
+    };
     let runs = match is_new {
         true => Vec::new(),
         false => earlier(request, &name, &session).await?,

@@ -1,7 +1,7 @@
 //! `/ui/compare`: two trees, aligned by their calls.
 
-use axum::response::Response;
 use maud::{Markup, html};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::domain::run::Run;
@@ -13,14 +13,17 @@ use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
 use crate::web::routes::runs::require_run;
 
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct CompareQuery {
+    a: Option<String>,
+    b: Option<String>,
 }
 
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
-    let query = request.query(&["a", "b"])?;
-    let (a, b) = (query.get("a"), query.get("b"));
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    let query: CompareQuery = request.query()?;
+    let (a, b) = (query.a.as_deref(), query.b.as_deref());
     let result = match a.zip(b) {
         Some((a, b)) => compare(request, a, b).await?,
         None => parts::empty(

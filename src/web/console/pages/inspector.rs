@@ -1,7 +1,7 @@
 //! The right side of a run's page: the run, one turn, one tool call, or the raw events.
 
-use axum::http::StatusCode;
 use maud::{Markup, html};
+use serde::Deserialize;
 
 use crate::config::KeyScope;
 use crate::domain::message::{ToolCall, ToolResult};
@@ -14,7 +14,6 @@ use crate::web::console::parts::{self, facts, json_block, query_string, text, te
 use crate::web::console::request::ConsoleRequest;
 use crate::web::console::timeline::StepName;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::query::Query;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::turns::{TurnDetailView, TurnView};
 
@@ -29,22 +28,37 @@ pub enum Selection {
     Events(u64),
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunPageQuery {
+    turn: Option<u32>,
+    call: Option<String>,
+    view: Option<View>,
+    after: u32,
+    /// Whether all of the tree is shown.
+    pub open: Option<Opened>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum View {
+    Events,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Opened {
+    All,
+}
+
 impl Selection {
-    pub fn read(query: &Query) -> Result<Self, Problem> {
-        if let Some(turn) = query.parse("turn", "the number of a turn", |text| text.parse().ok())? {
-            return Ok(Self::Step(StepName::Turn(turn)));
+    pub fn new(query: &RunPageQuery) -> Self {
+        match (query.turn, &query.call, &query.view) {
+            (Some(turn), _, _) => Self::Step(StepName::Turn(turn)),
+            (None, Some(call), _) => Self::Step(StepName::Call(call.clone())),
+            (None, None, Some(View::Events)) => Self::Events(query.after.into()),
+            (None, None, None) => Self::Run,
         }
-        if let Some(call) = query.get("call") {
-            return Ok(Self::Step(StepName::Call(call.to_owned())));
-        }
-        let after = query.parse("after", "an event's number", |text| {
-            text.parse::<u32>().ok()
-        })?;
-        let events = query.parse("view", "events", |text| (text == "events").then_some(()))?;
-        Ok(match events {
-            Some(()) => Self::Events(after.unwrap_or(0).into()),
-            None => Self::Run,
-        })
     }
 
     pub fn step(&self) -> Option<&StepName> {
@@ -385,7 +399,6 @@ async fn events(request: &ConsoleRequest, run: &Run, after: u64) -> Result<Marku
 
 fn step_not_found(run: &Run, step: &str) -> Problem {
     Problem::new(
-        StatusCode::NOT_FOUND,
         ProblemCode::TurnNotFound,
         format!("{} has no {}", run.id, quote(step)),
     )

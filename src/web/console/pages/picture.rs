@@ -2,17 +2,18 @@
 
 use axum::body::Body;
 use axum::extract::State;
+use axum::http::HeaderName;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
 
 use crate::domain::attachment::{Attachment, Digest};
 use crate::domain::run::RunId;
 use crate::store::Step;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::path::PicturePath;
+use crate::web::extract::path::{Params, RunPath};
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
@@ -29,13 +30,19 @@ const HEADERS: [(HeaderName, &str); 5] = [
     ),
 ];
 
+#[derive(Deserialize)]
+pub struct PictureParam {
+    sha256: String,
+}
+
 pub async fn get(
     State(state): State<AppState>,
-    PicturePath(run, name): PicturePath,
+    RunPath(run): RunPath,
+    Params(PictureParam { sha256: name }): Params<PictureParam>,
 ) -> Result<Response, Problem> {
     let not_found = || {
         let why = format!("{run} has no picture {}", quote(&name));
-        Problem::new(StatusCode::NOT_FOUND, ProblemCode::RouteNotFound, why)
+        Problem::new(ProblemCode::RouteNotFound, why)
     };
     let digest = Digest::try_from(name.clone()).map_err(|_| not_found())?;
     let picture = find(&state, run, digest).await?;

@@ -3,14 +3,13 @@
 
 use std::collections::HashMap;
 
-use axum::response::Response;
 use maud::{Markup, html};
 
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::usage::Cost;
 use crate::web::console::format;
 use crate::web::console::layout::Page;
-use crate::web::console::pages::inspector::{self, Selection};
+use crate::web::console::pages::inspector::{self, RunPageQuery, Selection};
 use crate::web::console::pages::{run_actions, tree};
 use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
@@ -24,16 +23,11 @@ const MAX_PRICED_RUNS: usize = 40;
 /// Runs of a tree that are listed; of a larger one, only those below the run of the page.
 const MAX_RUNS: usize = 2_000;
 
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
-}
-
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
     let id = request.visible_run(request.param("id")).await?;
-    let query = request.query(&["turn", "call", "view", "after", "open"])?;
-    let selection = Selection::read(&query)?;
-    let opens_all = query.parse("open", "all", |text| (text == "all").then_some(()))?;
+    let query: RunPageQuery = request.query()?;
+    let selection = Selection::new(&query);
     let run = require_run(&request.state, id).await?;
     let store = request.state.runner.store().as_ref();
     let mut runs = store.tree(run.root_id).await?;
@@ -50,7 +44,7 @@ async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
         costs: &costs,
         selected: id,
         step: selection.step(),
-        opens_all: opens_all.is_some(),
+        opens_all: query.open.is_some(),
         now: now(),
     };
     let inspector = {

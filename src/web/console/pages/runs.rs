@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use axum::response::Response;
 use jiff::Timestamp;
 use maud::{Markup, html};
+use serde::Deserialize;
 
 use crate::config::KeyScope::Cancel;
 use crate::domain::run::{RunId, Status, now};
@@ -15,7 +15,7 @@ use crate::web::console::layout::Page;
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
-use crate::web::extract::query::Query;
+use crate::web::extract::query::{self, Cursor};
 use crate::web::routes::runs;
 
 /// Runs of a page.
@@ -23,48 +23,61 @@ const PAGE_SIZE: usize = 50;
 /// How long one request searches for runs above a cost, which no index contains.
 const MAX_SEARCH: Duration = Duration::from_millis(100);
 
-const PARAMS: [&str; 6] = ["status", "agent", "session", "label", "cost", "cursor"];
-
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
-}
-
 /// The filter as the form has it.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct Form {
-    query: Query,
+    status: Option<Status>,
+    agent: Option<String>,
+    session: Option<String>,
+    label: Option<String>,
+    cost: Option<String>,
+    cursor: Option<Cursor<RunId>>,
 }
 
 impl Form {
+    /// The fields that are shown.
+    fn fields(&self) -> [(&'static str, &str); 5] {
+        fn text(field: &Option<String>) -> &str {
+            field.as_deref().unwrap_or_default()
+        }
+        [
+            ("status", self.status.map_or("", Status::as_str)),
+            ("agent", text(&self.agent)),
+            ("session", text(&self.session)),
+            ("label", text(&self.label)),
+            ("cost", text(&self.cost)),
+        ]
+    }
+
     fn get(&self, name: &str) -> &str {
-        self.query.get(name).unwrap_or_default()
+        let mut fields = self.fields().into_iter();
+        fields
+            .find(|(known, _)| *known == name)
+            .map_or("", |(_, text)| text)
     }
 
     fn is_empty(&self) -> bool {
-        PARAMS.iter().all(|name| self.get(name).is_empty())
+        self.cursor.is_none() && self.fields().iter().all(|(_, text)| text.is_empty())
     }
 
     fn filter(&self) -> Result<RunFilter, Problem> {
-        let label = self
-            .query
-            .parse("label", "a label, such as team=search", |text| {
-                let (name, value) = text.split_once('=')?;
-                Some((name.trim().to_owned(), value.trim().to_owned()))
-            })?;
+        let expected = "a label, such as team=search";
+        let label = query::parse("label", self.label.as_deref(), expected, |text| {
+            let (name, value) = text.split_once('=')?;
+            Some((name.trim().to_owned(), value.trim().to_owned()))
+        })?;
+        let min_cost = query::parse("cost", self.cost.as_deref(), "an amount in USD", |text| {
+            let usd: f64 = text.parse().ok()?;
+            (usd.is_finite() && usd >= 0.0).then(|| Cost::from_usd(usd))
+        })?;
         Ok(RunFilter {
-            agent: self.query.get("agent").map(str::to_owned),
-            status: self
-                .query
-                .parse("status", "a status of a run", |text| text.parse().ok())?,
-            session: self.query.get("session").map(str::to_owned),
+            agent: self.agent.clone(),
+            status: self.status,
+            session: self.session.clone(),
             labels: label.into_iter().collect(),
-            min_cost: self.query.parse("cost", "an amount in USD", |text| {
-                let usd: f64 = text.parse().ok()?;
-                (usd.is_finite() && usd >= 0.0).then(|| Cost::from_usd(usd))
-            })?,
-            before: self
-                .query
-                .parse("cursor", "a cursor of this list", |text| text.parse().ok())?,
+            min_cost,
+            before: self.cursor.as_ref().map(|Cursor(id)| *id),
             limit: PAGE_SIZE,
             cut_texts: true,
             ..RunFilter::default()
@@ -72,17 +85,15 @@ impl Form {
     }
 }
 
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
-    let query = request.query(&PARAMS)?;
-    let form = Form { query };
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    let form: Form = request.query()?;
     let found = find(request, &form).await?;
     let runs = &found.runs;
     let next = found.next.map(|cursor| {
         let cursor = cursor.to_string();
-        let pairs = PARAMS.map(|name| match name {
-            "cursor" => (name, cursor.as_str()),
-            name => (name, form.get(name)),
-        });
+        let mut pairs = form.fields().to_vec();
+        pairs.push(("cursor", &cursor));
         format!("{}?{}", request.href("/"), query_string(&pairs))
     });
     let cancels = request.may(Cancel) && runs.iter().any(|run| !run.status.is_terminal());

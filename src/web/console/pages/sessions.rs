@@ -1,11 +1,10 @@
 //! `/ui/sessions`: the key's sessions, and the runs of one.
 
-use axum::response::Response;
 use maud::{Markup, html};
 
 use crate::config::KeyScope;
 use crate::domain::agent::is_agent_name;
-use crate::domain::run::{Run, now};
+use crate::domain::run::{Run, RunId, now};
 use crate::store::runs::SessionQuery;
 use crate::store::sessions::SessionListQuery;
 use crate::web::console::format;
@@ -13,25 +12,16 @@ use crate::web::console::layout::Page;
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
+use crate::web::extract::query::{Cursor, PageQuery, SessionName};
 
 const PAGE_SIZE: usize = 50;
 
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render_list(&request).await;
-    request.respond(page)
-}
-
-pub async fn session_page(request: ConsoleRequest) -> Response {
-    let page = render_session(&request).await;
-    request.respond(page)
-}
-
-async fn render_list(request: &ConsoleRequest) -> Result<Page, Problem> {
-    let query = request.query(&["cursor"])?;
-    let name = |text: &str| is_agent_name(text).then(|| text.to_owned());
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    let page: PageQuery<SessionName> = request.query()?;
     let query = SessionListQuery {
         owner: request.principal.key_name().map(str::to_owned),
-        after: query.parse("cursor", "a cursor of this list", name)?,
+        after: page.cursor.map(|Cursor(SessionName(name))| name),
         limit: PAGE_SIZE,
     };
     let page = request.state.runner.store().sessions(query).await?;
@@ -82,13 +72,14 @@ fn next_names(href: Option<String>) -> Markup {
     }
 }
 
-async fn render_session(request: &ConsoleRequest) -> Result<Page, Problem> {
-    let query = request.query(&["cursor"])?;
+pub async fn session_page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    let page: PageQuery<RunId> = request.query()?;
     let name = request.param("name");
     if !is_agent_name(name) {
         return Err(Problem::session_not_found(name));
     }
-    let before = query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?;
+    let before = page.cursor.map(|Cursor(id)| id);
     let query = SessionQuery {
         owner: request.principal.key_name().map(str::to_owned),
         name: name.to_owned(),

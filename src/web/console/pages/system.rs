@@ -1,6 +1,5 @@
 //! `/ui/system`: the queue and the store, and for the scope `admin` limits, providers and MCP servers.
 
-use axum::response::Response;
 use maud::{Markup, html};
 
 use crate::config::KeyScope::Admin;
@@ -11,14 +10,11 @@ use crate::web::console::layout::Page;
 use crate::web::console::parts::{facts, text};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
+use crate::web::extract::query::NoParameters;
 
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
-}
-
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
-    request.query(&[])?;
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    request.query::<NoParameters>()?;
     let runner = &request.state.runner;
     let is_store_fine = runner.store().check().await.is_ok() && runner.store_error().is_none();
     let gauges = runner.gauges();

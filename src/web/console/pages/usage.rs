@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use axum::response::Response;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
 use maud::{Markup, html};
+use serde::Deserialize;
 
 use crate::domain::run::now;
 use crate::store::usage::{UsageDimension, UsageQuery};
@@ -16,6 +16,7 @@ use crate::web::console::layout::Page;
 use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
+use crate::web::extract::query;
 use crate::web::routes::usage::{
     BudgetView, MAX_ROWS, UsageGroup, UsageNumbers, UsageView, too_many_groups, visible_usage,
 };
@@ -25,11 +26,6 @@ const MAX_SERIES: usize = 7;
 /// Groups of the table.
 const MAX_TABLE: usize = 100;
 const PERIODS: [(&str, i32); 3] = [("7", 7), ("30", 30), ("90", 90)];
-
-pub async fn page(request: ConsoleRequest) -> Response {
-    let page = render(&request).await;
-    request.respond(page)
-}
 
 /// What the page groups by.
 struct Grouping {
@@ -57,32 +53,38 @@ impl Grouping {
     }
 }
 
-async fn render(request: &ConsoleRequest) -> Result<Page, Problem> {
-    let query = request.query(&["by", "label", "days"])?;
-    let label = query.get("label").unwrap_or_default().to_owned();
-    let dimension = query.parse("by", "agent, model or label", |text| match text {
-        "agent" => Some(UsageDimension::Agent),
-        "model" => Some(UsageDimension::Model),
-        "label" if label.is_empty() => None,
-        "label" => Some(UsageDimension::Label(label.clone())),
-        _ => None,
-    });
-    let dimension = match query.get("by") == Some("label") && label.is_empty() {
-        true => None,
-        false => dimension?,
-    };
-    let days = query.parse("days", "7, 30 or 90", |text| {
-        PERIODS
-            .iter()
-            .find(|(name, _)| *name == text)
-            .map(|(_, days)| *days)
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct FormQuery {
+    by: GroupBy,
+    label: String,
+    days: Option<String>,
+}
+
+#[derive(Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum GroupBy {
+    #[default]
+    Agent,
+    Model,
+    Label,
+}
+
+pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
+    let request = &request;
+    let FormQuery { by, label, days } = request.query()?;
+    let days = query::parse("days", days.as_deref(), "7, 30 or 90", |text| {
+        let period = PERIODS.iter().find(|(name, _)| *name == text);
+        period.map(|(_, days)| *days)
     })?;
     let days = days.unwrap_or(30);
-    let grouping = Grouping {
-        dimension: dimension.unwrap_or(UsageDimension::Agent),
-        label,
+    let lacks_label = by == GroupBy::Label && label.is_empty();
+    let dimension = match by {
+        GroupBy::Label if !lacks_label => UsageDimension::Label(label.clone()),
+        GroupBy::Agent | GroupBy::Label => UsageDimension::Agent,
+        GroupBy::Model => UsageDimension::Model,
     };
-    let lacks_label = query.get("by") == Some("label") && grouping.label.is_empty();
+    let grouping = Grouping { dimension, label };
     let dates = last_days(now(), days);
     let usage = Usage::read(request, &grouping, dates[0]).await?;
     let body = html! {

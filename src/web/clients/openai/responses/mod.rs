@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::domain::run::Run;
@@ -23,8 +24,8 @@ use crate::web::clients::results::{self, ContinuedRun, NewInput};
 use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop;
 use crate::web::error::Problem;
-use crate::web::extract::path::ResponsePath;
-use crate::web::extract::query::{Query, parse_flag};
+use crate::web::extract::path::Params;
+use crate::web::extract::query::Query;
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::json::json_response;
 use crate::web::state::AppState;
@@ -224,11 +225,11 @@ async fn respond(
 pub async fn get(
     State(state): State<AppState>,
     principal: Principal,
-    ResponsePath(id): ResponsePath,
+    Params(id): Params<String>,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = StreamQuery::read(&uri)?;
-    if query.is_stream {
+    if query.stream {
         return stream_again(&state, &principal, &id, query.starting_after).await;
     }
     let record = ResponseRecord::find(&state, &principal, &id).await?;
@@ -261,26 +262,21 @@ async fn stream_again(
 }
 
 /// How a response is read. Other parameters are passed over.
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct StreamQuery {
-    is_stream: bool,
+    stream: bool,
     /// The number of the last event that the client has.
     starting_after: Option<u64>,
 }
 
 impl StreamQuery {
     fn read(uri: &Uri) -> Result<Self, Problem> {
-        let query = Query::read_known(uri, &["stream", "starting_after"])?;
-        let is_stream = query.parse("stream", "true or false", parse_flag)?;
-        let is_stream = is_stream.unwrap_or_default();
-        let expected = "the sequence_number of an event";
-        let starting_after = query.parse("starting_after", expected, |text| text.parse().ok())?;
-        if starting_after.is_some() && !is_stream {
-            return Err(Problem::parameter("starting_after", "needs stream=true"));
+        let Query(query) = Query::<Self>::read(uri)?;
+        match query.starting_after.is_some() && !query.stream {
+            true => Err(Problem::parameter("starting_after", "needs stream=true")),
+            false => Ok(query),
         }
-        Ok(Self {
-            is_stream,
-            starting_after,
-        })
     }
 }
 
@@ -288,13 +284,12 @@ impl StreamQuery {
 pub async fn delete(
     State(state): State<AppState>,
     principal: Principal,
-    ResponsePath(id): ResponsePath,
+    Params(id): Params<String>,
 ) -> Result<Response, Problem> {
     let record = ResponseRecord::find(&state, &principal, &id).await?;
     if !record.run.status.is_terminal() {
         let status = record.run.status.as_str();
         return Err(Problem::new(
-            StatusCode::CONFLICT,
             ProblemCode::RunNotTerminal,
             format!("{id} is {status}; cancel it first"),
         ));
@@ -308,7 +303,7 @@ pub async fn delete(
 pub async fn cancel(
     State(state): State<AppState>,
     principal: Principal,
-    ResponsePath(id): ResponsePath,
+    Params(id): Params<String>,
 ) -> Result<Response, Problem> {
     let record = ResponseRecord::find(&state, &principal, &id).await?;
     let (run, number) = (Arc::clone(&record.run), record.reference.number);
@@ -325,7 +320,7 @@ pub async fn cancel(
 pub async fn input_items(
     State(state): State<AppState>,
     principal: Principal,
-    ResponsePath(id): ResponsePath,
+    Params(id): Params<String>,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let record = ResponseRecord::find(&state, &principal, &id).await?;

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use axum::http::StatusCode;
 use uuid::Uuid;
 
 use crate::domain::run::RunId;
@@ -32,7 +31,7 @@ impl ResponseRef {
     /// 404 for a response that does not exist, or belongs to another key.
     pub fn not_found(id: &str) -> Problem {
         let detail = format!("there is no response {}", quote(id));
-        Problem::new(StatusCode::NOT_FOUND, ProblemCode::RunNotFound, detail)
+        Problem::new(ProblemCode::RunNotFound, detail)
     }
 }
 
