@@ -19,7 +19,7 @@ use crate::store::migrate::tables::{Kind, TABLES, Table};
 use crate::store::migrate::{CopiedTable, check_count, damaged, memories, not_empty};
 use crate::store::postgres::error::{DatabaseName, store_error};
 use crate::store::postgres::offline::Offline;
-use crate::store::postgres::sql::Value;
+use crate::store::sql::value::Value;
 use crate::store::sqlite;
 use crate::store::sqlite::error::store_error as sqlite_error;
 

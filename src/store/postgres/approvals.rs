@@ -6,9 +6,9 @@ use uuid::Uuid;
 use crate::domain::run::{PendingApproval, RunId};
 use crate::store::approvals::{ApprovalPage, ApprovalQuery};
 use crate::store::encoding::integers::signed;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
+use crate::store::reader::Reader;
+use crate::store::sql::value::params;
 
 /// A page of the calls that wait, by age of their runs. All calls of a run are on one page.
 pub async fn list(db: &Reader, query: &ApprovalQuery) -> StoreResult<ApprovalPage> {

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 
 use crate::domain::attachment::{Blobs, Digest};
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
+use crate::store::reader::Reader;
+use crate::store::sql::value::params;
 
 /// The bytes with these digests; unknown digests are left out.
 pub async fn read(db: &Reader, digests: &[Digest]) -> StoreResult<Blobs> {

@@ -8,9 +8,9 @@ use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use crate::domain::run::now;
 use crate::store::batches::{BatchKey, BatchQuery, LineQuery, PAGE_ENDED_BATCHES, UnusedBatches};
 use crate::store::encoding::integers::signed;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::{free_text, params};
+use crate::store::reader::Reader;
+use crate::store::sql::value::{free_text, params};
 
 const COLUMNS: &str = "id, agent, owner, lines, created_at, finished_at, cancel_reason, body_hash";
 /// Bytes of texts in one answer of lines: it ends with the line that reaches them.

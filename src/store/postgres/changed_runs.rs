@@ -3,9 +3,9 @@
 use crate::domain::run::Status;
 use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRun};
 use crate::store::encoding::integers::{signed, unsigned};
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::{free_text, params};
+use crate::store::reader::Reader;
+use crate::store::sql::value::{free_text, params};
 
 pub async fn list(db: &Reader, query: &ChangedQuery) -> StoreResult<ChangedPage> {
     if query.statuses.is_empty() {

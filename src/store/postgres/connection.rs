@@ -13,8 +13,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use crate::store::postgres::connect::Connector;
-use crate::store::postgres::sql::{NamedSql, Value};
 use crate::store::postgres::statements::{STATEMENTS, Sql};
+use crate::store::sql::named::NamedSql;
+use crate::store::sql::value::Value;
 
 /// How long the answer to one statement may take; more than the server waits for a lock.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(20);

@@ -10,8 +10,8 @@ use uuid::Uuid;
 use crate::domain::run::RunId;
 use crate::store::encoding::run_values;
 use crate::store::postgres::connection::{Connection, Query};
-use crate::store::postgres::sql::values;
 use crate::store::postgres::statements::Sql;
+use crate::store::sql::value::values;
 
 /// Largest number of entries, and of runs, of one part.
 const PART_ENTRIES: u32 = 256;

@@ -6,8 +6,8 @@ use uuid::Uuid;
 use crate::domain::node::NodeId;
 use crate::store::StoreError;
 use crate::store::duties::Duties;
-use crate::store::postgres::sql::params;
 use crate::store::postgres::{PostgresStore, rows};
+use crate::store::sql::value::params;
 use crate::store::write_queue::job::Task;
 
 const HOLDER: &str = "SELECT d.node, n.incarnation IS NOT NULL AS is_alive \

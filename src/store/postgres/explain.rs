@@ -7,8 +7,8 @@ use crate::domain::run::{RunId, now};
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connection::{Connection, Query};
-use crate::store::postgres::sql::{free_text, values};
 use crate::store::postgres::statements::Sql;
+use crate::store::sql::value::{free_text, values};
 use crate::store::{Change, ClaimedRun, IdempotencyClaim, StoreError};
 
 /// What a refused write is for its caller.

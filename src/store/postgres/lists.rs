@@ -10,12 +10,12 @@ use crate::domain::run::{Run, RunId};
 use crate::domain::run_excerpt;
 use crate::store::StoreError;
 use crate::store::encoding::integers::signed;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
 use crate::store::postgres::run_rows;
 use crate::store::postgres::search;
-use crate::store::postgres::sql::{free_text, params};
+use crate::store::reader::Reader;
 use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage, SessionQuery};
+use crate::store::sql::value::{free_text, params};
 
 /// Runs with these ids, newest first, until the stored texts of those before have so many bytes.
 static PAGE: LazyLock<String> = LazyLock::new(|| {

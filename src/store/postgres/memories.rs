@@ -8,9 +8,9 @@ use crate::store::memories::{
     EntryLimit, MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry, NewestEntries,
 };
 use crate::store::postgres::PostgresStore;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
+use crate::store::reader::Reader;
+use crate::store::sql::value::params;
 use crate::store::write_queue::job::Task;
 
 impl MemoryRecords for PostgresStore {

@@ -13,9 +13,9 @@ use crate::store::outbox::{
     Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery, MAX_LISTED_DELIVERIES,
 };
 use crate::store::postgres::push_configs;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::{clock, params};
+use crate::store::reader::Reader;
+use crate::store::sql::value::{clock, params};
 
 /// The first pending deliveries by owner, host and time, and in how many milliseconds they are due.
 macro_rules! pending {

@@ -7,8 +7,8 @@ use crate::store::cluster::{DecidePermits, PermitDemand, RunningTrees, WaitingTr
 use crate::store::encoding::integers::signed;
 use crate::store::postgres::commit::{CommitError, Refusal, WriterState};
 use crate::store::postgres::connection::{Connection, Outcome, Query};
-use crate::store::postgres::sql::values;
 use crate::store::postgres::statements::Sql;
+use crate::store::sql::value::values;
 
 /// Trees of one key and one agent that are considered at once.
 const MAX_WAITING: u64 = 64;

@@ -3,10 +3,10 @@
 use tokio_postgres::Row;
 
 use crate::domain::run::RunId;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
 use crate::store::push_configs::{PushConfig, PushTarget};
+use crate::store::reader::Reader;
+use crate::store::sql::value::params;
 
 pub async fn list(db: &Reader, run: RunId) -> StoreResult<Vec<PushConfig>> {
     let sql = "SELECT id, url, context, token, scheme, credentials FROM push_configs WHERE run = :run ORDER BY id";

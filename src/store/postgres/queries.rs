@@ -13,11 +13,11 @@ use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::entries;
 use crate::store::encoding::integers::signed;
 use crate::store::events::EventQuery;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
 use crate::store::postgres::run_rows;
-use crate::store::postgres::sql::{free_text, params};
+use crate::store::reader::Reader;
 use crate::store::runs::{ChildCall, UnfinishedRun};
+use crate::store::sql::value::{free_text, params};
 use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, Step, StoreError};
 
 /// The run `:id` and all its descendants.

@@ -7,10 +7,10 @@ use uuid::Uuid;
 use crate::domain::run::{RunId, now};
 use crate::store::encoding::clock_skew::created_ms;
 use crate::store::encoding::integers::signed;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
+use crate::store::reader::Reader;
 use crate::store::retention::{Cutoff, ExpiredPage, ExpiredQuery, NthNewestQuery};
+use crate::store::sql::value::params;
 
 /// Largest number of roots that one page reads.
 const MAX_SCANNED_ROOTS: i64 = 256;

@@ -6,8 +6,8 @@ use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::integers::signed;
 use crate::store::encoding::run_values::{self, UsageValues};
 use crate::store::postgres::connection::Query;
-use crate::store::postgres::sql::{NamedValue, free_text, free_text_or_null, values};
 use crate::store::postgres::statements::Sql;
+use crate::store::sql::value::{NamedValue, free_text, free_text_or_null, values};
 use crate::store::{Change, FinishedRun, Progress};
 
 /// Who writes: a node, and which owner of the tree it is.

@@ -15,9 +15,9 @@ use crate::store::encoding::integers::signed;
 use crate::store::encoding::run_values;
 use crate::store::postgres::connection::Query;
 use crate::store::postgres::run_changes::{self, Ownership};
-use crate::store::postgres::sql::{NamedValue, free_text, free_text_or_null, values};
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::task_plan::insert_request;
+use crate::store::sql::value::{NamedValue, free_text, free_text_or_null, values};
 use crate::store::write_queue::job::Task;
 use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState};
 

@@ -8,10 +8,10 @@ use crate::store::StoreError;
 use crate::store::cluster::TreeOwners;
 use crate::store::new_request::{NewRequest, RequestContent, RequestId};
 use crate::store::postgres::PostgresStore;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
+use crate::store::reader::Reader;
 use crate::store::run_requests::{OpenRequest, RequestChange, RequestState, RunRequests};
+use crate::store::sql::value::params;
 use crate::store::write_queue::job::Task;
 
 /// The first open request of each kind to each tree.

@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
+use crate::store::reader::Reader;
 use crate::store::schedules::{ScheduleId, ScheduleRecord};
 
 pub async fn list(db: &Reader) -> StoreResult<Vec<ScheduleRecord>> {

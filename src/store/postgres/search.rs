@@ -8,10 +8,10 @@ use uuid::Uuid;
 use crate::domain::run::{RunId, Status};
 use crate::store::encoding::clock_skew::{ClockSkew, CreatedRange};
 use crate::store::encoding::integers::signed;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::{Value, free_text};
+use crate::store::reader::Reader;
 use crate::store::runs::RunFilter;
+use crate::store::sql::value::{Value, free_text};
 
 /// Candidates of one search. Beyond it the page ends early, with a cursor.
 const MAX_CANDIDATES: usize = 4_096;

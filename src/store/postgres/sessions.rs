@@ -3,10 +3,10 @@
 use tokio_postgres::Row;
 
 use crate::store::encoding::integers::signed;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::{free_text, params};
+use crate::store::reader::Reader;
 use crate::store::sessions::{SessionListQuery, SessionPage, SessionRecord};
+use crate::store::sql::value::{free_text, params};
 
 /// A page of sessions, sorted by name.
 pub async fn list(db: &Reader, query: &SessionListQuery) -> StoreResult<SessionPage> {

@@ -12,8 +12,8 @@ use crate::store::cluster::OtherNode;
 use crate::store::encoding::clock_skew::{MAX_RETRY_MS, id_millis};
 use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connect::Connector;
-use crate::store::postgres::sql::clock;
 use crate::store::postgres::{node, pooler, schema};
+use crate::store::sql::value::clock;
 use crate::store::write_queue::deletions::Deletions;
 
 /// How long the database may take for its first answers.

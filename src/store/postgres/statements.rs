@@ -1,7 +1,7 @@
 //! The writer's SQL, prepared once for each connection. A write of a tree is one statement: it begins with the tree's row,
 //! which only the owner of the tree can change, and changes nothing if that or the change of the run is impossible.
 
-use crate::store::postgres::sql::{by_database_clock, clock};
+use crate::store::sql::value::{by_database_clock, clock};
 
 /// Takes the numbers of the write's events, if this node owns the tree.
 macro_rules! fence {

@@ -15,12 +15,12 @@ use crate::store::memories::MemoryId;
 use crate::store::new_request::NewRequest;
 use crate::store::outbox::{AttemptOutcome, AttemptRecord, MAX_STORED_ATTEMPTS};
 use crate::store::postgres::connection::Query;
-use crate::store::postgres::sql::{NamedValue, free_text, values};
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::usage_rollup::UsageRollup;
 use crate::store::push_configs::{MAX_PUSH_CONFIGS, PushConfig};
 use crate::store::run_requests::{NO_ANSWER, RequestChange};
 use crate::store::schedules::{ScheduleChange, ScheduleId};
+use crate::store::sql::value::{NamedValue, free_text, values};
 use crate::store::write_queue::job::Task;
 
 /// Runs that lose their session's name in one transaction.

@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 use secrecy::SecretBox;
 
 use crate::store::StoreError;
-use crate::store::postgres::sql::{clock, params};
 use crate::store::postgres::{PostgresStore, rows};
+use crate::store::sql::value::{clock, params};
 use crate::store::tickets::{TicketSecret, TicketSecrets};
 
 const SECRET: &str = "SELECT secret FROM ticket_secret";

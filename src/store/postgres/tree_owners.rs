@@ -16,9 +16,9 @@ use crate::store::cluster::{
 };
 use crate::store::encoding::integers::signed;
 use crate::store::postgres::run_inserts::HELD;
-use crate::store::postgres::sql::{free_text, params};
 use crate::store::postgres::{PostgresStore, permits, queries, rows};
 use crate::store::runs::UnfinishedRun;
+use crate::store::sql::value::{free_text, params};
 use crate::store::write_queue::job::Task;
 
 /// A node without a row owns nothing any more, and none owns a tree whose labels it has not.

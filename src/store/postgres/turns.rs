@@ -10,11 +10,11 @@ use crate::store::Step;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::turn_requests::{self, CopyEncoder, RequestDecoder};
 use crate::store::encoding::turns::parse;
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
 use crate::store::postgres::{attachments, queries};
+use crate::store::reader::Reader;
 use crate::store::request_delta;
+use crate::store::sql::value::params;
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRequest};
 

@@ -6,9 +6,9 @@ use crate::store::StoreError;
 use crate::store::encoding::usage_report::{
     self, GroupSums, Groups, Part, ReportBuilder, SeriesRow,
 };
-use crate::store::postgres::reader_pool::Reader;
 use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::sql::params;
+use crate::store::reader::Reader;
+use crate::store::sql::value::params;
 use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageQuery, UsageReport};
 
 const SERIES: &str = "SELECT id, owner, session, labels, agent, model FROM usage_series \

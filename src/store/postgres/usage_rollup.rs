@@ -15,8 +15,8 @@ use crate::store::encoding::ended_runs::{
 };
 use crate::store::encoding::run_values;
 use crate::store::postgres::connection::{Connection, Query};
-use crate::store::postgres::sql::{free_text, values};
 use crate::store::postgres::statements::Sql;
+use crate::store::sql::value::{free_text, values};
 use crate::store::usage::{MAX_LABEL_NAMES, MAX_SESSIONS, MAX_VALUES, OTHER};
 
 /// Rows, and series, that are cached.

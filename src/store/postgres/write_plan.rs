@@ -17,8 +17,8 @@ use crate::store::encoding::notified_event::NotifiedEvent;
 use crate::store::postgres::connection::Query;
 use crate::store::postgres::run_changes::{self, Ownership};
 use crate::store::postgres::run_inserts::{self, RunInserts};
-use crate::store::postgres::sql::{NamedValue, free_text, values};
 use crate::store::postgres::statements::Sql;
+use crate::store::sql::value::{NamedValue, free_text, values};
 use crate::store::usage::{KEPT_BUDGET_DAYS, SETTLED_BUDGET_DAYS};
 use crate::store::{Change, NewDelivery};
 

@@ -30,9 +30,9 @@ use crate::store::postgres::error::{
 use crate::store::postgres::explain::{self, Explanation, explain};
 use crate::store::postgres::node::{self, NodeStatus};
 use crate::store::postgres::permits;
-use crate::store::postgres::sql::values;
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::task_plan;
+use crate::store::sql::value::values;
 use crate::store::write_queue::callbacks::WriterCallbacks;
 use crate::store::write_queue::failed_runs::FailedRuns;
 use crate::store::write_queue::job::{Job, JobResult, Task};

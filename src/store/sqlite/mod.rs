@@ -62,6 +62,7 @@ mod outbox;
 mod prepared;
 mod push_configs;
 mod queries;
+pub mod reader;
 mod reader_pool;
 mod retention_queries;
 mod rows;

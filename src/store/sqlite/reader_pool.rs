@@ -6,12 +6,15 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::StoreError;
-use crate::store::sqlite::error::store_error;
+use crate::store::reader::Reader;
+use crate::store::sqlite::reader::SqliteReader;
 use crate::store::sqlite::schema;
 
 /// Reads that may wait for a thread. A caller with one more waits for a place in the queue.
@@ -29,7 +32,7 @@ const REREAD_PAUSES: [Duration; 5] = [
 /// How long nothing is read again after a read has stayed damaged through all attempts: a list may meet many such records.
 const MIN_REREAD_INTERVAL: Duration = Duration::from_secs(30);
 
-type ReadJob = Box<dyn FnOnce(Result<&Connection, StoreError>) + Send>;
+type ReadJob = Box<dyn FnOnce(Result<&Reader, StoreError>) + Send>;
 
 pub struct ReaderPool {
     file: PathBuf,
@@ -74,12 +77,29 @@ impl ReaderPool {
         }
     }
 
-    /// Calls `read` on one of the threads. All its statements see one snapshot of the database. Reads again for some seconds
-    /// if SQLite calls the database damaged, since a disk that fails a read looks the same, unless a read has shortly before
-    /// stayed damaged through all attempts.
     pub async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Connection) -> Result<T, StoreError> + Clone + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.read_by(move |reader| {
+            let found = match reader {
+                Reader::Sqlite(reader) => reader.with(read),
+                Reader::Postgres(_) => Err(StoreError::Closed),
+            };
+            Box::pin(std::future::ready(found))
+        })
+        .await
+    }
+
+    /// Calls `read` on one of the threads. All its statements see one snapshot of the database. Reads again for some seconds
+    /// if SQLite calls the database damaged, since a disk that fails a read looks the same, unless a read has shortly before
+    /// stayed damaged through all attempts.
+    pub async fn read_by<T: Send + 'static>(
+        &self,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>>
+        + Clone
+        + Send
+        + 'static,
     ) -> Result<T, StoreError> {
         let mut result = self.read_once(read.clone()).await;
         if !is_malformed(&result) {
@@ -111,14 +131,14 @@ impl ReaderPool {
 
     async fn read_once<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         let job_sender = self.job_sender()?;
         let permit = job_sender.reserve().await.map_err(|_| StoreError::Closed)?;
         let (reply, result) = oneshot::channel();
-        let job: ReadJob = Box::new(move |connection| {
+        let job: ReadJob = Box::new(move |reader| {
             // The caller may have given up.
-            let _ = reply.send(connection.and_then(|connection| read_snapshot(connection, read)));
+            let _ = reply.send(reader.and_then(|reader| read_now(reader, read)));
         });
         self.provide_thread()?;
         permit.send(job);
@@ -166,6 +186,21 @@ impl ReaderPool {
     }
 }
 
+/// The result of a read, which does not wait.
+fn read_now<T>(
+    reader: &Reader,
+    read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let Reader::Sqlite(connection) = reader else {
+        return Err(StoreError::Closed);
+    };
+    connection.snapshot(|_| {
+        read(reader)
+            .now_or_never()
+            .unwrap_or(Err(StoreError::Closed))
+    })
+}
+
 fn is_malformed<T>(result: &Result<T, StoreError>) -> bool {
     matches!(result, Err(StoreError::Malformed(_)))
 }
@@ -177,19 +212,19 @@ fn log_reread<T>(result: &Result<T, StoreError>) {
 }
 
 fn run_reader(file: &std::path::Path, shared: &SharedQueue) {
-    let mut connection = None;
+    let mut reader = None;
     while let Some(job) = next_job(shared) {
-        if connection.is_none() {
+        if reader.is_none() {
             match schema::open_reader(file) {
-                Ok(opened) => connection = Some(opened),
+                Ok(opened) => reader = Some(Reader::Sqlite(SqliteReader::new(opened))),
                 Err(error) => {
                     job(Err(error));
                     continue;
                 }
             }
         }
-        if let Some(connection) = &connection {
-            job(Ok(connection));
+        if let Some(reader) = &reader {
+            job(Ok(reader));
         }
     }
 }
@@ -198,26 +233,6 @@ fn run_reader(file: &std::path::Path, shared: &SharedQueue) {
 fn next_job(shared: &SharedQueue) -> Option<ReadJob> {
     shared.free.fetch_add(1, Ordering::Relaxed);
     shared.job_receiver.lock().blocking_recv()
-}
-
-fn read_snapshot<T>(
-    connection: &Connection,
-    read: impl FnOnce(&Connection) -> Result<T, StoreError>,
-) -> Result<T, StoreError> {
-    connection
-        .prepare_cached("BEGIN")
-        .and_then(|mut sql| sql.execute([]))
-        .map_err(store_error)?;
-    let result = read(connection);
-    if connection.is_autocommit() {
-        // After some errors SQLite has ended the transaction.
-        return result;
-    }
-    let ended = connection
-        .prepare_cached("COMMIT")
-        .and_then(|mut sql| sql.execute([]))
-        .map_err(store_error);
-    result.and_then(|value| ended.map(|_| value))
 }
 
 #[cfg(test)]
@@ -291,15 +306,5 @@ mod tests {
         };
         let (long, ()) = tokio::join!(long, short);
         assert_eq!(long.expect("read"), Ok(()), "the other one ended meanwhile");
-    }
-
-    #[test]
-    fn a_read_keeps_its_error_if_sqlite_has_rolled_back() {
-        let db = Connection::open_in_memory().expect("a database");
-        let result = read_snapshot(&db, |db| {
-            db.execute_batch("ROLLBACK").expect("rolled back");
-            Err::<(), _>(StoreError::DiskFull)
-        });
-        assert!(matches!(result, Err(StoreError::DiskFull)), "{result:?}");
     }
 }

@@ -1,21 +1,25 @@
-//! SQL with parameters by name, and their values.
+//! The values of parameters, by name.
 
 use std::borrow::Cow;
 use std::error::Error;
 
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use serde::Serialize;
 use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
 use crate::domain::run::RunId;
 
-/// A value of a parameter. Texts that may contain U+0000 are bytes: see [`free_text`].
+/// A value of a parameter. SQLite gets lists as JSON, with ids and blobs in hexadecimal: see [`crate::store::sql::dialect`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'a> {
     Null,
     Bool(bool),
     Int(i64),
     Text(Cow<'a, str>),
+    /// A text that clients or models may have chosen: such columns are `bytea` in PostgreSQL, whose `text` refuses U+0000.
+    FreeText(Cow<'a, str>),
     Bytes(Cow<'a, [u8]>),
     Uuid(Uuid),
     Uuids(Vec<Uuid>),
@@ -31,7 +35,7 @@ pub type Params<'p, 'a> = &'p [NamedValue<'a>];
 /// The parameters of a statement: `params! {":id": id, ":limit": limit}`.
 macro_rules! params {
     ($($name:literal: $value:expr),* $(,)?) => {
-        &[$(($name, $crate::store::postgres::sql::Value::from($value))),*]
+        &[$(($name, $crate::store::sql::value::Value::from($value))),*]
     };
 }
 pub(crate) use params;
@@ -39,7 +43,7 @@ pub(crate) use params;
 /// The same as an array, for statements whose parameters are collected.
 macro_rules! values {
     ($($name:literal: $value:expr),* $(,)?) => {
-        [$(($name, $crate::store::postgres::sql::Value::from($value))),*]
+        [$(($name, $crate::store::sql::value::Value::from($value))),*]
     };
 }
 pub(crate) use values;
@@ -60,9 +64,9 @@ macro_rules! by_database_clock {
 }
 pub(crate) use by_database_clock;
 
-/// A text that clients or models may have chosen: such columns are `bytea`, because `text` refuses U+0000.
+/// See [`Value::FreeText`].
 pub fn free_text(text: &str) -> Value<'_> {
-    Value::Bytes(Cow::Borrowed(text.as_bytes()))
+    Value::FreeText(Cow::Borrowed(text))
 }
 
 /// Like [`free_text`].
@@ -85,6 +89,7 @@ impl ToSql for Value<'_> {
                 value.replace('\0', "\u{fffd}").to_sql(ty, out)
             }
             Self::Text(value) => value.to_sql(ty, out),
+            Self::FreeText(value) => value.as_bytes().to_sql(ty, out),
             Self::Bytes(value) => value.to_sql(ty, out),
             Self::Uuid(value) => value.to_sql(ty, out),
             Self::Uuids(values) => values.to_sql(ty, out),
@@ -99,6 +104,31 @@ impl ToSql for Value<'_> {
     }
 
     to_sql_checked!();
+}
+
+impl rusqlite::ToSql for Value<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(match self {
+            Self::Null => ToSqlOutput::Borrowed(ValueRef::Null),
+            Self::Bool(value) => i64::from(*value).into(),
+            Self::Int(value) => (*value).into(),
+            Self::Text(text) | Self::FreeText(text) => (&**text).into(),
+            Self::Bytes(bytes) => (&**bytes).into(),
+            Self::Uuid(id) => (&id.as_bytes()[..]).into(),
+            Self::Uuids(ids) => json(ids.iter().map(|id| id.simple().to_string())).into(),
+            Self::Ints(numbers) => json(numbers.iter()).into(),
+            Self::Texts(texts) => json(texts.iter()).into(),
+            Self::Blobs(blobs) => json(blobs.iter().map(|blob| hex(blob))).into(),
+        })
+    }
+}
+
+fn json(values: impl Iterator<Item = impl Serialize>) -> String {
+    serde_json::to_string(&values.collect::<Vec<_>>()).unwrap_or_default()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 macro_rules! value_from {
@@ -134,84 +164,5 @@ value_from! {
 impl<'a, T: Into<Value<'a>>> From<Option<T>> for Value<'a> {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Null, Into::into)
-    }
-}
-
-/// SQL as the server reads it, with the names of its parameters in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedSql {
-    pub text: String,
-    names: Vec<String>,
-}
-
-impl NamedSql {
-    /// Replaces each `:name` by the number of its parameter. A cast has two colons.
-    pub fn parse(sql: &str) -> Self {
-        let mut parsed = Self {
-            text: String::with_capacity(sql.len()),
-            names: Vec::new(),
-        };
-        let mut rest = sql;
-        while let Some(at) = rest.find(':') {
-            let after = &rest[at + 1..];
-            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-            let len = after.find(|c| !is_name(c)).unwrap_or(after.len());
-            if after.starts_with(':') || len == 0 {
-                let skipped = at + 1 + usize::from(after.starts_with(':'));
-                parsed.text.push_str(&rest[..skipped]);
-                rest = &rest[skipped..];
-                continue;
-            }
-            let name = &after[..len];
-            let number = match parsed.names.iter().position(|known| known == name) {
-                Some(index) => index + 1,
-                None => {
-                    parsed.names.push(name.to_owned());
-                    parsed.names.len()
-                }
-            };
-            parsed.text.push_str(&rest[..at]);
-            parsed.text.push_str(&format!("${number}"));
-            rest = &after[len..];
-        }
-        parsed.text.push_str(rest);
-        parsed
-    }
-
-    /// Where the value of each parameter is. Those of a parameter without a value are left out, so that the server
-    /// rejects the statement.
-    pub fn positions(&self, params: Params<'_, '_>) -> Vec<usize> {
-        let position = |name: &String| params.iter().position(|(known, _)| known[1..] == **name);
-        self.names.iter().filter_map(position).collect()
-    }
-
-    /// Whether these are the positions of the parameters: a caller passes the same names each time.
-    pub fn are_positions(&self, params: Params<'_, '_>, positions: &[usize]) -> bool {
-        let is_at = |(name, at): (&String, &usize)| {
-            params
-                .get(*at)
-                .is_some_and(|(known, _)| known[1..] == **name)
-        };
-        positions.len() == self.names.len() && self.names.iter().zip(positions).all(is_at)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{NamedSql, Value};
-
-    #[test]
-    fn names_become_numbers() {
-        let sql = NamedSql::parse("SELECT :a, :b_2::bigint WHERE x = :a AND y::text = ':'");
-        assert_eq!(
-            sql.text,
-            "SELECT $1, $2::bigint WHERE x = $1 AND y::text = ':'"
-        );
-        let params = [(":b_2", Value::from("b")), (":a", Value::from(1_i64))];
-        assert_eq!(sql.positions(&params), [1, 0]);
-        assert_eq!(sql.positions(&params[..1]), [0], "one is missing");
-        assert!(sql.are_positions(&params, &[1, 0]));
-        assert!(!sql.are_positions(&params, &[0, 1]));
-        assert!(!sql.are_positions(&params, &[1]));
     }
 }
