@@ -1,10 +1,15 @@
-//! The contract for what is known of the schedules of agents. Their times and runs are those of the agents' files.
+//! What is known of the schedules of agents. Their times and runs are those of the agents' files.
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 
 use crate::domain::run::RunId;
 use crate::store::StoreError;
+use crate::store::changes::Changes;
+use crate::store::engine::Engine;
+use crate::store::reader::ReadMode;
+use crate::store::sql::row::{Row, StoreResult};
+use crate::store::sql::value::{free_text, values};
 
 pub trait ScheduleRecords: Send + Sync + 'static {
     /// All that were ever seen.
@@ -63,4 +68,112 @@ pub enum ScheduleChange {
     },
     /// Paused or resumed. Times up to `at` are handled.
     Paused { is_paused: bool, at: Timestamp },
+}
+
+const LIST: &str = "SELECT agent, name, times, handled_at, held_at, is_paused, last_at, last_run, error FROM schedules \
+     ORDER BY agent, name";
+
+/// A condition: this node is the leader. It stays so until the commit, because the transaction has locked the node's row.
+macro_rules! as_leader {
+    () => {
+        "{| AND EXISTS (SELECT 1 FROM duties d WHERE d.name = 'leader' AND d.node = :node)}"
+    };
+}
+
+/// A schedule that is new, or has other times.
+const UPSERT: &str = "INSERT INTO schedules AS s (agent, name, times, handled_at, is_paused) \
+     VALUES (:agent, :name, :times, :at, false) ON CONFLICT (agent, name) \
+     DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL, error = NULL \
+     WHERE s.times <> excluded.times";
+const MARK_REMOVED: &str = concat!(
+    "UPDATE schedules SET times = '', held_at = NULL WHERE agent = :agent AND name = :name",
+    as_leader!()
+);
+/// The error stays if it is that of a later time.
+const RECORD_RUN: &str = concat!(
+    "UPDATE schedules SET handled_at = :handled_at::bigint, held_at = NULL, last_at = :at::bigint, last_run = :run, \
+     error = CASE WHEN :handled_at::bigint > :at::bigint THEN error END WHERE agent = :agent AND name = :name",
+    as_leader!()
+);
+const RECORD_TRIGGERED_RUN: &str = "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \
+     WHERE agent = :agent AND name = :name";
+const SKIP: &str = concat!(
+    "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \
+     WHERE agent = :agent AND name = :name",
+    as_leader!()
+);
+const PAUSE: &str = "UPDATE schedules SET is_paused = :is_paused, handled_at = :at, held_at = NULL \
+     WHERE agent = :agent AND name = :name";
+
+impl<E: Engine> ScheduleRecords for E {
+    fn schedules(&self) -> BoxFuture<'_, Result<Vec<ScheduleRecord>, StoreError>> {
+        self.read(ReadMode::Statement, |db| {
+            Box::pin(db.query(LIST, &[], record))
+        })
+    }
+
+    fn change_schedule(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        let mut changes = match change {
+            ScheduleChange::Seen { times, at } => {
+                Changes::one(UPSERT, values! {":times": times, ":at": at.as_second()})
+            }
+            ScheduleChange::Removed => Changes::one(MARK_REMOVED, []),
+            ScheduleChange::Started {
+                at,
+                handled_at,
+                run,
+            } => Changes::one(
+                RECORD_RUN,
+                values! {
+                    ":at": at.as_second(), ":handled_at": handled_at.as_second(), ":run": run,
+                },
+            ),
+            ScheduleChange::Triggered { at, run } => Changes::one(
+                RECORD_TRIGGERED_RUN,
+                values! {":at": at.as_second(), ":run": run},
+            ),
+            ScheduleChange::Skipped { at, held_at, error } => Changes::one(
+                SKIP,
+                values! {
+                    ":at": at.as_second(),
+                    ":held_at": held_at.map(|at| at.as_second()),
+                    ":error": error.map(free_text),
+                },
+            ),
+            ScheduleChange::Paused { is_paused, at } => Changes::one(
+                PAUSE,
+                values! {":is_paused": is_paused, ":at": at.as_second()},
+            ),
+        };
+        let ScheduleId { agent, name } = id;
+        let of_schedule = values! {":agent": agent, ":name": name, ":node": self.writer_id()};
+        changes.statements[0].params.extend(of_schedule);
+        self.apply(changes)
+    }
+}
+
+fn record(row: &Row<'_>) -> StoreResult<ScheduleRecord> {
+    let time = |second| Timestamp::from_second(second).unwrap_or_default();
+    let last_at: Option<i64> = row.get("last_at")?;
+    let last = match last_at {
+        Some(at) => Some((time(at), row.get("last_run")?)),
+        None => None,
+    };
+    let held_at: Option<i64> = row.get("held_at")?;
+    Ok(ScheduleRecord {
+        id: ScheduleId {
+            agent: row.get("agent")?,
+            name: row.get("name")?,
+        },
+        times: row.get("times")?,
+        handled_at: time(row.get("handled_at")?),
+        held_at: held_at.map(time),
+        is_paused: row.get("is_paused")?,
+        last,
+        error: row.get("error")?,
+    })
 }

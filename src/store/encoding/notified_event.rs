@@ -3,26 +3,13 @@
 use jiff::Timestamp;
 
 use crate::domain::event::{Event, EventName};
-use crate::domain::run::{RunId, Status, now};
+use crate::domain::run::RunId;
 
 /// An event that receivers are notified of.
 #[derive(Clone, Copy, Debug)]
 pub struct NotifiedEvent {
     pub name: EventName,
     pub time: Timestamp,
-}
-
-impl NotifiedEvent {
-    /// The end of a run whose stored status is this one, reported now; `None` if it has not ended.
-    pub fn of_end(status: &str) -> Option<Self> {
-        let name = match status.parse().ok()? {
-            Status::Completed => EventName::RunCompleted,
-            Status::Failed => EventName::RunFailed,
-            Status::Cancelled => EventName::RunCancelled,
-            _ => return None,
-        };
-        Some(Self { name, time: now() })
-    }
 }
 
 /// The last event of a write that receivers are notified of: the states of a task.

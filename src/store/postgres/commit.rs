@@ -13,7 +13,6 @@ use crate::store::cluster::PermitChange;
 use crate::store::encoding::clock_skew;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::integers::{signed, unsigned};
-use crate::store::encoding::notified_event::NotifiedEvent;
 use crate::store::postgres::connection::{Connection, Outcome, Query};
 use crate::store::postgres::error::describe;
 use crate::store::postgres::run_changes::Ownership;
@@ -24,7 +23,7 @@ use crate::store::postgres::write_plan::{self, WriteMemory, WriteQueries};
 use crate::store::postgres::{delete, task_plan};
 use crate::store::sql::value::values;
 use crate::store::write_queue::deletions::Deletions;
-use crate::store::write_queue::job::{ForgetProgress, Task};
+use crate::store::write_queue::job::{ForgetProgress, Reply, Task};
 use crate::store::{Change, StoreError};
 
 /// What the writer knows about the database besides its connection.
@@ -121,7 +120,7 @@ impl WriterState {
         db: &Connection,
         tasks: &[&Task],
         left_out: &HashSet<usize>,
-    ) -> Result<Vec<u64>, CommitError> {
+    ) -> Result<Vec<Reply>, CommitError> {
         self.new_roots.clear();
         let mut queries = vec![Query::new(Sql::Begin, Vec::new())];
         let is_write = |task: &&&Task| matches!(task, Task::Write(_));
@@ -220,16 +219,6 @@ impl WriterState {
                 }
             }
             match task.task {
-                // A run that has ended is reported at once.
-                Task::AddPushConfig(run, config) if outcomes[task.start].affected > 0 => {
-                    if let Some(row) = outcomes[task.end - 1].rows.first() {
-                        let status: String = row.try_get("status")?;
-                        queries.extend(NotifiedEvent::of_end(&status).map(|event| {
-                            let (id, url) = (config.id.clone(), config.url.clone());
-                            write_plan::insert_notification(*run, id.into(), url.into(), event)
-                        }));
-                    }
-                }
                 // What was removed may be cached.
                 Task::TrimUsage(_) if affected(task, outcomes) > 0 => self.usage.reset(),
                 _ => {}
@@ -240,7 +229,12 @@ impl WriterState {
     }
 
     /// The result of a committed task.
-    fn finish(&mut self, task: &PlannedTask<'_>, outcomes: &[Outcome]) -> Result<u64, Error> {
+    fn finish(&mut self, task: &PlannedTask<'_>, outcomes: &[Outcome]) -> Result<Reply, Error> {
+        if let Task::Change(_) = task.task {
+            let outcomes = &outcomes[task.start..task.end];
+            let rows = outcomes.iter().map(|outcome| outcome.affected);
+            return Ok(Reply::Changed(rows.collect()));
+        }
         let mut result = 0;
         for (index, write, at) in &task.writes {
             let row = outcomes[at.main].rows.first();
@@ -264,18 +258,9 @@ impl WriterState {
             }
         }
         let affected = affected(task, outcomes);
-        Ok(match task.task {
+        Ok(Reply::Number(match task.task {
             Task::Write(_) => result,
-            Task::Resend(..)
-            | Task::ChangeRequest(..)
-            | Task::TakeDuty(..)
-            | Task::HandOverDuty(_) => affected,
-            Task::AcceptBatch(..) => outcomes[task.end - 1].affected,
-            Task::AddPushConfig(..) => outcomes[task.start].affected,
-            Task::TrimBatch(..) => {
-                let (lines, batches) = (&outcomes[task.start], &outcomes[task.end - 1]);
-                u64::from(lines.affected > 0 && batches.affected == 0)
-            }
+            Task::ChangeRequest(..) | Task::TakeDuty(..) | Task::HandOverDuty(_) => affected,
             Task::TrimUsage(_) => u64::from(affected > 0),
             Task::AddToMemory(..) | Task::TrimMemory(..) => {
                 let counted = outcomes[task.end - 1].rows.first();
@@ -306,7 +291,7 @@ impl WriterState {
                 0
             }
             _ => 0,
-        })
+        }))
     }
 
     /// Removes small trees in one transaction; see [`delete::delete_small`].

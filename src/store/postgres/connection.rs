@@ -1,21 +1,24 @@
 //! The writer's connection: its prepared statements, and how many of them are sent at once.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use futures_util::future::{MaybeDone, maybe_done, try_join_all};
 use tokio::sync::Notify;
-use tokio_postgres::{Client, Error, Row, RowStream, Statement};
+use tokio_postgres::{Client, Error, Row, RowStream};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
+use crate::store::changes::Statement;
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::statements::{STATEMENTS, Sql};
 use crate::store::sql::named::NamedSql;
-use crate::store::sql::value::Value;
+use crate::store::sql::value::{NamedValue, Params, Value};
 
 /// How long the answer to one statement may take; more than the server waits for a lock.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(20);
@@ -23,28 +26,60 @@ const MAX_ANSWER_TIME: Duration = Duration::from_secs(20);
 /// A statement with its parameters, to be sent.
 #[derive(Debug)]
 pub struct Query<'a> {
-    sql: Sql,
-    params: Vec<(&'static str, Value<'a>)>,
+    sql: Source,
+    params: QueryParams<'a>,
     /// Whether the transaction must not be committed if this affects no row.
     pub must_affect: bool,
 }
 
 impl<'a> Query<'a> {
-    pub fn new(sql: Sql, params: Vec<(&'static str, Value<'a>)>) -> Self {
+    pub fn new(sql: Sql, params: Vec<NamedValue<'a>>) -> Self {
         Self {
-            sql,
-            params,
+            sql: Source::Known(sql),
+            params: QueryParams::Owned(params),
+            must_affect: false,
+        }
+    }
+
+    /// One of [`Changes`].
+    ///
+    /// [`Changes`]: crate::store::changes::Changes
+    pub fn of(statement: &'a Statement) -> Self {
+        Self {
+            sql: Source::Text(statement.sql),
+            params: QueryParams::Borrowed(&statement.params),
             must_affect: false,
         }
     }
 
     /// One without which nothing is committed.
-    pub fn required(sql: Sql, params: Vec<(&'static str, Value<'a>)>) -> Self {
+    pub fn required(sql: Sql, params: Vec<NamedValue<'a>>) -> Self {
         Self {
             must_affect: true,
             ..Self::new(sql, params)
         }
     }
+}
+
+#[derive(Debug)]
+enum QueryParams<'a> {
+    Owned(Vec<NamedValue<'a>>),
+    Borrowed(&'a [NamedValue<'a>]),
+}
+
+impl<'a> QueryParams<'a> {
+    fn values(&self) -> Params<'_, 'a> {
+        match self {
+            Self::Owned(values) => values,
+            Self::Borrowed(values) => values,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Known(Sql),
+    Text(&'static str),
 }
 
 /// What a statement has done.
@@ -59,13 +94,15 @@ pub struct Connection {
     client: Client,
     /// Drives the connection. Aborting it closes the connection, also if an answer is outstanding.
     driver: AbortOnDropHandle<()>,
-    statements: Vec<PreparedStatement>,
+    statements: Vec<Rc<PreparedStatement>>,
+    /// Those that are prepared when they are executed first.
+    by_text: RefCell<HashMap<&'static str, Rc<PreparedStatement>>>,
     /// Notified when an answer does not come in time.
     unanswered: Arc<Notify>,
 }
 
 struct PreparedStatement {
-    statement: Statement,
+    statement: tokio_postgres::Statement,
     sql: NamedSql,
     /// Where the values of the last execution were, by the number of their parameter.
     positions: RefCell<Vec<usize>>,
@@ -75,22 +112,13 @@ impl Connection {
     pub async fn open(connector: &Connector) -> Result<Self, Error> {
         let (client, driver) = connector.connect_driven().await?;
         let driver = AbortOnDropHandle::new(driver);
-        let prepare = STATEMENTS.iter().map(|sql| {
-            let sql = NamedSql::parse(sql);
-            let client = &client;
-            async move {
-                Ok::<_, Error>(PreparedStatement {
-                    statement: client.prepare(&sql.text).await?,
-                    sql,
-                    positions: RefCell::default(),
-                })
-            }
-        });
+        let prepare = STATEMENTS.iter().map(|sql| prepare(&client, sql));
         let statements = try_join_all(prepare).await?;
         Ok(Self {
             client,
             driver,
             statements,
+            by_text: RefCell::default(),
             unanswered: Arc::clone(&connector.unanswered),
         })
     }
@@ -100,7 +128,21 @@ impl Connection {
     }
 
     pub async fn execute(&self, query: &Query<'_>) -> Result<Outcome, Error> {
+        self.prepare_texts(std::slice::from_ref(query)).await?;
         self.answered(self.send(query)).await
+    }
+
+    /// Prepares what was not executed yet, so that all statements can be sent at once.
+    async fn prepare_texts(&self, queries: &[Query<'_>]) -> Result<(), Error> {
+        for query in queries {
+            if let Source::Text(sql) = query.sql
+                && !self.by_text.borrow().contains_key(sql)
+            {
+                let prepared = self.answered(prepare(&self.client, sql)).await?;
+                self.by_text.borrow_mut().insert(sql, prepared);
+            }
+        }
+        Ok(())
     }
 
     /// Waits for the answer to one statement. If there is none in time, the connection is closed, so that the answer is an error.
@@ -120,8 +162,17 @@ impl Connection {
     }
 
     async fn send(&self, query: &Query<'_>) -> Result<Outcome, Error> {
-        let prepared = &self.statements[query.sql as usize];
-        let values = prepared.bind(&query.params);
+        let prepared = match query.sql {
+            Source::Known(sql) => Rc::clone(&self.statements[sql as usize]),
+            Source::Text(sql) => {
+                let known = self.by_text.borrow().get(sql).cloned();
+                match known {
+                    Some(known) => known,
+                    None => prepare(&self.client, sql).await?,
+                }
+            }
+        };
+        let values = prepared.bind(query.params.values());
         let rows = self.client.query_raw(&prepared.statement, values).await?;
         collect(rows).await
     }
@@ -129,6 +180,7 @@ impl Connection {
     /// Sends all statements before it waits for the first: one round trip. The first error is returned; the statements
     /// after it had none or the transaction's.
     pub async fn execute_all(&self, queries: &[Query<'_>]) -> Result<Vec<Outcome>, Error> {
+        self.prepare_texts(queries).await?;
         let mut pending = Vec::with_capacity(queries.len());
         for query in queries {
             let mut execution = Box::pin(maybe_done(self.send(query)));
@@ -149,6 +201,15 @@ impl Connection {
     }
 }
 
+async fn prepare(client: &Client, sql: &str) -> Result<Rc<PreparedStatement>, Error> {
+    let sql = NamedSql::parse(sql);
+    Ok(Rc::new(PreparedStatement {
+        statement: client.prepare(&sql.text).await?,
+        sql,
+        positions: RefCell::default(),
+    }))
+}
+
 async fn collect(rows: RowStream) -> Result<Outcome, Error> {
     let mut rows = std::pin::pin!(rows);
     let mut found = Vec::new();
@@ -163,7 +224,7 @@ async fn collect(rows: RowStream) -> Result<Outcome, Error> {
 
 impl PreparedStatement {
     /// The values in the order of the parameters.
-    fn bind<'p, 'a>(&self, params: &'p [(&'static str, Value<'a>)]) -> Vec<&'p Value<'a>> {
+    fn bind<'p, 'a>(&self, params: Params<'p, 'a>) -> Vec<&'p Value<'a>> {
         let mut positions = self.positions.borrow_mut();
         if !self.sql.are_positions(params, &positions) {
             *positions = self.sql.positions(params);

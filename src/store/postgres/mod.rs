@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::config::cluster::Cluster;
 use crate::store::StoreError;
 use crate::store::cluster::{self, OtherNode};
+use crate::store::engine::Engine;
 use crate::store::events::{HasSubscribersFn, PublishFn};
 use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connect::Connector;
@@ -17,14 +18,14 @@ use crate::store::postgres::messages::{Messages, listener, sender};
 use crate::store::postgres::node::{CurrentNode, NodeStatus};
 use crate::store::postgres::reader_pool::ReaderPool;
 use crate::store::postgres::writer::Writer;
+use crate::store::reader::{ReadMode, Reader};
 use crate::store::run_store::RunStore;
-use crate::store::write_queue::job::Task;
+use crate::store::sql::row::StoreResult;
+use crate::store::write_queue::job::{Reply, Task};
 use crate::store::write_queue::queue::{WriteQueue, WriterEnd};
 
 mod approvals;
 mod attachments;
-mod batch_queries;
-mod batch_records;
 mod changed_runs;
 mod commit;
 mod connect;
@@ -40,11 +41,8 @@ mod messages;
 mod node;
 mod node_messages;
 pub mod offline;
-mod outbox_queries;
-mod outbox_records;
 mod permits;
 mod pooler;
-mod push_configs;
 mod queries;
 pub mod reader;
 mod reader_pool;
@@ -55,7 +53,6 @@ mod run_inserts;
 mod run_records;
 mod run_requests;
 mod run_rows;
-mod schedules;
 pub mod schema;
 mod search;
 mod sessions;
@@ -188,7 +185,25 @@ async fn serve(
         () = listener::run(&listen_connector, &current, &messages.queue, &messages.received) => None,
     };
     if let Some(reply) = reply {
-        let _ = reply.send(Ok(0));
+        let _ = reply.send(Ok(Reply::Number(0)));
+    }
+}
+
+impl Engine for PostgresStore {
+    fn read<T: Send + 'static>(
+        &self,
+        mode: ReadMode,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, StoreResult<T>> + Clone + Send + 'static,
+    ) -> BoxFuture<'_, StoreResult<T>> {
+        Box::pin(self.readers.read_in(mode, read))
+    }
+
+    fn queue(&self) -> &WriteQueue {
+        &self.queue
+    }
+
+    fn writer_id(&self) -> Uuid {
+        self.node.get().0
     }
 }
 

@@ -111,7 +111,7 @@ impl RunInserts {
         self.definition_cache.insert(text, hash, accepted_ms);
         let values = values! {
             ":hash": hash,
-            ":body": free_text(text),
+            ":body": free_text(&**text),
             ":used_until": DefinitionCache::used_until(accepted_ms),
             ":run": run,
         };
@@ -177,7 +177,7 @@ fn row<'a>(
 
 fn run_row_values(run: &Run) -> Vec<NamedValue<'_>> {
     let (input, input_is_parts) = match &run.input {
-        Content::Text(text) => (free_text(text), false),
+        Content::Text(text) => (free_text(&**text), false),
         parts @ Content::Parts(_) => (serde_json::to_vec(parts).unwrap_or_default().into(), true),
     };
     values! {

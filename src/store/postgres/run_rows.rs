@@ -15,7 +15,7 @@ use crate::store::encoding::integers::unsigned;
 use crate::store::encoding::run_values;
 use crate::store::postgres::rows::{self, StoreResult, StoredText};
 use crate::store::runs::TASK_CHARS;
-use crate::store::sql::value::clock;
+use crate::store::sql::clock::clock;
 use crate::store::{ClaimedRun, ResumeState};
 use crate::workdirs::file_id::FileId;
 

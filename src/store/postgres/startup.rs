@@ -13,7 +13,8 @@ use crate::store::encoding::clock_skew::{MAX_RETRY_MS, id_millis};
 use crate::store::postgres::commit::WriterState;
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::{node, pooler, schema};
-use crate::store::sql::value::clock;
+use crate::store::sql::clock::clock;
+use crate::store::sql::dialect::Dialect;
 use crate::store::write_queue::deletions::Deletions;
 
 /// How long the database may take for its first answers.
@@ -114,7 +115,8 @@ async fn align_clock(client: &Client) -> Result<(), Error> {
             )
             .await?;
     }
-    client.execute(ALIGN_DELIVERIES, &[&MAX_RETRY_MS]).await?;
+    let align = Dialect::Postgres.text(ALIGN_DELIVERIES);
+    client.execute(&*align, &[&MAX_RETRY_MS]).await?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The writer's SQL, prepared once for each connection. A write of a tree is one statement: it begins with the tree's row,
 //! which only the owner of the tree can change, and changes nothing if that or the change of the run is impossible.
 
-use crate::store::sql::value::{by_database_clock, clock};
+use crate::store::sql::clock::{by_database_clock, clock};
 
 /// Takes the numbers of the write's events, if this node owns the tree.
 macro_rules! fence {
@@ -94,13 +94,6 @@ macro_rules! finish_run {
              root.created_at, root.owner, root.session, root.labels \
              FROM fence, changed c JOIN runs root ON root.id = :root"
         )
-    };
-}
-
-/// A condition: this node is the leader. It stays so until the commit, because the transaction has locked the node's row.
-macro_rules! as_leader {
-    () => {
-        " AND EXISTS (SELECT 1 FROM duties d WHERE d.name = :leader AND d.node = :node)"
     };
 }
 
@@ -309,27 +302,7 @@ statements! {
          INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
          tries, next_at, attempts, owner, push) SELECT :id, :run, :event, :host, :url, :secret_env, :body, 'pending', \
          :created_at, :created_at, 0, ", clock!(), ", '{}', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push FROM won"),
-    /// Adds an attempt, unless it is there: the commit may have succeeded although its answer was lost. The delivery stays due if
-    /// it was resent since the attempt began, and as it is if another attempt ended it, unless this one delivered.
-    RecordAttempt: concat!("UPDATE deliveries SET \
-         status = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN :status ELSE status END, \
-         next_at = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN ", clock!(), " + :due_in ELSE next_at END, \
-         tries = CASE WHEN since = :since THEN tries + 1 ELSE tries END, \
-         attempts = (attempts || :attempt::text)[greatest(1, cardinality(attempts) + 2 - :max_attempts::bigint):] \
-         WHERE id = :id AND :attempt::text <> ALL (attempts)"),
-    ResendDelivery: concat!("UPDATE deliveries SET status = 'pending', next_at = ", clock!(), ", since = :now, tries = 0 \
-         WHERE id = :id AND run = :run"),
-    /// Only for a root run with at most so many others. Waits for a write that ends the run, or makes it wait.
-    UpsertPushConfig: "INSERT INTO push_configs (run, id, url, context, token, scheme, credentials) \
-         SELECT r.id, :id, :url, :context, :token, :scheme, :credentials FROM runs r \
-         WHERE r.id = :run AND r.parent IS NULL \
-         AND (SELECT count(*) FROM push_configs c WHERE c.run = :run AND c.id <> :id) < :max FOR SHARE OF r \
-         ON CONFLICT (run, id) DO UPDATE SET url = excluded.url, context = excluded.context, token = excluded.token, \
-         scheme = excluded.scheme, credentials = excluded.credentials",
-    EndedStatus: "SELECT status FROM runs WHERE id = :id AND finished_at IS NOT NULL",
     PushTargets: "SELECT id, url FROM push_configs WHERE run = :run",
-    DeletePushConfig: "DELETE FROM push_configs WHERE run = :run AND id = :id",
-    DeletePushDeliveries: "DELETE FROM deliveries WHERE run = :run AND push = :push AND next_at IS NOT NULL",
     MarkDeletion: "INSERT INTO deletions (root) VALUES (:root) ON CONFLICT DO NOTHING",
     Deletions: "SELECT root FROM deletions ORDER BY root LIMIT 64",
     UnmarkDeletion: "DELETE FROM deletions WHERE root = :root",
@@ -374,58 +347,6 @@ statements! {
     /// then it says so in the row.
     DeleteOldDefinitions: "DELETE FROM definitions WHERE used_until < :unused_before AND hash IN \
          (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
-    InsertBatchLine: "INSERT INTO batch_lines (batch, line, body, problem) VALUES (:batch, :line, :body, :problem)",
-    ForgetBatchKey: "UPDATE batches SET key_owner = NULL, key = NULL \
-         WHERE key_owner = :owner AND agent = :agent AND key = :key AND key_expires <= :now",
-    /// Inserts nothing if the key has accepted another batch.
-    InsertBatch: "INSERT INTO batches (id, agent, owner, lines, created_at, body_hash, key_owner, key, key_expires) \
-         VALUES (:id, :agent, :owner, :lines, :created_at, :body_hash, :key_owner, :key, :key_expires) \
-         ON CONFLICT (key_owner, agent, key) WHERE key IS NOT NULL DO NOTHING",
-    StartBatchLine: "UPDATE batch_lines SET run = :run, body = NULL WHERE batch = :batch AND line = :line",
-    RejectBatchLine: "UPDATE batch_lines SET problem = :problem, body = NULL \
-         WHERE batch = :batch AND line = :line AND run IS NULL",
-    CancelBatch: "UPDATE batches SET cancel_reason = coalesce(cancel_reason, :reason) \
-         WHERE id = :id AND finished_at IS NULL",
-    FinishBatch: "UPDATE batches SET finished_at = coalesce(finished_at, :at) WHERE id = :id",
-    /// Removes some lines of an ended batch that has no run.
-    DeleteBatchLines: "DELETE FROM batch_lines WHERE batch = :batch AND line = ANY \
-         (ARRAY(SELECT l.line FROM batch_lines l WHERE l.batch = :batch ORDER BY l.line LIMIT :limit)) \
-         AND EXISTS (SELECT 1 FROM batches b WHERE b.id = :batch AND b.finished_at < :before) \
-         AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = :batch)",
-    /// Removes an ended batch that has no line any more.
-    DeleteBatch: "DELETE FROM batches WHERE id = :batch AND finished_at < :before \
-         AND NOT EXISTS (SELECT 1 FROM batch_lines l WHERE l.batch = :batch)",
-    DeleteLinesWithoutBatch: "DELETE FROM batch_lines l WHERE l.batch = :batch \
-         AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = l.batch)",
-    /// Looks at one line of each batch.
-    DeleteUnacceptedLines: "WITH RECURSIVE ids (id) AS ((SELECT l.batch FROM batch_lines l ORDER BY l.batch LIMIT 1) UNION ALL \
-         SELECT (SELECT l.batch FROM batch_lines l WHERE l.batch > ids.id ORDER BY l.batch LIMIT 1) FROM ids WHERE ids.id < :before) \
-         DELETE FROM batch_lines WHERE batch = ANY (ARRAY(SELECT ids.id FROM ids WHERE ids.id < :before \
-         AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = ids.id)))",
-    /// A schedule that is new, or has other times.
-    UpsertSchedule: "INSERT INTO schedules AS s (agent, name, times, handled_at, is_paused) \
-         VALUES (:agent, :name, :times, :at, false) ON CONFLICT (agent, name) \
-         DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL, error = NULL \
-         WHERE s.times <> excluded.times",
-    MarkScheduleRemoved: concat!(
-        "UPDATE schedules SET times = '', held_at = NULL WHERE agent = :agent AND name = :name",
-        as_leader!()
-    ),
-    /// The error stays if it is that of a later time.
-    RecordScheduledRun: concat!(
-        "UPDATE schedules SET handled_at = :handled_at::bigint, held_at = NULL, last_at = :at::bigint, last_run = :run, \
-         error = CASE WHEN :handled_at::bigint > :at::bigint THEN error END WHERE agent = :agent AND name = :name",
-        as_leader!()
-    ),
-    RecordTriggeredRun: "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \
-         WHERE agent = :agent AND name = :name",
-    SkipScheduledTime: concat!(
-        "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \
-         WHERE agent = :agent AND name = :name",
-        as_leader!()
-    ),
-    PauseSchedule: "UPDATE schedules SET is_paused = :is_paused, handled_at = :at, held_at = NULL \
-         WHERE agent = :agent AND name = :name",
     /// One entry for each run. One that was copied from a file is known by its text.
     InsertMemoryEntry: "INSERT INTO memory (agent, owner, run, entry) SELECT :agent, :owner, :run, :entry \
          WHERE NOT (:may_exist AND EXISTS (SELECT 1 FROM memory \

@@ -7,7 +7,8 @@ use secrecy::SecretBox;
 
 use crate::store::StoreError;
 use crate::store::postgres::{PostgresStore, rows};
-use crate::store::sql::value::{clock, params};
+use crate::store::sql::clock::clock;
+use crate::store::sql::value::params;
 use crate::store::tickets::{TicketSecret, TicketSecrets};
 
 const SECRET: &str = "SELECT secret FROM ticket_secret";

@@ -35,7 +35,7 @@ use crate::store::postgres::task_plan;
 use crate::store::sql::value::values;
 use crate::store::write_queue::callbacks::WriterCallbacks;
 use crate::store::write_queue::failed_runs::FailedRuns;
-use crate::store::write_queue::job::{Job, JobResult, Task};
+use crate::store::write_queue::job::{Job, JobResult, Reply, Task};
 
 /// Largest number of jobs of one commit.
 const MAX_BATCH_JOBS: usize = 256;
@@ -207,7 +207,7 @@ impl<'c> Writer<'c> {
             let _ = owned.send(root);
         }
         roots.iter().for_each(|root| self.failed_runs.remove(*root));
-        Ok(0)
+        Ok(Reply::Number(0))
     }
 
     async fn commit_part(&mut self, jobs: &[Job]) -> Vec<JobResult> {
@@ -275,7 +275,10 @@ impl<'c> Writer<'c> {
         }
         loop {
             let refused = match self.commit(&[task], &left_out).await {
-                Ok(results) => return Ok(results.first().copied().unwrap_or(0)),
+                Ok(results) => {
+                    let reply = results.into_iter().next();
+                    return Ok(reply.unwrap_or(Reply::Number(0)));
+                }
                 Err(CommitError::Refused(refusal)) => refusal,
                 Err(CommitError::Unavailable(error)) => return Err(error),
                 Err(CommitError::Database(error)) => return Err(task_error(task, &error)),
@@ -286,7 +289,7 @@ impl<'c> Writer<'c> {
             match other {
                 None => {
                     let error = match self.explain(write).await? {
-                        Explanation::Ignored => return Ok(0),
+                        Explanation::Ignored => return Ok(Reply::Number(0)),
                         Explanation::TreeEnded => {
                             self.revive(write.root).await.map_err(commit_error)?;
                             continue;
@@ -332,7 +335,7 @@ impl<'c> Writer<'c> {
         &mut self,
         tasks: &[&Task],
         left_out: &HashSet<usize>,
-    ) -> Result<Vec<u64>, CommitError> {
+    ) -> Result<Vec<Reply>, CommitError> {
         let mut attempt = 1;
         loop {
             let (db, state) = self.connected().await?;
@@ -479,7 +482,7 @@ impl<'c> Writer<'c> {
             // The caller may have given up: the next one that looks for its trees finds them.
             let _ = claimed.send(*root);
         }
-        Ok(roots.len() as u64)
+        Ok(Reply::Number(roots.len() as u64))
     }
 
     async fn claim_unserved(&mut self, root: RunId) -> JobResult {
@@ -493,7 +496,7 @@ impl<'c> Writer<'c> {
             // Nothing here drives it, so that nobody else says that its writes are to be accepted again.
             self.failed_runs.remove(root);
         }
-        Ok(u64::from(is_claimed))
+        Ok(Reply::Number(u64::from(is_claimed)))
     }
 
     async fn give_permits(&mut self, decide: &DecidePermits) -> JobResult {
@@ -502,7 +505,8 @@ impl<'c> Writer<'c> {
         }
         let (db, state) = self.connected().await.map_err(commit_error)?;
         let given = permits::give(state, db, decide).await;
-        self.settle(given).await.map_err(commit_error)
+        let given = self.settle(given).await.map_err(commit_error)?;
+        Ok(Reply::Number(given))
     }
 
     /// Removes these trees: the small ones at once, and a part of each that is large.
@@ -510,7 +514,7 @@ impl<'c> Writer<'c> {
         let mut results = Vec::with_capacity(roots.len());
         for (root, deleted) in roots.iter().zip(self.delete_small(roots).await) {
             results.push(match deleted {
-                Some(count) => Ok(count),
+                Some(count) => Ok(Reply::Number(count)),
                 // Also if another tree is the one that cannot be removed.
                 None => self.delete_large(*root).await,
             });
@@ -539,12 +543,12 @@ impl<'c> Writer<'c> {
 
     async fn delete_large(&mut self, root: RunId) -> JobResult {
         match self.delete_part(root, true).await.map_err(commit_error)? {
-            None => Ok(0),
+            None => Ok(Reply::Number(0)),
             Some(progress) => {
                 if progress == DeleteProgress::More {
                     self.state.deletions.add(root);
                 }
-                Ok(1)
+                Ok(Reply::Number(1))
             }
         }
     }
@@ -580,7 +584,8 @@ impl<'c> Writer<'c> {
         let deleted = state.delete_unused_definitions(db).await;
         let has_more = self.settle(deleted).await.map_err(commit_error)?;
         self.adopt_deletions().await.map_err(commit_error)?;
-        Ok(u64::from(has_more || self.state.deletions.is_due(1)))
+        let has_more = has_more || self.state.deletions.is_due(1);
+        Ok(Reply::Number(u64::from(has_more)))
     }
 
     /// Continues the deletions of nodes that are gone. It does not matter if another node continues them too.

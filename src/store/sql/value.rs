@@ -48,25 +48,9 @@ macro_rules! values {
 }
 pub(crate) use values;
 
-/// The milliseconds of the database's clock. Times that one node sets and another one waits for are by it: nodes' clocks differ.
-macro_rules! clock {
-    () => {
-        "(extract(epoch FROM now()) * 1000)::bigint"
-    };
-}
-pub(crate) use clock;
-
-/// A time by this node's clock, as one by the database's: another node may read it. `:now` is the time of this node.
-macro_rules! by_database_clock {
-    ($time:literal) => {
-        concat!("(", $time, "::bigint - :now::bigint + ", clock!(), ")")
-    };
-}
-pub(crate) use by_database_clock;
-
 /// See [`Value::FreeText`].
-pub fn free_text(text: &str) -> Value<'_> {
-    Value::FreeText(Cow::Borrowed(text))
+pub fn free_text<'a>(text: impl Into<Cow<'a, str>>) -> Value<'a> {
+    Value::FreeText(text.into())
 }
 
 /// Like [`free_text`].

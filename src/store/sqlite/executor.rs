@@ -6,6 +6,7 @@ use rusqlite::{Connection, named_params};
 use tracing::warn;
 
 use crate::domain::run::RunId;
+use crate::store::changes::{Changes, Statement};
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::integers;
 use crate::store::sqlite::delete::{self, DeleteProgress};
@@ -16,12 +17,11 @@ use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::UsageRollup;
 use crate::store::sqlite::vacuum::Vacuum;
 use crate::store::sqlite::{
-    approvals, attachments, batches, budgets, outbox, push_configs, rows, run_changes, run_inserts,
-    schedules, sessions,
+    approvals, attachments, budgets, outbox, push_configs, rows, run_changes, run_inserts, sessions,
 };
 use crate::store::write_queue::deletions::Deletions;
 use crate::store::write_queue::failed_runs::FailedRuns;
-use crate::store::write_queue::job::Task;
+use crate::store::write_queue::job::{Reply, Task};
 use crate::store::{Change, StoreError};
 
 /// Trees whose last event number is cached. The number of another tree is read from its log.
@@ -80,20 +80,16 @@ impl<'c> Executor<'c> {
     }
 
     /// On a full disk only tasks that free space are executed.
-    pub fn execute(&mut self, task: &Task, is_disk_full: bool) -> Result<u64, WriteError> {
+    pub fn execute(&mut self, task: &Task, is_disk_full: bool) -> Result<Reply, WriteError> {
         if is_disk_full && !frees_space(task) {
             return Err(WriteError::Rejected(StoreError::DiskFull));
         }
-        match task {
+        if let Task::Change(changes) = task {
+            return self.change(changes);
+        }
+        let number = match task {
+            Task::Change(_) => Ok(0),
             Task::Write(write) => self.apply_all(write),
-            Task::RecordAttempt(record) => done(outbox::record_attempt(&mut self.sql, record)),
-            Task::Resend(run, id) => Ok(outbox::resend(&mut self.sql, *run, *id)? as u64),
-            Task::AddPushConfig(run, config) => {
-                self.has_push_configs = true;
-                let is_added = push_configs::add(&mut self.sql, *run, config)?;
-                Ok(u64::from(is_added))
-            }
-            Task::DeletePushConfig(run, id) => done(push_configs::delete(&mut self.sql, *run, id)),
             Task::Delete(root) => self.delete(*root),
             Task::ForgetSession(owner, name) => {
                 let progress = sessions::forget_part(&mut self.sql, owner.as_deref(), name)?;
@@ -104,21 +100,6 @@ impl<'c> Executor<'c> {
                 let has_more = self.usage.trim(&mut self.sql, *before)?;
                 Ok(u64::from(has_more))
             }
-            Task::AddBatchLines(id, lines) => done(batches::add_lines(&mut self.sql, *id, lines)),
-            Task::RemoveUnacceptedLines(id) => done(batches::remove_unaccepted(&mut self.sql, *id)),
-            Task::AcceptBatch(batch, key) => {
-                let is_new = batches::accept(&mut self.sql, batch, key.as_ref())?;
-                Ok(u64::from(is_new))
-            }
-            Task::ChangeBatch(id, change) => done(batches::change(&mut self.sql, *id, change)),
-            Task::TrimBatch(id, before) => {
-                let has_more = batches::trim(&mut self.sql, *id, *before)?;
-                Ok(u64::from(has_more))
-            }
-            Task::TrimUnacceptedLines(before) => {
-                done(batches::trim_unaccepted(&mut self.sql, *before))
-            }
-            Task::ChangeSchedule(id, change) => done(schedules::change(&mut self.sql, id, change)),
             Task::ClearFailed(roots, owned) => {
                 for root in roots {
                     self.failed_runs.remove(*root);
@@ -142,7 +123,18 @@ impl<'c> Executor<'c> {
             | Task::AddToMemory(..)
             | Task::TrimMemory(..)
             | Task::Close(_) => Ok(0),
+        };
+        number.map(Reply::Number)
+    }
+
+    fn change(&mut self, changes: &Changes) -> Result<Reply, WriteError> {
+        // It may be a configuration of push notifications.
+        self.has_push_configs |= changes.makes_deliveries_due;
+        let mut rows = Vec::with_capacity(changes.statements.len());
+        for Statement { sql, params } in &changes.statements {
+            rows.push(self.sql.by_text(self.connection, sql)?.change(params)? as u64);
         }
+        Ok(Reply::Changed(rows))
     }
 
     /// Removes the next part of a tree. Its root stays marked while there is more.
@@ -365,20 +357,9 @@ impl<'c> Executor<'c> {
     }
 }
 
-/// The result of a task that says nothing about what it did.
-fn done<T, E: Into<WriteError>>(result: Result<T, E>) -> Result<u64, WriteError> {
-    result.map(|_| 0).map_err(Into::into)
-}
-
 fn frees_space(task: &Task) -> bool {
     matches!(
         task,
-        Task::Delete(_)
-            | Task::Vacuum
-            | Task::TrimUsage(_)
-            | Task::TrimBatch(..)
-            | Task::TrimUnacceptedLines(_)
-            | Task::RemoveUnacceptedLines(_)
-            | Task::Close(_)
-    )
+        Task::Delete(_) | Task::Vacuum | Task::TrimUsage(_) | Task::Close(_)
+    ) || matches!(task, Task::Change(changes) if changes.frees_space)
 }

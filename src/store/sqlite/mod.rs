@@ -8,25 +8,24 @@ use std::thread::JoinHandle;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use rusqlite::Connection;
-use tokio::sync::Notify;
+use uuid::Uuid;
 
 use crate::config::Durability;
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
-use crate::domain::webhook::DeliveryId;
 use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
+use crate::store::engine::Engine;
 use crate::store::events::{EventLog, EventQuery, HasSubscribersFn, PublishFn};
-use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
-use crate::store::push_configs::{PushConfig, PushConfigs};
+use crate::store::reader::{ReadMode, Reader};
 use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
 use crate::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
-use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, ScheduleRecords};
 use crate::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
+use crate::store::sql::row::StoreResult;
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::files::{DATABASE_FILE, OpenFiles, Reserve};
 use crate::store::sqlite::memory_files::MemoryFiles;
@@ -42,8 +41,6 @@ use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 mod approvals;
 mod attachments;
-mod batch_records;
-mod batches;
 mod budgets;
 mod changed_runs;
 mod checkpoint;
@@ -68,8 +65,7 @@ mod retention_queries;
 mod rows;
 mod run_changes;
 mod run_inserts;
-mod schedules;
-mod schema;
+pub mod schema;
 mod search;
 mod sessions;
 mod sql_parts;
@@ -305,53 +301,9 @@ impl SessionIndex for SqliteStore {
     }
 }
 
-impl Outbox for SqliteStore {
-    fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
-        Box::pin(
-            self.readers
-                .read(move |db| outbox::due_deliveries(db, &query)),
-        )
-    }
-
-    fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.queue.execute(Task::RecordAttempt(record))
-    }
-
-    fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
-        Box::pin(self.readers.read(move |db| outbox::list(db, run)))
-    }
-
-    fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.queue.is_positive(Task::Resend(run, id))
-    }
-
-    fn delivery_notify(&self) -> Arc<Notify> {
-        self.queue.delivery_notify()
-    }
-}
-
 impl ChangedRuns for SqliteStore {
     fn changed_runs(&self, query: ChangedQuery) -> BoxFuture<'_, Result<ChangedPage, StoreError>> {
         Box::pin(self.readers.read(move |db| changed_runs::list(db, &query)))
-    }
-}
-
-impl PushConfigs for SqliteStore {
-    fn push_configs(&self, run: RunId) -> BoxFuture<'_, Result<Vec<PushConfig>, StoreError>> {
-        Box::pin(self.readers.read(move |db| push_configs::list(db, run)))
-    }
-
-    fn add_push_config(
-        &self,
-        run: RunId,
-        config: PushConfig,
-    ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.queue
-            .is_positive(Task::AddPushConfig(run, Box::new(config)))
-    }
-
-    fn delete_push_config(&self, run: RunId, id: String) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.queue.execute(Task::DeletePushConfig(run, id))
     }
 }
 
@@ -406,17 +358,21 @@ impl UsageLog for SqliteStore {
     }
 }
 
-impl ScheduleRecords for SqliteStore {
-    fn schedules(&self) -> BoxFuture<'_, Result<Vec<ScheduleRecord>, StoreError>> {
-        Box::pin(self.readers.read(schedules::list))
+impl Engine for SqliteStore {
+    fn read<T: Send + 'static>(
+        &self,
+        _: ReadMode,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, StoreResult<T>> + Clone + Send + 'static,
+    ) -> BoxFuture<'_, StoreResult<T>> {
+        Box::pin(self.readers.read_by(read))
     }
 
-    fn change_schedule(
-        &self,
-        id: ScheduleId,
-        change: ScheduleChange,
-    ) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.queue.execute(Task::ChangeSchedule(id, change))
+    fn queue(&self) -> &WriteQueue {
+        &self.queue
+    }
+
+    fn writer_id(&self) -> Uuid {
+        Uuid::nil()
     }
 }
 

@@ -3,6 +3,9 @@
 
 use rusqlite::{Connection, Error, PrepFlags, Row, Rows, Statement, ToSql};
 
+use crate::store::sql::value::Params;
+use crate::store::sqlite::reader::bind;
+
 /// Names, each with its colon, and values: what `rusqlite::named_params!` makes.
 pub type Named<'a> = &'a [(&'static str, &'a dyn ToSql)];
 
@@ -26,6 +29,12 @@ impl<'c> PreparedStatement<'c> {
     /// Returns the number of rows that changed.
     pub fn execute(&mut self, params: Named<'_>) -> rusqlite::Result<usize> {
         self.bind(params)?;
+        self.statement.raw_execute()
+    }
+
+    /// As [`Self::execute`], with values of which some may have no parameter.
+    pub fn change(&mut self, params: Params<'_, '_>) -> rusqlite::Result<usize> {
+        bind(&mut self.statement, params)?;
         self.statement.raw_execute()
     }
 

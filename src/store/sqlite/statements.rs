@@ -1,6 +1,13 @@
 //! The writer's SQL, prepared once. A change of a run touches no row if the run has ended or does not exist.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use rusqlite::Connection;
+
+#[cfg(doc)]
+use crate::store::changes::Changes;
+use crate::store::sql::dialect::Dialect;
 
 use crate::store::sqlite::prepared::PreparedStatement;
 use crate::store::sqlite::sql_parts::ENDED_COLUMNS;
@@ -14,11 +21,18 @@ pub const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
 macro_rules! statements {
     ($(#[$doc:meta])* pub struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $sql:expr,)* }) => {
         $(#[$doc])*
-        pub struct $name<'c> { $($(#[$field_doc])* pub $field: PreparedStatement<'c>,)* }
+        pub struct $name<'c> {
+            $($(#[$field_doc])* pub $field: PreparedStatement<'c>,)*
+            /// Those of [`Changes`].
+            by_text: HashMap<&'static str, PreparedStatement<'c>>,
+        }
 
         impl<'c> $name<'c> {
             pub fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
-                Ok(Self { $($field: PreparedStatement::new(connection, $sql)?,)* })
+                Ok(Self {
+                    $($field: PreparedStatement::new(connection, $sql)?,)*
+                    by_text: HashMap::new(),
+                })
             }
         }
     };
@@ -141,29 +155,12 @@ statements! {
              tries, next_at, attempts, owner) \
              VALUES (:id, :run, :event, :host, :url, :secret_env, :body, 'pending', :created_at, :created_at, \
              0, :created_at, '[]', coalesce((SELECT owner FROM runs WHERE id = :run), ''))",
-        /// Adds an attempt. The delivery stays due if it was resent since the attempt began, and as it is if another attempt ended it, unless this one delivered.
-        record_attempt: "UPDATE deliveries SET \
-             status = iif(since = :since AND (status = 'pending' OR :status = 'delivered'), :status, status), \
-             next_at = iif(since = :since AND (status = 'pending' OR :status = 'delivered'), :next_at, next_at), \
-             tries = iif(since = :since, tries + 1, tries), \
-             attempts = json_insert( \
-             CASE WHEN json_array_length(attempts) < :max_attempts THEN attempts ELSE json_remove(attempts, '$[0]') END, \
-             '$[#]', json(:attempt)) WHERE id = :id AND instr(attempts, :attempt) = 0",
-        resend_delivery: "UPDATE deliveries SET status = 'pending', next_at = :now, since = :now, tries = 0 \
-             WHERE id = :id AND run = :run",
-        /// Only for a root run with at most so many others.
-        upsert_push_config: "INSERT OR REPLACE INTO push_configs (run, id, url, context, token, scheme, credentials) \
-             SELECT r.id, :id, :url, :context, :token, :scheme, :credentials FROM runs r WHERE r.id = :run AND r.parent IS NULL \
-             AND (SELECT count(*) FROM push_configs c WHERE c.run = :run AND c.id <> :id) < :max",
-        ended_status: "SELECT status FROM runs WHERE id = :id AND finished_at IS NOT NULL",
         push_targets: "SELECT id, url FROM push_configs WHERE run = :run",
         insert_push_delivery: "INSERT INTO deliveries (id, run, event, host, url, body, status, created_at, since, \
              tries, next_at, attempts, owner, push) \
              VALUES (:id, :run, :event, :host, :url, '', 'pending', :created_at, :created_at, \
              0, :created_at, '[]', coalesce((SELECT owner FROM runs WHERE id = :run), ''), :push)",
-        delete_push_config: "DELETE FROM push_configs WHERE run = :run AND id = :id",
         delete_push_configs: "DELETE FROM push_configs WHERE run = :run",
-        delete_push_deliveries: "DELETE FROM deliveries WHERE run = :run AND push = :push AND next_at IS NOT NULL",
         has_root: "SELECT 1 FROM runs WHERE id = :id AND parent IS NULL",
         mark_deletion: "INSERT OR IGNORE INTO deletions (root) VALUES (:root)",
         has_deletion: "SELECT 1 FROM deletions WHERE root = :root",
@@ -189,48 +186,6 @@ statements! {
         delete_old_definitions: "DELETE FROM definitions WHERE hash IN \
              (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
         oldest_run: "SELECT min(id) AS id FROM runs",
-        insert_batch_line: "INSERT INTO batch_lines (batch, line, body, problem) VALUES (:batch, :line, :body, :problem)",
-        forget_batch_key: "UPDATE batches SET key_owner = NULL, key = NULL \
-             WHERE key_owner = :owner AND agent = :agent AND key = :key AND key_expires <= :now",
-        has_batch_key: "SELECT 1 FROM batches WHERE key_owner = :owner AND agent = :agent AND key = :key",
-        insert_batch: "INSERT INTO batches (id, agent, owner, lines, created_at, body_hash, key_owner, key, key_expires) \
-             VALUES (:id, :agent, :owner, :lines, :created_at, :body_hash, :key_owner, :key, :key_expires)",
-        start_batch_line: "UPDATE batch_lines SET run = :run, body = NULL WHERE batch = :batch AND line = :line",
-        reject_batch_line: "UPDATE batch_lines SET problem = :problem, body = NULL \
-             WHERE batch = :batch AND line = :line AND run IS NULL",
-        cancel_batch: "UPDATE batches SET cancel_reason = coalesce(cancel_reason, :reason) \
-             WHERE id = :id AND finished_at IS NULL",
-        finish_batch: "UPDATE batches SET finished_at = coalesce(finished_at, :at) WHERE id = :id",
-        /// Removes some lines of an ended batch that has no run.
-        delete_batch_lines: "DELETE FROM batch_lines WHERE id IN \
-             (SELECT l.id FROM batch_lines l WHERE l.batch = :batch ORDER BY l.line LIMIT :limit) \
-             AND EXISTS (SELECT 1 FROM batches b WHERE b.id = :batch AND b.finished_at < :before) \
-             AND NOT EXISTS (SELECT 1 FROM batch_lines l JOIN runs r ON r.id = l.run WHERE l.batch = :batch)",
-        /// Removes an ended batch that has no line any more.
-        delete_batch: "DELETE FROM batches WHERE id = :batch AND finished_at < :before \
-             AND NOT EXISTS (SELECT 1 FROM batch_lines l WHERE l.batch = :batch)",
-        delete_lines_without_batch: "DELETE FROM batch_lines WHERE batch = :batch \
-             AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = :batch)",
-        /// Finds one line of each batch, instead of reading all lines.
-        delete_unaccepted_lines: "WITH RECURSIVE ids (id) AS (SELECT min(batch) FROM batch_lines UNION ALL \
-             SELECT (SELECT min(l.batch) FROM batch_lines l WHERE l.batch > ids.id) FROM ids WHERE ids.id < :before) \
-             DELETE FROM batch_lines WHERE batch IN (SELECT ids.id FROM ids WHERE ids.id < :before \
-             AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = ids.id))",
-        /// A schedule that is new, or has other times.
-        upsert_schedule: "INSERT INTO schedules (agent, name, times, handled_at, is_paused) \
-             VALUES (:agent, :name, :times, :at, 0) ON CONFLICT (agent, name) \
-             DO UPDATE SET times = excluded.times, handled_at = excluded.handled_at, held_at = NULL, error = NULL \
-             WHERE times <> excluded.times",
-        mark_schedule_removed: "UPDATE schedules SET times = '', held_at = NULL WHERE agent = :agent AND name = :name",
-        /// The error stays if it is that of a later time.
-        record_scheduled_run: "UPDATE schedules SET handled_at = :handled_at, held_at = NULL, last_at = :at, \
-             last_run = :run, error = iif(:handled_at > :at, error, NULL) WHERE agent = :agent AND name = :name",
-        record_triggered_run: "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \
-             WHERE agent = :agent AND name = :name",
-        skip_scheduled_time: "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \
-             WHERE agent = :agent AND name = :name",
-        pause_schedule: "UPDATE schedules SET is_paused = :is_paused, handled_at = :at, held_at = NULL \
-             WHERE agent = :agent AND name = :name",
         /// What a root's row has for the usage of all runs of its tree.
         usage_root: "SELECT created_at, owner, session, labels FROM runs WHERE id = :id",
         upsert_usage_series: "INSERT INTO usage_series (owner, session, labels, agent, model, last_day) \
@@ -266,5 +221,22 @@ statements! {
              (SELECT id FROM usage_series WHERE last_day < :before ORDER BY last_day LIMIT :limit)",
         trim_usage_values: "DELETE FROM usage_values WHERE (owner, name, value) IN \
              (SELECT owner, name, value FROM usage_values WHERE last_day < :before ORDER BY last_day LIMIT :limit)",
+    }
+}
+
+impl<'c> Statements<'c> {
+    /// A statement of [`Changes`], prepared when it is executed first.
+    pub fn by_text(
+        &mut self,
+        connection: &'c Connection,
+        sql: &'static str,
+    ) -> rusqlite::Result<&mut PreparedStatement<'c>> {
+        Ok(match self.by_text.entry(sql) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let text = Dialect::Sqlite.text(sql);
+                new.insert(PreparedStatement::new(connection, &text)?)
+            }
+        })
     }
 }

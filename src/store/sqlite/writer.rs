@@ -20,7 +20,7 @@ use crate::store::sqlite::joined_writes::JoinedWrites;
 use crate::store::sqlite::lock::Lock;
 use crate::store::sqlite::schema::LOCK_TIMEOUT;
 use crate::store::write_queue::callbacks::WriterCallbacks;
-use crate::store::write_queue::job::{Job, JobResult, Task};
+use crate::store::write_queue::job::{Job, JobResult, Reply, Task};
 use crate::store::write_queue::queue::WriterEnd;
 
 /// Largest number of writes of one commit.
@@ -72,7 +72,7 @@ pub fn run_writer(resources: WriterResources, reserve: Reserve, writer_end: Writ
     }
     drop(lock);
     if let Some(reply) = reply {
-        let _ = reply.send(Ok(0));
+        let _ = reply.send(Ok(Reply::Number(0)));
     }
 }
 
@@ -278,14 +278,19 @@ impl<'c> Writer<'c> {
             let rest = &batch[results.len()..];
             let joined = JoinedWrites::first_of(rest).filter(|_| !is_disk_full);
             let (count, executed) = match &joined {
-                Some(joined) => (joined.count(), self.executor.apply_joined(joined)),
+                Some(joined) => {
+                    let numbers = self.executor.apply_joined(joined);
+                    let replies =
+                        |numbers: Vec<u64>| numbers.into_iter().map(Reply::Number).collect();
+                    (joined.count(), numbers.map(replies))
+                }
                 None => {
                     let executed = self.executor.execute(&job.task, is_disk_full);
-                    (1, executed.map(|number| vec![number]))
+                    (1, executed.map(|reply| vec![reply]))
                 }
             };
             match executed {
-                Ok(numbers) => results.extend(numbers.into_iter().map(Ok)),
+                Ok(replies) => results.extend(Vec::into_iter(replies).map(Ok)),
                 Err(WriteError::Rejected(error)) => {
                     for job in &rest[..count] {
                         // A run that was never accepted has no record with a gap.

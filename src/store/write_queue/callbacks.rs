@@ -9,7 +9,7 @@ use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::entries;
 use crate::store::events::{HasSubscribersFn, PublishFn};
 use crate::store::runs::WriteFailedFn;
-use crate::store::write_queue::job::{Job, JobResult, Task};
+use crate::store::write_queue::job::{Job, JobResult, Reply, Task};
 
 /// What the writer calls. None of them may block.
 pub struct WriterCallbacks {
@@ -40,7 +40,7 @@ impl WriterCallbacks {
 
     /// Publishes the events of a committed write.
     fn publish_all(&self, job: &Job, result: &JobResult) {
-        let (Task::Write(write), Ok(last_seq)) = (&job.task, result) else {
+        let (Task::Write(write), Ok(Reply::Number(last_seq))) = (&job.task, result) else {
             return;
         };
         self.publish_write(write, *last_seq);

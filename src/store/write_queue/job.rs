@@ -5,21 +5,25 @@ use std::thread::JoinHandle;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::domain::batch::{Batch, BatchId, BatchLine};
 use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
-use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
-use crate::store::batches::{BatchChange, BatchKey};
+use crate::store::changes::Changes;
 use crate::store::cluster::{DecidePermits, PermitChange};
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::memories::{MemoryId, NewMemoryEntry};
-use crate::store::outbox::AttemptRecord;
-use crate::store::push_configs::PushConfig;
 use crate::store::run_requests::RequestChange;
-use crate::store::schedules::{ScheduleChange, ScheduleId};
 
-pub type JobResult = Result<u64, StoreError>;
+pub type JobResult = Result<Reply, StoreError>;
+
+/// What a job did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// See [`Task`].
+    Number(u64),
+    /// The number of rows that each statement of [`Task::Change`] changed.
+    Changed(Vec<u64>),
+}
 
 pub struct Job {
     pub task: Task,
@@ -31,14 +35,8 @@ pub struct Job {
 pub enum Task {
     /// Commits a write and returns the number of its last event.
     Write(EncodedWrite),
-    /// Records an attempt to deliver to a webhook and returns 0.
-    RecordAttempt(AttemptRecord),
-    /// Makes a delivery of a run due now. Returns 1, or 0 if it does not exist.
-    Resend(RunId, DeliveryId),
-    /// Adds a configuration of push notifications to a root run. Returns 1, or 0 if it has too many.
-    AddPushConfig(RunId, Box<PushConfig>),
-    /// Removes a configuration with what is not delivered yet, and returns 0.
-    DeletePushConfig(RunId, String),
+    /// Executes statements.
+    Change(Changes),
     /// Removes a root with its tree; returns 1, or 0 if it does not exist. Of a large tree only a part is removed at
     /// once. The rest is hidden from readers and removed later.
     Delete(RunId),
@@ -47,20 +45,6 @@ pub enum Task {
     /// Removes a few unused definitions and returns a little unused space to the file system. Returns 1 if there may be
     /// more, else 0.
     Vacuum,
-    /// Adds lines to a batch that is not accepted yet, and returns 0.
-    AddBatchLines(BatchId, Vec<BatchLine>),
-    /// Removes the lines of a batch that is not accepted, and returns 0.
-    RemoveUnacceptedLines(BatchId),
-    /// Makes a batch of its lines. Returns 1, or 0 if its key has accepted another.
-    AcceptBatch(Box<Batch>, Option<BatchKey>),
-    /// Changes a batch or one of its lines, and returns 0.
-    ChangeBatch(BatchId, BatchChange),
-    /// Removes a part of a batch that ended before this time and has no run. Returns 1 if there is more of it, else 0.
-    TrimBatch(BatchId, Timestamp),
-    /// Removes lines from before this time that belong to no batch, and returns 0.
-    TrimUnacceptedLines(Timestamp),
-    /// Changes the record of a schedule and returns 0.
-    ChangeSchedule(ScheduleId, ScheduleChange),
     /// Adds an entry to a memory, unless there is one of its run, and returns the number of entries.
     AddToMemory(MemoryId, NewMemoryEntry),
     /// Removes all but the newest entries of a memory, and returns the number of entries.
@@ -102,7 +86,7 @@ impl Task {
                     .chain(others)
                     .any(|write| !write.deliveries.is_empty())
             }
-            Self::Resend(..) | Self::AddPushConfig(..) => true,
+            Self::Change(changes) => changes.makes_deliveries_due,
             _ => false,
         }
     }
@@ -111,16 +95,11 @@ impl Task {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Write(write) => write.bytes(),
-            Self::AddBatchLines(_, lines) => {
-                let bodies = lines.iter().filter_map(|line| line.body.as_ref());
-                bodies.map(String::len).sum()
-            }
+            Self::Change(changes) => changes.bytes(),
             Self::AddToMemory(_, entry) => entry.text.len(),
-            Self::Delete(_)
-            | Self::ForgetSession(..)
-            | Self::Vacuum
-            | Self::TrimBatch(..)
-            | Self::TrimUsage(_) => 64 << 10,
+            Self::Delete(_) | Self::ForgetSession(..) | Self::Vacuum | Self::TrimUsage(_) => {
+                64 << 10
+            }
             Self::ChangeRequest(_, change) => change.bytes(),
             _ => 0,
         }

@@ -8,11 +8,12 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::domain::run::RunId;
+use crate::store::changes::Changes;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::events::{HasSubscribersFn, PublishFn};
 use crate::store::runs::WriteFailedFn;
 use crate::store::write_queue::callbacks::WriterCallbacks;
-use crate::store::write_queue::job::{ForgetProgress, Job, Task};
+use crate::store::write_queue::job::{ForgetProgress, Job, JobResult, Reply, Task};
 use crate::store::{StoreError, Write};
 
 /// Jobs that may wait for the writer. A caller with one more waits for a place in the queue.
@@ -58,6 +59,23 @@ impl WriteQueue {
 
     /// Waits for the result of a task.
     pub async fn request(&self, task: Task) -> Result<u64, StoreError> {
+        match self.reply(task).await? {
+            Reply::Number(number) => Ok(number),
+            Reply::Changed(rows) => Ok(rows.iter().sum()),
+        }
+    }
+
+    /// Executes statements, and returns how many rows each of them changed.
+    pub fn change(&self, changes: Changes) -> BoxFuture<'_, Result<Vec<u64>, StoreError>> {
+        Box::pin(async move {
+            match self.reply(Task::Change(changes)).await? {
+                Reply::Changed(rows) => Ok(rows),
+                Reply::Number(_) => Err(StoreError::Closed),
+            }
+        })
+    }
+
+    async fn reply(&self, task: Task) -> JobResult {
         let (reply, result) = oneshot::channel();
         self.send(task, Some(reply)).await?;
         result.await.map_err(|_| StoreError::Closed)?
@@ -152,7 +170,7 @@ impl WriteQueue {
     async fn send(
         &self,
         task: Task,
-        reply: Option<oneshot::Sender<Result<u64, StoreError>>>,
+        reply: Option<oneshot::Sender<JobResult>>,
     ) -> Result<(), StoreError> {
         let job = Job { task, reply };
         let sent = self.job_sender.send(job).await;
