@@ -1,10 +1,17 @@
-//! The contract for tool calls that wait for approval. The store keeps them together with the events that request and
+//! Tool calls that wait for approval. The store keeps them together with the events that request and
 //! decide them.
 
+use std::ops::ControlFlow;
+
 use futures_util::future::BoxFuture;
+use uuid::Uuid;
 
 use crate::domain::run::{PendingApproval, RunId};
 use crate::store::StoreError;
+use crate::store::encoding::integers::signed;
+use crate::store::engine::Engine;
+use crate::store::reader::{ReadMode, Reader};
+use crate::store::sql::row::{Row, StoreResult};
 
 /// Most calls that [`Run::pending_approvals`] has; the list has all.
 ///
@@ -37,4 +44,74 @@ pub struct ApprovalPage {
     pub approvals: Vec<PendingApproval>,
     /// [`ApprovalQuery::after`] of the next page; `None` if no more calls wait.
     pub next: Option<RunId>,
+}
+
+impl<E: Engine> ApprovalIndex for E {
+    fn pending_approvals(
+        &self,
+        query: ApprovalQuery,
+    ) -> BoxFuture<'_, Result<ApprovalPage, StoreError>> {
+        self.read(ReadMode::Snapshot, move |db| {
+            Box::pin(async move { page(db, &query).await })
+        })
+    }
+}
+
+/// A page of the calls that wait, by age of their runs. All calls of a run are on one page.
+async fn page(db: &Reader, query: &ApprovalQuery) -> StoreResult<ApprovalPage> {
+    // A root's tree has one owner.
+    let filter = match (query.root, &query.owner) {
+        (Some(_), None) => "a.root = :root",
+        (Some(_), Some(_)) => "a.root = :root AND a.owner = :owner",
+        (None, Some(_)) => "a.owner = :owner AND a.owner IS NOT NULL",
+        (None, None) => "true",
+    };
+    // SQLite's reader stops by itself.
+    let sql = format!(
+        "SELECT p.* FROM (SELECT a.run, a.seq, a.root, a.request, r.agent FROM approvals a {{CROSS |}}JOIN runs r ON r.id = a.run \
+         WHERE {filter} AND a.run > :after AND r.status IN ('running', 'waiting') \
+         AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) \
+         ORDER BY a.run{{, a.seq| FETCH FIRST :limit ROWS WITH TIES}}) p ORDER BY p.run, p.seq"
+    );
+    let params = |after: Option<RunId>, limit: usize| {
+        [
+            (":after", after.map_or(Uuid::nil(), |id| id.0).into()),
+            (":root", query.root.into()),
+            (":owner", query.owner.as_ref().into()),
+            (":limit", signed(limit as u64).into()),
+        ]
+    };
+    let mut page = ApprovalPage::default();
+    let (mut found, mut last) = (0, None);
+    let add = |row: &Row<'_>| {
+        let run: RunId = row.get("run")?;
+        if page.approvals.len() >= query.limit && last != Some(run) {
+            page.next = last;
+            return Ok(ControlFlow::Break(()));
+        }
+        found += 1;
+        last = Some(run);
+        page.approvals.extend(approval(row)?);
+        Ok(ControlFlow::Continue(()))
+    };
+    let first = params(query.after, query.limit.saturating_add(1));
+    db.for_each(&sql, &first, add).await?;
+    // All that was found belongs to the page, so it is not known yet whether there is more.
+    if page.next.is_none() && found > query.limit && db.exists(&sql, &params(last, 1)).await? {
+        page.next = last;
+    }
+    Ok(page)
+}
+
+/// `None` if the row is damaged, which hides no others.
+fn approval(row: &Row<'_>) -> StoreResult<Option<PendingApproval>> {
+    let Ok(Some(request)) = row.json("request") else {
+        return Ok(None);
+    };
+    Ok(Some(PendingApproval {
+        run_id: row.get("run")?,
+        root_id: row.get("root")?,
+        agent: row.get("agent")?,
+        request,
+    }))
 }

@@ -1,17 +1,16 @@
 //! The tool calls that wait for approval. The table follows from the events: a request inserts a row, and the decision or
 //! the end of the run removes it, each in the transaction of its event.
 
-use rusqlite::{Connection, Row, Statement, named_params};
+use rusqlite::{Connection, Row, named_params};
 
 use crate::domain::run::{PendingApproval, Run, RunId};
 use crate::store::StoreError;
-use crate::store::approvals::{ApprovalPage, ApprovalQuery, MAX_RUN_APPROVALS};
+use crate::store::approvals::MAX_RUN_APPROVALS;
 use crate::store::encoding::approval_changes::ApprovalChange;
 use crate::store::encoding::integers;
 use crate::store::sqlite::error::store_error;
-use crate::store::sqlite::prepared::Named;
 use crate::store::sqlite::rows;
-use crate::store::sqlite::sql_parts::{NOT_DELETED, SUBTREE};
+use crate::store::sqlite::sql_parts::SUBTREE;
 use crate::store::sqlite::statements::Statements;
 
 /// Applies the changes of a write about a run. `first_seq` is the number of its first event.
@@ -50,7 +49,7 @@ pub fn exist(db: &Connection) -> rusqlite::Result<bool> {
 
 /// What [`approval`] reads, from `approvals AS a` and its run `r`.
 const COLUMNS: &str = "a.run AS run, a.root AS root, a.request AS request, r.agent AS agent";
-/// Leaves out runs that are being cancelled, and so does [`NOT_DELETED`] with deleted ones.
+/// Leaves out runs that are being cancelled.
 const IS_UNDECIDED: &str = "r.status IN ('running', 'waiting')";
 
 fn approval(row: &Row<'_>) -> rusqlite::Result<Option<PendingApproval>> {
@@ -88,50 +87,4 @@ pub fn of_run(db: &Connection, run: &Run) -> Result<Vec<PendingApproval>, StoreE
     sql.query_map(params, approval)
         .and_then(|found| found.filter_map(Result::transpose).collect())
         .map_err(store_error)
-}
-
-/// A page of the calls that wait, by age of their runs. All calls of a run are on one page.
-pub fn list(db: &Connection, query: &ApprovalQuery) -> Result<ApprovalPage, StoreError> {
-    let (filter, value): (&str, Option<&dyn rusqlite::ToSql>) = match (&query.root, &query.owner) {
-        (Some(root), _) => ("a.root = :value", Some(rows::id_bytes(root))),
-        (None, Some(owner)) => ("a.owner = :value AND a.owner IS NOT NULL", Some(owner)),
-        (None, None) => ("true", None),
-    };
-    // A root's tree has one owner.
-    let owner = match (&query.root, &query.owner) {
-        (Some(_), Some(_)) => "a.owner = :owner",
-        _ => "true",
-    };
-    let sql = format!(
-        "SELECT {COLUMNS} FROM approvals a CROSS JOIN runs r ON r.id = a.run \
-         WHERE {filter} AND {owner} AND a.run > :after AND {IS_UNDECIDED} AND {NOT_DELETED} ORDER BY a.run, a.seq"
-    );
-    let after = query.after.map_or([0; 16], |id| *rows::id_bytes(&id));
-    let mut params: Vec<(&str, &dyn rusqlite::ToSql)> = vec![(":after", &after)];
-    params.extend(value.map(|value| (":value", value)));
-    if let (Some(_), Some(owner)) = (&query.root, &query.owner) {
-        params.push((":owner", owner));
-    }
-    let mut sql = db.prepare_cached(&sql).map_err(store_error)?;
-    read_page(&mut sql, &params, query.limit).map_err(store_error)
-}
-
-fn read_page(
-    sql: &mut Statement<'_>,
-    params: Named<'_>,
-    limit: usize,
-) -> rusqlite::Result<ApprovalPage> {
-    let mut page = ApprovalPage::default();
-    let mut found = sql.query(params)?;
-    let mut last: Option<RunId> = None;
-    while let Some(row) = found.next()? {
-        let run = rows::id(row, "run")?;
-        if page.approvals.len() >= limit && last != Some(run) {
-            page.next = last;
-            break;
-        }
-        last = Some(run);
-        page.approvals.extend(approval(row)?);
-    }
-    Ok(page)
 }

@@ -1,13 +1,12 @@
-//! What budgets over time were charged, by quarter hours, and the alerts that are recorded.
+//! Charges budgets over time, by quarter hours.
 
-use rusqlite::{Connection, named_params};
+use rusqlite::named_params;
 
 use crate::domain::calendar::QUARTERS_PER_DAY;
+use crate::store::Change;
 use crate::store::encoding::integers;
-use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::statements::Statements;
-use crate::store::usage::{BudgetPeriod, BudgetUsage, KEPT_BUDGET_DAYS, SETTLED_BUDGET_DAYS};
-use crate::store::{Change, StoreError};
+use crate::store::usage::{KEPT_BUDGET_DAYS, SETTLED_BUDGET_DAYS};
 
 /// Adds the charges of a change, within the transaction that records it.
 pub fn charge(sql: &mut Statements<'_>, change: &Change) -> rusqlite::Result<()> {
@@ -39,37 +38,4 @@ pub fn charge(sql: &mut Statements<'_>, change: &Change) -> rusqlite::Result<()>
         sql.trim_budget_alerts.execute(old)?;
     }
     Ok(())
-}
-
-pub fn usage(
-    db: &Connection,
-    budget: &str,
-    period: BudgetPeriod,
-) -> Result<BudgetUsage, StoreError> {
-    read_usage(db, budget, period).map_err(store_error)
-}
-
-fn read_usage(
-    db: &Connection,
-    budget: &str,
-    period: BudgetPeriod,
-) -> rusqlite::Result<BudgetUsage> {
-    let mut usage = BudgetUsage::default();
-    let mut sql = db.prepare_cached(
-        "SELECT tokens, cost FROM budget_usage WHERE budget = :budget AND quarter >= :start AND quarter < :end",
-    )?;
-    let params = named_params! {":budget": budget, ":start": period.start, ":end": period.end};
-    let mut found = sql.query(params)?;
-    while let Some(row) = found.next()? {
-        let (tokens, cost) = (row.get("tokens")?, row.get("cost")?);
-        usage.tokens = usage.tokens.saturating_add(integers::unsigned(tokens));
-        usage.cost = usage.cost.saturating_add(integers::unsigned(cost));
-    }
-    let mut sql = db.prepare_cached(
-        "SELECT share FROM budget_alerts WHERE budget = :budget AND period = :start ORDER BY share",
-    )?;
-    let params = named_params! {":budget": budget, ":start": period.start};
-    let alerts = sql.query_map(params, |row| row.get("share"))?;
-    usage.alerts = alerts.collect::<rusqlite::Result<_>>()?;
-    Ok(usage)
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 use rusqlite::Connection;
 use uuid::Uuid;
 
@@ -14,12 +13,9 @@ use crate::config::Durability;
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
-use crate::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
-use crate::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use crate::store::engine::Engine;
 use crate::store::events::{EventLog, EventQuery, HasSubscribersFn, PublishFn};
 use crate::store::reader::{ReadMode, Reader};
-use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
 use crate::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
@@ -34,7 +30,6 @@ use crate::store::sqlite::reader_pool::ReaderPool;
 use crate::store::sqlite::writer::WriterResources;
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords};
-use crate::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
 use crate::store::write_queue::job::Task;
 use crate::store::write_queue::queue::WriteQueue;
 use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
@@ -42,7 +37,6 @@ use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 mod approvals;
 mod attachments;
 mod budgets;
-mod changed_runs;
 mod checkpoint;
 mod clock;
 mod delete;
@@ -61,7 +55,6 @@ mod push_configs;
 mod queries;
 pub mod reader;
 mod reader_pool;
-mod retention_queries;
 mod rows;
 mod run_changes;
 mod run_inserts;
@@ -71,7 +64,6 @@ mod sessions;
 mod sql_parts;
 mod statements;
 mod turns;
-mod usage_queries;
 mod usage_rollup;
 mod vacuum;
 mod writer;
@@ -278,15 +270,6 @@ impl EventLog for SqliteStore {
     }
 }
 
-impl ApprovalIndex for SqliteStore {
-    fn pending_approvals(
-        &self,
-        query: ApprovalQuery,
-    ) -> BoxFuture<'_, Result<ApprovalPage, StoreError>> {
-        Box::pin(self.readers.read(move |db| approvals::list(db, &query)))
-    }
-}
-
 impl SessionIndex for SqliteStore {
     fn sessions(&self, query: SessionListQuery) -> BoxFuture<'_, Result<SessionPage, StoreError>> {
         Box::pin(self.readers.read(move |db| sessions::list(db, &query)))
@@ -298,63 +281,6 @@ impl SessionIndex for SqliteStore {
         name: String,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.queue.forget_session(owner, name)
-    }
-}
-
-impl ChangedRuns for SqliteStore {
-    fn changed_runs(&self, query: ChangedQuery) -> BoxFuture<'_, Result<ChangedPage, StoreError>> {
-        Box::pin(self.readers.read(move |db| changed_runs::list(db, &query)))
-    }
-}
-
-impl RunRetention for SqliteStore {
-    fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.queue.is_positive(Task::Delete(root))
-    }
-
-    fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
-        Box::pin(
-            self.readers
-                .read(move |db| retention_queries::expired_roots(db, query)),
-        )
-    }
-
-    fn nth_newest_ended(
-        &self,
-        query: NthNewestQuery,
-    ) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
-        Box::pin(
-            self.readers
-                .read(move |db| retention_queries::nth_newest(db, query)),
-        )
-    }
-
-    fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.queue.is_positive(Task::Vacuum)
-    }
-}
-
-impl UsageLog for SqliteStore {
-    fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Result<UsageReport, StoreError>> {
-        Box::pin(
-            self.readers
-                .read(move |db| usage_queries::report(db, &query)),
-        )
-    }
-
-    fn budget_usage(
-        &self,
-        budget: String,
-        period: BudgetPeriod,
-    ) -> BoxFuture<'_, Result<BudgetUsage, StoreError>> {
-        Box::pin(
-            self.readers
-                .read(move |db| budgets::usage(db, &budget, period)),
-        )
-    }
-
-    fn trim_usage(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.queue.is_positive(Task::TrimUsage(before))
     }
 }
 
