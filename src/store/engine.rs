@@ -16,6 +16,14 @@ pub trait Engine: Send + Sync + 'static {
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, StoreResult<T>> + Clone + Send + 'static,
     ) -> BoxFuture<'_, StoreResult<T>>;
 
+    /// As [`Self::read`], of lists that leave out the runs that stay unreadable: see [`Reader::leaves_out`].
+    fn read_list<T: Send + 'static>(
+        &self,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, StoreResult<T>> + Clone + Send + 'static,
+    ) -> BoxFuture<'_, StoreResult<T>> {
+        self.read(ReadMode::Snapshot, read)
+    }
+
     fn queue(&self) -> &WriteQueue;
 
     /// What the database knows this process as; of no meaning if only one process uses it.

@@ -1,4 +1,4 @@
-//! Webhook deliveries. They are committed with the write that they report, are due until they succeed or are
+//! The contract for webhook deliveries. They are committed with the write that they report, are due until they succeed or are
 //! given up, and are deleted with their run. Retry policy is up to the caller.
 
 use std::fmt;
@@ -11,19 +11,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use crate::domain::run::{RunId, now};
+use crate::domain::run::RunId;
 use crate::domain::timestamp_text;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
-use crate::store::changes::Changes;
-use crate::store::due_query;
-use crate::store::encoding::integers::signed;
-use crate::store::engine::Engine;
 use crate::store::push_configs::PushTarget;
-use crate::store::reader::ReadMode;
-use crate::store::sql::clock::clock;
-use crate::store::sql::row::{Row, StoreResult};
-use crate::store::sql::value::{params, values};
 
 /// Largest number of deliveries that [`Outbox::deliveries`] returns.
 pub const MAX_LISTED_DELIVERIES: usize = 1000;
@@ -171,89 +163,4 @@ pub struct Delivery {
     pub attempts: Vec<DeliveryAttempt>,
     /// `None` if no further attempt is planned.
     pub next_attempt_at: Option<Timestamp>,
-}
-
-const OF_RUN: &str = "SELECT id, event, url, status, created_at, next_at, \
-     {attempts|'[' || array_to_string(attempts, ',') || ']'} AS attempts FROM deliveries \
-     WHERE run = :run ORDER BY id DESC LIMIT :limit";
-/// Adds an attempt, unless it is there: the commit may have succeeded although its answer was lost. The delivery stays due if it was
-/// resent since the attempt began, and as it is if another attempt ended it, unless this one delivered.
-const RECORD_ATTEMPT: &str = concat!(
-    "UPDATE deliveries SET \
-     status = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN :status ELSE status END, \
-     next_at = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN ",
-    clock!(),
-    " + :due_in ELSE next_at END, \
-     tries = CASE WHEN since = :since THEN tries + 1 ELSE tries END, \
-     attempts = {json_insert(CASE WHEN json_array_length(attempts) < :max_attempts THEN attempts \
-     ELSE json_remove(attempts, '$[0]') END, '$[#]', json(:attempt))\
-     |(attempts || :attempt::text)[greatest(1, cardinality(attempts) + 2 - :max_attempts::bigint):]} \
-     WHERE id = :id AND {instr(attempts, :attempt) = 0|:attempt::text <> ALL (attempts)}"
-);
-const RESEND: &str = concat!(
-    "UPDATE deliveries SET status = 'pending', next_at = ",
-    clock!(),
-    ", since = :now, tries = 0 WHERE id = :id AND run = :run"
-);
-
-impl<E: Engine> Outbox for E {
-    fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
-        self.read(ReadMode::Snapshot, move |db| {
-            Box::pin(async move { due_query::due_deliveries(db, &query).await })
-        })
-    }
-
-    fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>> {
-        let (status, due_in) = match record.outcome {
-            AttemptOutcome::Delivered => ("delivered", None),
-            AttemptOutcome::RetryIn(delay) => ("pending", Some(signed(delay.as_millis() as u64))),
-            AttemptOutcome::GivenUp => ("failed", None),
-        };
-        let attempt = values! {
-            ":id": record.id.0,
-            ":status": status,
-            ":due_in": due_in,
-            ":attempt": serde_json::to_string(&record.attempt).unwrap_or_default(),
-            ":max_attempts": signed(MAX_STORED_ATTEMPTS as u64),
-            ":since": record.since.as_millisecond(),
-            ":now": now().as_millisecond(),
-        };
-        self.apply(Changes::one(RECORD_ATTEMPT, attempt))
-    }
-
-    fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
-        self.read(ReadMode::Statement, move |db| {
-            Box::pin(async move {
-                let params = params! {":run": run, ":limit": MAX_LISTED_DELIVERIES as i64};
-                let mut newest_first = db.query(OF_RUN, params, delivery).await?;
-                newest_first.reverse();
-                Ok(newest_first)
-            })
-        })
-    }
-
-    fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        let of_delivery = values! {":id": id.0, ":run": run, ":now": now().as_millisecond()};
-        self.changes_row(Changes::one(RESEND, of_delivery).with_deliveries(), 0)
-    }
-
-    fn delivery_notify(&self) -> Arc<Notify> {
-        self.queue().delivery_notify()
-    }
-}
-
-fn delivery(row: &Row<'_>) -> StoreResult<Delivery> {
-    Ok(Delivery {
-        id: DeliveryId(row.get("id")?),
-        event: row.get("event")?,
-        url: row.get("url")?,
-        status: match row.get("status")? {
-            "delivered" => DeliveryStatus::Delivered,
-            "failed" => DeliveryStatus::Failed,
-            _ => DeliveryStatus::Pending,
-        },
-        created_at: row.get("created_at")?,
-        attempts: serde_json::from_str(row.get("attempts")?).unwrap_or_default(),
-        next_attempt_at: row.get("next_at")?,
-    })
 }

@@ -2,10 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use tokio_postgres::Row as PostgresRow;
-
 use crate::store::StoreError;
 use crate::store::postgres::reader::PostgresReader;
+use crate::store::sql::dialect::Dialect;
 use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::Params;
 use crate::store::sqlite::reader::SqliteReader;
@@ -29,6 +28,22 @@ pub enum ReadMode {
 }
 
 impl Reader {
+    pub fn dialect(&self) -> Dialect {
+        match self {
+            Self::Sqlite(_) => Dialect::Sqlite,
+            Self::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// Whether a run that is read with this error is left out of a list. One that SQLite cannot read may only have met a disk that
+    /// fails a read, until it is read again.
+    pub fn leaves_out(&self, error: &StoreError) -> bool {
+        match (self, error) {
+            (Self::Sqlite(reader), StoreError::Malformed(_)) => reader.leaves_out_malformed(),
+            _ => error.is_damage(),
+        }
+    }
+
     /// The rows of a query.
     pub async fn query<T: Send>(
         &self,
@@ -83,16 +98,5 @@ impl Reader {
                 Ok(())
             }
         }
-    }
-
-    pub async fn rows(&self, sql: &str, params: Params<'_, '_>) -> StoreResult<Vec<PostgresRow>> {
-        match self {
-            Self::Postgres(reader) => reader.rows(sql, params).await,
-            Self::Sqlite(_) => Err(StoreError::Closed),
-        }
-    }
-
-    pub async fn row(&self, sql: &str, params: Params<'_, '_>) -> StoreResult<Option<PostgresRow>> {
-        Ok(self.rows(sql, params).await?.into_iter().next())
     }
 }

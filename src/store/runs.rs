@@ -132,6 +132,15 @@ pub struct RunFilter {
     pub cut_texts: bool,
 }
 
+/// What a search for runs has found, newest first.
+#[derive(Debug, Default)]
+pub struct Matches {
+    /// At most as many as the limit of the filter.
+    pub ids: Vec<RunId>,
+    /// The search continues before this run; `None` if no more runs match.
+    pub next: Option<RunId>,
+}
+
 /// A page of runs.
 #[derive(Clone, Debug, Default)]
 pub struct RunPage {

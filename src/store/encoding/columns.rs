@@ -8,6 +8,7 @@ macro_rules! columns {
     (names: $($name:ident: $sql:expr,)*) => {
         /// A column of a run's row, by its position in the select list.
         #[derive(Clone, Copy)]
+        #[expect(dead_code, reason = "usage is read from its first column on")]
         enum RunColumn { $($name,)* }
 
     };

@@ -12,7 +12,7 @@ use crate::domain::run::{RunId, now};
 use crate::store::cluster::PermitChange;
 use crate::store::encoding::clock_skew;
 use crate::store::encoding::encoded_write::EncodedWrite;
-use crate::store::encoding::integers::{signed, unsigned};
+use crate::store::encoding::integers::signed;
 use crate::store::postgres::connection::{Connection, Outcome, Query};
 use crate::store::postgres::error::describe;
 use crate::store::postgres::run_changes::Ownership;
@@ -260,13 +260,8 @@ impl WriterState {
         let affected = affected(task, outcomes);
         Ok(Reply::Number(match task.task {
             Task::Write(_) => result,
-            Task::ChangeRequest(..) | Task::TakeDuty(..) | Task::HandOverDuty(_) => affected,
+            Task::ChangeRequest(..) => affected,
             Task::TrimUsage(_) => u64::from(affected > 0),
-            Task::AddToMemory(..) | Task::TrimMemory(..) => {
-                let counted = outcomes[task.end - 1].rows.first();
-                let count = counted.map(|row| row.try_get::<_, i64>("count"));
-                count.transpose()?.map_or(0, unsigned)
-            }
             Task::ForgetSession(..) => match outcomes[task.end - 1].affected {
                 0 => ForgetProgress::NotFound as u64,
                 runs if runs >= task_plan::SESSION_PART_RUNS.into() => ForgetProgress::More as u64,

@@ -3,15 +3,31 @@
 use futures_util::future::BoxFuture;
 
 use crate::domain::memory_entry;
+use crate::store::changes::Changes;
 use crate::store::encoding::integers::signed;
+use crate::store::engine::Engine;
 use crate::store::memories::{
     EntryLimit, MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry, NewestEntries,
 };
 use crate::store::postgres::PostgresStore;
-use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::reader::Reader;
-use crate::store::sql::value::params;
-use crate::store::write_queue::job::Task;
+use crate::store::reader::{ReadMode, Reader};
+use crate::store::sql::row::StoreResult;
+use crate::store::sql::value::{NamedValue, free_text, params, values};
+
+/// The first entry that does not fit comes without its text.
+const NEWEST: &str = "SELECT CASE WHEN bytes <= :max_bytes THEN entry END AS entry FROM (SELECT id, entry, \
+     octet_length(entry) AS length, sum(octet_length(entry)) OVER (ORDER BY id DESC) AS bytes FROM memory \
+     WHERE agent = :agent AND owner = :owner ORDER BY id DESC LIMIT :newest) AS newest \
+     WHERE bytes - length <= :max_bytes ORDER BY id DESC";
+
+/// One entry for each run. One that was copied from a file is known by its text.
+const INSERT: &str = "INSERT INTO memory (agent, owner, run, entry) SELECT :agent, :owner, :run, :entry \
+     WHERE NOT (:may_exist AND EXISTS (SELECT 1 FROM memory \
+     WHERE agent = :agent AND owner = :owner AND run IS NULL AND entry = :entry)) ON CONFLICT (run) DO NOTHING";
+/// Leaves the newest entries.
+const TRIM: &str = "DELETE FROM memory WHERE agent = :agent AND owner = :owner AND id <= (SELECT id FROM memory \
+     WHERE agent = :agent AND owner = :owner ORDER BY id DESC LIMIT 1 OFFSET :keep)";
+const COUNT: &str = "SELECT count(*) AS count FROM memory WHERE agent = :agent AND owner = :owner";
 
 impl MemoryRecords for PostgresStore {
     fn memory(
@@ -19,9 +35,9 @@ impl MemoryRecords for PostgresStore {
         memory: MemoryId,
         limit: EntryLimit,
     ) -> BoxFuture<'_, Result<NewestEntries, MemoryRecordError>> {
-        let read = self
-            .readers
-            .read(move |db| Box::pin(async move { newest(db, &memory, limit).await }));
+        let read = self.read(ReadMode::Statement, move |db| {
+            Box::pin(async move { newest(db, &memory, limit).await })
+        });
         Box::pin(async { Ok(read.await?) })
     }
 
@@ -30,7 +46,10 @@ impl MemoryRecords for PostgresStore {
         memory: MemoryId,
         entry: NewMemoryEntry,
     ) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
-        self.count_after(Task::AddToMemory(memory, entry))
+        let entry = values! {
+            ":run": entry.run, ":entry": free_text(entry.text), ":may_exist": entry.may_exist,
+        };
+        self.count_after(Changes::one(INSERT, entry), memory)
     }
 
     fn trim_memory(
@@ -38,24 +57,35 @@ impl MemoryRecords for PostgresStore {
         memory: MemoryId,
         keep: usize,
     ) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
-        self.count_after(Task::TrimMemory(memory, keep))
+        let keep = values! {":keep": signed(keep as u64)};
+        self.count_after(Changes::one(TRIM, keep), memory)
     }
 }
 
 impl PostgresStore {
-    fn count_after(&self, task: Task) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
-        Box::pin(async {
-            let count = self.queue.request(task).await?;
-            Ok(usize::try_from(count).unwrap_or(usize::MAX))
+    /// Changes a memory, and returns the number of its entries.
+    fn count_after(
+        &self,
+        mut changes: Changes,
+        memory: MemoryId,
+    ) -> BoxFuture<'_, Result<usize, MemoryRecordError>> {
+        changes.statements[0].params.extend(of_memory(&memory));
+        Box::pin(async move {
+            self.apply(changes).await?;
+            let read = self.read(ReadMode::Statement, move |db| {
+                Box::pin(async move {
+                    db.first(COUNT, &of_memory(&memory), |row| row.get("count"))
+                        .await
+                })
+            });
+            Ok(read.await?.unwrap_or_default())
         })
     }
 }
 
-/// The first entry that does not fit comes without its text.
-const NEWEST: &str = "SELECT CASE WHEN bytes <= :max_bytes THEN entry END AS entry FROM (SELECT id, entry, \
-     octet_length(entry) AS length, sum(octet_length(entry)) OVER (ORDER BY id DESC) AS bytes FROM memory \
-     WHERE agent = :agent AND owner = :owner ORDER BY id DESC LIMIT :newest) AS newest \
-     WHERE bytes - length <= :max_bytes ORDER BY id DESC";
+fn of_memory(memory: &MemoryId) -> [NamedValue<'static>; 2] {
+    values! {":agent": memory.agent.clone(), ":owner": memory.owner.clone().unwrap_or_default()}
+}
 
 async fn newest(db: &Reader, memory: &MemoryId, limit: EntryLimit) -> StoreResult<NewestEntries> {
     let params = params! {
@@ -64,9 +94,10 @@ async fn newest(db: &Reader, memory: &MemoryId, limit: EntryLimit) -> StoreResul
         ":newest": limit.entries.map(|newest| signed(newest as u64)),
         ":max_bytes": signed(limit.bytes as u64),
     };
+    let found: Vec<Option<String>> = db.query(NEWEST, params, |row| row.get("entry")).await?;
     let mut newest = NewestEntries::default();
-    for row in db.rows(NEWEST, params).await?.iter().rev() {
-        match rows::text(row, "entry")? {
+    for entry in found.into_iter().rev() {
+        match entry {
             Some(entry) => newest.entries.extend(memory_entry::parse(&entry)),
             None => newest.is_cut = true,
         }

@@ -19,12 +19,12 @@ use crate::store::postgres::node::{CurrentNode, NodeStatus};
 use crate::store::postgres::reader_pool::ReaderPool;
 use crate::store::postgres::writer::Writer;
 use crate::store::reader::{ReadMode, Reader};
+use crate::store::run_queries;
 use crate::store::run_store::RunStore;
 use crate::store::sql::row::StoreResult;
 use crate::store::write_queue::job::{Reply, Task};
 use crate::store::write_queue::queue::{WriteQueue, WriterEnd};
 
-mod attachments;
 mod commit;
 mod connect;
 mod connection;
@@ -32,8 +32,6 @@ mod delete;
 mod duties;
 pub mod error;
 mod explain;
-mod list_records;
-mod lists;
 mod memories;
 mod messages;
 mod node;
@@ -41,25 +39,20 @@ mod node_messages;
 pub mod offline;
 mod permits;
 mod pooler;
-mod queries;
 pub mod reader;
 mod reader_pool;
-mod rows;
 mod run_changes;
 mod run_inserts;
-mod run_records;
 mod run_requests;
-mod run_rows;
 pub mod schema;
-mod search;
-mod sessions;
+pub mod search;
+mod shared_budgets;
 mod startup;
 mod statements;
 mod task_plan;
 mod tickets;
 mod tls;
 mod tree_owners;
-mod turns;
 mod usage_rollup;
 mod write_plan;
 mod writer;
@@ -191,7 +184,7 @@ impl Engine for PostgresStore {
         mode: ReadMode,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, StoreResult<T>> + Clone + Send + 'static,
     ) -> BoxFuture<'_, StoreResult<T>> {
-        Box::pin(self.readers.read_in(mode, read))
+        Box::pin(self.readers.read(mode, read))
     }
 
     fn queue(&self) -> &WriteQueue {
@@ -207,7 +200,8 @@ impl RunStore for PostgresStore {
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             self.queue.request(Task::Check).await?;
-            self.readers.read(|db| Box::pin(queries::check(db))).await
+            self.read(ReadMode::Statement, |db| Box::pin(run_queries::check(db)))
+                .await
         })
     }
 

@@ -70,11 +70,6 @@ impl PostgresReader {
         .await
     }
 
-    /// The first row; `None` if there is none.
-    pub async fn row(&self, sql: &str, params: Params<'_, '_>) -> Result<Option<Row>, StoreError> {
-        Ok(self.rows(sql, params).await?.into_iter().next())
-    }
-
     async fn execute(&self, sql: &str) -> Result<(), StoreError> {
         let client = self.client.as_ref().ok_or(StoreError::Closed)?;
         self.answered(client.batch_execute(sql)).await

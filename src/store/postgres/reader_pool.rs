@@ -49,7 +49,7 @@ impl ReaderPool {
     }
 
     /// Calls `read`. What may take long waits for one of a few permits, so that others find connections.
-    pub async fn read_in<T: Send + 'static>(
+    pub async fn read<T: Send + 'static>(
         &self,
         mode: ReadMode,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
@@ -82,34 +82,6 @@ impl ReaderPool {
             // The runtime ends.
             Err(_) => Err(StoreError::Closed),
         }
-    }
-
-    pub async fn read<T: Send + 'static>(
-        &self,
-        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.read_in(ReadMode::Statement, read).await
-    }
-
-    pub async fn read_long<T: Send + 'static>(
-        &self,
-        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.read_in(ReadMode::Long, read).await
-    }
-
-    pub async fn read_snapshot<T: Send + 'static>(
-        &self,
-        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.read_in(ReadMode::Snapshot, read).await
-    }
-
-    pub async fn read_long_snapshot<T: Send + 'static>(
-        &self,
-        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.read_in(ReadMode::LongSnapshot, read).await
     }
 
     async fn long_read_permit(&self) -> Result<OwnedSemaphorePermit, StoreError> {

@@ -6,11 +6,12 @@ use futures_util::future::BoxFuture;
 use crate::domain::node::NodeId;
 use crate::store::StoreError;
 use crate::store::cluster::TreeOwners;
+use crate::store::engine::Engine;
 use crate::store::new_request::{NewRequest, RequestContent, RequestId};
 use crate::store::postgres::PostgresStore;
-use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::reader::Reader;
+use crate::store::reader::{ReadMode, Reader};
 use crate::store::run_requests::{OpenRequest, RequestChange, RequestState, RunRequests};
+use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::params;
 use crate::store::write_queue::job::Task;
 
@@ -31,12 +32,12 @@ impl RunRequests for PostgresStore {
 
     fn open_requests(&self) -> BoxFuture<'_, Result<Vec<OpenRequest>, StoreError>> {
         let node = self.node();
-        Box::pin(self.readers.read(move |db| {
+        self.read(ReadMode::Statement, move |db| {
             Box::pin(async move {
-                let found = db.rows(OPEN_REQUESTS, params! {":node": node.0}).await?;
-                found.iter().map(open_request).collect()
+                db.query(OPEN_REQUESTS, params! {":node": node.0}, open_request)
+                    .await
             })
-        }))
+        })
     }
 
     fn take_request(
@@ -47,7 +48,8 @@ impl RunRequests for PostgresStore {
             if !self.change_request(RequestChange::Take(id)).await? {
                 return Ok(None);
             }
-            self.readers.read(move |db| Box::pin(content(db, id))).await
+            self.read(ReadMode::Statement, move |db| Box::pin(content(db, id)))
+                .await
         })
     }
 
@@ -60,7 +62,7 @@ impl RunRequests for PostgresStore {
     }
 
     fn request_state(&self, id: RequestId) -> BoxFuture<'_, Result<RequestState, StoreError>> {
-        Box::pin(self.readers.read(move |db| Box::pin(state(db, id))))
+        self.read(ReadMode::Statement, move |db| Box::pin(state(db, id)))
     }
 
     fn withdraw_request(&self, id: RequestId) -> BoxFuture<'_, Result<bool, StoreError>> {
@@ -96,37 +98,37 @@ impl PostgresStore {
     }
 }
 
-fn open_request(row: &tokio_postgres::Row) -> StoreResult<OpenRequest> {
+fn open_request(row: &Row<'_>) -> StoreResult<OpenRequest> {
     Ok(OpenRequest {
-        id: RequestId(rows::get(row, "id")?),
-        run: rows::id(row, "run")?,
-        root: rows::id(row, "root")?,
-        asker: NodeId(rows::get(row, "asker")?),
-        kind: rows::required_text(row, "kind")?,
-        is_taken: rows::get(row, "is_taken")?,
+        id: RequestId(row.get("id")?),
+        run: row.get("run")?,
+        root: row.get("root")?,
+        asker: NodeId(row.get("asker")?),
+        kind: row.get("kind")?,
+        is_taken: row.get("is_taken")?,
     })
 }
 
 async fn content(db: &Reader, id: RequestId) -> StoreResult<Option<RequestContent>> {
-    let Some(row) = db.row(CONTENT, params! {":id": id.0}).await? else {
-        return Ok(None);
+    let content = |row: &Row<'_>| {
+        let blobs: Vec<Vec<u8>> = row.list("blobs")?;
+        Ok(RequestContent {
+            body: row.get("body")?,
+            blobs: blobs.into_iter().map(Bytes::from).collect(),
+        })
     };
-    let blobs: Vec<Vec<u8>> = rows::get(&row, "blobs")?;
-    Ok(Some(RequestContent {
-        body: rows::get(&row, "body")?,
-        blobs: blobs.into_iter().map(Bytes::from).collect(),
-    }))
+    db.first(CONTENT, params! {":id": id.0}, content).await
 }
 
 async fn state(db: &Reader, id: RequestId) -> StoreResult<RequestState> {
-    let Some(row) = db.row(STATE, params! {":id": id.0}).await? else {
-        return Ok(RequestState::Gone);
+    let state = |row: &Row<'_>| {
+        Ok(match row.get("answer")? {
+            Some(answer) => RequestState::Answered(answer),
+            None => RequestState::Open {
+                is_taken: row.get("is_taken")?,
+            },
+        })
     };
-    let answer: Option<Vec<u8>> = rows::get(&row, "answer")?;
-    Ok(match answer {
-        Some(answer) => RequestState::Answered(answer),
-        None => RequestState::Open {
-            is_taken: rows::get(&row, "is_taken")?,
-        },
-    })
+    let found = db.first(STATE, params! {":id": id.0}, state).await?;
+    Ok(found.unwrap_or(RequestState::Gone))
 }

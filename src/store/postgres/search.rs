@@ -2,15 +2,14 @@
 //! contains all matches; the rows of the candidates are compared with the whole filter.
 
 use futures_util::future::try_join_all;
-use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::domain::run::{RunId, Status};
 use crate::store::encoding::clock_skew::{ClockSkew, CreatedRange};
 use crate::store::encoding::integers::signed;
-use crate::store::postgres::rows::{self, StoreResult};
 use crate::store::reader::Reader;
-use crate::store::runs::RunFilter;
+use crate::store::runs::{Matches, RunFilter};
+use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::{Value, free_text};
 
 /// Candidates of one search. Beyond it the page ends early, with a cursor.
@@ -28,15 +27,6 @@ const MATCHES: &str = "(:agent::text IS NULL OR r.agent = :agent) AND (:owner::t
      AND NOT EXISTS (SELECT 1 FROM unnest(:keys::bytea[], :values::bytea[]) AS wanted (key, value) WHERE NOT EXISTS \
      (SELECT 1 FROM labels l WHERE l.key = wanted.key AND l.value = wanted.value AND l.run = r.id)) \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
-
-/// Runs that match, newest first.
-#[derive(Debug, Default)]
-pub struct Matches {
-    /// At most as many as the limit of the filter.
-    pub ids: Vec<RunId>,
-    /// The search continues before this run; `None` if no more runs match.
-    pub next: Option<RunId>,
-}
 
 pub async fn search(db: &Reader, filter: &RunFilter) -> StoreResult<Matches> {
     let Some(search) = Search::new(db, filter).await? else {
@@ -81,13 +71,13 @@ impl<'f> Search<'f> {
     }
 
     /// Executes a statement that reads ids up to `newest`, at most `limit`.
-    async fn query(
+    async fn query<T: Send>(
         &self,
         db: &Reader,
         sql: &str,
-        newest: Uuid,
-        limit: usize,
-    ) -> StoreResult<Vec<Row>> {
+        (newest, limit): (Uuid, usize),
+        read: impl FnMut(&Row<'_>) -> StoreResult<T> + Send,
+    ) -> StoreResult<Vec<T>> {
         let filter = self.filter;
         let blobs = |texts: Vec<&'f str>| texts.into_iter().map(str::as_bytes).collect::<Vec<_>>();
         let (keys, values) = filter
@@ -95,7 +85,7 @@ impl<'f> Search<'f> {
             .iter()
             .map(|(key, value)| (&**key, &**value))
             .unzip();
-        let mut params: Vec<(&'static str, Value<'_>)> = vec![
+        let params: Vec<(&'static str, Value<'_>)> = vec![
             (":newest", newest.into()),
             (":oldest", self.oldest.into()),
             (":limit", signed(limit as u64).into()),
@@ -120,9 +110,7 @@ impl<'f> Search<'f> {
             (":values", blobs(values).into()),
             (":root", filter.root.into()),
         ];
-        // A statement that only reads a list has few of them.
-        params.retain(|(name, _)| sql.contains(name));
-        db.rows(sql, &params).await
+        db.query(sql, &params, read).await
     }
 
     /// Searches one tree. Trees are bounded, so all of it is read.
@@ -133,12 +121,12 @@ impl<'f> Search<'f> {
              ORDER BY r.id DESC LIMIT :limit"
         );
         let wanted = self.filter.limit.saturating_add(1);
-        let found = self.query(db, &sql, self.newest, wanted).await?;
-        let mut matches = Matches::default();
-        for row in &found {
-            matches.ids.push(rows::id(row, "id")?);
-        }
-        matches.cut(self.filter.limit);
+        let ids = self.query(db, &sql, (self.newest, wanted), |row| row.get("id"));
+        let mut matches = Matches {
+            ids: ids.await?,
+            next: None,
+        };
+        cut(&mut matches, self.filter.limit);
         Ok(matches)
     }
 
@@ -157,20 +145,21 @@ impl<'f> Search<'f> {
                 "WITH c AS MATERIALIZED ({list}) SELECT c.id, \
                  EXISTS (SELECT 1 FROM runs r WHERE r.id = c.id AND {MATCHES}) AS is_match FROM c ORDER BY c.id DESC"
             );
-            let found = self.query(db, &sql, newest, batch).await?;
-            for row in &found {
-                let id = rows::id(row, "id")?;
-                if rows::get(row, "is_match")? {
-                    matches.ids.push(id);
+            let candidate = |row: &Row<'_>| Ok((row.get("id")?, row.get("is_match")?));
+            let found: Vec<(RunId, bool)> =
+                self.query(db, &sql, (newest, batch), candidate).await?;
+            for (id, is_match) in &found {
+                if *is_match {
+                    matches.ids.push(*id);
                 }
-                matches.next = Some(id);
+                matches.next = Some(*id);
             }
             read += found.len();
             if found.len() < batch {
                 matches.next = None;
             }
             if matches.ids.len() > self.filter.limit || read >= MAX_CANDIDATES {
-                matches.cut(self.filter.limit);
+                cut(&mut matches, self.filter.limit);
                 return Ok(matches);
             }
             let Some(last) = matches.next.and_then(|id| id.0.as_u128().checked_sub(1)) else {
@@ -194,14 +183,11 @@ impl<'f> Search<'f> {
                 "WITH c AS MATERIALIZED ({list}) \
                  SELECT count(*) AS entries, (SELECT id FROM c ORDER BY id LIMIT 1) AS oldest FROM c"
             );
-            let found = self.query(db, &sql, newest, batch).await?;
-            let Some(row) = found.first() else {
-                return Ok((0, None, list));
-            };
-            let entries: i64 = rows::get(row, "entries")?;
+            let reach = |row: &Row<'_>| Ok((row.get("entries")?, row.get("oldest")?));
+            let found = self.query(db, &sql, (newest, batch), reach).await?;
+            let (entries, oldest): (i64, Option<Uuid>) = found.first().copied().unwrap_or_default();
             let ends = entries < signed(batch as u64);
-            let oldest: Option<Uuid> = rows::get(row, "oldest")?;
-            Ok(match ends {
+            StoreResult::Ok(match ends {
                 true => (entries, None, list),
                 false => (entries, oldest, list),
             })
@@ -214,25 +200,23 @@ impl<'f> Search<'f> {
     }
 }
 
-impl Matches {
-    /// Removes ids beyond the limit, after which the search continues.
-    fn cut(&mut self, limit: usize) {
-        if self.ids.len() > limit {
-            self.ids.truncate(limit);
-            self.next = self.ids.last().copied();
-        }
+/// Removes ids beyond the limit, after which the search continues.
+fn cut(matches: &mut Matches, limit: usize) {
+    if matches.ids.len() > limit {
+        matches.ids.truncate(limit);
+        matches.next = matches.ids.last().copied();
     }
 }
 
 async fn clock_skew(db: &Reader) -> StoreResult<ClockSkew> {
-    let found = db.row("SELECT lead, lag FROM clock", &[]).await?;
-    let Some(row) = found else {
-        return Ok(ClockSkew { lead: 0, lag: 0 });
+    let skew = |row: &Row<'_>| {
+        Ok(ClockSkew {
+            lead: row.get("lead")?,
+            lag: row.get("lag")?,
+        })
     };
-    Ok(ClockSkew {
-        lead: rows::get(&row, "lead")?,
-        lag: rows::get(&row, "lag")?,
-    })
+    let found = db.first("SELECT lead, lag FROM clock", &[], skew).await?;
+    Ok(found.unwrap_or(ClockSkew { lead: 0, lag: 0 }))
 }
 
 /// Statements that select ids from one index. Each list has all runs that match.

@@ -184,9 +184,6 @@ statements! {
     ReturnToQueue: "UPDATE trees SET permit = 1, returned = true WHERE root = :root AND node = :node AND permit = 0",
     /// Its trees are free at once.
     LeaveNode: "DELETE FROM nodes WHERE incarnation = :node",
-    TakeDuty: "UPDATE duties SET node = :node WHERE name = :name AND node IS NOT DISTINCT FROM :holder",
-    HandOverDuty: "UPDATE duties SET node = NULL WHERE name = :name AND node = :node \
-         AND EXISTS (SELECT 1 FROM nodes n WHERE n.incarnation <> :node)",
     WriteCheck: "INSERT INTO checks (id, at) VALUES (1, :now) ON CONFLICT (id) DO UPDATE SET at = excluded.at",
     /// More rows than fit into the pages of the table and its index.
     TakeSpace: "INSERT INTO checks (id, at) SELECT -n, 0 FROM generate_series(1, 2000) AS n ON CONFLICT (id) DO NOTHING",
@@ -347,14 +344,6 @@ statements! {
     /// then it says so in the row.
     DeleteOldDefinitions: "DELETE FROM definitions WHERE used_until < :unused_before AND hash IN \
          (SELECT hash FROM definitions WHERE used_until < :unused_before LIMIT 32)",
-    /// One entry for each run. One that was copied from a file is known by its text.
-    InsertMemoryEntry: "INSERT INTO memory (agent, owner, run, entry) SELECT :agent, :owner, :run, :entry \
-         WHERE NOT (:may_exist AND EXISTS (SELECT 1 FROM memory \
-         WHERE agent = :agent AND owner = :owner AND run IS NULL AND entry = :entry)) ON CONFLICT (run) DO NOTHING",
-    /// Leaves the newest entries.
-    TrimMemory: "DELETE FROM memory WHERE agent = :agent AND owner = :owner AND id <= (SELECT id FROM memory \
-         WHERE agent = :agent AND owner = :owner ORDER BY id DESC LIMIT 1 OFFSET :keep)",
-    CountMemory: "SELECT count(*) AS count FROM memory WHERE agent = :agent AND owner = :owner",
     UpsertUsageSeries: "INSERT INTO usage_series AS s (digest, owner, session, labels, agent, model, last_day) \
          VALUES (:digest, :owner, :session, :labels, :agent, :model, :day) \
          ON CONFLICT (digest) DO UPDATE SET last_day = greatest(s.last_day, excluded.last_day) RETURNING id",

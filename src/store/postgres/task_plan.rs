@@ -3,14 +3,12 @@
 use crate::domain::node::NodeId;
 use crate::domain::run::{RunId, now};
 use crate::store::cluster::PermitChange;
-use crate::store::encoding::integers::signed;
-use crate::store::memories::MemoryId;
 use crate::store::new_request::NewRequest;
 use crate::store::postgres::connection::Query;
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::usage_rollup::UsageRollup;
 use crate::store::run_requests::{NO_ANSWER, RequestChange};
-use crate::store::sql::value::{NamedValue, free_text, values};
+use crate::store::sql::value::{free_text, values};
 use crate::store::write_queue::job::Task;
 
 /// Runs that lose their session's name in one transaction.
@@ -30,24 +28,6 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
         Task::Change(changes) => changes.statements.iter().map(Query::of).collect(),
         Task::ForgetSession(owner, name) => forget_session(owner.as_deref(), name),
         Task::TrimUsage(before) => UsageRollup::trim(*before),
-        Task::AddToMemory(memory, entry) => {
-            let mut insert = memory_values(memory).to_vec();
-            insert.extend(values! {
-                ":run": entry.run, ":entry": free_text(&entry.text), ":may_exist": entry.may_exist,
-            });
-            vec![
-                Query::new(Sql::InsertMemoryEntry, insert),
-                Query::new(Sql::CountMemory, memory_values(memory).into()),
-            ]
-        }
-        Task::TrimMemory(memory, keep) => {
-            let mut trim = memory_values(memory).to_vec();
-            trim.extend(values! {":keep": signed(*keep as u64)});
-            vec![
-                Query::new(Sql::TrimMemory, trim),
-                Query::new(Sql::CountMemory, memory_values(memory).into()),
-            ]
-        }
         Task::ChangeRequest(node, change) => vec![change_request(*node, change)],
         Task::HandOverTree(root, labels) => {
             let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
@@ -55,15 +35,6 @@ pub fn plan(task: &Task, node: NodeId) -> Vec<Query<'_>> {
             vec![Query::new(Sql::LeaveTree, values.into())]
         }
         Task::ChangePermit(root, change) => change_permit(node, *root, *change),
-        Task::TakeDuty(name, holder) => {
-            let holder = holder.map(|holder| holder.0);
-            let values = values! {":name": *name, ":node": node.0, ":holder": holder};
-            vec![Query::new(Sql::TakeDuty, values.into())]
-        }
-        Task::HandOverDuty(name) => {
-            let values = values! {":name": *name, ":node": node.0};
-            vec![Query::new(Sql::HandOverDuty, values.into())]
-        }
         Task::Check => {
             let values = values! {":now": now().as_millisecond()};
             vec![Query::new(Sql::WriteCheck, values.into())]
@@ -105,10 +76,6 @@ fn forget_session<'a>(owner: Option<&'a str>, name: &'a str) -> Vec<Query<'a>> {
         }
     };
     vec![Query::new(Sql::DeleteFreeSession, free.into()), runs]
-}
-
-fn memory_values(memory: &MemoryId) -> [NamedValue<'_>; 2] {
-    values! {":agent": &memory.agent, ":owner": memory.owner.as_deref().unwrap_or_default()}
 }
 
 /// The statements of a change to the permit of a tree of this node.

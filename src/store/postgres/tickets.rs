@@ -6,9 +6,11 @@ use futures_util::future::BoxFuture;
 use secrecy::SecretBox;
 
 use crate::store::StoreError;
-use crate::store::postgres::{PostgresStore, rows};
+use crate::store::engine::Engine;
+use crate::store::postgres::PostgresStore;
+use crate::store::reader::ReadMode;
 use crate::store::sql::clock::clock;
-use crate::store::sql::value::params;
+use crate::store::sql::row::damaged;
 use crate::store::tickets::{TicketSecret, TicketSecrets};
 
 const SECRET: &str = "SELECT secret FROM ticket_secret";
@@ -16,25 +18,24 @@ const TIME: &str = concat!("SELECT ", clock!(), " AS now");
 
 impl TicketSecrets for PostgresStore {
     fn ticket_secret(&self) -> BoxFuture<'_, Result<TicketSecret, StoreError>> {
-        Box::pin(self.readers.read(|db| {
-            Box::pin(async move {
-                let row = db.row(SECRET, params! {}).await?;
-                let row = row.ok_or_else(|| rows::damaged("no secret for tickets"))?;
-                let secret: Vec<u8> = rows::get(&row, "secret")?;
-                let secret = <[u8; 32]>::try_from(secret);
-                let secret = secret.map_err(|_| rows::damaged("a secret for tickets"))?;
-                Ok(SecretBox::new(Box::new(secret)))
-            })
-        }))
+        Box::pin(async {
+            let read = self.read(ReadMode::Statement, |db| {
+                Box::pin(db.first(SECRET, &[], |row| row.get::<[u8; 32]>("secret")))
+            });
+            let secret = read
+                .await?
+                .ok_or_else(|| damaged("no secret for tickets"))?;
+            Ok(SecretBox::new(Box::new(secret)))
+        })
     }
 
     fn database_time(&self) -> BoxFuture<'_, Result<Duration, StoreError>> {
-        Box::pin(self.readers.read(|db| {
-            Box::pin(async move {
-                let row = db.row(TIME, params! {}).await?;
-                let row = row.ok_or_else(|| rows::damaged("no time"))?;
-                Ok(Duration::from_millis(rows::count(&row, "now")?))
-            })
-        }))
+        Box::pin(async {
+            let read = self.read(ReadMode::Statement, |db| {
+                Box::pin(db.first(TIME, &[], |row| row.get("now")))
+            });
+            let now = read.await?.ok_or_else(|| damaged("no time"))?;
+            Ok(Duration::from_millis(now))
+        })
     }
 }

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::domain::node::NodeId;
@@ -15,9 +14,13 @@ use crate::store::cluster::{
     RunningTrees, TreeOwner, TreeOwners, TreePosition, UnservedTree,
 };
 use crate::store::encoding::integers::signed;
+use crate::store::engine::Engine;
 use crate::store::postgres::run_inserts::HELD;
-use crate::store::postgres::{PostgresStore, permits, queries, rows};
+use crate::store::postgres::{PostgresStore, permits};
+use crate::store::reader::ReadMode;
+use crate::store::run_queries;
 use crate::store::runs::UnfinishedRun;
+use crate::store::sql::row::Row;
 use crate::store::sql::value::{free_text, params};
 use crate::store::write_queue::job::Task;
 
@@ -80,29 +83,32 @@ impl TreeOwners for PostgresStore {
     ) -> BoxFuture<'_, Result<HashMap<RunId, TreePosition>, StoreError>> {
         let this_node = self.node();
         let roots: Vec<Uuid> = roots.into_iter().map(|root| root.0).collect();
-        Box::pin(self.readers.read(move |db| {
+        self.read(ReadMode::Statement, move |db| {
             Box::pin(async move {
-                let found = db.rows(POSITIONS, params! {":roots": roots}).await?;
-                let positions = found.iter().map(|row| {
+                let position = |row: &Row<'_>| {
                     let position = TreePosition {
                         owner: owner(row, this_node)?,
-                        last_event: rows::count(row, "last_event")?,
+                        last_event: row.get("last_event")?,
                     };
-                    Ok((rows::id(row, "root")?, position))
-                });
-                positions.collect()
+                    Ok((row.get("root")?, position))
+                };
+                let found = db
+                    .query(POSITIONS, params! {":roots": roots}, position)
+                    .await?;
+                Ok(found.into_iter().collect())
             })
-        }))
+        })
     }
 
     fn own_trees(&self) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>> {
         let node = self.node();
-        Box::pin(self.readers.read(move |db| {
+        self.read(ReadMode::Statement, move |db| {
             Box::pin(async move {
-                let found = db.rows(OWN_TREES, params! {":node": node.0}).await?;
-                found.iter().map(|row| rows::id(row, "root")).collect()
+                let params = params! {":node": node.0};
+                let found = db.query(OWN_TREES, params, |row| row.get("root")).await?;
+                Ok(found.into_iter().collect())
             })
-        }))
+        })
     }
 
     fn claim_trees(&self, max: usize) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
@@ -117,20 +123,20 @@ impl TreeOwners for PostgresStore {
     ) -> BoxFuture<'_, Result<Vec<UnservedTree>, StoreError>> {
         let node = self.node();
         let max_wait = max_wait.map(|wait| signed(wait.as_secs()));
-        Box::pin(self.readers.read(move |db| {
+        self.read(ReadMode::Statement, move |db| {
             Box::pin(async move {
                 let params =
                     params! {":node": node.0, ":max_wait": max_wait, ":max": signed(max as u64)};
-                let tree = |row: &Row| {
+                let tree = |row: &Row<'_>| {
                     Ok(UnservedTree {
-                        root: rows::id(row, "root")?,
-                        labels: rows::get(row, "labels")?,
-                        is_overdue: rows::get(row, "is_overdue")?,
+                        root: row.get("root")?,
+                        labels: row.list("labels")?,
+                        is_overdue: row.get("is_overdue")?,
                     })
                 };
-                db.rows(UNSERVED, params).await?.iter().map(tree).collect()
+                db.query(UNSERVED, params, tree).await
             })
-        }))
+        })
     }
 
     fn abandoned_trees(
@@ -139,13 +145,12 @@ impl TreeOwners for PostgresStore {
         max: usize,
     ) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
         let except: Vec<Uuid> = except.into_iter().map(|root| root.0).collect();
-        Box::pin(self.readers.read(move |db| {
+        self.read(ReadMode::Statement, move |db| {
             Box::pin(async move {
                 let params = params! {":except": except, ":max": signed(max as u64)};
-                let found = db.rows(ABANDONED, params).await?;
-                found.iter().map(|row| rows::id(row, "root")).collect()
+                db.query(ABANDONED, params, |row| row.get("root")).await
             })
-        }))
+        })
     }
 
     fn claim_unserved(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
@@ -164,31 +169,28 @@ impl TreeOwners for PostgresStore {
         &self,
         roots: Vec<RunId>,
     ) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
-        Box::pin(self.readers.read_snapshot(move |db| {
-            Box::pin(async move { queries::unfinished_trees(db, &roots).await })
-        }))
+        self.read(ReadMode::Snapshot, move |db| {
+            Box::pin(async move { run_queries::unfinished_trees(db, &roots).await })
+        })
     }
 }
 
 impl Permits for PostgresStore {
     fn permit_load(&self) -> BoxFuture<'_, Result<Vec<PermitLoad>, StoreError>> {
-        Box::pin(self.readers.read(|db| {
-            Box::pin(async move {
-                let found = db.rows(LOAD, &[]).await?;
-                let load = |row: &Row| {
-                    Ok(PermitLoad {
-                        running: RunningTrees {
-                            owner: rows::text(row, "owner")?,
-                            agent: rows::text(row, "agent")?.unwrap_or_default(),
-                            trees: rows::small(row, "running")?,
-                        },
-                        waiting: rows::small(row, "waiting")?,
-                        waiting_at_nodes: rows::small(row, "at_nodes")?,
-                    })
-                };
-                found.iter().map(load).collect()
+        let load = |row: &Row<'_>| {
+            Ok(PermitLoad {
+                running: RunningTrees {
+                    owner: row.get("owner")?,
+                    agent: row.get::<Option<String>>("agent")?.unwrap_or_default(),
+                    trees: row.get("running")?,
+                },
+                waiting: row.get("waiting")?,
+                waiting_at_nodes: row.get("at_nodes")?,
             })
-        }))
+        };
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(db.query(LOAD, &[], load))
+        })
     }
 
     fn give_permits(
@@ -203,14 +205,13 @@ impl Permits for PostgresStore {
 
     fn permitted_trees(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
         let node = self.node();
-        Box::pin(self.readers.read(move |db| {
+        self.read(ReadMode::Statement, move |db| {
             Box::pin(async move {
                 let roots: Vec<Uuid> = roots.into_iter().map(|root| root.0).collect();
                 let params = params! {":roots": roots, ":node": node.0, ":held": HELD};
-                let found = db.rows(PERMITTED, params).await?;
-                found.iter().map(|row| rows::id(row, "root")).collect()
+                db.query(PERMITTED, params, |row| row.get("root")).await
             })
-        }))
+        })
     }
 
     fn change_permit(
@@ -226,25 +227,26 @@ impl Permits for PostgresStore {
         owner: Option<String>,
         name: String,
     ) -> BoxFuture<'_, Result<OpenSession, StoreError>> {
-        Box::pin(self.readers.read(move |db| {
+        self.read(ReadMode::Statement, move |db| {
             Box::pin(async move {
                 let owner = owner.unwrap_or_default();
                 let params = params! {":owner": &owner, ":name": free_text(&name)};
-                let found = db.rows(OPEN_SESSION, params).await?;
                 let mut session = OpenSession::default();
-                for row in &found {
-                    session.last_run = Some(rows::id(row, "last_run")?);
-                    session.unfinished.extend(rows::optional_id(row, "root")?);
-                }
+                let add = |row: &Row<'_>| {
+                    session.last_run = Some(row.get("last_run")?);
+                    session.unfinished.extend(row.get::<Option<RunId>>("root")?);
+                    Ok(())
+                };
+                db.query(OPEN_SESSION, params, add).await?;
                 Ok(session)
             })
-        }))
+        })
     }
 }
 
 /// The owner of a tree that has not ended, by the column `node`.
-fn owner(row: &Row, this_node: NodeId) -> Result<TreeOwner, StoreError> {
-    let owner: Option<Uuid> = rows::get(row, "node")?;
+fn owner(row: &Row<'_>, this_node: NodeId) -> Result<TreeOwner, StoreError> {
+    let owner: Option<Uuid> = row.get("node")?;
     Ok(match owner.map(NodeId) {
         None => TreeOwner::Nobody,
         Some(node) if node == this_node => TreeOwner::ThisNode,

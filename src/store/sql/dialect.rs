@@ -9,6 +9,29 @@ pub enum Dialect {
     Postgres,
 }
 
+/// A statement as both engines read it, for one that is long and often executed.
+#[derive(Debug)]
+pub struct Texts {
+    sqlite: String,
+    postgres: String,
+}
+
+impl Texts {
+    pub fn new(sql: &str) -> Self {
+        Self {
+            sqlite: Dialect::Sqlite.text(sql).into_owned(),
+            postgres: Dialect::Postgres.text(sql).into_owned(),
+        }
+    }
+
+    pub fn of(&self, dialect: Dialect) -> &str {
+        match dialect {
+            Dialect::Sqlite => &self.sqlite,
+            Dialect::Postgres => &self.postgres,
+        }
+    }
+}
+
 impl Dialect {
     /// A statement as the engine reads it.
     pub fn text(self, sql: &str) -> Cow<'_, str> {

@@ -61,6 +61,14 @@ impl<'r> Row<'r> {
         parsed.map_err(|error| damaged(format_args!("column {column}: {error}")))
     }
 
+    /// A list, which only PostgreSQL has.
+    pub fn list<T: FromSql<'r>>(&self, column: &'static str) -> StoreResult<Vec<T>> {
+        match self {
+            Self::Postgres(row) => row.try_get(column).map_err(damaged),
+            Self::Sqlite(_) => Err(damaged(format_args!("column {column} is no list"))),
+        }
+    }
+
     fn cell(&self, column: Column) -> StoreResult<Cell<'r>> {
         match self {
             Self::Sqlite(row) => {
@@ -184,6 +192,18 @@ impl<'r> FromCell<'r> for &'r [u8] {
     fn from_cell(cell: Cell<'r>) -> Option<Self> {
         match cell {
             Cell::Blob(bytes) | Cell::Bytea(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+}
+
+/// The bytes of a text or of a blob.
+pub struct Content<'r>(pub &'r [u8]);
+
+impl<'r> FromCell<'r> for Content<'r> {
+    fn from_cell(cell: Cell<'r>) -> Option<Self> {
+        match cell {
+            Cell::Text(bytes) | Cell::Blob(bytes) | Cell::Bytea(bytes) => Some(Self(bytes)),
             _ => None,
         }
     }

@@ -55,7 +55,7 @@ pub fn free_text<'a>(text: impl Into<Cow<'a, str>>) -> Value<'a> {
 
 /// Like [`free_text`].
 pub fn free_text_or_null(text: Option<&String>) -> Value<'_> {
-    text.map_or(Value::Null, |text| free_text(text))
+    text.map_or(Value::Null, free_text)
 }
 
 impl ToSql for Value<'_> {

@@ -1,12 +1,9 @@
 //! Stores the bytes of pictures and files, once for each digest, as long as a run refers to them.
 
-use bytes::Bytes;
-use rusqlite::{Connection, OptionalExtension, named_params};
+use rusqlite::named_params;
 
-use crate::domain::attachment::{Attachment, Blobs, Digest};
+use crate::domain::attachment::Attachment;
 use crate::domain::run::RunId;
-use crate::store::StoreError;
-use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
 
@@ -45,20 +42,4 @@ pub fn delete_one(sql: &mut Statements<'_>, run: RunId) -> rusqlite::Result<Opti
         .delete_attachment
         .query_row(named_params! {":hash": digest}, |row| row.get("bytes"))?;
     Ok(Some(deleted_bytes.unwrap_or(0)))
-}
-
-/// The bytes with these digests; unknown digests are left out.
-pub fn read(db: &Connection, digests: &[Digest]) -> Result<Blobs, StoreError> {
-    let mut sql = db
-        .prepare_cached("SELECT data FROM attachments WHERE hash = :hash")
-        .map_err(store_error)?;
-    let mut blobs = Blobs::new();
-    for digest in digests {
-        let data: Option<Vec<u8>> = sql
-            .query_row(named_params! {":hash": digest.0}, |row| row.get("data"))
-            .optional()
-            .map_err(store_error)?;
-        blobs.extend(data.map(|data| (*digest, Bytes::from(data))));
-    }
-    Ok(blobs)
 }

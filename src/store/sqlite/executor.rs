@@ -111,17 +111,13 @@ impl<'c> Executor<'c> {
                 self.sql.write_check.execute(&[])?;
                 Ok(0)
             }
-            // Only one process uses the database, and memories are files.
+            // Only one process uses the database.
             Task::ClaimTrees(..)
             | Task::ClaimUnserved(_)
             | Task::HandOverTree(..)
             | Task::ChangeRequest(..)
             | Task::GivePermits(_)
             | Task::ChangePermit(..)
-            | Task::TakeDuty(..)
-            | Task::HandOverDuty(_)
-            | Task::AddToMemory(..)
-            | Task::TrimMemory(..)
             | Task::Close(_) => Ok(0),
         };
         number.map(Reply::Number)

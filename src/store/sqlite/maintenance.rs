@@ -4,18 +4,20 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
-use rusqlite::{Connection, Row};
 
 use crate::domain::attachment::Digest;
 use crate::domain::run::RunId;
 use crate::store::encoding::definition_cache::{self, Hash};
 use crate::store::encoding::{entries, integers, turns};
+use crate::store::sql::dialect::Dialect;
+use crate::store::sql::row::Row;
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::files::DATABASE_FILE;
-use crate::store::sqlite::rows::{self, RUN_COLUMNS};
+use crate::store::sqlite::rows;
 use crate::store::sqlite::{files, schema};
-use crate::store::{StoreError, events};
+use crate::store::{StoreError, events, run_rows};
 
 /// A check ends after this many findings.
 const MAX_FINDINGS: usize = 100;
@@ -141,11 +143,13 @@ fn check_pages(db: &Connection, pragma: &str) -> Result<Vec<String>, StoreError>
 }
 
 fn check_runs(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
-    let mut sql = db.prepare(&format!("SELECT {RUN_COLUMNS} FROM runs r"))?;
+    let sql = run_rows::select("true");
+    let mut sql = db.prepare(sql.of(Dialect::Sqlite))?;
     let mut found = sql.query([])?;
     while let Some(row) = found.next()? {
-        if let Err(error) = rows::run(row) {
-            match rows::run_id(row) {
+        let row = Row::Sqlite(row);
+        if let Err(error) = run_rows::run(&row).map_err(reason) {
+            match run_rows::run_id(&row) {
                 Ok(id) => report(format!("the record of {id} cannot be read: {error}")),
                 Err(_) => report(format!("a run's record cannot be read: {error}")),
             }
@@ -188,7 +192,7 @@ fn check_events(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::R
 
 /// Reads a column of an entry with `read`, which gets its run and the number of its last event.
 fn read_entry<T>(
-    row: &Row<'_>,
+    row: &rusqlite::Row<'_>,
     column: &str,
     read: impl FnOnce(RunId, u64, &str) -> Result<T, StoreError>,
 ) -> Result<T, String> {
@@ -200,14 +204,18 @@ fn read_entry<T>(
             .map_err(|error| StoreError::Corrupt(error.to_string()))?;
         read(rows::id(row, "run").map_err(store_error)?, last_seq, text)
     };
-    read().map_err(|error| match error {
+    read().map_err(reason)
+}
+
+fn reason(error: StoreError) -> String {
+    match error {
         StoreError::Corrupt(why) => why,
         error => error.to_string(),
-    })
+    }
 }
 
 /// What cannot be read, with its run if the row has it.
-fn unreadable(what: &str, row: &Row<'_>) -> String {
+fn unreadable(what: &str, row: &rusqlite::Row<'_>) -> String {
     match rows::id(row, "run") {
         Ok(id) => format!("{what} of {id} cannot be read"),
         Err(_) => format!("{what} cannot be read"),

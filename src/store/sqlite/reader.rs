@@ -1,6 +1,7 @@
 //! A connection for reading.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rusqlite::{Connection, Statement};
@@ -12,15 +13,31 @@ use crate::store::sql::value::Params;
 use crate::store::sqlite::error::store_error;
 
 /// The lock is never waited for: one thread reads at a time.
-pub struct SqliteReader(Mutex<Connection>);
+pub struct SqliteReader {
+    connection: Mutex<Connection>,
+    leaves_out_malformed: AtomicBool,
+}
 
 impl SqliteReader {
     pub fn new(connection: Connection) -> Self {
-        Self(Mutex::new(connection))
+        Self {
+            connection: Mutex::new(connection),
+            leaves_out_malformed: AtomicBool::new(false),
+        }
     }
 
     pub fn with<T>(&self, read: impl FnOnce(&Connection) -> T) -> T {
-        read(&self.0.lock())
+        read(&self.connection.lock())
+    }
+
+    pub fn leaves_out_malformed(&self) -> bool {
+        self.leaves_out_malformed.load(Ordering::Relaxed)
+    }
+
+    /// Whether lists are read without the runs that SQLite cannot read.
+    pub fn leave_out_malformed(&self, leaves_out: bool) {
+        self.leaves_out_malformed
+            .store(leaves_out, Ordering::Relaxed);
     }
 
     pub fn for_each(
@@ -29,7 +46,7 @@ impl SqliteReader {
         params: Params<'_, '_>,
         mut on_row: impl FnMut(&Row<'_>) -> StoreResult<ControlFlow<()>>,
     ) -> StoreResult<()> {
-        let db = self.0.lock();
+        let db = self.connection.lock();
         let mut statement = db
             .prepare_cached(&Dialect::Sqlite.text(sql))
             .map_err(store_error)?;
@@ -50,7 +67,7 @@ impl SqliteReader {
     ) -> Result<T, StoreError> {
         self.execute("BEGIN")?;
         let result = read(self);
-        if self.0.lock().is_autocommit() {
+        if self.connection.lock().is_autocommit() {
             // After some errors SQLite has ended the transaction.
             return result;
         }
@@ -59,7 +76,7 @@ impl SqliteReader {
     }
 
     fn execute(&self, sql: &str) -> StoreResult<()> {
-        let db = self.0.lock();
+        let db = self.connection.lock();
         let executed = db.prepare_cached(sql).and_then(|mut sql| sql.execute([]));
         executed.map(drop).map_err(store_error)
     }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::StoreError;
@@ -77,16 +76,26 @@ impl ReaderPool {
         }
     }
 
-    pub async fn read<T: Send + 'static>(
+    /// As [`Self::read`], without the runs that SQLite cannot read.
+    pub async fn read_without_malformed<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Connection) -> Result<T, StoreError> + Clone + Send + 'static,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>>
+        + Clone
+        + Send
+        + 'static,
     ) -> Result<T, StoreError> {
-        self.read_by(move |reader| {
-            let found = match reader {
-                Reader::Sqlite(reader) => reader.with(read),
-                Reader::Postgres(_) => Err(StoreError::Closed),
-            };
-            Box::pin(std::future::ready(found))
+        self.read(move |db| {
+            Box::pin(async move {
+                let leave_out = |leaves_out| {
+                    if let Reader::Sqlite(reader) = db {
+                        reader.leave_out_malformed(leaves_out);
+                    }
+                };
+                leave_out(true);
+                let found = read(db).await;
+                leave_out(false);
+                found
+            })
         })
         .await
     }
@@ -94,7 +103,7 @@ impl ReaderPool {
     /// Calls `read` on one of the threads. All its statements see one snapshot of the database. Reads again for some seconds
     /// if SQLite calls the database damaged, since a disk that fails a read looks the same, unless a read has shortly before
     /// stayed damaged through all attempts.
-    pub async fn read_by<T: Send + 'static>(
+    pub async fn read<T: Send + 'static>(
         &self,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>>
         + Clone
@@ -239,9 +248,17 @@ fn next_job(shared: &SharedQueue) -> Option<ReadJob> {
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
+    use rusqlite::Connection;
     use tempfile::TempDir;
 
     use super::*;
+
+    /// A read that uses no connection.
+    fn now<T: Send + 'static>(
+        read: impl FnOnce() -> Result<T, StoreError> + Clone,
+    ) -> impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Clone {
+        move |_| Box::pin(std::future::ready(read()))
+    }
 
     fn pool() -> (TempDir, ReaderPool) {
         let dir = tempfile::tempdir().expect("a directory");
@@ -255,11 +272,11 @@ mod tests {
     async fn what_sqlite_calls_damaged_is_read_again() {
         let (_dir, pool) = pool();
         let attempts = Arc::new(AtomicUsize::new(0));
-        let read = move |_: &Connection| match attempts.fetch_add(1, Ordering::Relaxed) {
+        let read = move || match attempts.fetch_add(1, Ordering::Relaxed) {
             0 | 1 => Err(StoreError::Malformed("a page".to_owned())),
             attempt => Ok(attempt),
         };
-        assert_eq!(pool.read(read).await.expect("a value"), 2);
+        assert_eq!(pool.read(now(read)).await.expect("a value"), 2);
     }
 
     #[tokio::test]
@@ -267,14 +284,14 @@ mod tests {
         let (_dir, pool) = pool();
         let attempts = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&attempts);
-        let read = move |_: &Connection| {
+        let read = move || {
             counted.fetch_add(1, Ordering::Relaxed);
             Err::<(), _>(StoreError::Malformed("a page".to_owned()))
         };
         let mut reads = Vec::new();
         for _ in 0..3 {
             let before = attempts.load(Ordering::Relaxed);
-            let result = pool.read(read.clone()).await;
+            let result = pool.read(now(read.clone())).await;
             assert!(is_malformed(&result), "{result:?}");
             reads.push(attempts.load(Ordering::Relaxed) - before);
         }
@@ -288,7 +305,7 @@ mod tests {
             max_threads: 2,
             ..pool
         };
-        pool.read(|_| Ok(())).await.expect("a thread");
+        pool.read(now(|| Ok(()))).await.expect("a thread");
         let has_idle_thread = || {
             let state = pool.state.lock();
             let free = &state.as_ref().expect("an open pool").shared.free;
@@ -299,9 +316,11 @@ mod tests {
         }
         let (end, ended) = std::sync::mpsc::channel();
         let ended = Arc::new(Mutex::new(ended));
-        let long = pool.read(move |_| Ok(ended.lock().recv_timeout(Duration::from_secs(10))));
+        let long = pool.read(now(move || {
+            Ok(ended.lock().recv_timeout(Duration::from_secs(10)))
+        }));
         let short = async {
-            pool.read(|_| Ok(())).await.expect("read");
+            pool.read(now(|| Ok(()))).await.expect("read");
             end.send(()).expect("a long read");
         };
         let (long, ()) = tokio::join!(long, short);

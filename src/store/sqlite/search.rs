@@ -12,7 +12,7 @@ use crate::domain::usage::Cost;
 use crate::store::StoreError;
 use crate::store::encoding::clock_skew::CreatedRange;
 use crate::store::encoding::integers;
-use crate::store::runs::RunFilter;
+use crate::store::runs::{Matches, RunFilter};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::{clock, rows};
 
@@ -34,15 +34,6 @@ const MAX_BATCH: usize = 64;
 /// The ids of the run `:root` and all its descendants.
 const SUBTREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (:root) UNION ALL \
      SELECT c.id FROM tree JOIN runs c INDEXED BY runs_children ON c.parent = tree.id) SELECT id FROM tree";
-
-/// Runs that match, newest first.
-#[derive(Debug, Default)]
-pub struct Matches {
-    /// At most as many as the limit of the filter.
-    pub ids: Vec<RunId>,
-    /// The search continues before this run; `None` if no more runs match.
-    pub next: Option<RunId>,
-}
 
 pub fn search(db: &Connection, filter: &RunFilter) -> StoreResult<Matches> {
     let Some(range) = IdRange::new(db, filter)? else {

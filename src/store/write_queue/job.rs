@@ -11,7 +11,6 @@ use crate::store::StoreError;
 use crate::store::changes::Changes;
 use crate::store::cluster::{DecidePermits, PermitChange};
 use crate::store::encoding::encoded_write::EncodedWrite;
-use crate::store::memories::{MemoryId, NewMemoryEntry};
 use crate::store::run_requests::RequestChange;
 
 pub type JobResult = Result<Reply, StoreError>;
@@ -45,10 +44,6 @@ pub enum Task {
     /// Removes a few unused definitions and returns a little unused space to the file system. Returns 1 if there may be
     /// more, else 0.
     Vacuum,
-    /// Adds an entry to a memory, unless there is one of its run, and returns the number of entries.
-    AddToMemory(MemoryId, NewMemoryEntry),
-    /// Removes all but the newest entries of a memory, and returns the number of entries.
-    TrimMemory(MemoryId, usize),
     /// Removes a few sums of usage of days that ended before this time. Returns 1 if there may be more, else 0.
     TrimUsage(Timestamp),
     /// Accepts writes of these trees again after a failed fire-and-forget write, sends the roots of those that this node owns,
@@ -66,10 +61,6 @@ pub enum Task {
     GivePermits(DecidePermits),
     /// Changes what a tree of this node has or waits for, and returns 0.
     ChangePermit(RunId, PermitChange),
-    /// Gives a duty to this node, if its node is still this one, which is gone. Returns 1, or 0 if another was quicker.
-    TakeDuty(&'static str, Option<NodeId>),
-    /// Takes a duty from this node, if there is another node. Returns 1, or 0 if nothing was changed.
-    HandOverDuty(&'static str),
     /// Writes to the database and returns 0.
     Check,
     /// Commits the queued writes, and ends after these reader threads have ended.
@@ -96,7 +87,6 @@ impl Task {
         match self {
             Self::Write(write) => write.bytes(),
             Self::Change(changes) => changes.bytes(),
-            Self::AddToMemory(_, entry) => entry.text.len(),
             Self::Delete(_) | Self::ForgetSession(..) | Self::Vacuum | Self::TrimUsage(_) => {
                 64 << 10
             }

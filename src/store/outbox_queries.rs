@@ -1,19 +1,51 @@
-//! Finds the deliveries that are due.
+//! Records webhook deliveries, and finds those that are due.
 
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
 use jiff::SignedDuration;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::domain::run::now;
+use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
+use crate::store::changes::Changes;
 use crate::store::due_walk::{BLOCK_ROWS, DueIds, DueWalk, MAX_WAIT_MS, NextRead, Pending, Target};
 use crate::store::encoding::clock_skew::MAX_RETRY_MS;
 use crate::store::encoding::integers::signed;
-use crate::store::outbox::{DueDeliveries, DueDelivery, DueQuery};
-use crate::store::push_configs;
-use crate::store::reader::Reader;
+use crate::store::engine::Engine;
+use crate::store::outbox::{
+    AttemptOutcome, AttemptRecord, Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery,
+    MAX_LISTED_DELIVERIES, MAX_STORED_ATTEMPTS, Outbox,
+};
+use crate::store::reader::{ReadMode, Reader};
 use crate::store::sql::clock::clock;
 use crate::store::sql::row::{Row, StoreResult};
-use crate::store::sql::value::params;
+use crate::store::sql::value::{params, values};
+use crate::store::{StoreError, push_configs};
+
+const OF_RUN: &str = "SELECT id, event, url, status, created_at, next_at, \
+     {attempts|'[' || array_to_string(attempts, ',') || ']'} AS attempts FROM deliveries \
+     WHERE run = :run ORDER BY id DESC LIMIT :limit";
+/// Adds an attempt, unless it is there: the commit may have succeeded although its answer was lost. The delivery stays due if it was
+/// resent since the attempt began, and as it is if another attempt ended it, unless this one delivered.
+const RECORD_ATTEMPT: &str = concat!(
+    "UPDATE deliveries SET \
+     status = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN :status ELSE status END, \
+     next_at = CASE WHEN since = :since AND (status = 'pending' OR :status = 'delivered') THEN ",
+    clock!(),
+    " + :due_in ELSE next_at END, \
+     tries = CASE WHEN since = :since THEN tries + 1 ELSE tries END, \
+     attempts = {json_insert(CASE WHEN json_array_length(attempts) < :max_attempts THEN attempts \
+     ELSE json_remove(attempts, '$[0]') END, '$[#]', json(:attempt))\
+     |(attempts || :attempt::text)[greatest(1, cardinality(attempts) + 2 - :max_attempts::bigint):]} \
+     WHERE id = :id AND {instr(attempts, :attempt) = 0|:attempt::text <> ALL (attempts)}"
+);
+const RESEND: &str = concat!(
+    "UPDATE deliveries SET status = 'pending', next_at = ",
+    clock!(),
+    ", since = :now, tries = 0 WHERE id = :id AND run = :run"
+);
 
 /// Pending deliveries.
 macro_rules! pending {
@@ -91,9 +123,71 @@ const DUE: &str = "SELECT d.id, d.run, d.url, d.host, d.secret_env, d.body, d.ev
      LEFT JOIN push_configs c ON c.run = d.run AND c.id = d.push LEFT JOIN runs r ON r.id = d.run \
      WHERE d.push IS NULL OR c.id IS NOT NULL ORDER BY found.key";
 
+impl<E: Engine> Outbox for E {
+    fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
+        self.read(ReadMode::Snapshot, move |db| {
+            Box::pin(async move { due_deliveries(db, &query).await })
+        })
+    }
+
+    fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>> {
+        let (status, due_in) = match record.outcome {
+            AttemptOutcome::Delivered => ("delivered", None),
+            AttemptOutcome::RetryIn(delay) => ("pending", Some(signed(delay.as_millis() as u64))),
+            AttemptOutcome::GivenUp => ("failed", None),
+        };
+        let attempt = values! {
+            ":id": record.id.0,
+            ":status": status,
+            ":due_in": due_in,
+            ":attempt": serde_json::to_string(&record.attempt).unwrap_or_default(),
+            ":max_attempts": signed(MAX_STORED_ATTEMPTS as u64),
+            ":since": record.since.as_millisecond(),
+            ":now": now().as_millisecond(),
+        };
+        self.apply(Changes::one(RECORD_ATTEMPT, attempt))
+    }
+
+    fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(async move {
+                let params = params! {":run": run, ":limit": MAX_LISTED_DELIVERIES as i64};
+                let mut newest_first = db.query(OF_RUN, params, delivery).await?;
+                newest_first.reverse();
+                Ok(newest_first)
+            })
+        })
+    }
+
+    fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        let of_delivery = values! {":id": id.0, ":run": run, ":now": now().as_millisecond()};
+        self.changes_row(Changes::one(RESEND, of_delivery).with_deliveries(), 0)
+    }
+
+    fn delivery_notify(&self) -> Arc<Notify> {
+        self.queue().delivery_notify()
+    }
+}
+
+fn delivery(row: &Row<'_>) -> StoreResult<Delivery> {
+    Ok(Delivery {
+        id: DeliveryId(row.get("id")?),
+        event: row.get("event")?,
+        url: row.get("url")?,
+        status: match row.get("status")? {
+            "delivered" => DeliveryStatus::Delivered,
+            "failed" => DeliveryStatus::Failed,
+            _ => DeliveryStatus::Pending,
+        },
+        created_at: row.get("created_at")?,
+        attempts: serde_json::from_str(row.get("attempts")?).unwrap_or_default(),
+        next_attempt_at: row.get("next_at")?,
+    })
+}
+
 /// Deliveries that are due, longest due first, and those whose time is further ahead than any wait, because the clock was set
 /// back. To be read from a snapshot: the times are in milliseconds from its beginning.
-pub async fn due_deliveries(db: &Reader, query: &DueQuery) -> StoreResult<DueDeliveries> {
+async fn due_deliveries(db: &Reader, query: &DueQuery) -> StoreResult<DueDeliveries> {
     let time = now();
     let now = time.as_millisecond();
     let due_in = query.due_by.as_millisecond() - now;

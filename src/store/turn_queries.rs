@@ -3,39 +3,66 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::domain::attachment::Blobs;
+use futures_util::future::BoxFuture;
+
 use crate::domain::request_head::RequestHead;
 use crate::domain::run::RunId;
-use crate::store::Step;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::turn_requests::{self, CopyEncoder, RequestDecoder};
 use crate::store::encoding::turns::parse;
-use crate::store::postgres::rows::{self, StoreResult};
-use crate::store::postgres::{attachments, queries};
-use crate::store::reader::Reader;
-use crate::store::request_delta;
+use crate::store::engine::Engine;
+use crate::store::reader::{ReadMode, Reader};
+use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::params;
 use crate::store::turn_record::{TurnEntry, TurnRecord};
-use crate::store::turns::{RecordedTurn, TurnRequest};
+use crate::store::turns::{RecordedTurn, TurnRecords, TurnRequest};
+use crate::store::{Step, StoreError, request_delta, run_queries};
 
-const TURNS: &str = "SELECT e.turns FROM runs r JOIN entries e ON e.root = r.root \
+impl<E: Engine> TurnRecords for E {
+    fn turns(&self, run: RunId) -> BoxFuture<'_, Result<Vec<TurnRecord>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| Box::pin(turns(db, run)))
+    }
+
+    fn turn(
+        &self,
+        run: RunId,
+        turn: u32,
+    ) -> BoxFuture<'_, Result<Option<RecordedTurn>, StoreError>> {
+        self.read(ReadMode::Snapshot, move |db| {
+            Box::pin(recorded_turn(db, run, turn))
+        })
+    }
+
+    fn copied_turns(
+        &self,
+        source: RunId,
+        last: u32,
+        steps: Vec<Step>,
+    ) -> BoxFuture<'_, Result<Vec<TurnEntry>, StoreError>> {
+        self.read(ReadMode::Snapshot, move |db| {
+            Box::pin(async move { copied_turns(db, source, last, &steps).await })
+        })
+    }
+}
+
+const TURNS: &str = "SELECT e.turns FROM runs r {CROSS |}JOIN entries e ON e.root = r.root \
      WHERE r.id = :id AND e.run = :id AND e.turns IS NOT NULL \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) ORDER BY e.last_seq, e.id";
 
 /// The turns of a run, in order.
-pub async fn turns(db: &Reader, run: RunId) -> StoreResult<Vec<TurnRecord>> {
+async fn turns(db: &Reader, run: RunId) -> StoreResult<Vec<TurnRecord>> {
     let entries = turn_entries(db, run).await?;
     Ok(entries.into_iter().map(|entry| entry.record).collect())
 }
 
 /// One turn with its request and its reply.
-pub async fn turn(db: &Reader, run: RunId, turn: u32) -> StoreResult<Option<RecordedTurn>> {
+async fn recorded_turn(db: &Reader, run: RunId, turn: u32) -> StoreResult<Option<RecordedTurn>> {
     let mut found = turn_entries(db, run).await?;
     let Some(last) = found.iter().position(|entry| entry.record.turn == turn) else {
         return Ok(None);
     };
     found.truncate(last + 1);
-    let steps = queries::steps(db, run).await?;
+    let steps = run_queries::steps(db, run).await?;
     let mut requests = Requests::read(db, run, &steps, &found).await?;
     let mut head = None;
     for entry in &found {
@@ -53,7 +80,7 @@ pub async fn turn(db: &Reader, run: RunId, turn: u32) -> StoreResult<Option<Reco
 }
 
 /// The turns up to `last`, encoded for a run whose record begins with `steps`.
-pub async fn copied_turns(
+async fn copied_turns(
     db: &Reader,
     source: RunId,
     last: u32,
@@ -62,9 +89,12 @@ pub async fn copied_turns(
     let mut found = turn_entries(db, source).await?;
     let end = found.iter().position(|entry| entry.record.turn > last);
     found.truncate(end.unwrap_or(found.len()));
-    let source_steps = queries::steps(db, source).await?;
+    let source_steps = run_queries::steps(db, source).await?;
     let mut requests = Requests::read(db, source, &source_steps, &found).await?;
-    let mut encoder = CopyEncoder::new(steps, &blobs_of(db, steps).await?);
+    let mut encoder = CopyEncoder::new(
+        steps,
+        &run_queries::blobs(db, &request_delta::digests(steps)).await?,
+    );
     let mut copied = Vec::with_capacity(found.len());
     for entry in found {
         let head = requests.next(&entry)?;
@@ -75,10 +105,12 @@ pub async fn copied_turns(
 
 async fn turn_entries(db: &Reader, run: RunId) -> StoreResult<Vec<TurnEntry>> {
     let mut found = Vec::new();
-    for row in db.rows(TURNS, params! {":id": run}).await? {
-        let value: &[u8] = rows::get(&row, "turns")?;
-        found.extend(parse(value).ok_or_else(|| turn_requests::damaged(run))?);
-    }
+    let add = |row: &Row<'_>| {
+        let turns = row.get("turns").ok().and_then(parse);
+        found.extend(turns.ok_or_else(|| turn_requests::damaged(run))?);
+        Ok(())
+    };
+    db.query(TURNS, params! {":id": run}, add).await?;
     Ok(found)
 }
 
@@ -95,13 +127,17 @@ impl Requests {
         steps: &[Step],
         entries: &[TurnEntry],
     ) -> StoreResult<Self> {
-        let decoder = RequestDecoder::new(run, steps, &blobs_of(db, steps).await?);
+        let decoder = RequestDecoder::new(
+            run,
+            steps,
+            &run_queries::blobs(db, &request_delta::digests(steps)).await?,
+        );
         let mut hashes: Vec<Hash> = Vec::new();
         for entry in entries {
             let missing = decoder.missing_texts(entry)?;
             hashes.extend(missing.iter().map(|digest| digest.0));
         }
-        let shared = queries::definitions(db, hashes).await?;
+        let shared = run_queries::definitions(db, hashes).await?;
         Ok(Self { decoder, shared })
     }
 
@@ -113,9 +149,4 @@ impl Requests {
         }
         self.decoder.next(entry)
     }
-}
-
-/// The pictures and files of steps.
-async fn blobs_of(db: &Reader, steps: &[Step]) -> StoreResult<Blobs> {
-    attachments::read(db, &request_delta::digests(steps)).await
 }

@@ -1,0 +1,131 @@
+//! Writes, reads and lists runs and their events.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+use crate::domain::attachment::{Blobs, Digest};
+use crate::domain::event::StoredEvent;
+use crate::domain::run::{Run, RunId};
+use crate::store::engine::Engine;
+use crate::store::events::{EventLog, EventQuery};
+use crate::store::reader::ReadMode;
+use crate::store::runs::{
+    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
+};
+use crate::store::write_queue::job::Task;
+use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write, run_lists, run_queries};
+
+impl<E: Engine> RunRecords for E {
+    fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.queue().write(write)
+    }
+
+    fn write_with(
+        &self,
+        write: Write,
+        others: Vec<Write>,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.queue().write_with(write, others)
+    }
+
+    fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.queue().enqueue(write)
+    }
+
+    fn on_write_failed(&self, callback: WriteFailedFn) {
+        self.queue().on_write_failed(callback);
+    }
+
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<HashSet<RunId>, StoreError>> {
+        let task = |owned| Task::ClearFailed(roots, owned);
+        Box::pin(async move { Ok(self.queue().roots(task).await?.into_iter().collect()) })
+    }
+
+    fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(run_queries::run(db, id))
+        })
+    }
+
+    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
+        self.read_list(move |db| Box::pin(async move { run_lists::list(db, &filter).await }))
+    }
+
+    fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        self.read_list(move |db| Box::pin(async move { run_lists::session_runs(db, &query).await }))
+    }
+
+    fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(run_queries::tree(db, id))
+        })
+    }
+
+    fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(run_queries::children(db, id))
+        })
+    }
+
+    fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(run_queries::child_calls(db, id))
+        })
+    }
+
+    fn is_held(&self, id: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(run_queries::is_held(db, id))
+        })
+    }
+
+    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(run_queries::steps(db, id))
+        })
+    }
+
+    fn definition(&self, id: RunId) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(run_queries::definition(db, id))
+        })
+    }
+
+    fn pinned_agents(&self, digest: Digest) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(async move {
+                let found = run_queries::definitions(db, vec![digest.0]).await?;
+                Ok(found.into_values().next())
+            })
+        })
+    }
+
+    fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(async move { run_queries::blobs(db, &digests).await })
+        })
+    }
+
+    fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
+        self.read_list(|db| Box::pin(run_queries::unfinished_runs(db)))
+    }
+
+    fn claimed_run(
+        &self,
+        key: IdempotencyKey,
+    ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(async move { run_queries::claimed_run(db, &key).await })
+        })
+    }
+}
+
+impl<E: Engine> EventLog for E {
+    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(run_queries::events(db, query))
+        })
+    }
+}
