@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use axed::config::{Data, Durability, Retention};
 use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{TreeUsage, Usage};
+use axed::record::event::Origin;
 use axed::store::open::open;
 use axed::store::run_store::RunStore;
 use axed::store::runs::RunFilter;
@@ -84,11 +85,9 @@ async fn fill(store: &Arc<dyn RunStore>, count: u64) {
 async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
     let id = RunId::new();
     let write = |change| Write {
-        run: id,
-        root: id,
+        origin: Origin::from(&Run::queued(&Scope::root(id, None), String::new())),
         change,
-        steps: Vec::new(),
-        events: Vec::new(),
+        entries: Vec::new(),
         deliveries: Vec::new(),
         warnings: None,
         turns: Vec::new(),

@@ -6,15 +6,17 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use axed::config::{Data, Durability};
-use axed::domain::event::{Event, EventKind};
+use axed::domain::event::EventKind;
 use axed::domain::message::AssistantMessage;
 use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{TokenUsage, TreeUsage, Usage};
+use axed::record::entry::{Entry, RecordedEntry, ReplyReport};
+use axed::record::event::Origin;
 use axed::store::events::EventQuery;
 use axed::store::open::open;
 use axed::store::run_store::RunStore;
 use axed::store::runs::RunFilter;
-use axed::store::{Change, FinishedRun, NewRun, Progress, ResumeState, Step, StoreError, Write};
+use axed::store::{Change, FinishedRun, NewRun, Progress, ResumeState, StoreError, Write};
 
 const MEASURE_TIME: Duration = Duration::from_secs(3);
 const FULL_STORE_RUNS: u64 = 100_000;
@@ -114,24 +116,22 @@ struct BenchRun<'a> {
 }
 
 impl BenchRun<'_> {
-    fn event(&self, kind: EventKind) -> Event {
-        Event {
-            run_id: self.id,
-            root_id: self.id,
-            depth: 0,
-            agent: Arc::clone(self.agent),
-            time: now(),
-            kind,
-        }
-    }
-
-    fn write(&self, change: Change, steps: Vec<Step>, events: Vec<Event>) -> Write {
+    fn write(&self, change: Change, entries: Vec<Entry>) -> Write {
+        let time = now();
+        let recorded = |entry| RecordedEntry {
+            time,
+            is_copied: false,
+            entry,
+        };
         Write {
-            run: self.id,
-            root: self.id,
+            origin: Origin {
+                run_id: self.id,
+                root_id: self.id,
+                depth: 0,
+                agent: Arc::clone(self.agent),
+            },
             change,
-            steps,
-            events,
+            entries: entries.into_iter().map(recorded).collect(),
             deliveries: Vec::new(),
             warnings: None,
             turns: Vec::new(),
@@ -145,7 +145,7 @@ impl BenchRun<'_> {
             model: MODEL.to_owned(),
             ..Run::queued(&Scope::root(self.id, None), self.agent.to_string())
         };
-        let queued = self.event(EventKind::RunQueued {
+        let queued = Entry::Event(EventKind::RunQueued {
             request: None,
             parent_id: None,
             tool_call_id: None,
@@ -167,20 +167,21 @@ impl BenchRun<'_> {
             claim: None,
             entry: axed::store::QueueEntry::STARTED,
         };
-        self.write(Change::Create(Box::new(new_run)), vec![], vec![queued])
+        self.write(Change::Create(Box::new(new_run)), vec![queued])
     }
 
     fn start(&self) -> Write {
-        let prompt = Step::Prompt {
+        let prompt = Entry::Prompted {
             system: "You are a careful assistant. ".repeat(10),
             message: TASK.into(),
             earlier: Vec::new(),
+            compaction: None,
         };
-        let started = self.event(EventKind::RunStarted {
+        let started = Entry::Event(EventKind::RunStarted {
             model: MODEL.to_owned(),
             agent_version: VERSION.to_owned(),
         });
-        let turn = self.event(EventKind::TurnStarted {
+        let turn = Entry::Event(EventKind::TurnStarted {
             turn: 1,
             messages: 1,
             results: 0,
@@ -189,7 +190,7 @@ impl BenchRun<'_> {
             at: now(),
             deadline: (now(), 60),
         };
-        self.write(change, vec![prompt], vec![started, turn])
+        self.write(change, vec![started, prompt, turn])
     }
 
     fn end(&self) -> Write {
@@ -221,35 +222,27 @@ impl BenchRun<'_> {
             },
             tree_usage: TreeUsage { runs: 1, usage },
         };
-        let turn_completed = self.event(EventKind::TurnCompleted {
-            turn: 1,
-            model: MODEL.to_owned(),
-            stop_reason: Some("end_turn".to_owned()),
-            input_tokens: 120,
-            output_tokens: 80,
-            cache_read_tokens: 0,
-            cache_write_tokens: 0,
-            reasoning_tokens: None,
-            tool_calls: vec![],
-        });
-        let completed = self.event(EventKind::RunCompleted {
+        let completed = Entry::Event(EventKind::RunCompleted {
             turns: 1,
             characters: content.len(),
             content: content.clone(),
             truncated: false,
         });
-        let reply = Step::Reply {
+        let reply = Entry::Replied {
             turn: 1,
             message: AssistantMessage {
                 content,
                 ..AssistantMessage::default()
             },
+            report: ReplyReport {
+                model: MODEL.to_owned(),
+                stop_reason: Some("end_turn".to_owned()),
+                tokens: usage.tokens,
+                tool_calls: Vec::new(),
+            },
         };
-        self.write(
-            Change::Finish(Box::new(finished)),
-            vec![reply],
-            vec![turn_completed, completed],
-        )
+        let change = Change::Finish(Box::new(finished));
+        self.write(change, vec![reply, completed])
     }
 }
 

@@ -9,6 +9,7 @@ use axed::config::{Data, Durability, Retention};
 use axed::domain::calendar::time_zone;
 use axed::domain::run::{Outcome, Run, RunId, Scope, now};
 use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
+use axed::record::event::Origin;
 use axed::store::open::open;
 use axed::store::run_store::RunStore;
 use axed::store::usage::{UsageDimension, UsageQuery};
@@ -80,11 +81,9 @@ async fn fill(store: &Arc<dyn RunStore>, count: u64) {
 async fn write_run(store: &dyn RunStore, n: u64, created_at: Timestamp) -> Result<(), StoreError> {
     let id = RunId::new();
     let write = |change| Write {
-        run: id,
-        root: id,
+        origin: Origin::from(&Run::queued(&Scope::root(id, None), String::new())),
         change,
-        steps: Vec::new(),
-        events: Vec::new(),
+        entries: Vec::new(),
         deliveries: Vec::new(),
         warnings: None,
         turns: Vec::new(),

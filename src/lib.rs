@@ -8,6 +8,7 @@ pub mod domain;
 pub mod engine;
 pub mod fair;
 pub mod providers;
+pub mod record;
 pub mod settings;
 pub mod ssrf;
 pub mod standing_task;

@@ -5,17 +5,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::content::Content;
-use crate::domain::event::EventKind;
-use crate::domain::excerpt::TextExcerpt;
 use crate::domain::run::{RunId, Status};
 use crate::engine::context::Engine;
 use crate::engine::replay::run_log::RecordedMessages;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::inbox;
-use crate::store::{Change, IdempotencyClaim, NewMessage, Step, StoreError};
-
-/// The longest text in an event; the run's messages have all of it.
-const MAX_CONTENT_BYTES: usize = 16 << 10;
+use crate::record::entry::Entry;
+use crate::store::{Change, IdempotencyClaim, NewMessage, StoreError};
 
 /// How often the number of a message is corrected by the record.
 const MAX_RENUMBERINGS: usize = 3;
@@ -95,10 +91,10 @@ async fn add_to_active(
             return Err(AddMessageError::TooManyUnread(id));
         }
         let number = messages.next_number();
-        let (change, step, event) = entry(number, request);
+        let (change, entry) = entry(number, request);
         let journal = &engine.journal;
         result = journal
-            .append_request(run, change, vec![step], event)
+            .append_request(run, change, entry)
             .await
             .map(|_| number);
         if !matches!(result, Err(StoreError::MessagesChanged(_))) {
@@ -151,12 +147,9 @@ async fn add_to_inactive(
         return Err(AddMessageError::TooManyUnread(id));
     }
     let number = recorded.count() + 1;
-    let (change, step, event) = entry(number, request);
+    let (change, entry) = entry(number, request);
     let journal = &engine.journal;
-    match journal
-        .append_inactive(&run, change, vec![step], event)
-        .await
-    {
+    match journal.append_inactive(&run, change, entry).await {
         Ok(_) => Ok(Some(number)),
         Err(StoreError::MessagesChanged(_)) => Ok(None),
         Err(StoreError::AlreadyTerminal(_)) => Err(ended(engine, id).await?),
@@ -175,19 +168,13 @@ async fn ended(engine: &Engine, id: RunId) -> Result<AddMessageError, StoreError
     })
 }
 
-fn entry(number: u32, request: &MessageRequest) -> (Change, Step, EventKind) {
-    let text = request.content.to_plain_text();
-    let excerpt = TextExcerpt::new(&text, MAX_CONTENT_BYTES);
-    let event = EventKind::MessageAdded {
+fn entry(number: u32, request: &MessageRequest) -> (Change, Entry) {
+    let entry = Entry::MessageAdded {
         number,
-        content: excerpt.text,
-        truncated: excerpt.truncated,
-        by: request.by.clone(),
-    };
-    let step = Step::Message {
         content: request.content.clone(),
+        by: request.by.clone(),
     };
     let claim = request.claim.clone();
     let change = Change::AddMessage(Box::new(NewMessage { number, claim }));
-    (change, step, event)
+    (change, entry)
 }

@@ -46,7 +46,7 @@ async fn cancel_active(
     let (change, event) = cancel_entry(&reason);
     let recorded = engine
         .journal
-        .append_request(run, change, Vec::new(), event)
+        .append_request(run, change, event.into())
         .await
         .map(drop);
     match &recorded {
@@ -111,7 +111,7 @@ async fn cancel_inactive(engine: &Arc<Engine>, id: RunId, reason: &str) -> Resul
     if run.status != Status::Cancelling {
         let (change, event) = cancel_entry(reason);
         let journal = &engine.journal;
-        let written = journal.append_inactive(&run, change, Vec::new(), event);
+        let written = journal.append_inactive(&run, change, event.into());
         if let Err(error) = written.await {
             if error.may_be_recorded() {
                 let owner = Arc::clone(engine);
@@ -203,7 +203,7 @@ impl PendingCancels<'_> {
     pub fn writes(&self) -> Vec<Write> {
         let write = |(run, reason): &(Arc<ActiveRun>, String)| {
             let (change, event) = cancel_entry(reason);
-            journal::build_write(run, change, Vec::new(), vec![event])
+            journal::build_write(run, change, vec![event.into()])
         };
         self.runs.iter().map(write).collect()
     }

@@ -46,14 +46,10 @@ pub async fn set_held(
     let written = match &active_run {
         Some(active_run) => {
             journal
-                .append_request(active_run, change, Vec::new(), event)
+                .append_request(active_run, change, event.into())
                 .await
         }
-        None => {
-            journal
-                .append_inactive(&run, change, Vec::new(), event)
-                .await
-        }
+        None => journal.append_inactive(&run, change, event.into()).await,
     };
     let is_changed = match written {
         Ok(event) => event > 0,

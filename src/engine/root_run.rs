@@ -31,13 +31,14 @@ use crate::engine::run_loop::finish;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::start::RunStart;
 use crate::engine::state::active_run::ActiveRun;
-use crate::engine::state::cluster_permits::Entry;
+use crate::engine::state::cluster_permits::QueuedTree;
 use crate::engine::state::deadline::Deadline;
 use crate::engine::state::queued_bytes::HeldBytes;
 use crate::engine::workdir;
 use crate::fair::admission::{Admission, RunPermit};
+use crate::record::entry::Entry;
 use crate::standing_task;
-use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, ResumeState, Step};
+use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, ResumeState};
 
 /// A root run that has been checked.
 pub struct NewRoot {
@@ -56,7 +57,7 @@ pub struct NewRoot {
     pub held_bytes: Option<HeldBytes>,
     pub session_guard: Option<SessionGuard>,
     /// Its place in the queue of all nodes, if several share the database.
-    pub entry: Option<Entry>,
+    pub entry: Option<QueuedTree>,
     /// See [`QueueEntry::known_runs`].
     pub known_runs: Option<Vec<RunId>>,
     /// Whether this node can drive it; else it is left to another one.
@@ -429,12 +430,13 @@ fn opening_entry(
     input: &RunInput,
     timeout: Duration,
     (claim, entry): (Option<IdempotencyClaim>, QueueEntry),
-) -> (Change, Step) {
-    // The messages are recorded nowhere else. The whole prompt replaces this step when the run starts.
-    let prompt = Step::Prompt {
+) -> (Change, Entry) {
+    // The messages are recorded nowhere else. The whole prompt replaces this entry when the run starts.
+    let prompt = Entry::Prompted {
         system: String::new(),
         message: input.message.clone(),
         earlier: input.earlier.clone(),
+        compaction: None,
     };
     let continuation = ResumeState {
         timeout: timeout.as_secs(),
@@ -456,7 +458,7 @@ fn opening_entry(
 async fn commit_queued(
     context: &RunContext,
     run: &Arc<Run>,
-    ((change, prompt), queued): ((Change, Step), EventKind),
+    ((change, prompt), queued): ((Change, Entry), EventKind),
     cancels: PendingCancels<'_>,
     acceptance: Acceptance,
 ) -> bool {
@@ -465,7 +467,7 @@ async fn commit_queued(
         Change::Create(new_run) => (new_run.entry.is_here, !new_run.entry.requests.is_empty()),
         _ => (true, false),
     };
-    let write = journal::build_write(&context.run, change, vec![prompt], vec![queued]);
+    let write = journal::build_write(&context.run, change, vec![queued.into(), prompt]);
     let committed = engine
         .journal
         .append_with(&context.run, write, cancels.writes());

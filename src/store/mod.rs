@@ -6,19 +6,15 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
-use crate::domain::attachment::Attachment;
-use crate::domain::content::Content;
-use crate::domain::context::Compaction;
-use crate::domain::event::Event;
-use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::period_budget::BudgetCharge;
 use crate::domain::run::{Outcome, Run, RunId};
-use crate::domain::usage::{CallLimit, ModelUsage, TreeUsage, Usage};
+use crate::domain::usage::{ModelUsage, TreeUsage, Usage};
 use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
 use crate::domain::webhook::{DeliveryId, Webhook};
+use crate::record::entry::RecordedEntry;
+use crate::record::event::Origin;
 use crate::store::new_request::NewRequest;
 use crate::store::turn_record::TurnEntry;
 use crate::workdirs::file_id::FileId;
@@ -175,14 +171,11 @@ pub struct NewMessage {
 /// What one transaction changes of one run.
 #[derive(Debug)]
 pub struct Write {
-    pub run: RunId,
-    /// Its root: the events are added to the log of that tree.
-    pub root: RunId,
+    /// The run, and its root: the events are added to the log of that tree.
+    pub origin: Origin,
     pub change: Change,
-    /// Steps to add. The bytes of their pictures and files are stored once for each digest.
-    pub steps: Vec<Step>,
-    /// Events to add to the log.
-    pub events: Vec<Event>,
+    /// Entries to add. The bytes of their pictures and files are stored once for each digest.
+    pub entries: Vec<RecordedEntry>,
     /// Webhook deliveries to make after the commit.
     pub deliveries: Vec<NewDelivery>,
     /// All warnings of the run, if there are new ones.
@@ -240,7 +233,7 @@ pub enum Change {
     },
     /// Another process resumes the run: increments its attempts.
     Resume,
-    /// Only steps and events are added.
+    /// Only entries are added.
     Unchanged,
     /// As `Unchanged`, for a request with an idempotency key. Fails with [`StoreError::AlreadyClaimed`] if an earlier request had it.
     Claim(Box<RequestClaim>),
@@ -265,7 +258,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The change by a request that adds only steps and events. `number` is [`RequestClaim::number`].
+    /// The change by a request that adds only entries. `number` is [`RequestClaim::number`].
     pub fn by_request(claim: Option<IdempotencyClaim>, number: u32) -> Self {
         match claim {
             Some(claim) => Self::Claim(Box::new(RequestClaim { claim, number })),
@@ -311,83 +304,6 @@ pub struct FinishedRun {
     pub tree_usage: TreeUsage,
     /// How many messages were added to it; `None` if the writer does not know.
     pub messages: Option<u32>,
-}
-
-/// An entry of a run's record.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Step {
-    /// The assembled prompt: the first step of every run that sent a request to a model.
-    Prompt {
-        system: String,
-        /// The user message.
-        message: Content,
-        /// Messages before it, oldest first.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        earlier: Vec<Message>,
-    },
-    /// A reply of the model.
-    Reply {
-        /// Counts from 1.
-        turn: u32,
-        /// The reply as in the conversation, with unique call ids.
-        message: AssistantMessage,
-    },
-    /// A tool call's result.
-    Result {
-        /// The turn whose reply made the call.
-        turn: u32,
-        /// The index of the call in that reply, from 0.
-        position: u32,
-        result: ToolResult,
-        /// The limits that had refused calls of this run, or of runs below it, before this result.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        refused_by: Vec<CallLimit>,
-    },
-    /// The final reply is recorded, and the run's entry in its agent's memory is written next.
-    Remembers {
-        /// The time of the entry, unique among entries.
-        at: Timestamp,
-    },
-    /// A message to the model after a reply that did not end the run.
-    #[serde(rename = "said")]
-    Followup { content: String },
-    /// A message that was sent to the run. Its number is its position among these steps, from 1.
-    Message { content: Content },
-    /// The conversation has all messages up to this number, from the request of this turn on.
-    MessagesRead { turn: u32, last: u32 },
-    /// A person approved a call with other arguments than the model's.
-    ArgumentsChanged {
-        call_id: String,
-        arguments: Arc<RawValue>,
-    },
-    /// A summary of the oldest messages is requested next.
-    Compacting,
-    /// Later requests leave out some messages.
-    Compacted { compaction: Compaction },
-}
-
-impl Step {
-    /// The pictures and files of the step.
-    pub fn attachments(&self) -> Vec<&Attachment> {
-        match self {
-            Self::Prompt {
-                message, earlier, ..
-            } => {
-                let earlier = earlier.iter().flat_map(Message::attachments);
-                message.attachments().chain(earlier).collect()
-            }
-            Self::Result { result, .. } => result.attachments.iter().collect(),
-            Self::Message { content } => content.attachments().collect(),
-            Self::Reply { .. }
-            | Self::Remembers { .. }
-            | Self::Followup { .. }
-            | Self::MessagesRead { .. }
-            | Self::ArgumentsChanged { .. }
-            | Self::Compacting
-            | Self::Compacted { .. } => Vec::new(),
-        }
-    }
 }
 
 #[derive(Clone, Debug, thiserror::Error, Serialize, Deserialize)]

@@ -1,5 +1,5 @@
 //! Stores the body of a request as what is new in it: the lengths of what it has in common with the run's previous request
-//! at its beginning and its end, and what is between. Texts that the run's steps or other runs have are stored as
+//! at its beginning and its end, and what is between. Texts that the run's entries or other runs have are stored as
 //! references. Pure.
 
 use std::borrow::Cow;
@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use crate::domain::attachment::{Attachment, Blobs, Digest};
 use crate::domain::content::{Content, Part};
 use crate::domain::message::{AssistantMessage, Message};
-use crate::store::Step;
+use crate::record::entry::{Entry, RecordedEntry};
 use crate::store::body_pieces::{Piece, PieceReader, PieceWriter, TextKey};
 use crate::store::turn_record::{BodyDelta, SharedText};
 
@@ -39,16 +39,16 @@ pub struct RecordedText {
     pub is_json: bool,
 }
 
-/// The texts of a step that are long enough for a reference.
-pub fn step_texts(step: &Step) -> Vec<RecordedText> {
-    let mut texts = all_texts(step);
+/// The texts of an entry that are long enough for a reference.
+pub fn entry_texts(entry: &Entry) -> Vec<RecordedText> {
+    let mut texts = all_texts(entry);
     texts.retain(|text| text.text.len() >= MIN_TEXT_BYTES);
     texts
 }
 
-/// The texts of all steps by their key, for [`decode`].
-pub fn texts_by_key(steps: &[Step]) -> HashMap<TextKey, String> {
-    let texts = steps.iter().flat_map(step_texts);
+/// The texts of all entries by their key, for [`decode`].
+pub fn texts_by_key(entries: &[RecordedEntry]) -> HashMap<TextKey, String> {
+    let texts = entries.iter().flat_map(|it| entry_texts(&it.entry));
     texts.map(|text| (text.key, text.text)).collect()
 }
 
@@ -107,20 +107,21 @@ pub fn shared_digests(delta: &BodyDelta) -> Option<Vec<Digest>> {
     Some(digests)
 }
 
-/// The images and files that steps refer to.
-pub fn digests(steps: &[Step]) -> Vec<Digest> {
-    let all = steps.iter().flat_map(Step::attachments);
+/// The images and files that entries refer to.
+pub fn digests(entries: &[RecordedEntry]) -> Vec<Digest> {
+    let all = entries.iter().flat_map(|it| it.entry.attachments());
     all.map(|attachment: &Attachment| attachment.sha256)
         .collect()
 }
 
-fn all_texts(step: &Step) -> Vec<RecordedText> {
+fn all_texts(entry: &Entry) -> Vec<RecordedText> {
     let mut texts = Texts::default();
-    match step {
-        Step::Prompt {
+    match entry {
+        Entry::Prompted {
             system,
             message,
             earlier,
+            ..
         } => {
             texts.push(system);
             texts.push_content(message);
@@ -129,11 +130,11 @@ fn all_texts(step: &Step) -> Vec<RecordedText> {
                 .for_each(|message| texts.push_message(message));
             texts.with_keys(TextKey::Prompt)
         }
-        Step::Reply { turn, message } => {
+        Entry::Replied { turn, message, .. } => {
             texts.push_reply(message);
             texts.with_keys(|index| TextKey::Reply(*turn, index))
         }
-        Step::Result {
+        Entry::CallCompleted {
             turn,
             position,
             result,
@@ -304,7 +305,7 @@ fn find_texts<'a>(
 ) -> Vec<FoundText> {
     let mut found: Vec<FoundText> = Vec::new();
     let mut remaining = MAX_SEARCHED_BYTES;
-    // Texts mostly come in the order of the steps.
+    // Texts mostly come in the order of the entries.
     let mut cursor = 0;
     for text in texts {
         if text.text.len() > body.len() {

@@ -1,4 +1,4 @@
-//! Reads runs, trees, steps, events, attachments and idempotency keys.
+//! Reads runs, trees, entries, events, attachments and idempotency keys.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -12,6 +12,8 @@ use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::usage::TreeUsage;
+use crate::record::entry::RecordedEntry;
+use crate::record::event::Origin;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::entries;
 use crate::store::encoding::integers::signed;
@@ -20,9 +22,9 @@ use crate::store::reader::Reader;
 use crate::store::run_rows::{self, USAGE_COLUMNS};
 use crate::store::runs::{ChildCall, UnfinishedRun};
 use crate::store::sql::dialect::Texts;
-use crate::store::sql::row::{Row, StoreResult};
+use crate::store::sql::row::{FromCell, Row, StoreResult};
 use crate::store::sql::value::{Params, free_text, params};
-use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, Step, StoreError};
+use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, StoreError};
 
 /// The run `:id` and all its descendants.
 macro_rules! subtree {
@@ -83,15 +85,16 @@ const BLOBS: &str = concat!(
 const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
      WHERE credential = :credential AND route = :route AND key = :key AND expires > :now \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)";
-const STEPS: &str = "SELECT e.last_seq, e.steps FROM runs r {CROSS |}JOIN entries e ON e.root = r.root \
-     WHERE r.id = :id AND e.run = :id AND e.steps IS NOT NULL \
+const ENTRIES: &str = "SELECT e.last_seq, e.count, e.entries, e.texts \
+     FROM runs r {CROSS |}JOIN entries e ON e.root = r.root \
+     WHERE r.id = :id AND e.run = :id AND (e.entries IS NOT NULL OR e.count > 0) \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) ORDER BY e.last_seq, e.id";
 /// A page of entries with events. Each has at least one, so there are enough entries.
 macro_rules! events {
     ($of:expr) => {
         concat!(
-            "SELECT e.run, e.last_seq, e.count, e.events FROM entries e \
-             WHERE e.root = :root AND e.last_seq > :after AND e.count > 0 ",
+            "SELECT e.run, e.last_seq, e.count, e.entries, r.depth, r.agent \
+             FROM entries e {CROSS |}JOIN runs r ON r.id = e.run WHERE e.root = :root AND e.last_seq > :after AND e.count > 0 ",
             $of,
             " AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = :root) ORDER BY e.last_seq LIMIT :limit"
         )
@@ -164,17 +167,18 @@ pub async fn is_held(db: &Reader, id: RunId) -> StoreResult<bool> {
     db.exists(IS_HELD, params! {":id": id}).await
 }
 
-/// Steps of a run, in order.
-pub async fn steps(db: &Reader, id: RunId) -> StoreResult<Vec<Step>> {
-    let mut steps = Vec::new();
+/// The entries of a run, in order.
+pub async fn entries(db: &Reader, id: RunId) -> StoreResult<Vec<RecordedEntry>> {
+    let mut found = Vec::new();
     let add = |row: &Row<'_>| {
-        let last_seq = row.get("last_seq")?;
-        let text = entry_text(row, "steps", id, last_seq)?;
-        steps.extend(entries::steps(id, last_seq, text)?);
+        let (last_seq, count) = (row.get("last_seq")?, row.get("count")?);
+        let json = entry_text(row, "entries", id, last_seq)?;
+        let texts = entry_text(row, "texts", id, last_seq)?;
+        found.extend(entries::entries(id, (last_seq, count), (json, texts))?);
         Ok(())
     };
-    db.query(STEPS, params! {":id": id}, add).await?;
-    Ok(steps)
+    db.query(ENTRIES, params! {":id": id}, add).await?;
+    Ok(found)
 }
 
 /// A page of events, in order. It ends with the last event of a write.
@@ -193,10 +197,16 @@ pub async fn events(db: &Reader, query: EventQuery) -> StoreResult<Vec<StoredEve
             return Ok(ControlFlow::Break(()));
         }
         let (run, last) = (row.get(0)?, row.get(1)?);
-        let lines = entry_text(row, "events", run, last)?;
-        let entry = entries::read_events(run, last, row.get(2)?, lines)?;
-        let entry = entry.into_iter();
-        events.extend(entry.skip_while(|event| event.seq <= query.after));
+        let json = entry_text(row, "entries", run, last)?;
+        let origin = Origin {
+            run_id: run,
+            root_id: query.root,
+            depth: row.get(4)?,
+            agent: row.get(5)?,
+        };
+        let page = entries::read_events(&origin, last, row.get(2)?, json)?;
+        let page = page.into_iter();
+        events.extend(page.skip_while(|event| event.seq <= query.after));
         Ok(ControlFlow::Continue(()))
     };
     db.for_each(sql, params, add).await?;
@@ -204,12 +214,12 @@ pub async fn events(db: &Reader, query: EventQuery) -> StoreResult<Vec<StoredEve
 }
 
 /// A text of the entry of a run that ends with this event.
-fn entry_text<'r>(
+fn entry_text<'r, T: FromCell<'r>>(
     row: &Row<'r>,
     column: &'static str,
     run: RunId,
     last_seq: u64,
-) -> StoreResult<&'r str> {
+) -> StoreResult<T> {
     row.get(column).map_err(|error| match error {
         StoreError::Corrupt(why) => entries::damaged(run, last_seq, &why),
         error => error,

@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
+use crate::record::entry::RecordedEntry;
 use crate::store::engine::Engine;
 use crate::store::events::{EventLog, EventQuery};
 use crate::store::reader::ReadMode;
@@ -15,7 +16,7 @@ use crate::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
 use crate::store::write_queue::job::Task;
-use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write, run_lists, run_queries};
+use crate::store::{ClaimedRun, IdempotencyKey, StoreError, Write, run_lists, run_queries};
 
 impl<E: Engine> RunRecords for E {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
@@ -81,9 +82,9 @@ impl<E: Engine> RunRecords for E {
         })
     }
 
-    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
+    fn entries(&self, id: RunId) -> BoxFuture<'_, Result<Vec<RecordedEntry>, StoreError>> {
         self.read(ReadMode::Statement, move |db| {
-            Box::pin(run_queries::steps(db, id))
+            Box::pin(run_queries::entries(db, id))
         })
     }
 

@@ -9,7 +9,8 @@ use jiff::Timestamp;
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::usage::{Cost, ModelUsage};
-use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, Step, StoreError, Write};
+use crate::record::entry::RecordedEntry;
+use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, StoreError, Write};
 
 /// A page of runs ends when their texts have this many bytes: each run may have megabytes.
 pub const PAGE_BYTES: usize = 8 << 20;
@@ -26,7 +27,7 @@ pub type WriteFailedFn = Box<dyn Fn(RunId) + Send + Sync>;
 
 /// Writes of one caller are committed in the order in which they were passed.
 pub trait RunRecords: Send + Sync + 'static {
-    /// Commits one write with its steps and events, all or nothing, and returns the number of its last event (0 without
+    /// Commits one write with its entries, all or nothing, and returns the number of its last event (0 without
     /// events). Events are published after the commit.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>>;
 
@@ -71,8 +72,8 @@ pub trait RunRecords: Send + Sync + 'static {
     /// Whether a client has paused the run.
     fn is_held(&self, id: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// The steps of a run, in order.
-    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;
+    /// The entries of a run, in order.
+    fn entries(&self, id: RunId) -> BoxFuture<'_, Result<Vec<RecordedEntry>, StoreError>>;
 
     /// The recorded definition of a run's agent: see [`ResumeState::definition`]. `None` if an older version accepted the
     /// run.

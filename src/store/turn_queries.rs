@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
+use crate::domain::attachment::Blobs;
 use crate::domain::request_head::RequestHead;
 use crate::domain::run::RunId;
+use crate::record::entry::RecordedEntry;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::turn_requests::{self, CopyEncoder, RequestDecoder};
 use crate::store::encoding::turns::parse;
@@ -16,7 +18,7 @@ use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::params;
 use crate::store::turn_record::{TurnEntry, TurnRecord};
 use crate::store::turns::{RecordedTurn, TurnRecords, TurnRequest};
-use crate::store::{Step, StoreError, request_delta, run_queries};
+use crate::store::{StoreError, request_delta, run_queries};
 
 impl<E: Engine> TurnRecords for E {
     fn turns(&self, run: RunId) -> BoxFuture<'_, Result<Vec<TurnRecord>, StoreError>> {
@@ -37,10 +39,10 @@ impl<E: Engine> TurnRecords for E {
         &self,
         source: RunId,
         last: u32,
-        steps: Vec<Step>,
+        entries: Vec<RecordedEntry>,
     ) -> BoxFuture<'_, Result<Vec<TurnEntry>, StoreError>> {
         self.read(ReadMode::Snapshot, move |db| {
-            Box::pin(async move { copied_turns(db, source, last, &steps).await })
+            Box::pin(async move { copied_turns(db, source, last, &entries).await })
         })
     }
 }
@@ -62,8 +64,8 @@ async fn recorded_turn(db: &Reader, run: RunId, turn: u32) -> StoreResult<Option
         return Ok(None);
     };
     found.truncate(last + 1);
-    let steps = run_queries::steps(db, run).await?;
-    let mut requests = Requests::read(db, run, &steps, &found).await?;
+    let entries = run_queries::entries(db, run).await?;
+    let mut requests = Requests::read(db, run, &entries, &found).await?;
     let mut head = None;
     for entry in &found {
         head = requests.next(entry)?;
@@ -74,27 +76,24 @@ async fn recorded_turn(db: &Reader, run: RunId, turn: u32) -> StoreResult<Option
             head,
             body: requests.decoder.body,
         }),
-        reply: turn_requests::reply(steps, turn),
+        reply: turn_requests::reply(entries, turn),
         record,
     }))
 }
 
-/// The turns up to `last`, encoded for a run whose record begins with `steps`.
+/// The turns up to `last`, encoded for a run whose record begins with `entries`.
 async fn copied_turns(
     db: &Reader,
     source: RunId,
     last: u32,
-    steps: &[Step],
+    entries: &[RecordedEntry],
 ) -> StoreResult<Vec<TurnEntry>> {
     let mut found = turn_entries(db, source).await?;
     let end = found.iter().position(|entry| entry.record.turn > last);
     found.truncate(end.unwrap_or(found.len()));
-    let source_steps = run_queries::steps(db, source).await?;
-    let mut requests = Requests::read(db, source, &source_steps, &found).await?;
-    let mut encoder = CopyEncoder::new(
-        steps,
-        &run_queries::blobs(db, &request_delta::digests(steps)).await?,
-    );
+    let source_entries = run_queries::entries(db, source).await?;
+    let mut requests = Requests::read(db, source, &source_entries, &found).await?;
+    let mut encoder = CopyEncoder::new(entries, &blobs(db, entries).await?);
     let mut copied = Vec::with_capacity(found.len());
     for entry in found {
         let head = requests.next(&entry)?;
@@ -124,16 +123,12 @@ impl Requests {
     async fn read(
         db: &Reader,
         run: RunId,
-        steps: &[Step],
-        entries: &[TurnEntry],
+        entries: &[RecordedEntry],
+        turns: &[TurnEntry],
     ) -> StoreResult<Self> {
-        let decoder = RequestDecoder::new(
-            run,
-            steps,
-            &run_queries::blobs(db, &request_delta::digests(steps)).await?,
-        );
+        let decoder = RequestDecoder::new(run, entries, &blobs(db, entries).await?);
         let mut hashes: Vec<Hash> = Vec::new();
-        for entry in entries {
+        for entry in turns {
             let missing = decoder.missing_texts(entry)?;
             hashes.extend(missing.iter().map(|digest| digest.0));
         }
@@ -149,4 +144,9 @@ impl Requests {
         }
         self.decoder.next(entry)
     }
+}
+
+/// The pictures and files of entries.
+async fn blobs(db: &Reader, entries: &[RecordedEntry]) -> StoreResult<Blobs> {
+    run_queries::blobs(db, &request_delta::digests(entries)).await
 }

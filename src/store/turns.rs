@@ -1,4 +1,4 @@
-//! The contract for turns. The reply of a turn is not recorded with it: the run's steps have it.
+//! The contract for turns. The reply of a turn is not recorded with it: the run's entries have it.
 
 use std::sync::Arc;
 
@@ -7,8 +7,9 @@ use futures_util::future::BoxFuture;
 use crate::domain::message::AssistantMessage;
 use crate::domain::request_head::RequestHead;
 use crate::domain::run::RunId;
+use crate::record::entry::RecordedEntry;
+use crate::store::StoreError;
 use crate::store::turn_record::{TurnEntry, TurnRecord};
-use crate::store::{Step, StoreError};
 
 /// A request is stored whole at least this often; the others as differences from the one before.
 pub const MAX_DIFFERENCES: u32 = 31;
@@ -43,11 +44,11 @@ pub trait TurnRecords: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Option<RecordedTurn>, StoreError>>;
 
     /// The turns of a run up to `last`, marked as copied, for the write that creates a copy of the run whose record begins
-    /// with `steps`. They do not refer to the source, which may be deleted.
+    /// with `entries`. They do not refer to the source, which may be deleted.
     fn copied_turns(
         &self,
         source: RunId,
         last: u32,
-        steps: Vec<Step>,
+        entries: Vec<RecordedEntry>,
     ) -> BoxFuture<'_, Result<Vec<TurnEntry>, StoreError>>;
 }

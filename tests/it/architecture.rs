@@ -18,6 +18,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("store", 2),
     ("catalog", 2),
     ("telemetry", 2),
+    ("record", 1),
     ("config", 1),
     ("domain", 1),
     ("fair", 1),
@@ -68,7 +69,7 @@ const CRATES: &[(&str, &[&str])] = &[
         "rustls_platform_verifier",
         &["store/postgres", "providers/http_client"],
     ),
-    ("memchr", &["store/request_delta"]),
+    ("memchr", &["record/stored", "store/request_delta"]),
     (
         "anstream",
         &["cli/output", "cli/style", "tools/shell/supervisor"],
@@ -119,6 +120,7 @@ const CRATES: &[(&str, &[&str])] = &[
 const SIBLINGS: &[(&str, &str)] = &[
     ("providers", "config"),
     ("config", "domain"),
+    ("record", "domain"),
     ("config", "ssrf"),
     ("domain", "ssrf"),
     ("validation", "domain"),

@@ -7,14 +7,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::domain::run::Run;
 use crate::engine::admission::sessions::SessionGuard;
-use crate::engine::state::cluster_permits::Entry;
+use crate::engine::state::cluster_permits::QueuedTree;
 use crate::store::StoreError;
 
 /// Belongs to the run's task until the run is committed, or cannot be: the run is counted so long, even if its caller disconnects.
 pub struct Acceptance {
     caller: oneshot::Sender<Result<Arc<Run>, StoreError>>,
     /// The run's place in the queue of all nodes.
-    entry: Option<Entry>,
+    entry: Option<QueuedTree>,
     /// Notifies those that wait for the end of the run's acceptance in its session.
     session: Option<DropGuard>,
 }
@@ -24,7 +24,7 @@ pub type AcceptedReceiver = oneshot::Receiver<Result<Arc<Run>, StoreError>>;
 impl Acceptance {
     pub fn new(
         session_guard: Option<&SessionGuard>,
-        entry: Option<Entry>,
+        entry: Option<QueuedTree>,
     ) -> (Self, AcceptedReceiver) {
         let (caller, receiver) = oneshot::channel();
         let token = session_guard.map(SessionGuard::accepted);

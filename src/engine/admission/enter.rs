@@ -10,7 +10,7 @@ use crate::engine::admission::sessions::{OnBusy, SessionGuard};
 use crate::engine::context::Engine;
 use crate::engine::replay::history;
 use crate::engine::request::{RunRequest, StartError};
-use crate::engine::state::cluster_permits::{EnteringRun, Entry};
+use crate::engine::state::cluster_permits::{EnteringRun, QueuedTree};
 use crate::engine::state::queued_bytes::HeldBytes;
 use crate::fair::admission::{Admission, QueueFull};
 use crate::store::StoreError;
@@ -119,7 +119,7 @@ const COPIES: usize = 2;
 /// Counts what the run keeps in memory while it is queued; `None` if it starts at once.
 pub fn hold_bytes(
     engine: &Engine,
-    (admission, entry): (&Admission, Option<&Entry>),
+    (admission, entry): (&Admission, Option<&QueuedTree>),
     message: &Content,
     earlier: &[Message],
 ) -> Result<Option<HeldBytes>, StartError> {
@@ -144,7 +144,7 @@ pub async fn enter_queue(
     request: &RunRequest,
     agent: &str,
     is_behind: bool,
-) -> Result<Option<Entry>, StartError> {
+) -> Result<Option<QueuedTree>, StartError> {
     let Some(cluster) = engine.journal.store().cluster() else {
         return Ok(None);
     };

@@ -20,12 +20,13 @@ use crate::engine::context::{Engine, RunContext};
 use crate::engine::replay::held_time;
 use crate::engine::replay::run_log::{self, RecordedCalls};
 use crate::engine::state::active_run::ActiveRun;
-use crate::engine::state::approval_decision::{ApprovalDecision, MAX_ARGUMENTS_BYTES};
+use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::deadline;
 use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_approvals::{DeliveryResult, PendingApproval, WaitingTool};
 use crate::engine::state::turn_error::TurnError;
+use crate::record::event::MAX_CONTENT_BYTES;
 use crate::store::StoreError;
 use crate::tools::toolbox::Toolbox;
 
@@ -174,7 +175,7 @@ async fn look_up<'a>(
         _guard = approvals.early_decision_lock.lock().await;
         // A decision may have arrived since this run's record was read.
         let scope = &context.run.scope;
-        let recorded_calls = run_log::load_calls(&context.engine, scope.root, scope.run).await?;
+        let recorded_calls = run_log::load_calls(&context.engine, scope.run).await?;
         if let Some(decision) = recorded_calls.decisions.get(&call.id) {
             return Ok(DecisionLookup::Decided(decision.clone()));
         }
@@ -215,10 +216,9 @@ async fn receive_decision(
             Some(message) => (message.decision, Some(message.ack)),
             None => (ApprovalDecision::timed_out(), None),
         };
-        let (steps, event) = (decision.to_step(call), decision.to_event(call));
-        let steps = steps.into_iter().collect();
+        let entries = vec![decision.to_entry(call)];
         let journal = &context.engine.journal;
-        let committed = journal.append(&context.run, decision.to_change(), steps, vec![event]);
+        let committed = journal.append(&context.run, decision.to_change(), entries);
         let committed = committed.await.map(drop);
         context.run.tree.root_permit.changed.notify_waiters();
         let is_repeated = matches!(committed, Err(StoreError::AlreadyClaimed(_)));
@@ -306,8 +306,8 @@ async fn check_hash(
     hash: &ArgumentsHash,
 ) -> Result<(), DecideError> {
     let run = engine.journal.store().run(id).await?;
-    let run: Run = run.ok_or(DecideError::RunNotFound(id))?;
-    let recorded_calls = run_log::load_calls(engine, run.root_id, id).await?;
+    run.ok_or(DecideError::RunNotFound(id))?;
+    let recorded_calls = run_log::load_calls(engine, id).await?;
     match recorded_calls.approvals_requested.get(call) {
         Some(requested) if requested.arguments_hash != *hash => Err(DecideError::OtherArguments {
             run: id,
@@ -365,18 +365,18 @@ async fn decide_early(
         return Ok(false);
     }
     let (run, active_run) = find_undecided(engine, id, call).await?;
-    let event = decision.to_event(call);
+    let entry = decision.to_entry(call);
     match active_run {
         Some(active_run) => {
             let journal = &engine.journal;
             let change = decision.to_change();
-            let commit = journal.append_request(&active_run, change, Vec::new(), event);
+            let commit = journal.append_request(&active_run, change, entry);
             commit.await?;
             active_run.tree.root_permit.changed.notify_waiters();
         }
         None => {
             let journal = &engine.journal;
-            let commit = journal.append_inactive(&run, decision.to_change(), Vec::new(), event);
+            let commit = journal.append_inactive(&run, decision.to_change(), entry);
             commit.await?;
         }
     }
@@ -395,7 +395,7 @@ async fn find_undecided(
         let why = format!("the run is {}", run.status.as_str());
         return Err(not_pending(id, call, &why));
     }
-    let recorded_calls = run_log::load_calls(engine, run.root_id, id).await?;
+    let recorded_calls = run_log::load_calls(engine, id).await?;
     if !recorded_calls.approvals_requested.contains_key(call) {
         return Err(not_pending(id, call, "it did not ask for one"));
     }
@@ -434,7 +434,7 @@ fn requested_event(
     name: &str,
     deadline: Option<Timestamp>,
 ) -> EventKind {
-    let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_ARGUMENTS_BYTES);
+    let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_CONTENT_BYTES);
     EventKind::ApprovalRequested {
         turn,
         tool_call_id: call.id.clone(),
@@ -478,7 +478,7 @@ mod tests {
         assert_eq!(small.get("truncated"), None);
         let large = shown(json!({"content": "ä".repeat(20_000)}));
         let text = large["arguments"].as_str().expect("text");
-        assert!(text.starts_with("{\"content\":\"ä") && text.len() <= super::MAX_ARGUMENTS_BYTES);
+        assert!(text.starts_with("{\"content\":\"ä") && text.len() <= super::MAX_CONTENT_BYTES);
         assert_eq!(large["truncated"], true);
     }
 

@@ -15,6 +15,7 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::clock::{PauseChange, Transition};
 use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
+use crate::record::entry::Entry;
 use crate::store::{Change, StoreError};
 
 /// Marks a running call as waiting. The event is committed before this returns; a reader of the event finds the run
@@ -144,7 +145,7 @@ enum Recorded {
 async fn commit(context: &RunContext, recorded: Recorded) -> Result<(), StoreError> {
     if recorded == Recorded::Queued {
         let journal = &context.engine.journal;
-        let committed = journal.append(&context.run, Change::Unchanged, Vec::new(), Vec::new());
+        let committed = journal.append(&context.run, Change::Unchanged, Vec::new());
         committed.await?;
         context.run.tree.root_permit.changed.notify_waiters();
     }
@@ -303,7 +304,7 @@ async fn record_changes(
     let is_pause = |(_, change): &(&ActiveRun, Change)| matches!(change, Change::Pause { .. });
     if event.is_none() && !changes.iter().any(is_pause) {
         for (run, change) in changes {
-            let queued = journal.enqueue(run, change, Vec::new(), Vec::new());
+            let queued = journal.enqueue(run, change, Vec::new());
             queued.await?;
         }
         return Ok(Recorded::Queued);
@@ -312,10 +313,11 @@ async fn record_changes(
     for (run, change) in changes {
         match run.scope.run == context.run.scope.run {
             true => own = change,
-            false => others.push(journal::build_write(run, change, Vec::new(), Vec::new())),
+            false => others.push(journal::build_write(run, change, Vec::new())),
         }
     }
-    let write = journal::build_write(&context.run, own, Vec::new(), Vec::from_iter(event));
+    let entries = event.into_iter().map(Entry::from).collect();
+    let write = journal::build_write(&context.run, own, entries);
     let committed = journal.append_with(&context.run, write, others);
     committed.await.map(|_| Recorded::Settled)
 }

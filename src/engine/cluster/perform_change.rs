@@ -27,7 +27,7 @@ use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::store::new_request::RequestId;
 use crate::store::node_messages::NodeMessage;
 use crate::store::run_requests::{NO_ANSWER, OpenRequest};
-use crate::store::{IdempotencyClaim, IdempotencyKey, Step, StoreError};
+use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long this node polls after it was seen last that there is another one, which may have left requests.
@@ -191,7 +191,7 @@ async fn is_decided(
     call: &str,
     decision: &ApprovalDecision,
 ) -> Result<bool, StoreError> {
-    let recorded_calls = run_log::load_calls(engine, request.root, request.run).await?;
+    let recorded_calls = run_log::load_calls(engine, request.run).await?;
     let is_same = recorded_calls.decisions.get(call).is_some_and(|recorded| {
         recorded.decision == decision.decision
             && recorded.reason == decision.reason
@@ -200,11 +200,10 @@ async fn is_decided(
     if !is_same {
         return Ok(false);
     }
-    let steps = engine.journal.store().steps(request.run).await?;
-    let recorded = steps.iter().find_map(|step| match step {
-        Step::ArgumentsChanged { call_id, arguments } if call_id == call => Some(arguments.get()),
-        _ => None,
-    });
+    let recorded = recorded_calls
+        .changed_arguments
+        .get(call)
+        .map(|it| it.get());
     Ok(recorded == decision.arguments.as_deref().map(RawValue::get))
 }
 

@@ -351,7 +351,7 @@ impl RunDelegate {
             .context
             .engine
             .journal
-            .enqueue(&self.context.run, Change::Unchanged, Vec::new(), vec![kind])
+            .enqueue(&self.context.run, Change::Unchanged, vec![kind.into()])
             .await;
         result.map_err(|error| self.handle_store_error(error))
     }

@@ -7,7 +7,7 @@ use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::engine::fork::request::{ForkEdit, ForkError};
 use crate::providers::reasoning;
-use crate::store::Step;
+use crate::record::entry::Entry;
 
 /// Where the record of a run is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct OpenCall {
 
 #[derive(Clone, Debug, Default)]
 pub struct KeptSteps {
-    pub steps: Vec<Step>,
+    pub steps: Vec<Entry>,
     /// The turn of the last reply; 0 for none.
     pub turns: u32,
     /// The number of messages that clients added.
@@ -47,7 +47,7 @@ pub struct KeptSteps {
 ///
 /// # Errors
 /// The range of turns, as a text, if the turn is out of it.
-pub fn cut(steps: Vec<Step>, at: &Cut) -> Result<KeptSteps, String> {
+pub fn cut(steps: Vec<Entry>, at: &Cut) -> Result<KeptSteps, String> {
     let last = last_turn(&steps);
     let end = match at {
         Cut::BeforeTurn(0 | 1) => reply_position(&steps, 1).unwrap_or(steps.len()),
@@ -87,7 +87,9 @@ pub fn cut(steps: Vec<Step>, at: &Cut) -> Result<KeptSteps, String> {
                 position <= reply + 1
                     || matches!(
                         step,
-                        Step::Result { .. } | Step::Message { .. } | Step::ArgumentsChanged { .. }
+                        Entry::CallCompleted { .. }
+                            | Entry::MessageAdded { .. }
+                            | Entry::CallDecided { .. }
                     )
             });
             Some(call.clone())
@@ -98,11 +100,11 @@ pub fn cut(steps: Vec<Step>, at: &Cut) -> Result<KeptSteps, String> {
 }
 
 /// What is kept of these steps; the result of `open_call` is not.
-fn kept(mut steps: Vec<Step>, open_call: &Option<String>) -> KeptSteps {
+fn kept(mut steps: Vec<Entry>, open_call: &Option<String>) -> KeptSteps {
     steps.retain_mut(|step| match step {
         // They are about requests and entries of the source.
-        Step::Remembers { .. } | Step::Compacting => false,
-        Step::Result {
+        Entry::Remembers { .. } | Entry::Compacting => false,
+        Entry::CallCompleted {
             result, refused_by, ..
         } => {
             refused_by.clear();
@@ -113,9 +115,9 @@ fn kept(mut steps: Vec<Step>, open_call: &Option<String>) -> KeptSteps {
     let results: HashSet<(u32, u32)> = steps.iter().filter_map(result_position).collect();
     let mut kept = KeptSteps::default();
     for step in &steps {
-        let Step::Reply { turn, message } = step else {
+        let Entry::Replied { turn, message, .. } = step else {
             kept.is_final &= !continues_text(step);
-            kept.messages += u32::from(matches!(step, Step::Message { .. }));
+            kept.messages += u32::from(matches!(step, Entry::MessageAdded { .. }));
             continue;
         };
         kept.turns = *turn;
@@ -135,55 +137,56 @@ fn kept(mut steps: Vec<Step>, open_call: &Option<String>) -> KeptSteps {
 }
 
 /// Whether the model is requested again after a text.
-fn continues_text(step: &Step) -> bool {
-    matches!(step, Step::Followup { .. } | Step::MessagesRead { .. })
+fn continues_text(step: &Entry) -> bool {
+    matches!(step, Entry::Followup { .. } | Entry::MessagesRead { .. })
 }
 
 /// Drops the messages that no kept request has.
-fn drop_unread(steps: &mut Vec<Step>) {
+fn drop_unread(steps: &mut Vec<Entry>) {
     let read = steps.iter().filter_map(|step| match step {
-        Step::MessagesRead { last, .. } => Some(*last),
+        Entry::MessagesRead { last, .. } => Some(*last),
         _ => None,
     });
     let last_read = read.max().unwrap_or(0);
     let mut number = 0;
     steps.retain(|step| {
-        number += u32::from(matches!(step, Step::Message { .. }));
-        number <= last_read || !matches!(step, Step::Message { .. })
+        number += u32::from(matches!(step, Entry::MessageAdded { .. }));
+        number <= last_read || !matches!(step, Entry::MessageAdded { .. })
     });
 }
 
-fn is_reply(step: &Step) -> bool {
-    matches!(step, Step::Reply { .. })
+fn is_reply(step: &Entry) -> bool {
+    matches!(step, Entry::Replied { .. })
 }
 
-fn makes_call(step: &Step, id: &str) -> bool {
-    matches!(step, Step::Reply { message, .. } if message.tool_calls.iter().any(|call| call.id == id))
+fn makes_call(step: &Entry, id: &str) -> bool {
+    matches!(step, Entry::Replied { message, .. } if message.tool_calls.iter().any(|call| call.id == id))
 }
 
-fn result_position(step: &Step) -> Option<(u32, u32)> {
+fn result_position(step: &Entry) -> Option<(u32, u32)> {
     match step {
-        Step::Result { turn, position, .. } => Some((*turn, *position)),
+        Entry::CallCompleted { turn, position, .. } => Some((*turn, *position)),
         _ => None,
     }
 }
 
-fn reply_position(steps: &[Step], wanted: u32) -> Option<usize> {
-    let has_turn = |step: &Step| matches!(step, Step::Reply { turn, .. } if *turn == wanted);
+fn reply_position(steps: &[Entry], wanted: u32) -> Option<usize> {
+    let has_turn = |step: &Entry| matches!(step, Entry::Replied { turn, .. } if *turn == wanted);
     steps.iter().position(has_turn)
 }
 
-fn last_turn(steps: &[Step]) -> u32 {
+fn last_turn(steps: &[Entry]) -> u32 {
     let turns = steps.iter().filter_map(|step| match step {
-        Step::Reply { turn, .. } => Some(*turn),
+        Entry::Replied { turn, .. } => Some(*turn),
         _ => None,
     });
     turns.max().unwrap_or(0)
 }
 
 /// Whether the next step of the run is a request.
-fn is_next_requested(steps: &[Step]) -> bool {
-    let Some(Step::Reply { turn, message }) = steps.iter().rfind(|step| is_reply(step)) else {
+fn is_next_requested(steps: &[Entry]) -> bool {
+    let Some(Entry::Replied { turn, message, .. }) = steps.iter().rfind(|step| is_reply(step))
+    else {
         return false;
     };
     let results = steps.iter().filter_map(result_position);
@@ -194,10 +197,9 @@ fn is_next_requested(steps: &[Step]) -> bool {
 }
 
 /// Whether the last reply has no calls, and no message follows it.
-fn ends_with_text(steps: &[Step]) -> bool {
+fn ends_with_text(steps: &[Entry]) -> bool {
     let after = steps.iter().rev().take_while(|step| !is_reply(step));
-    let is_text =
-        |step: &Step| matches!(step, Step::Reply { message, .. } if message.tool_calls.is_empty());
+    let is_text = |step: &Entry| matches!(step, Entry::Replied { message, .. } if message.tool_calls.is_empty());
     steps
         .iter()
         .rfind(|step| is_reply(step))
@@ -205,7 +207,7 @@ fn ends_with_text(steps: &[Step]) -> bool {
         && !after.into_iter().any(continues_text)
 }
 
-fn range_message(steps: &[Step], last: u32) -> String {
+fn range_message(steps: &[Entry], last: u32) -> String {
     let last = last + u32::from(is_next_requested(steps));
     format!(
         "must be from 0 to {}, the last turn of the run",
@@ -217,7 +219,7 @@ impl KeptSteps {
     /// The positions of the kept calls among all of them.
     pub fn call_order(&self) -> HashMap<&str, usize> {
         let calls = self.steps.iter().filter_map(|step| match step {
-            Step::Reply { message, .. } => Some(&message.tool_calls),
+            Entry::Replied { message, .. } => Some(&message.tool_calls),
             _ => None,
         });
         let ids = calls.flatten().map(|call| call.id.as_str());
@@ -229,7 +231,12 @@ impl KeptSteps {
     pub fn apply_changed_arguments(&mut self, mut continued: Vec<&mut OpenCall>) {
         let open_calls = &self.open_calls;
         self.steps.retain(|step| {
-            let Step::ArgumentsChanged { call_id, arguments } = step else {
+            let Entry::CallDecided {
+                call_id,
+                arguments: Some(arguments),
+                ..
+            } = step
+            else {
                 return true;
             };
             match continued.iter_mut().find(|open| open.call.id == *call_id) {
@@ -264,7 +271,7 @@ impl KeptSteps {
     fn edit_prompt(&mut self, change: impl FnOnce(&mut String, &mut Content)) {
         let prompts = self.steps.iter_mut().rev();
         let mut prompts = prompts.filter_map(|step| match step {
-            Step::Prompt {
+            Entry::Prompted {
                 system, message, ..
             } => Some((system, message)),
             _ => None,
@@ -279,7 +286,7 @@ impl KeptSteps {
     fn replace_reply(&mut self, reply: &AssistantMessage) {
         let steps = std::mem::take(&mut self.steps);
         let mut steps = steps;
-        if let Some(Step::Reply { message, .. }) = steps.last_mut() {
+        if let Some(Entry::Replied { message, .. }) = steps.last_mut() {
             *message = reply.clone();
         }
         *self = kept(steps, &None);
@@ -287,7 +294,7 @@ impl KeptSteps {
 
     fn replace_result(&mut self, id: &str, text: &str) -> Result<(), ForkError> {
         let replies = self.steps.iter().filter_map(|step| match step {
-            Step::Reply { turn, message } => Some((*turn, &message.tool_calls)),
+            Entry::Replied { turn, message, .. } => Some((*turn, &message.tool_calls)),
             _ => None,
         });
         let mut calls = replies.flat_map(|(turn, calls)| {
@@ -306,10 +313,12 @@ impl KeptSteps {
         self.steps
             .retain(|step| result_position(step) != Some((turn, position)));
         let reply = reply_position(&self.steps, turn).map_or(self.steps.len(), |at| at + 1);
-        let result = Step::Result {
+        let result = Entry::CallCompleted {
             turn,
             position,
+            tool: String::new(),
             result: ToolResult::text(id, text, false),
+            duration_ms: 0,
             refused_by: Vec::new(),
         };
         self.steps.insert(reply, result);
@@ -321,7 +330,7 @@ impl KeptSteps {
 
     fn drop_thinking_after(&mut self, after: u32) {
         for step in &mut self.steps {
-            if let Step::Reply { turn, message } = step
+            if let Entry::Replied { turn, message, .. } = step
                 && *turn > after
             {
                 let mut reply = [Message::Assistant(std::mem::take(message))];
@@ -339,12 +348,15 @@ impl KeptSteps {
 mod tests {
     use serde_json::value::RawValue;
 
+    use std::sync::Arc;
+
     use super::{Cut, KeptSteps, cut};
+    use crate::domain::event::Decision;
     use crate::domain::message::{AssistantMessage, ToolCall, ToolResult, empty_arguments};
     use crate::engine::fork::request::ForkEdit;
-    use crate::store::Step;
+    use crate::record::entry::{Entry, ReplyReport};
 
-    fn reply(turn: u32, calls: &[&str]) -> Step {
+    fn reply(turn: u32, calls: &[&str]) -> Entry {
         let call = |id: &&str| ToolCall {
             id: (*id).to_owned(),
             provider_id: String::new(),
@@ -357,31 +369,38 @@ mod tests {
             tool_calls: calls.iter().map(call).collect(),
             echo: None,
         };
-        Step::Reply { turn, message }
+        Entry::Replied {
+            turn,
+            message,
+            report: ReplyReport::default(),
+        }
     }
 
-    fn result(turn: u32, position: u32, id: &str) -> Step {
-        Step::Result {
+    fn result(turn: u32, position: u32, id: &str) -> Entry {
+        Entry::CallCompleted {
             turn,
             position,
+            tool: String::new(),
+            duration_ms: 0,
             result: ToolResult::text(id, "x", false),
             refused_by: Vec::new(),
         }
     }
 
     /// Two turns with calls, the first with two, and a final text.
-    fn steps() -> Vec<Step> {
-        let prompt = Step::Prompt {
+    fn steps() -> Vec<Entry> {
+        let prompt = Entry::Prompted {
             system: String::new(),
             message: "go".into(),
             earlier: Vec::new(),
+            compaction: None,
         };
         vec![
             prompt,
             reply(1, &["a", "b"]),
             result(1, 1, "b"),
             result(1, 0, "a"),
-            Step::Compacting,
+            Entry::Compacting,
             reply(2, &["c"]),
             result(2, 0, "c"),
             reply(3, &[]),
@@ -434,11 +453,14 @@ mod tests {
 
     #[test]
     fn changed_arguments_are_kept_except_those_of_calls_that_need_approval_anew() {
-        let changed = |id: &str| Step::ArgumentsChanged {
+        let changed = |id: &str| Entry::CallDecided {
             call_id: id.to_owned(),
+            decision: Decision::Approved,
             arguments: RawValue::from_string(format!("[\"{id}\"]"))
-                .expect("JSON")
-                .into(),
+                .ok()
+                .map(Arc::from),
+            reason: None,
+            by: None,
         };
         let mut steps = vec![reply(1, &["a", "b", "c"]), result(1, 1, "b")];
         steps.extend(["a", "b", "c"].map(changed));
@@ -448,7 +470,7 @@ mod tests {
             kept.apply_changed_arguments(vec![&mut continued]);
             assert_eq!(continued.call.arguments.get(), "[\"a\"]");
             let ids = kept.steps.iter().filter_map(|step| match step {
-                Step::ArgumentsChanged { call_id, .. } => Some(call_id.as_str()),
+                Entry::CallDecided { call_id, .. } => Some(call_id.as_str()),
                 _ => None,
             });
             assert_eq!(ids.collect::<Vec<_>>(), ["a", "b"], "{at:?}");
@@ -469,8 +491,7 @@ mod tests {
         };
         let mut replaced = kept(&Cut::BeforeTurn(2));
         replaced.edit(&edit("a")).expect("a kept call");
-        let given =
-            |step: &&Step| matches!(step, Step::Result { result, .. } if result.content == "given");
+        let given = |step: &&Entry| matches!(step, Entry::CallCompleted { result, .. } if result.content == "given");
         assert_eq!(replaced.steps.iter().filter(given).count(), 1);
         assert_eq!(replaced.steps.len(), 4);
         let mut open_call = kept(&Cut::AfterReply(2));

@@ -14,12 +14,13 @@ use crate::engine::fork::definitions::{self, Definition};
 use crate::engine::fork::request::{DefinitionChoice, ForkError, ForkRequest};
 use crate::engine::fork::source::{self, RecordedRequest, SourceRun, SourceTree};
 use crate::engine::prepare;
+use crate::engine::record::journal;
 use crate::engine::replay::recovery;
 use crate::engine::replay::run_log;
 use crate::engine::run_loop::call_records;
 use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::pinned_agents::{PinnedAgents, SubAgents};
-use crate::store::Step;
+use crate::record::entry::Entry;
 use crate::store::turn_record::TurnEntry;
 use crate::tools::Effect;
 
@@ -30,7 +31,7 @@ pub struct PlannedRun {
     pub agent_json: Arc<str>,
     /// What the tree of this root is pinned to.
     pub pinned: Option<Arc<PinnedAgents>>,
-    pub steps: Vec<Step>,
+    pub steps: Vec<Entry>,
     /// The copied turns.
     pub turns: Vec<TurnEntry>,
     /// The starts of the delegations that the fork continues.
@@ -194,7 +195,8 @@ impl Planner<'_> {
             0 => Vec::new(),
             last => {
                 let store = self.engine.journal.store();
-                let copied = store.copied_turns(copy.source, last, kept.steps.clone());
+                let copied = journal::fork_entries([], kept.steps.clone());
+                let copied = store.copied_turns(copy.source, last, copied);
                 copied.await?
             }
         };
@@ -301,7 +303,7 @@ impl Planner<'_> {
                 new,
                 parent: Some(parent),
             };
-            children.push((copy, vec![call_records::started_event(turn, &call), called]));
+            children.push((copy, vec![call_records::started(turn, &call), called]));
         }
         Ok(children)
     }
@@ -318,7 +320,7 @@ impl Planner<'_> {
             return Ok(());
         }
         let run = &source.run;
-        let calls = run_log::load_calls(self.engine, run.root_id, run.id).await?;
+        let calls = run_log::load_calls(self.engine, run.id).await?;
         let begun = open.iter().filter(|open| {
             let id = &open.call.id;
             calls.started.contains_key(id) && !calls.completed.contains(id)

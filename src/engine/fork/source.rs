@@ -18,8 +18,9 @@ use crate::engine::context::Engine;
 use crate::engine::fork::cut::Cut;
 use crate::engine::fork::request::ForkError;
 use crate::engine::record::agent_snapshots;
+use crate::record::entry::{self, Entry};
+use crate::store::StoreError;
 use crate::store::events::{self, EventQuery};
-use crate::store::{Step, StoreError};
 
 pub struct SourceTree {
     pub root: Run,
@@ -33,7 +34,7 @@ pub struct SourceTree {
 /// A run with what a copy of it needs.
 pub struct SourceRun {
     pub run: Run,
-    pub steps: Vec<Step>,
+    pub steps: Vec<Entry>,
     pub agent: Arc<Agent>,
     /// The agent as recorded.
     pub agent_json: Arc<str>,
@@ -146,8 +147,11 @@ impl SourceTree {
         let agent_json = agent_json.ok_or_else(|| incomplete("its definition is not recorded"))?;
         let agent = agent_snapshots::parse(&agent_json)
             .ok_or_else(|| incomplete("its definition cannot be read"))?;
-        let steps = store.steps(id).await?;
-        if !steps.iter().any(|step| matches!(step, Step::Prompt { .. })) {
+        let steps = entry::steps(store.entries(id).await?);
+        if !steps
+            .iter()
+            .any(|step| matches!(step, Entry::Prompted { .. }))
+        {
             return Err(incomplete("it ended before its prompt was recorded"));
         }
         Ok(SourceRun {

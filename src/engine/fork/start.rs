@@ -22,27 +22,26 @@ use crate::engine::record::webhook_events;
 use crate::engine::replay::recovery;
 use crate::engine::request::StartError;
 use crate::engine::root_run::{self, ResumedRoot};
-use crate::engine::state::cluster_permits::Entry;
+use crate::engine::state::cluster_permits::QueuedTree;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::tree::Tree;
 use crate::engine::state::tree_trace::TreeTrace;
 use crate::engine::workdir;
 use crate::fair::admission::Admission;
+use crate::record::entry::RecordedEntry;
 use crate::store::runs::UnfinishedRun;
 use crate::store::turn_record::TurnEntry;
-use crate::store::{
-    Change, IdempotencyClaim, NewRun, QueueEntry, ResumeState, Step, StoreError, Write,
-};
+use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, ResumeState, StoreError, Write};
 
 /// A fork that has been checked.
 pub struct NewFork {
     pub root: ResumedRoot,
     /// Its place in the queue of all nodes, if several share the database.
-    pub entry: Option<Entry>,
+    pub entry: Option<QueuedTree>,
     /// Whether this node can drive it; else it is left to another one.
     is_here: bool,
-    steps: Vec<Step>,
-    events: Vec<EventKind>,
+    /// What its source did, and how it begins itself.
+    entries: Vec<RecordedEntry>,
     turns: Vec<TurnEntry>,
     claim: Option<IdempotencyClaim>,
     resume_state: ResumeState,
@@ -57,7 +56,7 @@ pub struct ForkAdmission {
     /// See [`QueueEntry::known_runs`].
     pub known_runs: Option<Vec<RunId>>,
     pub placement: Placement,
-    pub entry: Option<Entry>,
+    pub entry: Option<QueuedTree>,
 }
 
 /// The settings that the new root has of its own.
@@ -135,13 +134,14 @@ pub async fn prepare_fork(
     let active_run = recovery::restore(&unfinished, root.agent, Arc::new(tree), None, &[]);
     let active_run = active_run.ok_or_else(incomplete)?;
     active_run.tree.pin(root.pinned);
-    let mut events = vec![EventKind::RunQueued {
+    let queued = EventKind::RunQueued {
         parent_id: None,
         tool_call_id: None,
         request: settings.request,
-    }];
-    events.extend(forked_event(request, &unfinished.run));
-    events.extend(root.events);
+    };
+    let forked = forked_event(request, &unfinished.run);
+    let begun = [queued].into_iter().chain(forked).chain(root.events);
+    let entries = journal::fork_entries(begun, root.steps);
     let ForkAdmission {
         admission,
         session_guard,
@@ -160,8 +160,7 @@ pub async fn prepare_fork(
             session_guard,
             known_runs,
         },
-        steps: root.steps,
-        events,
+        entries,
         turns: root.turns,
         claim: new_run.claim.clone(),
         resume_state,
@@ -216,23 +215,19 @@ async fn child_write(
         tool_call_id: run.tool_call_id.clone(),
         request: None,
     };
-    let events = std::iter::once(queued).chain(events);
+    let change = Change::Create(Box::new(NewRun {
+        run: Arc::new(run.clone()),
+        resume_state: resume_state.clone(),
+        claim: None,
+        entry: QueueEntry::STARTED,
+        node_labels: Arc::default(),
+        pinned_agents: None,
+    }));
+    let begun = std::iter::once(queued).chain(events);
     let write = Write {
-        run: run.id,
-        root: run.root_id,
-        steps,
-        events: events.map(|kind| journal::new_event(&run, kind)).collect(),
-        deliveries: Vec::new(),
-        warnings: None,
+        entries: journal::fork_entries(begun, steps),
         turns,
-        change: Change::Create(Box::new(NewRun {
-            run: Arc::new(run.clone()),
-            resume_state: resume_state.clone(),
-            claim: None,
-            entry: QueueEntry::STARTED,
-            node_labels: Arc::default(),
-            pinned_agents: None,
-        })),
+        ..journal::inactive_write(&run, change, Vec::new())
     };
     let unfinished = UnfinishedRun {
         run,
@@ -252,8 +247,7 @@ impl NewFork {
         let Self {
             mut root,
             is_here,
-            steps,
-            events,
+            entries,
             turns,
             claim,
             resume_state,
@@ -276,10 +270,7 @@ impl NewFork {
             pinned_agents: run_record::pinned_agents(&context.run),
         }));
         let (unfinished, writes): (Vec<_>, Vec<_>) = children.into_iter().unzip();
-        let write = Write {
-            turns,
-            ..journal::build_write(&context.run, change, steps, events)
-        };
+        let write = journal::build_fork_write(&context.run, change, entries, turns);
         let journal = &engine.journal;
         let committed = tokio::select! {
             committed = journal.append_with(&context.run, write, writes) => committed,

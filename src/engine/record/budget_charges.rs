@@ -13,6 +13,7 @@ use crate::domain::webhook::DeliveryId;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::Amount;
 use crate::engine::state::period_budgets::{BudgetAlert, ChargesInFlight};
+use crate::record::entry::Entry;
 use crate::store::{BudgetAlertId, Change, NewDelivery, StoreError};
 
 /// Charges that a write is about to record. Most writes have none.
@@ -26,7 +27,7 @@ pub struct PendingCharge {
 }
 
 /// Adds the run's new usage to the change, and the events of its alerts before the run's last event.
-pub fn charge(run: &ActiveRun, change: &mut Change, kinds: &mut Vec<EventKind>) -> PendingCharge {
+pub fn charge(run: &ActiveRun, change: &mut Change, entries: &mut Vec<Entry>) -> PendingCharge {
     let progress = match change {
         Change::Progress(progress) => progress,
         Change::Finish(finished) => &mut finished.progress,
@@ -43,14 +44,16 @@ pub fn charge(run: &ActiveRun, change: &mut Change, kinds: &mut Vec<EventKind>) 
     let in_flight = budgets.begin_charges();
     let (charges, alerts) = budgets.charge(amount, now());
     progress.charges.clone_from(&charges);
-    let at = kinds.iter().position(|kind| kind.name().is_terminal());
-    let at = at.unwrap_or(kinds.len());
-    let events = alerts.iter().map(|alert| EventKind::BudgetAlert {
-        budget: alert.status.settings.name.clone(),
-        share: share(alert.share),
-        resets_at: alert.status.resets_at,
+    let is_end = |it: &Entry| matches!(it, Entry::Event(kind) if kind.name().is_terminal());
+    let at = entries.iter().position(is_end).unwrap_or(entries.len());
+    let alert_entries = alerts.iter().map(|alert| {
+        Entry::Event(EventKind::BudgetAlert {
+            budget: alert.status.settings.name.clone(),
+            share: share(alert.share),
+            resets_at: alert.status.resets_at,
+        })
     });
-    kinds.splice(at..at, events);
+    entries.splice(at..at, alert_entries);
     PendingCharge {
         amount,
         charges,

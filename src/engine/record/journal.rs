@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use jiff::Timestamp;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
@@ -14,8 +15,11 @@ use crate::domain::webhook::Webhook;
 use crate::engine::record::budget_charges::{self, PendingCharge};
 use crate::engine::record::webhook_events;
 use crate::engine::state::active_run::ActiveRun;
+use crate::record::entry::{Entry, RecordedEntry};
+use crate::record::event::Origin;
 use crate::store::run_store::RunStore;
-use crate::store::{Change, FinishedRun, Progress, Step, StoreError, Write};
+use crate::store::turn_record::TurnEntry;
+use crate::store::{Change, FinishedRun, Progress, StoreError, Write};
 
 /// The number of events that a subscriber may lag behind before it must read the store.
 const BROADCAST_CAPACITY: usize = 256;
@@ -193,7 +197,7 @@ impl EventBroadcaster {
     }
 }
 
-/// The only writer of runs, steps and events.
+/// The only writer of runs and their entries.
 pub struct Journal {
     store: Arc<dyn RunStore>,
     broadcaster: Arc<EventBroadcaster>,
@@ -214,20 +218,19 @@ impl Journal {
         &self.broadcaster
     }
 
-    /// Commits a change with its steps and events, and returns the last event's number. A failure suspends the run's
+    /// Commits a change with its entries, and returns the last event's number. A failure suspends the run's
     /// tree, and nothing is written about a suspended tree.
     pub async fn append(
         &self,
         run: &ActiveRun,
         change: Change,
-        steps: Vec<Step>,
-        kinds: Vec<EventKind>,
+        entries: Vec<Entry>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
         if let Change::Claim(_) = &change {
-            return self.append_claim(run, change, steps, kinds).await;
+            return self.append_claim(run, change, entries).await;
         }
-        let (write, charge) = build_charged_write(run, change, steps, kinds);
+        let (write, charge) = build_charged_write(run, change, entries);
         let result = self.store.write(complete_write(run, write)).await;
         budget_charges::settle(run, charge, result.as_ref().err());
         suspend_on_error(run, result)
@@ -243,7 +246,7 @@ impl Journal {
             return Ok(());
         };
         let change = Change::Progress(progress);
-        let committed = self.append(run, change, Vec::new(), Vec::new());
+        let committed = self.append(run, change, Vec::new());
         committed.await.map(drop)
     }
 
@@ -253,13 +256,12 @@ impl Journal {
         &self,
         run: &ActiveRun,
         change: Change,
-        steps: Vec<Step>,
-        kinds: Vec<EventKind>,
+        entries: Vec<Entry>,
     ) -> Result<u64, StoreError> {
-        let write = build_write(run, change, steps.clone(), kinds);
+        let write = build_write(run, change, entries.clone());
         let result = self.store.write(write).await;
         if result.is_ok() {
-            run.turn_log.add_steps(&steps);
+            run.turn_log.add_entries(&entries);
         }
         suspend_on_error(run, result)
     }
@@ -270,11 +272,10 @@ impl Journal {
         &self,
         run: &ActiveRun,
         change: Change,
-        steps: Vec<Step>,
-        event: EventKind,
+        entry: Entry,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
-        let write = build_write(run, change, steps, vec![event]);
+        let write = build_write(run, change, vec![entry]);
         self.store.write(write).await
     }
 
@@ -283,11 +284,10 @@ impl Journal {
         &self,
         run: &ActiveRun,
         change: Change,
-        steps: Vec<Step>,
-        kinds: Vec<EventKind>,
+        entries: Vec<Entry>,
     ) -> Result<(), StoreError> {
         check_not_suspended(run)?;
-        let (write, charge) = build_charged_write(run, change, steps, kinds);
+        let (write, charge) = build_charged_write(run, change, entries);
         let result = self.store.enqueue(complete_write(run, write)).await;
         budget_charges::settle(run, charge, result.as_ref().err());
         suspend_on_error(run, result)
@@ -306,26 +306,17 @@ impl Journal {
         suspend_on_error(run, result)
     }
 
-    /// Commits a change and an event of a run that is not driven at the moment. Returns its number; 0 if the store ignored the
+    /// Commits a change and an entry of a run that is not driven at the moment. Returns its number; 0 if the store ignored the
     /// change.
     pub async fn append_inactive(
         &self,
         run: &Run,
         change: Change,
-        steps: Vec<Step>,
-        kind: EventKind,
+        entry: Entry,
     ) -> Result<u64, StoreError> {
-        let write = Write {
-            run: run.id,
-            root: run.root_id,
-            change,
-            steps,
-            events: vec![new_event(run, kind)],
-            deliveries: Vec::new(),
-            warnings: None,
-            turns: Vec::new(),
-        };
-        self.store.write(write).await
+        self.store
+            .write(inactive_write(run, change, vec![entry]))
+            .await
     }
 
     /// Commits warnings of a run that is not driven at the moment.
@@ -335,14 +326,8 @@ impl Journal {
         warnings: Vec<RunWarning>,
     ) -> Result<(), StoreError> {
         let write = Write {
-            run: run.id,
-            root: run.root_id,
-            change: Change::Unchanged,
-            steps: Vec::new(),
-            events: Vec::new(),
-            deliveries: Vec::new(),
             warnings: Some(warnings),
-            turns: Vec::new(),
+            ..inactive_write(run, Change::Unchanged, Vec::new())
         };
         self.store.write(write).await.map(drop)
     }
@@ -357,14 +342,15 @@ impl Journal {
         let kind = EventKind::RunFailed {
             error: failure.clone(),
         };
-        let event = new_event(run, kind);
+        let time = now();
+        let event = Origin::from(run).event(time, kind.clone());
         let closing = FinishedRun {
             completion_status: None,
             outcome: Outcome::Failed {
                 failure,
                 partial: run.partial_content.clone(),
             },
-            finished_at: event.time,
+            finished_at: time,
             progress: Progress {
                 turns: run.turns,
                 model: run.model.clone(),
@@ -378,18 +364,8 @@ impl Journal {
         };
         let change = Change::Finish(Box::new(closing));
         let write = Write {
-            run: run.id,
-            root: run.root_id,
-            change,
-            steps: Vec::new(),
-            deliveries: webhook_events::deliveries(
-                webhooks,
-                std::slice::from_ref(&event),
-                (&run.usage, &run.tree),
-            ),
-            events: vec![event],
-            warnings: None,
-            turns: Vec::new(),
+            deliveries: webhook_events::deliveries(webhooks, &[event], (&run.usage, &run.tree)),
+            ..inactive_write(run, change, vec![kind.into()])
         };
         self.store.write(write).await.map(drop)
     }
@@ -401,7 +377,7 @@ impl Journal {
         let Some(sender) = self.broadcaster.sender(run.scope.root, note) else {
             return;
         };
-        let event = LiveEvent::from(run.event(kind));
+        let event = LiveEvent::from(run.origin().event(now(), kind));
         let _ = sender.send(StreamEvent::Live(Arc::new(event)));
     }
 }
@@ -420,22 +396,55 @@ fn suspend_on_error<T>(run: &ActiveRun, result: Result<T, StoreError>) -> Result
     result
 }
 
-/// An event of a run that is not driven, at the current time.
-pub fn new_event(run: &Run, kind: EventKind) -> Event {
-    Event {
-        run_id: run.id,
-        root_id: run.root_id,
-        depth: run.depth.0,
-        agent: Arc::from(run.agent.as_str()),
-        time: now(),
-        kind,
+/// A write about a run that is not driven at the moment.
+pub fn inactive_write(run: &Run, change: Change, entries: Vec<Entry>) -> Write {
+    write(Origin::from(run), change, entries)
+}
+
+fn write(origin: Origin, change: Change, entries: Vec<Entry>) -> Write {
+    // The end has one time, in the row of the run, its event and its webhook.
+    let time = match &change {
+        Change::Finish(finished) => finished.finished_at,
+        _ => now(),
+    };
+    Write {
+        origin,
+        change,
+        entries: recorded(time, false, entries).collect(),
+        deliveries: Vec::new(),
+        warnings: None,
+        turns: Vec::new(),
     }
+}
+
+fn recorded(
+    time: Timestamp,
+    is_copied: bool,
+    entries: impl IntoIterator<Item = Entry>,
+) -> impl Iterator<Item = RecordedEntry> {
+    let entries = entries.into_iter();
+    entries.map(move |entry| RecordedEntry {
+        time,
+        is_copied,
+        entry,
+    })
+}
+
+/// The entries of a run that a fork begins with: those of its beginning, and those that are copied from its source.
+pub fn fork_entries(
+    begun: impl IntoIterator<Item = EventKind>,
+    copied: Vec<Entry>,
+) -> Vec<RecordedEntry> {
+    let (time, begun) = (now(), begun.into_iter().map(Entry::Event));
+    let begun = recorded(time, false, begun);
+    begun.chain(recorded(time, true, copied)).collect()
 }
 
 /// Adds the warnings and the turns that are not recorded yet. If the write fails, the tree is suspended: it keeps the
 /// warnings, and takes the turns again.
 fn complete_write(run: &ActiveRun, mut write: Write) -> Write {
-    run.turn_log.add_steps(&write.steps);
+    let entries = write.entries.iter().map(|it| &it.entry);
+    run.turn_log.add_entries(entries);
     write.turns.extend(run.turn_log.take_unrecorded());
     write.warnings = run.take_unrecorded_warnings();
     write
@@ -445,46 +454,42 @@ fn complete_write(run: &ActiveRun, mut write: Write) -> Write {
 fn build_charged_write(
     run: &ActiveRun,
     mut change: Change,
-    steps: Vec<Step>,
-    mut kinds: Vec<EventKind>,
+    mut entries: Vec<Entry>,
 ) -> (Write, PendingCharge) {
-    let charge = budget_charges::charge(run, &mut change, &mut kinds);
-    let mut write = build_write(run, change, steps, kinds);
+    let charge = budget_charges::charge(run, &mut change, &mut entries);
+    let mut write = build_write(run, change, entries);
     write.deliveries.extend(charge.deliveries());
     (write, charge)
 }
 
 /// A write about an active run, including its webhook deliveries.
-pub fn build_write(
+pub fn build_write(run: &ActiveRun, change: Change, entries: Vec<Entry>) -> Write {
+    with_deliveries(run, write(run.origin(), change, entries))
+}
+
+/// As [`build_write`], of a root that is a fork.
+pub fn build_fork_write(
     run: &ActiveRun,
     change: Change,
-    steps: Vec<Step>,
-    kinds: Vec<EventKind>,
+    entries: Vec<RecordedEntry>,
+    turns: Vec<TurnEntry>,
 ) -> Write {
-    let mut events: Vec<Event> = kinds.into_iter().map(|kind| run.event(kind)).collect();
-    if let Change::Finish(finished) = &change {
-        // The end has one time, in the record, its event and its webhook.
-        let times = events.iter_mut().map(|event| &mut event.time);
-        times.for_each(|time| *time = finished.finished_at);
-    }
-    let webhooks = &run.tree.webhooks;
-    let deliveries = match run.parent.is_none() && !webhooks.is_empty() {
-        true => {
-            let (own, tree) = run.usage();
-            webhook_events::deliveries(webhooks, &events, (&own, &tree))
-        }
-        false => Vec::new(),
+    let write = Write {
+        entries,
+        turns,
+        ..write(run.origin(), change, Vec::new())
     };
-    Write {
-        run: run.scope.run,
-        root: run.scope.root,
-        change,
-        steps,
-        events,
-        deliveries,
-        warnings: None,
-        turns: Vec::new(),
+    with_deliveries(run, write)
+}
+
+fn with_deliveries(run: &ActiveRun, mut write: Write) -> Write {
+    let webhooks = &run.tree.webhooks;
+    if run.parent.is_none() && !webhooks.is_empty() {
+        let events: Vec<Event> = write.origin.events(&write.entries).collect();
+        let (own, tree) = run.usage();
+        write.deliveries = webhook_events::deliveries(webhooks, &events, (&own, &tree));
     }
+    write
 }
 
 #[cfg(test)]

@@ -8,8 +8,9 @@ use crate::domain::run::{Run, Status};
 use crate::engine::context::Engine;
 use crate::engine::settings::HistoryLimits;
 use crate::providers::reasoning;
+use crate::record::entry::{self, Entry};
+use crate::store::StoreError;
 use crate::store::runs::SessionQuery;
-use crate::store::{Step, StoreError};
 
 /// Replaces omitted messages.
 const OMITTED_NOTICE: &str = "[Earlier messages of this conversation were left out.]";
@@ -26,12 +27,12 @@ pub struct RecordedConversation {
 
 impl RecordedConversation {
     /// Steps record results in the order of completion; the conversation has them in the order of their calls.
-    pub fn from_steps(steps: Vec<Step>) -> Self {
+    pub fn from_steps(steps: Vec<Entry>) -> Self {
         let mut results: BTreeMap<(u32, u32), ToolResult> = BTreeMap::new();
         let mut others = Vec::with_capacity(steps.len());
         for step in steps {
             match step {
-                Step::Result {
+                Entry::CallCompleted {
                     turn,
                     position,
                     result,
@@ -45,10 +46,11 @@ impl RecordedConversation {
         let mut prompt_end = 0;
         for step in others {
             match step {
-                Step::Prompt {
+                Entry::Prompted {
                     system,
                     message,
                     mut earlier,
+                    compaction,
                 } => {
                     conversation.system = Some(system);
                     earlier.push(Message::User { content: message });
@@ -63,9 +65,9 @@ impl RecordedConversation {
                     prompt_end = earlier.len();
                     conversation.messages = earlier;
                     conversation.messages.extend(replies);
-                    conversation.compaction = None;
+                    conversation.compaction = compaction;
                 }
-                Step::Reply { turn, message } => {
+                Entry::Replied { turn, message, .. } => {
                     conversation.messages.push(Message::Assistant(message));
                     let later = results.split_off(&(turn + 1, 0));
                     let tool_results: Vec<_> = std::mem::replace(&mut results, later)
@@ -75,9 +77,9 @@ impl RecordedConversation {
                         conversation.messages.push(Message::Tool { tool_results });
                     }
                 }
-                Step::Remembers { .. } => {}
-                Step::Message { content } => added.push(content.into_redacted()),
-                Step::MessagesRead { last, .. } => {
+                Entry::Remembers { .. } => {}
+                Entry::MessageAdded { content, .. } => added.push(content.into_redacted()),
+                Entry::MessagesRead { last, .. } => {
                     let read =
                         added.drain(..added.len().min((last as usize).saturating_sub(read_count)));
                     conversation
@@ -85,9 +87,12 @@ impl RecordedConversation {
                         .extend(read.map(|content| Message::User { content }));
                     read_count = last as usize;
                 }
-                Step::Followup { content } => conversation.messages.push(Message::user(content)),
-                Step::Compacted { compaction } => conversation.compaction = Some(compaction),
-                Step::Result { .. } | Step::ArgumentsChanged { .. } | Step::Compacting => {}
+                Entry::Followup { content } => conversation.messages.push(Message::user(content)),
+                Entry::Compacted { compaction, .. } => conversation.compaction = Some(compaction),
+                Entry::Event(_)
+                | Entry::CallCompleted { .. }
+                | Entry::CallDecided { .. }
+                | Entry::Compacting => {}
             }
         }
         conversation
@@ -121,7 +126,8 @@ pub async fn session_history(engine: &Engine, run: &Run) -> Result<SessionHistor
     let Some(last) = store.session_runs(query).await?.pop() else {
         return Ok(SessionHistory::default());
     };
-    let conversation = RecordedConversation::from_steps(store.steps(last.id).await?);
+    let conversation =
+        RecordedConversation::from_steps(entry::steps(store.entries(last.id).await?));
     let count = conversation.messages.len();
     let mut messages = trim(conversation.messages, engine.settings.history_limits);
     let compaction = conversation.compaction.map(|compaction| {
@@ -222,7 +228,7 @@ mod tests {
         AssistantMessage, Message, ToolCall, ToolResult, empty_arguments,
     };
     use crate::engine::settings::HistoryLimits;
-    use crate::store::Step;
+    use crate::record::entry::{Entry, ReplyReport};
 
     const LIMITS: HistoryLimits = HistoryLimits {
         messages: 100,
@@ -368,18 +374,22 @@ mod tests {
 
     #[test]
     fn earlier_messages_come_before_the_runs_own() {
-        let prompt = |system: &str| Step::Prompt {
+        let prompt = |system: &str| Entry::Prompted {
             system: system.to_owned(),
             message: "go".into(),
             earlier: conversation(),
+            compaction: None,
         };
-        let reply_step = |turn, text| Step::Reply {
+        let reply_step = |turn, text| Entry::Replied {
             turn,
             message: reply(text),
+            report: ReplyReport::default(),
         };
-        let result_step = |turn, position, id| Step::Result {
+        let result_step = |turn, position, id| Entry::CallCompleted {
             turn,
             position,
+            tool: String::new(),
+            duration_ms: 0,
             result: result(id),
             refused_by: Vec::new(),
         };

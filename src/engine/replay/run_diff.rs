@@ -11,9 +11,10 @@ use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::run_path;
 use crate::domain::usage::TreeUsage;
 use crate::engine::replay::tree_reads;
+use crate::record::entry::{self, Entry};
+use crate::store::StoreError;
 use crate::store::run_store::RunStore;
 use crate::store::turn_record::TurnRecord;
-use crate::store::{Step, StoreError};
 
 /// Longer texts are cut.
 const MAX_VALUE_BYTES: usize = 8 << 10;
@@ -190,7 +191,7 @@ async fn read_tree(
                 }
             };
             if callers.contains(&run.id) || run.fork.is_some() {
-                let positions = call_positions(&store.steps(run.id).await?);
+                let positions = call_positions(&entry::steps(store.entries(run.id).await?));
                 for link in run.fork.iter().flat_map(|fork| &fork.reused_runs) {
                     let position = positions.get(&link.tool_call_id).copied();
                     let (turn, position) = position.unwrap_or_default();
@@ -211,9 +212,9 @@ fn root_path(run: &Run) -> String {
 }
 
 /// The turn and the position from 1 of each call.
-fn call_positions(steps: &[Step]) -> HashMap<String, (u32, usize)> {
+fn call_positions(steps: &[Entry]) -> HashMap<String, (u32, usize)> {
     let replies = steps.iter().filter_map(|step| match step {
-        Step::Reply { turn, message } => Some((*turn, &message.tool_calls)),
+        Entry::Replied { turn, message, .. } => Some((*turn, &message.tool_calls)),
         _ => None,
     });
     let calls = replies.flat_map(|(turn, calls)| {
@@ -245,18 +246,18 @@ impl ComparedRun {
             message: String::new(),
             turns: BTreeMap::new(),
         };
-        for step in store.steps(run.id).await? {
+        for step in entry::steps(store.entries(run.id).await?) {
             match step {
-                Step::Prompt {
+                Entry::Prompted {
                     system, message, ..
                 } => {
                     compared.system = system;
                     compared.message = message.to_plain_text().into_owned();
                 }
-                Step::Reply { turn, message } => {
+                Entry::Replied { turn, message, .. } => {
                     compared.turns.entry(turn).or_default().message = message;
                 }
-                Step::Result {
+                Entry::CallCompleted {
                     turn,
                     position,
                     result,

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use crate::domain::approval::ArgumentsHash;
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
-use crate::domain::event::{Event, EventKind, ResumeCause};
+use crate::domain::event::{EventKind, ResumeCause};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::{CallLimit, TokenUsage};
@@ -17,8 +17,8 @@ use crate::engine::context::Engine;
 use crate::engine::prepare::{Prompt, RunInput};
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
-use crate::store::events::{self, EventPages};
-use crate::store::{Step, StoreError};
+use crate::record::entry::{Entry, RecordedEntry};
+use crate::store::StoreError;
 
 #[derive(Debug, Default)]
 pub struct RecordedRun {
@@ -52,10 +52,10 @@ pub struct RecordedMessages {
 impl RecordedMessages {
     pub async fn read(engine: &Engine, run: RunId) -> Result<Self, StoreError> {
         let mut messages = Self::default();
-        for step in engine.journal.store().steps(run).await? {
-            match step {
-                Step::Message { content } => messages.contents.push(content),
-                Step::MessagesRead { turn, last } => drop(messages.mark_read(turn, last)),
+        for it in engine.journal.store().entries(run).await? {
+            match it.entry {
+                Entry::MessageAdded { content, .. } => messages.contents.push(content),
+                Entry::MessagesRead { turn, last } => drop(messages.mark_read(turn, last)),
                 _ => {}
             }
         }
@@ -165,6 +165,72 @@ impl RecordedRun {
         self
     }
 
+    /// Applies an entry to what the conversation is made of.
+    fn apply(&mut self, run: RunId, entry: Entry) -> Result<(), StoreError> {
+        match entry {
+            Entry::Prompted {
+                system,
+                message,
+                earlier,
+                compaction,
+            } => {
+                self.prompt = Some(Prompt {
+                    system,
+                    input: RunInput {
+                        earlier,
+                        message,
+                        compaction: None,
+                    },
+                    memory_warning: None,
+                    warnings: Vec::new(),
+                });
+                self.compaction = compaction;
+            }
+            Entry::Replied { turn, message, .. } => {
+                let results = message.tool_calls.iter().map(|_| None).collect();
+                self.turns.push(RecordedTurn {
+                    turn,
+                    message,
+                    results,
+                    followup: None,
+                    messages: Vec::new(),
+                    compaction: None,
+                });
+                self.is_compacting = false;
+            }
+            Entry::MessageAdded { content, .. } => self.messages.contents.push(content),
+            Entry::MessagesRead { turn, last } => self.mark_messages_read(turn, last),
+            Entry::Remembers { at } => self.memory_time = Some(at),
+            Entry::Compacting => self.is_compacting = true,
+            Entry::Compacted { compaction, .. } => {
+                self.is_compacting = false;
+                let turn_compaction = self.turns.last_mut().map(|it| &mut it.compaction);
+                *turn_compaction.unwrap_or(&mut self.compaction) = Some(compaction);
+            }
+            Entry::Followup { content } => {
+                let reply = self.turns.last_mut();
+                let reply = reply.ok_or_else(|| misplaced(run, "a message after a reply"))?;
+                reply.followup = Some(content);
+            }
+            Entry::CallCompleted {
+                turn,
+                position,
+                result,
+                ..
+            } => {
+                let found = self.set_result(turn, position, result);
+                found.ok_or_else(|| {
+                    misplaced(
+                        run,
+                        &format!("the result of call {position} in turn {turn}"),
+                    )
+                })?;
+            }
+            Entry::Event(_) | Entry::CallDecided { .. } => {}
+        }
+        Ok(())
+    }
+
     /// The batch of a turn that started and has no reply.
     pub fn pending_batch(&self) -> PendingBatch {
         let (last_turn, last_reply) = (self.calls.last_turn, self.turns.last());
@@ -183,75 +249,10 @@ impl RecordedRun {
 pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError> {
     let store = engine.journal.store();
     let mut recorded = RecordedRun::default();
-    let (mut refused_limits, mut changed_arguments) = (Vec::new(), HashMap::new());
-    for step in store.steps(run.id).await? {
-        match step {
-            Step::Prompt {
-                system,
-                message,
-                earlier,
-            } => {
-                recorded.prompt = Some(Prompt {
-                    system,
-                    input: RunInput {
-                        earlier,
-                        message,
-                        compaction: None,
-                    },
-                    memory_warning: None,
-                    warnings: Vec::new(),
-                });
-                recorded.compaction = None;
-            }
-            Step::Reply { turn, message } => {
-                let results = message.tool_calls.iter().map(|_| None).collect();
-                recorded.turns.push(RecordedTurn {
-                    turn,
-                    message,
-                    results,
-                    followup: None,
-                    messages: Vec::new(),
-                    compaction: None,
-                });
-                recorded.is_compacting = false;
-            }
-            Step::Message { content } => recorded.messages.contents.push(content),
-            Step::MessagesRead { turn, last } => recorded.mark_messages_read(turn, last),
-            Step::ArgumentsChanged { call_id, arguments } => {
-                changed_arguments.insert(call_id, arguments);
-            }
-            Step::Remembers { at } => recorded.memory_time = Some(at),
-            Step::Compacting => recorded.is_compacting = true,
-            Step::Compacted { compaction } => {
-                recorded.is_compacting = false;
-                let turn_compaction = recorded.turns.last_mut().map(|it| &mut it.compaction);
-                *turn_compaction.unwrap_or(&mut recorded.compaction) = Some(compaction);
-            }
-            Step::Followup { content } => {
-                let reply = recorded.turns.last_mut();
-                let reply = reply.ok_or_else(|| misplaced(run.id, "a message after a reply"))?;
-                reply.followup = Some(content);
-            }
-            Step::Result {
-                turn,
-                position,
-                result,
-                refused_by,
-            } => {
-                refused_limits.extend(refused_by);
-                let found = recorded.set_result(turn, position, result);
-                found.ok_or_else(|| {
-                    misplaced(
-                        run.id,
-                        &format!("the result of call {position} in turn {turn}"),
-                    )
-                })?;
-            }
-        }
+    for it in store.entries(run.id).await? {
+        recorded.calls.apply(&it);
+        recorded.apply(run.id, it.entry)?;
     }
-    recorded.calls = load_calls(engine, run.root_id, run.id).await?;
-    recorded.calls.refused_by = refused_limits;
-    recorded.calls.changed_arguments = changed_arguments;
     for child in store.children(run.id).await? {
         if let Some(call) = child.tool_call_id.clone() {
             recorded.calls.children.insert(call, child);
@@ -267,63 +268,103 @@ fn misplaced(run: RunId, step: &str) -> StoreError {
     ))
 }
 
-/// Reads the progress of a run's calls from the tree's events, without their child runs.
-pub async fn load_calls(
-    engine: &Engine,
-    root: RunId,
-    run: RunId,
-) -> Result<RecordedCalls, StoreError> {
+/// The progress of a run's calls, without their child runs.
+pub async fn load_calls(engine: &Engine, run: RunId) -> Result<RecordedCalls, StoreError> {
     let mut calls = RecordedCalls::default();
-    let mut pages = EventPages::of_run(&**engine.journal.store(), root, run);
-    while let Some(page) = pages.next().await? {
-        for event in page {
-            calls.apply(events::recorded(&event)?);
-        }
+    for entry in engine.journal.store().entries(run).await? {
+        calls.apply(&entry);
     }
     Ok(calls)
 }
 
 impl RecordedCalls {
-    fn apply(&mut self, event: Event) {
-        let time = event.time;
-        match event.kind {
-            EventKind::RunResumed { cause, .. } => {
-                self.resume_count += u32::from(cause == ResumeCause::Restart);
+    fn apply(&mut self, recorded: &RecordedEntry) {
+        let time = recorded.time;
+        match &recorded.entry {
+            Entry::CallDecided {
+                call_id, arguments, ..
+            } if recorded.is_copied => {
+                let changed = arguments
+                    .as_ref()
+                    .map(|it| (call_id.clone(), Arc::clone(it)));
+                self.changed_arguments.extend(changed);
             }
-            EventKind::TurnStarted { turn, .. } => self.last_turn = turn,
-            kind @ EventKind::TurnCompleted { .. } => {
+            _ if recorded.is_copied => {}
+            Entry::Replied { report, .. } => {
                 self.resume_count = 0;
-                self.reported_usage = kind.tokens();
+                self.reported_usage = Some(report.tokens);
             }
-            EventKind::ContextCompacted { .. } => self.reported_usage = None,
+            Entry::CallCompleted {
+                result, refused_by, ..
+            } => {
+                self.resume_count = 0;
+                self.completed.insert(result.call_id.clone());
+                self.refused_by.extend(refused_by);
+            }
+            Entry::CallDecided {
+                call_id,
+                decision,
+                arguments,
+                reason,
+                by,
+            } => {
+                self.resume_count = 0;
+                let changed = arguments
+                    .as_ref()
+                    .map(|it| (call_id.clone(), Arc::clone(it)));
+                self.changed_arguments.extend(changed);
+                self.decisions
+                    .entry(call_id.clone())
+                    .or_insert_with(|| ApprovalDecision {
+                        decision: *decision,
+                        reason: reason.clone(),
+                        arguments: None,
+                        arguments_hash: None,
+                        by: by.clone(),
+                        claim: None,
+                    });
+            }
+            Entry::Compacted { .. } => self.reported_usage = None,
+            Entry::Event(kind) => self.apply_event(time, kind),
+            Entry::Prompted { .. }
+            | Entry::MessageAdded { .. }
+            | Entry::MessagesRead { .. }
+            | Entry::Followup { .. }
+            | Entry::Remembers { .. }
+            | Entry::Compacting => {}
+        }
+    }
+
+    fn apply_event(&mut self, time: Timestamp, kind: &EventKind) {
+        match kind {
+            EventKind::RunResumed { cause, .. } => {
+                self.resume_count += u32::from(*cause == ResumeCause::Restart);
+            }
+            EventKind::TurnStarted { turn, .. } => self.last_turn = *turn,
             EventKind::BatchSubmitted {
                 turn,
                 model,
                 batch_id,
             } => {
                 self.batch = Some(SubmittedBatch {
-                    turn,
-                    model,
-                    batch_id,
+                    turn: *turn,
+                    model: model.clone(),
+                    batch_id: batch_id.clone(),
                     submitted_at: time,
                 });
             }
             EventKind::ToolStarted { tool_call_id, .. } => {
-                self.started.insert(tool_call_id, time);
-            }
-            EventKind::ToolCompleted { tool_call_id, .. } => {
-                self.resume_count = 0;
-                self.completed.insert(tool_call_id);
+                self.started.insert(tool_call_id.clone(), time);
             }
             EventKind::AgentCalled {
                 tool_call_id,
                 child_id,
                 ..
             } => {
-                self.delegated.insert(tool_call_id, child_id);
+                self.delegated.insert(tool_call_id.clone(), *child_id);
             }
             EventKind::AgentReturned { tool_call_id, .. } => {
-                self.returned.insert(tool_call_id);
+                self.returned.insert(tool_call_id.clone());
             }
             EventKind::ApprovalRequested {
                 tool_call_id,
@@ -332,27 +373,10 @@ impl RecordedCalls {
             } => {
                 let requested = RecordedApproval {
                     time,
-                    arguments_hash,
+                    arguments_hash: arguments_hash.clone(),
                 };
-                self.approvals_requested.insert(tool_call_id, requested);
-            }
-            EventKind::ApprovalDecided {
-                tool_call_id,
-                decision,
-                reason,
-                by,
-                ..
-            } => {
-                self.resume_count = 0;
-                let decision = ApprovalDecision {
-                    decision,
-                    reason,
-                    arguments: None,
-                    arguments_hash: None,
-                    by,
-                    claim: None,
-                };
-                self.decisions.entry(tool_call_id).or_insert(decision);
+                self.approvals_requested
+                    .insert(tool_call_id.clone(), requested);
             }
             _ => {}
         }

@@ -111,13 +111,11 @@ async fn start_batch(
     };
     // Recorded before the pause: a client that sees the run wait may count on the batch's id being known. With what earlier
     // batches of the turn have used: from now on nobody reads them again.
-    let events = vec![submitted_event(&submitted)];
+    let entries = vec![submitted_event(&submitted).into()];
     let progress = context.run.changed_progress(batch_request.progress);
     let change = progress.map_or(Change::Unchanged, Change::Progress);
     let journal = &context.engine.journal;
-    journal
-        .append(&context.run, change, Vec::new(), events)
-        .await?;
+    journal.append(&context.run, change, entries).await?;
     pause::pause(context, PauseReason::Batch, None).await?;
     Ok(submitted)
 }

@@ -1,24 +1,23 @@
-//! What the record has of a tool call: the event of its start, and its result with the event of its end.
+//! What the record has of a tool call: the event of its start, and its result.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
 use crate::domain::event::EventKind;
-use crate::domain::excerpt::{ArgumentsExcerpt, TextExcerpt};
+use crate::domain::excerpt::ArgumentsExcerpt;
 use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::CallLimit;
-use crate::store::Step;
+use crate::record::entry::Entry;
+use crate::record::event::MAX_CALL_BYTES;
 
-/// The longest arguments and results in events; the run's messages have all of them.
-const MAX_EVENT_BYTES: usize = 2 << 10;
 /// The event of a start is this much later than the start, at most. Another node takes over a run after a longer time.
 const MAX_START_DELAY: SignedDuration = SignedDuration::from_secs(1);
 
-pub fn started_event(turn: u32, call: &ToolCall) -> EventKind {
+pub fn started(turn: u32, call: &ToolCall) -> EventKind {
     let arguments = match call.invalid_text() {
-        Some(text) => ArgumentsExcerpt::of_text(text, MAX_EVENT_BYTES),
-        None => ArgumentsExcerpt::new(&call.arguments, MAX_EVENT_BYTES),
+        Some(text) => ArgumentsExcerpt::of_text(text, MAX_CALL_BYTES),
+        None => ArgumentsExcerpt::new(&call.arguments, MAX_CALL_BYTES),
     };
     EventKind::ToolStarted {
         turn,
@@ -57,24 +56,15 @@ impl<'a> CompletedCall<'a> {
         }
     }
 
-    pub fn records(&self, turn: u32, refused_by: Vec<CallLimit>) -> (Step, EventKind) {
-        let step = Step::Result {
+    pub fn entry(&self, turn: u32, refused_by: Vec<CallLimit>) -> Entry {
+        Entry::CallCompleted {
             turn,
             position: u32::try_from(self.position).unwrap_or(u32::MAX),
-            result: self.result.clone(),
-            refused_by,
-        };
-        let excerpt = TextExcerpt::new(&self.result.content, MAX_EVENT_BYTES);
-        let event = EventKind::ToolCompleted {
-            turn,
-            tool_call_id: self.call.id.clone(),
             tool: shorten(&self.call.name, 200),
+            result: self.result.clone(),
             duration_ms: u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX),
-            is_error: self.result.is_error,
-            result: excerpt.text,
-            truncated: excerpt.truncated,
-        };
-        (step, event)
+            refused_by,
+        }
     }
 }
 

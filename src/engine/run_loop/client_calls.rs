@@ -131,7 +131,7 @@ async fn record(
     results: &mut [Option<ToolResult>],
 ) -> Result<(), StoreError> {
     let run = &batch.context.run;
-    let (mut steps, mut events) = (Vec::new(), Vec::new());
+    let mut entries = Vec::new();
     let mut recorded: Vec<(usize, ToolResult)> = Vec::new();
     for result in received {
         let position = result.position as usize;
@@ -153,14 +153,12 @@ async fn record(
         };
         let duration = Duration::try_from(duration).unwrap_or_default();
         let completed = CompletedCall::new(position, call, &result, duration);
-        let (step, event) = completed.records(batch.turn, run.refused_by());
-        steps.push(step);
-        events.push(event);
+        entries.push(completed.entry(batch.turn, run.refused_by()));
         recorded.push((position, result));
     }
     let change = Change::by_request(claim, batch.turn);
     let journal = &batch.context.engine.journal;
-    journal.append(run, change, steps, events).await?;
+    journal.append(run, change, entries).await?;
     for (position, result) in recorded {
         results[position] = Some(result);
     }

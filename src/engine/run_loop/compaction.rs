@@ -22,7 +22,8 @@ use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnReques
 use crate::engine::state::failures;
 use crate::engine::state::turn_error::TurnError;
 use crate::providers::ProviderError;
-use crate::store::{Change, Step, StoreError};
+use crate::record::entry::Entry;
+use crate::store::{Change, StoreError};
 
 /// A summary, with the model that wrote it and the tokens it used.
 struct Summary {
@@ -127,9 +128,9 @@ async fn summarize(
     let messages = oldest.len();
     let context = turn_loop.context;
     // Recorded before the request is paid for: a process that resumes the run then knows that there was one.
-    let steps = vec![Step::Compacting];
+    let entries = vec![Entry::Compacting];
     let journal = &context.engine.journal;
-    let commit = journal.append(&context.run, Change::Unchanged, steps, Vec::new());
+    let commit = journal.append(&context.run, Change::Unchanged, entries);
     commit.await?;
     let summary = match generate_summary(turn_loop, &window, &compaction, oldest).await {
         Ok(summary) => summary,
@@ -180,10 +181,10 @@ async fn warn_of_failure(
     let progress = &mut turn_loop.state.progress;
     context.run.update_progress(progress);
     let change = Change::Progress(progress.clone());
-    let warning = vec![EventKind::ModelWarning { turn, message }];
+    let warning = EventKind::ModelWarning { turn, message };
     let journal = &context.engine.journal;
     journal
-        .enqueue(&context.run, change, Vec::new(), warning)
+        .enqueue(&context.run, change, vec![warning.into()])
         .await
 }
 
@@ -299,15 +300,16 @@ async fn drop_results(
 /// Commits the conversation's new compaction.
 async fn record_compaction(
     turn_loop: &mut TurnLoop<'_>,
-    compacted: EventKind,
+    event: EventKind,
 ) -> Result<(), StoreError> {
     let run = &turn_loop.context.run;
     run.update_progress(&mut turn_loop.state.progress);
     let compaction = turn_loop.conversation.request_messages().compaction();
-    let step = Step::Compacted {
+    let compacted = Entry::Compacted {
         compaction: compaction.clone(),
+        event,
     };
-    turn_loop.record(vec![step], vec![compacted]).await
+    turn_loop.record(vec![compacted]).await
 }
 
 /// The first and the last turn of this run whose replies are among these recorded messages; `(0, 0)` if there is none.

@@ -39,7 +39,8 @@ use crate::engine::state::kept_reply::KeptReply;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::engine::state::turn_error::TurnError;
-use crate::store::{Progress, Step, StoreError};
+use crate::record::entry::ReplyReport;
+use crate::store::{Progress, StoreError};
 
 /// Drives a run, whose clock is already started, to its end. Returns its final record, or `None` if the record could not
 /// be written; then the whole tree is suspended and the run stays as it was last committed. A root releases its permit
@@ -100,12 +101,12 @@ async fn run_turns(
         let Turn {
             number: turn,
             action,
-            completed,
+            report,
         } = Box::pin(take_turn(&mut turn_loop)).await?;
         let new_reply = |message| NewReply {
             turn,
             message,
-            completed,
+            report,
         };
         match action {
             ReplyAction::Calls(message) if is_output(&turn_loop, turn, &message) => {
@@ -128,8 +129,7 @@ async fn run_turns(
 struct Turn {
     number: u32,
     action: ReplyAction,
-    /// The event that ends the turn.
-    completed: EventKind,
+    report: ReplyReport,
 }
 
 async fn take_turn(turn_loop: &mut TurnLoop<'_>) -> Result<Turn, Ending> {
@@ -180,11 +180,12 @@ async fn start_turn(turn_loop: &mut TurnLoop<'_>) -> Result<(u32, Box<PendingWri
         }
     }
     let turn = conversation.next_turn();
-    turn_write.events.push(EventKind::TurnStarted {
+    let started = EventKind::TurnStarted {
         turn,
         messages: conversation.messages().len(),
         results: conversation.results_pending(),
-    });
+    };
+    turn_write.entries.push(started.into());
     Ok((turn, turn_write))
 }
 
@@ -286,7 +287,6 @@ async fn repeat_kept(
 }
 
 /// Adds a reply to the conversation. An unusable reply ends the run.
-#[expect(clippy::result_large_err, reason = "a run returns its ending once")]
 fn push_reply(
     turn_loop: &mut TurnLoop<'_>,
     turn: u32,
@@ -314,30 +314,28 @@ fn push_reply(
     if !message.content.is_empty() {
         turn_loop.state.partial = Some(message.content.clone());
     }
-    let completed = turn_loop.completed_event(turn, tokens, &message.tool_calls);
+    let report = turn_loop.reply_report(tokens, &message.tool_calls);
     let failure = failures::reply_failure(reply_outcome, &message.content, refusal.as_deref());
     if let Some(failure) = failure {
         let message = message.clone();
-        return Err(Ending::failed(failure)
-            .with_records(vec![Step::Reply { turn, message }], vec![completed]));
+        let reply = NewReply {
+            turn,
+            message,
+            report,
+        };
+        return Err(Ending::failed(failure).with_entries(vec![reply.into()]));
     }
     Ok(Turn {
         number: turn,
         action,
-        completed,
+        report,
     })
 }
 
 /// Records a reply, executes its calls and adds their results to the conversation.
 async fn execute_calls(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(), Ending> {
-    let NewReply {
-        turn,
-        message,
-        completed,
-    } = reply;
-    let call_batch = CallBatch::new(turn, message.tool_calls.clone());
-    let steps = vec![Step::Reply { turn, message }];
-    Box::pin(turn_loop.record(steps, vec![completed])).await?;
+    let call_batch = CallBatch::new(reply.turn, reply.message.tool_calls.clone());
+    Box::pin(turn_loop.record(vec![reply.into()])).await?;
     turn_loop.state.unrecorded_reply = None;
     let run = &turn_loop.context.run;
     check_limits(run).map_err(|error| error_ending(run, error))?;
@@ -355,18 +353,13 @@ fn is_output(turn_loop: &TurnLoop<'_>, turn: u32, message: &AssistantMessage) ->
 }
 
 fn complete_with_calls(turn_loop: &TurnLoop<'_>, reply: NewReply) -> Ending {
-    let NewReply {
-        turn,
-        message,
-        completed,
-    } = reply;
     let outcome = LoopOutcome::Completed {
-        content: message.content.clone(),
+        content: reply.message.content.clone(),
         structured: false,
         task: turn_loop.conversation.task().into_owned(),
         memory_time: None,
     };
-    Ending::new(outcome).with_records(vec![Step::Reply { turn, message }], vec![completed])
+    Ending::new(outcome).with_entries(vec![reply.into()])
 }
 
 /// An ad-hoc sub-agent returns its last text as an incomplete result; any other run fails.
@@ -376,12 +369,7 @@ fn out_of_turns(context: &RunContext, reply: NewReply) -> Ending {
         Some(_) => Ending::new(LoopOutcome::Incomplete),
         None => Ending::failed(failures::max_turns(agent.limits.max_turns)),
     };
-    let NewReply {
-        turn,
-        message,
-        completed,
-    } = reply;
-    ending.with_records(vec![Step::Reply { turn, message }], vec![completed])
+    ending.with_entries(vec![reply.into()])
 }
 
 /// The result of a request, and that of the commit of its turn's start.

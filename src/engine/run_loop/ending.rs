@@ -2,14 +2,14 @@
 
 use jiff::Timestamp;
 
-use crate::domain::event::EventKind;
 use crate::domain::failure::Failure;
 use crate::domain::run::Run;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::engine::state::kept_reply::KeptReply;
 use crate::engine::state::turn_error::TurnError;
-use crate::store::{Progress, Step, StoreError};
+use crate::record::entry::Entry;
+use crate::store::{Progress, StoreError};
 
 /// What is kept if the loop panics.
 pub struct LoopState {
@@ -37,14 +37,12 @@ impl LoopState {
     }
 }
 
-/// The outcome of the loop, with the steps that are not recorded yet.
+/// The outcome of the loop, with the entries that are not recorded yet.
 pub struct Ending {
     /// An error if the record could not be written or read.
     pub outcome: Result<LoopOutcome, StoreError>,
-    /// Steps that are committed together with the terminal state.
-    pub steps: Vec<Step>,
-    /// Events that are committed together with the terminal state.
-    pub events: Vec<EventKind>,
+    /// Entries that are committed together with the terminal state.
+    pub entries: Vec<Entry>,
     /// Whether its caller was refused with the error: the run has no record and never gets one.
     pub is_refused: bool,
 }
@@ -69,8 +67,7 @@ impl Ending {
     pub fn new(outcome: LoopOutcome) -> Self {
         Self {
             outcome: Ok(outcome),
-            steps: Vec::new(),
-            events: Vec::new(),
+            entries: Vec::new(),
             is_refused: false,
         }
     }
@@ -87,12 +84,8 @@ impl Ending {
         Self::new(LoopOutcome::Failed(failure))
     }
 
-    pub fn with_records(self, steps: Vec<Step>, events: Vec<EventKind>) -> Self {
-        Self {
-            steps,
-            events,
-            ..self
-        }
+    pub fn with_entries(self, entries: Vec<Entry>) -> Self {
+        Self { entries, ..self }
     }
 }
 
@@ -100,8 +93,7 @@ impl From<StoreError> for Ending {
     fn from(error: StoreError) -> Self {
         Self {
             outcome: Err(error),
-            steps: Vec::new(),
-            events: Vec::new(),
+            entries: Vec::new(),
             is_refused: false,
         }
     }

@@ -2,7 +2,6 @@
 //! that runs on a thread of its own starts only after the reply is recorded: a process that resumes the run then does not
 //! request another reply, and gives up after too many interrupted checks.
 
-use crate::domain::event::EventKind;
 use crate::domain::structured::{self, FinalText};
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::limits;
@@ -11,7 +10,8 @@ use crate::engine::run_loop::summary;
 use crate::engine::run_loop::turn_loop::{NewReply, TurnLoop};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
-use crate::store::{Step, StoreError};
+use crate::record::entry::Entry;
+use crate::store::StoreError;
 use crate::validation;
 
 /// After so many restarts during one check, the check is given up.
@@ -44,18 +44,8 @@ pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(),
     if let Some(summary_prompt) = summary::summary_prompt(&turn_loop.context.run) {
         return Err(summarize_task(turn_loop, reply, summary_prompt).await);
     }
-    let NewReply {
-        turn,
-        message,
-        completed,
-    } = reply;
-    let mut unrecorded = UnrecordedReply {
-        steps: vec![Step::Reply {
-            turn,
-            message: message.clone(),
-        }],
-        events: vec![completed],
-    };
+    let (turn, message) = (reply.turn, reply.message.clone());
+    let mut unrecorded = UnrecordedReply(vec![reply.into()]);
     match check_output(turn_loop, &message.content, &mut unrecorded).await? {
         OutputCheck::Valid(_) if !new_messages::close(turn_loop).await? => {
             unrecorded.record(turn_loop).await?;
@@ -66,12 +56,11 @@ pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(),
             Err(complete(turn_loop, message.content, text, unrecorded).await)
         }
         OutputCheck::Invalid(errors) if !turn_loop.conversation.may_repair() => {
-            Err(Ending::failed(failures::output_invalid(&errors))
-                .with_records(unrecorded.steps, unrecorded.events))
+            Err(Ending::failed(failures::output_invalid(&errors)).with_entries(unrecorded.0))
         }
         OutputCheck::Invalid(errors) => {
             let repair_prompt = structured::repair_prompt(&errors);
-            unrecorded.steps.push(Step::Followup {
+            unrecorded.0.push(Entry::Followup {
                 content: repair_prompt.clone(),
             });
             unrecorded.record(turn_loop).await?;
@@ -87,16 +76,8 @@ async fn record_unfinished(
     turn_loop: &mut TurnLoop<'_>,
     reply: NewReply,
 ) -> Result<(), StoreError> {
-    let NewReply {
-        turn,
-        message,
-        completed,
-    } = reply;
-    let step = Step::Reply {
-        turn,
-        message: message.clone(),
-    };
-    turn_loop.record(vec![step], vec![completed]).await?;
+    let (turn, message) = (reply.turn, reply.message.clone());
+    turn_loop.record(vec![reply.into()]).await?;
     turn_loop.conversation.restore_reply(turn, message);
     Ok(())
 }
@@ -107,22 +88,11 @@ async fn summarize_task(
     reply: NewReply,
     summary_prompt: &str,
 ) -> Ending {
-    let NewReply {
-        turn,
-        message,
-        completed,
-    } = reply;
-    let reply = Step::Reply {
-        turn,
-        message: message.clone(),
-    };
-    let followup = Step::Followup {
+    let (turn, message) = (reply.turn, reply.message.clone());
+    let followup = Entry::Followup {
         content: summary_prompt.to_owned(),
     };
-    if let Err(error) = turn_loop
-        .record(vec![reply, followup], vec![completed])
-        .await
-    {
+    if let Err(error) = turn_loop.record(vec![reply.into(), followup]).await {
         return error.into();
     }
     let task_text = message.content.clone();
@@ -147,11 +117,11 @@ async fn complete(
         memory_time,
     });
     let Some(at) = memory_time else {
-        return ending.with_records(unrecorded.steps, unrecorded.events);
+        return ending.with_entries(unrecorded.0);
     };
     // The memory entry is written between the reply and the end. A process that resumes in between has to find the reply,
     // so that it does not request another one, and the time that identifies the entry.
-    unrecorded.steps.push(Step::Remembers { at });
+    unrecorded.0.push(Entry::Remembers { at });
     match unrecorded.record(turn_loop).await {
         Ok(()) => ending,
         Err(error) => error.into(),
@@ -159,20 +129,15 @@ async fn complete(
 }
 
 /// What is still to be recorded of a reply; empty afterwards.
-struct UnrecordedReply {
-    steps: Vec<Step>,
-    events: Vec<EventKind>,
-}
+struct UnrecordedReply(Vec<Entry>);
 
 impl UnrecordedReply {
     /// Does nothing if the reply is already recorded.
     async fn record(&mut self, turn_loop: &TurnLoop<'_>) -> Result<(), StoreError> {
-        if self.steps.is_empty() && self.events.is_empty() {
-            return Ok(());
+        match std::mem::take(&mut self.0) {
+            entries if entries.is_empty() => Ok(()),
+            entries => turn_loop.record(entries).await,
         }
-        let steps = std::mem::take(&mut self.steps);
-        let events = std::mem::take(&mut self.events);
-        turn_loop.record(steps, events).await
     }
 }
 

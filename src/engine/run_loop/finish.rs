@@ -18,11 +18,10 @@ use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
 use crate::engine::run_spans;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
+use crate::record::entry::Entry;
+use crate::record::event::MAX_CONTENT_BYTES;
 use crate::store::memories::NewMemoryEntry;
 use crate::store::{Change, FinishedRun, Progress, StoreError};
-
-/// The longest final text in an event; the run has all of it.
-const MAX_CONTENT_BYTES: usize = 16 << 10;
 
 /// Decides the outcome and commits the terminal state. If the record could not be written or read, the run's tree is
 /// suspended; a run whose record can never be read fails instead, and one that was not accepted leaves nothing.
@@ -57,7 +56,7 @@ pub async fn commit_end(
     let messages = close_inbox(run, state.progress.turns).await;
     let is_incomplete = matches!(loop_outcome, LoopOutcome::Incomplete);
     let (cancel_reason, cancel_requested_at) = run.begin_finish().await.unzip();
-    let mut events = ending.events;
+    let mut entries = ending.entries;
     let outcome = match cancel_reason {
         Some(reason) => Outcome::Cancelled {
             reason,
@@ -66,7 +65,7 @@ pub async fn commit_end(
         None => {
             let turn = state.progress.turns;
             match append_memory(context, &loop_outcome, record.attempt, turn).await {
-                Ok(event) => events.extend(event),
+                Ok(event) => entries.extend(event.map(Entry::from)),
                 Err(error) => {
                     run.suspend(&error);
                     return Err(error);
@@ -75,7 +74,7 @@ pub async fn commit_end(
             own_outcome(context, loop_outcome, state.partial.take())
         }
     };
-    events.push(end_event(&outcome, &state.progress));
+    entries.push(end_event(&outcome, &state.progress).into());
     let (_, tree_usage) = run.usage();
     run.update_progress(&mut state.progress);
     let finished = FinishedRun {
@@ -92,7 +91,7 @@ pub async fn commit_end(
     };
     let change = Change::Finish(Box::new(finished.clone()));
     let journal = &context.engine.journal;
-    let last_event = journal.append(run, change, ending.steps, events).await?;
+    let last_event = journal.append(run, change, entries).await?;
     let metrics = &context.engine.metrics;
     let milliseconds = record
         .started_at

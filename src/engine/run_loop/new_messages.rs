@@ -6,7 +6,8 @@ use crate::engine::context::RunContext;
 use crate::engine::replay::run_log::RecordedMessages;
 use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::state::inbox::Messages;
-use crate::store::{Change, Step, StoreError};
+use crate::record::entry::Entry;
+use crate::store::{Change, StoreError};
 
 /// Adds the messages that have come to the conversation, after it is recorded that the next turn reads them: a recovered
 /// turn sends the same request.
@@ -23,12 +24,12 @@ pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
         return Ok(());
     };
     Box::pin(turn_loop.write_pending()).await?;
-    let step = Step::MessagesRead {
+    let read = Entry::MessagesRead {
         turn: turn_loop.conversation.turn() + 1,
         last,
     };
     let journal = &context.engine.journal;
-    let recorded = journal.append(&context.run, Change::Unchanged, vec![step], Vec::new());
+    let recorded = journal.append(&context.run, Change::Unchanged, vec![read]);
     Box::pin(recorded).await?;
     for content in contents {
         turn_loop.conversation.push_message(content);

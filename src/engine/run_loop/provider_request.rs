@@ -34,6 +34,7 @@ use crate::providers::registry::ProviderHandle;
 use crate::providers::{
     ChatRequest, Delta, ErrorCategory, Reply, content_parts, echo, model_params,
 };
+use crate::record::entry::Entry;
 use crate::store::{Change, StoreError};
 
 /// Equal children wait for the first one if they share a prompt of so many tokens.
@@ -604,15 +605,15 @@ async fn record_warnings(
     let new_warnings = warnings
         .into_iter()
         .filter(|it| context.run.warn(it.clone(), Some(turn)));
-    let events: Vec<_> = new_warnings
+    let entries: Vec<Entry> = new_warnings
         .map(|warning| warning.message)
-        .map(|message| EventKind::ModelWarning { turn, message })
+        .map(|message| EventKind::ModelWarning { turn, message }.into())
         .collect();
-    if events.is_empty() {
+    if entries.is_empty() {
         return Ok(());
     }
     let journal = &context.engine.journal;
     journal
-        .enqueue(&context.run, Change::Unchanged, Vec::new(), events)
+        .enqueue(&context.run, Change::Unchanged, entries)
         .await
 }

@@ -7,8 +7,9 @@ use crate::domain::run::{Run, RunId, Status};
 use crate::engine::context::Engine;
 use crate::engine::replay::history::RecordedConversation;
 use crate::engine::replay::tree_reads;
+use crate::record::entry::{self, Entry};
+use crate::store::StoreError;
 use crate::store::runs::SessionQuery;
-use crate::store::{Step, StoreError};
 use crate::tools::recall::NAME;
 
 /// The most bytes of text that one call searches, newest first.
@@ -47,7 +48,7 @@ pub async fn search(
     let mut bytes = 0;
     for runs_back in 0..=MAX_RUNS {
         let Some(run) = next.take() else { break };
-        let steps = store.steps(run.id).await?;
+        let steps = entry::steps(store.entries(run.id).await?);
         let own_steps = if run.session.is_some() {
             without_earlier(steps)
         } else {
@@ -98,9 +99,9 @@ async fn previous_run(engine: &Engine, run: &Run) -> Result<Option<Run>, StoreEr
 }
 
 /// Drops the messages of earlier runs from the prompt: those runs are read themselves.
-fn without_earlier(mut steps: Vec<Step>) -> Vec<Step> {
+fn without_earlier(mut steps: Vec<Entry>) -> Vec<Entry> {
     for step in &mut steps {
-        if let Step::Prompt { earlier, .. } = step {
+        if let Entry::Prompted { earlier, .. } = step {
             earlier.clear();
         }
     }

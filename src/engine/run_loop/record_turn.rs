@@ -146,8 +146,11 @@ async fn base_body(context: &RunContext, previous: &PreviousRequest) -> Option<B
 
 async fn recorded_texts(context: &RunContext) -> Option<Vec<RecordedText>> {
     let store = context.engine.journal.store();
-    let steps = store.steps(context.run.scope.run).await.ok()?;
-    Some(steps.iter().flat_map(request_delta::step_texts).collect())
+    let entries = store.entries(context.run.scope.run).await.ok()?;
+    let texts = entries
+        .iter()
+        .map(|it| request_delta::entry_texts(&it.entry));
+    Some(texts.flatten().collect())
 }
 
 struct EncodedBody {

@@ -21,7 +21,8 @@ use crate::engine::run_loop::tool_results::{self, CallBatch};
 use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
-use crate::store::{Change, Step, StoreError};
+use crate::record::entry::Entry;
+use crate::store::{Change, StoreError};
 
 /// Restores the conversation and executes the recorded calls that have no result. Children that had started are driven
 /// to their end even if this run cannot continue; it ends after them. Returns the final text of the task if only its
@@ -194,10 +195,10 @@ async fn restore_final_text(
         return Err(Ending::failed(failures::output_invalid(&errors)));
     }
     let followup = structured::repair_prompt(&errors);
-    let step = Step::Followup {
+    let entry = Entry::Followup {
         content: followup.clone(),
     };
-    turn_loop.record(vec![step], Vec::new()).await?;
+    turn_loop.record(vec![entry]).await?;
     let conversation = &mut turn_loop.conversation;
     conversation.push_followup(turn, message, followup);
     Ok(())
@@ -213,9 +214,9 @@ async fn fixed_memory_time(
     }
     // The earlier process was still checking the reply. From now on the memory entry has a fixed time.
     let at = context.engine.memories.next_time();
-    let steps = vec![Step::Remembers { at }];
+    let entries = vec![Entry::Remembers { at }];
     let journal = &context.engine.journal;
-    let committed = journal.append(&context.run, Change::Unchanged, steps, Vec::new());
+    let committed = journal.append(&context.run, Change::Unchanged, entries);
     committed.await?;
     Ok(Some(at))
 }

@@ -19,7 +19,8 @@ use crate::engine::run_loop::start::{PendingWrite, RunStart, start_run};
 use crate::engine::state::failures;
 use crate::engine::state::turn_error::TurnError;
 use crate::engine::workdir;
-use crate::store::{Change, Step, StoreError};
+use crate::record::entry::Entry;
+use crate::store::{Change, StoreError};
 use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
 
@@ -68,16 +69,15 @@ pub async fn set_up(
         }
     };
     if !is_prompt_recorded {
-        start_write.steps.extend(prompt_steps(&prompt));
+        start_write.entries.push(prompt_entry(&prompt));
         for warning in std::mem::take(&mut prompt.warnings) {
             context.run.warn(warning, None);
         }
         if let Some(warning) = prompt.memory_warning.take() {
             let message = warning.message.clone();
             context.run.warn(warning, None);
-            start_write
-                .events
-                .push(EventKind::MemoryWarning { message });
+            let warning = EventKind::MemoryWarning { message };
+            start_write.entries.push(warning.into());
         }
     }
     let mut pending_write = Some(start_write);
@@ -173,20 +173,18 @@ async fn load_prompt(
         .map_err(|error| config_failure(error.to_string()))
 }
 
-fn prompt_steps(prompt: &Prompt) -> impl Iterator<Item = Step> {
+fn prompt_entry(prompt: &Prompt) -> Entry {
     let RunInput {
         earlier,
         message,
         compaction,
     } = prompt.input.clone();
-    let system = prompt.system.clone();
-    let step = Step::Prompt {
-        system,
+    Entry::Prompted {
+        system: prompt.system.clone(),
         message,
         earlier,
-    };
-    let compacted = compaction.map(|compaction| Step::Compacted { compaction });
-    std::iter::once(step).chain(compacted)
+        compaction,
+    }
 }
 
 async fn write_pending(
@@ -213,9 +211,9 @@ async fn fetch_links(
         .await
         .map_err(|error| error_ending(&context.run, error))?
         .map_err(|reason| Ending::failed(failures::config(&reason)))?;
-    let steps = prompt_steps(prompt).collect();
+    let entries = vec![prompt_entry(prompt)];
     let journal = &context.engine.journal;
-    let recorded = journal.append(&context.run, Change::Unchanged, steps, Vec::new());
+    let recorded = journal.append(&context.run, Change::Unchanged, entries);
     recorded.await?;
     prompt.input.drop_data();
     Ok(())
@@ -246,8 +244,8 @@ async fn list_mcp_tools(
     for warning in std::mem::take(&mut offer.warnings) {
         let message = warning.message.clone();
         if run.warn(warning, None) {
-            let events = &mut pending_write.get_or_insert_default().events;
-            events.push(EventKind::ToolsWarning { message });
+            let entries = &mut pending_write.get_or_insert_default().entries;
+            entries.push(EventKind::ToolsWarning { message }.into());
         }
     }
     if let Some(reason) = offer.required_failure.take() {

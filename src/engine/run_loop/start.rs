@@ -13,7 +13,8 @@ use crate::engine::context::RunContext;
 use crate::engine::record::run_record;
 use crate::engine::replay::run_log::RecordedRun;
 use crate::engine::state::active_run::ActiveRun;
-use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, Step, StoreError};
+use crate::record::entry::Entry;
+use crate::store::{Change, IdempotencyClaim, NewRun, QueueEntry, StoreError};
 
 /// How a run enters the record.
 pub enum RunStart {
@@ -37,8 +38,7 @@ pub enum RunStart {
 /// What the next commit writes.
 pub struct PendingWrite {
     pub change: Change,
-    pub steps: Vec<Step>,
-    pub events: Vec<EventKind>,
+    pub entries: Vec<Entry>,
     acceptance: Option<(Acceptance, Arc<Run>)>,
 }
 
@@ -52,8 +52,7 @@ impl PendingWrite {
     pub fn new(change: Change) -> Self {
         Self {
             change,
-            steps: Vec::new(),
-            events: Vec::new(),
+            entries: Vec::new(),
             acceptance: None,
         }
     }
@@ -68,8 +67,8 @@ impl PendingWrite {
     }
 
     fn has_attachments(&self) -> bool {
-        let mut steps = self.steps.iter();
-        steps.any(|step| !step.attachments().is_empty())
+        let mut entries = self.entries.iter();
+        entries.any(|entry| !entry.attachments().is_empty())
     }
 
     /// Waits for the commit if somebody depends on it, else only enqueues the write.
@@ -80,8 +79,7 @@ impl PendingWrite {
             || matches!(self.change, Change::Resume);
         let Self {
             change,
-            steps,
-            events,
+            entries,
             acceptance,
         } = self;
         match acceptance {
@@ -89,21 +87,21 @@ impl PendingWrite {
             None if must_wait => context
                 .engine
                 .journal
-                .append(&context.run, change, steps, events)
+                .append(&context.run, change, entries)
                 .await
                 .map(drop),
             None => {
                 context
                     .engine
                     .journal
-                    .enqueue(&context.run, change, steps, events)
+                    .enqueue(&context.run, change, entries)
                     .await
             }
             Some((acceptance, run)) => {
                 let committed = context
                     .engine
                     .journal
-                    .append(&context.run, change, steps, events)
+                    .append(&context.run, change, entries)
                     .await
                     .map(drop);
                 acceptance.answer(committed.clone().map(|()| run));
@@ -124,7 +122,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
             by: None,
         };
         return PendingWrite {
-            events: vec![resumed],
+            entries: vec![resumed.into()],
             ..PendingWrite::new(Change::Resume)
         };
     }
@@ -149,7 +147,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
     };
     match start {
         RunStart::Queued | RunStart::Forked(_) | RunStart::Resumed(_) => PendingWrite {
-            events: vec![started],
+            entries: vec![started.into()],
             ..PendingWrite::new(Change::Start {
                 at,
                 deadline: run_record::wall_clock_deadline(&context.run).unwrap_or((at, 0)),
@@ -166,7 +164,7 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
                 request,
             };
             PendingWrite {
-                events: vec![queued, started],
+                entries: vec![queued.into(), started.into()],
                 acceptance: acceptance.map(|it| (it, Arc::clone(run))),
                 ..PendingWrite::new(Change::Create(Box::new(NewRun {
                     run: Arc::clone(run),

@@ -10,13 +10,13 @@ use crate::engine::run_loop::limits::check_limits;
 use crate::engine::run_loop::record_turn;
 use crate::engine::run_loop::request_bounds::RequestBounds;
 use crate::engine::run_loop::turn;
-use crate::engine::run_loop::turn_loop::TurnLoop;
+use crate::engine::run_loop::turn_loop::{NewReply, TurnLoop};
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::turn_error::TurnError;
 use crate::providers::ReplyOutcome;
-use crate::store::{Change, Step};
+use crate::store::Change;
 
 /// The message that requests a summary, if this is an ad-hoc sub-agent that has one configured.
 pub fn summary_prompt(run: &ActiveRun) -> Option<&str> {
@@ -51,8 +51,8 @@ pub async fn request_summary(turn_loop: &mut TurnLoop<'_>, task_text: String) ->
                 Warning::new(WarningCode::NotSummarized, &message),
                 Some(turn),
             );
-            completed_with(turn_loop, task_text)
-                .with_records(Vec::new(), vec![EventKind::ModelWarning { turn, message }])
+            let warning = EventKind::ModelWarning { turn, message };
+            completed_with(turn_loop, task_text).with_entries(vec![warning.into()])
         }
         Err(ending) => ending,
     }
@@ -86,12 +86,7 @@ async fn request(turn_loop: &TurnLoop<'_>, turn: u32) -> Result<TurnReply, TurnE
         results: 0,
     };
     let journal = &context.engine.journal;
-    let commit = journal.append(
-        &context.run,
-        Change::Unchanged,
-        Vec::new(),
-        vec![turn_started],
-    );
+    let commit = journal.append(&context.run, Change::Unchanged, vec![turn_started.into()]);
     commit.await?;
     let turn_request = TurnRequest {
         tools: &[],
@@ -122,7 +117,7 @@ fn push_summary(
     progress.model = reply.model.unwrap_or(requested_model.model);
     progress.stop_reason = reply.stop_reason;
     turn_loop.context.run.update_progress(progress);
-    let completed = turn_loop.completed_event(turn, reply.usage.unwrap_or_default(), &[]);
+    let report = turn_loop.reply_report(reply.usage.unwrap_or_default(), &[]);
     let mut message = reply.message;
     message.tool_calls.clear();
     let is_summary = reply.outcome == ReplyOutcome::Complete && !message.content.trim().is_empty();
@@ -130,6 +125,10 @@ fn push_summary(
         true => message.content.clone(),
         false => task_text,
     };
-    completed_with(turn_loop, content)
-        .with_records(vec![Step::Reply { turn, message }], vec![completed])
+    let reply = NewReply {
+        turn,
+        message,
+        report,
+    };
+    completed_with(turn_loop, content).with_entries(vec![reply.into()])
 }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
-use crate::domain::event::{Decision, EventKind};
+use crate::domain::event::Decision;
 use crate::domain::message::{InvalidArguments, ReplyLimit, ToolCall, ToolResult, shorten};
 use crate::domain::run::now;
 use crate::domain::usage::Usage;
@@ -20,7 +20,7 @@ use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::replay::playback::Playback;
 use crate::engine::replay::run_log::RecordedCalls;
-use crate::engine::run_loop::call_records::{CompletedCall, is_start_of, started_event};
+use crate::engine::run_loop::call_records::{CompletedCall, is_start_of, started};
 use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::run_loop::limits;
 use crate::engine::run_spans;
@@ -28,6 +28,7 @@ use crate::engine::state::budget::BudgetRefusal;
 use crate::engine::state::failures;
 use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
+use crate::record::entry::Entry;
 use crate::store::{Change, StoreError};
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{Delegate, Effect, ToolOutput};
@@ -135,7 +136,7 @@ async fn reject_calls(
 ) -> Result<(), StoreError> {
     let run = &batch.context.run;
     let limits = &batch.context.engine.settings.runs;
-    let (mut delegations, mut steps, mut events) = (0, Vec::new(), Vec::new());
+    let (mut delegations, mut entries) = (0, Vec::new());
     for (position, call) in calls.iter().enumerate() {
         let is_delegation = batch.toolbox.effect(&call.name) == Some(Effect::Delegating);
         delegations += usize::from(is_delegation);
@@ -179,18 +180,16 @@ async fn reject_calls(
             (None, _) => continue,
         };
         let result = ToolResult::text(&call.id, message, true);
-        events.push(started_event(batch.turn, call));
+        entries.push(started(batch.turn, call).into());
         let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
-        let (step, event) = completed.records(batch.turn, Vec::new());
-        steps.push(step);
-        events.push(event);
+        entries.push(completed.entry(batch.turn, Vec::new()));
         results[position] = Some(result);
     }
-    if steps.is_empty() {
+    if entries.is_empty() {
         return Ok(());
     }
     let journal = &batch.context.engine.journal;
-    let recorded = journal.append(run, Change::Unchanged, steps, events);
+    let recorded = journal.append(run, Change::Unchanged, entries);
     recorded.await.map(drop)
 }
 
@@ -262,9 +261,9 @@ pub async fn start_client_call(
 ) -> Result<Option<ToolResult>, StoreError> {
     if let Err(refusal) = count_call(batch, call) {
         let result = ToolResult::text(&call.id, refusal.exceeded.to_string(), true);
-        let events = vec![started_event(batch.turn, call)];
+        let entries = vec![started(batch.turn, call).into()];
         let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
-        record_result(batch, completed, events).await?;
+        record_result(batch, completed, entries).await?;
         return Ok(Some(result));
     }
     record_start(batch, call, Some(Effect::ReadOnly)).await?;
@@ -423,9 +422,9 @@ async fn execute_call(
         let result = ToolResult::text(&call.id, refusal.exceeded.to_string(), true);
         let duration = start_time.elapsed();
         // In one commit with the result: a process that resumed in between would execute the call.
-        let events = vec![started_event(batch.turn, call)];
+        let entries = vec![started(batch.turn, call).into()];
         let completed = CompletedCall::new(position, call, &result, duration);
-        record_result(batch, completed, events).await?;
+        record_result(batch, completed, entries).await?;
         return Ok(result);
     }
     let effect = batch.toolbox.effect(&call.name);
@@ -509,16 +508,15 @@ async fn record_start(
         return Ok(());
     }
     let RunContext { engine, run } = &batch.context;
-    let (change, events) = (Change::CountToolCall, vec![started_event(batch.turn, call)]);
+    let (change, entries) = (
+        Change::CountToolCall,
+        vec![started(batch.turn, call).into()],
+    );
     if effect == Some(Effect::Mutating) {
         // Recorded before the tool changes anything, so that no later process executes it again.
-        let committed = engine.journal.append(run, change, Vec::new(), events);
-        committed.await.map(drop)
+        engine.journal.append(run, change, entries).await.map(drop)
     } else {
-        engine
-            .journal
-            .enqueue(run, change, Vec::new(), events)
-            .await
+        engine.journal.enqueue(run, change, entries).await
     }
 }
 
@@ -611,17 +609,14 @@ fn exhausted_attempts(
     })
 }
 
-/// Commits a result, with these events before its own.
+/// Commits a result, with these entries before its own.
 async fn record_result(
     batch: &BatchContext,
     completed: CompletedCall<'_>,
-    mut events: Vec<EventKind>,
+    mut entries: Vec<Entry>,
 ) -> Result<(), StoreError> {
     let RunContext { engine, run } = &batch.context;
-    let (step, event) = completed.records(batch.turn, run.refused_by());
-    events.push(event);
-    let committed = engine
-        .journal
-        .append(run, Change::Unchanged, vec![step], events);
+    entries.push(completed.entry(batch.turn, run.refused_by()));
+    let committed = engine.journal.append(run, Change::Unchanged, entries);
     committed.await.map(drop)
 }

@@ -15,7 +15,8 @@ use crate::engine::run_loop::loop_guard::LoopVerdict;
 use crate::engine::run_loop::tool_calls::{self, BatchContext, CallsError};
 use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::state::failures;
-use crate::store::{Change, Step, StoreError};
+use crate::record::entry::Entry;
+use crate::store::{Change, StoreError};
 
 /// The calls of one reply.
 pub struct CallBatch {
@@ -119,7 +120,7 @@ async fn warn_of_loop(context: &RunContext, turn: u32, repeats: u32) -> Result<(
     };
     let journal = &context.engine.journal;
     journal
-        .enqueue(&context.run, Change::Unchanged, Vec::new(), vec![warning])
+        .enqueue(&context.run, Change::Unchanged, vec![warning.into()])
         .await
 }
 
@@ -141,8 +142,8 @@ async fn restore_child_refusals(
     let store = context.engine.journal.store();
     for child in children {
         for run in store.tree(*child).await? {
-            for step in store.steps(run.id).await? {
-                if let Step::Result { refused_by, .. } = step {
+            for it in store.entries(run.id).await? {
+                if let Entry::CallCompleted { refused_by, .. } = it.entry {
                     context.run.restore_refusals(&refused_by);
                 }
             }

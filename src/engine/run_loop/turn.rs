@@ -254,7 +254,7 @@ async fn announce_retry(
         wait_ms: u64::try_from(retry.wait.as_millis()).unwrap_or(u64::MAX),
         reason,
     };
-    let (journal, events) = (&context.engine.journal, vec![event]);
+    let (journal, entries) = (&context.engine.journal, vec![event.into()]);
     let progress = match streamed.has_recorded_batch {
         true => None,
         false => run.changed_progress(turn_request.progress),
@@ -262,12 +262,12 @@ async fn announce_retry(
     match progress {
         Some(progress) => {
             let change = Change::Progress(progress);
-            let committed = journal.append(run, change, Vec::new(), events);
+            let committed = journal.append(run, change, entries);
             committed.await.map(drop)
         }
         None => {
             let change = Change::Unchanged;
-            journal.enqueue(run, change, Vec::new(), events).await
+            journal.enqueue(run, change, entries).await
         }
     }
 }

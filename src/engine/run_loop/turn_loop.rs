@@ -4,7 +4,6 @@ use std::sync::{Arc, OnceLock};
 
 use crate::domain::agent::params::Cache;
 use crate::domain::attachment::Digest;
-use crate::domain::event::EventKind;
 use crate::domain::message::{AssistantMessage, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::engine::context::RunContext;
@@ -17,7 +16,8 @@ use crate::engine::run_loop::setup::Setup;
 use crate::engine::run_loop::start::PendingWrite;
 use crate::engine::run_loop::turn_request::TurnRequest;
 use crate::providers::echo;
-use crate::store::{Change, Step, StoreError};
+use crate::record::entry::{Entry, ReplyReport};
+use crate::store::{Change, StoreError};
 use crate::tools::toolbox::Toolbox;
 
 pub struct TurnLoop<'a> {
@@ -53,11 +53,26 @@ impl Preamble {
     }
 }
 
-/// A reply that the conversation has taken, with the event that ends its turn.
+/// A reply that the conversation has taken.
 pub struct NewReply {
     pub turn: u32,
     pub message: AssistantMessage,
-    pub completed: EventKind,
+    pub report: ReplyReport,
+}
+
+impl From<NewReply> for Entry {
+    fn from(reply: NewReply) -> Self {
+        let NewReply {
+            turn,
+            message,
+            report,
+        } = reply;
+        Self::Replied {
+            turn,
+            message,
+            report,
+        }
+    }
 }
 
 impl<'a> TurnLoop<'a> {
@@ -122,18 +137,13 @@ impl<'a> TurnLoop<'a> {
         }
     }
 
-    /// The event that ends a turn whose reply is the last one in the progress.
-    pub fn completed_event(&self, turn: u32, tokens: TokenUsage, calls: &[ToolCall]) -> EventKind {
+    /// What is recorded of the reply that is the last one in the progress, beside its message.
+    pub fn reply_report(&self, tokens: TokenUsage, calls: &[ToolCall]) -> ReplyReport {
         let toolbox = &self.preamble.toolbox;
-        EventKind::TurnCompleted {
-            turn,
+        ReplyReport {
             model: self.state.progress.model.clone(),
             stop_reason: self.state.progress.stop_reason.clone(),
-            input_tokens: tokens.input,
-            output_tokens: tokens.output,
-            cache_read_tokens: tokens.cache_read,
-            cache_write_tokens: tokens.cache_write,
-            reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
+            tokens,
             tool_calls: calls.iter().map(|call| toolbox.called_tool(call)).collect(),
         }
     }
@@ -152,11 +162,11 @@ impl<'a> TurnLoop<'a> {
         recorded.await
     }
 
-    /// Commits steps and events together with the progress of the run.
-    pub async fn record(&self, steps: Vec<Step>, events: Vec<EventKind>) -> Result<(), StoreError> {
+    /// Commits entries together with the progress of the run.
+    pub async fn record(&self, entries: Vec<Entry>) -> Result<(), StoreError> {
         let change = Change::Progress(self.state.progress.clone());
         let journal = &self.context.engine.journal;
-        let committed = journal.append(&self.context.run, change, steps, events);
+        let committed = journal.append(&self.context.run, change, entries);
         committed.await.map(drop)
     }
 }

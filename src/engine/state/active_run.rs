@@ -10,9 +10,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::agent::Agent;
-use crate::domain::event::{Event, EventKind};
 use crate::domain::message::ToolResult;
-use crate::domain::run::{Run, Scope, now};
+use crate::domain::run::{Run, Scope};
 use crate::domain::usage::{CallLimit, Cost, ModelUsage, TreeUsage, Usage};
 use crate::domain::warning::{RunWarning, Warning};
 use crate::engine::state::budget::{AccountIds, Amount, BudgetExceeded, BudgetRefusal};
@@ -28,6 +27,7 @@ use crate::engine::state::run_workdir::RunWorkdir;
 use crate::engine::state::tree::{Tree, suspension_text};
 use crate::engine::state::turn_log::TurnLog;
 use crate::engine::state::usage::UsageCounter;
+use crate::record::event::Origin;
 use crate::store::{Progress, StoreError};
 
 /// After this many suspensions in a row, about a minute, a run that is to end anyway does not wait for its record any more.
@@ -204,15 +204,13 @@ impl ActiveRun {
         self.agent.memory.enabled && !self.tree.keeps_memory
     }
 
-    /// An event of this run at the current time.
-    pub fn event(&self, kind: EventKind) -> Event {
-        Event {
+    /// What all its events have.
+    pub fn origin(&self) -> Origin {
+        Origin {
             run_id: self.scope.run,
             root_id: self.scope.root,
             depth: self.scope.depth.0,
             agent: Arc::clone(&self.agent_name),
-            time: now(),
-            kind,
         }
     }
 

@@ -6,12 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::approval::ArgumentsHash;
-use crate::domain::event::{Decision, EventKind};
-use crate::domain::excerpt::ArgumentsExcerpt;
-use crate::store::{Change, IdempotencyClaim, Step};
-
-/// The longest arguments in an event; the run's steps have all of them.
-pub const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
+use crate::domain::event::Decision;
+use crate::record::entry::Entry;
+use crate::store::{Change, IdempotencyClaim};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ApprovalDecision {
@@ -43,14 +40,11 @@ impl ApprovalDecision {
         }
     }
 
-    pub fn to_event(&self, call: &str) -> EventKind {
-        let arguments = self.arguments.as_ref();
-        let excerpt = arguments.map(|it| ArgumentsExcerpt::new(it, MAX_ARGUMENTS_BYTES));
-        EventKind::ApprovalDecided {
-            truncated: excerpt.as_ref().is_some_and(|excerpt| excerpt.truncated),
-            arguments: excerpt.map(|excerpt| excerpt.json),
-            tool_call_id: call.to_owned(),
+    pub fn to_entry(&self, call: &str) -> Entry {
+        Entry::CallDecided {
+            call_id: call.to_owned(),
             decision: self.decision,
+            arguments: self.arguments.clone(),
             reason: self.reason.clone(),
             by: self.by.clone(),
         }
@@ -58,13 +52,5 @@ impl ApprovalDecision {
 
     pub fn to_change(&self) -> Change {
         Change::by_request(self.claim.as_deref().cloned(), 0)
-    }
-
-    /// What the record keeps beside the event.
-    pub fn to_step(&self, call: &str) -> Option<Step> {
-        Some(Step::ArgumentsChanged {
-            call_id: call.to_owned(),
-            arguments: Arc::clone(self.arguments.as_ref()?),
-        })
     }
 }

@@ -79,14 +79,14 @@ struct CountedRun {
 
 /// A new run that this node counts beside each load until one is read after the entry was dropped; to be kept until the run is
 /// committed.
-pub struct Entry {
+pub struct QueuedTree {
     /// Whether it starts at once. If not, it waits for its permit.
     pub has_permit: bool,
     number: u64,
     entering: Arc<Mutex<EnteringRuns>>,
 }
 
-impl Drop for Entry {
+impl Drop for QueuedTree {
     fn drop(&mut self) {
         if let Some(counted) = lock(&self.entering).runs.get_mut(&self.number) {
             counted.is_settled = true;
@@ -146,7 +146,7 @@ impl ClusterPermits {
         &self,
         cluster: &dyn Cluster,
         run: EnteringRun,
-    ) -> Result<Result<Entry, QueueFull>, StoreError> {
+    ) -> Result<Result<QueuedTree, QueueFull>, StoreError> {
         let entered = self.try_enter(&run);
         if entered.is_ok() {
             return Ok(entered);
@@ -155,7 +155,7 @@ impl ClusterPermits {
         Ok(self.try_enter(&run))
     }
 
-    fn try_enter(&self, run: &EnteringRun) -> Result<Entry, QueueFull> {
+    fn try_enter(&self, run: &EnteringRun) -> Result<QueuedTree, QueueFull> {
         let max_unread = match self.limits.max_running {
             ..MIN_RUNNING => 0,
             max_running => max_running / UNREAD_PARTS,
@@ -175,7 +175,7 @@ impl ClusterPermits {
         if max_unread > 0 && entering.runs.len() > max_unread / 2 {
             self.wake.notify_one();
         }
-        Ok(Entry {
+        Ok(QueuedTree {
             has_permit,
             number,
             entering: Arc::clone(&self.entering),
@@ -401,7 +401,7 @@ mod tests {
             ..Limits::default()
         });
         let enter = || permits.try_enter(&solo_run()).expect("a place");
-        let entries: Vec<Entry> = std::iter::repeat_with(enter).take(12).collect();
+        let entries: Vec<QueuedTree> = std::iter::repeat_with(enter).take(12).collect();
         let started = entries.iter().filter(|entry| entry.has_permit).count();
         assert_eq!(started, 10);
         permits.forget_settled();

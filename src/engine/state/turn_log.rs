@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::domain::request_head::RequestHead;
-use crate::store::Step;
+use crate::record::entry::Entry;
 use crate::store::request_delta::{self, RecordedText};
 use crate::store::turn_record::TurnEntry;
 
@@ -91,13 +91,14 @@ impl TurnLog {
         self.lock().is_on = true;
     }
 
-    /// The texts of these steps are likely to be in the next request.
-    pub fn add_steps(&self, steps: &[Step]) {
+    /// The texts of these entries are likely to be in the next request.
+    pub fn add_entries<'a>(&self, entries: impl IntoIterator<Item = &'a Entry>) {
         let mut state = self.lock();
         if state.is_on {
-            state.has_new_steps |= !steps.is_empty();
-            let texts = steps.iter().flat_map(request_delta::step_texts);
-            state.new_texts.extend(texts);
+            for entry in entries.into_iter().filter(|it| it.is_step()) {
+                state.has_new_steps = true;
+                state.new_texts.extend(request_delta::entry_texts(entry));
+            }
         }
     }
 

@@ -7,12 +7,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::domain::attachment::Attachment;
+use crate::domain::event::Event;
 use crate::domain::run::{Outcome, RunId};
+use crate::record::entry::RecordedEntry;
+use crate::record::event::Origin;
+use crate::record::stored::{self, StoredEntries};
 use crate::store::encoding::approval_changes::{self, ApprovalChange};
 use crate::store::encoding::notified_event::{self, NotifiedEvent};
-use crate::store::encoding::{entries, run_values, turns};
+use crate::store::encoding::{run_values, turns};
 use crate::store::turn_record::SharedText;
-use crate::store::{Change, NewDelivery, Step, StoreError, Write};
+use crate::store::{Change, NewDelivery, StoreError, Write};
 
 /// Databases reject values above 10⁹ bytes. A write far below that cannot fail for its length in the middle of a batch.
 const MAX_WRITE_BYTES: usize = 500_000_000;
@@ -20,13 +24,13 @@ const MAX_WRITE_BYTES: usize = 500_000_000;
 pub struct EncodedWrite {
     pub run: RunId,
     pub root: RunId,
+    pub origin: Origin,
     pub change: Change,
-    pub steps: Option<String>,
-    pub events: Option<String>,
-    pub event_count: u64,
+    pub entries: Option<StoredEntries>,
+    pub events: Vec<Event>,
     /// What its events change of the calls that wait for approval.
     pub approvals: Vec<ApprovalChange>,
-    /// The pictures and files in its steps, each once.
+    /// The pictures and files in its entries, each once.
     pub attachments: Vec<Attachment>,
     pub deliveries: Vec<NewDelivery>,
     /// What receivers of push notifications are notified of.
@@ -42,23 +46,22 @@ pub struct EncodedWrite {
 
 impl EncodedWrite {
     pub fn encode(write: Write) -> Result<Self, StoreError> {
-        debug_assert!(
-            write.events.iter().all(|event| event.run_id == write.run),
-            "the events of a write belong to its run"
-        );
+        let events: Vec<Event> = write.origin.events(&write.entries).collect();
         let requests = write.turns.iter().filter_map(|it| it.request.as_ref());
         let shared_texts = requests.filter_map(|it| it.shared_text.clone()).collect();
         let encoded = Self {
-            run: write.run,
-            root: write.root,
+            run: write.origin.run_id,
+            root: write.origin.root_id,
             change: write.change,
-            steps: entries::steps_value(&write.steps)?,
-            events: entries::events_value(&write.events)?,
-            event_count: write.events.len() as u64,
-            approvals: approval_changes::changes(&write.events),
-            attachments: distinct_attachments(&write.steps),
+            entries: stored::encode(&write.entries).map_err(|error| {
+                StoreError::Backend(format!("an entry could not be written: {error}"))
+            })?,
+            approvals: approval_changes::changes(&events),
+            attachments: distinct_attachments(&write.entries),
             deliveries: write.deliveries,
-            notified_event: notified_event::notified_event(write.root, &write.events),
+            notified_event: notified_event::notified_event(write.origin.root_id, &events),
+            origin: write.origin,
+            events,
             warnings: run_values::warnings_value(write.warnings.as_deref())?,
             turns: turns::turns_value(write.turns)?,
             shared_texts,
@@ -84,6 +87,24 @@ impl EncodedWrite {
         })
     }
 
+    pub fn event_count(&self) -> u64 {
+        self.events.len() as u64
+    }
+
+    /// The entries as JSON, and their long texts.
+    pub fn entry_texts(&self) -> (Option<&str>, Option<&str>) {
+        let entries = self.entries.as_ref();
+        (
+            entries.map(|it| it.entries.as_str()),
+            entries.and_then(|it| it.texts.as_deref()),
+        )
+    }
+
+    /// Whether it adds a row to the record.
+    pub fn has_row(&self) -> bool {
+        self.entries.is_some() || self.turns.is_some()
+    }
+
     /// About how many bytes it writes, with its writes to other runs.
     pub fn bytes(&self) -> usize {
         let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -92,8 +113,8 @@ impl EncodedWrite {
         let shared = self.shared_texts.iter().map(|it| it.text.len());
         let turn_bytes = self.turns.as_ref().map_or(0, Vec::len) + shared.sum::<usize>();
         let others: usize = self.others.iter().map(|(other, _)| other.bytes()).sum();
-        len(&self.steps)
-            + len(&self.events)
+        let entries = self.entries.as_ref();
+        entries.map_or(0, |it| it.entries.len() + len(&it.texts))
             + turn_bytes
             + self.change_bytes()
             + data_bytes
@@ -117,9 +138,9 @@ impl EncodedWrite {
     }
 }
 
-/// The pictures and files in these steps, each once.
-fn distinct_attachments(steps: &[Step]) -> Vec<Attachment> {
-    let all = steps.iter().flat_map(Step::attachments);
+/// The pictures and files in these entries, each once.
+fn distinct_attachments(entries: &[RecordedEntry]) -> Vec<Attachment> {
+    let all = entries.iter().flat_map(|it| it.entry.attachments());
     let mut digests = BTreeSet::new();
     let new = all.filter(|attachment| digests.insert(attachment.sha256));
     new.cloned().collect()

@@ -8,11 +8,12 @@ use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::message::AssistantMessage;
 use crate::domain::request_head::RequestHead;
 use crate::domain::run::RunId;
+use crate::record::entry::{Entry, RecordedEntry};
+use crate::store::StoreError;
 use crate::store::body_pieces::TextKey;
 use crate::store::request_delta::{self, RecordedText};
 use crate::store::turn_record::{SharedText, StoredRequest, TurnEntry};
 use crate::store::turns::MAX_DIFFERENCES;
-use crate::store::{Step, StoreError};
 
 type StoreResult<T> = Result<T, StoreError>;
 
@@ -21,9 +22,9 @@ pub fn damaged(run: RunId) -> StoreError {
 }
 
 /// The reply of a turn.
-pub fn reply(steps: Vec<Step>, of: u32) -> Option<AssistantMessage> {
-    steps.into_iter().find_map(|step| match step {
-        Step::Reply { turn, message } if turn == of => Some(message),
+pub fn reply(entries: Vec<RecordedEntry>, of: u32) -> Option<AssistantMessage> {
+    entries.into_iter().find_map(|it| match it.entry {
+        Entry::Replied { turn, message, .. } if turn == of => Some(message),
         _ => None,
     })
 }
@@ -40,9 +41,9 @@ pub struct RequestDecoder {
 }
 
 impl RequestDecoder {
-    /// `blobs` are the pictures and files of the steps.
-    pub fn new(run: RunId, steps: &[Step], blobs: &Blobs) -> Self {
-        let mut texts = request_delta::texts_by_key(steps);
+    /// `blobs` are the pictures and files of the entries.
+    pub fn new(run: RunId, entries: &[RecordedEntry], blobs: &Blobs) -> Self {
+        let mut texts = request_delta::texts_by_key(entries);
         let attachments = request_delta::attachment_texts(blobs);
         texts.extend(attachments.map(|it| (it.key, it.text)));
         Self {
@@ -100,9 +101,12 @@ pub struct CopyEncoder {
 }
 
 impl CopyEncoder {
-    /// For a run whose record begins with these steps; `blobs` are their pictures and files.
-    pub fn new(steps: &[Step], blobs: &Blobs) -> Self {
-        let mut texts: Vec<_> = steps.iter().flat_map(request_delta::step_texts).collect();
+    /// For a run whose record begins with these entries; `blobs` are their pictures and files.
+    pub fn new(entries: &[RecordedEntry], blobs: &Blobs) -> Self {
+        let mut texts: Vec<_> = entries
+            .iter()
+            .flat_map(|it| request_delta::entry_texts(&it.entry))
+            .collect();
         texts.extend(request_delta::attachment_texts(blobs));
         Self {
             texts,

@@ -52,7 +52,7 @@ tables! {
     } + { input_is_parts: Flag }
     labels { FreeText: key value; Id: run; }
     claims { Text: credential route; FreeText: key; Id: run; Bytes: body; Int: expires message; }
-    entries { Id: root run; Int: last_seq count; FreeText: events steps; Bytes: turns; }
+    entries { Id: root run; Int: last_seq count; FreeText: entries texts; Bytes: turns; }
     deletions { Id: root; }
     attachments { Bytes: hash data; }
     attachment_uses { Id: run; Bytes: hash; }

@@ -239,7 +239,7 @@ impl WriterState {
         for (index, write, at) in &task.writes {
             let row = outcomes[at.main].rows.first();
             let last_event: i64 = row.map_or(Ok(0), |row| row.try_get("last_event"))?;
-            let last_seq = match write.event_count {
+            let last_seq = match write.event_count() {
                 0 => 0,
                 _ => last_event.unsigned_abs(),
             };

@@ -33,15 +33,15 @@ pub fn fence_values(write: &EncodedWrite, owner: Ownership) -> Vec<NamedValue<'_
 }
 
 pub fn entry_values(write: &EncodedWrite) -> Vec<NamedValue<'_>> {
-    let has_entry = write.event_count > 0 || write.steps.is_some() || write.turns.is_some();
+    let (entries, texts) = write.entry_texts();
     values! {
         ":root": write.root,
         ":run": write.run,
-        ":count": signed(write.event_count),
-        ":events": write.events.as_deref().map(free_text),
-        ":steps": write.steps.as_deref().map(free_text),
+        ":count": signed(write.event_count()),
+        ":entries": entries.map(free_text),
+        ":texts": texts.map(free_text),
         ":turns": write.turns.as_ref(),
-        ":has_entry": has_entry,
+        ":has_entry": write.has_row(),
     }
     .into()
 }

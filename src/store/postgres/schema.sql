@@ -148,8 +148,8 @@ CREATE TABLE entries (
   id bigint GENERATED ALWAYS AS IDENTITY,
   run uuid NOT NULL,
   count bigint NOT NULL,
-  events bytea,
-  steps bytea,
+  entries bytea,
+  texts bytea,
   turns bytea,
   PRIMARY KEY (root, last_seq, id) INCLUDE (run)
 );

@@ -14,8 +14,8 @@ macro_rules! fence {
 /// Adds what the write says to the log, behind a part `changed`, and returns the number of its last event.
 macro_rules! entry {
     () => {
-        ", entry AS (INSERT INTO entries (root, last_seq, run, count, events, steps, turns) \
-         SELECT :root, fence.last_event, :run, :count, :events, :steps, :turns FROM fence, changed WHERE :has_entry) \
+        ", entry AS (INSERT INTO entries (root, last_seq, run, count, entries, texts, turns) \
+         SELECT :root, fence.last_event, :run, :count, :entries, :texts, :turns FROM fence, changed WHERE :has_entry) \
          SELECT fence.last_event AS last_event FROM fence, changed"
     };
 }
@@ -88,8 +88,8 @@ macro_rules! finish_run {
              FROM fence WHERE r.id = :run AND r.finished_at IS NULL AND r.messages = coalesce(:messages, r.messages) \
              RETURNING r.id, r.child, r.agent, r.model, r.model_usage, r.started_at), \
              decided AS (DELETE FROM approvals a USING changed WHERE a.run = changed.id)",
-            ", entry AS (INSERT INTO entries (root, last_seq, run, count, events, steps, turns) \
-             SELECT :root, fence.last_event, :run, :count, :events, :steps, :turns FROM fence, changed WHERE :has_entry) \
+            ", entry AS (INSERT INTO entries (root, last_seq, run, count, entries, texts, turns) \
+             SELECT :root, fence.last_event, :run, :count, :entries, :texts, :turns FROM fence, changed WHERE :has_entry) \
              SELECT fence.last_event AS last_event, c.child, c.agent, c.model, c.model_usage, c.started_at, \
              root.created_at, root.owner, root.session, root.labels \
              FROM fence, changed c JOIN runs root ON root.id = :root"

@@ -144,7 +144,7 @@ fn approval<'a>(write: &'a EncodedWrite, change: &'a ApprovalChange) -> Query<'a
             call,
             request,
         } => {
-            let later = write.event_count.saturating_sub(*index as u64 + 1);
+            let later = write.event_count().saturating_sub(*index as u64 + 1);
             let values = values! {
                 ":run": write.run, ":back": signed(later), ":call": free_text(call), ":request": request,
             };

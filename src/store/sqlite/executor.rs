@@ -171,9 +171,9 @@ impl<'c> Executor<'c> {
         } else {
             self.last_seq(write.root)?
         };
-        let last_seq = previous_seq + write.event_count;
+        let last_seq = previous_seq + write.event_count();
         // 0 does not change the last event of the run's row.
-        let run_seq = if write.event_count > 0 { last_seq } else { 0 };
+        let run_seq = if write.event_count() > 0 { last_seq } else { 0 };
         if !self.update_run(write, run_seq)? {
             return Ok(0);
         }
@@ -183,14 +183,15 @@ impl<'c> Executor<'c> {
             let params = named_params! {":id": id, ":warnings": warnings};
             self.sql.update_warnings.execute(params)?;
         }
-        if write.event_count > 0 || write.steps.is_some() || write.turns.is_some() {
+        if write.has_row() {
+            let (entries, texts) = write.entry_texts();
             self.sql.insert_entry.execute(named_params! {
                 ":root": rows::id_bytes(&write.root),
                 ":last_seq": integers::signed(last_seq),
                 ":run": rows::id_bytes(&write.run),
-                ":count": integers::signed(write.event_count),
-                ":events": write.events,
-                ":steps": write.steps,
+                ":count": integers::signed(write.event_count()),
+                ":entries": entries,
+                ":texts": texts,
                 ":turns": write.turns,
             })?;
         }
@@ -242,8 +243,8 @@ impl<'c> Executor<'c> {
             ":last_seq": integers::signed(last_seq),
             ":run": id,
             ":count": integers::signed(joined.event_count()),
-            ":events": joined.events(),
-            ":steps": joined.steps(),
+            ":entries": joined.entries(),
+            ":texts": None::<&str>,
             ":turns": None::<&[u8]>,
         })?;
         self.cache_last_seq(joined.first(), last_seq);

@@ -1,4 +1,4 @@
-//! Writes of one run that follow each other in a batch and only add events and results: they become one entry and one change of
+//! Writes of one run that follow each other in a batch and only add entries: they become one entry and one change of
 //! the run's row, which costs more than all the rest of such a write.
 
 use crate::domain::run::RunId;
@@ -50,31 +50,21 @@ impl<'a> JoinedWrites<'a> {
     }
 
     pub fn event_count(&self) -> u64 {
-        self.writes.iter().map(|write| write.event_count).sum()
+        self.writes.iter().map(|write| write.event_count()).sum()
     }
 
     /// What each write returns: the number of its last event, 0 without events.
     pub fn last_seqs(&self, mut seq: u64) -> Vec<u64> {
         let last_seq = |write: &&EncodedWrite| {
-            seq += write.event_count;
-            if write.event_count > 0 { seq } else { 0 }
+            seq += write.event_count();
+            if write.event_count() > 0 { seq } else { 0 }
         };
         self.writes.iter().map(last_seq).collect()
     }
 
-    /// The lines of all.
-    pub fn events(&self) -> Option<String> {
-        let events: String = self
-            .writes
-            .iter()
-            .filter_map(|it| it.events.as_deref())
-            .collect();
-        Some(events).filter(|events| !events.is_empty())
-    }
-
-    /// One array of the steps of all.
-    pub fn steps(&self) -> Option<String> {
-        let arrays = self.writes.iter().filter_map(|it| it.steps.as_deref());
+    /// One array of the entries of all.
+    pub fn entries(&self) -> Option<String> {
+        let arrays = self.writes.iter().filter_map(|it| it.entry_texts().0);
         let items: Vec<&str> = arrays
             .filter_map(|array| array.strip_prefix('[')?.strip_suffix(']'))
             .collect();
@@ -86,7 +76,7 @@ fn joinable(job: &Job) -> Option<&EncodedWrite> {
     let Task::Write(write) = &job.task else {
         return None;
     };
-    let adds_only = (write.event_count > 0 || write.steps.is_some())
+    let adds_only = write.entries.as_ref().is_some_and(|it| it.texts.is_none())
         && matches!(write.change, Change::Unchanged | Change::CountToolCall)
         && write.warnings.is_none()
         && write.turns.is_none()

@@ -8,16 +8,16 @@ use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
 
 use crate::domain::attachment::Digest;
-use crate::domain::run::RunId;
+use crate::record::stored;
 use crate::store::encoding::definition_cache::{self, Hash};
-use crate::store::encoding::{entries, integers, turns};
+use crate::store::encoding::turns;
 use crate::store::sql::dialect::Dialect;
-use crate::store::sql::row::Row;
+use crate::store::sql::row::{Row, damaged};
 use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::files::DATABASE_FILE;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::{files, schema};
-use crate::store::{StoreError, events, run_rows};
+use crate::store::{StoreError, run_rows};
 
 /// A check ends after this many findings.
 const MAX_FINDINGS: usize = 100;
@@ -39,8 +39,7 @@ pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
     }
     let results = [
         check_runs(&db, &mut report),
-        check_steps(&db, &mut report),
-        check_events(&db, &mut report),
+        check_entries(&db, &mut report),
         check_turns(&db, &mut report),
         check_definitions(&db, &mut report),
         check_attachments(&db, &mut report),
@@ -158,53 +157,27 @@ fn check_runs(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Res
     Ok(())
 }
 
-fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
-    let mut sql = db.prepare("SELECT run, last_seq, steps FROM entries WHERE steps IS NOT NULL")?;
+fn check_entries(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
+    let mut sql = db.prepare(
+        "SELECT run, last_seq, count, entries, texts FROM entries WHERE entries IS NOT NULL OR count > 0",
+    )?;
     let mut found = sql.query([])?;
     while let Some(row) = found.next()? {
-        let parsed = read_entry(row, "steps", entries::steps);
-        if let Err(error) = parsed {
-            let finding = unreadable("a step", row);
+        if let Err(error) = check_entry(row) {
+            let finding = unreadable("an entry", row);
             report(format!("{finding}: {error}"));
         }
     }
     Ok(())
 }
 
-fn check_events(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Result<()> {
-    let mut sql = db.prepare("SELECT run, last_seq, count, events FROM entries WHERE count > 0")?;
-    let mut found = sql.query([])?;
-    while let Some(row) = found.next()? {
-        let count = row.get::<_, i64>("count").map(integers::unsigned);
-        let parsed = read_entry(row, "events", |run, last_seq, lines| {
-            let events = entries::read_events(run, last_seq, count.map_err(store_error)?, lines)?;
-            events
-                .iter()
-                .try_for_each(|event| events::recorded(event).map(drop))
-        });
-        if let Err(error) = parsed {
-            let finding = unreadable("an event", row);
-            report(format!("{finding}: {error}"));
-        }
-    }
-    Ok(())
-}
-
-/// Reads a column of an entry with `read`, which gets its run and the number of its last event.
-fn read_entry<T>(
-    row: &rusqlite::Row<'_>,
-    column: &str,
-    read: impl FnOnce(RunId, u64, &str) -> Result<T, StoreError>,
-) -> Result<T, String> {
+fn check_entry(row: &rusqlite::Row<'_>) -> Result<(), String> {
     let read = || {
-        let last_seq = integers::unsigned(row.get("last_seq").map_err(store_error)?);
-        let text = row.get_ref(column).map_err(store_error)?;
-        let text = text
-            .as_str()
-            .map_err(|error| StoreError::Corrupt(error.to_string()))?;
-        read(rows::id(row, "run").map_err(store_error)?, last_seq, text)
+        let row = Row::Sqlite(row);
+        let (entries, texts) = (row.get("entries")?, row.get("texts")?);
+        stored::decode(entries, texts, row.get("count")?).map_err(damaged)
     };
-    read().map_err(reason)
+    read().map(drop).map_err(reason)
 }
 
 fn reason(error: StoreError) -> String {

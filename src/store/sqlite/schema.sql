@@ -104,8 +104,8 @@ CREATE TABLE definitions (
 CREATE INDEX definitions_used ON definitions (used_until);
 CREATE INDEX definitions_only_run ON definitions (only_run) WHERE only_run IS NOT NULL;
 
--- One row a write: the events that it added to the log of its tree, one a line, the steps that it added to its run, a JSON array,
--- and what it added to the run's turns. `last_seq` is the number of the tree's last event after the write. The table is
+-- One row a write: the entries that it added to the record of its run, a JSON array, with the long texts of these beside them
+-- (`src/record/stored.rs`), and what it added to the run's turns. `count` is the number of their events. `last_seq` is the number of the tree's last event after the write. The table is
 -- append-only with a separate index, because SQLite is slow with rows of this size in a clustered table: a third more runs a
 -- second.
 CREATE TABLE entries (
@@ -114,8 +114,8 @@ CREATE TABLE entries (
   last_seq INTEGER NOT NULL,
   run BLOB NOT NULL,
   count INTEGER NOT NULL,
-  events TEXT,
-  steps TEXT,
+  entries TEXT,
+  texts TEXT,
   turns BLOB
 );
 CREATE INDEX entries_log ON entries (root, last_seq, run);

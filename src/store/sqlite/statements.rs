@@ -122,8 +122,8 @@ statements! {
         /// The list only grows: a shorter one is older.
         update_warnings: "UPDATE runs SET warnings = :warnings \
              WHERE id = :id AND coalesce(octet_length(warnings), 0) < octet_length(:warnings)",
-        insert_entry: "INSERT INTO entries (root, last_seq, run, count, events, steps, turns) \
-             VALUES (:root, :last_seq, :run, :count, :events, :steps, :turns)",
+        insert_entry: "INSERT INTO entries (root, last_seq, run, count, entries, texts, turns) \
+             VALUES (:root, :last_seq, :run, :count, :entries, :texts, :turns)",
         /// The number of a tree's last event; no row if the root does not exist.
         last_seq: "SELECT coalesce((SELECT last_seq FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT 1), 0) \
              AS last_seq FROM runs WHERE id = :root",
@@ -176,7 +176,7 @@ statements! {
         delete_text: "DELETE FROM texts WHERE run = :run",
         delete_run: "DELETE FROM runs WHERE id = :run",
         /// A tree's last entries, with the number of bytes of their texts.
-        last_entries: "SELECT id, coalesce(octet_length(events), 0) + coalesce(octet_length(steps), 0) + \
+        last_entries: "SELECT id, coalesce(octet_length(entries), 0) + coalesce(octet_length(texts), 0) + \
              coalesce(octet_length(turns), 0) AS bytes \
              FROM entries WHERE root = :root ORDER BY last_seq DESC LIMIT :limit",
         delete_entry: "DELETE FROM entries WHERE id = :id",

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 use tracing::warn;
 
+use crate::record::event::Origin;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::encoding::entries;
 use crate::store::events::{HasSubscribersFn, PublishFn};
@@ -50,26 +51,16 @@ impl WriterCallbacks {
     }
 
     fn publish_write(&self, write: &EncodedWrite, last_seq: u64) {
-        let Some(lines) = write.events.as_ref().filter(|_| last_seq > 0) else {
-            return;
-        };
-        if (self.has_subscribers)(write.root) {
-            (self.publish)(
-                write.root,
-                entries::events(write.run, last_seq, write.event_count, lines).collect(),
-            );
+        if !write.events.is_empty() && last_seq > 0 && (self.has_subscribers)(write.root) {
+            (self.publish)(write.root, entries::numbered(last_seq, &write.events));
         }
     }
 
     /// Logs a failed fire-and-forget write, and informs the owner of the tree: no caller waits for the result.
     fn report_failed_write(&self, task: &Task, result: JobResult) {
         if let (Task::Write(write), Err(error)) = (task, result) {
-            let (agent, depth) = write
-                .events
-                .as_deref()
-                .and_then(entries::event_agent)
-                .unzip();
-            warn!(run.id = %write.run, run.root = %write.root, agent, depth, error = %error, "A step of {} was not recorded: {error}", write.run);
+            let Origin { agent, depth, .. } = &write.origin;
+            warn!(run.id = %write.run, run.root = %write.root, agent = &**agent, depth, error = %error, "A step of {} was not recorded: {error}", write.run);
             if let Some(on_write_failed) = self.on_write_failed.get() {
                 on_write_failed(write.root);
             }

@@ -10,7 +10,8 @@ use crate::domain::usage::TokenUsage;
 use crate::engine::add_message::{AddMessageError, MessageRequest};
 use crate::engine::client_results::ClientResultsError;
 use crate::engine::state::client_calls::{ClientResult, ClientResults};
-use crate::store::{IdempotencyClaim, Step, StoreError};
+use crate::record::entry::{self, Entry};
+use crate::store::{IdempotencyClaim, StoreError};
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
@@ -139,7 +140,7 @@ async fn repeated(
 
 /// What the tree of the run had used when it waited for the results of a turn.
 pub async fn tokens_until(state: &AppState, run: &Run, turn: u32) -> Result<TokenUsage, Problem> {
-    let steps = state.runner.store().steps(run.id).await?;
+    let steps = entry::steps(state.runner.store().entries(run.id).await?);
     stop::tokens_in(state, run, &steps, 0, Some(turn)).await
 }
 
@@ -195,10 +196,10 @@ async fn has_results(
     turn: u32,
     results: &[ClientResult],
 ) -> Result<bool, Problem> {
-    let steps = state.runner.store().steps(id).await?;
+    let steps = entry::steps(state.runner.store().entries(id).await?);
     let is_recorded = |wanted: &ClientResult| {
         steps.iter().any(|step| match step {
-            Step::Result {
+            Entry::CallCompleted {
                 turn: recorded_turn,
                 position,
                 result,

@@ -13,7 +13,7 @@ use crate::domain::failure::FailureCode;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{Run, Status};
 use crate::domain::usage::TokenUsage;
-use crate::store::Step;
+use crate::record::entry::{self, Entry};
 use crate::store::events::{self, EventPages};
 use crate::web::clients::call_id::CallRef;
 use crate::web::error::Problem;
@@ -223,12 +223,14 @@ fn failed(run: &Run) -> Stop {
 async fn client_calls(state: &AppState, run: &Run) -> Result<Stop, Problem> {
     let (mut content, mut calls) = (String::new(), Vec::new());
     let mut answered = Vec::new();
-    for step in state.runner.store().steps(run.id).await? {
+    for step in entry::steps(state.runner.store().entries(run.id).await?) {
         match step {
-            Step::Reply { turn, message } if turn == run.turns => {
+            Entry::Replied { turn, message, .. } if turn == run.turns => {
                 (content, calls) = (message.content, message.tool_calls);
             }
-            Step::Result { turn, position, .. } if turn == run.turns => answered.push(position),
+            Entry::CallCompleted { turn, position, .. } if turn == run.turns => {
+                answered.push(position)
+            }
             _ => {}
         }
     }
@@ -284,7 +286,7 @@ pub async fn tokens_since(
 pub async fn tokens_in(
     state: &AppState,
     run: &Run,
-    steps: &[Step],
+    steps: &[Entry],
     after: u32,
     end: Option<u32>,
 ) -> Result<TokenUsage, Problem> {
@@ -306,10 +308,10 @@ pub async fn tokens_in(
     }
     let summaries = steps
         .iter()
-        .filter(|it| matches!(it, Step::Compacted { .. }));
+        .filter(|it| matches!(it, Entry::Compacted { .. }));
     add(&summary_tokens(state, run, &turns, summaries.count()).await?);
     let replies = steps.iter().filter_map(|step| match step {
-        Step::Reply { turn, message } if turns.contains(turn) => Some(&message.tool_calls),
+        Entry::Replied { turn, message, .. } if turns.contains(turn) => Some(&message.tool_calls),
         _ => None,
     });
     let calls: Vec<&str> = replies.flatten().map(|call| call.id.as_str()).collect();

@@ -106,7 +106,7 @@ mod tests {
     use super::Conversation;
     use crate::domain::message::{AssistantMessage, ToolCall, ToolResult};
     use crate::engine::replay::history::RecordedConversation;
-    use crate::store::Step;
+    use crate::record::entry::{Entry, ReplyReport};
     use crate::store::runs::PAGE_BYTES;
 
     fn call(id: &str) -> ToolCall {
@@ -121,35 +121,40 @@ mod tests {
         }
     }
 
-    fn steps() -> Vec<Step> {
-        let result = |position, call: &str| Step::Result {
+    fn steps() -> Vec<Entry> {
+        let result = |position, call: &str| Entry::CallCompleted {
             turn: 1,
             position,
+            tool: String::new(),
+            duration_ms: 0,
             result: ToolResult::text(call, format!("result of {call}"), false),
             refused_by: Vec::new(),
         };
         vec![
-            Step::Prompt {
+            Entry::Prompted {
                 system: "be brief".to_owned(),
                 message: "go".into(),
                 earlier: Vec::new(),
+                compaction: None,
             },
-            Step::Reply {
+            Entry::Replied {
                 turn: 1,
                 message: AssistantMessage {
                     content: String::new(),
                     tool_calls: vec![call("c1"), call("c2")],
                     echo: None,
                 },
+                report: ReplyReport::default(),
             },
             result(1, "c2"),
             result(0, "c1"),
-            Step::Reply {
+            Entry::Replied {
                 turn: 2,
                 message: AssistantMessage {
                     content: "done".to_owned(),
                     ..AssistantMessage::default()
                 },
+                report: ReplyReport::default(),
             },
         ]
     }
@@ -162,7 +167,7 @@ mod tests {
         let rest = serde_json::to_value(Conversation::page(&recorded, 3)).expect("JSON");
         assert_eq!(rest["data"][0]["content"], "done");
         assert_eq!(rest["data"].as_array().map(Vec::len), Some(1));
-        let long = || Step::Followup {
+        let long = || Entry::Followup {
             content: "x".repeat(PAGE_BYTES),
         };
         let recorded = RecordedConversation::from_steps(vec![long(), long()]);

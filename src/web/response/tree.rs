@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::domain::failure::Failure;
 use crate::domain::run::{ReusedRun, Run, RunId, Status};
-use crate::store::Step;
+use crate::record::entry::Entry;
 use crate::store::runs::TASK_CHARS;
 use crate::web::response::run::UsageView;
 
@@ -128,20 +128,12 @@ pub fn sort_by_call_order<C>(
 }
 
 /// The ids of all tool calls in a run's steps, in the order of the calls.
-pub fn call_ids(steps: &[Step]) -> Vec<String> {
+pub fn call_ids(steps: &[Entry]) -> Vec<String> {
     steps
         .iter()
         .filter_map(|step| match step {
-            Step::Reply { message, .. } => Some(&message.tool_calls),
-            Step::Prompt { .. }
-            | Step::Followup { .. }
-            | Step::Message { .. }
-            | Step::MessagesRead { .. }
-            | Step::ArgumentsChanged { .. }
-            | Step::Result { .. }
-            | Step::Remembers { .. }
-            | Step::Compacting
-            | Step::Compacted { .. } => None,
+            Entry::Replied { message, .. } => Some(&message.tool_calls),
+            _ => None,
         })
         .flatten()
         .map(|call| call.id.clone())
@@ -157,7 +149,7 @@ mod tests {
     use super::{RunSummary, call_ids};
     use crate::domain::message::{AssistantMessage, ToolCall};
     use crate::domain::run::{Depth, Run, RunId, Scope};
-    use crate::store::Step;
+    use crate::record::entry::{Entry, ReplyReport};
 
     fn id(n: u8) -> RunId {
         format!("run_01980000-0000-7000-8000-0000000000{n:02x}")
@@ -186,14 +178,15 @@ mod tests {
         }
     }
 
-    fn steps() -> Vec<Step> {
-        vec![Step::Reply {
+    fn steps() -> Vec<Entry> {
+        vec![Entry::Replied {
             turn: 1,
             message: AssistantMessage {
                 content: String::new(),
                 tool_calls: vec![call("c1"), call("c2")],
                 echo: None,
             },
+            report: ReplyReport::default(),
         }]
     }
 

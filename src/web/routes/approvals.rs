@@ -19,8 +19,9 @@ use crate::domain::approval::ArgumentsHash;
 use crate::domain::event::Decision;
 use crate::domain::run::{PendingApproval, Run, RunId, now};
 use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::record::entry::{self, Entry};
+use crate::store::IdempotencyClaim;
 use crate::store::approvals::{ApprovalPage, ApprovalQuery};
-use crate::store::{IdempotencyClaim, Step};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::idempotency::{self, RepeatKey};
@@ -233,9 +234,9 @@ pub async fn complete_arguments(
     pending: &mut [PendingApproval],
 ) -> Result<(), Problem> {
     for approval in pending.iter_mut().filter(|it| it.request.truncated) {
-        let steps = state.runner.store().steps(approval.run_id).await?;
+        let steps = entry::steps(state.runner.store().entries(approval.run_id).await?);
         let mut calls = steps.iter().flat_map(|step| match step {
-            Step::Reply { message, .. } => message.tool_calls.as_slice(),
+            Entry::Replied { message, .. } => message.tool_calls.as_slice(),
             _ => &[],
         });
         let request = &mut approval.request;

@@ -14,6 +14,7 @@ use tracing::info;
 use crate::config::KeyScope::{Admin, Cancel, Read};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::replay::history::RecordedConversation;
+use crate::record::entry;
 use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage};
 use crate::store::{ClaimedRun, IdempotencyClaim};
 use crate::web::auth::Principal;
@@ -283,7 +284,10 @@ pub async fn read_tree(state: &AppState, id: RunId) -> Result<(Vec<Run>, CallOrd
     for parent in runs.iter().filter_map(|run| run.parent_id) {
         // An only child needs no order.
         if !only_children.insert(parent) && !call_order.contains_key(&parent) {
-            call_order.insert(parent, call_ids(&state.runner.store().steps(parent).await?));
+            call_order.insert(
+                parent,
+                call_ids(&entry::steps(state.runner.store().entries(parent).await?)),
+            );
         }
     }
     Ok((runs, call_order))
@@ -300,7 +304,7 @@ async fn children(
     require_run(&state, id).await?;
     let mut children = store.child_calls(id).await?;
     if children.len() > 1 {
-        let calls = call_ids(&store.steps(id).await?);
+        let calls = call_ids(&entry::steps(store.entries(id).await?));
         sort_by_call_order(&mut children, Some(&calls), |(id, call)| {
             (*id, call.as_deref())
         });
@@ -339,7 +343,8 @@ async fn messages(
     Query(MessagesQuery { after }): Query<MessagesQuery>,
 ) -> Result<Response, Problem> {
     require_run(&state, id).await?;
-    let conversation = RecordedConversation::from_steps(state.runner.store().steps(id).await?);
+    let conversation =
+        RecordedConversation::from_steps(entry::steps(state.runner.store().entries(id).await?));
     Ok(json_response(
         StatusCode::OK,
         &Conversation::page(&conversation, after),

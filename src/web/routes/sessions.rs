@@ -14,6 +14,7 @@ use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::timestamp_text;
 use crate::engine::admission::sessions::SessionKey;
 use crate::engine::replay::history::{self, RecordedConversation};
+use crate::record::entry;
 use crate::store::StoreError;
 use crate::store::runs::{PAGE_BYTES, SessionQuery};
 use crate::store::sessions::SessionListQuery;
@@ -435,7 +436,7 @@ async fn last_conversation(
     let found = store.session_runs(query).await?;
     let last = principal.visible_runs(found, store.as_ref()).await?.pop();
     let conversation = match &last {
-        Some(run) => RecordedConversation::from_steps(store.steps(run.id).await?),
+        Some(run) => RecordedConversation::from_steps(entry::steps(store.entries(run.id).await?)),
         None => RecordedConversation::default(),
     };
     Ok((last, conversation))

@@ -294,8 +294,8 @@ async fn damaged_records_are_reported_as_damaged() {
     db.busy_timeout(std::time::Duration::from_secs(10))
         .expect("a timeout");
     db.execute_batch(&format!(
-        "UPDATE runs SET labels = '{{' WHERE id = x'{bad}'; UPDATE entries SET steps = '[{{' WHERE run = x'{bad}' AND steps IS NOT NULL; \
-         UPDATE entries SET events = 'garbage' WHERE run = x'{quiet}'; UPDATE definitions SET body = body || ' '",
+        "UPDATE runs SET labels = '{{' WHERE id = x'{bad}'; UPDATE entries SET entries = '[{{' WHERE run = x'{bad}' AND entries IS NOT NULL; \
+         UPDATE entries SET entries = 'garbage' WHERE run = x'{quiet}'; UPDATE definitions SET body = body || ' '",
         bad = hex(bad),
         quiet = hex(quiet),
     ))
@@ -319,8 +319,8 @@ async fn damaged_records_are_reported_as_damaged() {
     assert_eq!(ended, Some(1), "{findings}");
     for finding in [
         format!("the record of {bad} cannot be read"),
-        format!("a step of {bad} cannot be read"),
-        format!("an event of {quiet} cannot be read"),
+        format!("an entry of {bad} cannot be read"),
+        format!("an entry of {quiet} cannot be read"),
         "the recorded definition of an agent is not what was written".to_owned(),
     ] {
         assert!(findings.contains(&finding), "{findings}");

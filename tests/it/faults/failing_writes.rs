@@ -168,10 +168,10 @@ async fn a_run_does_not_wait_for_one_that_fails_again_and_again() {
     app.provider.always("planner", |_| says("cursed"));
     app.provider.will("solo", [says("unlucky"), says("done")]);
     let db = app.database();
-    let cursed = db.contains("new.steps", "cursed");
+    let cursed = db.contains("new.entries", "cursed");
     db.refuse_entries(&format!(
         "{cursed} OR {}",
-        db.contains("new.steps", "unlucky")
+        db.contains("new.entries", "unlucky")
     ));
     let cursed = app.start("planner", "x").await;
     let suspended = format!("{} is suspended until", cursed.id());
@@ -275,7 +275,7 @@ async fn a_tree_with_a_failed_write_is_suspended_and_resumed() {
     app.provider.wait_for_concurrency("fast", 1).await;
     app.provider.wait_for_concurrency("slow", 1).await;
 
-    refuse(&app, "new.steps", "[{\"result\"");
+    refuse(&app, "new.entries", "{\"call_completed\"");
     gate.open();
     // The tree's requests in progress are cancelled, and repeated when it resumes.
     app.provider.wait_for_disconnects(1).await;
@@ -297,7 +297,7 @@ async fn a_tree_with_a_failed_write_is_suspended_and_resumed() {
 async fn a_run_that_cannot_be_recorded_is_not_accepted() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
-    refuse(&app, "new.events", "run.queued");
+    refuse(&app, "new.entries", "run.queued");
     let talk = json!({"input": "go", "session": "talk"});
     is_unavailable(&app.post("/agents/solo/runs", &talk).await);
     app.database().accept_entries();
@@ -331,7 +331,7 @@ async fn a_failed_unawaited_write_suspends_its_tree_too() {
     app.get_until(&events, both_started).await;
 
     // The planner's second turn has begun and its request is in progress.
-    refuse(&app, "new.events", "turn.started");
+    refuse(&app, "new.entries", "turn.started");
     gate.open();
     app.daemon
         .wait_for_log("is suspended until the store works")
@@ -367,7 +367,7 @@ async fn a_tool_with_side_effects_is_not_executed_twice() {
     let run = app.start("careful", "go").await;
     app.provider.wait_for_request("careful", 1).await;
 
-    refuse(&app, "new.steps", "[{\"result\"");
+    refuse(&app, "new.entries", "{\"call_completed\"");
     gate.open();
     app.daemon
         .wait_for_log("is suspended until the store works")

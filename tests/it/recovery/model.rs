@@ -21,7 +21,7 @@ use axed::engine::request::RunRequest;
 use axed::engine::runner::Runner;
 use axed::engine::state::period_budgets::PeriodBudgets;
 use axed::providers::registry::ProviderRegistry;
-use axed::store::Step;
+use axed::record::entry::{self, Entry};
 use axed::store::events::{EventLog, EventQuery};
 use axed::store::leadership::Leadership;
 use axed::store::open::open;
@@ -471,23 +471,32 @@ impl Life {
         outcome.events = self.store.events(query).await.expect("events");
         for run in self.store.tree(root).await.expect("a tree") {
             let mut steps = Vec::new();
-            for step in self.store.steps(run.id).await.expect("steps") {
-                let place = match &step {
-                    Step::Prompt { .. } => (0, 0),
-                    Step::Reply { turn, .. } => {
+            for mut step in entry::steps(self.store.entries(run.id).await.expect("entries")) {
+                let place = match &mut step {
+                    Entry::Prompted { .. } => (0, 0),
+                    Entry::Replied { turn, .. } => {
                         outcome.replies.insert((run.agent.clone(), *turn as usize));
                         (*turn, 0)
                     }
-                    Step::Result { turn, position, .. } => (*turn, 1 + position),
-                    Step::Message { .. }
-                    | Step::MessagesRead { .. }
-                    | Step::ArgumentsChanged { .. } => {
+                    Entry::CallCompleted {
+                        turn,
+                        position,
+                        duration_ms,
+                        ..
+                    } => {
+                        *duration_ms = 0;
+                        (*turn, 1 + *position)
+                    }
+                    Entry::Event(_)
+                    | Entry::MessageAdded { .. }
+                    | Entry::MessagesRead { .. }
+                    | Entry::CallDecided { .. } => {
                         unreachable!("no client sends any")
                     }
-                    Step::Followup { .. } => unreachable!("no run requests a shape"),
+                    Entry::Followup { .. } => unreachable!("no run requests a shape"),
                     // A time.
-                    Step::Remembers { .. } => continue,
-                    Step::Compacting | Step::Compacted { .. } => {
+                    Entry::Remembers { .. } => continue,
+                    Entry::Compacting | Entry::Compacted { .. } => {
                         unreachable!("no window is known")
                     }
                 };

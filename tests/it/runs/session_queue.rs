@@ -151,7 +151,7 @@ async fn a_run_that_cannot_cancel_earlier_runs_is_not_accepted() {
     let first = app.start_with("solo", talk("1")).await;
     app.provider.wait_for_request("solo", 1).await;
     let db = app.database();
-    db.refuse_entries(&db.contains("new.events", "run.cancelling"));
+    db.refuse_entries(&db.contains("new.entries", "run.cancelling"));
 
     // Both are in one transaction: a daemon that dies between the two cannot lose one of them.
     let path = "/agents/solo/runs";

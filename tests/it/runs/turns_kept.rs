@@ -201,7 +201,7 @@ async fn ten_turns_cost_little_more() {
         };
         // With the header of a row, its fixed columns and its entry in the index.
         let before =
-            sum("coalesce(octet_length(events), 0) + coalesce(octet_length(steps), 0) + 90");
+            sum("coalesce(octet_length(entries), 0) + coalesce(octet_length(texts), 0) + 90");
         let turns = sum("coalesce(length(turns), 0)");
         let factor = (before + turns) / before;
         println!(

@@ -6,14 +6,14 @@ use axed::domain::run::{Outcome, RunId, Scope, Status};
 use axed::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery};
 use axed::store::run_store::RunStore;
 use axed::store::runs::{RunFilter, SessionQuery};
-use axed::store::{Change, NewRun, Step, StoreError};
+use axed::store::{Change, NewRun, StoreError};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 
 use crate::store::fixtures::{
     Opened, child, claim, claiming, closing, completing, count, failure, fresh, in_an_hour, listed,
-    opening, opening_of, page, record, root, sql, sqlite, sqlite_in, starting, stored, whole_log,
-    write,
+    opening, opening_of, page, prompt, record, recorded, root, sql, sqlite, sqlite_in, starting,
+    stored, whole_log, write,
 };
 
 /// A root is deleted with its descendants, and nothing else is.
@@ -25,11 +25,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
         run.labels.insert("k".to_owned(), "v".to_owned());
         run.input = "long ".repeat(1000).into();
         let mut open = write(scope, Change::Create(Box::new(fresh(run))), 1);
-        open.steps.push(Step::Prompt {
-            system: String::new(),
-            message: "m".into(),
-            earlier: Vec::new(),
-        });
+        open.entries.push(recorded(prompt("m")));
         store.write(open).await.expect("opened");
     }
     assert!(!store.delete(child.run).await.expect("no root"));
@@ -38,7 +34,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
     assert!(!store.delete(root.run).await.expect("gone"));
     for scope in [&root, &child] {
         assert_eq!(store.run(scope.run).await.expect("a read"), None);
-        assert!(store.steps(scope.run).await.expect("steps").is_empty());
+        assert!(store.entries(scope.run).await.expect("entries").is_empty());
         let late = store.write(write(scope, Change::Unchanged, 1)).await;
         assert!(matches!(late, Err(StoreError::RunNotFound(_))), "{late:?}");
     }
@@ -56,7 +52,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
         ..page()
     };
     assert_eq!(listed(store, marked).await, [other.run]);
-    assert_eq!(store.steps(other.run).await.expect("steps").len(), 1);
+    assert_eq!(store.entries(other.run).await.expect("entries").len(), 2);
     assert_eq!(stored(store, &other).await.input.text_bytes(), 5000);
 }
 
@@ -282,7 +278,7 @@ async fn a_deletion_is_finished_after_a_kill() {
     for id in [root.run, children[0].id] {
         assert_eq!(store.run(id).await.expect("a read"), None);
         assert!(store.tree(id).await.expect("a tree").is_empty());
-        assert!(store.steps(id).await.expect("steps").is_empty());
+        assert!(store.entries(id).await.expect("entries").is_empty());
     }
     assert!(
         store

@@ -4,23 +4,28 @@ use std::sync::Arc;
 
 use axed::domain::message::ToolResult;
 use axed::domain::run::Scope;
+use axed::record::entry::{self, Entry};
 use axed::store::events::EventQuery;
-use axed::store::{Change, Step, StoreError};
+use axed::store::{Change, StoreError};
 
 use crate::store::fixtures::{
-    Opened, child, completing, fresh, numbers, opening, record, root, stored, whole_log, write,
+    Opened, child, completing, fresh, numbers, opening, record, recorded, result, root, stored,
+    whole_log, write,
 };
 
 /// A root and eight children write at once; the log's numbers have no gap, and events are published in order.
 async fn a_log_has_no_gaps(opened: &Opened) {
     let (store, root) = (&opened.store, root());
-    store.write(opening(&root, "parent")).await.expect("opened");
+    store.write(opening(&root, "writer")).await.expect("opened");
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..8 {
         let (store, root) = (Arc::clone(store), root);
         tasks.spawn(async move {
             let child = child(&root);
-            store.write(opening(&child, "child")).await.expect("opened");
+            store
+                .write(opening(&child, "writer"))
+                .await
+                .expect("opened");
             for round in 0..20 {
                 let scope = if round % 4 == 0 { &root } else { &child };
                 let some = write(scope, Change::Unchanged, round % 3);
@@ -110,11 +115,9 @@ async fn posted_results_are_read_back(opened: &Opened) {
     for root in &roots {
         store.write(opening(root, "a")).await.expect("opened");
     }
-    let result = |position| Step::Result {
-        turn: 1,
-        position,
-        result: ToolResult::text("1", format!("found {position}"), false),
-        refused_by: Vec::new(),
+    let found = |position: u32| {
+        let text = format!("found {position}");
+        result(1, position, ToolResult::text("1", text, false))
     };
     for position in 0..60 {
         let root = &roots[position as usize / 20 % 2];
@@ -123,16 +126,16 @@ async fn posted_results_are_read_back(opened: &Opened) {
             .await
             .expect("posted");
         let mut some = write(root, Change::CountToolCall, position % 2);
-        some.steps.push(result(position));
+        some.entries.push(recorded(found(position)));
         store.enqueue(some).await.expect("posted");
     }
     for (index, root) in (0..).zip(&roots) {
         let positions: Vec<u32> = (0..60).filter(|it| it / 20 % 2 == index).collect();
-        let wanted: Vec<Step> = positions.iter().copied().map(result).collect();
-        let events: u32 = positions.iter().map(|it| it % 3 + it % 2).sum();
+        let wanted: Vec<Entry> = positions.iter().copied().map(found).collect();
+        let events: u32 = positions.iter().map(|it| it % 3 + it % 2 + 1).sum();
         let last = store.write(completing(root, "done")).await.expect("closed");
         assert_eq!(last, u64::from(events) + 2);
-        let steps = store.steps(root.run).await.expect("steps");
+        let steps = entry::steps(store.entries(root.run).await.expect("entries"));
         assert_eq!(format!("{steps:?}"), format!("{wanted:?}"));
         let log = store.events(whole_log(root)).await.expect("the log");
         assert_eq!(numbers(&log), (1..=last).collect::<Vec<_>>());

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use axed::config::cluster::Cluster;
 use axed::config::{Data, Durability, RequestRecording, Retention};
-use axed::domain::event::{Event, EventKind, StoredEvent};
+use axed::domain::event::{EventKind, StoredEvent};
 use axed::domain::failure::{Failure, FailureCode};
+use axed::domain::message::{AssistantMessage, ToolResult};
 use axed::domain::run::{Outcome, Run, RunId, Scope, now};
 use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use axed::domain::webhook::Webhook;
+use axed::record::entry::{Entry, RecordedEntry, ReplyReport};
+use axed::record::event::Origin;
 use axed::store::events::EventQuery;
 use axed::store::open::open;
 use axed::store::run_store::RunStore;
@@ -159,31 +162,66 @@ pub fn child(of: &Scope) -> Scope {
         .expect("a child within the depth limit")
 }
 
-pub fn event(scope: &Scope, turn: u32) -> Event {
-    Event {
-        run_id: scope.run,
-        root_id: scope.root,
-        depth: scope.depth.0,
-        agent: "writer".into(),
+pub fn recorded(entry: impl Into<Entry>) -> RecordedEntry {
+    RecordedEntry {
         time: now(),
-        kind: EventKind::TurnStarted {
-            turn,
-            messages: 1,
-            results: 0,
-        },
+        is_copied: false,
+        entry: entry.into(),
     }
+}
+
+pub fn event(turn: u32) -> RecordedEntry {
+    recorded(EventKind::TurnStarted {
+        turn,
+        messages: 1,
+        results: 0,
+    })
 }
 
 pub fn write(scope: &Scope, change: Change, events: u32) -> Write {
     Write {
-        run: scope.run,
-        root: scope.root,
+        origin: Origin {
+            run_id: scope.run,
+            root_id: scope.root,
+            depth: scope.depth.0,
+            agent: "writer".into(),
+        },
         change,
-        steps: Vec::new(),
-        events: (1..=events).map(|turn| event(scope, turn)).collect(),
+        entries: (1..=events).map(event).collect(),
         deliveries: Vec::new(),
         warnings: None,
         turns: Vec::new(),
+    }
+}
+
+/// A prompt of this text.
+pub fn prompt(message: &str) -> Entry {
+    Entry::Prompted {
+        system: String::new(),
+        message: message.into(),
+        earlier: Vec::new(),
+        compaction: None,
+    }
+}
+
+/// A reply, which adds an event.
+pub fn reply(turn: u32, message: AssistantMessage) -> Entry {
+    Entry::Replied {
+        turn,
+        message,
+        report: ReplyReport::default(),
+    }
+}
+
+/// A result, which adds an event.
+pub fn result(turn: u32, position: u32, result: ToolResult) -> Entry {
+    Entry::CallCompleted {
+        turn,
+        position,
+        tool: "t".to_owned(),
+        duration_ms: 0,
+        result,
+        refused_by: Vec::new(),
     }
 }
 

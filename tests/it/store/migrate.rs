@@ -184,7 +184,7 @@ async fn a_store_is_copied_to_postgres_and_back() {
 /// A run that is in the memory of its agent, and has no end in the record.
 async fn remember_without_end(app: &mut TestApp) -> String {
     let db = app.database();
-    db.refuse_entries(&db.contains("new.events", "run.completed"));
+    db.refuse_entries(&db.contains("new.entries", "run.completed"));
     let id = app.start("noter", "go").await.id().to_owned();
     let suspended = format!("{id} is suspended until");
     app.daemon.wait_for_log(&suspended).await;

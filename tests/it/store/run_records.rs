@@ -7,15 +7,16 @@ use axed::domain::attachment::Digest;
 use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
 use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{CallLimit, Cost, TreeUsage};
+use axed::record::entry::{self, Entry};
 use axed::store::runs::UnfinishedRun;
-use axed::store::{Change, NewRun, ResumeState, Step, StoreError};
+use axed::store::{Change, NewRun, ResumeState, StoreError};
 use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 
 use crate::store::fixtures::{
     Opened, child, closing, completing, failure, fresh, numbers, opening, page, postgres, progress,
-    record, root, starting, stored, usage, webhook, whole_log, write,
+    prompt, record, recorded, reply, root, starting, stored, usage, webhook, whole_log, write,
 };
 use crate::support::database::lock_tables;
 use crate::support::eventually;
@@ -146,19 +147,14 @@ async fn a_record_reads_back(opened: &Opened) {
     assert_eq!(store.run(RunId::new()).await.expect("a read"), None);
 }
 
-/// Steps come back in their order, with a provider's own JSON as it was, whether or not events came with them.
+/// Entries come back in their order, with a provider's own JSON as it was, whether or not events came with them.
 async fn steps_read_back(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
     store.write(opening(&root, "a")).await.expect("opened");
     let raw = |text: &str| Arc::from(RawValue::from_string(text.to_owned()).expect("JSON"));
-    let prompt = Step::Prompt {
-        system: "system".to_owned(),
-        message: "message".into(),
-        earlier: Vec::new(),
-    };
-    let reply = Step::Reply {
-        turn: 1,
-        message: AssistantMessage {
+    let reply = reply(
+        1,
+        AssistantMessage {
             content: "line\nline\u{2028}".to_owned(),
             tool_calls: vec![ToolCall {
                 id: "1".to_owned(),
@@ -173,24 +169,28 @@ async fn steps_read_back(opened: &Opened) {
                 prefix: u64::MAX,
             }),
         },
-    };
-    let result = |position| Step::Result {
+    );
+    let result = |position| Entry::CallCompleted {
         turn: 1,
         position,
+        tool: "read".to_owned(),
+        duration_ms: 7,
         result: ToolResult::text("1", "found", false),
         refused_by: vec![CallLimit::Runs(3); position as usize],
     };
-    let wanted = vec![prompt, reply, result(0), result(1), result(2)];
-    for (steps, events) in [(0..1, 2), (1..2, 0), (2..3, 0), (3..5, 1)] {
+    let wanted = vec![prompt("message"), reply, result(0), result(1), result(2)];
+    for (steps, events, numbered) in [(0..1, 2, 2), (1..2, 0, 1), (2..3, 0, 1), (3..5, 1, 3)] {
         let mut some = write(&root, Change::Unchanged, events);
-        some.steps = wanted[steps].to_vec();
+        let before = stored(store, &root).await.last_event;
+        some.entries
+            .extend(wanted[steps].iter().cloned().map(recorded));
         let number = store.write(some).await.expect("written");
-        assert_eq!(number == 0, events == 0);
+        assert_eq!(number, before + numbered);
     }
-    let found = store.steps(root.run).await.expect("steps");
+    let found = entry::steps(store.entries(root.run).await.expect("entries"));
     assert_eq!(format!("{found:?}"), format!("{wanted:?}"));
     let log = store.events(whole_log(&root)).await.expect("a log");
-    assert_eq!(numbers(&log), [1, 2, 3, 4]);
+    assert_eq!(numbers(&log), (1..=8).collect::<Vec<_>>());
 }
 
 /// The usage of a tree is known while it is active, and recorded once it has ended.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use axed::domain::message::{AssistantMessage, ToolResult};
 use axed::domain::request_head::RequestHead;
 use axed::domain::run::{Outcome, Scope, now};
+use axed::record::entry::Entry;
 use axed::store::request_delta;
 use axed::store::run_store::RunStore;
 use axed::store::turn_record::{StoredRequest, TurnAttempt, TurnEntry, TurnRecord, TurnStatus};
-use axed::store::{Change, Step, Write};
+use axed::store::{Change, Write};
 
-use crate::store::fixtures::{Opened, closing, failure, opening, root, write};
+use crate::store::fixtures::{self, Opened, closing, failure, opening, recorded, root, write};
 
 fn head() -> Arc<RequestHead> {
     Arc::new(RequestHead {
@@ -49,40 +50,36 @@ fn entry(turn: u32, request: StoredRequest, body: &str) -> TurnEntry {
     TurnEntry { record, request }
 }
 
-fn prompt() -> Step {
-    Step::Prompt {
+fn prompt() -> Entry {
+    Entry::Prompted {
         system: "You are a careful reader of reports.".to_owned(),
         message: "Read the report, and summarize it.".into(),
         earlier: Vec::new(),
+        compaction: None,
     }
 }
 
-fn reply(turn: u32) -> Step {
+fn reply(turn: u32) -> Entry {
     let message = AssistantMessage {
         content: format!("This is the reply of turn {turn}, which calls a tool."),
         ..AssistantMessage::default()
     };
-    Step::Reply { turn, message }
+    fixtures::reply(turn, message)
 }
 
-fn result(turn: u32) -> Step {
+fn result(turn: u32) -> Entry {
     let text = format!("turn {turn} has \"quotes\"\n").repeat(200);
-    Step::Result {
-        turn,
-        position: 0,
-        result: ToolResult::text("call", text, false),
-        refused_by: Vec::new(),
-    }
+    fixtures::result(turn, 0, ToolResult::text("call", text, false))
 }
 
 /// What a provider gets with these steps.
-fn body(steps: &[Step]) -> String {
+fn body(steps: &[Entry]) -> String {
     let texts = steps.iter().flat_map(|step| match step {
-        Step::Prompt {
+        Entry::Prompted {
             system, message, ..
         } => vec![system.clone(), message.to_plain_text().into_owned()],
-        Step::Reply { message, .. } => vec![message.content.clone()],
-        Step::Result { result, .. } => vec![result.content.clone()],
+        Entry::Replied { message, .. } => vec![message.content.clone()],
+        Entry::CallCompleted { result, .. } => vec![result.content.clone()],
         _ => Vec::new(),
     });
     let texts: Vec<_> = texts.collect();
@@ -90,15 +87,19 @@ fn body(steps: &[Step]) -> String {
 }
 
 /// Records a run with this many turns. Returns its steps and the bodies that it sent.
-async fn recorded_run(store: &dyn RunStore, scope: &Scope, turns: u32) -> (Vec<Step>, Vec<String>) {
+async fn recorded_run(
+    store: &dyn RunStore,
+    scope: &Scope,
+    turns: u32,
+) -> (Vec<Entry>, Vec<String>) {
     let mut steps = vec![prompt()];
     let mut first = opening(scope, "writer");
-    first.steps = steps.clone();
+    first.entries.extend(steps.iter().cloned().map(recorded));
     store.write(first).await.expect("created");
     let mut bodies: Vec<String> = Vec::new();
     for turn in 1..=turns {
         let body = body(&steps);
-        let texts: Vec<_> = steps.iter().flat_map(request_delta::step_texts).collect();
+        let texts: Vec<_> = steps.iter().flat_map(request_delta::entry_texts).collect();
         let previous = bodies.last().map(String::as_bytes);
         let delta = request_delta::encode(previous, body.as_bytes(), &texts);
         assert!(delta.pieces.len() < 200, "{} bytes", delta.pieces.len());
@@ -109,7 +110,7 @@ async fn recorded_run(store: &dyn RunStore, scope: &Scope, turns: u32) -> (Vec<S
         };
         let new_steps = [reply(turn), result(turn)];
         let write = Write {
-            steps: new_steps.to_vec(),
+            entries: new_steps.iter().cloned().map(recorded).collect(),
             turns: vec![entry(turn, stored, &body)],
             ..write(scope, Change::Unchanged, 1)
         };
@@ -144,12 +145,13 @@ async fn copied_turns_do_not_need_their_source(opened: &Opened) {
     let (store, source, copy) = (&*opened.store, root(), root());
     let (mut steps, bodies) = recorded_run(store, &source, 6).await;
     steps.truncate(1 + 2 * 4);
-    if let Step::Result { result, .. } = &mut steps[4] {
+    if let Entry::CallCompleted { result, .. } = &mut steps[4] {
         result.content = "another result, with which the copy goes on".to_owned();
     }
-    let copied = store.copied_turns(source.run, 4, steps.clone()).await;
+    let copies: Vec<_> = steps.into_iter().map(recorded).collect();
+    let copied = store.copied_turns(source.run, 4, copies.clone()).await;
     let mut first = opening(&copy, "writer");
-    first.steps = steps;
+    first.entries.extend(copies);
     first.turns = copied.expect("turns");
     store.write(first).await.expect("created");
     let outcome = Outcome::Failed {

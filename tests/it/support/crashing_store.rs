@@ -10,6 +10,7 @@ use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
+use axed::record::entry::RecordedEntry;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use axed::store::batches::{
     BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery, UnusedBatches,
@@ -31,7 +32,7 @@ use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use axed::store::turn_record::{TurnEntry, TurnRecord};
 use axed::store::turns::{RecordedTurn, TurnRecords};
 use axed::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
-use axed::store::{Change, ClaimedRun, IdempotencyKey, Step, StoreError, Write};
+use axed::store::{Change, ClaimedRun, IdempotencyKey, StoreError, Write};
 use futures_util::future::{BoxFuture, pending};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
@@ -190,14 +191,14 @@ impl RunRecords for CrashingStore {
         self.inner.child_calls(id)
     }
 
-    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
+    fn entries(&self, id: RunId) -> BoxFuture<'_, Result<Vec<RecordedEntry>, StoreError>> {
         let one_less = |count: usize| count.checked_sub(1);
         let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
         if self.unreadable.fetch_update(set, fetch, one_less).is_ok() {
             let error = StoreError::Malformed("a page".to_owned());
             return Box::pin(async { Err(error) });
         }
-        self.inner.steps(id)
+        self.inner.entries(id)
     }
 
     fn definition(&self, id: RunId) -> BoxFuture<'_, Result<Option<Arc<str>>, StoreError>> {
@@ -241,9 +242,9 @@ impl TurnRecords for CrashingStore {
         &self,
         source: RunId,
         last: u32,
-        steps: Vec<Step>,
+        entries: Vec<RecordedEntry>,
     ) -> BoxFuture<'_, Result<Vec<TurnEntry>, StoreError>> {
-        self.inner.copied_turns(source, last, steps)
+        self.inner.copied_turns(source, last, entries)
     }
 }
 

@@ -344,10 +344,13 @@ async fn an_interrupted_call_is_repeated_only_if_safe() {
 async fn a_call_whose_start_cannot_be_read_stops_its_run() {
     let damages = [
         ("\"tool_call_id\"", "\"tool_call_ix\""),
-        ("tool.started {", "tool.stbrted {"),
         ("tool.started", "tool.stbrted"),
-        ("tool.started {", "memory.warning {"),
-        ("\"time\":\"", "\"time\":\"x"),
+        ("tool.started", "memory.warning"),
+        (
+            "{\"event\":{\"tool.started\"",
+            "{\"evenu\":{\"tool.started\"",
+        ),
+        ("\"at\":", "\"at\":\"x\",\"ax\":"),
         ("tool.started", ""),
     ];
     for (text, by) in damages {
@@ -362,11 +365,11 @@ async fn a_call_whose_start_cannot_be_read_stops_its_run() {
         let db = app.database();
         let value = match by {
             "" => "NULL".to_owned(),
-            by => db.replaced("events", text, by),
+            by => db.replaced("entries", text, by),
         };
-        let is_started = db.contains("events", "tool.started");
+        let is_started = db.contains("entries", "tool.started");
         db.execute(&format!(
-            "UPDATE entries SET events = {value} WHERE {is_started}"
+            "UPDATE entries SET entries = {value} WHERE {is_started}"
         ));
         app.restart_after_end().await;
         let run = app.find(&id).await.wait_for_end().await;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
+use crate::domain::event::EventKind;
 use crate::domain::expect::Expect;
 use crate::domain::recording::{
     CallRecording, ClientRecording, MAX_BYTES, Recording, RunRecording, VERSION,
@@ -16,14 +17,14 @@ use crate::engine::context::Engine;
 use crate::engine::record::recorded_request;
 use crate::engine::replay::recording::capture_run::{self, CapturedRun};
 use crate::engine::replay::recording::offer::ToolTable;
-use crate::engine::replay::recording::{RecordingError, redact, run_events};
+use crate::engine::replay::recording::{RecordingError, redact};
+use crate::record::entry::Entry;
+use crate::store::StoreError;
 
 /// Makes the recording of this root. Stops at the run whose texts do not fit into a file: a tree may have gigabytes.
 pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, RecordingError> {
     check(engine, root)?;
-    let mut events = run_events::read(engine, root.id).await?;
-    let of_root = events.get_mut(&root.id);
-    let request = of_root.map_or_else(Map::new, |it| std::mem::take(&mut it.request));
+    let request = request_of(engine, root.id).await?;
     if recorded_request::is_too_large(&request) {
         return Err(RecordingError::Incomplete {
             run: root.id,
@@ -51,9 +52,7 @@ pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, Reco
     let mut bytes = 0;
     let mut pending = vec![(root.clone(), root.agent.clone(), None)];
     while let Some((run, path, parent)) = pending.pop() {
-        let of_run = events.remove(&run.id).unwrap_or_default();
-        let captured =
-            capture_run::capture(engine, &run, path, parent.as_deref(), &of_run, &mut tools);
+        let captured = capture_run::capture(engine, &run, path, parent.as_deref(), &mut tools);
         let CapturedRun {
             recording: run_recording,
             position: tree_position,
@@ -88,6 +87,21 @@ pub async fn capture(engine: &Arc<Engine>, root: &Run) -> Result<Recording, Reco
     (recording.tools, recording.mcp) = tools.into_recordings();
     redact::redact(&mut recording, &engine.settings.requests.redactor);
     Ok(recording)
+}
+
+/// What the request of a root set besides its input and labels.
+async fn request_of(engine: &Engine, root: RunId) -> Result<Map<String, Value>, StoreError> {
+    for it in engine.journal.store().entries(root).await? {
+        if let Entry::Event(EventKind::RunQueued {
+            request: Some(request),
+            ..
+        }) = it.entry
+        {
+            return serde_json::from_str(request.get())
+                .map_err(|error| StoreError::Corrupt(format!("the request of {root}: {error}")));
+        }
+    }
+    Ok(Map::new())
 }
 
 fn check(engine: &Engine, root: &Run) -> Result<(), RecordingError> {

@@ -24,10 +24,9 @@ use crate::engine::record::agent_snapshots;
 use crate::engine::replay::recording::RecordingError;
 use crate::engine::replay::recording::neutral::{neutral_params, plain_text, result_text};
 use crate::engine::replay::recording::offer::{self, ToolTable};
-use crate::engine::replay::recording::run_events::RunEvents;
 use crate::engine::state::pinned_agents::SubAgents;
 use crate::providers::ErrorCategory;
-use crate::store::Step;
+use crate::record::entry::{Entry, RecordedEntry};
 
 pub struct CapturedRun {
     pub recording: RunRecording,
@@ -54,7 +53,6 @@ pub async fn capture(
     run: &Run,
     path: String,
     parent: Option<&TreePosition>,
-    events: &RunEvents,
     tools: &mut ToolTable,
 ) -> Result<CapturedRun, RecordingError> {
     let store = engine.journal.store();
@@ -93,7 +91,7 @@ pub async fn capture(
         cancelled: cancel_reason(run),
         ..RunRecording::default()
     };
-    add_steps(&mut recording, run, store.steps(run.id).await?);
+    let decisions = add_entries(&mut recording, run, &agent, store.entries(run.id).await?);
     if recording.turns.is_empty() && !may_end_without_turn(run, &recording) {
         return Err(incomplete("it has no turn"));
     }
@@ -104,7 +102,7 @@ pub async fn capture(
     if let Some((system, memory)) = split {
         (recording.system, recording.memory) = (system, Some(memory));
     }
-    complete(&mut recording, run, events, &agent);
+    complete(&mut recording, run, &decisions, &agent);
     recording.tools = tools.add(&offer);
     Ok(CapturedRun {
         recording,
@@ -112,18 +110,58 @@ pub async fn capture(
     })
 }
 
-/// Adds what is in the steps.
-fn add_steps(recording: &mut RunRecording, run: &Run, steps: Vec<Step>) {
+/// Adds what is in the entries. Returns the decisions by the ids of their calls.
+fn add_entries(
+    recording: &mut RunRecording,
+    run: &Run,
+    agent: &Agent,
+    entries: Vec<RecordedEntry>,
+) -> HashMap<String, Decision> {
     let mut messages = AddedMessages::default();
     let mut changed_arguments = HashMap::new();
-    for step in steps {
-        match step {
-            Step::ArgumentsChanged { call_id, arguments } => {
-                changed_arguments.insert(call_id, arguments);
+    let mut decisions = HashMap::new();
+    for RecordedEntry {
+        entry, is_copied, ..
+    } in entries
+    {
+        match entry {
+            Entry::CallDecided {
+                call_id,
+                decision,
+                arguments,
+                ..
+            } => {
+                let changed = arguments.map(|arguments| (call_id.clone(), arguments));
+                changed_arguments.extend(changed);
+                if !is_copied {
+                    decisions.entry(call_id).or_insert(decision);
+                }
             }
-            Step::Message { content } => messages.texts.push(plain_text(&content)),
-            Step::MessagesRead { turn, last } => messages.read(turn, last),
-            step => add_step(recording, step),
+            Entry::MessageAdded { content, .. } => messages.texts.push(plain_text(&content)),
+            Entry::MessagesRead { turn, last } => messages.read(turn, last),
+            Entry::Replied {
+                turn,
+                message,
+                report,
+            } => {
+                let usage = UsageRecording::from(report.tokens);
+                let turn = TurnRecording {
+                    turn,
+                    reply: message.content,
+                    calls: message.tool_calls.iter().map(call_recording).collect(),
+                    ..TurnRecording::default()
+                };
+                recording.turns.push(match is_copied {
+                    true => turn,
+                    false => TurnRecording {
+                        model: (report.model != agent.model.model).then_some(report.model),
+                        stop_reason: report.stop_reason,
+                        usage: (usage != UsageRecording::default()).then_some(usage),
+                        ..turn
+                    },
+                });
+            }
+            entry => add_entry(recording, entry),
         }
     }
     for turn in &mut recording.turns {
@@ -134,13 +172,16 @@ fn add_steps(recording: &mut RunRecording, run: &Run, steps: Vec<Step>) {
         error.added = messages.by_turn.remove(&next_turn).unwrap_or_default();
     }
     add_links(recording, run, &changed_arguments);
+    decisions
 }
 
-/// Adds what is not in the steps.
-fn complete(recording: &mut RunRecording, run: &Run, events: &RunEvents, agent: &Agent) {
-    for turn in &mut recording.turns {
-        add_events(turn, events, agent);
-    }
+/// Adds what is not in the entries.
+fn complete(
+    recording: &mut RunRecording,
+    run: &Run,
+    decisions: &HashMap<String, Decision>,
+    agent: &Agent,
+) {
     if let Some(turn) = recording.turns.last_mut() {
         turn.outcome = match run.error.as_ref().map(|failure| failure.code) {
             Some(FailureCode::OutputTruncated) => OutcomeRecording::Truncated,
@@ -153,7 +194,7 @@ fn complete(recording: &mut RunRecording, run: &Run, events: &RunEvents, agent: 
         let call = turn.and_then(|turn| turn.calls.get(result.position - 1));
         if let Some(call) = call {
             result.tool.clone_from(&call.tool);
-            // Copied steps have no events: such a call was approved in the source, unless it failed before. Other arguments
+            // Copied decisions are not those of the fork: such a call was approved in the source, unless it failed before. Other arguments
             // are only those of an approval.
             let is_copied = run
                 .fork
@@ -162,7 +203,7 @@ fn complete(recording: &mut RunRecording, run: &Run, events: &RunEvents, agent: 
             let was_executed = !result.is_error || result.arguments.is_some();
             let copied = (is_copied && was_executed && agent.approve.contains(&call.tool))
                 .then_some(Decision::Approved);
-            result.decision = events.decisions.get(&call.id).copied().or(copied);
+            result.decision = decisions.get(&call.id).copied().or(copied);
         }
     }
     recording
@@ -241,25 +282,20 @@ fn scope(run: &Run, agent: &Agent, parent: Option<&TreePosition>) -> Option<Scop
         .child(run.id, agent.delegation.max_depth, limit)
 }
 
-fn add_step(recording: &mut RunRecording, step: Step) {
-    match step {
-        Step::Prompt {
+fn add_entry(recording: &mut RunRecording, entry: Entry) {
+    match entry {
+        Entry::Prompted {
             system,
             message,
             earlier,
+            compaction,
         } => {
             recording.system = system;
             recording.message = plain_text(&message);
             recording.history = earlier.iter().map(history_message).collect();
-            recording.compaction = None;
+            recording.compaction = compaction.map(compaction_recording);
         }
-        Step::Reply { turn, message } => recording.turns.push(TurnRecording {
-            turn,
-            reply: message.content,
-            calls: message.tool_calls.iter().map(call_recording).collect(),
-            ..TurnRecording::default()
-        }),
-        Step::Result {
+        Entry::CallCompleted {
             turn,
             position,
             result,
@@ -278,33 +314,26 @@ fn add_step(recording: &mut RunRecording, step: Step) {
                 ..ResultRecording::default()
             });
         }
-        Step::Followup { content } => {
+        Entry::Followup { content } => {
             if let Some(turn) = recording.turns.last_mut() {
                 turn.followup = Some(content);
             }
         }
-        Step::Compacted { compaction } => {
+        Entry::Compacted { compaction, .. } => {
             let compaction = Some(compaction_recording(compaction));
             match recording.turns.last_mut() {
                 Some(turn) => turn.compaction = compaction,
                 None => recording.compaction = compaction,
             }
         }
-        Step::Remembers { .. }
-        | Step::Compacting
-        | Step::Message { .. }
-        | Step::ArgumentsChanged { .. }
-        | Step::MessagesRead { .. } => {}
+        Entry::Event(_)
+        | Entry::Replied { .. }
+        | Entry::Remembers { .. }
+        | Entry::Compacting
+        | Entry::MessageAdded { .. }
+        | Entry::CallDecided { .. }
+        | Entry::MessagesRead { .. } => {}
     }
-}
-
-fn add_events(turn: &mut TurnRecording, events: &RunEvents, agent: &Agent) {
-    let Some(event) = events.turns.get(&turn.turn) else {
-        return;
-    };
-    turn.model = (event.model != agent.model.model).then(|| event.model.clone());
-    turn.stop_reason.clone_from(&event.stop_reason);
-    turn.usage = (event.usage != UsageRecording::default()).then_some(event.usage);
 }
 
 /// A provider's error. The run's other failures come about again in a test.

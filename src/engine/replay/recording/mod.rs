@@ -11,7 +11,6 @@ pub mod neutral;
 mod offer;
 pub mod read;
 pub mod redact;
-mod run_events;
 pub mod text;
 
 /// Why a run has no recording.

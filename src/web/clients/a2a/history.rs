@@ -7,14 +7,14 @@ use crate::domain::content::{self, Content};
 use crate::domain::message::Message as RunMessage;
 use crate::domain::run::Run;
 use crate::engine::replay::history::RecordedConversation;
-use crate::store::Step;
+use crate::record::entry::Entry;
 use crate::store::runs::PAGE_BYTES;
 use crate::web::clients::a2a::context::context_id;
 
 /// The newest messages of the run, at most `most`, oldest first. Ends before the message that exceeds the size of a page.
-pub fn messages(run: &Run, mut steps: Vec<Step>, most: Option<usize>) -> Vec<Message> {
+pub fn messages(run: &Run, mut steps: Vec<Entry>, most: Option<usize>) -> Vec<Message> {
     for step in &mut steps {
-        if let Step::Prompt { earlier, .. } = step {
+        if let Entry::Prompted { earlier, .. } = step {
             // Those are of earlier tasks of the context.
             earlier.clear();
         }

@@ -1,5 +1,6 @@
 //! A run as a task.
 
+use crate::record::entry;
 use crate::web::clients::a2a::context::context_id;
 use crate::web::clients::a2a::types::{Artifact, Message, Part, Role, Task, TaskState, TaskStatus};
 use jiff::Timestamp;
@@ -36,7 +37,7 @@ pub async fn task(state: &AppState, run: &Run, parts: TaskParts) -> Result<Task,
     let history = match parts.history {
         Some(0) => None,
         most => {
-            let steps = state.runner.store().steps(run.id).await?;
+            let steps = entry::steps(state.runner.store().entries(run.id).await?);
             Some(history::messages(run, steps, most)).filter(|messages| !messages.is_empty())
         }
     };

@@ -12,7 +12,8 @@ use crate::domain::run::{Run, RunId};
 use crate::engine::admission::sessions::OnBusy;
 use crate::engine::record::journal::Subscription;
 use crate::engine::request::{Overrides, RunRequest};
-use crate::store::{IdempotencyClaim, Step};
+use crate::record::entry::{self, Entry};
+use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::clients::ag_ui::content;
 use crate::web::clients::ag_ui::input::{NewMessages, ResumeEntry, RunAgentInput};
@@ -38,7 +39,7 @@ use crate::web::state::AppState;
 struct FoundRun {
     run: Arc<Run>,
     subscription: Option<Subscription>,
-    recorded: Vec<Step>,
+    recorded: Vec<Entry>,
     baseline: Baseline,
     /// Whether the client has not seen the run's record as it is now: then it gets what the run waits for.
     is_unseen: bool,
@@ -160,7 +161,7 @@ async fn resume(
 ) -> Result<FoundRun, Problem> {
     let run = interrupts::interrupted_run(state, principal, agent, &entries).await?;
     let subscription = state.runner.subscribe(run.id).await;
-    let recorded = state.runner.store().steps(run.id).await?;
+    let recorded = entry::steps(state.runner.store().entries(run.id).await?);
     let decided = interrupts::decide(state, principal, &run, entries, claim).await;
     if let Err(problem) = decided
         // A request with the same key was quicker.
@@ -224,10 +225,10 @@ async fn find_waiting_run(
 }
 
 /// The steps of the run without the replies that come after the results of a turn.
-async fn steps_until(state: &AppState, run: RunId, last: u32) -> Result<Vec<Step>, Problem> {
-    let mut steps = state.runner.store().steps(run).await?;
+async fn steps_until(state: &AppState, run: RunId, last: u32) -> Result<Vec<Entry>, Problem> {
+    let mut steps = entry::steps(state.runner.store().entries(run).await?);
     steps.retain(|step| match step {
-        Step::Reply { turn, .. } | Step::Result { turn, .. } => *turn <= last,
+        Entry::Replied { turn, .. } | Entry::CallCompleted { turn, .. } => *turn <= last,
         _ => true,
     });
     Ok(steps)

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::domain::event::{LiveEvent, StoredEvent};
 use crate::domain::run::{Run, Status};
 use crate::domain::usage::TokenUsage;
-use crate::store::Step;
+use crate::record::entry::{self, Entry};
 use crate::web::clients::ag_ui::events::{self, Frames};
 use crate::web::clients::ag_ui::interrupts;
 use crate::web::clients::ag_ui::transcript::Transcript;
@@ -39,7 +39,7 @@ pub struct AgUiStream {
 /// A run that has ended or needs its client, as the record has it.
 pub struct Stopped {
     run: Run,
-    steps: Vec<Step>,
+    steps: Vec<Entry>,
     /// The messages of the client.
     sent: Vec<Value>,
     usage: Result<Vec<(String, TokenUsage)>, Problem>,
@@ -53,7 +53,7 @@ impl Stopped {
         messages: Box<RawValue>,
         baseline: Baseline,
     ) -> Result<Self, Problem> {
-        let steps = state.runner.store().steps(run.id).await?;
+        let steps = entry::steps(state.runner.store().entries(run.id).await?);
         let sent = parse_large(messages.get().len(), move || {
             serde_json::from_str::<Vec<Value>>(messages.get())
         });
@@ -79,7 +79,7 @@ impl Stopped {
 
 impl AgUiStream {
     /// `recorded` has the steps that earlier responses have shown; none for a new run.
-    pub fn new(request: AgUiRequest, run: Arc<Run>, recorded: &[Step]) -> Self {
+    pub fn new(request: AgUiRequest, run: Arc<Run>, recorded: &[Entry]) -> Self {
         let mut transcript = Transcript::new(run.id);
         transcript.skip_recorded(recorded);
         let mut frames = Frames::default();
@@ -120,7 +120,7 @@ impl AgUiStream {
         self.frames.push(&end);
     }
 
-    fn outcome(&self, run: &Run, steps: &[Step]) -> Value {
+    fn outcome(&self, run: &Run, steps: &[Entry]) -> Value {
         if run.status == Status::Cancelled {
             return json!({ "type": "cancelled" });
         }

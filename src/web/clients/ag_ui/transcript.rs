@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::domain::event::EventKind;
 use crate::domain::run::RunId;
-use crate::store::Step;
+use crate::record::entry::Entry;
 use crate::web::clients::ag_ui::events::{self, Frames};
 use crate::web::clients::call_id::CallRef;
 
@@ -45,7 +45,7 @@ impl Transcript {
     }
 
     /// Everything that is recorded was shown by earlier responses.
-    pub fn skip_recorded(&mut self, steps: &[Step]) {
+    pub fn skip_recorded(&mut self, steps: &[Entry]) {
         self.complete(steps, &mut Frames::default());
     }
 
@@ -151,10 +151,10 @@ impl Transcript {
     }
 
     /// Shows the rest of the text that is streaming, and closes it.
-    fn complete_text(&mut self, steps: &[Step], frames: &mut Frames) {
+    fn complete_text(&mut self, steps: &[Entry], frames: &mut Frames) {
         if let Some(open) = &self.open {
             let rest = steps.iter().find_map(|step| match step {
-                Step::Reply { turn, message } if *turn == open.turn => {
+                Entry::Replied { turn, message, .. } if *turn == open.turn => {
                     message.content.strip_prefix(open.text.as_str())
                 }
                 _ => None,
@@ -167,11 +167,11 @@ impl Transcript {
     }
 
     /// Shows what of the record was not shown.
-    pub fn complete(&mut self, steps: &[Step], frames: &mut Frames) {
+    pub fn complete(&mut self, steps: &[Entry], frames: &mut Frames) {
         self.complete_text(steps, frames);
         for step in steps {
             match step {
-                Step::Reply { turn, message } => {
+                Entry::Replied { turn, message, .. } => {
                     let ids = message.tool_calls.iter().map(|call| call.id.as_str());
                     self.name_calls(*turn, ids);
                     let id = self.message_id(*turn);
@@ -189,7 +189,7 @@ impl Transcript {
                         }
                     }
                 }
-                Step::Result { result, .. } => {
+                Entry::CallCompleted { result, .. } => {
                     let given = self.calls.get(&result.call_id).cloned();
                     if let Some(id) = given
                         && self.shown_results.insert(id.clone())
@@ -204,9 +204,9 @@ impl Transcript {
     }
 
     /// The calls without a result: the client executes them.
-    pub fn pending_calls(&self, steps: &[Step]) -> Vec<String> {
+    pub fn pending_calls(&self, steps: &[Entry]) -> Vec<String> {
         let replies = steps.iter().filter_map(|step| match step {
-            Step::Reply { message, .. } => Some(&message.tool_calls),
+            Entry::Replied { message, .. } => Some(&message.tool_calls),
             _ => None,
         });
         let ids = replies
@@ -218,7 +218,7 @@ impl Transcript {
 
     /// The messages of the client, in which those that it has of the run are as recorded, and then the others of the run. All
     /// that the client sent keep their ids and places, but texts that were withdrawn are gone.
-    pub fn snapshot(&self, sent: Vec<Value>, steps: &[Step]) -> Vec<Value> {
+    pub fn snapshot(&self, sent: Vec<Value>, steps: &[Entry]) -> Vec<Value> {
         let mut own = self.recorded_messages(steps);
         let prefix = self.run.to_string();
         let mut messages = Vec::with_capacity(sent.len() + own.len());
@@ -240,11 +240,11 @@ impl Transcript {
         messages
     }
 
-    fn recorded_messages(&self, steps: &[Step]) -> Vec<Value> {
+    fn recorded_messages(&self, steps: &[Entry]) -> Vec<Value> {
         let mut messages = Vec::new();
         for step in steps {
             match step {
-                Step::Reply { turn, message } => {
+                Entry::Replied { turn, message, .. } => {
                     let mut reply = json!({ "id": self.message_id(*turn), "role": "assistant" });
                     if !message.content.is_empty() {
                         reply["content"] = json!(message.content);
@@ -264,7 +264,7 @@ impl Transcript {
                     }
                     messages.push(reply);
                 }
-                Step::Result { result, .. } => {
+                Entry::CallCompleted { result, .. } => {
                     if let Some(id) = self.calls.get(&result.call_id) {
                         messages.push(json!({
                             "id": result_id(id),
@@ -305,7 +305,7 @@ mod tests {
     use crate::domain::event::EventKind;
     use crate::domain::message::AssistantMessage;
     use crate::domain::run::RunId;
-    use crate::store::Step;
+    use crate::record::entry::{Entry, ReplyReport};
     use crate::web::clients::ag_ui::events::Frames;
 
     #[test]
@@ -321,7 +321,12 @@ mod tests {
             content: "one two".to_owned(),
             ..AssistantMessage::default()
         };
-        transcript.complete(&[Step::Reply { turn: 1, message }], &mut shown);
+        let reply = Entry::Replied {
+            turn: 1,
+            message,
+            report: ReplyReport::default(),
+        };
+        transcript.complete(&[reply], &mut shown);
         // It comes from another node, after the end of the run.
         transcript.on_live(&delta("two"), &mut shown);
         let shown = shown.0.lines().filter_map(|it| it.strip_prefix("data: "));

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use crate::config::KeyScope;
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::Run;
-use crate::store::Step;
+use crate::record::entry::{self, Entry};
 use crate::store::events::EventQuery;
 use crate::web::console::format;
 use crate::web::console::pages::run_actions;
@@ -291,7 +291,7 @@ fn attempts(turn: &TurnView) -> Markup {
 
 async fn call_view(request: &ConsoleRequest, run: &Run, id: &str) -> Result<Markup, Problem> {
     let store = request.state.runner.store();
-    let steps = store.steps(run.id).await?;
+    let steps = entry::steps(store.entries(run.id).await?);
     let Some(call) = find_call(&steps, id) else {
         return Err(step_not_found(run, "such tool call"));
     };
@@ -342,20 +342,24 @@ struct RecordedCall<'a> {
     result: Option<&'a ToolResult>,
 }
 
-fn find_call<'a>(steps: &'a [Step], id: &str) -> Option<RecordedCall<'a>> {
+fn find_call<'a>(steps: &'a [Entry], id: &str) -> Option<RecordedCall<'a>> {
     let (turn, call) = steps.iter().find_map(|step| match step {
-        Step::Reply { turn, message } => {
+        Entry::Replied { turn, message, .. } => {
             let call = message.tool_calls.iter().find(|call| call.id == id)?;
             Some((*turn, call))
         }
         _ => None,
     })?;
     let changed = steps.iter().find_map(|step| match step {
-        Step::ArgumentsChanged { call_id, arguments } if call_id == id => Some(arguments.get()),
+        Entry::CallDecided {
+            call_id,
+            arguments: Some(arguments),
+            ..
+        } if call_id == id => Some(arguments.get()),
         _ => None,
     });
     let result = steps.iter().find_map(|step| match step {
-        Step::Result { result, .. } if result.call_id == id => Some(result),
+        Entry::CallCompleted { result, .. } if result.call_id == id => Some(result),
         _ => None,
     });
     Some(RecordedCall {

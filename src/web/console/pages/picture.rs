@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::domain::attachment::{Attachment, Digest};
 use crate::domain::run::RunId;
-use crate::store::Step;
+use crate::record::entry::{self, Entry};
 use crate::web::error::{Problem, quote};
 use crate::web::extract::path::{Params, RunPath};
 use crate::web::problem_code::ProblemCode;
@@ -62,7 +62,7 @@ async fn find(state: &AppState, id: RunId, digest: Digest) -> Result<Option<Atta
     if let Some(found) = of_input.find(|it| it.sha256 == digest) {
         return Ok(Some(found.clone()));
     }
-    let steps = state.runner.store().steps(id).await?;
-    let mut of_steps = steps.iter().flat_map(Step::attachments);
+    let steps = entry::steps(state.runner.store().entries(id).await?);
+    let mut of_steps = steps.iter().flat_map(Entry::attachments);
     Ok(of_steps.find(|it| it.sha256 == digest).cloned())
 }

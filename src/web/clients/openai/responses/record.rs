@@ -12,7 +12,7 @@ use crate::domain::usage::TokenUsage;
 use crate::engine::delete_at_end::RunUse;
 use crate::engine::record::agent_snapshots;
 use crate::engine::replay::history::RecordedConversation;
-use crate::store::Step;
+use crate::record::entry::{self, Entry};
 use crate::web::auth::Principal;
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::openai::responses::echo::Echo;
@@ -41,7 +41,7 @@ pub struct ResponseRecord {
     after: u32,
     /// The turn with the calls that it ends with.
     end: Option<u32>,
-    steps: Vec<Step>,
+    steps: Vec<Entry>,
 }
 
 impl ResponseRecord {
@@ -75,7 +75,7 @@ impl ResponseRecord {
         let Some(echo) = echo_of(&additions) else {
             return Ok(None);
         };
-        let steps = store.steps(run.id).await?;
+        let steps = entry::steps(store.entries(run.id).await?);
         let turns = client_turns(&steps, &additions.tools);
         let Some(after) = turn_before(&turns, number) else {
             return Ok(None);
@@ -147,37 +147,31 @@ impl ResponseRecord {
         let last = self.end.unwrap_or(u32::MAX);
         let own_names: HashSet<&str> = self.tools.iter().map(|tool| tool.name.as_str()).collect();
         let mut kept = Vec::new();
-        for step in &self.steps {
-            match step {
-                Step::Reply { turn, message } if *turn <= last => kept.push(Step::Reply {
-                    turn: *turn,
-                    message: self.with_given_ids(*turn, message, &own_names),
-                }),
-                Step::Result {
+        for mut step in self.steps.iter().cloned() {
+            match &mut step {
+                Entry::Replied { turn, .. } | Entry::CallCompleted { turn, .. } if *turn > last => {
+                    continue;
+                }
+                Entry::Replied { turn, message, .. } => {
+                    *message = self.with_given_ids(*turn, message, &own_names);
+                }
+                Entry::CallCompleted {
                     turn,
                     position,
                     result,
-                    refused_by,
-                } if *turn <= last => {
+                    ..
+                } => {
                     let call = self.call_name(*turn, *position);
-                    let is_client = call.is_some_and(|name| own_names.contains(name));
-                    if is_client && *turn == last {
-                        continue;
-                    }
-                    let mut result = result.clone();
-                    if is_client {
+                    if call.is_some_and(|name| own_names.contains(name)) {
+                        if *turn == last {
+                            continue;
+                        }
                         result.call_id = self.given_id(*turn, *position);
                     }
-                    kept.push(Step::Result {
-                        turn: *turn,
-                        position: *position,
-                        result,
-                        refused_by: refused_by.clone(),
-                    });
                 }
-                Step::Reply { .. } | Step::Result { .. } => {}
-                other => kept.push(other.clone()),
+                _ => {}
             }
+            kept.push(step);
         }
         RecordedConversation::from_steps(kept).messages
     }
@@ -186,7 +180,7 @@ impl ResponseRecord {
     pub fn prompt_length(&self) -> usize {
         let mut steps = self.steps.iter().rev();
         let earlier = steps.find_map(|step| match step {
-            Step::Prompt { earlier, .. } => Some(earlier.len()),
+            Entry::Prompted { earlier, .. } => Some(earlier.len()),
             _ => None,
         });
         earlier.map_or(0, |earlier| earlier + 1)
@@ -252,7 +246,7 @@ impl ResponseRecord {
     /// The turn of the last recorded reply; 0 if there is none.
     pub fn last_turn(&self) -> u32 {
         let turns = self.steps.iter().filter_map(|step| match step {
-            Step::Reply { turn, .. } => Some(*turn),
+            Entry::Replied { turn, .. } => Some(*turn),
             _ => None,
         });
         turns.max().unwrap_or_default()
@@ -269,7 +263,8 @@ impl ResponseRecord {
         let definition = store.definition(run.id).await?;
         let agent = definition.and_then(|json| agent_snapshots::parse(&json));
         let tools = agent.map(|agent| agent.client_tools().to_vec());
-        let turns = client_turns(&store.steps(run.id).await?, &tools.unwrap_or_default());
+        let steps = entry::steps(store.entries(run.id).await?);
+        let turns = client_turns(&steps, &tools.unwrap_or_default());
         let before = turns.iter().filter(|it| **it <= turn).count();
         Ok(u32::try_from(before + 1).unwrap_or(u32::MAX))
     }
@@ -290,18 +285,20 @@ fn echo_of(additions: &ClientAdditions) -> Option<Echo> {
     serde_json::from_str(json.get()).ok()
 }
 
-fn reply_of(steps: &[Step], turn: u32) -> Option<&AssistantMessage> {
+fn reply_of(steps: &[Entry], turn: u32) -> Option<&AssistantMessage> {
     steps.iter().find_map(|step| match step {
-        Step::Reply { turn: own, message } if *own == turn => Some(message),
+        Entry::Replied {
+            turn: own, message, ..
+        } if *own == turn => Some(message),
         _ => None,
     })
 }
 
 /// The turns whose replies call tools of the client.
-fn client_turns(steps: &[Step], tools: &[ClientTool]) -> Vec<u32> {
+fn client_turns(steps: &[Entry], tools: &[ClientTool]) -> Vec<u32> {
     let is_client = |name: &str| tools.iter().any(|tool| tool.name == name);
     let turns = steps.iter().filter_map(|step| match step {
-        Step::Reply { turn, message } => {
+        Entry::Replied { turn, message, .. } => {
             let mut calls = message.tool_calls.iter();
             calls.any(|call| is_client(&call.name)).then_some(*turn)
         }
@@ -321,18 +318,18 @@ fn turn_before(turns: &[u32], number: u32) -> Option<u32> {
 
 /// The texts of the replies of a response, without those that the model had to correct. The last text of a run that ended
 /// with JSON is the JSON alone.
-fn texts(run: &Run, steps: &[Step], after: u32, end: Option<u32>) -> Vec<(u32, String)> {
+fn texts(run: &Run, steps: &[Entry], after: u32, end: Option<u32>) -> Vec<(u32, String)> {
     let mut texts: Vec<(u32, String)> = Vec::new();
     for step in steps {
         match step {
-            Step::Reply { turn, message }
+            Entry::Replied { turn, message, .. }
                 if *turn > after
                     && end.is_none_or(|end| *turn <= end)
                     && !message.content.trim().is_empty() =>
             {
                 texts.push((*turn, message.content.clone()));
             }
-            Step::Followup { .. } => drop(texts.pop()),
+            Entry::Followup { .. } => drop(texts.pop()),
             _ => {}
         }
     }
@@ -347,7 +344,7 @@ fn texts(run: &Run, steps: &[Step], after: u32, end: Option<u32>) -> Vec<(u32, S
 
 fn client_results(
     run: &Run,
-    steps: &[Step],
+    steps: &[Entry],
     after: u32,
     tools: &[ClientTool],
 ) -> Vec<(CallRef, ToolResult)> {
@@ -355,7 +352,7 @@ fn client_results(
         return Vec::new();
     };
     let results = steps.iter().filter_map(|step| match step {
-        Step::Result {
+        Entry::CallCompleted {
             turn,
             position,
             result,
