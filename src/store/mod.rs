@@ -43,6 +43,7 @@ pub mod push_configs;
 pub mod reader;
 pub mod request_delta;
 pub mod retention;
+pub mod row_changes;
 pub mod run_lists;
 pub mod run_queries;
 pub mod run_records;

@@ -52,6 +52,15 @@ impl<'a> Query<'a> {
         }
     }
 
+    /// The statement of a write, without which nothing is committed.
+    pub fn required_text(sql: &'static str, params: Vec<NamedValue<'a>>) -> Self {
+        Self {
+            sql: Source::Text(sql),
+            params: QueryParams::Owned(params),
+            must_affect: true,
+        }
+    }
+
     /// One without which nothing is committed.
     pub fn required(sql: Sql, params: Vec<NamedValue<'a>>) -> Self {
         Self {

@@ -5,25 +5,18 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::domain::content::Content;
 use crate::domain::node::NodeId;
 use crate::domain::run::{Run, RunId, now};
 use crate::store::encoding::clock_skew::{self, ClockSkew};
 use crate::store::encoding::definition_cache::{self, DefinitionCache, Hash};
 use crate::store::encoding::encoded_write::EncodedWrite;
-use crate::store::encoding::integers::signed;
-use crate::store::encoding::run_values;
 use crate::store::postgres::connection::Query;
 use crate::store::postgres::run_changes::{self, Ownership};
 use crate::store::postgres::statements::Sql;
 use crate::store::postgres::task_plan::insert_request;
-use crate::store::sql::value::{NamedValue, free_text, free_text_or_null, values};
+use crate::store::sql::value::{free_text, values};
 use crate::store::write_queue::job::Task;
-use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState};
-
-/// `trees.permit` of a tree that waits for a permit, and of one that has one.
-const WANTED: i64 = 1;
-pub const HELD: i64 = 2;
+use crate::store::{Change, IdempotencyClaim, NewRun};
 
 /// What the writer remembers from one new run to the next, so that most of them write neither a definition nor a skew.
 #[derive(Default)]
@@ -50,7 +43,7 @@ impl RunInserts {
         let run = &*new_run.run;
         let definition = &new_run.resume_state.definition;
         let (hash, stored) = self.store_definition(definition, run.id);
-        queries.push(row(write, new_run, hash, owner));
+        queries.push(run_changes::new_run(write, new_run, hash, owner));
         queries.extend(stored);
         if let Some(pinned_agents) = &new_run.pinned_agents {
             queries.extend(self.store_definition(pinned_agents, run.id).1);
@@ -144,84 +137,6 @@ pub fn lock_sessions<'a>(tasks: &[&'a Task]) -> Option<Query<'a>> {
 fn entered_session(run: &Run) -> Option<(&str, &[u8])> {
     let session = run.session.as_ref().filter(|_| run.parent_id.is_none())?;
     Some((run.owner.as_deref().unwrap_or_default(), session.as_bytes()))
-}
-
-fn row<'a>(
-    write: &'a EncodedWrite,
-    new_run: &'a NewRun,
-    definition: Hash,
-    owner: Ownership,
-) -> Query<'a> {
-    let (run, entry) = (&*new_run.run, &new_run.entry);
-    let sql = match write.run == write.root {
-        true => Sql::InsertRoot,
-        false => Sql::InsertChild,
-    };
-    let mut values = run_changes::entry_values(write);
-    values.extend(values! {":node": owner.node});
-    if sql == Sql::InsertRoot {
-        let permit = if entry.has_permit { HELD } else { WANTED };
-        let labels: Vec<&str> = new_run.node_labels.iter().map(String::as_str).collect();
-        let labels = Some(labels).filter(|labels| !labels.is_empty());
-        values
-            .extend(values! {":permit": permit, ":is_here": entry.is_here, ":node_labels": labels});
-    }
-    if sql == Sql::InsertChild {
-        values.extend(values! {":epoch": owner.epoch});
-    }
-    values.extend(run_changes::usage_values(&run.usage));
-    values.extend(run_row_values(run));
-    values.extend(resume_values(&new_run.resume_state, definition));
-    Query::required(sql, values)
-}
-
-fn run_row_values(run: &Run) -> Vec<NamedValue<'_>> {
-    let (input, input_is_parts) = match &run.input {
-        Content::Text(text) => (free_text(&**text), false),
-        parts @ Content::Parts(_) => (serde_json::to_vec(parts).unwrap_or_default().into(), true),
-    };
-    values! {
-        ":parent": run.parent_id,
-        ":child": run.parent_id.is_some(),
-        ":depth": run.depth.0,
-        ":status": run.status.as_str(),
-        ":agent": &run.agent,
-        ":created_at": run.created_at.as_millisecond(),
-        ":started_at": run.started_at.map(|at| at.as_millisecond()),
-        ":attempt": run.attempt,
-        ":turns_made": run.turns,
-        ":model": free_text(&run.model),
-        ":stop_reason": free_text_or_null(run.stop_reason.as_ref()),
-        ":agent_version": &run.agent_version,
-        ":tool_call_id": free_text_or_null(run.tool_call_id.as_ref()),
-        ":label": free_text_or_null(run.label.as_ref()),
-        ":completion_status": run.completion_status.as_deref(),
-        ":labels": run_values::labels_value(&run.labels),
-        ":cancel_reason": free_text_or_null(run.cancel_reason.as_ref()),
-        ":input": input,
-        ":input_is_parts": input_is_parts,
-        ":task": free_text_or_null(run.task.as_ref()),
-        ":owner": run.owner.as_deref(),
-        ":session": free_text_or_null(run.session.as_ref()),
-        ":messages": run.fork.as_ref().map_or(0, |fork| fork.copied_messages),
-        ":fork": run.fork.as_ref().map(|fork| serde_json::to_string(fork).unwrap_or_default()),
-    }
-    .into()
-}
-
-fn resume_values(resume_state: &ResumeState, definition: Hash) -> [NamedValue<'static>; 9] {
-    let webhooks = Some(&resume_state.webhooks).filter(|webhooks| !webhooks.is_empty());
-    values! {
-        ":definition": definition,
-        ":now": now().as_millisecond(),
-        ":deadline_at": resume_state.deadline.map(|(at, _)| at.as_millisecond()),
-        ":deadline_seconds": resume_state.deadline.map(|(_, bound)| signed(bound)),
-        ":timeout": signed(resume_state.timeout),
-        ":stream": resume_state.stream,
-        ":webhook": webhooks.map(|webhooks| serde_json::to_string(webhooks).unwrap_or_default()),
-        ":workdir_device": resume_state.workdir.map(|id| id.device.cast_signed()),
-        ":workdir_inode": resume_state.workdir.map(|id| id.inode.cast_signed()),
-    }
 }
 
 /// `message` is what the request of the key gave the run; `None` if it started it. Nothing is committed if an earlier request

@@ -1,99 +1,11 @@
-//! The writer's SQL, prepared once for each connection. A write of a tree is one statement: it begins with the tree's row,
-//! which only the owner of the tree can change, and changes nothing if that or the change of the run is impossible.
+//! The SQL of the writer, prepared once for each connection, besides the statements of writes, which are in `run_changes`.
 
-use crate::store::sql::clock::{by_database_clock, clock};
-
-/// Takes the numbers of the write's events, if this node owns the tree.
-macro_rules! fence {
-    () => {
-        "WITH fence AS (UPDATE trees SET last_event = last_event + :count \
-         WHERE root = :root AND node = :node AND epoch = :epoch RETURNING last_event), "
-    };
-}
-
-/// Adds what the write says to the log, behind a part `changed`, and returns the number of its last event.
-macro_rules! entry {
-    () => {
-        ", entry AS (INSERT INTO entries (root, last_seq, run, count, entries, texts, turns) \
-         SELECT :root, fence.last_event, :run, :count, :entries, :texts, :turns FROM fence, changed WHERE :has_entry) \
-         SELECT fence.last_event AS last_event FROM fence, changed"
-    };
-}
-
-/// The last event of a run after the write; without events it stays.
-macro_rules! last_event {
-    () => {
-        "last_event = greatest(r.last_event, CASE WHEN :count > 0 THEN fence.last_event ELSE 0 END)"
-    };
-}
-
-/// Changes a run that has not ended.
-macro_rules! change {
-    ($values:expr, $condition:literal) => {
-        concat!(
-            fence!(),
-            "changed AS (UPDATE runs r SET ",
-            last_event!(),
-            $values,
-            " FROM fence WHERE r.id = :run AND r.finished_at IS NULL",
-            $condition,
-            " RETURNING r.id)",
-            entry!()
-        )
-    };
-}
+use crate::store::sql::clock::clock;
 
 /// Whether the tree of a request has ended or belongs to this node.
 macro_rules! no_other_owner {
     () => {
         " AND NOT EXISTS (SELECT 1 FROM trees t WHERE t.root = r.root AND t.node IS DISTINCT FROM :node)"
-    };
-}
-
-/// Inserts a run behind a part `fence`.
-macro_rules! insert_run {
-    () => {
-        concat!("changed AS (INSERT INTO runs (id, root, parent, child, depth, status, agent, created_at, started_at, \
-         last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
-         model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
-         completion_status, labels, cancel_reason, input, input_is_parts, task, owner, definition, deadline_at, \
-         deadline_seconds, timeout, stream, webhook, session, workdir_device, workdir_inode, messages, fork) \
-         SELECT :run, :root, :parent, :child, :depth, :status, :agent, :created_at, :started_at, \
-         CASE WHEN :count > 0 THEN fence.last_event ELSE 0 END, :attempt, :turns_made, :input_tokens, :output_tokens, \
-         :cache_read_tokens, :cache_write_tokens, :model_calls, :tool_calls, :cost, :unreported, :model, :stop_reason, \
-         :agent_version, :tool_call_id, :label, :completion_status, :labels, :cancel_reason, :input, :input_is_parts, \
-         :task, :owner, :definition, ", by_database_clock!(":deadline_at"), ", :deadline_seconds, :timeout, :stream, :webhook, :session, \
-         :workdir_device, :workdir_inode, :messages, :fork FROM fence RETURNING id)")
-    };
-}
-
-/// Ends a run behind a part `fence`, and returns what is counted of it: its own values and those of its root.
-macro_rules! finish_run {
-    () => {
-        concat!(
-            "changed AS (UPDATE runs r SET ",
-            last_event!(),
-            ", turns = :turns_made, model = CASE WHEN octet_length(:model::bytea) > 0 THEN :model ELSE r.model END, \
-             stop_reason = :stop_reason, input_tokens = :input_tokens, output_tokens = :output_tokens, \
-             cache_read_tokens = :cache_read_tokens, cache_write_tokens = :cache_write_tokens, \
-             model_calls = :model_calls, tool_calls = :tool_calls, cost = :cost, unreported = :unreported, \
-             status = :status, finished_at = :finished_at, content = :content, partial_content = :partial_content, \
-             error = :error, cancel_reason = :cancel_reason, tree_runs = :tree_runs, \
-             tree_input_tokens = :tree_input_tokens, tree_output_tokens = :tree_output_tokens, \
-             tree_cache_read_tokens = :tree_cache_read_tokens, tree_cache_write_tokens = :tree_cache_write_tokens, \
-             tree_model_calls = :tree_model_calls, tree_tool_calls = :tree_tool_calls, tree_cost = :tree_cost, \
-             tree_unreported = :tree_unreported, structured = :structured, \
-             completion_status = coalesce(:completion_status, r.completion_status), \
-             model_usage = coalesce(:model_usage, r.model_usage) \
-             FROM fence WHERE r.id = :run AND r.finished_at IS NULL AND r.messages = coalesce(:messages, r.messages) \
-             RETURNING r.id, r.child, r.agent, r.model, r.model_usage, r.started_at), \
-             decided AS (DELETE FROM approvals a USING changed WHERE a.run = changed.id)",
-            ", entry AS (INSERT INTO entries (root, last_seq, run, count, entries, texts, turns) \
-             SELECT :root, fence.last_event, :run, :count, :entries, :texts, :turns FROM fence, changed WHERE :has_entry) \
-             SELECT fence.last_event AS last_event, c.child, c.agent, c.model, c.model_usage, c.started_at, \
-             root.created_at, root.owner, root.session, root.labels \
-             FROM fence, changed c JOIN runs root ON root.id = :root"
-        )
     };
 }
 
@@ -188,15 +100,6 @@ statements! {
     /// More rows than fit into the pages of the table and its index.
     TakeSpace: "INSERT INTO checks (id, at) SELECT -n, 0 FROM generate_series(1, 2000) AS n ON CONFLICT (id) DO NOTHING",
     ReturnSpace: "DELETE FROM checks WHERE id < 0",
-    InsertRoot: concat!(
-        "WITH alive AS (SELECT incarnation FROM nodes WHERE incarnation = :node FOR KEY SHARE), \
-         fence AS (INSERT INTO trees (root, node, epoch, last_event, owner, agent, session, permit, labels) \
-         SELECT :root, CASE WHEN :is_here THEN incarnation END, 1, :count, :owner, :agent, :session, :permit, :node_labels \
-         FROM alive RETURNING last_event), ",
-        insert_run!(),
-        entry!()
-    ),
-    InsertChild: concat!(fence!(), insert_run!(), entry!()),
     /// The run that an idempotency key has accepted, and the hash of the request's body.
     FindClaim: "SELECT run, body, message FROM claims WHERE credential = :credential AND route = :route AND key = :key \
          AND expires > :now AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)",
@@ -218,52 +121,6 @@ statements! {
     InsertLabel: "INSERT INTO labels (key, value, run) VALUES (:key, :value, :run)",
     RaiseClockSkew: "UPDATE clock SET lead = greatest(lead, :lead), lag = greatest(lag, :lag) \
          WHERE id = 1 AND (lead < :lead OR lag < :lag)",
-    StartRun: change!(
-        concat!(", started_at = coalesce(r.started_at, :started_at), deadline_at = ", by_database_clock!(":deadline_at"), ", \
-         deadline_seconds = :deadline_seconds, status = CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END"),
-        ""
-    ),
-    PauseRun: change!(
-        concat!(", waiting_since = coalesce(r.waiting_since, ", by_database_clock!(":waiting_since"), "), \
-         waiting_for = :waiting_for, status = CASE r.status WHEN 'running' THEN 'waiting' ELSE r.status END"),
-        ""
-    ),
-    /// The deadline moves by the time that the run was paused.
-    UnpauseRun: change!(
-        concat!(", waiting_since = NULL, waiting_for = NULL, waited = coalesce(r.waited, 0) \
-         + greatest(0, ", by_database_clock!(":deadline_at"), " - coalesce(r.deadline_at, ", by_database_clock!(":deadline_at"), ")), \
-         deadline_at = ", by_database_clock!(":deadline_at"), ", deadline_seconds = :deadline_seconds, \
-         status = CASE r.status WHEN 'waiting' THEN 'running' ELSE r.status END"),
-        ""
-    ),
-    ResumeRun: change!(", attempt = r.attempt + 1", ""),
-    UpdateLastEvent: change!("", ""),
-    UpdateProgress: change!(
-        ", turns = :turns_made, model = CASE WHEN octet_length(:model::bytea) > 0 THEN :model ELSE r.model END, \
-         stop_reason = :stop_reason, input_tokens = :input_tokens, output_tokens = :output_tokens, \
-         cache_read_tokens = :cache_read_tokens, cache_write_tokens = :cache_write_tokens, model_calls = :model_calls, \
-         tool_calls = :tool_calls, cost = :cost, unreported = :unreported, \
-         model_usage = coalesce(:model_usage, r.model_usage)",
-        ""
-    ),
-    CountToolCall: change!(", tool_calls = r.tool_calls + 1", ""),
-    RequestCancel: change!(
-        ", status = 'cancelling', cancel_reason = :reason",
-        " AND r.status <> 'cancelling'"
-    ),
-    HoldRun: change!(", held = true", " AND r.status <> 'cancelling' AND r.held IS NULL"),
-    ReleaseRun: change!(", held = NULL", " AND r.status <> 'cancelling' AND r.held IS NOT NULL"),
-    AddMessage: change!(
-        ", messages = :number",
-        " AND r.status <> 'cancelling' AND r.messages + 1 = :number"
-    ),
-    FinishChild: concat!(fence!(), finish_run!()),
-    /// The tree ends with its root: nothing is written to it any more.
-    FinishRoot: concat!(
-        "WITH fence AS (DELETE FROM trees WHERE root = :root AND node = :node AND epoch = :epoch \
-         RETURNING last_event + :count AS last_event), ",
-        finish_run!()
-    ),
     /// The list only grows: a shorter one is older.
     UpdateWarnings: "UPDATE runs SET warnings = :warnings \
          WHERE id = :run AND coalesce(octet_length(warnings), 0) < octet_length(:warnings::text)",

@@ -15,7 +15,7 @@ use crate::store::cluster::{
 };
 use crate::store::encoding::integers::signed;
 use crate::store::engine::Engine;
-use crate::store::postgres::run_inserts::HELD;
+use crate::store::postgres::run_changes::HELD;
 use crate::store::postgres::{PostgresStore, permits};
 use crate::store::reader::ReadMode;
 use crate::store::run_queries;
