@@ -1,4 +1,4 @@
-//! Values of a run's row: which inputs are in the row itself, usage, labels, models, warnings.
+//! Values of a run's row: which inputs are in the row itself, labels, models, warnings.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,6 @@ use crate::domain::run::Run;
 use crate::domain::usage::{ModelUsage, Usage};
 use crate::domain::warning::RunWarning;
 use crate::store::StoreError;
-use crate::store::encoding::integers::signed;
 
 /// An input up to this size, with the task of a child run, is stored in the run's own row.
 pub const MAX_INLINE_INPUT_BYTES: usize = 1024;
@@ -22,33 +21,6 @@ pub fn is_inline_input(run: &Run) -> bool {
         .map_or(0, |parts| parts.len() * PART_BYTES);
     let task = run.task.as_ref().map_or(0, String::len);
     run.input.text_bytes() + parts + task <= MAX_INLINE_INPUT_BYTES
-}
-
-/// Usage as columns.
-pub struct UsageValues {
-    pub input_tokens: i64,
-    pub output_tokens: i64,
-    pub cache_read_tokens: i64,
-    pub cache_write_tokens: i64,
-    pub model_calls: i64,
-    pub tool_calls: i64,
-    pub cost: Option<i64>,
-    pub unreported: i64,
-}
-
-impl From<&Usage> for UsageValues {
-    fn from(usage: &Usage) -> Self {
-        Self {
-            input_tokens: signed(usage.tokens.input),
-            output_tokens: signed(usage.tokens.output),
-            cache_read_tokens: signed(usage.tokens.cache_read),
-            cache_write_tokens: signed(usage.tokens.cache_write),
-            model_calls: signed(usage.model_calls),
-            tool_calls: signed(usage.tool_calls),
-            cost: usage.cost.map(|cost| signed(cost.0)),
-            unreported: signed(usage.unreported),
-        }
-    }
 }
 
 /// `None` if there are no labels.

@@ -232,7 +232,10 @@ impl<'c> Executor<'c> {
             0 if joined.run == joined.root => {
                 self.sql.has_unfinished_run.exists(&[(":id", &id)])?
             }
-            calls => run_changes::add_events(&mut self.sql, id, last_event, calls)? > 0,
+            calls => {
+                let write = joined.first();
+                run_changes::add_events(&mut self.sql, write, last_event, calls)? > 0
+            }
         };
         if !is_changed {
             self.explain_unchanged(joined.first())?;
@@ -253,7 +256,6 @@ impl<'c> Executor<'c> {
 
     /// Returns false if the write is to be ignored with its events.
     fn update_run(&mut self, write: &EncodedWrite, last_seq: u64) -> Result<bool, WriteError> {
-        let id = rows::id_bytes(&write.run);
         let last_event = integers::signed(last_seq);
         if let Change::Create(new_run) = &write.change {
             let (connection, sql) = (self.connection, &mut self.sql);
@@ -264,23 +266,26 @@ impl<'c> Executor<'c> {
         if let Some((claim, _)) = claim {
             run_inserts::check_unclaimed(&mut self.sql, claim)?;
         }
-        if let Change::Finish(finished) = &write.change {
-            if let Some(ended) = run_changes::finish(&mut self.sql, id, last_event, finished)? {
-                self.usage.count(&mut self.sql, write.root, ended)?;
-                return Ok(true);
-            }
-        } else if write.run == write.root && matches!(write.change, Change::Unchanged) {
+        let is_changed = match write.change {
             // Readers take the last event of a root from the log.
-            if self.sql.has_unfinished_run.exists(&[(":id", &id)])? {
-                return Ok(true);
+            Change::Unchanged if write.run == write.root => {
+                let id = rows::id_bytes(&write.run);
+                self.sql.has_unfinished_run.exists(&[(":id", &id)])?
             }
-        } else if run_changes::update(&mut self.sql, id, last_event, &write.change)? > 0 {
-            if let Some((claim, number)) = claim {
-                run_inserts::insert_claim(&mut self.sql, claim, write.run, Some(number))?;
-            }
-            return Ok(true);
+            _ => run_changes::update(&mut self.sql, write, last_event)? > 0,
+        };
+        if !is_changed {
+            return self.explain_unchanged(write);
         }
-        self.explain_unchanged(write)
+        if let Some((claim, number)) = claim {
+            run_inserts::insert_claim(&mut self.sql, claim, write.run, Some(number))?;
+        }
+        if let Change::Finish(finished) = &write.change
+            && let Some(ended) = run_changes::ended(&mut self.sql, write, finished)?
+        {
+            self.usage.count(&mut self.sql, write.root, ended)?;
+        }
+        Ok(true)
     }
 
     /// Why a write changed no row: false if it is to be ignored.

@@ -48,7 +48,6 @@ mod run_inserts;
 pub mod schema;
 pub mod search;
 mod sessions;
-mod sql_parts;
 mod statements;
 mod usage_rollup;
 mod vacuum;

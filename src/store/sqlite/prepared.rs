@@ -3,8 +3,7 @@
 
 use rusqlite::{Connection, Error, PrepFlags, Row, Rows, Statement, ToSql};
 
-use crate::store::sql::value::Params;
-use crate::store::sqlite::reader::bind;
+use crate::store::sql::value::{NamedValue, Params};
 
 /// Names, each with its colon, and values: what `rusqlite::named_params!` makes.
 pub type Named<'a> = &'a [(&'static str, &'a dyn ToSql)];
@@ -12,7 +11,7 @@ pub type Named<'a> = &'a [(&'static str, &'a dyn ToSql)];
 /// A statement that is prepared once and executed many times.
 pub struct PreparedStatement<'c> {
     statement: Statement<'c>,
-    /// The names of the last execution, with their positions.
+    /// The names of the last execution, with their positions; 0 is that of a name without a parameter.
     positions: Vec<(&'static str, usize)>,
 }
 
@@ -34,7 +33,31 @@ impl<'c> PreparedStatement<'c> {
 
     /// As [`Self::execute`], with values of which some may have no parameter.
     pub fn change(&mut self, params: Params<'_, '_>) -> rusqlite::Result<usize> {
-        bind(&mut self.statement, params)?;
+        if !self.has_positions(params.iter().map(|(name, _)| *name)) {
+            let position = |(name, _): &NamedValue<'_>| {
+                Ok((*name, self.statement.parameter_index(name)?.unwrap_or(0)))
+            };
+            let positions: Vec<_> = params
+                .iter()
+                .map(position)
+                .collect::<rusqlite::Result<_>>()?;
+            let (found, expected) = (
+                positions
+                    .iter()
+                    .filter(|(_, position)| *position > 0)
+                    .count(),
+                self.statement.parameter_count(),
+            );
+            if found != expected {
+                return Err(Error::InvalidParameterCount(found, expected));
+            }
+            self.positions = positions;
+        }
+        for ((_, value), (_, position)) in params.iter().zip(&self.positions) {
+            if *position > 0 {
+                self.statement.raw_bind_parameter(*position, value)?;
+            }
+        }
         self.statement.raw_execute()
     }
 
@@ -58,18 +81,21 @@ impl<'c> PreparedStatement<'c> {
     }
 
     fn bind(&mut self, params: Named<'_>) -> rusqlite::Result<()> {
-        // The names of one caller are the same each time, and in the same memory.
-        let is_same = |name: &str, other: &str| std::ptr::eq(name, other) || name == other;
-        let is_known = params.len() == self.positions.len()
-            && (params.iter().zip(&self.positions))
-                .all(|((name, _), (known, _))| is_same(name, known));
-        if !is_known {
+        if !self.has_positions(params.iter().map(|(name, _)| *name)) {
             self.positions = self.find_positions(params)?;
         }
         for ((_, value), (_, position)) in params.iter().zip(&self.positions) {
             self.statement.raw_bind_parameter(*position, value)?;
         }
         Ok(())
+    }
+
+    /// Whether these are the names of the last execution.
+    fn has_positions(&self, names: impl ExactSizeIterator<Item = &'static str>) -> bool {
+        // The names of one caller are the same each time, and in the same memory.
+        let is_same = |name: &str, other: &str| std::ptr::eq(name, other) || name == other;
+        names.len() == self.positions.len()
+            && (names.zip(&self.positions)).all(|(name, (known, _))| is_same(name, known))
     }
 
     fn find_positions(&self, params: Named<'_>) -> rusqlite::Result<Vec<(&'static str, usize)>> {

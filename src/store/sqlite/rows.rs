@@ -1,21 +1,9 @@
-//! Converts ids, inputs and claims to columns and back.
+//! Converts ids and claims to columns and back.
 
-use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Row, RowIndex};
 
-use crate::domain::content::Content;
 use crate::domain::run::RunId;
 use crate::store::ClaimedRun;
-
-pub fn input_value(input: &Content) -> ToSqlOutput<'_> {
-    match input {
-        Content::Text(text) => ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes())),
-        parts @ Content::Parts(_) => {
-            let json = serde_json::to_vec(parts).unwrap_or_default();
-            ToSqlOutput::Owned(rusqlite::types::Value::Blob(json))
-        }
-    }
-}
 
 /// Reads the columns `run`, `body` and `message` of a claim.
 pub fn claimed_run(row: &Row<'_>) -> rusqlite::Result<ClaimedRun> {

@@ -7,12 +7,13 @@ use rusqlite::{Connection, ErrorCode, named_params};
 use crate::domain::run::{Run, RunId, now};
 use crate::store::encoding::clock_skew::{self, ClockSkew};
 use crate::store::encoding::definition_cache::{self, DefinitionCache, Hash};
-use crate::store::encoding::integers;
-use crate::store::encoding::run_values::{self, UsageValues};
+use crate::store::encoding::run_values;
+use crate::store::row_changes;
+use crate::store::sql::value::values;
 use crate::store::sqlite::error::WriteError;
 use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::{clock, rows};
-use crate::store::{IdempotencyClaim, NewRun, ResumeState, StoreError};
+use crate::store::{IdempotencyClaim, NewRun, StoreError};
 
 /// What the writer remembers from one new run to the next, so that most of them write neither a definition nor a skew.
 pub struct RunInserts {
@@ -48,19 +49,17 @@ impl RunInserts {
         if let Some(source) = run.fork.as_ref().and_then(|fork| fork.from) {
             check_exists(sql, source.run)?;
         }
-        let resume_state = &new_run.resume_state;
-        let definition = self.store_definition(sql, &resume_state.definition, run.id)?;
-        insert_row(sql, run, resume_state, definition, last_event)?;
+        let definition = &new_run.resume_state.definition;
+        let definition = self.store_definition(sql, definition, run.id)?;
+        insert_row(sql, new_run, definition, last_event)?;
         if let Some(pinned_agents) = &new_run.pinned_agents {
             self.store_definition(sql, pinned_agents, run.id)?;
         }
         let id = rows::id_bytes(&run.id);
         if !run_values::is_inline_input(run) {
-            sql.insert_text.execute(named_params! {
-                ":run": id,
-                ":input": rows::input_value(&run.input),
-                ":task": run.task,
-            })?;
+            let [input, task] = row_changes::input_values(run);
+            let values = [(":run", run.id.into()), input, task];
+            sql.insert_text.change(&values)?;
         }
         for (key, value) in &run.labels {
             let label = named_params! {":key": key, ":value": value, ":run": id};
@@ -112,58 +111,18 @@ impl RunInserts {
 
 fn insert_row(
     sql: &mut Statements<'_>,
-    run: &Run,
-    resume_state: &ResumeState,
+    new_run: &NewRun,
     definition: Hash,
     last_event: i64,
 ) -> Result<(), WriteError> {
-    let is_inline = run_values::is_inline_input(run);
-    let usage = UsageValues::from(&run.usage);
-    let webhooks = Some(&resume_state.webhooks).filter(|webhooks| !webhooks.is_empty());
-    let inserted = sql.insert_run.execute(named_params! {
-        ":id": rows::id_bytes(&run.id),
-        ":root": rows::id_bytes(&run.root_id),
-        ":parent": run.parent_id.as_ref().map(rows::id_bytes),
-        ":child": run.parent_id.is_some(),
-        ":depth": run.depth.0,
-        ":status": run.status.as_str(),
-        ":agent": run.agent,
-        ":created_at": run.created_at.as_millisecond(),
-        ":started_at": run.started_at.map(|at| at.as_millisecond()),
-        ":last_event": last_event,
-        ":attempt": run.attempt,
-        ":turns": run.turns,
-        ":input_tokens": usage.input_tokens,
-        ":output_tokens": usage.output_tokens,
-        ":cache_read_tokens": usage.cache_read_tokens,
-        ":cache_write_tokens": usage.cache_write_tokens,
-        ":model_calls": usage.model_calls,
-        ":tool_calls": usage.tool_calls,
-        ":cost": usage.cost,
-        ":unreported": usage.unreported,
-        ":model": run.model,
-        ":stop_reason": run.stop_reason,
-        ":agent_version": run.agent_version,
-        ":tool_call_id": run.tool_call_id,
-        ":label": run.label,
-        ":completion_status": run.completion_status,
-        ":labels": run_values::labels_value(&run.labels),
-        ":cancel_reason": run.cancel_reason,
-        ":input": is_inline.then(|| rows::input_value(&run.input)),
-        ":task": run.task.as_ref().filter(|_| is_inline),
-        ":owner": run.owner,
-        ":definition": definition,
-        ":deadline_at": resume_state.deadline.map(|(at, _)| at.as_millisecond()),
-        ":deadline_seconds": resume_state.deadline.map(|(_, bound)| integers::signed(bound)),
-        ":timeout": integers::signed(resume_state.timeout),
-        ":stream": resume_state.stream,
-        ":webhook": webhooks.map(|webhooks| serde_json::to_string(webhooks).unwrap_or_default()),
-        ":session": run.session,
-        ":workdir_device": resume_state.workdir.map(|id| id.device.cast_signed()),
-        ":workdir_inode": resume_state.workdir.map(|id| id.inode.cast_signed()),
-        ":messages": run.fork.as_ref().map_or(0, |fork| fork.copied_messages),
-        ":fork": run.fork.as_ref().map(|fork| serde_json::to_string(fork).unwrap_or_default()),
+    let run = &new_run.run;
+    let mut values = row_changes::new_run_values(new_run, definition);
+    values.extend(values! {":run": run.id, ":root": run.root_id, ":last_event": last_event});
+    values.extend(match run_values::is_inline_input(run) {
+        true => row_changes::input_values(run),
+        false => values! {":input": None::<&str>, ":task": None::<&str>},
     });
+    let inserted = sql.insert_run.change(&values);
     match inserted {
         Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
             let message = format!("{} is in the store already", run.id);

@@ -7,10 +7,11 @@ use rusqlite::Connection;
 
 #[cfg(doc)]
 use crate::store::changes::Changes;
+use crate::store::row_changes::{
+    ENDED_COLUMNS, ENDED_ROOT_COLUMNS, NEW_COLUMNS, NEW_VALUES, RowChange, SET_LAST_EVENT,
+};
 use crate::store::sql::dialect::Dialect;
-
 use crate::store::sqlite::prepared::PreparedStatement;
-use crate::store::sqlite::sql_parts::ENDED_COLUMNS;
 
 /// The run that an idempotency key has accepted, and the hash of the request's body.
 pub const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
@@ -23,6 +24,8 @@ macro_rules! statements {
         $(#[$doc])*
         pub struct $name<'c> {
             $($(#[$field_doc])* pub $field: PreparedStatement<'c>,)*
+            /// By [`RowChange`].
+            row_changes: Vec<PreparedStatement<'c>>,
             /// Those of [`Changes`].
             by_text: HashMap<&'static str, PreparedStatement<'c>>,
         }
@@ -31,6 +34,10 @@ macro_rules! statements {
             pub fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
                 Ok(Self {
                     $($field: PreparedStatement::new(connection, $sql)?,)*
+                    row_changes: RowChange::ALL
+                        .iter()
+                        .map(|change| PreparedStatement::new(connection, &update_row(change)))
+                        .collect::<rusqlite::Result<_>>()?,
                     by_text: HashMap::new(),
                 })
             }
@@ -46,16 +53,7 @@ statements! {
         begin: "BEGIN IMMEDIATE",
         commit: "COMMIT",
         write_check: "INSERT OR REPLACE INTO checks (id, at) VALUES (1, unixepoch())",
-        insert_run: "INSERT INTO runs (id, root, parent, child, depth, status, agent, created_at, started_at, \
-             last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
-             model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
-             completion_status, labels, cancel_reason, input, task, owner, definition, deadline_at, \
-             deadline_seconds, timeout, stream, webhook, session, workdir_device, workdir_inode, messages, fork) \
-             VALUES (:id, :root, :parent, :child, :depth, :status, :agent, :created_at, :started_at, \
-             :last_event, :attempt, :turns, :input_tokens, :output_tokens, :cache_read_tokens, :cache_write_tokens, \
-             :model_calls, :tool_calls, :cost, :unreported, :model, :stop_reason, :agent_version, :tool_call_id, :label, \
-             :completion_status, :labels, :cancel_reason, :input, :task, :owner, :definition, :deadline_at, \
-             :deadline_seconds, :timeout, :stream, :webhook, :session, :workdir_device, :workdir_inode, :messages, :fork)",
+        insert_run: &Dialect::Sqlite.text(&format!("INSERT INTO runs ({NEW_COLUMNS}) VALUES ({NEW_VALUES})")),
         find_claim: FIND_CLAIM,
         /// A new idempotency key, or an expired one that is used again.
         upsert_claim: "INSERT OR REPLACE INTO claims (credential, route, key, run, body, expires, message) \
@@ -69,56 +67,9 @@ statements! {
              ON CONFLICT (hash) DO UPDATE SET used_until = max(used_until, excluded.used_until), only_run = NULL",
         insert_text: "INSERT INTO texts (run, input, task) VALUES (:run, :input, :task)",
         insert_label: "INSERT INTO labels (key, value, run) VALUES (:key, :value, :run)",
-        start_run: "UPDATE runs SET last_event = max(last_event, :last_event), \
-             started_at = coalesce(started_at, :started_at), deadline_at = :deadline_at, \
-             deadline_seconds = :deadline_seconds, status = CASE status WHEN 'queued' THEN 'running' ELSE status END \
-             WHERE id = :id AND finished_at IS NULL",
-        pause_run: "UPDATE runs SET last_event = max(last_event, :last_event), \
-             waiting_since = coalesce(waiting_since, :waiting_since), \
-             waiting_for = :waiting_for, status = CASE status WHEN 'running' THEN 'waiting' ELSE status END \
-             WHERE id = :id AND finished_at IS NULL",
-        /// The deadline moves by the time that the run was paused.
-        unpause_run: "UPDATE runs SET last_event = max(last_event, :last_event), waiting_since = NULL, \
-             waiting_for = NULL, \
-             waited = coalesce(waited, 0) + max(0, :deadline_at - coalesce(deadline_at, :deadline_at)), \
-             deadline_at = :deadline_at, deadline_seconds = :deadline_seconds, \
-             status = CASE status WHEN 'waiting' THEN 'running' ELSE status END \
-             WHERE id = :id AND finished_at IS NULL",
-        resume_run: "UPDATE runs SET last_event = max(last_event, :last_event), attempt = attempt + 1 \
-             WHERE id = :id AND finished_at IS NULL",
-        update_last_event: "UPDATE runs SET last_event = max(last_event, :last_event) \
-             WHERE id = :id AND finished_at IS NULL",
-        update_progress: "UPDATE runs SET last_event = max(last_event, :last_event), turns = :turns, \
-             model = coalesce(nullif(:model, ''), model), stop_reason = :stop_reason, \
-             input_tokens = :input_tokens, output_tokens = :output_tokens, cache_read_tokens = :cache_read_tokens, \
-             cache_write_tokens = :cache_write_tokens, model_calls = :model_calls, tool_calls = :tool_calls, \
-             cost = :cost, unreported = :unreported, model_usage = coalesce(:model_usage, model_usage) \
-             WHERE id = :id AND finished_at IS NULL",
-        count_tool_calls: "UPDATE runs SET last_event = max(last_event, :last_event), tool_calls = tool_calls + :count \
-             WHERE id = :id AND finished_at IS NULL",
-        request_cancel: "UPDATE runs SET last_event = max(last_event, :last_event), status = 'cancelling', \
-             cancel_reason = :reason WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling'",
-        hold_run: "UPDATE runs SET last_event = max(last_event, :last_event), held = 1 \
-             WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling' AND held IS NULL",
-        release_run: "UPDATE runs SET last_event = max(last_event, :last_event), held = NULL \
-             WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling' AND held IS NOT NULL",
-        add_message: "UPDATE runs SET last_event = max(last_event, :last_event), messages = :number \
-             WHERE id = :id AND finished_at IS NULL AND status <> 'cancelling' AND messages = :number - 1",
-        finish_run: "UPDATE runs SET last_event = max(last_event, :last_event), turns = :turns, \
-             model = coalesce(nullif(:model, ''), model), stop_reason = :stop_reason, \
-             input_tokens = :input_tokens, output_tokens = :output_tokens, cache_read_tokens = :cache_read_tokens, \
-             cache_write_tokens = :cache_write_tokens, model_calls = :model_calls, tool_calls = :tool_calls, \
-             cost = :cost, unreported = :unreported, status = :status, finished_at = :finished_at, \
-             content = :content, partial_content = :partial_content, error = :error, \
-             cancel_reason = :cancel_reason, tree_runs = :tree_runs, tree_input_tokens = :tree_input_tokens, \
-             tree_output_tokens = :tree_output_tokens, tree_cache_read_tokens = :tree_cache_read_tokens, \
-             tree_cache_write_tokens = :tree_cache_write_tokens, tree_model_calls = :tree_model_calls, \
-             tree_tool_calls = :tree_tool_calls, tree_cost = :tree_cost, tree_unreported = :tree_unreported, \
-             structured = :structured, completion_status = coalesce(:completion_status, completion_status), \
-             model_usage = coalesce(:model_usage, model_usage) \
-             WHERE id = :id AND finished_at IS NULL AND messages = coalesce(:messages, messages)",
         /// What is counted of an ended run. `RETURNING` would take twice as long as this.
-        ended_run: &format!("SELECT {ENDED_COLUMNS} FROM runs r WHERE r.id = :id"),
+        ended_run: &format!("SELECT {ENDED_ROOT_COLUMNS}, {ENDED_COLUMNS} FROM runs r JOIN runs root ON root.id = r.id \
+             WHERE r.id = :id"),
         /// The list only grows: a shorter one is older.
         update_warnings: "UPDATE runs SET warnings = :warnings \
              WHERE id = :id AND coalesce(octet_length(warnings), 0) < octet_length(:warnings)",
@@ -224,7 +175,19 @@ statements! {
     }
 }
 
+/// A change of a run that has not ended.
+fn update_row((set, condition): &(&str, &str)) -> String {
+    let sql = format!(
+        "UPDATE runs AS r SET {SET_LAST_EVENT}{set} WHERE r.id = :run AND r.finished_at IS NULL{condition}"
+    );
+    Dialect::Sqlite.text(&sql).into_owned()
+}
+
 impl<'c> Statements<'c> {
+    pub fn row_change(&mut self, change: RowChange) -> &mut PreparedStatement<'c> {
+        &mut self.row_changes[change as usize]
+    }
+
     /// A statement of [`Changes`], prepared when it is executed first.
     pub fn by_text(
         &mut self,
