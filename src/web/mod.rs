@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod batches;
+pub mod body;
 mod change_errors;
 pub mod clients;
 pub mod console;

@@ -15,12 +15,12 @@ use serde_json::{Map, Value, json};
 
 use crate::config::clients::Clients;
 use crate::web::auth;
+use crate::web::body::gzip;
 use crate::web::clients;
 use crate::web::clients::openai::is_unknown_operation;
 use crate::web::console;
 use crate::web::error::{self, Problem};
 use crate::web::error_shape::ErrorShape;
-use crate::web::extract::gzip;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::query::NoQuery;
 use crate::web::openapi::document;

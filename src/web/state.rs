@@ -17,11 +17,11 @@ use crate::engine::runner::Runner;
 use crate::engine::schedules::scheduler::Scheduler;
 use crate::ssrf::SsrfGuard;
 use crate::web::batches::handle::FeederHandle;
+use crate::web::body::body_budget::BodyBudget;
+use crate::web::body::content::AttachmentCounter;
+use crate::web::body::large_body::{DATA_FIELDS, LargeBodyLimiter};
+use crate::web::body::request_body::BodyLimits;
 use crate::web::clients::mcp::open_calls::OpenCalls;
-use crate::web::extract::body_budget::BodyBudget;
-use crate::web::extract::content::AttachmentCounter;
-use crate::web::extract::large_body::{DATA_FIELDS, LargeBodyLimiter};
-use crate::web::extract::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::tickets::TicketSigner;
 

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::engine::request::RunRequest;
+use crate::web::body::large_body::body_too_large;
+use crate::web::body::request_body::RequestBody;
 use crate::web::error::Problem;
-use crate::web::extract::large_body::body_too_large;
-use crate::web::extract::request_body::RequestBody;
 use crate::web::extract::run_request::build_run_request;
 use crate::web::state::Settings;
 

@@ -2,8 +2,8 @@
 
 use crate::domain::attachment::MediaType;
 use crate::domain::content::{AttachmentLink, Part};
+use crate::web::body::content::{AttachmentCounter, build_attachment, decode_base64};
 use crate::web::error::Problem;
-use crate::web::extract::content::{AttachmentCounter, build_attachment, decode_base64};
 
 /// What a message says about an image or file.
 pub struct AttachmentInput {

@@ -10,8 +10,8 @@ use crate::domain::agent::client_additions::ClientTool;
 use crate::domain::json_schema::arguments::{read_arguments, repair_arguments};
 use crate::domain::lenient_json;
 use crate::domain::message::shorten;
+use crate::web::body::json_body::{self, MAX_DEPTH};
 use crate::web::error::{Problem, quote};
-use crate::web::extract::json_body::{self, MAX_DEPTH};
 
 /// The most tools of one request.
 const MAX_TOOLS: usize = 128;

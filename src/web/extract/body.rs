@@ -4,8 +4,8 @@ use axum::extract::{FromRequest, Request};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
+use crate::web::body::request_body::{self, RequestBody};
 use crate::web::error::Problem;
-use crate::web::extract::request_body::{self, RequestBody};
 use crate::web::route::{Input, Route};
 use crate::web::state::AppState;
 

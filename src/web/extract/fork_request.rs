@@ -12,9 +12,9 @@ use crate::domain::message::{AssistantMessage, ToolCall, empty_arguments};
 use crate::domain::run::RunId;
 use crate::engine::fork::request::{DefinitionChoice, ForkEdit, ForkPoint, ForkRequest};
 use crate::engine::request::{Overrides, RunRequest};
+use crate::web::body::content::ContentInput;
+use crate::web::body::json_body::{self, MAX_DEPTH, Object};
 use crate::web::error::Problem;
-use crate::web::extract::content::ContentInput;
-use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::extract::run_request::{
     MAX_LABEL_VALUE, ResponseFormatInput, WebhookInput, check_labels, check_params,
     check_session_name, invalid_override, parse_timeout,

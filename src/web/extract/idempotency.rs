@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 
 use crate::domain::run::now;
 use crate::store::{ClaimedRun, IdempotencyClaim, IdempotencyKey};
+use crate::web::body::request_body::RequestBody;
 use crate::web::error::Problem;
-use crate::web::extract::request_body::RequestBody;
 use crate::web::problem_code::ProblemCode;
 use crate::web::route::{Input, Route};
 

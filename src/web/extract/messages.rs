@@ -12,9 +12,9 @@ use crate::domain::message::{
     AssistantMessage, InvalidArguments, Message, ToolCall, ToolResult, empty_arguments,
     encoded_object,
 };
+use crate::web::body::content::{AttachmentCounter, ContentInput};
+use crate::web::body::json_body::{self, MAX_DEPTH, Object};
 use crate::web::error::{Problem, quote};
-use crate::web::extract::content::{AttachmentCounter, ContentInput};
-use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::problem_code::ProblemCode;
 
 // As it is read. `MessageSchema` tells which message has which fields.

@@ -17,13 +17,13 @@ use crate::engine::admission::sessions::OnBusy;
 use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
 use crate::engine::state::provider_keys::Keys;
 use crate::validation;
+use crate::web::body::content::RunInput;
+use crate::web::body::form::Form;
+use crate::web::body::json_body::{self, MAX_DEPTH, Object};
+use crate::web::body::known_fields;
+use crate::web::body::request_body::{RequestBody, parse_large};
 use crate::web::error::Problem;
-use crate::web::extract::content::RunInput;
-use crate::web::extract::form::Form;
-use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
-use crate::web::extract::known_fields;
 use crate::web::extract::messages::{self, MessageInput};
-use crate::web::extract::request_body::{RequestBody, parse_large};
 use crate::web::json_pointer;
 use crate::web::state::Settings;
 
@@ -401,8 +401,8 @@ mod tests {
     use crate::domain::usage::Cost;
     use crate::engine::request::RunRequest;
     use crate::ssrf::SsrfGuard;
+    use crate::web::body::body_budget::BodyBudget;
     use crate::web::error::Problem;
-    use crate::web::extract::body_budget::BodyBudget;
     use crate::web::server::forwarded::TrustedProxies;
     use crate::web::state::Settings;
 

@@ -23,12 +23,12 @@ use crate::record::entry::{self, Entry};
 use crate::store::IdempotencyClaim;
 use crate::store::approvals::{ApprovalPage, ApprovalQuery};
 use crate::web::auth::Principal;
+use crate::web::body::request_body::RequestBody;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{Params, RunPath, check_may_change};
 use crate::web::extract::query::{AnyRun, Cursor, NoQuery, Query};
-use crate::web::extract::request_body::RequestBody;
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{
     CallNotReached, Draining, NothingWaits, OtherArguments, RunNotFound,

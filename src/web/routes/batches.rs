@@ -30,15 +30,15 @@ use crate::store::batches::{BatchChange, BatchKey, BatchQuery, LineQuery};
 use crate::store::run_store::RunStore;
 use crate::web::auth::Principal;
 use crate::web::batches::line;
+use crate::web::body::json_body::decode_utf8;
+use crate::web::body::request_body;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::body::JsonBody;
 use crate::web::extract::idempotency::{self, RepeatKey};
-use crate::web::extract::json_body::decode_utf8;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{AgentPath, Params};
 use crate::web::extract::provider_keys::NoProviderKeys;
 use crate::web::extract::query::{Cursor, NoQuery, Query};
-use crate::web::extract::request_body;
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{
     self, AgentInvalid, BatchNotFound, Draining, InvalidBody, QueueFull,

@@ -21,15 +21,15 @@ use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::state::provider_keys::Keys;
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
+use crate::web::body::large_body::{DATA_FIELDS, DataField};
+use crate::web::body::request_body::{self, BodyLimits, RequestBody};
 use crate::web::error::Problem;
 use crate::web::extract::accept::prefers_stream;
 use crate::web::extract::idempotency::{self, RepeatKey};
-use crate::web::extract::large_body::{DATA_FIELDS, DataField};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::AgentPath;
 use crate::web::extract::provider_keys;
 use crate::web::extract::query::Query;
-use crate::web::extract::request_body::{self, BodyLimits, RequestBody};
 use crate::web::extract::run_request::{CreateRunRequest, build_run_request};
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{

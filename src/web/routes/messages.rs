@@ -14,12 +14,12 @@ use crate::domain::run::RunId;
 use crate::engine::add_message::{AddMessageError, MessageRequest};
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
+use crate::web::body::content::{AttachmentCounter, ContentInput};
+use crate::web::body::request_body::{self, RequestBody};
 use crate::web::error::Problem;
-use crate::web::extract::content::{AttachmentCounter, ContentInput};
 use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::path::ChangedRunPath;
 use crate::web::extract::query::NoQuery;
-use crate::web::extract::request_body::{self, RequestBody};
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{
     AttachmentsTooLarge, Draining, IdempotencyConflict, RunEnded, TooManyMessages,

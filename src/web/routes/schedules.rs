@@ -17,6 +17,7 @@ use crate::domain::timestamp_text;
 use crate::engine::schedules::scheduler::{ScheduleState, TriggerError};
 use crate::store::schedules::ScheduleId;
 use crate::web::auth::Principal;
+use crate::web::body::request_body::RequestBody;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::body::JsonBody;
 use crate::web::extract::idempotency::{self, RepeatKey};
@@ -24,7 +25,6 @@ use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::Params;
 use crate::web::extract::provider_keys::NoProviderKeys;
 use crate::web::extract::query::{NoQuery, Query};
-use crate::web::extract::request_body::RequestBody;
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{
     self, AgentInvalid, BudgetExhausted, Draining, InvalidModel, ProviderUnavailable, QueueFull,

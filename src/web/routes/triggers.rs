@@ -22,12 +22,12 @@ use crate::domain::run::{RunId, now};
 use crate::domain::trigger::{Trigger, TriggerKind};
 use crate::engine::request::{RunRequest, StartError};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
+use crate::web::body::large_body::body_too_large;
+use crate::web::body::request_body;
 use crate::web::error::Problem;
 use crate::web::extract::idempotency;
-use crate::web::extract::large_body::body_too_large;
 use crate::web::extract::path::Params;
 use crate::web::extract::provider_keys;
-use crate::web::extract::request_body;
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{
     self, BodyTooLarge, BudgetExhausted, Draining, InvalidBody, InvalidJson, InvalidSignature,

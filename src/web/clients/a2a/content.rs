@@ -4,12 +4,10 @@ use serde_json::value::RawValue;
 
 use crate::domain::attachment::{FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::content::{AttachmentLink, Content, Part};
+use crate::web::body::content::{AttachmentCounter, build_attachment, check_name, decode_base64};
+use crate::web::body::large_body::DataField;
 use crate::web::clients::a2a::message::PartInput;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::content::{
-    AttachmentCounter, build_attachment, check_name, decode_base64,
-};
-use crate::web::extract::large_body::DataField;
 use crate::web::problem_code::ProblemCode;
 
 /// The fields with Base64. `data` is any JSON here, and `url` is no data URL.
@@ -145,7 +143,7 @@ mod tests {
 
     use super::parse;
     use crate::config::AttachmentLimits;
-    use crate::web::extract::content::AttachmentCounter;
+    use crate::web::body::content::AttachmentCounter;
 
     fn read(parts: Value) -> Result<(String, Option<String>), String> {
         let limits = AttachmentLimits {

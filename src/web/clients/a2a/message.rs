@@ -5,9 +5,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::web::body::json_body::Object;
 use crate::web::clients::a2a::push_config::PushConfigInput;
 use crate::web::error::Problem;
-use crate::web::extract::json_body::Object;
 use crate::web::extract::run_request::check_session_name;
 
 /// Maximum characters of a message's id, as of an idempotency key.

@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::domain::run::{Run, RunId};
 use crate::store::push_configs::{MAX_PUSH_CONFIGS, PushConfig};
 use crate::web::auth::Principal;
+use crate::web::body::request_body::{self, RequestBody};
 use crate::web::clients::a2a::context::context_id;
 use crate::web::clients::a2a::push_config::PushConfigInput;
 use crate::web::clients::a2a::response;
@@ -18,7 +19,6 @@ use crate::web::clients::a2a::tasks::{TaskPath, find};
 use crate::web::clients::a2a::version::Version1;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::path::Params;
-use crate::web::extract::request_body::{self, RequestBody};
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::AppState;
 

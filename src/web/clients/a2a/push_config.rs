@@ -5,8 +5,8 @@ use serde::Deserialize;
 
 use crate::ssrf::{self, SsrfGuard};
 use crate::store::push_configs::{PushConfig, PushTarget};
+use crate::web::body::json_body::Object;
 use crate::web::error::Problem;
-use crate::web::extract::json_body::Object;
 
 /// Maximum bytes of each text.
 const MAX_BYTES: usize = 4096;

@@ -16,16 +16,16 @@ use url::form_urlencoded;
 
 use crate::config::KeyScope;
 use crate::web::auth::Principal;
+use crate::web::body::json_body::{self, decode_utf8};
+use crate::web::body::request_body::{self, BodyLimits, RequestBody, parse_large};
 use crate::web::clients::a2a::push::TaskConfigPath;
 use crate::web::clients::a2a::tasks::TaskPath;
 use crate::web::clients::a2a::version::Version1;
 use crate::web::clients::a2a::{card, content, error, list, push, response, send, tasks};
 use crate::web::error::{Problem, quote};
 use crate::web::error_shape::{ErrorShape, ShapedError};
-use crate::web::extract::json_body::{self, decode_utf8};
 use crate::web::extract::path::{AgentPath, Params};
 use crate::web::extract::public_url::PublicUrl;
-use crate::web::extract::request_body::{self, BodyLimits, RequestBody, parse_large};
 use crate::web::problem_code::ProblemCode;
 use crate::web::response::sse;
 use crate::web::routes::create_run::ParsedRequest;

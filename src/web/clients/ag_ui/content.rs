@@ -5,11 +5,11 @@ use serde_json::Value;
 
 use crate::domain::attachment::{FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::content::{Content, Part};
+use crate::web::body::content::{AttachmentCounter, check_name};
+use crate::web::body::json_body;
+use crate::web::body::large_body::DataField;
 use crate::web::clients::attachment::AttachmentInput;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::content::{AttachmentCounter, check_name};
-use crate::web::extract::json_body;
-use crate::web::extract::large_body::DataField;
 
 /// The fields with Base64 or data URLs.
 pub const DATA_FIELDS: &[DataField] = &[

@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::content::Content;
 use crate::domain::message::ToolResult;
+use crate::web::body::content::AttachmentCounter;
+use crate::web::body::json_body::{self, MAX_DEPTH, Object};
 use crate::web::clients::ag_ui::content;
 use crate::web::clients::client_tools::{self, FunctionInput, RequestTools};
 use crate::web::error::Problem;
-use crate::web::extract::content::AttachmentCounter;
-use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 
 /// Members that axed has no use for, such as `state` and `forwardedProps`, are passed over.
 #[derive(Deserialize, JsonSchema)]

@@ -9,10 +9,10 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use crate::web::body::json_body::{self, MAX_DEPTH, Object, decode_utf8};
+use crate::web::body::request_body::parse_large;
 use crate::web::error::Problem;
 use crate::web::error_shape::{ErrorShape, ShapedError};
-use crate::web::extract::json_body::{self, MAX_DEPTH, Object, decode_utf8};
-use crate::web::extract::request_body::parse_large;
 use crate::web::problem_code::ProblemCode;
 
 /// Errors that occur before a message is read, such as an unknown key.

@@ -4,10 +4,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::domain::content::{Content, Part};
+use crate::web::body::content::{AttachmentCounter, check_name};
+use crate::web::body::json_body::{self, Object};
 use crate::web::clients::attachment::AttachmentInput;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::content::{AttachmentCounter, check_name};
-use crate::web::extract::json_body::{self, Object};
 
 /// A part of a message, in the forms of chat completions (`text`, `image_url`, `file`) and of responses (`input_text`,
 /// `input_image`, `input_file`, `output_text`).

@@ -7,9 +7,9 @@ use crate::domain::trace::TraceContext;
 use crate::engine::state::provider_keys::Keys;
 use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
+use crate::web::body::request_body::RequestBody;
 use crate::web::error::Problem;
 use crate::web::extract::idempotency;
-use crate::web::extract::request_body::RequestBody;
 use crate::web::routes::create_run::ParsedRequest;
 use crate::web::state::Settings;
 

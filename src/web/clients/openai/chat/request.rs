@@ -19,13 +19,13 @@ use crate::domain::content::{Content, Part};
 use crate::domain::message::{ToolCall, ToolResult, empty_arguments, encoded_object};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
+use crate::web::body::content::AttachmentCounter;
+use crate::web::body::json_body::{self, MAX_DEPTH, Object};
 use crate::web::clients::client_tools::{FunctionInput, RequestTools};
 use crate::web::clients::history::{self, Entry, History};
 use crate::web::clients::openai::content;
 use crate::web::clients::openai::tool_choice;
 use crate::web::error::Problem;
-use crate::web::extract::content::AttachmentCounter;
-use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 use crate::web::extract::run_request::{
     MAX_LABEL_VALUE, ResponseFormatInput, check_labels, invalid_override,
 };

@@ -16,6 +16,8 @@ use crate::domain::content::Content;
 use crate::domain::message::{Message, ToolResult};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::auth::Principal;
+use crate::web::body::content::AttachmentCounter;
+use crate::web::body::json_body::{self, Object};
 use crate::web::clients::client_tools::{FunctionInput, RequestTools};
 use crate::web::clients::history::{self, Entry, History};
 use crate::web::clients::openai::chat::request::{
@@ -26,8 +28,6 @@ use crate::web::clients::openai::responses::echo::Echo;
 use crate::web::clients::openai::responses::record::ResponseRecord;
 use crate::web::clients::openai::tool_choice;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::content::AttachmentCounter;
-use crate::web::extract::json_body::{self, Object};
 use crate::web::extract::run_request::{
     ResponseFormatInput, check_labels, check_session_name, invalid_override,
 };

@@ -11,8 +11,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
 
+use crate::web::body::known_fields;
 use crate::web::error::{Problem, did_you_mean, quote};
-use crate::web::extract::known_fields;
 use crate::web::json_pointer;
 use crate::web::problem_code::ProblemCode;
 

@@ -107,7 +107,7 @@ mod tests {
     use schemars::JsonSchema;
 
     use super::{place_in_agent_file, place_in_body};
-    use crate::web::extract::json_body::Object;
+    use crate::web::body::json_body::Object;
 
     #[derive(JsonSchema)]
     #[allow(dead_code, reason = "only the schema is read")]

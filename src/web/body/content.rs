@@ -18,8 +18,8 @@ use crate::config::AttachmentLimits;
 use crate::domain::attachment::{Attachment, FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::content::{AttachmentLink, Content, Part};
 use crate::ssrf::{self, SsrfGuard};
+use crate::web::body::json_body::Object;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::json_body::Object;
 
 /// Maximum characters of a file's name.
 const MAX_FILE_NAME: usize = 255;

@@ -14,9 +14,9 @@ use sha2::{Digest, Sha256};
 
 use crate::config::AttachmentLimits;
 use crate::domain::content::{Content, Part};
+use crate::web::body::content::{self, AttachmentCounter};
+use crate::web::body::large_body::{body_too_large, total_too_large};
 use crate::web::error::Problem;
-use crate::web::extract::content::{self, AttachmentCounter};
-use crate::web::extract::large_body::{body_too_large, total_too_large};
 use crate::web::json_pointer;
 use crate::web::problem_code::ProblemCode;
 

@@ -14,14 +14,12 @@ use serde::de::DeserializeOwned;
 
 use crate::config::AttachmentLimits;
 use crate::engine::blocking::run_blocking;
+use crate::web::body::body_budget::{BodyAccount, BodyBudget, FREE_BYTES};
+use crate::web::body::form::{self, Form};
+use crate::web::body::gzip::ContentEncoding;
+use crate::web::body::json_body::{decode_utf8, parse_json};
+use crate::web::body::large_body::{DataField, LargeBodyLimiter, body_too_large, total_too_large};
 use crate::web::error::{Problem, quote};
-use crate::web::extract::body_budget::{BodyAccount, BodyBudget, FREE_BYTES};
-use crate::web::extract::form::{self, Form};
-use crate::web::extract::gzip::ContentEncoding;
-use crate::web::extract::json_body::{decode_utf8, parse_json};
-use crate::web::extract::large_body::{
-    DataField, LargeBodyLimiter, body_too_large, total_too_large,
-};
 use crate::web::problem_code::ProblemCode;
 
 /// Bodies above this size are parsed off the runtime's threads.
