@@ -21,7 +21,6 @@ use crate::domain::glob::Matcher;
 use crate::domain::run::{Run, RunId};
 use crate::store::StoreError;
 use crate::store::run_store::RunStore;
-use crate::web::body::body_budget::KeyName;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 use crate::web::route::Input;
@@ -53,15 +52,14 @@ async fn authorize(
     let key = Arc::clone(find_key(&settings.keys, request.headers())?);
     // The handlers do not need it, and cannot leak it this way.
     request.headers_mut().remove(AUTHORIZATION);
-    let principal = Principal(Some(key));
+    let principal = Principal(Some(Arc::clone(&key)));
     principal.require_any_scope(&scopes)?;
-    if let Some(name) = principal.key_name() {
-        request.extensions_mut().insert(KeyName(name.to_owned()));
-    }
-    request.extensions_mut().insert(principal.clone());
+    request.extensions_mut().insert(principal);
+    // For the budget of bodies.
+    request.extensions_mut().insert(Arc::clone(&key));
     let mut response = next.run(request).await;
     // For the access log.
-    response.extensions_mut().insert(principal);
+    response.extensions_mut().insert(key);
     Ok(response)
 }
 

@@ -11,6 +11,7 @@ use axum::http::request::Parts;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 
+use crate::config::ClientKey;
 use crate::web::error::{Problem, RETRY_INTERVAL_SECS};
 use crate::web::problem_code::ProblemCode;
 use crate::web::server::forwarded::ClientAddress;
@@ -34,10 +35,6 @@ struct Used {
     by_reader: HashMap<Reader, usize>,
 }
 
-/// The key of the request. Authentication adds it.
-#[derive(Clone, Debug)]
-pub struct KeyName(pub String);
-
 /// Whose body it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Reader {
@@ -48,8 +45,9 @@ enum Reader {
 
 impl Reader {
     fn of(parts: &Parts) -> Self {
-        if let Some(KeyName(key)) = parts.extensions.get() {
-            return Self::Key(key.clone());
+        // Authentication adds it.
+        if let Some(key) = parts.extensions.get::<Arc<ClientKey>>() {
+            return Self::Key(key.name.clone());
         }
         let address = parts.extensions.get::<ClientAddress>();
         Self::Address(address.map(ClientAddress::network))

@@ -24,9 +24,8 @@ use tower_http::compression::predicate::{NotForContentType, Predicate, SizeAbove
 use tower_http::sensitive_headers::SetSensitiveRequestHeadersLayer;
 use tracing::{debug, error, warn};
 
-use crate::config::Cors;
+use crate::config::{ClientKey, Cors};
 use crate::domain::run::RunId;
-use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::error_shape::ErrorShape;
 use crate::web::server::cors::cors_layer;
@@ -183,13 +182,13 @@ impl HandledRequest {
             }
         }
         let status = response.status().as_u16();
-        let principal = response.extensions().get::<Principal>();
+        let key = response.extensions().get::<Arc<ClientKey>>();
         debug!(
             request.id = request_id_text,
             http.method = method.as_str(),
             url.path = path,
             http.status = status,
-            key = principal.and_then(Principal::key_name),
+            key = key.map(|key| key.name.as_str()),
             bytes = response.body().size_hint().exact(),
             client.address = client.address.map(display),
             url.scheme = client.scheme,
