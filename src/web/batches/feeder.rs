@@ -19,8 +19,8 @@ use crate::engine::state::period_budgets::BudgetExhausted;
 use crate::standing_task;
 use crate::store::batches::{BatchChange, LineQuery};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
-use crate::web::batches::handle::FeederHandle;
 use crate::web::batches::line;
+use crate::web::state::feeder_handle::FeederHandle;
 use crate::web::state::{AppState, Settings};
 
 /// Runs of one batch that have not ended.

@@ -2,5 +2,4 @@
 //! accepted; the feeder starts their runs a few at a time.
 
 pub mod feeder;
-pub mod handle;
 pub mod line;

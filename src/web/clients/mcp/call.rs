@@ -17,7 +17,7 @@ use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::body::request_body::RequestBody;
 use crate::web::clients::mcp::call_stream::CallStream;
-use crate::web::clients::mcp::open_calls::CallKey;
+use crate::web::clients::mcp::open_calls::{CallKey, OpenCalls};
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, RpcRequest, problem_data};
 use crate::web::clients::mcp::server_info::complete;
@@ -37,9 +37,6 @@ use crate::web::wait;
 
 /// A run that ends within this time is answered with its result also if the client takes tasks.
 const TASK_DELAY: Duration = Duration::from_secs(1);
-
-/// The header of the session that `initialize` names, which identifies a client of an earlier version.
-pub const SESSION_HEADER: &str = "mcp-session-id";
 
 /// The answer to a call.
 pub enum CallOutcome {
@@ -61,6 +58,7 @@ struct CalledRun {
 
 pub async fn call(
     state: &AppState,
+    open_calls: &Arc<OpenCalls>,
     principal: &Principal,
     headers: &HeaderMap,
     caller: &Caller,
@@ -98,7 +96,12 @@ pub async fn call(
         }
     };
     match called {
-        Ok(called) => respond(state, principal, headers, caller, request, called).await,
+        Ok(called) => {
+            let respond = respond(
+                state, open_calls, principal, headers, caller, request, called,
+            );
+            respond.await
+        }
         Err(problem) if is_for_model(&problem) => Ok(CallOutcome::Result {
             result: complete(call_result::from_problem(&problem), caller.is_modern)?,
             run: None,
@@ -207,6 +210,7 @@ async fn continue_run(
 
 async fn respond(
     state: &AppState,
+    open_calls: &Arc<OpenCalls>,
     principal: &Principal,
     headers: &HeaderMap,
     caller: &Caller,
@@ -232,13 +236,12 @@ async fn respond(
         let run = Some(id);
         return Ok(CallOutcome::Result { result, run });
     }
-    let session = headers.get(SESSION_HEADER).and_then(|id| id.to_str().ok());
+    let request = request.id.clone();
     let key = match caller.is_modern {
         true => None,
-        false => CallKey::new(principal.key_name(), session, &request.id),
+        false => CallKey::new(principal, headers, request.clone()),
     };
-    let open_call = key.map(|key| state.mcp_calls.add(key));
-    let request = request.id.clone();
+    let open_call = key.map(|key| open_calls.add(key));
     let stream = CallStream::drive(state, principal, caller, request, run, events, open_call);
     Ok(CallOutcome::Waiting {
         run: id,

@@ -1,7 +1,9 @@
 //! `POST /mcp`: reads one message, checks what it says about its version, and calls the method.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::header::HeaderName;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
@@ -17,9 +19,9 @@ use crate::config::KeyScope;
 use crate::domain::run::RunId;
 use crate::web::auth::Principal;
 use crate::web::body::request_body::{self, RequestBody, parse_large, unsupported_media_type};
-use crate::web::clients::mcp::call::{CallOutcome, SESSION_HEADER, call};
+use crate::web::clients::mcp::call::{CallOutcome, call};
 use crate::web::clients::mcp::call_stream::CallStream;
-use crate::web::clients::mcp::open_calls::CallKey;
+use crate::web::clients::mcp::open_calls::{CallKey, OpenCalls, SESSION_HEADER};
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{Message, RpcError, RpcRequest};
 use crate::web::clients::mcp::server_info::{self, complete};
@@ -37,6 +39,7 @@ const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
 
 pub async fn post(
     State(state): State<AppState>,
+    Extension(open_calls): Extension<Arc<OpenCalls>>,
     principal: Principal,
     links: LinkPrefix,
     request: Request,
@@ -59,16 +62,17 @@ pub async fn post(
         Message::Request(request) => {
             let id = request.id.clone();
             // The run may take long: nothing of the request is kept but its id.
-            let replied = respond(&state, &principal, &links, &parts.headers, request).await;
-            Ok(match replied {
+            let headers = &parts.headers;
+            let replied = respond(&state, &open_calls, &principal, &links, headers, request);
+            Ok(match replied.await {
                 Ok(Reply::Response(response)) => response,
-                Ok(Reply::Call(outcome)) => call_response(&parts.headers, &id, outcome).await,
+                Ok(Reply::Call(outcome)) => call_response(headers, &id, outcome).await,
                 Err(error) => json_response(error.status, &error.response(Some(&id))),
             })
         }
         Message::Notification { method, params } => {
             if method == "notifications/cancelled" {
-                cancel_call(&state, &principal, &parts.headers, &params);
+                cancel_call(&open_calls, &principal, &parts.headers, &params);
             }
             Ok(StatusCode::ACCEPTED.into_response())
         }
@@ -77,13 +81,17 @@ pub async fn post(
 }
 
 /// Cancels a call of a client of an earlier version.
-fn cancel_call(state: &AppState, principal: &Principal, headers: &HeaderMap, params: &RawValue) {
+fn cancel_call(
+    open_calls: &OpenCalls,
+    principal: &Principal,
+    headers: &HeaderMap,
+    params: &RawValue,
+) {
     let params = serde_json::from_str::<CancelledNotificationParam>(params.get()).ok();
     let request = params.and_then(|params| params.request_id);
-    let session = headers.get(SESSION_HEADER).and_then(|id| id.to_str().ok());
-    let key = request.and_then(|id| CallKey::new(principal.key_name(), session, &id));
+    let key = request.and_then(|id| CallKey::new(principal, headers, id));
     if let Some(key) = key {
-        state.mcp_calls.cancel(&key);
+        open_calls.cancel(&key);
     }
 }
 
@@ -95,6 +103,7 @@ enum Reply {
 
 async fn respond(
     state: &AppState,
+    open_calls: &Arc<OpenCalls>,
     principal: &Principal,
     links: &str,
     headers: &HeaderMap,
@@ -118,7 +127,7 @@ async fn respond(
             success(request, &caller, tools::list(state, principal))
         }
         "tools/call" => {
-            let outcome = call(state, principal, headers, &caller, request).await?;
+            let outcome = call(state, open_calls, principal, headers, &caller, request).await?;
             return Ok(Reply::Call(outcome));
         }
         "subscriptions/listen" if caller.is_modern => {

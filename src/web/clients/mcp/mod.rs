@@ -2,8 +2,12 @@
 //! the versions with an `initialize` handshake. The types of messages are those of rmcp; its HTTP server is not used, because
 //! it spawns tasks that nobody awaits and answers errors as text.
 
+use std::sync::Arc;
+
+use axum::Extension;
 use axum::routing::post;
 
+use crate::web::clients::mcp::open_calls::OpenCalls;
 use crate::web::clients::mcp::rpc::ERRORS;
 use crate::web::route::{Route, of_protocol};
 
@@ -23,5 +27,7 @@ pub mod tasks;
 pub mod tools;
 
 pub fn routes() -> Vec<Route> {
-    vec![of_protocol("post", "/mcp", post(handler::post), ERRORS).with_any_key()]
+    let open_calls = Extension(Arc::<OpenCalls>::default());
+    let handler = post(handler::post).layer(open_calls);
+    vec![of_protocol("post", "/mcp", handler, ERRORS).with_any_key()]
 }

@@ -3,9 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use parking_lot::Mutex;
 use rmcp::model::RequestId;
 use tokio_util::sync::CancellationToken;
+
+use crate::web::auth::Principal;
+
+/// The header of the session that `initialize` names, which identifies a client of an earlier version.
+pub const SESSION_HEADER: &str = "mcp-session-id";
 
 /// Maximum characters of a session id that a client sends.
 const MAX_SESSION: usize = 128;
@@ -24,12 +30,12 @@ pub struct CallKey {
 
 impl CallKey {
     /// `None` without a session.
-    pub fn new(owner: Option<&str>, session: Option<&str>, request: &RequestId) -> Option<Self> {
-        let session = session.filter(|session| session.len() <= MAX_SESSION)?;
-        Some(Self {
-            owner: owner.map(str::to_owned),
+    pub fn new(principal: &Principal, headers: &HeaderMap, request: RequestId) -> Option<Self> {
+        let session = headers.get(SESSION_HEADER)?.to_str().ok()?;
+        (session.len() <= MAX_SESSION).then(|| Self {
+            owner: principal.key_name().map(str::to_owned),
             session: session.to_owned(),
-            request: request.clone(),
+            request,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The state that all handlers share.
+//! The state that all handlers share. It imports nothing that a handler is made of.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,14 +16,15 @@ use crate::engine::run_owners::RunOwners;
 use crate::engine::runner::Runner;
 use crate::engine::schedules::scheduler::Scheduler;
 use crate::ssrf::SsrfGuard;
-use crate::web::batches::handle::FeederHandle;
 use crate::web::body::body_budget::BodyBudget;
 use crate::web::body::content::AttachmentCounter;
 use crate::web::body::large_body::{DATA_FIELDS, LargeBodyLimiter};
 use crate::web::body::request_body::BodyLimits;
-use crate::web::clients::mcp::open_calls::OpenCalls;
 use crate::web::server::forwarded::TrustedProxies;
+use crate::web::state::feeder_handle::FeederHandle;
 use crate::web::tickets::TicketSigner;
+
+pub mod feeder_handle;
 
 /// A batch may have this many times the bytes of another body.
 const BATCH_FACTOR: usize = 4;
@@ -44,8 +45,6 @@ pub struct AppState {
     pub ticket_signer: Arc<TicketSigner>,
     /// Whether the last check of the store has failed, so that the log says it once.
     pub store_failed: Arc<AtomicBool>,
-    /// The calls of MCP clients that may cancel them by a notification.
-    pub mcp_calls: Arc<OpenCalls>,
 }
 
 impl AppState {
@@ -60,7 +59,6 @@ impl AppState {
             feeder: Arc::default(),
             ticket_signer: Arc::default(),
             store_failed: Arc::default(),
-            mcp_calls: Arc::default(),
         }
     }
 }
