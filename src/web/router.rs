@@ -24,6 +24,7 @@ use crate::web::error_shape::ErrorShape;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::query::NoQuery;
 use crate::web::openapi::document;
+use crate::web::openapi::schemas::Schemas;
 use crate::web::response::revalidation::{IfNoneMatch, entity_tag};
 use crate::web::route::{Route, get};
 use crate::web::routes::{
@@ -35,7 +36,7 @@ use crate::web::server::origin_guard::OriginGuard;
 use crate::web::state::{AppState, OpenApiDocument};
 
 /// All routes; `metrics` tells whether `/metrics` is one of them, `clients` which other protocols have routes.
-pub fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
+fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
     let mut table = [
         agents::routes(),
         create_run::routes(),
@@ -204,7 +205,15 @@ fn with_shape(problem: Problem, shape: Option<ErrorShape>) -> Response {
 
 /// The OpenAPI document. `prefix` is the server's path prefix; `metrics` tells whether this server has `/metrics`.
 pub fn openapi_json(prefix: &str, metrics: bool, clients: Clients) -> String {
-    document::document(prefix, &route_table(metrics, clients))
+    let mut schemas = Schemas::default();
+    let mut paths = Map::new();
+    for route in route_table(metrics, clients) {
+        if let Some(operation) = route.operation(&mut schemas) {
+            let operations = paths.entry(route.path).or_insert_with(|| json!({}));
+            operations[route.method] = operation;
+        }
+    }
+    document::document(prefix, paths, schemas)
 }
 
 fn openapi_route() -> Route {

@@ -1,5 +1,4 @@
-//! Builds the OpenAPI 3.1 document from the route table, from the description of each route, and from the types of request
-//! and response bodies.
+//! The OpenAPI 3.1 document around the operations of the routes.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +6,6 @@ use crate::config::KeyScope;
 use crate::web::error::ProblemBody;
 use crate::web::openapi::examples;
 use crate::web::openapi::schemas::Schemas;
-use crate::web::route::Route;
 
 const PROBLEM_JSON: &str = "application/problem+json";
 const DESCRIPTION: &str = "\
@@ -55,17 +53,8 @@ const SCOPES: &[(KeyScope, &str)] = &[
     (KeyScope::Metrics, "read the metrics"),
 ];
 
-/// The document, indented. `prefix` is the server's path prefix.
-pub fn document(prefix: &str, routes: &[Route]) -> String {
-    let mut schemas = Schemas::default();
-    let mut paths = Map::new();
-    for route in routes {
-        let Some(operation) = route.operation(&mut schemas) else {
-            continue;
-        };
-        let operations = paths.entry(route.path).or_insert_with(|| json!({}));
-        operations[route.method] = operation;
-    }
+/// The document, indented. `prefix` is the server's path prefix; `schemas` are those that the operations of `paths` refer to.
+pub fn document(prefix: &str, paths: Map<String, Value>, mut schemas: Schemas) -> String {
     let problem = schemas.response_schema::<ProblemBody<'static>>();
     let tags = TAGS
         .iter()
@@ -158,16 +147,14 @@ fn headers() -> Value {
 mod tests {
     use serde_json::Value;
 
-    use super::document;
     use crate::config::clients::Clients;
-    use crate::web::router::route_table;
+    use crate::web::router::openapi_json;
 
     /// A line for each operation and for each component.
     #[test]
     fn the_document_is_pinned() {
         let document: Value =
-            serde_json::from_str(&document("", &route_table(true, Clients::default())))
-                .expect("JSON");
+            serde_json::from_str(&openapi_json("", true, Clients::default())).expect("JSON");
         let mut lines = Vec::new();
         for (path, operations) in document["paths"].as_object().expect("paths") {
             for (method, operation) in operations.as_object().expect("operations") {
@@ -185,8 +172,7 @@ mod tests {
     #[test]
     fn the_document_has_the_servers_prefix_and_metrics() {
         let below: Value =
-            serde_json::from_str(&document("/axed", &route_table(false, Clients::default())))
-                .expect("JSON");
+            serde_json::from_str(&openapi_json("/axed", false, Clients::default())).expect("JSON");
         assert_eq!(below["servers"][0]["url"], "/axed");
         assert!(below["paths"]["/runs"].is_object() && below["paths"]["/metrics"].is_null());
     }

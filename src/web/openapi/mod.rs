@@ -1,4 +1,5 @@
-//! The OpenAPI 3.1 document, built from the routes and from the types of requests and responses.
+//! The OpenAPI 3.1 document: what it says beside its operations, and the schemas of the types of requests and responses.
+//! A route describes its own operation.
 
 pub mod document;
 pub mod examples;
