@@ -9,7 +9,6 @@ pub mod console;
 pub mod error;
 pub mod error_shape;
 pub mod extract;
-pub mod json_pointer;
 pub mod openapi;
 pub mod problem_code;
 pub mod response;

@@ -15,9 +15,9 @@ use sha2::{Digest, Sha256};
 use crate::config::AttachmentLimits;
 use crate::domain::content::{Content, Part};
 use crate::web::body::content::{self, AttachmentCounter};
+use crate::web::body::json_body;
 use crate::web::body::large_body::{body_too_large, total_too_large};
 use crate::web::error::Problem;
-use crate::web::json_pointer;
 use crate::web::problem_code::ProblemCode;
 
 /// Allowance for the form's boundaries and part headers.
@@ -115,10 +115,13 @@ impl FormReader {
         let is_input = name == "input";
         if file_name.is_some() && !is_input {
             let why = "is a file, but only fields named input may be files";
-            return Err(Problem::invalid_field(json_pointer::join("", &name), why));
+            return Err(Problem::invalid_field(
+                json_body::join_pointer("", &name),
+                why,
+            ));
         }
         let is_text = file_name.is_none() || kind.starts_with("text/");
-        let field_pointer = json_pointer::join("", &name);
+        let field_pointer = json_body::join_pointer("", &name);
         self.text_bytes += name.len() + kind.len() + file_name.as_ref().map_or(0, String::len);
         let mut data = Vec::new();
         while let Some(chunk) = field.chunk().await.map_err(read_error)? {
@@ -164,7 +167,7 @@ impl FormReader {
     fn add_field(&mut self, name: &str, text: &str) -> Result<(), Problem> {
         if !self.names.insert(name.to_owned()) {
             return Err(Problem::invalid_field(
-                json_pointer::join("", name),
+                json_body::join_pointer("", name),
                 "is given twice",
             ));
         }
@@ -173,7 +176,10 @@ impl FormReader {
                 Ok(json) => json.get().to_owned(),
                 Err(error) => {
                     let why = format!("must be JSON in a form: {error}");
-                    return Err(Problem::invalid_field(json_pointer::join("", name), why));
+                    return Err(Problem::invalid_field(
+                        json_body::join_pointer("", name),
+                        why,
+                    ));
                 }
             },
             false => json_string(text),

@@ -13,7 +13,6 @@ use serde_path_to_error::{Path, Segment};
 
 use crate::web::body::known_fields;
 use crate::web::error::{Problem, did_you_mean, quote};
-use crate::web::json_pointer;
 use crate::web::problem_code::ProblemCode;
 
 /// Maximum levels of nesting of a body: the limit of serde_json. Schemas in a body have the same limit.
@@ -192,8 +191,8 @@ fn parent_of(path: &Path) -> String {
 fn pointer_to(path: &Path) -> String {
     path.iter()
         .fold(String::new(), |parent, segment| match segment {
-            Segment::Seq { index } => json_pointer::join(&parent, &index.to_string()),
-            Segment::Map { key } => json_pointer::join(&parent, key),
+            Segment::Seq { index } => join_pointer(&parent, &index.to_string()),
+            Segment::Map { key } => join_pointer(&parent, key),
             Segment::Enum { .. } | Segment::Unknown => parent,
         })
 }
@@ -258,6 +257,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 
         deserializer.deserialize_map(Fields(PhantomData))
     }
+}
+
+/// The JSON Pointer (RFC 6901) to the field `name` of what `parent` points at. The empty pointer is the whole body.
+pub fn join_pointer(parent: &str, name: &str) -> String {
+    format!("{parent}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ use crate::web::extract::run_request::{
     MAX_LABEL_VALUE, ResponseFormatInput, WebhookInput, check_labels, check_params,
     check_session_name, invalid_override, parse_timeout,
 };
-use crate::web::json_pointer;
 use crate::web::state::Settings;
 
 /// The request of a fork. Every field is optional.
@@ -238,8 +237,9 @@ impl ReplyInput {
         let mut calls: Vec<ToolCall> = Vec::with_capacity(self.tool_calls.len());
         for (at, Object(call)) in self.tool_calls.into_iter().enumerate() {
             let pointer = format!("/edit/reply/tool_calls/{at}");
-            let invalid =
-                |field, why: &str| Problem::invalid_field(json_pointer::join(&pointer, field), why);
+            let invalid = |field, why: &str| {
+                Problem::invalid_field(json_body::join_pointer(&pointer, field), why)
+            };
             if call.id.is_empty() || calls.iter().any(|other| other.id == call.id) {
                 return Err(invalid("id", "must not be empty, nor that of another call"));
             }

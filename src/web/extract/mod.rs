@@ -9,7 +9,5 @@ pub mod link_prefix;
 pub mod messages;
 pub mod path;
 pub mod provider_keys;
-pub mod public_url;
 pub mod query;
 pub mod run_request;
-pub mod time;

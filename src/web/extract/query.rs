@@ -10,6 +10,7 @@ use axum::extract::FromRequestParts;
 use axum::http::Uri;
 use axum::http::request::Parts;
 use jiff::Timestamp;
+use jiff::fmt::temporal::Pieces;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{MapAccessDeserializer, MapDeserializer};
 use serde::de::{DeserializeOwned, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
@@ -19,7 +20,6 @@ use crate::config::environment::is_valid_name;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::RunId;
 use crate::web::error::{Problem, did_you_mean, quote};
-use crate::web::extract::time::parse_time;
 use crate::web::problem_code::ProblemCode;
 use crate::web::route::{Input, Route};
 
@@ -463,6 +463,25 @@ impl JsonSchema for Labels {
             "maxProperties": MAX_LABELS,
         })
     }
+}
+
+/// An RFC 3339 time. A `+` that was not percent-encoded arrives as a space.
+pub fn parse_time(text: &str) -> Option<Timestamp> {
+    bound(text).or_else(|| bound(&text.replace(' ', "+")))
+}
+
+/// A time. A time beyond the range of timestamps becomes the first or the last one, which is before or after every run.
+fn bound(text: &str) -> Option<Timestamp> {
+    if let Ok(time) = text.parse() {
+        return Some(time);
+    }
+    let pieces = Pieces::parse(text).ok()?;
+    pieces.time().and(pieces.to_numeric_offset())?;
+    Some(match pieces.date().year() {
+        9999 => Timestamp::MAX,
+        -9999 => Timestamp::MIN,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

@@ -24,7 +24,6 @@ use crate::web::body::known_fields;
 use crate::web::body::request_body::{RequestBody, parse_large};
 use crate::web::error::Problem;
 use crate::web::extract::messages::{self, MessageInput};
-use crate::web::json_pointer;
 use crate::web::state::Settings;
 
 /// Maximum characters of a label's key and of its value.
@@ -332,7 +331,7 @@ pub fn check_labels(
         if value.chars().nth(max_value).is_some() {
             let why = format!("a label's value has at most {max_value} characters");
             return Err(Problem::invalid_field(
-                json_pointer::join("/labels", key),
+                json_body::join_pointer("/labels", key),
                 why,
             ));
         }
@@ -386,7 +385,7 @@ fn check_path(pointer: &str, path: Option<String>) -> Result<Option<String>, Pro
 }
 
 pub fn invalid_override(pointer: &str, error: InvalidOverride) -> Problem {
-    Problem::invalid_field(json_pointer::join(pointer, error.key), error.reason)
+    Problem::invalid_field(json_body::join_pointer(pointer, error.key), error.reason)
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use crate::domain::agent::Agent;
 use crate::web::auth::Principal;
 use crate::web::clients::a2a::version::Version1;
 use crate::web::error::Problem;
+use crate::web::extract::link_prefix::PublicUrl;
 use crate::web::extract::path::AgentPath;
-use crate::web::extract::public_url::PublicUrl;
 use crate::web::response::revalidation::IfNoneMatch;
 use crate::web::state::AppState;
 

@@ -14,7 +14,6 @@ use crate::web::auth::Principal;
 use crate::web::body::json_body;
 use crate::web::clients::mcp::protocol::Caller;
 use crate::web::error::Problem;
-use crate::web::json_pointer;
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::approvals::{self, DecisionRequest};
 use crate::web::state::AppState;
@@ -148,14 +147,14 @@ pub async fn apply(
             continue;
         };
         let Some(decision) = decision(approval, response).map_err(|why| {
-            let pointer = json_pointer::join("/inputResponses", &key);
+            let pointer = json_body::join_pointer("/inputResponses", &key);
             Problem::invalid_field(pointer, why)
         })?
         else {
             continue;
         };
         decision.check_shown(approval).map_err(|why| {
-            let pointer = json_pointer::join("/inputResponses", &key);
+            let pointer = json_body::join_pointer("/inputResponses", &key);
             Problem::invalid_field(pointer, why)
         })?;
         let hash = approval.request.arguments_hash.clone();

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::domain::agent::Agent;
 use crate::web::auth::Principal;
+use crate::web::body::json_body;
 use crate::web::error::{Problem, did_you_mean, quote};
-use crate::web::json_pointer;
 use crate::web::problem_code::ProblemCode;
 use crate::web::state::AppState;
 
@@ -79,7 +79,7 @@ pub fn run_request_body(agent: &Agent, arguments: Option<JsonObject>) -> Result<
     if let Some(name) = arguments.keys().find(|name| known().all(|it| it != *name)) {
         let hint = did_you_mean(name, known());
         let detail = format!("unknown argument {}{hint}", quote(name));
-        let pointer = json_pointer::join("", name);
+        let pointer = json_body::join_pointer("", name);
         return Err(Problem::field(ProblemCode::UnknownField, pointer, detail));
     }
     serde_json::to_vec(&arguments).map_err(|error| Problem::internal(error.to_string()))
