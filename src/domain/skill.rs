@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::domain::yaml::{self, YamlDocument};
+use crate::domain::yaml;
 
 /// The tool that reads skills.
 pub const READ_SKILL: &str = "read_skill";
@@ -53,8 +53,9 @@ impl<'t> Skill<'t> {
                 "1: the front matter has over {MAX_FRONT_MATTER} bytes; long texts belong after it"
             ));
         }
-        let YamlDocument { value, lines } = yaml::parse(front_matter)
+        let value = yaml::parse(front_matter)
             .map_err(|error| format!("{}: {}", error.line + 1, error.text))?;
+        let lines = yaml::key_lines(front_matter);
         let line = |key: &str| lines.get(key).map_or(1, |line| line + 1);
         if !value.is_object() {
             return Err("1: the front matter must have name: and description:".to_owned());

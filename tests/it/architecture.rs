@@ -100,7 +100,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),
-    ("saphyr_parser", &["domain/yaml"]),
+    ("serde_saphyr", &["domain/yaml"]),
     ("jsonschema", &["domain/json_schema"]),
     ("cap_std", &["tools", "workdirs"]),
     ("cap_fs_ext", &["tools", "workdirs"]),

@@ -25,8 +25,7 @@ impl Document {
             true => serde_json::from_str(text).map_err(|error| format!("is no JSON: {error}"))?,
             false => {
                 let read = yaml::parse(text);
-                let read = read.map_err(|it| format!("line {}: {}", it.line, it.text))?;
-                read.value
+                read.map_err(|it| format!("line {}: {}", it.line, it.text))?
             }
         };
         if root.get("swagger").is_some() {
