@@ -44,7 +44,6 @@ pub mod trace;
 pub mod trigger;
 pub mod usage;
 pub mod usage_sums;
-pub mod uuid_text;
 pub mod waiting_for;
 pub mod warning;
 pub mod webhook;

@@ -14,7 +14,6 @@ use crate::domain::approval::ApprovalRequest;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
 use crate::domain::usage::{TreeUsage, Usage};
-use crate::domain::uuid_text;
 use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
 
@@ -44,7 +43,7 @@ impl RunId {
     /// The id's text, written to the buffer.
     pub fn encode(self, buffer: &mut [u8; 40]) -> &str {
         buffer[..4].copy_from_slice(b"run_");
-        uuid_text::write(&self.0, &mut buffer[4..]);
+        self.0.hyphenated().encode_lower(&mut buffer[4..]);
         std::str::from_utf8(buffer).unwrap_or_default()
     }
 
