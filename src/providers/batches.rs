@@ -1,4 +1,6 @@
-//! Functions that the batch APIs of OpenAI and Anthropic share.
+//! What the batch APIs of OpenAI and Anthropic share.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use secrecy::SecretString;
@@ -11,6 +13,52 @@ use crate::providers::{BatchStatus, ErrorCategory, ProviderError, wire_json};
 
 /// Maximum length of a batch id or file id.
 const MAX_ID_LEN: usize = 128;
+
+/// The batch API of one service.
+pub struct BatchApi {
+    pub client: HttpClient,
+    base_url: BaseUrl,
+    pub max_poll_interval: Duration,
+}
+
+impl BatchApi {
+    pub fn new(client: &HttpClient, base_url: &BaseUrl, max_poll_interval: Duration) -> Self {
+        Self {
+            client: client.clone(),
+            base_url: base_url.clone(),
+            max_poll_interval,
+        }
+    }
+
+    pub async fn call(
+        &self,
+        request: ApiRequest<'_>,
+        key: Option<&SecretString>,
+    ) -> Result<Bytes, ProviderError> {
+        self.client.call_api(&self.base_url, request, key).await
+    }
+
+    /// Downloads results of a batch that is done, and parses them.
+    pub async fn read_results<T>(
+        &self,
+        path: &str,
+        key: Option<&SecretString>,
+        parse: impl FnOnce(&str) -> Result<T, ProviderError>,
+    ) -> Result<T, ResultsError> {
+        let Self {
+            client, base_url, ..
+        } = self;
+        let request = ApiRequest::get(path);
+        let lines = client.call_api_for_body(base_url, request, key).await;
+        let lines = lines.map_err(|error| match error {
+            BodyError::Failed(error) => ResultsError::Unavailable(error),
+            BodyError::TooLarge(error) => ResultsError::Lost(client.reply_error(error.into())),
+        })?;
+        body_text(&lines)
+            .and_then(parse)
+            .map_err(|error| ResultsError::Unreadable(client.reply_error(error)))
+    }
+}
 
 /// Why the results of a batch that is done are not known.
 pub enum ResultsError {
@@ -32,25 +80,6 @@ impl ResultsError {
             Self::Lost(error) => Ok(BatchStatus::Failed(error)),
         }
     }
-}
-
-/// Downloads results of a batch that is done, and parses them.
-pub async fn read_results<T>(
-    client: &HttpClient,
-    base_url: &BaseUrl,
-    path: &str,
-    key: Option<&SecretString>,
-    parse: impl FnOnce(&str) -> Result<T, ProviderError>,
-) -> Result<T, ResultsError> {
-    let request = ApiRequest::get(path);
-    let lines = client.call_api_for_body(base_url, request, key).await;
-    let lines = lines.map_err(|error| match error {
-        BodyError::Failed(error) => ResultsError::Unavailable(error),
-        BodyError::TooLarge(error) => ResultsError::Lost(client.reply_error(error.into())),
-    })?;
-    body_text(&lines)
-        .and_then(parse)
-        .map_err(|error| ResultsError::Unreadable(client.reply_error(error)))
 }
 
 /// The results of a batch: one JSON document per line.

@@ -4,49 +4,25 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::providers::batches::{
-    ResultsError, cancelled_status, completed_status, no_reply_status, parse_body, parse_id,
-    read_results, result_lines,
+    BatchApi, ResultsError, cancelled_status, completed_status, no_reply_status, parse_body,
+    parse_id, result_lines,
 };
-use crate::providers::http_client::base_url::BaseUrl;
-use crate::providers::http_client::{ApiRequest, HttpClient};
+use crate::providers::http_client::ApiRequest;
 use crate::providers::{
     BatchClient, BatchItem, BatchStatus, ProviderError, error_mapping, wire_json,
 };
 
-pub struct AnthropicBatches {
-    client: HttpClient,
-    base_url: BaseUrl,
-    max_poll_interval: Duration,
-}
-
-impl AnthropicBatches {
-    pub fn new(client: &HttpClient, base_url: &BaseUrl, max_poll_interval: Duration) -> Self {
-        Self {
-            client: client.clone(),
-            base_url: base_url.clone(),
-            max_poll_interval,
-        }
-    }
-
-    async fn call(
-        &self,
-        request: ApiRequest<'_>,
-        key: Option<&SecretString>,
-    ) -> Result<Bytes, ProviderError> {
-        self.client.call_api(&self.base_url, request, key).await
-    }
-}
+pub struct AnthropicBatches(pub BatchApi);
 
 impl BatchClient for AnthropicBatches {
     fn max_poll_interval(&self) -> Duration {
-        self.max_poll_interval
+        self.0.max_poll_interval
     }
 
     fn create<'a>(
@@ -72,7 +48,7 @@ impl BatchClient for AnthropicBatches {
                 }],
             };
             let request = ApiRequest::post("/v1/messages/batches", wire_json::serialize(&create)?);
-            parse_id(&self.call(request, key).await?)
+            parse_id(&self.0.call(request, key).await?)
         })
     }
 
@@ -97,13 +73,14 @@ impl BatchClient for AnthropicBatches {
         }
         Box::pin(async move {
             let path = format!("/v1/messages/batches/{batch}");
-            let state = self.call(ApiRequest::get(&path), key).await?;
+            let state = self.0.call(ApiRequest::get(&path), key).await?;
             if parse_body::<BatchState<'_>>(&state)?.processing_status != "ended" {
                 return Ok(BatchStatus::InProgress);
             }
             let results = format!("{path}/results");
             let parse = |lines: &str| parse_results(lines, name);
-            read_results(&self.client, &self.base_url, &results, key, parse)
+            self.0
+                .read_results(&results, key, parse)
                 .await
                 .or_else(ResultsError::into_status)
         })
@@ -117,7 +94,7 @@ impl BatchClient for AnthropicBatches {
         Box::pin(async move {
             let path = format!("/v1/messages/batches/{batch}/cancel");
             let request = ApiRequest::post(&path, Vec::new());
-            self.call(request, key).await.map(drop)
+            self.0.call(request, key).await.map(drop)
         })
     }
 }

@@ -7,6 +7,7 @@ use crate::config;
 use crate::providers::anthropic::batches::AnthropicBatches;
 use crate::providers::anthropic::reply::AnthropicReplyBuilder;
 use crate::providers::anthropic::request::RequestBody;
+use crate::providers::batches::BatchApi;
 use crate::providers::endpoint::Endpoint;
 use crate::providers::http_client::HttpClient;
 use crate::providers::http_client::base_url::BaseUrl;
@@ -36,7 +37,7 @@ impl Anthropic {
         let client = HttpClient::new(config, &base, "/v1/messages", KeyHeader::ApiKey)?;
         let version = config.version.as_deref().unwrap_or(DEFAULT_API_VERSION);
         let client = client.with_header("anthropic-version", version)?;
-        let batches = AnthropicBatches::new(&client, &base, config.batch_poll);
+        let batches = AnthropicBatches(BatchApi::new(&client, &base, config.batch_poll));
         Ok(Self {
             endpoint: Endpoint::new(client, service_id),
             batches,

@@ -4,7 +4,6 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
@@ -12,11 +11,10 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::providers::batches::{
-    ResultsError, cancelled_status, check_id, completed_status, no_reply_status, parse_body,
-    parse_id, read_results, result_lines,
+    BatchApi, ResultsError, cancelled_status, check_id, completed_status, no_reply_status,
+    parse_body, parse_id, result_lines,
 };
-use crate::providers::http_client::base_url::BaseUrl;
-use crate::providers::http_client::{ApiRequest, HttpClient};
+use crate::providers::http_client::ApiRequest;
 use crate::providers::{
     BatchClient, BatchItem, BatchStatus, ErrorCategory, ProviderError, error_mapping, wire_json,
 };
@@ -29,29 +27,9 @@ const LIST_QUERY: &str = "limit=100";
 /// The metadata key by which a batch is found again after a restart.
 const METADATA_KEY: &str = "axed_item";
 
-pub struct OpenAiBatches {
-    client: HttpClient,
-    base_url: BaseUrl,
-    max_poll_interval: Duration,
-}
+pub struct OpenAiBatches(pub BatchApi);
 
 impl OpenAiBatches {
-    pub fn new(client: &HttpClient, base_url: &BaseUrl, max_poll_interval: Duration) -> Self {
-        Self {
-            client: client.clone(),
-            base_url: base_url.clone(),
-            max_poll_interval,
-        }
-    }
-
-    async fn call(
-        &self,
-        request: ApiRequest<'_>,
-        key: Option<&SecretString>,
-    ) -> Result<Bytes, ProviderError> {
-        self.client.call_api(&self.base_url, request, key).await
-    }
-
     /// Uploads a file with one line and returns its id.
     async fn upload(
         &self,
@@ -83,7 +61,7 @@ impl OpenAiBatches {
             content_type: Some(format!("multipart/form-data; boundary={boundary}")),
             ..ApiRequest::post("/files", body)
         };
-        parse_id(&self.call(request, key).await?)
+        parse_id(&self.0.call(request, key).await?)
     }
 
     async fn read_result(
@@ -115,10 +93,10 @@ impl OpenAiBatches {
             .flatten()
         {
             let file = check_id(file)
-                .map_err(|error| ResultsError::Lost(self.client.reply_error(error)))?;
+                .map_err(|error| ResultsError::Lost(self.0.client.reply_error(error)))?;
             let path = format!("/files/{file}/content");
             let parse = |lines: &str| parse_results(lines, name);
-            let found = read_results(&self.client, &self.base_url, &path, key, parse).await?;
+            let found = self.0.read_results(&path, key, parse).await?;
             if let Some(status) = found {
                 return Ok(status);
             }
@@ -129,7 +107,7 @@ impl OpenAiBatches {
 
 impl BatchClient for OpenAiBatches {
     fn max_poll_interval(&self) -> Duration {
-        self.max_poll_interval
+        self.0.max_poll_interval
     }
 
     fn create<'a>(
@@ -161,7 +139,7 @@ impl BatchClient for OpenAiBatches {
                 "output_expires_after": {"anchor": "created_at", "seconds": FILE_EXPIRY_SECS},
             });
             let request = ApiRequest::post("/batches", wire_json::serialize(&create)?);
-            parse_id(&self.call(request, key).await?)
+            parse_id(&self.0.call(request, key).await?)
         })
     }
 
@@ -177,7 +155,7 @@ impl BatchClient for OpenAiBatches {
                     query: Some(&query),
                     ..ApiRequest::get("/batches")
                 };
-                let list = self.call(request, key).await?;
+                let list = self.0.call(request, key).await?;
                 let mut list: BatchList = parse_body(&list)?;
                 let found = list.data.iter().position(|batch| batch.is_usable(name));
                 if let Some(index) = found {
@@ -200,7 +178,7 @@ impl BatchClient for OpenAiBatches {
     ) -> BoxFuture<'a, Result<BatchStatus, ProviderError>> {
         Box::pin(async move {
             let path = format!("/batches/{batch}");
-            let state = self.call(ApiRequest::get(&path), key).await?;
+            let state = self.0.call(ApiRequest::get(&path), key).await?;
             self.read_result(parse_body(&state)?, name, key)
                 .await
                 .or_else(ResultsError::into_status)
@@ -215,7 +193,7 @@ impl BatchClient for OpenAiBatches {
         Box::pin(async move {
             let path = format!("/batches/{batch}/cancel");
             let request = ApiRequest::post(&path, Vec::new());
-            self.call(request, key).await.map(drop)
+            self.0.call(request, key).await.map(drop)
         })
     }
 }

@@ -6,6 +6,7 @@ use futures_util::future::BoxFuture;
 use http::HeaderName;
 
 use crate::config;
+use crate::providers::batches::BatchApi;
 use crate::providers::endpoint::Endpoint;
 use crate::providers::http_client::HttpClient;
 use crate::providers::http_client::base_url::BaseUrl;
@@ -67,7 +68,7 @@ impl OpenAiChat {
             serves_openai: service.has_openai_rules() || service_id == "openai",
         };
         let client = HttpClient::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
-        let batches = OpenAiBatches::new(&client, &base, config.batch_poll);
+        let batches = OpenAiBatches(BatchApi::new(&client, &base, config.batch_poll));
         let endpoint = Endpoint::new(client, service_id);
         Ok(Self {
             endpoint: match service {
