@@ -33,7 +33,7 @@ impl Cgroup {
             return group;
         };
         let name = format!("axed-command-{id:016x}");
-        if let Ok(dir) = create_unified(&name) {
+        if let Ok(dir) = create_v2(&name) {
             let _ = write_existing(
                 &dir.join("pids.max"),
                 &limits.kernel_processes().to_string(),
@@ -50,7 +50,7 @@ impl Cgroup {
             }
         }
         if !group.limits_processes() {
-            group.dirs.extend(create_former(&name, limits).ok());
+            group.dirs.extend(create_v1(&name, limits).ok());
         }
         group
     }
@@ -138,7 +138,7 @@ fn write_existing(path: &Path, text: &str) -> std::io::Result<()> {
 }
 
 /// Creates a group of cgroup v2, with the controllers that its parent can pass on.
-fn create_unified(name: &str) -> std::io::Result<PathBuf> {
+fn create_v2(name: &str) -> std::io::Result<PathBuf> {
     let own = own_dir(None)?;
     let parent = match own.parent() {
         Some(parent) if own.file_name().is_some_and(|name| name == LEAF_NAME) => parent,
@@ -153,7 +153,7 @@ fn create_unified(name: &str) -> std::io::Result<PathBuf> {
 }
 
 /// Creates a group of cgroup v1 that limits the number of processes.
-fn create_former(name: &str, limits: &Limits) -> std::io::Result<PathBuf> {
+fn create_v1(name: &str, limits: &Limits) -> std::io::Result<PathBuf> {
     let dir = own_dir(Some("pids"))?.join(name);
     std::fs::create_dir(&dir)?;
     let written = write_existing(

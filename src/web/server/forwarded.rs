@@ -36,7 +36,7 @@ pub struct PeerAddress(pub IpAddr);
 pub struct ClientAddress(pub IpAddr);
 
 impl ClientAddress {
-    /// The address, or of IPv6 its /64 network.
+    /// The address, or of IPv6 its /64 network, which one client usually has as a whole.
     pub fn network(&self) -> IpAddr {
         match self.0.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),

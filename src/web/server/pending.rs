@@ -3,7 +3,7 @@
 //! reverse proxy keeps many connections from one address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::config;
+use crate::web::server::forwarded::ClientAddress;
 
 /// The minimum time of each connection, so that many clients may connect at once and send their requests then.
 const GRACE_PERIOD: Duration = Duration::from_millis(500);
@@ -70,7 +71,7 @@ impl PendingConnections {
 
     /// Adds a connection that was just accepted. If that exceeds a limit, the oldest connection is closed.
     pub fn add(self: &Arc<Self>, peer: IpAddr) -> (Arc<PendingConnection>, CloseSignal) {
-        let address = network(peer);
+        let address = ClientAddress(peer).network();
         let (close, closed) = oneshot::channel();
         let mut state = self.lock();
         let number = state.next;
@@ -130,17 +131,6 @@ impl State {
             }
         }
         Some(entry)
-    }
-}
-
-/// The address by which connections are counted. One IPv6 client usually has a whole /64 network.
-fn network(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(address) => {
-            let bits = address.to_bits() & (u128::MAX << 64);
-            IpAddr::V6(Ipv6Addr::from_bits(bits))
-        }
-        address => address,
     }
 }
 
@@ -242,7 +232,8 @@ mod tests {
     use std::net::IpAddr;
     use std::time::Duration;
 
-    use super::{CloseSignal, PendingConnections, PendingLimits, network};
+    use super::{CloseSignal, PendingConnections, PendingLimits};
+    use crate::web::server::forwarded::ClientAddress;
 
     const LONG: Duration = Duration::from_secs(3600);
     const LIMITS: PendingLimits = PendingLimits {
@@ -318,6 +309,7 @@ mod tests {
 
     #[test]
     fn a_network_of_ipv6_is_one_address() {
+        let network = |peer| ClientAddress(peer).network();
         assert_eq!(
             network(ip("2001:db8::1:2")),
             network(ip("2001:db8::ffff:3"))
