@@ -1,8 +1,6 @@
 //! Ends all processes of a command at once and limits what they use together. The supervisor holds it.
 
-use rustix::process::Pid;
-#[cfg(target_os = "linux")]
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 #[cfg(target_os = "linux")]
 use crate::tools::shell::cgroup::Cgroup;
@@ -11,6 +9,7 @@ use crate::tools::shell::limits::Limits;
 use crate::tools::shell::limits::{Confinement, Isolation};
 #[cfg(target_os = "linux")]
 use crate::tools::shell::namespaces;
+#[cfg(target_os = "linux")]
 use crate::tools::shell::process_tree;
 #[cfg(target_os = "linux")]
 use crate::tools::shell::sandbox::SignalScope;
@@ -126,7 +125,8 @@ impl Containment {
     }
 
     pub fn kill(&self, command: Pid) {
-        process_tree::kill(command);
+        // Its process group, because this system does not report ancestry.
+        let _ = rustix::process::kill_process_group(command, Signal::KILL);
     }
 
     pub fn watch(&self) -> UsageWatch {

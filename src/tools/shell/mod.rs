@@ -6,6 +6,7 @@ mod containment;
 pub mod limits;
 #[cfg(target_os = "linux")]
 mod namespaces;
+#[cfg(target_os = "linux")]
 mod process_tree;
 #[cfg(target_os = "linux")]
 mod sandbox;

@@ -1,14 +1,10 @@
 //! Finds every process that descends from this one, measures and kills them.
 
-#[cfg(target_os = "linux")]
 use std::collections::{BTreeMap, BTreeSet};
 
-use rustix::process::{Pid, Signal};
-#[cfg(target_os = "linux")]
-use rustix::process::{PidfdFlags, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 /// Sends SIGKILL to all current descendants, one by one. The next call finds those that were started during this one.
-#[cfg(target_os = "linux")]
 pub fn kill() {
     let own_pid = own_pid();
     for (pid, parent) in descendants(own_pid, &parents()) {
@@ -30,21 +26,13 @@ pub fn kill() {
     }
 }
 
-/// Sends SIGKILL to the command's process group, because this system does not report ancestry.
-#[cfg(not(target_os = "linux"))]
-pub fn kill(command: Pid) {
-    let _ = rustix::process::kill_process_group(command, Signal::KILL);
-}
-
 /// The processes that descend from this one.
-#[cfg(target_os = "linux")]
 pub fn descendants_of_self() -> Vec<i32> {
     let descendants = descendants(own_pid(), &parents());
     descendants.into_iter().map(|(pid, _)| pid).collect()
 }
 
 /// The number of this process in `/proc`, which may show another namespace than its own; 0 without `/proc`.
-#[cfg(target_os = "linux")]
 fn own_pid() -> i32 {
     let link = std::fs::read_link("/proc/self");
     link.ok()
@@ -53,7 +41,6 @@ fn own_pid() -> i32 {
 }
 
 /// The number of threads; 0 if the process has ended.
-#[cfg(target_os = "linux")]
 pub fn threads_of(pid: i32) -> usize {
     let stat = std::fs::read(format!("/proc/{pid}/stat"));
     stat.ok()
@@ -62,14 +49,12 @@ pub fn threads_of(pid: i32) -> usize {
 }
 
 /// The resident bytes that belong to no file on a disk. Pages that several processes share count for each of them.
-#[cfg(target_os = "linux")]
 pub fn resident_memory_of(pid: i32) -> u64 {
     let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     bytes_in(&status, ["RssAnon:", "RssShmem:"])
 }
 
 /// As [`resident_memory_of`], but each page counts once, divided between those that share it.
-#[cfg(target_os = "linux")]
 pub fn proportional_memory_of(pid: i32) -> u64 {
     let Ok(rollup) = std::fs::read(format!("/proc/{pid}/smaps_rollup")) else {
         return resident_memory_of(pid);
@@ -78,7 +63,6 @@ pub fn proportional_memory_of(pid: i32) -> u64 {
 }
 
 /// The sum of these lines of a file with lines such as `RssAnon:  152 kB`.
-#[cfg(target_os = "linux")]
 fn bytes_in(text: &[u8], names: [&str; 2]) -> u64 {
     // The name of a process may be no UTF-8.
     let text = String::from_utf8_lossy(text);
@@ -90,7 +74,6 @@ fn bytes_in(text: &[u8], names: [&str; 2]) -> u64 {
 }
 
 /// Every process with its parent.
-#[cfg(target_os = "linux")]
 fn parents() -> Vec<(i32, i32)> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -98,21 +81,18 @@ fn parents() -> Vec<(i32, i32)> {
         .collect()
 }
 
-#[cfg(target_os = "linux")]
 fn parent_of(pid: i32) -> Option<i32> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     parent_in(&stat)
 }
 
 /// The parent in `/proc/<pid>/stat` (proc_pid_stat(5)).
-#[cfg(target_os = "linux")]
 fn parent_in(stat: &[u8]) -> Option<i32> {
     field_after_name(stat, 1)?.parse().ok()
 }
 
 /// A field of `/proc/<pid>/stat`, counted from the one after the name. The name is in parentheses, which it may itself
 /// contain.
-#[cfg(target_os = "linux")]
 fn field_after_name(stat: &[u8], index: usize) -> Option<&str> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
@@ -120,7 +100,6 @@ fn field_after_name(stat: &[u8], index: usize) -> Option<&str> {
 }
 
 /// The descendants of `root` with their parents; parents come before their children.
-#[cfg(target_os = "linux")]
 fn descendants(root: i32, parents: &[(i32, i32)]) -> Vec<(i32, i32)> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for (pid, parent) in parents {
@@ -140,7 +119,7 @@ fn descendants(root: i32, parents: &[(i32, i32)]) -> Vec<(i32, i32)> {
     descendants
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use super::{descendants, parent_in};
 
