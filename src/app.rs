@@ -22,8 +22,7 @@ use crate::domain::run::now;
 use crate::engine::admission::placement;
 use crate::engine::agent_check::AgentCheck;
 use crate::engine::context::EngineDeps;
-use crate::engine::memory::memories::Memories;
-use crate::engine::memory::unused_memories;
+use crate::engine::memory::memories::{self, Memories};
 use crate::engine::record::journal::{EventBroadcaster, Journal};
 use crate::engine::replay::playback::Playbacks;
 use crate::engine::retention;
@@ -154,7 +153,7 @@ impl Services {
         let period_budgets = PeriodBudgets::load(&config.budgets, store.as_ref(), now()).await?;
         let memories = Memories::new(Arc::clone(&store));
         let journal = Journal::new(store, broadcaster);
-        unused_memories::warn(config, &catalog, &memories).await;
+        memories::warn_of_unused(config, &catalog, &memories).await;
         let (traces, trace_exporter) = TraceExporter::start(config)?;
         let mcp = Arc::new(McpConnectionPool::new(
             process_environment(),

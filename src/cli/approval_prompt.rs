@@ -2,16 +2,21 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::fs;
 use std::io::{self, IsTerminal};
+use std::os::unix::process::ExitStatusExt;
 
+use anyhow::Context;
 use serde_json::Value;
+use tokio::process::Command;
 use tokio::task::JoinHandle;
 
 use crate::cli::client::{Client, ClientError, Decision};
-use crate::cli::edit_arguments;
 use crate::cli::output;
 use crate::cli::pending::PendingCall;
 use crate::cli::reconnects::Reconnects;
+use crate::cli::temp_dir::TempDir;
+use crate::config::environment;
 use crate::domain::run::{RunId, Status};
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 
@@ -200,8 +205,8 @@ impl<'a> ApprovalPrompt<'a> {
             Some((text, _)) => text.clone(),
             None => serde_json::to_string_pretty(&call.arguments)? + "\n",
         };
-        let edited = edit_arguments::edit(&text).await;
-        let parsed = edited.and_then(|text| Ok((edit_arguments::parse(&text)?, text)));
+        let edited = edit_in_editor(&text).await;
+        let parsed = edited.and_then(|text| Ok((parse_arguments(&text)?, text)));
         Ok(match parsed {
             Err(why) => {
                 output::eprint_line(format_args!("axed: {why}; nothing is changed"));
@@ -264,5 +269,50 @@ fn read_line() -> Option<String> {
     match io::stdin().read_line(&mut line) {
         Ok(0) | Err(_) => None,
         Ok(_) => Some(line),
+    }
+}
+
+/// The editor if the environment names none, as for other programs.
+const DEFAULT_EDITOR: &str = "vi";
+
+/// Opens the text in the user's editor, and returns it when the editor has ended.
+///
+/// # Errors
+/// A message for the user, who may try again.
+async fn edit_in_editor(text: &str) -> Result<String, String> {
+    let editor = environment::editor().unwrap_or_else(|| DEFAULT_EDITOR.to_owned());
+    let edited = async {
+        let dir = TempDir::new()?;
+        let file = dir.path().join("arguments.json");
+        fs::write(&file, text).context("could not write the arguments to a file")?;
+        // The variable may hold arguments too, as for other programs.
+        let status = Command::new("sh")
+            .arg("-c")
+            .arg(format!("{editor} \"$1\""))
+            .arg("sh")
+            .arg(&file)
+            .status()
+            .await
+            .with_context(|| format!("could not start {editor}"))?;
+        if let Some(signal) = status.signal() {
+            anyhow::bail!("{editor} was ended by signal {signal}");
+        }
+        if !status.success() {
+            anyhow::bail!("{editor} failed; the variable EDITOR chooses another");
+        }
+        fs::read_to_string(&file).context("could not read the edited arguments")
+    };
+    edited.await.map_err(|error| format!("{error:#}"))
+}
+
+/// The arguments that an edited text has.
+///
+/// # Errors
+/// A message for the user, who may try again.
+fn parse_arguments(text: &str) -> Result<Value, String> {
+    match serde_json::from_str(text) {
+        Ok(arguments @ Value::Object(_)) => Ok(arguments),
+        Ok(_) => Err("the arguments are not a JSON object".to_owned()),
+        Err(error) => Err(format!("the arguments are not JSON: {error}")),
     }
 }

@@ -9,14 +9,11 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cli::pages::{EventPage, MessagePage, RunPage};
-use crate::cli::problem::Problem;
-use crate::cli::tree_node::TreeNode;
 use crate::config::secrets::SecretError;
 use crate::domain::agent::is_agent_name;
 use crate::domain::event::{Event, EventName};
 use crate::domain::failure::Failure;
-use crate::domain::run::Status;
+use crate::domain::run::{RunId, Status};
 use crate::domain::warning::RunWarning;
 
 /// A decision on a tool call that waits for approval.
@@ -568,6 +565,86 @@ struct AgentList {
 struct ListedAgent {
     name: String,
     valid: bool,
+}
+
+/// `application/problem+json`, RFC 9457.
+#[derive(Deserialize)]
+struct Problem {
+    #[serde(default)]
+    pub code: String,
+    title: String,
+    detail: Option<String>,
+    #[serde(default)]
+    errors: Vec<FieldProblem>,
+}
+
+#[derive(Deserialize)]
+struct FieldProblem {
+    pointer: String,
+    detail: String,
+}
+
+impl Problem {
+    /// The detail, and the invalid fields that it does not name.
+    pub fn into_message(self) -> String {
+        let mut message = self.detail.unwrap_or(self.title);
+        for error in self.errors {
+            if !message.contains(&error.detail) {
+                message.push_str(&format!("; {}: {}", error.pointer, error.detail));
+            }
+        }
+        message
+    }
+}
+
+/// A run in a tree, with its own usage.
+#[derive(Debug, Deserialize)]
+pub struct TreeNode {
+    pub id: RunId,
+    pub agent: String,
+    /// The label that its caller gave an ad-hoc sub-agent.
+    #[serde(default)]
+    pub label: Option<String>,
+    pub status: Status,
+    pub turns: u64,
+    /// Without its children.
+    pub usage: UsageView,
+    pub duration_ms: u64,
+    pub task: Option<String>,
+    pub error: Option<Failure>,
+    /// In the order of the calls that started them.
+    pub children: Vec<TreeNode>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct UsageView {
+    pub input_tokens: u64,
+    pub output_tokens: u64,
+    pub tool_calls: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct RunPage {
+    pub data: Vec<Value>,
+    /// `None` on the last page.
+    pub next_cursor: Option<String>,
+}
+
+/// Stored events as JSON.
+#[derive(Debug, Deserialize)]
+pub struct EventPage {
+    pub data: Vec<Value>,
+    /// The number of the last event; `None` after the last one of a run that has ended.
+    pub next_after: Option<u64>,
+}
+
+/// Part of a conversation, as JSON.
+#[derive(Debug, Deserialize)]
+pub struct MessagePage {
+    pub system: Option<String>,
+    pub data: Vec<Value>,
+    /// `None` on the last page.
+    pub next_after: Option<u64>,
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Prints a run's tree as a table.
 
 use crate::cli::age::seconds;
+use crate::cli::client::{TreeNode, UsageView};
 use crate::cli::output;
 use crate::cli::runs::run_ref::ShortIds;
 use crate::cli::style::{Color, Styled, status_color};
 use crate::cli::table::{self, Cell, Column, Table};
-use crate::cli::tree_node::{TreeNode, UsageView};
 use crate::domain::message::shorten;
 use crate::domain::terminal_text::sanitize_line;
 
@@ -136,7 +136,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{Details, build};
-    use crate::cli::tree_node::TreeNode;
+    use crate::cli::client::TreeNode;
 
     fn run(number: u8, agent: &str, tokens: u64, children: Vec<Value>) -> Value {
         json!({

@@ -33,5 +33,4 @@ pub mod settings;
 pub mod state;
 pub mod structured_input;
 pub mod wall_clock;
-pub mod webhook_check;
 pub mod workdir;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use schemars::JsonSchema;
 
 use crate::domain::agent::AdHocSettings;
 use crate::domain::attachment::Attachment;
 use crate::domain::json_schema::Schema;
-use crate::domain::message::{ToolCall, ToolSpec};
+use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
 use crate::domain::run::Scope;
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 use crate::workdirs::workdir::Workdir;
@@ -20,7 +21,6 @@ pub mod read_skill;
 pub mod recall;
 pub mod registry;
 pub mod shell;
-pub mod static_spec;
 pub mod subagent;
 pub mod toolbox;
 pub mod web;
@@ -159,4 +159,29 @@ pub struct AdHocRequest<'a> {
     pub max_turns: u32,
     /// Its tools, and whether it ends with a summary.
     pub ad_hoc: AdHocSettings,
+}
+
+/// Made once for a tool.
+pub struct StaticSpec {
+    name: &'static str,
+    description: &'static str,
+    /// `None` if the type has no valid schema; then the arguments are not checked before they are parsed.
+    pub schema: Option<Schema>,
+}
+
+impl StaticSpec {
+    /// `Arguments` is the type of the tool's arguments.
+    pub fn new<Arguments: JsonSchema>(name: &'static str, description: &'static str) -> Self {
+        Self {
+            name,
+            description,
+            schema: Schema::for_type::<Arguments>().ok(),
+        }
+    }
+
+    pub fn to_spec(&self) -> ToolSpec {
+        let parameters = self.schema.as_ref().map(|schema| Arc::clone(schema.raw()));
+        let parameters = parameters.unwrap_or_else(empty_arguments);
+        ToolSpec::new(self.name, self.description, &parameters)
+    }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::domain::skill::{READ_SKILL, SKILL_FILE, Skill};
-use crate::tools::static_spec::StaticSpec;
+use crate::tools::StaticSpec;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 use crate::workdirs::registry::Workdirs;
 use crate::workdirs::skill_dir::SkillDir;

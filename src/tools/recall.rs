@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
-use crate::tools::static_spec::StaticSpec;
+use crate::tools::StaticSpec;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
 pub const NAME: &str = "recall";

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::cli::client::ClientError;
+use crate::cli::client::MessagePage;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::pages::MessagePage;
 use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled};

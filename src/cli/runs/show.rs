@@ -4,13 +4,13 @@ use anyhow::Context;
 use jiff::Timestamp;
 
 use crate::cli::age::{ago, seconds};
+use crate::cli::client::TreeNode;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::runs::run_ref::RunRef;
 use crate::cli::runs::view::{RunDetails, UNKNOWN_RUN_FORMAT, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled, status_color};
 use crate::cli::tree::{self, Details};
-use crate::cli::tree_node::TreeNode;
 use crate::domain::terminal_text::sanitize_line;
 
 #[derive(Debug, clap::Args)]

@@ -8,8 +8,10 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::catalog::reload::Catalog;
+use crate::config::Config;
 use crate::domain::agent::Agent;
-use crate::domain::memory_entry::MemoryEntry;
+use crate::domain::memory_entry::{MEMORY_DIR, MemoryEntry};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::request::StartError;
 use crate::engine::run_loop::context_window::ContextWindow;
@@ -221,5 +223,39 @@ fn memory_error(agent: &Agent, error: MemoryRecordError) -> MemoryError {
     match error {
         MemoryRecordError::File(reason) => MemoryError::File { agent, reason },
         MemoryRecordError::Store(error) => MemoryError::Store { agent, error },
+    }
+}
+
+/// Names each of them in the log, and what makes it useful again.
+pub async fn warn_of_unused(config: &Config, catalog: &Catalog, memories: &Memories) {
+    if config.auth.keys.is_empty() {
+        return;
+    }
+    let agents = catalog.current();
+    for agent in agents.entries.values().filter_map(|it| it.agent.as_ref()) {
+        if !agent.memory.enabled || agent.memory.shared || memories.is_empty(agent).await {
+            continue;
+        }
+        let (of_all, of_key) = match &config.data.url {
+            Some(_) => (
+                "in the database".to_owned(),
+                "set the column owner of its rows in the table memory to the key's name".to_owned(),
+            ),
+            None => {
+                let dir = config.data.dir.join(MEMORY_DIR);
+                let of_all = memory_id(agent, None).file(&dir);
+                let of_key = dir.join(&agent.name).join("<key>.md");
+                (
+                    of_all.display().to_string(),
+                    format!("move it to {}", of_key.display()),
+                )
+            }
+        };
+        tracing::warn!(
+            agent = %agent.name,
+            "The memory {of_all} of agent {} is not used: with keys configured, each key has its own memory. \
+             To use it for all keys, set [memory] shared = true in the agent's file; for one key, {of_key}",
+            agent.name
+        );
     }
 }

@@ -2,4 +2,3 @@
 
 pub mod memories;
 pub mod memory_gc;
-pub mod unused_memories;

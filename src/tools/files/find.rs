@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::tools::files::bounded_sort::SortedLines;
 use crate::tools::files::pattern::compile_glob;
+use crate::tools::files::walk::SortedLines;
 use crate::tools::files::walk::Walk;
 use crate::tools::files::workdir_fs::{WorkdirFs, display_path, parse_path};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::tools::files::bounded_sort::SortedLines;
+use crate::tools::files::walk::SortedLines;
 use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, display_path, parse_path};
 
 pub const DESCRIPTION: &str = "List a directory of the working directory: one entry a line, sorted, directories end in \"/\". \

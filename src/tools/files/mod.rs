@@ -1,7 +1,6 @@
 //! The tools for the files of a run's workdir. They reach files through the workdir's handle only, so no path and no link
 //! leads out of it. They run on blocking threads, and stop early when the call is cancelled.
 
-mod bounded_sort;
 mod dir_ops;
 mod edit;
 mod file_ops;

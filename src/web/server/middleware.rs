@@ -5,12 +5,12 @@
 use std::any::Any;
 use std::future::ready;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, LOCATION, RETRY_AFTER};
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -21,14 +21,14 @@ use tower_http::CompressionLevel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::{NotForContentType, Predicate, SizeAbove};
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use tower_http::sensitive_headers::SetSensitiveRequestHeadersLayer;
 use tracing::{debug, error, warn};
 
-use crate::config::{ClientKey, Cors};
+use crate::config::{AllowedOrigins, ClientKey, Cors};
 use crate::domain::run::RunId;
 use crate::web::error::Problem;
 use crate::web::error_shape::ErrorShape;
-use crate::web::server::cors::cors_layer;
 use crate::web::server::forwarded::{
     Client, ClientAddress, ForwardedOrigin, PeerAddress, TrustedProxies,
 };
@@ -236,6 +236,39 @@ fn truncate_path(path: &str) -> &str {
     path.char_indices()
         .nth(MAX_INSTANCE)
         .map_or(path, |(end, _)| &path[..end])
+}
+
+/// How long a browser may keep the response to a preflight.
+const PREFLIGHT_MAX_AGE: Duration = Duration::from_secs(3600);
+
+/// The response headers that a page may read besides those that every page may.
+const EXPOSED: [HeaderName; 8] = [
+    LOCATION,
+    RETRY_AFTER,
+    ETAG,
+    HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("idempotency-replayed"),
+    HeaderName::from_static("x-run-id"),
+    HeaderName::from_static("x-should-retry"),
+    HeaderName::from_static("mcp-session-id"),
+];
+
+/// Answers preflights, which need no key, and lets pages of the configured origins read responses.
+fn cors_layer(cors: &Cors) -> CorsLayer {
+    let origins = match &cors.origins {
+        AllowedOrigins::Any => AllowOrigin::any(),
+        AllowedOrigins::Only(origins) => {
+            let origins = origins.iter();
+            AllowOrigin::list(origins.filter_map(|origin| HeaderValue::try_from(origin).ok()))
+        }
+    };
+    CorsLayer::new()
+        .allow_origin(origins)
+        .allow_credentials(cors.credentials)
+        .allow_methods(AllowMethods::mirror_request())
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(EXPOSED)
+        .max_age(PREFLIGHT_MAX_AGE)
 }
 
 #[cfg(test)]

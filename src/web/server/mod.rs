@@ -1,7 +1,6 @@
 //! Accepts connections, speaks HTTP/1.1 and HTTP/2 on them, and surrounds every request with the same middleware. Knows no route.
 
 pub mod connection;
-pub mod cors;
 pub mod forwarded;
 pub mod host;
 pub mod listener;
