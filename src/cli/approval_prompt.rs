@@ -12,10 +12,10 @@ use tokio::process::Command;
 use tokio::task::JoinHandle;
 
 use crate::cli::client::{Client, ClientError, Decision};
+use crate::cli::in_process;
 use crate::cli::output;
 use crate::cli::pending::PendingCall;
 use crate::cli::reconnects::Reconnects;
-use crate::cli::temp_dir::TempDir;
 use crate::config::environment;
 use crate::domain::run::{RunId, Status};
 use crate::domain::terminal_text::{escape_json, sanitize_line};
@@ -282,7 +282,7 @@ const DEFAULT_EDITOR: &str = "vi";
 async fn edit_in_editor(text: &str) -> Result<String, String> {
     let editor = environment::editor().unwrap_or_else(|| DEFAULT_EDITOR.to_owned());
     let edited = async {
-        let dir = TempDir::new()?;
+        let dir = in_process::temp_dir()?;
         let file = dir.path().join("arguments.json");
         fs::write(&file, text).context("could not write the arguments to a file")?;
         // The variable may hold arguments too, as for other programs.

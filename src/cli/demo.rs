@@ -4,11 +4,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde_json::json;
+use tempfile::TempDir;
 
 use crate::cli::client::{Client, RunView};
 use crate::cli::exit::InvalidInput;
 use crate::cli::signals::Signals;
-use crate::cli::temp_dir::TempDir;
 use crate::cli::tree::Details;
 use crate::cli::{in_process, output, tree};
 use crate::config::Config;
@@ -81,7 +81,7 @@ const README: &str = "Version 2.0 of the importer reads empty files, too.\n";
 const RESEARCHER_FILE: &str = "agents/researcher-scripted.toml";
 
 pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
-    let temp_dir = TempDir::new()?;
+    let temp_dir = in_process::temp_dir()?;
     let config = write_demo_files(&temp_dir)?;
     telemetry::init(&config.telemetry).map_err(InvalidInput)?;
     let mut signals = Signals::new()?;

@@ -1,14 +1,17 @@
 //! A temporary daemon in this process, so that commands always use HTTP.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use anyhow::Context;
+use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::app::Daemon;
 use crate::cli::client::Client;
 use crate::cli::output;
 use crate::cli::sources::{Sources, load_quiet_config};
-use crate::cli::temp_dir::TempDir;
 use crate::config::Config;
 use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
@@ -21,7 +24,7 @@ pub fn private_config(
 ) -> anyhow::Result<(Config, Option<TempDir>)> {
     let temp_dir = match data {
         Some(_) => None,
-        None => Some(TempDir::new()?),
+        None => Some(temp_dir()?),
     };
     let flags = sources.flags();
     let mut config = load_quiet_config(&Flags {
@@ -39,6 +42,14 @@ pub fn private_config(
     // The configured database is that of the daemon.
     config.data.url = None;
     Ok((config, temp_dir))
+}
+
+/// A directory that only this user can read. Removed when it is dropped.
+pub fn temp_dir() -> anyhow::Result<TempDir> {
+    let private = Permissions::from_mode(0o700);
+    let mut dir = tempfile::Builder::new();
+    let created = dir.prefix("axed-").permissions(private).tempdir();
+    created.context("could not create a temporary directory")
 }
 
 /// Says on stderr that the memory of an agent that has one is not kept.

@@ -52,7 +52,6 @@ mod signals;
 mod sources;
 mod style;
 mod table;
-mod temp_dir;
 mod test;
 mod tree;
 mod usage;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Map, Value, json};
+use tempfile::TempDir;
 
 use crate::cli::age::parse_seconds;
 use crate::cli::approval_prompt::ApprovalPrompt;
@@ -19,7 +20,6 @@ use crate::cli::reconnects::Reconnects;
 use crate::cli::server::OptionalDaemonArgs;
 use crate::cli::signals::Signals;
 use crate::cli::sources::Sources;
-use crate::cli::temp_dir::TempDir;
 use crate::cli::{dry_run, in_process, output, run_input};
 use crate::config::Config;
 use crate::domain::run::Status;

@@ -1,25 +1,20 @@
 //! Writes files whole: readers, a crash and a full disk leave the file as it was or as it is to be.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
 
 /// The links that are followed to the name of a file that does not exist.
 const MAX_LINKS: usize = 40;
 
 /// Creates the file; `AlreadyExists` if something has its name.
 pub fn create(path: &Path, text: &str) -> io::Result<()> {
-    write_beside(path, None, text, |new| match fs::hard_link(new, path) {
-        Ok(()) => {
-            // The file is there, whether or not its other name goes.
-            let _ = fs::remove_file(new);
-            Ok(())
-        }
-        Err(_) if fs::symlink_metadata(path).is_ok() => Err(ErrorKind::AlreadyExists.into()),
-        // Some file systems have no hard links.
-        Err(_) => fs::rename(new, path),
-    })
+    let new = write_beside(path, None, text)?;
+    let created = new.persist_noclobber(path);
+    created.map(drop).map_err(|failed| failed.error)
 }
 
 /// Creates the file, or replaces it, with its mode. Of a link, it creates or replaces the target.
@@ -32,10 +27,12 @@ pub fn replace(path: &Path, text: &str) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     let permissions = existing.map(|it| it.permissions());
-    write_beside(&path, permissions, text, |new| {
-        // Such as a file that is a mount of its own.
-        fs::rename(new, &path).map_err(|error| explain("it cannot be replaced", &error))
-    })
+    let new = write_beside(&path, permissions, text)?;
+    // Such as a file that is a mount of its own.
+    let replaced = new.persist(&path);
+    replaced
+        .map(drop)
+        .map_err(|failed| explain("it cannot be replaced", &failed.error))
 }
 
 /// The missing file that the link names; the path itself if it is no link.
@@ -50,47 +47,28 @@ fn link_target(path: &Path) -> PathBuf {
     path
 }
 
-/// Writes a new file in the same directory, and has it moved to its name.
+/// Writes a new file in the same directory, which is removed unless it gets its name. `permissions` are those of the file that is
+/// replaced: before they are set, only this user can read the new one.
 fn write_beside(
     path: &Path,
     permissions: Option<Permissions>,
     text: &str,
-    publish: impl FnOnce(&Path) -> io::Result<()>,
-) -> io::Result<()> {
+) -> io::Result<NamedTempFile> {
+    let dir = path.parent().filter(|dir| *dir != Path::new(""));
+    let mode = if permissions.is_some() { 0o600 } else { 0o666 };
     // What cannot be removed is read neither as an agent nor as a test: its name does not end in .toml.
-    let new = path.with_file_name(format!(".axed.{:032x}.new", fastrand::u128(..)));
-    write_new(&new, permissions, text, publish)
-}
-
-/// `permissions` are those of the file that is replaced: before they are set, only this user can read the new one.
-fn write_new(
-    new: &Path,
-    permissions: Option<Permissions>,
-    text: &str,
-    publish: impl FnOnce(&Path) -> io::Result<()>,
-) -> io::Result<()> {
-    let mode = match permissions {
-        Some(_) => 0o600,
-        None => 0o666,
-    };
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(new);
-    let mut file = file.map_err(|error| explain("no file can be created beside it", &error))?;
-    let write = || {
-        if let Some(permissions) = permissions {
-            file.set_permissions(permissions)?;
-        }
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    };
-    let written = write().and_then(|()| publish(new));
-    if written.is_err() {
-        let _ = fs::remove_file(new);
+    let mut new = tempfile::Builder::new()
+        .prefix(".axed.")
+        .suffix(".new")
+        .permissions(Permissions::from_mode(mode))
+        .tempfile_in(dir.unwrap_or(Path::new(".")))
+        .map_err(|error| explain("no file can be created beside it", &error))?;
+    if let Some(permissions) = permissions {
+        new.as_file().set_permissions(permissions)?;
     }
-    written
+    new.write_all(text.as_bytes())?;
+    new.as_file().sync_all()?;
+    Ok(new)
 }
 
 fn explain(what: &str, error: &io::Error) -> io::Error {
@@ -104,7 +82,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::Path;
 
-    use super::{create, replace, write_beside, write_new};
+    use super::{create, replace, write_beside};
 
     fn read(path: &Path) -> String {
         fs::read_to_string(path).expect("a file")
@@ -172,33 +150,17 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("a.toml");
         replace(&file, "first").expect("written");
-        let fail = |_: &Path| Err(ErrorKind::StorageFull.into());
-        let error = write_beside(&file, None, "second", fail).expect_err("it failed");
-        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        drop(write_beside(&file, None, "second").expect("a file beside it"));
         assert_eq!(read(&file), "first");
         assert_eq!(names(dir.path()), ["a.toml"]);
     }
 
     #[test]
-    fn the_new_file_is_private_and_no_other_file_is_written() {
+    fn the_new_file_of_a_private_one_is_private() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (secret, new) = (dir.path().join("secret"), dir.path().join("new"));
-        fs::write(&secret, "secret").expect("written");
-        let private = || Some(Permissions::from_mode(0o600));
-        fs::hard_link(&secret, &new).expect("a second name");
-        write_new(&new, private(), "text", |_| Ok(())).expect_err("it exists");
-        assert_eq!(read(&new), "secret");
-        fs::remove_file(&new).expect("removed");
-        symlink("secret", &new).expect("a link");
-        write_new(&new, private(), "text", |_| Ok(())).expect_err("it exists");
-        assert_eq!(read(&secret), "secret");
-        assert!(new.is_symlink());
-        fs::remove_file(&new).expect("removed");
-        write_new(&new, private(), "text", |new| {
-            assert_eq!(mode(new), 0o600);
-            Ok(())
-        })
-        .expect("written");
-        assert_eq!(read(&new), "text");
+        let private = Some(Permissions::from_mode(0o600));
+        let new = write_beside(&dir.path().join("a.toml"), private, "text").expect("written");
+        assert_eq!(mode(new.path()), 0o600);
+        assert_eq!(read(new.path()), "text");
     }
 }

@@ -81,6 +81,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("clap_mangen", &["cli/completions"]),
     ("comfy_table", &["cli/table"]),
     ("rustyline", &["cli/chat_input"]),
+    ("tempfile", &["cli", "tools/files/test_workdir"]),
     ("terminal_size", &["cli/output"]),
     ("thread_priority", &["cli/runtime"]),
     (
