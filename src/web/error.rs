@@ -487,6 +487,17 @@ fn truncate(mut text: String, max_chars: usize) -> String {
     text
 }
 
+/// The shape of errors on routes of another protocol: renders a problem as that protocol does, with its code. Also used for
+/// problems that occur before the handler runs, such as an unknown key.
+#[derive(Clone, Copy)]
+pub struct ErrorShape(pub fn(&Problem) -> ShapedError);
+
+/// The response to a request that fails, as JSON.
+pub struct ShapedError {
+    pub status: StatusCode,
+    pub body: Vec<u8>,
+}
+
 #[cfg(test)]
 mod tests {
     use axum::response::IntoResponse;

@@ -7,7 +7,6 @@ mod change_errors;
 pub mod clients;
 pub mod console;
 pub mod error;
-pub mod error_shape;
 pub mod extract;
 pub mod openapi;
 pub mod problem_code;

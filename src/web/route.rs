@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use crate::config::KeyScope;
-use crate::web::error_shape::ErrorShape;
+use crate::web::error::ErrorShape;
 use crate::web::openapi::schemas::Schemas;
 use crate::web::problem_code::ProblemCode::{
     self, BodyTooLarge, InsufficientScope, InvalidField, InvalidHost, InvalidJson,

@@ -1,7 +1,7 @@
 //! Other protocols over the same runs, for clients that people already have. Each folder speaks one.
 
 use crate::config::clients::Clients;
-use crate::web::error_shape::ErrorShape;
+use crate::web::error::ErrorShape;
 use crate::web::route::Route;
 
 pub mod a2a;

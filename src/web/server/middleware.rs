@@ -27,8 +27,7 @@ use tracing::{debug, error, warn};
 
 use crate::config::{AllowedOrigins, ClientKey, Cors};
 use crate::domain::run::RunId;
-use crate::web::error::Problem;
-use crate::web::error_shape::ErrorShape;
+use crate::web::error::{ErrorShape, Problem};
 use crate::web::server::forwarded::{
     Client, ClientAddress, ForwardedOrigin, PeerAddress, TrustedProxies,
 };

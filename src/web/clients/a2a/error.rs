@@ -4,8 +4,7 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::web::error::Problem;
-use crate::web::error_shape::{ErrorShape, ShapedError};
+use crate::web::error::{ErrorShape, Problem, ShapedError};
 use crate::web::problem_code::ProblemCode;
 
 pub const ERRORS: ErrorShape = ErrorShape(shape);

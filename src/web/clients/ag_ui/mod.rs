@@ -5,8 +5,7 @@ use axum::routing::post;
 use serde_json::json;
 
 use crate::config::KeyScope;
-use crate::web::error::Problem;
-use crate::web::error_shape::{ErrorShape, ShapedError};
+use crate::web::error::{ErrorShape, Problem, ShapedError};
 use crate::web::route::{Route, of_protocol};
 
 pub mod content;

@@ -11,8 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::web::body::json_body::{self, MAX_DEPTH, Object, decode_utf8};
 use crate::web::body::request_body::parse_large;
-use crate::web::error::Problem;
-use crate::web::error_shape::{ErrorShape, ShapedError};
+use crate::web::error::{ErrorShape, Problem, ShapedError};
 use crate::web::problem_code::ProblemCode;
 
 /// Errors that occur before a message is read, such as an unknown key.

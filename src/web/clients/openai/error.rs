@@ -7,8 +7,7 @@ use serde::Serialize;
 
 use crate::domain::run::Run;
 use crate::web::clients::stop::{self, RunFailure};
-use crate::web::error::{Problem, RESTART_INTERVAL_SECS};
-use crate::web::error_shape::{ErrorShape, ShapedError};
+use crate::web::error::{ErrorShape, Problem, RESTART_INTERVAL_SECS, ShapedError};
 use crate::web::response::json::json_response;
 
 /// Official clients repeat requests that failed with certain statuses, unless this is `false`.
