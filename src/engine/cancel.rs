@@ -17,13 +17,17 @@ use crate::store::run_store::RunStore;
 use crate::store::{Change, StoreError, Write};
 
 /// Cancels a run with its descendants. Returns once the cancel is recorded or the run has ended by itself; does nothing
-/// if there is no such run. A run that is not driven at the moment (the daemon drains, or its parent has not reached it
-/// since a restart) ends when it is resumed.
+/// if there is no such run. A run that is not driven at the moment (the daemon drains, its tree is suspended, or its parent has
+/// not reached it since a restart) ends when it is resumed.
 pub async fn cancel(engine: &Arc<Engine>, id: RunId, reason: &str) -> Result<(), StoreError> {
     let run = {
         let _gate = engine.suspension.resume_lock.read().await;
         let run = engine.active_runs.get(id);
         match &run {
+            // The store works, so that a cancel can be recorded, although the tree cannot be driven.
+            Some(run) if run.is_suspended() && !run.tree.suspension.is_by_store() => {
+                cancel_inactive(engine, id, reason).await?;
+            }
             Some(run) => cancel_active(engine, run, reason).await?,
             None => cancel_inactive(engine, id, reason).await?,
         }

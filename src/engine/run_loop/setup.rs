@@ -148,7 +148,7 @@ async fn load_prompt(
         let SessionHistory {
             messages,
             compaction,
-        } = history.map_err(|error| match context.run.is_unreadable(&error) {
+        } = history.map_err(|error| match context.run.has_lost_history(&error) {
             true => PromptFailure::Failed(failures::internal(&error.to_string())),
             false => PromptFailure::Store(error),
         })?;

@@ -32,7 +32,7 @@ use crate::store::{Progress, StoreError};
 
 /// After this many suspensions in a row, about a minute, a run that is to end anyway does not wait for its record any more.
 const MAX_READ_SUSPENSIONS: u32 = 9;
-/// After this many suspensions in a row, about twelve seconds, a run fails if SQLite calls its record damaged.
+/// After this many suspensions in a row, about twelve seconds, what SQLite calls damaged is: a disk that fails looks the same.
 pub const MAX_MALFORMED_SUSPENSIONS: u32 = 7;
 
 pub struct ActiveRun {
@@ -356,17 +356,26 @@ impl ActiveRun {
         root.cancel_token.cancel();
     }
 
-    /// Whether a read error is final for the run: its record is damaged, or could again and again not be read, and the run is to
-    /// end in any case. Otherwise the tree is suspended, as after a failed write.
+    /// Whether the run ends with this read error of its record, because it is to end in any case: damage that stays, or a store that
+    /// could again and again not be read, does not keep it for ever. Otherwise the tree is suspended, as after a failed write.
     pub fn is_unreadable(&self, error: &StoreError) -> bool {
+        let is_final = match error {
+            StoreError::Corrupt(_) | StoreError::Malformed(_) => true,
+            StoreError::Backend(_) | StoreError::Refused(_) => {
+                self.tree.suspension.previous_count() >= MAX_READ_SUSPENSIONS
+            }
+            _ => false,
+        };
+        is_final && self.is_to_end() && !self.is_suspended()
+    }
+
+    /// Whether the conversation that the run is to continue can never be read: it is the record of another run.
+    pub fn has_lost_history(&self, error: &StoreError) -> bool {
         let suspensions = self.tree.suspension.previous_count();
         let is_final = match error {
             StoreError::Corrupt(_) => true,
             StoreError::Malformed(_) => suspensions >= MAX_MALFORMED_SUSPENSIONS,
-            StoreError::Backend(_) | StoreError::Refused(_) => {
-                suspensions >= MAX_READ_SUSPENSIONS && self.is_to_end()
-            }
-            _ => false,
+            _ => self.is_unreadable(error),
         };
         is_final && !self.is_suspended()
     }

@@ -32,6 +32,18 @@ async fn suspended(app: &TestApp, run: &Run<'_>) {
     app.daemon.wait_for_log(&words).await;
 }
 
+/// The tree waits, because of the damage, its rows can be read, and a cancel of this run ends it.
+async fn waits_until_it_is_cancelled<'a>(app: &'a TestApp, root: &str, id: &str) -> Run<'a> {
+    let words = format!("{root} is suspended, and resumed soon to try again");
+    app.daemon.wait_for_log(&words).await;
+    assert!(app.daemon.log().contains("the database is damaged"));
+    let run = app.find(id).await;
+    assert_eq!(run["finished_at"], json!(null));
+    let cancelled = run.cancel("damaged").await;
+    assert_eq!(cancelled.status(), "cancelled");
+    cancelled
+}
+
 fn is_damage(run: &Run<'_>) {
     let (code, message) = run.failure();
     assert_eq!(code, "internal");
@@ -39,7 +51,7 @@ fn is_damage(run: &Run<'_>) {
 }
 
 #[tokio::test]
-async fn a_suspended_run_whose_steps_are_damaged_fails_as_internal() {
+async fn a_run_whose_steps_are_damaged_waits_until_it_is_cancelled() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     let gate = Gate::closed();
     let door = gate.clone();
@@ -54,17 +66,16 @@ async fn a_suspended_run_whose_steps_are_damaged_fails_as_internal() {
     damage_steps(&app, bad.id());
     app.database().accept_entries();
 
-    let bad = bad.wait_for_end().await;
-    is_damage(&bad);
+    assert_eq!(good.wait_for_end().await.output(), "done");
+    let bad = waits_until_it_is_cancelled(&app, bad.id(), bad.id()).await;
     let events = bad.events().await;
     assert_complete(&events);
-    assert_eq!(count(&events, "run.failed"), 1);
-    assert_eq!(good.wait_for_end().await.output(), "done");
+    assert_eq!(count(&events, "run.cancelled"), 1);
     app.get_until("/readyz", |got| got.status == 200).await;
 }
 
 #[tokio::test]
-async fn a_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
+async fn a_cancelled_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
     let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -89,8 +100,8 @@ async fn a_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
     damage_steps(&app, children[0].id());
     app.database().accept_entries();
 
+    waits_until_it_is_cancelled(&app, run.id(), children[0].id()).await;
     assert_eq!(run.wait_for_end().await.output(), "planned");
-    is_damage(&children[0].reload().await);
     let seen = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(seen.tool_result_errors(), [true]);
     assert_complete(&run.events().await);
@@ -115,8 +126,7 @@ async fn children_that_a_damaged_root_does_not_reach_end_before_it() {
     damage_steps(&app, &id);
     app.restart_after_end().await;
 
-    let run = app.find(&id).await.wait_for_end().await;
-    is_damage(&run);
+    let run = waits_until_it_is_cancelled(&app, &id, &id).await;
     let children = run.children().await;
     assert_eq!(children[0].failure().0, "interrupted");
     assert_eq!(children[0]["error"]["retryable"], false);
@@ -124,7 +134,10 @@ async fn children_that_a_damaged_root_does_not_reach_end_before_it() {
     let events = run.events().await;
     assert_complete(&events);
     let last = events.last().expect("events");
-    assert_eq!((last.kind(), &last["run_id"]), ("run.failed", &json!(id)));
+    assert_eq!(
+        (last.kind(), &last["run_id"]),
+        ("run.cancelled", &json!(id))
+    );
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axed::domain::run::{Run, Status};
+use axed::domain::run::{Run, RunId, Status};
 use axed::engine::request::{RunRequest, StartError};
 use axed::store::StoreError;
 use axed::store::runs::RunRecords;
@@ -30,8 +30,8 @@ async fn begin(gate: &Gate) -> (TempDir, Life) {
 }
 
 /// The second run of a session, whose conversation can be read after this many failed reads; and how many of them are left.
-/// Other runs are accepted meanwhile.
-async fn continued_after(failed_reads: usize) -> (Run, usize) {
+/// Other runs are accepted meanwhile. It is cancelled if only `cancelled_at` are left.
+async fn continued_after(failed_reads: usize, cancelled_at: Option<usize>) -> (Run, usize) {
     let gate = Gate::closed();
     let (_dir, life) = begin(&gate).await;
     start(&life).await.expect("accepted");
@@ -42,7 +42,7 @@ async fn continued_after(failed_reads: usize) -> (Run, usize) {
     within_timeout("the end", async {
         tokio::select! {
             ended = life.runner.wait(next.id, Duration::MAX) => drop(ended.expect("a record")),
-            () = run_others(&life) => {}
+            () = run_others(&life, next.id, cancelled_at) => {}
         }
     })
     .await;
@@ -53,9 +53,12 @@ async fn continued_after(failed_reads: usize) -> (Run, usize) {
     (run.expect("the run"), unreadable)
 }
 
-/// Runs of no session, one after the other, for ever.
-async fn run_others(life: &Life) {
+/// Runs of no session, one after the other, for ever; cancels a run if only that many failures of reads are left.
+async fn run_others(life: &Life, run: RunId, cancelled_at: Option<usize>) {
     loop {
+        if cancelled_at.is_some_and(|left| life.store.unreadable() <= left) {
+            let _ = life.runner.cancel(run, None).await;
+        }
         let other = life.start().await;
         let ended = life.runner.wait(other.id, Duration::MAX).await;
         ended.expect("a record");
@@ -75,7 +78,7 @@ async fn start(life: &Life) -> Result<Arc<Run>, StartError> {
 #[tokio::test]
 async fn a_run_whose_record_can_be_read_again_completes() {
     for failed_reads in [1, 2] {
-        let (run, unreadable) = continued_after(failed_reads).await;
+        let (run, unreadable) = continued_after(failed_reads, None).await;
         assert_eq!((run.status, unreadable), (Status::Completed, 0));
     }
 }
@@ -104,10 +107,8 @@ async fn a_run_that_is_not_accepted_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_run_whose_record_stays_unreadable_fails() {
-    let (run, unreadable) = continued_after(100).await;
-    assert_eq!(run.status, Status::Failed);
-    let message = run.error.expect("an error").message;
-    assert!(message.contains("the database is damaged"), "{message}");
+async fn a_run_whose_record_stays_unreadable_waits_until_it_is_cancelled() {
+    let (run, unreadable) = continued_after(100, Some(96)).await;
+    assert_eq!(run.status, Status::Cancelled);
     assert!(unreadable <= 96, "it was tried {} times", 100 - unreadable);
 }
