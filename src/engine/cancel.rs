@@ -7,12 +7,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{RunId, Status};
-#[cfg(doc)]
-use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::context::Engine;
 use crate::engine::record::journal;
 use crate::engine::second_look;
 use crate::engine::state::active_run::{ActiveRun, CancelState};
+#[cfg(doc)]
+use crate::engine::state::sessions::SessionGuard;
 use crate::store::run_store::RunStore;
 use crate::store::{Change, StoreError, Write};
 

@@ -15,9 +15,7 @@ use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, Budget};
 use crate::domain::content::Content;
-use crate::domain::context::Compaction;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
-use crate::domain::message::Message;
 use crate::domain::run::{Scope, now};
 use crate::domain::service::Billing;
 use crate::domain::skill::READ_SKILL;
@@ -25,12 +23,13 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::placement::Placement;
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
-use crate::engine::memory::memories::PromptMemory;
+use crate::engine::memories::PromptMemory;
 use crate::engine::record::agent_pins::PinnedRoot;
 use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::settings::Settings;
 use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::pinned_agents::SubAgents;
+use crate::engine::state::prompt::{Prompt, RunInput};
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::structured_input::{self, CheckedInput};
 use crate::engine::workdir;
@@ -40,44 +39,6 @@ use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{call_agent, recall, subagent};
 use crate::workdirs::workdir::Workdir;
-
-#[derive(Clone, Debug)]
-pub struct Prompt {
-    /// May be empty.
-    pub system: String,
-    pub input: RunInput,
-    /// Why the agent's memory is missing from the prompt, if it is.
-    pub memory_warning: Option<Warning>,
-    /// What else is missing from the prompt.
-    pub warnings: Vec<Warning>,
-}
-
-/// The messages that a run starts with.
-#[derive(Clone, Debug, Default)]
-pub struct RunInput {
-    /// The messages before the user message, oldest first.
-    pub earlier: Vec<Message>,
-    pub message: Content,
-    /// What requests omit of the earlier messages.
-    pub compaction: Option<Compaction>,
-}
-
-impl RunInput {
-    /// Drops the bytes of images and files, which are in the store.
-    pub fn drop_data(&mut self) {
-        self.message.drop_data();
-        self.earlier.iter_mut().for_each(Message::drop_data);
-    }
-}
-
-impl<T: Into<Content>> From<T> for RunInput {
-    fn from(message: T) -> Self {
-        Self {
-            message: message.into(),
-            ..Self::default()
-        }
-    }
-}
 
 /// The catalog's agent with the request's overrides, and what a tree of it is pinned to.
 pub async fn resolve_agent(

@@ -16,11 +16,8 @@ use crate::domain::usage::TreeUsage;
 use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::enter::{self, EnteredSession};
 use crate::engine::admission::placement;
-use crate::engine::admission::sessions::{OnBusy, SessionKey, Sessions};
 use crate::engine::approval::person_wait;
-use crate::engine::cluster::followed_trees::FollowedTrees;
-use crate::engine::cluster::remote_followers::RemoteFollowers;
-use crate::engine::cluster::watched_runs::WatchedRuns;
+use crate::engine::capture::{RecordingError, capture_tree};
 use crate::engine::cluster::{cancel_anywhere, claims, follow, node_tasks, wait};
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::dry_run;
@@ -28,31 +25,36 @@ use crate::engine::fork::plan as fork_plan;
 use crate::engine::fork::request::{ForkError, ForkRequest};
 use crate::engine::fork::source::SourceTree;
 use crate::engine::fork::start::{self as fork_start, ForkAdmission, NewFork, RootSettings};
-use crate::engine::memory::memories::{GcReport, MemoryError};
-use crate::engine::memory::memory_gc;
-use crate::engine::prepare::{self, RunInput};
+use crate::engine::memories::{GcReport, MemoryError};
+use crate::engine::memory_gc;
+use crate::engine::prepare;
 use crate::engine::record::agent_pins::{AgentPins, PinnedRoot};
 use crate::engine::record::agent_snapshots::AgentSnapshots;
-use crate::engine::record::journal::Subscription;
 use crate::engine::record::recorded_request::recorded_request;
 use crate::engine::record::run_record;
 use crate::engine::record::webhook_events;
-use crate::engine::replay::recording::{RecordingError, capture, text};
-use crate::engine::replay::suspension::Suspension;
+use crate::engine::recording::text;
 use crate::engine::replay::{recovery, resume_suspended, tree_reads};
 use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::root_run::{self, NewRoot};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::active_runs::ActiveRuns;
+use crate::engine::state::broadcaster::Subscription;
 use crate::engine::state::client_calls::ClientCalls;
 use crate::engine::state::cluster_permits::{self, ClusterPermits};
+use crate::engine::state::followed_trees::FollowedTrees;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
+use crate::engine::state::prompt::RunInput;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::queued_bytes::QueuedBytes;
+use crate::engine::state::remote_followers::RemoteFollowers;
+use crate::engine::state::sessions::{OnBusy, SessionKey, Sessions};
+use crate::engine::state::suspension::Suspension;
 use crate::engine::state::tree::Tree;
 use crate::engine::state::tree_trace::TreeTrace;
+use crate::engine::state::watched_runs::WatchedRuns;
 use crate::fair::admission::AdmissionQueue;
 use crate::store::cluster::TreeOwner;
 use crate::store::leadership::Leadership;
@@ -517,7 +519,7 @@ impl Runner {
     /// The recording of a root's tree, as the text of a file.
     pub async fn recording(&self, root: &Run) -> Result<String, RecordingError> {
         let _permit = tree_reads::acquire(root.owner.as_deref()).await;
-        let recording = capture::capture(&self.engine, root).await?;
+        let recording = capture_tree::capture(&self.engine, root).await?;
         let header = format!(
             "Recording of {} from {}. axed test runs it against the agents of today.",
             root.id,

@@ -13,7 +13,7 @@ use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::run::now;
 use crate::engine::admission::delete_session::DeleteSessionError;
 use crate::engine::fork::request::ForkError;
-use crate::engine::memory::memories::MemoryError;
+use crate::engine::memories::MemoryError;
 use crate::engine::request::StartError;
 use crate::engine::state::period_budgets::BudgetExhausted;
 use crate::fair::admission::QueueFull;

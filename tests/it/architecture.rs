@@ -88,16 +88,11 @@ const CRATES: &[(&str, &[&str])] = &[
         "toml",
         &["settings", "config", "catalog", "providers/scripted"],
     ),
-    ("toml_edit", &["engine/replay/recording"]),
+    ("toml_edit", &["engine/recording"]),
     ("similar", &["cli/test"]),
     (
         "regex",
-        &[
-            "domain/redaction",
-            "engine/replay/recording",
-            "engine/replay/playback",
-            "cli/test",
-        ],
+        &["domain/redaction", "engine/recording", "cli/test"],
     ),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),

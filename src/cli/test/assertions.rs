@@ -8,8 +8,8 @@ use crate::domain::expect::{Expect, ExpectedCall, Order};
 use crate::domain::message::shorten;
 use crate::domain::run::{Run, Status};
 use crate::domain::run_path;
-use crate::engine::replay::playback::PlayedCall;
-use crate::engine::replay::recording::read::ReadRecording;
+use crate::engine::recording::playback::PlayedCall;
+use crate::engine::recording::read::ReadRecording;
 
 /// Most characters of a text in a message.
 const MAX_SHOWN: usize = 200;
@@ -266,7 +266,7 @@ mod tests {
 
     use super::check_calls;
     use crate::domain::expect::{Expect, ExpectedCall, Order};
-    use crate::engine::replay::playback::PlayedCall;
+    use crate::engine::recording::playback::PlayedCall;
 
     /// The messages about calls of `read_file` with these paths, in any order; an expected one without a path is any call.
     fn failures(expected: &[Option<&str>], made: &[&str]) -> Vec<String> {

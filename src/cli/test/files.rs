@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::exit::InvalidInput;
 use crate::domain::recording::MAX_BYTES;
-use crate::engine::replay::recording::read;
+use crate::engine::recording::read;
 
 /// Where recordings are by default.
 const DEFAULT_DIR: &str = "tests";

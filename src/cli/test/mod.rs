@@ -16,7 +16,7 @@ use crate::cli::sources::Sources;
 use crate::cli::test::case::{Case, CaseResult, Outcome};
 use crate::cli::test::report::Report;
 use crate::config::Config;
-use crate::engine::replay::playback::Live;
+use crate::engine::recording::playback::Live;
 
 mod assertions;
 mod case;

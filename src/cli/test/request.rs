@@ -10,7 +10,7 @@ use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::agent::overrides::{BudgetOverride, ParamsOverride};
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::recording::{ClientRecording, Recording};
-use crate::engine::replay::playback::Playback;
+use crate::engine::recording::playback::Playback;
 use crate::engine::request::{Overrides, RunRequest};
 
 /// `[request]` of a recording.

@@ -6,8 +6,8 @@ use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::domain::run::Run;
-use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::state::cluster_permits::QueuedTree;
+use crate::engine::state::sessions::SessionGuard;
 use crate::store::StoreError;
 
 /// Belongs to the run's task until the run is committed, or cannot be: the run is counted so long, even if its caller disconnects.

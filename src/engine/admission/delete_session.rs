@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::domain::run::{RunId, Status};
-use crate::engine::admission::sessions::SessionKey;
 use crate::engine::context::Engine;
+use crate::engine::state::sessions::SessionKey;
 use crate::store::StoreError;
 use crate::store::runs::SessionQuery;
 

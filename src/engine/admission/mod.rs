@@ -5,4 +5,3 @@ pub mod delete_session;
 pub mod enter;
 pub mod placement;
 pub mod run_permits;
-pub mod sessions;

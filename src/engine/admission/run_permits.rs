@@ -1,7 +1,7 @@
 //! The permit and the place in a session that a root run holds while it is driven.
 
-use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::sessions::SessionGuard;
 use crate::fair::admission::RunPermit;
 
 /// What a root run releases when it has ended, before anyone is notified.

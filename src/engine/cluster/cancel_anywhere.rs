@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::domain::run::RunId;
-use crate::engine::admission::sessions::OnBusy;
 use crate::engine::cancel;
 use crate::engine::cluster::run_change::RunChange;
 use crate::engine::cluster::send_change;
 use crate::engine::context::Engine;
+use crate::engine::state::sessions::OnBusy;
 use crate::store::StoreError;
 use crate::store::new_request::{NewRequest, RequestId};
 use crate::store::node_messages::NodeMessage;

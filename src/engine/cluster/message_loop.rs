@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::domain::run::RunId;
-use crate::engine::cluster::followed_trees::FollowInput;
 use crate::engine::cluster::{follow, serve_follower};
 use crate::engine::context::Engine;
+use crate::engine::state::followed_trees::FollowInput;
 use crate::store::node_messages::NodeMessage;
 
 /// Reads messages until the daemon shuts down. Each may be lost: it only makes this node look sooner.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::domain::message::truncate_to_bytes;
 use crate::engine::cluster::follow;
 use crate::engine::context::Engine;
-use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::engine::state::broadcaster::{StreamEvent, Subscription};
 use crate::engine::state::live_text::PartialReply;
 use crate::store::cluster::Cluster;
 use crate::store::node_messages::{Follow, FollowedText, NodeMessage, TextPiece};

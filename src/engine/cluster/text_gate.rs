@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::domain::run::RunId;
-use crate::engine::record::journal::ShownTurns;
+use crate::engine::state::broadcaster::ShownTurns;
 
 #[derive(Debug, Default)]
 pub struct TextGate {

@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use crate::domain::event::{EventName, StoredEvent};
 use crate::domain::run::{Run, RunId};
 use crate::engine::cluster::follow;
-use crate::engine::cluster::watched_runs::Records;
 use crate::engine::context::Engine;
-use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::engine::state::broadcaster::{StreamEvent, Subscription};
+use crate::engine::state::watched_runs::Records;
 use crate::store::StoreError;
 
 /// The pause after a failure.

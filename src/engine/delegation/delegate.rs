@@ -17,7 +17,6 @@ use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::delegation::child_result;
 use crate::engine::delegation::child_run::{self, ChildRun};
-use crate::engine::prepare::RunInput;
 use crate::engine::replay::interrupted_runs;
 use crate::engine::replay::recovery;
 use crate::engine::replay::run_log::{self, RecordedCalls};
@@ -27,6 +26,7 @@ use crate::engine::run_loop::start::RunStart;
 use crate::engine::state::ad_hoc_quotas::ChildTimer;
 use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
+use crate::engine::state::prompt::RunInput;
 use crate::store::{Change, StoreError};
 use crate::tools::{AdHocRequest, ChildRequest, Delegate};
 

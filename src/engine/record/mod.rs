@@ -2,10 +2,8 @@
 
 pub mod agent_pins;
 pub mod agent_snapshots;
-pub mod blobs;
 pub mod budget_charges;
 pub mod journal;
-pub mod links;
 pub mod recorded_request;
 pub mod run_record;
 pub mod shared_texts;

@@ -3,11 +3,8 @@
 pub mod held_time;
 pub mod history;
 pub mod interrupted_runs;
-pub mod playback;
-pub mod recording;
 pub mod recovery;
 pub mod resume_suspended;
 pub mod run_diff;
 pub mod run_log;
-pub mod suspension;
 pub mod tree_reads;

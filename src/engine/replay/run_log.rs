@@ -14,9 +14,9 @@ use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::{CallLimit, TokenUsage};
 use crate::engine::context::Engine;
-use crate::engine::prepare::{Prompt, RunInput};
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
+use crate::engine::state::prompt::{Prompt, RunInput};
 use crate::record::entry::{Entry, RecordedEntry};
 use crate::store::StoreError;
 

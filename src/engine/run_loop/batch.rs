@@ -14,7 +14,7 @@ use crate::domain::usage::Usage;
 use crate::engine::approval::pause;
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
-use crate::engine::record::blobs;
+use crate::engine::run_loop::exchange;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
 use crate::engine::state::turn_error::TurnError;
@@ -299,7 +299,7 @@ async fn batch_item(
     batched: &dyn BatchProvider,
     request: &ChatRequest<'_>,
 ) -> Result<BatchItem, TurnError> {
-    let blobs = Box::pin(blobs::load(&context.engine, request.messages)).await?;
+    let blobs = Box::pin(exchange::load_blobs(&context.engine, request.messages)).await?;
     let request = ChatRequest {
         blobs: blobs.as_ref(),
         ..*request

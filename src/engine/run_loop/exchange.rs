@@ -1,15 +1,20 @@
 //! What a turn sends and when, for its record.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::Effort;
 use crate::domain::attachment::Blobs;
+use crate::domain::message::Message;
 use crate::domain::run::now;
 use crate::domain::usage::{TokenUsage, Usage};
+use crate::engine::context::Engine;
 use crate::engine::state::turn_error::TurnError;
 use crate::providers::{Delta, SentRequest};
+use crate::store::StoreError;
 use crate::store::turn_record::TurnAttempt;
 
 /// The requests of one turn: the first one, its retries, and those to fallbacks.
@@ -125,4 +130,19 @@ fn error_text(error: &TurnError) -> String {
         TurnError::Unavailable(unavailable) => unavailable.to_string(),
         TurnError::Store(error) => error.to_string(),
     }
+}
+
+/// The bytes of these messages' images and files, which are in memory only during a request; `None` if there are none.
+pub async fn load_blobs(
+    engine: &Engine,
+    messages: &[Message],
+) -> Result<Option<Blobs>, StoreError> {
+    let digests = messages.iter().flat_map(Message::attachments);
+    let digests: BTreeSet<_> = digests.map(|attachment| attachment.sha256).collect();
+    if digests.is_empty() {
+        return Ok(None);
+    }
+    let digests = digests.into_iter().collect();
+    let blobs = engine.journal.store().blobs(digests).await?;
+    Ok(Some(blobs))
 }

@@ -4,7 +4,7 @@ use crate::catalog::prompt;
 use crate::config::models::lookup;
 use crate::domain::usage::Usage;
 use crate::engine::context::RunContext;
-use crate::engine::replay::playback::{Playback, PlayedRequest};
+use crate::engine::recording::playback::{Playback, PlayedRequest};
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::turn_request::{TurnReply, TurnRequest};
 use crate::engine::state::budget::Amount;

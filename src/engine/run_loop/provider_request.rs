@@ -18,13 +18,12 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::pause;
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
-use crate::engine::record::blobs;
+use crate::engine::conversation::request_size::{self, SentAttachments};
 use crate::engine::run_loop::batch;
-use crate::engine::run_loop::exchange::Exchange;
+use crate::engine::run_loop::exchange::{self, Exchange};
 use crate::engine::run_loop::limits;
-use crate::engine::run_loop::request_size::{self, SentAttachments};
+use crate::engine::run_loop::run_spans::ChatSpan;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnRequest};
-use crate::engine::run_spans::ChatSpan;
 use crate::engine::state::budget::{Amount, Reservation};
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::PendingBatch;
@@ -73,7 +72,7 @@ pub async fn send(
     // A batch loads its own when it is submitted, and drops them afterwards.
     let blobs = match request.is_batch() {
         true => None,
-        false => Box::pin(blobs::load(&context.engine, turn_request.messages)).await?,
+        false => Box::pin(exchange::load_blobs(&context.engine, turn_request.messages)).await?,
     };
     let warnings = request.take_warnings(blobs.is_some());
     record_warnings(context, turn_request.turn, warnings).await?;
@@ -534,8 +533,8 @@ impl DeltaReceiver<'_> {
                 EventKind::ReasoningStarted { turn }
             }
         };
-        let journal = &self.context.engine.journal;
-        journal.publish_ephemeral(&self.context.run, event);
+        let broadcaster = self.context.engine.journal.broadcaster();
+        broadcaster.publish_live(&self.context.run, event);
     }
 
     fn publish_text(&self, piece: &str) {
@@ -544,7 +543,7 @@ impl DeltaReceiver<'_> {
         let publish = || {
             let text = piece.to_owned();
             let event = EventKind::TextDelta { turn, text };
-            engine.journal.publish_ephemeral(run, event);
+            engine.journal.broadcaster().publish_live(run, event);
         };
         if run.parent.is_none() && run.is_streaming() {
             run.live_text.push(turn, piece, publish);

@@ -2,9 +2,9 @@
 
 use crate::domain::message::ToolSpec;
 use crate::engine::context::RunContext;
-use crate::engine::run_loop::context_window::ContextWindow;
-use crate::engine::run_loop::conversation::Conversation;
-use crate::engine::run_loop::request_size::{self, SentAttachments};
+use crate::engine::conversation::Conversation;
+use crate::engine::conversation::context_window::ContextWindow;
+use crate::engine::conversation::request_size::{self, SentAttachments};
 
 #[derive(Clone, Copy, Debug)]
 pub struct RequestBounds {

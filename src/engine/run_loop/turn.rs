@@ -214,10 +214,10 @@ fn withdraw_lost(context: &RunContext, turn: u32) {
 
 /// Withdraws what subscribers have of this turn.
 fn withdraw(context: &RunContext, turn: u32, reason: String) {
-    let (journal, run) = (&context.engine.journal, &context.run);
+    let (broadcaster, run) = (context.engine.journal.broadcaster(), &context.run);
     let event = EventKind::TextWithdrawn { turn, reason };
     run.live_text
-        .withdraw(turn, || journal.publish_ephemeral(run, event));
+        .withdraw(turn, || broadcaster.publish_live(run, event));
 }
 
 /// The next request of a turn, after one that failed.

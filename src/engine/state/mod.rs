@@ -1,15 +1,18 @@
-//! Data of active runs and their trees. Imports nothing else of the engine.
+//! Data of this process: its active runs and their trees, sessions, subscribers, and what other nodes follow. Imports nothing else
+//! of the engine.
 
 pub mod active_run;
 pub mod active_runs;
 pub mod ad_hoc_quotas;
 pub mod approval_decision;
+pub mod broadcaster;
 pub mod budget;
 pub mod client_calls;
 pub mod clock;
 pub mod cluster_permits;
 pub mod deadline;
 pub mod failures;
+pub mod followed_trees;
 pub mod inbox;
 pub mod kept_reply;
 pub mod live_text;
@@ -19,15 +22,21 @@ pub mod pending_approvals;
 pub mod pending_batch;
 pub mod period_budgets;
 pub mod pinned_agents;
+pub mod prompt;
 pub mod prompt_leads;
 pub mod provider_keys;
 pub mod queued_bytes;
+pub mod remote_followers;
 pub mod root_permit;
 pub mod run_warnings;
 pub mod run_workdir;
+pub mod sent_requests;
+pub mod sessions;
+pub mod suspension;
 pub mod temporary_runs;
 pub mod tree;
 pub mod tree_trace;
 pub mod turn_error;
 pub mod turn_log;
 pub mod usage;
+pub mod watched_runs;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::domain::run::Run;
-use crate::engine::record::journal::Subscription;
 use crate::engine::request::{RunRequest, StartError};
+use crate::engine::state::broadcaster::Subscription;
 use crate::store::{IdempotencyClaim, StoreError};
 use crate::web::error::Problem;
 use crate::web::routes::runs;

@@ -11,7 +11,7 @@ use tracing::warn;
 
 use crate::domain::event::{EventName, LiveEvent, StoredEvent};
 use crate::domain::run::{Run, RunId};
-use crate::engine::record::journal::Subscription;
+use crate::engine::state::broadcaster::Subscription;
 use crate::store::StoreError;
 use crate::store::events::EventQuery;
 use crate::telemetry::metrics::SseClientGuard;
@@ -316,7 +316,7 @@ mod tests {
     use super::{COMMENT, EventStream, Page, PageQuery, RETRY_LINE};
     use crate::domain::event::{EventName, StoredEvent};
     use crate::domain::run::{Run, RunId, Scope};
-    use crate::engine::record::journal::{StreamEvent, Subscription};
+    use crate::engine::state::broadcaster::{StreamEvent, Subscription};
     use crate::web::response::stream_driver::Projection;
 
     fn event(seq: u64, run_id: RunId, name: EventName) -> Arc<StoredEvent> {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tracing::error;
 
 use crate::domain::event::{LiveEvent, StoredEvent};
-use crate::engine::record::journal::{StreamEvent, Subscription};
+use crate::engine::state::broadcaster::{StreamEvent, Subscription};
 use crate::web::response::sse;
 use crate::web::state::AppState;
 

@@ -15,7 +15,7 @@ use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, AgentSettings};
 use crate::domain::memory_entry::MemoryEntry;
 use crate::engine::agent_check;
-use crate::engine::memory::memories::GcReport;
+use crate::engine::memories::GcReport;
 use crate::settings::document;
 use crate::settings::schema::section_schema;
 use crate::settings::section::{Audience, Section, show_section};

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::config::KeyScope::Read;
 use crate::domain::event::{Event, STORED_EVENT_NAMES};
 use crate::domain::run::Run;
-use crate::engine::record::journal::Subscription;
+use crate::engine::state::broadcaster::Subscription;
 use crate::store::events::EventQuery;
 use crate::store::run_store::RunStore;
 use crate::web::error::{Problem, quote};

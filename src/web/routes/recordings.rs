@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::config::KeyScope::Read;
 use crate::domain::recording::MAX_BYTES;
-use crate::engine::replay::recording::RecordingError;
+use crate::engine::capture::RecordingError;
 use crate::web::error::Problem;
 use crate::web::extract::path::RunPath;
 use crate::web::extract::query::NoQuery;

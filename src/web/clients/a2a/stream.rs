@@ -6,7 +6,7 @@ use axum::response::Response;
 
 use crate::domain::event::{EventKind, LiveEvent, StoredEvent};
 use crate::domain::run::{Run, Status, now};
-use crate::engine::record::journal::Subscription;
+use crate::engine::state::broadcaster::Subscription;
 use crate::web::clients::a2a::context::context_id;
 use crate::web::clients::a2a::response::with_run_id;
 use crate::web::clients::a2a::task;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::domain::event::{LiveEvent, StoredEvent};
 use crate::domain::run::{Run, RunId};
-use crate::engine::record::journal::Subscription;
+use crate::engine::state::broadcaster::Subscription;
 use crate::web::auth::Principal;
 use crate::web::clients::mcp::approvals::Forms;
 use crate::web::clients::mcp::open_calls::OpenCall;

@@ -6,8 +6,8 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use crate::engine::record::journal::Subscription;
 use crate::engine::request::RunRequest;
+use crate::engine::state::broadcaster::Subscription;
 use crate::web::auth::Principal;
 use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::Completion;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::domain::event::{EventKind, LiveEvent, StoredEvent};
 use crate::domain::run::Run;
 use crate::domain::usage::TokenUsage;
-use crate::engine::record::journal::Subscription;
+use crate::engine::state::broadcaster::Subscription;
 use crate::web::clients::openai::chat::chat_run::ChatRun;
 use crate::web::clients::openai::chat::completion::{ToolCall, Usage, finish_reason};
 use crate::web::clients::openai::chat::request::StreamSettings;

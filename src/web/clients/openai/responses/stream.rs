@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::domain::event::{EventKind, LiveEvent, StoredEvent};
 use crate::engine::delete_at_end::RunUse;
-use crate::engine::record::journal::Subscription;
+use crate::engine::state::broadcaster::Subscription;
 use crate::engine::state::live_text::PartialReply;
 use crate::web::clients::openai::KEEP_ALIVE;
 use crate::web::clients::openai::responses::frames::Frames;

@@ -18,12 +18,12 @@ use crate::domain::recording::{
     OutcomeRecording, ResultRecording, RunRecording, TurnRecording, UsageRecording,
 };
 use crate::domain::run::{Run, Scope, Status};
+use crate::engine::capture::RecordingError;
+use crate::engine::capture::offer::{self, ToolTable};
 use crate::engine::context::Engine;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::agent_snapshots;
-use crate::engine::replay::recording::RecordingError;
-use crate::engine::replay::recording::neutral::{neutral_params, plain_text, result_text};
-use crate::engine::replay::recording::offer::{self, ToolTable};
+use crate::engine::recording::neutral::{neutral_params, plain_text, result_text};
 use crate::engine::state::pinned_agents::SubAgents;
 use crate::providers::ErrorCategory;
 use crate::record::entry::{Entry, RecordedEntry};

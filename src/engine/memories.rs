@@ -13,8 +13,8 @@ use crate::config::Config;
 use crate::domain::agent::Agent;
 use crate::domain::memory_entry::{MEMORY_DIR, MemoryEntry};
 use crate::domain::warning::{Warning, WarningCode};
+use crate::engine::conversation::context_window::ContextWindow;
 use crate::engine::request::StartError;
-use crate::engine::run_loop::context_window::ContextWindow;
 use crate::providers::ProviderError;
 use crate::store::StoreError;
 use crate::store::memories::{

@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
-use crate::engine::record::journal::{self, StreamEvent, Subscription};
+use crate::engine::state::broadcaster::{self, StreamEvent, Subscription};
 use crate::engine::state::live_text::LiveText;
 use crate::store::node_messages::{Follow, FollowedText};
 
@@ -112,7 +112,7 @@ impl FollowedTrees {
             tree.wants_text.fetch_or(text, Ordering::Relaxed);
             return (Arc::clone(tree), tree.sender.subscribe().into(), None);
         }
-        let (sender, subscription) = journal::channel();
+        let (sender, subscription) = broadcaster::channel();
         let new = self.insert(&mut trees, root, (last_event, text), sender);
         (Arc::clone(&new.tree), subscription, Some(new))
     }

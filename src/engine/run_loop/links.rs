@@ -6,7 +6,7 @@ use crate::domain::attachment::Attachment;
 use crate::domain::content::{AttachmentLink, Content, Part};
 use crate::domain::message::Message;
 use crate::engine::context::Engine;
-use crate::engine::prepare::RunInput;
+use crate::engine::state::prompt::RunInput;
 use crate::ssrf;
 
 pub fn has_links(input: &RunInput) -> bool {

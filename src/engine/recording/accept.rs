@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, Value as TomlValue};
 
 use crate::domain::recording::{Recording, RunRecording, ToolRecording};
-use crate::engine::replay::playback::compare::Ignore;
-use crate::engine::replay::playback::observed::ObservedRun;
-use crate::engine::replay::recording::text::{array, toml_value};
+use crate::engine::recording::playback::compare::Ignore;
+use crate::engine::recording::playback::observed::ObservedRun;
+use crate::engine::recording::text::{array, toml_value};
 
 /// The file's text with what was observed. Runs and turns that the recording lacks are not added.
 ///

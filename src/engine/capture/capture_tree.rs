@@ -13,11 +13,12 @@ use crate::domain::recording::{
 };
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::run_path;
+use crate::engine::capture::RecordingError;
+use crate::engine::capture::capture_run::{self, CapturedRun};
+use crate::engine::capture::offer::ToolTable;
 use crate::engine::context::Engine;
 use crate::engine::record::recorded_request;
-use crate::engine::replay::recording::capture_run::{self, CapturedRun};
-use crate::engine::replay::recording::offer::ToolTable;
-use crate::engine::replay::recording::{RecordingError, redact};
+use crate::engine::recording::redact;
 use crate::record::entry::Entry;
 use crate::store::StoreError;
 
@@ -192,7 +193,7 @@ mod tests {
         CallRecording, CompactionRecording, HistoryMessage, HistoryResult, Recording,
         ResultRecording, RunRecording, TurnRecording,
     };
-    use crate::engine::replay::recording::text;
+    use crate::engine::recording::text;
 
     /// A run all of whose texts have this length.
     fn run(length: usize) -> RunRecording {

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::{Message, ToolCall, ToolResult};
-use crate::engine::run_loop::request_size::{self, SentAttachments};
+use crate::engine::conversation::request_size::{self, SentAttachments};
 
 #[derive(Debug)]
 pub struct RequestMessages {
@@ -246,7 +246,7 @@ mod tests {
     use crate::domain::message::{
         AssistantMessage, Message, ToolCall, ToolResult, empty_arguments,
     };
-    use crate::engine::run_loop::request_size::SentAttachments;
+    use crate::engine::conversation::request_size::SentAttachments;
 
     fn user(text: &str) -> Message {
         Message::user(text)

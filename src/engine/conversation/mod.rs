@@ -7,10 +7,15 @@ use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, truncate_to_bytes};
 use crate::domain::usage::TokenUsage;
-use crate::engine::run_loop::loop_guard::{LoopGuard, LoopVerdict};
-use crate::engine::run_loop::request_messages::RequestMessages;
-use crate::engine::run_loop::request_size::{self, SentAttachments};
+use crate::engine::conversation::loop_guard::{LoopGuard, LoopVerdict};
+use crate::engine::conversation::request_messages::RequestMessages;
+use crate::engine::conversation::request_size::SentAttachments;
 use crate::providers::{Reply, reasoning};
+
+pub mod context_window;
+pub mod loop_guard;
+pub mod request_messages;
+pub mod request_size;
 
 /// A longer id is replaced: it is in every event of its call. Some services put the signature of a thought into an id.
 const MAX_CALL_ID_BYTES: usize = 8 << 10;
@@ -337,7 +342,7 @@ mod tests {
     use crate::domain::message::{
         AssistantMessage, Echo, Message, ToolCall, ToolResult, empty_arguments,
     };
-    use crate::engine::run_loop::loop_guard::LoopVerdict;
+    use crate::engine::conversation::loop_guard::LoopVerdict;
     use crate::providers::Reply;
 
     fn tool_call_reply(ids: &[&str]) -> Reply {

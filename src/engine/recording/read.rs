@@ -10,7 +10,7 @@ use toml_edit::{Document, Item};
 
 use crate::domain::json_schema::Schema;
 use crate::domain::recording::{MAX_BYTES, Recording, VERSION};
-use crate::engine::replay::playback::compare::Ignore;
+use crate::engine::recording::playback::compare::Ignore;
 use crate::validation;
 
 /// Why a file is not a recording.
@@ -152,7 +152,7 @@ mod tests {
     use crate::domain::recording::{
         CallRecording, Recording, RunRecording, TurnRecording, VERSION, arguments_text,
     };
-    use crate::engine::replay::recording::text;
+    use crate::engine::recording::text;
 
     const RECORDING: &str = "version = 1\nagent = \"a\"\n\n[expect]\ncompleted = true\n\n\
         [[runs]]\npath = \"a\"\nagent = \"a\"\nmodel = \"x/y\"\n\n[[runs.turns]]\nturn = 1\n";

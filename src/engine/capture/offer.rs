@@ -11,7 +11,7 @@ use crate::domain::recording::{McpRecording, ToolRecording};
 use crate::domain::run::Scope;
 use crate::engine::context::Engine;
 use crate::engine::prepare;
-use crate::engine::replay::recording::neutral::tool_recording;
+use crate::engine::recording::neutral::tool_recording;
 use crate::engine::state::pinned_agents::SubAgents;
 use crate::engine::workdir;
 use crate::tools::mcp::McpToolset;

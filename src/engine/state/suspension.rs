@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, RwLock};
 use tokio::time::Instant;
 
-use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::sessions::SessionGuard;
 use crate::fair::admission::RunPermit;
 use crate::store::StoreError;
 

@@ -4,7 +4,7 @@ use crate::config::models::ModelFacts;
 use crate::config::models::lookup::Models;
 use crate::domain::agent::Agent;
 use crate::domain::failure::Failure;
-use crate::engine::run_loop::request_size;
+use crate::engine::conversation::request_size;
 use crate::engine::state::failures;
 
 /// The context window of a run's model, in tokens.

@@ -1,17 +1,11 @@
-//! Recordings of trees: [`capture`] makes them from the record, [`text`] writes them as TOML, [`read`] reads them, and
-//! [`accept`] takes over what a test found to be different.
+//! Makes recordings: of trees that have ended, from their record.
 
 use crate::domain::run::RunId;
 use crate::store::StoreError;
 
-pub mod accept;
-pub mod capture;
-mod capture_run;
-pub mod neutral;
-mod offer;
-pub mod read;
-pub mod redact;
-pub mod text;
+pub mod capture_run;
+pub mod capture_tree;
+pub mod offer;
 
 /// Why a run has no recording.
 #[derive(Debug, thiserror::Error)]

@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::domain::message::{Message, ToolResult};
 use crate::domain::recording::{RunRecording, ToolRecording};
 use crate::domain::redaction::Redactor;
-use crate::engine::replay::playback::observed::ObservedRun;
-use crate::engine::replay::recording::neutral::{plain_text, result_text};
+use crate::engine::recording::neutral::{plain_text, result_text};
+use crate::engine::recording::playback::observed::ObservedRun;
 
 /// What a missing part is shown as.
 const NONE: &str = "(none)";

@@ -14,7 +14,7 @@ use crate::domain::recording::{
     CallRecording, CompactionRecording, HistoryMessage, HistoryRole, RunRecording, TurnRecording,
     arguments_text,
 };
-use crate::engine::run_loop::conversation::Conversation;
+use crate::engine::conversation::Conversation;
 use crate::providers::Reply;
 
 #[derive(Debug)]

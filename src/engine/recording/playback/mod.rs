@@ -17,13 +17,11 @@ use crate::domain::recording::{
 use crate::domain::redaction::Redactor;
 use crate::domain::run::RunId;
 use crate::domain::run_path;
-use crate::engine::replay::playback::compare::{Difference, Ignore, Tolerance};
-use crate::engine::replay::playback::expected::ExpectedMessages;
-use crate::engine::replay::playback::observed::{ObservedResult, ObservedRun};
-use crate::engine::replay::recording::neutral::{
-    neutral_params, plain_text, result_text, tool_recording,
-};
-use crate::engine::replay::recording::redact;
+use crate::engine::recording::neutral::{neutral_params, plain_text, result_text, tool_recording};
+use crate::engine::recording::playback::compare::{Difference, Ignore, Tolerance};
+use crate::engine::recording::playback::expected::ExpectedMessages;
+use crate::engine::recording::playback::observed::{ObservedResult, ObservedRun};
+use crate::engine::recording::redact;
 use crate::providers::{ErrorCategory, ProviderError, Reply, ReplyOutcome};
 use crate::tools::ToolOutput;
 use crate::tools::mcp::McpToolset;

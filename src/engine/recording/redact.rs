@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::recording::{Recording, RunRecording, ToolRecording};
 use crate::domain::redaction::Redactor;
-use crate::engine::replay::playback::observed::{ObservedResult, ObservedRun};
+use crate::engine::recording::playback::observed::{ObservedResult, ObservedRun};
 
 pub fn redact(recording: &mut Recording, redactor: &Redactor) {
     if redactor.is_empty() {

@@ -1,4 +1,0 @@
-//! What agents remember across runs.
-
-pub mod memories;
-pub mod memory_gc;
